@@ -1,0 +1,108 @@
+//! A lock file, by which one process at a time owns a data directory.
+//!
+//! The lock is the kernel's, on the open file: it ends with the process, however that ends. The file itself
+//! must never be removed: whoever still had it open would lock a file that nobody else can see.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Owns a lock file until it is dropped or its process ends.
+#[derive(Debug)]
+pub struct DirLock {
+    _file: File,
+}
+
+/// Why a lock was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another process, or another part of this one, has it.
+    #[error("{} is locked: another process is using this directory; stop it first", .0.display())]
+    Held(PathBuf),
+    /// The file could not be opened or locked.
+    #[error("can not lock {}: {source}", path.display())]
+    Io {
+        /// The lock file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl DirLock {
+    /// Takes the lock, or says at once that it is held. `path` is the lock file, such as `DIR/lock`; it is
+    /// created if it is missing, in a directory that exists.
+    pub fn take(path: &Path) -> Result<DirLock, LockError> {
+        let failed = |source| LockError::Io { path: path.into(), source };
+        let file =
+            OpenOptions::new().create(true).truncate(false).write(true).open(path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => Ok(DirLock { _file: file }),
+            Err(TryLockError::WouldBlock) => Err(LockError::Held(path.into())),
+            Err(TryLockError::Error(source)) => Err(failed(source)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_lock_is_held_until_it_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let lock = DirLock::take(&path).unwrap();
+        let refused = DirLock::take(&path).unwrap_err();
+        assert!(matches!(refused, LockError::Held(_)));
+        assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");
+        drop(lock);
+        DirLock::take(&path).unwrap();
+    }
+
+    #[test]
+    fn a_missing_directory_is_an_error_that_names_the_file() {
+        let error = DirLock::take(Path::new("/nonexistent/dir/lock")).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/dir/lock"), "{error}");
+    }
+
+    const CHILD: &str = "RAP_IO_TEST_LOCK";
+
+    #[test]
+    fn a_killed_process_gives_its_lock_back() {
+        if let Ok(path) = env::var(CHILD) {
+            return hold_until_killed(Path::new(&path));
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let mut holder = start_holder(&path);
+        assert!(matches!(DirLock::take(&path), Err(LockError::Held(_))));
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        DirLock::take(&path).unwrap();
+    }
+
+    fn hold_until_killed(path: &Path) {
+        let _lock = DirLock::take(path).unwrap();
+        println!("\nholding");
+        io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    }
+
+    /// Runs this test binary again as the other process, and waits until it has the lock.
+    fn start_holder(path: &Path) -> Child {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "lock::tests::a_killed_process_gives_its_lock_back", "--nocapture"])
+            .env(CHILD, path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap() == "holding"), "the other process did not lock");
+        child
+    }
+}

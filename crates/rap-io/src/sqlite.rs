@@ -1,0 +1,156 @@
+//! How an SQLite database is opened and brought to its schema.
+//!
+//! A commit that was reported is on the disk: WAL with `synchronous=FULL`. A migration that was published must
+//! never be edited; its number is its place in the list, and it stands together with the version that counts it
+//! or not at all.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+
+/// How long a statement waits for another process before it fails. Short, since the writer's other jobs wait
+/// as well.
+const BUSY_TIMEOUT: Duration = Duration::from_millis(250);
+const STATEMENT_CACHE: usize = 64;
+
+/// Opens or creates the database file with the settings that all our databases have.
+pub fn open_sqlite(path: &Path) -> rusqlite::Result<Connection> {
+    // Without the URI flag, a path that begins with `file:` is a path.
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Connection::open_with_flags(path, flags)?;
+    conn.busy_timeout(BUSY_TIMEOUT)?;
+    conn.pragma_update(None, "journal_mode", "WAL")?;
+    conn.pragma_update(None, "synchronous", "FULL")?;
+    conn.pragma_update(None, "foreign_keys", "ON")?;
+    conn.pragma_update(None, "temp_store", "MEMORY")?;
+    conn.set_prepared_statement_cache_capacity(STATEMENT_CACHE);
+    Ok(conn)
+}
+
+/// Why a database is not at its schema.
+#[derive(Debug, thiserror::Error)]
+pub enum MigrateError {
+    /// A newer program, or another one, wrote it.
+    #[error(
+        "the database has schema version {found}, but this program knows only versions up to {known}: \
+         start a newer version of the program"
+    )]
+    Newer {
+        /// The version in the database.
+        found: i64,
+        /// The number of migrations that this program has.
+        known: i64,
+    },
+    /// One migration failed. Those before it stand.
+    #[error("migration {number} failed: {source}")]
+    Failed {
+        /// Counted from 1.
+        number: i64,
+        /// What the database said.
+        source: rusqlite::Error,
+    },
+    /// The version could not be read.
+    #[error("can not read the schema version: {0}")]
+    Unreadable(#[source] rusqlite::Error),
+}
+
+/// Runs the migrations that the database has not seen, each in a transaction of its own together with its
+/// number in `PRAGMA user_version`. A migration must not contain BEGIN or COMMIT.
+pub fn migrate(conn: &Connection, migrations: &[&str]) -> Result<(), MigrateError> {
+    while migrate_once(conn, migrations)? == Progress::Stepped {}
+    Ok(())
+}
+
+#[derive(PartialEq, Eq)]
+enum Progress {
+    Stepped,
+    Done,
+}
+
+fn migrate_once(conn: &Connection, migrations: &[&str]) -> Result<Progress, MigrateError> {
+    // The version is read under the write lock, so that two processes do not run the same migration.
+    let tx = Transaction::new_unchecked(conn, TransactionBehavior::Immediate)
+        .map_err(MigrateError::Unreadable)?;
+    let found: i64 =
+        tx.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(MigrateError::Unreadable)?;
+    if usize::try_from(found) == Ok(migrations.len()) {
+        return Ok(Progress::Done);
+    }
+    let Some(sql) = usize::try_from(found).ok().and_then(|next| migrations.get(next)) else {
+        return Err(MigrateError::Newer { found, known: migrations.len() as i64 });
+    };
+    let number = found + 1;
+    apply(tx, sql, number).map_err(|source| MigrateError::Failed { number, source })?;
+    Ok(Progress::Stepped)
+}
+
+fn apply(tx: Transaction<'_>, sql: &str, number: i64) -> rusqlite::Result<()> {
+    tx.execute_batch(sql)?;
+    tx.pragma_update(None, "user_version", number)?;
+    tx.commit()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: &str = "CREATE TABLE a (x INTEGER PRIMARY KEY);";
+    const SECOND: &str = "CREATE TABLE b (y INTEGER REFERENCES a (x)); INSERT INTO a VALUES (7);";
+
+    fn version(conn: &Connection) -> i64 {
+        conn.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap()
+    }
+
+    fn setting(conn: &Connection, name: &str) -> String {
+        use rusqlite::types::Value;
+        match conn.pragma_query_value(None, name, |row| row.get(0)).unwrap() {
+            Value::Integer(number) => number.to_string(),
+            Value::Text(text) => text,
+            other => panic!("{name} is {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_database_is_opened_with_durable_settings() {
+        let dir = tempfile::tempdir().unwrap();
+        let conn = open_sqlite(&dir.path().join("db")).unwrap();
+        let table = [("journal_mode", "wal"), ("synchronous", "2"), ("foreign_keys", "1"), ("temp_store", "2")];
+        for (name, expected) in table {
+            assert_eq!(setting(&conn, name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn migrations_run_once_and_in_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let conn = open_sqlite(&dir.path().join("db")).unwrap();
+        migrate(&conn, &[FIRST]).unwrap();
+        assert_eq!(version(&conn), 1);
+        migrate(&conn, &[FIRST, SECOND]).unwrap();
+        migrate(&conn, &[FIRST, SECOND]).unwrap();
+        assert_eq!(version(&conn), 2);
+        let rows: i64 = conn.query_row("SELECT count(*) FROM a", [], |row| row.get(0)).unwrap();
+        assert_eq!(rows, 1);
+    }
+
+    #[test]
+    fn a_failed_migration_leaves_nothing_and_names_its_number() {
+        let conn = Connection::open_in_memory().unwrap();
+        let error = migrate(&conn, &[FIRST, "CREATE TABLE half (z); CREATE TABLE a (x);"]).unwrap_err();
+        assert!(error.to_string().starts_with("migration 2 failed"), "{error}");
+        assert_eq!(version(&conn), 1);
+        assert!(conn.is_autocommit());
+        assert!(conn.prepare("SELECT * FROM half").is_err());
+    }
+
+    #[test]
+    fn a_newer_database_is_refused_with_both_numbers() {
+        let conn = Connection::open_in_memory().unwrap();
+        conn.pragma_update(None, "user_version", 9).unwrap();
+        let error = migrate(&conn, &[FIRST, SECOND]).unwrap_err();
+        assert!(matches!(error, MigrateError::Newer { found: 9, known: 2 }));
+        assert!(error.to_string().contains("version 9") && error.to_string().contains("up to 2"), "{error}");
+    }
+}

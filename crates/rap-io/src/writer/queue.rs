@@ -1,0 +1,164 @@
+//! What waits for the writer's thread: two lanes under one lock, and the job as the thread sees it.
+//!
+//! The lock is held for single operations on the lanes only, and no job is run or dropped under it.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use rusqlite::Connection;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use super::batch::Outage;
+use super::{Error, Lane};
+
+/// A job without its types. It is run at most once, then answered.
+pub(super) trait Job: Send {
+    fn run(&mut self, conn: &Connection) -> Ran;
+    /// Answers the caller: what the job returned, or that its batch fell to an outage.
+    fn reply(self: Box<Self>, outage: Option<&Outage>);
+}
+
+/// What a job's run means for its batch.
+pub(super) enum Ran {
+    /// Its work stands.
+    Kept,
+    /// Its work has to be undone, for the reason given; the batch goes on.
+    Undone(String),
+    /// The connection can not be trusted any more.
+    Broke(Outage),
+}
+
+pub(super) struct Task<T, F> {
+    job: Option<F>,
+    outcome: Option<Result<T, Error>>,
+    reply: oneshot::Sender<Result<T, Error>>,
+    /// Held until the job is answered, which bounds the internal lane.
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl<T, F> Task<T, F> {
+    pub(super) fn new(
+        job: F,
+        reply: oneshot::Sender<Result<T, Error>>,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Self {
+        Task { job: Some(job), outcome: None, reply, _permit: permit }
+    }
+}
+
+impl<T, F> Job for Task<T, F>
+where
+    T: Send,
+    F: FnOnce(&Connection) -> rusqlite::Result<T> + Send,
+{
+    fn run(&mut self, conn: &Connection) -> Ran {
+        let job = self.job.take().expect("bug: a job is run once");
+        // Unwind safe: what the job did to the database is rolled back, and it owned everything else.
+        let (outcome, ran) = match catch_unwind(AssertUnwindSafe(|| job(conn))) {
+            Ok(Ok(value)) => (Ok(value), Ran::Kept),
+            Ok(Err(error)) => judge(error),
+            Err(_panic) => (Err(Error::Panicked), Ran::Undone("a job panicked".into())),
+        };
+        self.outcome = Some(outcome);
+        ran
+    }
+
+    fn reply(self: Box<Self>, outage: Option<&Outage>) {
+        let outcome = match outage {
+            Some(outage) => Err(Error::Unavailable(outage.why.clone())),
+            None => self.outcome.expect("bug: a job of a committed batch has run"),
+        };
+        // A caller that is gone need not hear.
+        self.reply.send(outcome).ok();
+    }
+}
+
+fn judge<T>(error: rusqlite::Error) -> (Result<T, Error>, Ran) {
+    let why = error.to_string();
+    if Outage::spoils(&error) {
+        return (Err(Error::Unavailable(why)), Ran::Broke(Outage::of("a job", &error)));
+    }
+    if Outage::passes(&error) {
+        return (Err(Error::Unavailable(why.clone())), Ran::Undone(why));
+    }
+    (Err(Error::Sql(error)), Ran::Undone(why))
+}
+
+pub(super) struct Queue {
+    lanes: Mutex<Lanes>,
+    wake: Condvar,
+    external_limit: usize,
+}
+
+#[derive(Default)]
+struct Lanes {
+    internal: VecDeque<Box<dyn Job>>,
+    external: VecDeque<Box<dyn Job>>,
+    closed: bool,
+}
+
+impl Lanes {
+    fn pop(&mut self) -> Option<Box<dyn Job>> {
+        self.internal.pop_front().or_else(|| self.external.pop_front())
+    }
+}
+
+impl Queue {
+    pub(super) fn new(external_limit: usize) -> Self {
+        Queue { lanes: Mutex::default(), wake: Condvar::new(), external_limit }
+    }
+
+    pub(super) fn push(&self, lane: Lane, job: Box<dyn Job>) -> Result<(), Error> {
+        let mut lanes = self.lock();
+        if lanes.closed {
+            return Err(Error::Closed);
+        }
+        match lane {
+            Lane::Internal => lanes.internal.push_back(job),
+            Lane::External if lanes.external.len() >= self.external_limit => return Err(Error::Busy),
+            Lane::External => lanes.external.push_back(job),
+        }
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    /// The next job, if one waits.
+    pub(super) fn next(&self) -> Option<Box<dyn Job>> {
+        self.lock().pop()
+    }
+
+    /// Waits for the next job. `None` when the queue is closed and empty.
+    pub(super) fn wait(&self) -> Option<Box<dyn Job>> {
+        let mut lanes = self.lock();
+        loop {
+            if let Some(job) = lanes.pop() {
+                return Some(job);
+            }
+            if lanes.closed {
+                return None;
+            }
+            lanes = self.wake.wait(lanes).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.lock().closed = true;
+        self.wake.notify_one();
+    }
+
+    /// Closes and drops what waits; its callers see that their answer will not come.
+    pub(super) fn abandon(&self) {
+        let left = {
+            let mut lanes = self.lock();
+            lanes.closed = true;
+            (std::mem::take(&mut lanes.internal), std::mem::take(&mut lanes.external))
+        };
+        drop(left);
+    }
+
+    /// No code under the lock can leave the lanes half changed, so a poisoned lock is as good as any.
+    fn lock(&self) -> MutexGuard<'_, Lanes> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

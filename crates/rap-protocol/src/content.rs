@@ -1,0 +1,124 @@
+//! What a result consists of: content for the model, segments for people.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::invalid::{Invalid, describe, quote};
+use crate::limits;
+use crate::read::Object;
+
+/// One item of a result's `content`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Content {
+    /// A text.
+    Text {
+        /// The text.
+        text: String,
+    },
+    /// A picture.
+    Image(Image),
+}
+
+/// A picture in base64.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Image {
+    /// The bytes, in base64.
+    pub data: String,
+    /// Such as `image/png`.
+    #[serde(rename = "mediaType")]
+    pub media_type: String,
+}
+
+/// One way to show a result to people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "type", content = "content", rename_all = "snake_case")]
+pub enum Segment {
+    /// A text.
+    Text(String),
+    /// A change of a file.
+    Diff {
+        /// Which file.
+        path: String,
+        /// A unified diff.
+        patch: String,
+    },
+    /// A picture.
+    Image(Image),
+}
+
+/// The items of `content`. An unknown type is refused.
+pub(crate) fn contents(object: &mut Object<'_>) -> Result<Vec<Content>, Invalid> {
+    let items = object.array("content", limits::CONTENT_ITEMS)?;
+    let path = object.path().field("content");
+    let content = |(index, item)| {
+        let path = path.item(index);
+        let mut item = Object::new(item, path)?;
+        match item.string("type", limits::BODY_BYTES)?.as_str() {
+            "text" => Ok(Content::Text { text: item.string("text", limits::BODY_BYTES)? }),
+            "image" => Ok(Content::Image(image(&mut item)?)),
+            other => Err(item.value("type", "text or image", quote(other))),
+        }
+    };
+    items.into_iter().enumerate().map(content).collect()
+}
+
+/// The segments of `display_as`. An unknown type is skipped, since it is for people's eyes only.
+pub(crate) fn segments(object: &mut Object<'_>) -> Result<Vec<Segment>, Invalid> {
+    let items = object.optional_array("display_as", limits::DISPLAY_SEGMENTS)?;
+    let path = object.path().field("display_as");
+    let mut segments = Vec::new();
+    for (index, item) in items.into_iter().enumerate() {
+        let path = path.item(index);
+        let mut item = Object::new(item, path)?;
+        let kind = item.string("type", limits::BODY_BYTES)?;
+        segments.extend(segment(&kind, &mut item)?);
+    }
+    Ok(segments)
+}
+
+fn segment(kind: &str, item: &mut Object<'_>) -> Result<Option<Segment>, Invalid> {
+    if kind == "text" {
+        return item.string("content", limits::BODY_BYTES).map(Segment::Text).map(Some);
+    }
+    if !matches!(kind, "diff" | "image") {
+        return Ok(None);
+    }
+    let content = Value::Object(item.object("content")?);
+    let path = item.path().field("content");
+    let mut content = Object::new(content, path)?;
+    if kind == "image" {
+        return image(&mut content).map(Segment::Image).map(Some);
+    }
+    Ok(Some(Segment::Diff {
+        path: content.string("path", limits::URL_BYTES)?,
+        patch: content.string("patch", limits::BODY_BYTES)?,
+    }))
+}
+
+fn image(object: &mut Object<'_>) -> Result<Image, Invalid> {
+    let data = object.string("data", limits::BODY_BYTES)?;
+    if !is_base64(&data) {
+        return Err(object.value("data", "base64", describe(&Value::String(data))));
+    }
+    let media_type = object.string("mediaType", limits::NAME_CHARS)?;
+    if !is_media_type(&media_type) {
+        return Err(object.value("mediaType", "a media type such as image/png", quote(&media_type)));
+    }
+    Ok(Image { data, media_type })
+}
+
+/// The standard alphabet, padded to groups of four.
+fn is_base64(text: &str) -> bool {
+    let payload = text.trim_end_matches('=');
+    let alphabet = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/');
+    text.len().is_multiple_of(4) && text.len() - payload.len() <= 2 && payload.bytes().all(alphabet)
+}
+
+fn is_media_type(text: &str) -> bool {
+    let token = |part: &str| {
+        !part.is_empty()
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$&-^_.+".contains(&byte))
+    };
+    text.split_once('/').is_some_and(|(kind, subtype)| token(kind) && token(subtype))
+}

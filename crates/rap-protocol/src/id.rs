@@ -1,0 +1,139 @@
+//! Identifiers, validated when they are made, so that no function takes a string for one.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits;
+
+/// Why a text is not an identifier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Not 1 to 256 bytes, or a control character among them.
+    #[error("an identifier has 1 to 256 bytes and no control characters")]
+    Identifier,
+    /// Not the name of a tool.
+    #[error("a tool's name has 1 to 128 letters, digits, `_` and `-`")]
+    ToolName,
+}
+
+impl Error {
+    pub(crate) fn expected(self) -> &'static str {
+        match self {
+            Error::Identifier => "1 to 256 bytes without control characters",
+            Error::ToolName => "1 to 128 letters, digits, `_` or `-`",
+        }
+    }
+}
+
+fn identifier(text: &str) -> Result<(), Error> {
+    let fits = !text.is_empty() && text.len() <= limits::ID_BYTES && !text.chars().any(char::is_control);
+    if fits { Ok(()) } else { Err(Error::Identifier) }
+}
+
+fn tool_name(text: &str) -> Result<(), Error> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    let fits = !text.is_empty() && text.len() <= limits::NAME_CHARS && text.bytes().all(plain);
+    if fits { Ok(()) } else { Err(Error::ToolName) }
+}
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $check:path) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(Box<str>);
+
+        impl $name {
+            /// Checks the text and takes it.
+            pub fn new(text: impl Into<String>) -> Result<Self, Error> {
+                let text = text.into();
+                $check(&text)?;
+                Ok($name(text.into()))
+            }
+
+            /// The identifier as it stands on the wire.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = Error;
+            fn try_from(text: String) -> Result<Self, Error> {
+                $name::new(text)
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(id: $name) -> String {
+                id.0.into()
+            }
+        }
+
+        impl AsRef<str> for $name {
+            fn as_ref(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&*self.0, f)
+            }
+        }
+    };
+}
+
+id! {
+    /// A conversation thread: the protocol's `group_id` and `thread_id`.
+    ThreadId, identifier
+}
+id! {
+    /// One tool call: the protocol's `id` and `tool_call_id`. Also the secondary `call_id` of some models.
+    CallId, identifier
+}
+id! {
+    /// One event of a subscription; deliveries with the same one are the same event.
+    EventId, identifier
+}
+id! {
+    /// The end user on whose behalf a call is made.
+    UserId, identifier
+}
+id! {
+    /// The name of a tool.
+    ToolName, tool_name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Proves: TC-21, CN-23
+    #[test]
+    fn identifiers_have_1_to_256_bytes_and_no_control_characters() {
+        for good in ["a", "call_abc123", "../../etc/passwd", "ü ☃", &"x".repeat(256)] {
+            assert_eq!(ThreadId::new(good).unwrap().as_str(), good);
+        }
+        for bad in ["", "a\0b", "line\nbreak", "\u{7f}", "\u{85}", &"x".repeat(257), &"é".repeat(129)] {
+            assert_eq!(CallId::new(bad), Err(Error::Identifier), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn tool_names_are_letters_digits_underscore_and_dash() {
+        for good in ["a", "Read-File_2", &"x".repeat(128)] {
+            assert!(ToolName::new(good).is_ok(), "{good}");
+        }
+        for bad in ["", "a b", "a.b", "a/b", "ä", &"x".repeat(129)] {
+            assert_eq!(ToolName::new(bad), Err(Error::ToolName), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! From bytes to checked fields: the one way in for every message.
+//!
+//! Work is bounded before anything is built: first the size, then the nesting, then the JSON. Unknown fields
+//! are left behind, `null` stands for an absent field.
+
+use serde_json::{Map, Value};
+
+use crate::invalid::{Invalid, Path, describe, kind, quote};
+use crate::{id, limits};
+
+/// The fields of one JSON object, taken out one by one.
+pub(crate) struct Object<'a> {
+    fields: Map<String, Value>,
+    path: Path<'a>,
+}
+
+/// Reads a whole message.
+pub(crate) fn message(bytes: &[u8]) -> Result<Object<'static>, Invalid> {
+    Object::new(json(bytes)?, Path::Root)
+}
+
+/// Parses JSON within the limits of size and nesting.
+pub(crate) fn json(bytes: &[u8]) -> Result<Value, Invalid> {
+    if bytes.len() > limits::BODY_BYTES {
+        let expected = format!("at most {} bytes", limits::BODY_BYTES);
+        return Err(Invalid::value(&Path::Root, expected, format!("{} bytes", bytes.len())));
+    }
+    if nests_deeper_than(bytes, limits::NESTING) {
+        let expected = format!("at most {} levels of nesting", limits::NESTING);
+        return Err(Invalid::value(&Path::Root, expected, "more"));
+    }
+    serde_json::from_slice(bytes).map_err(|error| Invalid::shape(&Path::Root, "JSON", error.to_string()))
+}
+
+/// Looks at brackets outside of strings. Wrong JSON may be judged either way; the parser has the last word.
+fn nests_deeper_than(bytes: &[u8], limit: usize) -> bool {
+    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
+    for byte in bytes {
+        if in_string {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => in_string = false,
+                _ => {}
+            }
+            continue;
+        }
+        match byte {
+            b'"' => in_string = true,
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > limit {
+            return true;
+        }
+    }
+    false
+}
+
+impl<'a> Object<'a> {
+    pub(crate) fn new(value: Value, path: Path<'a>) -> Result<Self, Invalid> {
+        match value {
+            Value::Object(fields) => Ok(Object { fields, path }),
+            other => Err(Invalid::shape(&path, "an object", describe(&other))),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path<'a> {
+        &self.path
+    }
+
+    pub(crate) fn is_empty_of(&self, name: &str) -> bool {
+        self.fields.get(name).is_none_or(Value::is_null)
+    }
+
+    pub(crate) fn optional(&mut self, name: &str) -> Option<Value> {
+        self.fields.remove(name).filter(|value| !value.is_null())
+    }
+
+    pub(crate) fn required(&mut self, name: &str, expected: &str) -> Result<Value, Invalid> {
+        match self.fields.remove(name) {
+            Some(Value::Null) => Err(self.shape(name, expected, "null")),
+            Some(value) => Ok(value),
+            None => Err(self.shape(name, expected, "nothing")),
+        }
+    }
+
+    pub(crate) fn optional_string(&mut self, name: &str, most: usize) -> Result<Option<String>, Invalid> {
+        match self.optional(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => self.within(name, text, most).map(Some),
+            Some(other) => Err(self.shape(name, "a string", describe(&other))),
+        }
+    }
+
+    pub(crate) fn string(&mut self, name: &str, most: usize) -> Result<String, Invalid> {
+        match self.required(name, "a string")? {
+            Value::String(text) => self.within(name, text, most),
+            other => Err(self.shape(name, "a string", describe(&other))),
+        }
+    }
+
+    fn within(&self, name: &str, text: String, most: usize) -> Result<String, Invalid> {
+        if text.len() <= most {
+            return Ok(text);
+        }
+        Err(self.value(name, format!("at most {most} bytes"), format!("{} bytes", text.len())))
+    }
+
+    pub(crate) fn bool(&mut self, name: &str) -> Result<Option<bool>, Invalid> {
+        match self.optional(name) {
+            None => Ok(None),
+            Some(Value::Bool(bool)) => Ok(Some(bool)),
+            Some(other) => Err(self.shape(name, "true or false", describe(&other))),
+        }
+    }
+
+    pub(crate) fn object(&mut self, name: &str) -> Result<Map<String, Value>, Invalid> {
+        match self.required(name, "an object")? {
+            Value::Object(map) => Ok(map),
+            other => Err(self.shape(name, "an object", describe(&other))),
+        }
+    }
+
+    /// An index into a list of `length` items.
+    pub(crate) fn index(&mut self, name: &str, length: usize) -> Result<usize, Invalid> {
+        let expected = format!("an index from 0 to {}", length.saturating_sub(1));
+        let value = self.required(name, &expected)?;
+        let index = value.as_u64().and_then(|index| usize::try_from(index).ok());
+        match index {
+            Some(index) if index < length => Ok(index),
+            Some(_) => Err(self.value(name, expected, describe(&value))),
+            None => Err(self.shape(name, expected, describe(&value))),
+        }
+    }
+
+    pub(crate) fn array(&mut self, name: &str, most: usize) -> Result<Vec<Value>, Invalid> {
+        let value = self.required(name, "an array")?;
+        self.items(name, value, most)
+    }
+
+    pub(crate) fn optional_array(&mut self, name: &str, most: usize) -> Result<Vec<Value>, Invalid> {
+        match self.optional(name) {
+            None => Ok(Vec::new()),
+            Some(value) => self.items(name, value, most),
+        }
+    }
+
+    fn items(&self, name: &str, value: Value, most: usize) -> Result<Vec<Value>, Invalid> {
+        match value {
+            Value::Array(items) if items.len() <= most => Ok(items),
+            Value::Array(items) => {
+                Err(self.value(name, format!("at most {most} items"), format!("{} items", items.len())))
+            }
+            other => Err(self.shape(name, "an array", describe(&other))),
+        }
+    }
+
+    /// A string that a validated type is made of; the value may be repeated in the error.
+    pub(crate) fn id<T>(&mut self, name: &str) -> Result<T, Invalid>
+    where
+        T: TryFrom<String, Error = id::Error>,
+    {
+        match self.required(name, "a string")? {
+            Value::String(text) => self.checked_id(name, text),
+            other => Err(self.shape(name, "a string", describe(&other))),
+        }
+    }
+
+    /// The same, where the field may be absent.
+    pub(crate) fn optional_id<T>(&mut self, name: &str) -> Result<Option<T>, Invalid>
+    where
+        T: TryFrom<String, Error = id::Error>,
+    {
+        match self.optional(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => self.checked_id(name, text).map(Some),
+            Some(other) => Err(self.shape(name, "a string", describe(&other))),
+        }
+    }
+
+    fn checked_id<T>(&self, name: &str, text: String) -> Result<T, Invalid>
+    where
+        T: TryFrom<String, Error = id::Error>,
+    {
+        let found = quote(&text);
+        T::try_from(text).map_err(|error| self.value(name, error.expected(), found))
+    }
+
+    /// A URL; its value is never repeated.
+    pub(crate) fn url<T>(&mut self, name: &str) -> Result<T, Invalid>
+    where
+        T: TryFrom<String, Error = crate::url::Error>,
+    {
+        match self.required(name, "a URL")? {
+            Value::String(text) => {
+                T::try_from(text).map_err(|error| self.value(name, error.expected(), error.to_string()))
+            }
+            other => Err(self.shape(name, "a URL", kind(&other))),
+        }
+    }
+
+    pub(crate) fn shape(&self, name: &str, expected: impl Into<String>, found: impl Into<String>) -> Invalid {
+        Invalid::shape(&self.path.field(name), expected, found)
+    }
+
+    pub(crate) fn value(&self, name: &str, expected: impl Into<String>, found: impl Into<String>) -> Invalid {
+        Invalid::value(&self.path.field(name), expected, found)
+    }
+
+    /// The field `content`, which may be any JSON, `null` included.
+    pub(crate) fn content(&mut self) -> Result<Value, Invalid> {
+        self.fields.remove("content").ok_or_else(|| self.shape("content", "any JSON", "nothing"))
+    }
+
+    /// What has not been taken.
+    pub(crate) fn into_rest(self) -> Map<String, Value> {
+        self.fields
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nesting_is_counted_outside_of_strings() {
+        let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        assert!(json(deep(limits::NESTING).as_bytes()).is_ok());
+        let error = json(deep(limits::NESTING + 1).as_bytes()).unwrap_err();
+        assert_eq!(error.to_string(), "$: expected at most 64 levels of nesting, found more");
+        let text = format!("\"{}\\\"{}\"", "[".repeat(100), "{".repeat(100));
+        assert!(json(text.as_bytes()).is_ok());
+        assert!(json("[".repeat(5_000_000).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_body_over_the_limit_is_not_looked_into() {
+        let error = json(&vec![b' '; limits::BODY_BYTES + 1]).unwrap_err();
+        assert_eq!(error.to_string(), "$: expected at most 8388608 bytes, found 8388609 bytes");
+    }
+}

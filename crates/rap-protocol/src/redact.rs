@@ -1,0 +1,129 @@
+//! What must not be seen: secrets, and the insides of a server in its error texts.
+
+use std::fmt;
+
+use serde::Deserialize;
+use url::Url;
+
+/// How much of an error text is passed on, in characters.
+const TEXT_CHARS: usize = 1_000;
+
+/// A token or password. It prints as `…` and is compared by whoever knows how to do that in constant time.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a secret.
+    pub fn new(secret: impl Into<String>) -> Self {
+        Secret(secret.into())
+    }
+
+    /// The secret itself. Whoever calls this answers for where it goes.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// Scheme, host and port of a URL; the rest may be a capability and becomes `/…`.
+pub fn url(url: &Url) -> String {
+    let host = url.host_str().unwrap_or("");
+    match url.port() {
+        Some(port) => format!("{}://{host}:{port}/…", url.scheme()),
+        None => format!("{}://{host}/…", url.scheme()),
+    }
+}
+
+/// The first line of a foreign error text, without file paths and without the paths of URLs, for a reader
+/// outside of this process.
+pub fn text(text: &str) -> String {
+    let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("").trim();
+    let mut out = String::new();
+    let mut word = String::new();
+    for c in line.chars().take(TEXT_CHARS) {
+        if ends_word(c, &word) {
+            out.push_str(&redact_word(&word));
+            word.clear();
+            out.push(c);
+        } else {
+            word.push(c);
+        }
+    }
+    out.push_str(&redact_word(&word));
+    if line.chars().nth(TEXT_CHARS).is_some() {
+        out.push('…');
+    }
+    out
+}
+
+/// A URL may hold any of the characters that end another word, and its end may be the secret part.
+fn ends_word(c: char, word: &str) -> bool {
+    c.is_whitespace()
+        || matches!(c, '"' | '\'' | '`' | '<' | '>')
+        || (matches!(c, '(' | ')' | ',' | ';' | '=') && !word.contains("://"))
+}
+
+fn redact_word(word: &str) -> String {
+    let bare = word.trim_end_matches([':', '.', '!', '?', ']', '}']);
+    let tail = &word[bare.len()..];
+    if let Some(at) = bare.find("://") {
+        let start = bare[..at].rfind(|c: char| !c.is_ascii_alphanumeric()).map_or(0, |i| i + 1);
+        return match Url::parse(&bare[start..]) {
+            Ok(parsed) => format!("{}{}{tail}", &bare[..start], url(&parsed)),
+            Err(_) => format!("[url]{tail}"),
+        };
+    }
+    if is_path(bare) { format!("[path]{tail}") } else { word.to_owned() }
+}
+
+/// Absolute paths of both families, paths below the home directory, and places in source files.
+fn is_path(word: &str) -> bool {
+    let word = word.trim_start_matches(['[', '{', '@']);
+    let bytes = word.as_bytes();
+    let unix = bytes.len() > 1 && bytes[0] == b'/' && bytes[1] != b'/' && word[1..].contains('/');
+    let root = ["/etc", "/home", "/root", "/tmp", "/usr", "/var", "/proc", "/run"];
+    let windows = bytes.len() > 2 && bytes[0].is_ascii_alphabetic() && bytes[1] == b':' && bytes[2] == b'\\';
+    let home = word.starts_with("~/") || word.starts_with("\\\\");
+    let source = word.contains(".rs:") || word.ends_with(".rs");
+    unix || windows || home || source || root.contains(&word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Proves: LC-33
+    #[test]
+    fn paths_and_places_do_not_leave_the_process() {
+        let table = [
+            ("cannot open /etc/shadow: permission denied", "cannot open [path]: permission denied"),
+            ("at src/main.rs:10:5", "at [path]"),
+            ("no file \"/home/me/a b\"", "no file \"[path] b\""),
+            ("C:\\Users\\me\\x.txt is missing", "[path] is missing"),
+            ("path=/var/lib/x, mode 0600", "path=[path], mode 0600"),
+            ("GET https://u:p@api.example.com/v1/keys?k=s failed", "GET https://api.example.com/… failed"),
+            ("3/4 of and/or is fine, /done too", "3/4 of and/or is fine, /done too"),
+            ("first line\n   0: backtrace::capture\n", "first line"),
+            ("\n\n", ""),
+        ];
+        for (text, expected) in table {
+            assert_eq!(super::text(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn long_texts_are_cut() {
+        assert_eq!(text(&"é".repeat(5_000)).chars().count(), TEXT_CHARS + 1);
+    }
+
+    #[test]
+    fn secrets_print_nothing() {
+        assert_eq!(format!("{:?}", Secret::new("hunter2")), "Secret(…)");
+    }
+}

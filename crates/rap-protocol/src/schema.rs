@@ -1,0 +1,197 @@
+//! The JSON Schema of a tool's arguments, compiled when it is made.
+//!
+//! It never fetches a remote reference, and its patterns run in time linear in the text: a schema comes from
+//! the other side.
+
+use std::fmt;
+use std::sync::Arc;
+
+use jsonschema::{PatternOptions, Validator};
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value};
+
+use crate::invalid::{Invalid, Path};
+use crate::limits;
+
+/// A schema that is known to compile.
+#[derive(Clone)]
+pub struct InputSchema {
+    document: Arc<Value>,
+    validator: Arc<Validator>,
+}
+
+/// Why a document is not a usable schema.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A schema has to be a JSON object here, since arguments are one.
+    #[error("not a JSON object")]
+    NotAnObject,
+    /// Larger than [`limits::SCHEMA_BYTES`].
+    #[error("a schema of more than {} bytes", limits::SCHEMA_BYTES)]
+    TooLarge,
+    /// It does not compile.
+    #[error("{0}")]
+    DoesNotCompile(String),
+}
+
+/// One place in which arguments do not fit their schema.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {problem}")]
+pub struct Violation {
+    /// A JSON path into the arguments, such as `$.items[2].name`.
+    pub path: String,
+    /// What is wrong there.
+    pub problem: String,
+}
+
+impl InputSchema {
+    /// Compiles a schema; draft 2020-12 unless its `$schema` says otherwise.
+    pub fn new(document: Value) -> Result<Self, Error> {
+        if !document.is_object() {
+            return Err(Error::NotAnObject);
+        }
+        if document.to_string().len() > limits::SCHEMA_BYTES {
+            return Err(Error::TooLarge);
+        }
+        let validator = jsonschema::options()
+            .with_pattern_options(PatternOptions::regex())
+            .build(&document)
+            .map_err(|error| Error::DoesNotCompile(error.to_string()))?;
+        Ok(InputSchema { document: Arc::new(document), validator: Arc::new(validator) })
+    }
+
+    /// The schema itself.
+    pub fn document(&self) -> &Value {
+        &self.document
+    }
+
+    /// Checks arguments; the first few violations where they do not fit.
+    pub fn validate(&self, arguments: &Map<String, Value>) -> Result<(), Vec<Violation>> {
+        let arguments = Value::Object(arguments.clone());
+        let violations: Vec<Violation> = self
+            .validator
+            .iter_errors(&arguments)
+            .take(limits::VIOLATIONS)
+            .map(|error| Violation {
+                path: json_path(error.instance_path().as_str()),
+                problem: brief(&error),
+            })
+            .collect();
+        if violations.is_empty() { Ok(()) } else { Err(violations) }
+    }
+}
+
+/// The validator repeats the whole value it found; a few hundred characters tell as much.
+fn brief(error: &jsonschema::ValidationError<'_>) -> String {
+    const MOST: usize = 300;
+    let text = error.to_string();
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// From a JSON pointer (`/items/2/name`) to the path that all our errors use (`$.items[2].name`).
+fn json_path(pointer: &str) -> String {
+    fn extend(parent: &Path<'_>, mut rest: std::str::Split<'_, char>) -> String {
+        match rest.next() {
+            None => parent.to_string(),
+            Some(part) => match part.parse::<usize>() {
+                Ok(index) => extend(&parent.item(index), rest),
+                Err(_) => extend(&parent.field(&part.replace("~1", "/").replace("~0", "~")), rest),
+            },
+        }
+    }
+    let mut parts = pointer.split('/');
+    parts.next();
+    extend(&Path::Root, parts)
+}
+
+pub(crate) fn parse(document: Value, path: &Path<'_>) -> Result<InputSchema, Invalid> {
+    InputSchema::new(document).map_err(|error| match error {
+        Error::NotAnObject => Invalid::shape(path, "a JSON Schema object", error.to_string()),
+        other => Invalid::value(path, "a JSON Schema that compiles", other.to_string()),
+    })
+}
+
+impl PartialEq for InputSchema {
+    fn eq(&self, other: &Self) -> bool {
+        self.document == other.document
+    }
+}
+
+impl fmt::Debug for InputSchema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "InputSchema({})", self.document)
+    }
+}
+
+impl Serialize for InputSchema {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.document.serialize(serializer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn violations(schema: Value, arguments: Value) -> Vec<String> {
+        let Value::Object(arguments) = arguments else { panic!("arguments are an object") };
+        let errors = InputSchema::new(schema).unwrap().validate(&arguments).err().unwrap_or_default();
+        errors.iter().map(Violation::to_string).collect()
+    }
+
+    /// Proves: LC-31
+    #[test]
+    fn a_violation_names_the_path() {
+        let schema = json!({
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string"},
+                "items": {"type": "array", "items": {"type": "object", "properties": {"n": {"minimum": 1}}}},
+            },
+        });
+        let found = violations(schema.clone(), json!({"name": 5, "items": [{"n": 1}, {"n": 0}]}));
+        assert_eq!(
+            found,
+            ["$.items[1].n: 0 is less than the minimum of 1", "$.name: 5 is not of type \"string\""]
+        );
+        assert_eq!(violations(schema.clone(), json!({})), ["$: \"name\" is a required property"]);
+        assert!(violations(schema, json!({"name": "x", "unknown": 1})).is_empty());
+    }
+
+    #[test]
+    fn what_does_not_compile_is_refused() {
+        let bad = [
+            json!({"type": "nonsense"}),
+            json!({"pattern": "(unclosed"}),
+            json!({"$ref": "#/$defs/missing"}),
+            json!({"$ref": "https://example.com/remote.json"}),
+            json!({"$ref": "file:///etc/passwd"}),
+        ];
+        for schema in bad {
+            assert!(matches!(InputSchema::new(schema.clone()), Err(Error::DoesNotCompile(_))), "{schema}");
+        }
+        assert_eq!(InputSchema::new(json!(true)), Err(Error::NotAnObject));
+        let large = json!({"description": "x".repeat(limits::SCHEMA_BYTES)});
+        assert_eq!(InputSchema::new(large), Err(Error::TooLarge));
+    }
+
+    #[test]
+    fn a_hostile_pattern_costs_linear_time() {
+        let schema = json!({"properties": {"s": {"pattern": "^(a+)+$"}}});
+        let found = violations(schema, json!({"s": format!("{}!", "a".repeat(50_000))}));
+        assert_eq!(found.len(), 1);
+        assert!(found[0].chars().count() < 400, "an error repeats little of the value");
+    }
+
+    #[test]
+    fn a_pointer_becomes_a_path() {
+        assert_eq!(json_path(""), "$");
+        assert_eq!(json_path("/a~1b/0/c"), "$[\"a/b\"][0].c");
+    }
+}

@@ -1,0 +1,189 @@
+//! Which addresses we may be told to send to.
+//!
+//! Callback, endpoint and response URLs come from the other side. This is the pure half of the guard: it
+//! judges a URL and an address. The HTTP client judges every address that a name resolves to and connects to
+//! just those, so that a name can not change its meaning between check and use.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use url::{Host, Url};
+
+/// How far a URL from the other side may reach. Cloud metadata services, link-local, multicast, unspecified
+/// and reserved addresses are out of reach under every policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum UrlPolicy {
+    /// This machine, private networks and the internet.
+    #[default]
+    Local,
+    /// Private networks and the internet, but not this machine.
+    Private,
+    /// The internet alone.
+    Public,
+}
+
+/// Why a URL may not be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Forbidden {
+    /// Neither http nor https.
+    #[error("the scheme is not http or https")]
+    Scheme,
+    /// There is no host to connect to.
+    #[error("the URL names no host")]
+    NoHost,
+    /// The policy does not reach this address.
+    #[error("the address {0} is out of bounds")]
+    Address(IpAddr),
+}
+
+impl UrlPolicy {
+    /// Judges scheme and host of a URL; an address that is written out is judged as well. A name is judged
+    /// when it has been resolved, by [`UrlPolicy::permits`].
+    pub fn check(&self, url: &Url) -> Result<(), Forbidden> {
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(Forbidden::Scheme);
+        }
+        let ip = match url.host() {
+            None => return Err(Forbidden::NoHost),
+            Some(Host::Domain("")) => return Err(Forbidden::NoHost),
+            Some(Host::Domain(_)) => return Ok(()),
+            Some(Host::Ipv4(ip)) => IpAddr::V4(ip),
+            Some(Host::Ipv6(ip)) => IpAddr::V6(ip),
+        };
+        if self.permits(ip) { Ok(()) } else { Err(Forbidden::Address(ip)) }
+    }
+
+    /// Judges one address.
+    pub fn permits(&self, ip: IpAddr) -> bool {
+        match zone(ip) {
+            Zone::Never => false,
+            Zone::Loopback => matches!(self, UrlPolicy::Local),
+            Zone::Private => matches!(self, UrlPolicy::Local | UrlPolicy::Private),
+            Zone::Public => true,
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Zone {
+    Never,
+    Loopback,
+    Private,
+    Public,
+}
+
+/// Addresses of cloud metadata services that do not lie in the link-local range.
+const METADATA_V4: [Ipv4Addr; 2] = [Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(100, 100, 100, 200)];
+const METADATA_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+
+fn zone(ip: IpAddr) -> Zone {
+    match ip {
+        IpAddr::V4(ip) => zone_v4(ip),
+        IpAddr::V6(ip) => match embedded_v4(ip) {
+            Some(v4) => zone_v4(v4),
+            None => zone_v6(ip),
+        },
+    }
+}
+
+/// An IPv4 address in IPv6 clothes is judged as what it reaches.
+fn embedded_v4(ip: Ipv6Addr) -> Option<Ipv4Addr> {
+    const NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
+    if let Some(v4) = ip.to_ipv4_mapped() {
+        return Some(v4);
+    }
+    let [.., a, b, c, d] = ip.octets();
+    NAT64.contains(&ip).then(|| Ipv4Addr::new(a, b, c, d))
+}
+
+fn zone_v4(ip: Ipv4Addr) -> Zone {
+    const THIS_NETWORK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(0, 0, 0, 0), 8);
+    const RESERVED: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(240, 0, 0, 0), 4);
+    const CARRIER: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(100, 64, 0, 0), 10);
+    const PROTOCOL: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(192, 0, 0, 0), 24);
+    const BENCHMARK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(198, 18, 0, 0), 15);
+    if ip.is_link_local() || ip.is_multicast() || THIS_NETWORK.contains(&ip) || RESERVED.contains(&ip) {
+        return Zone::Never;
+    }
+    if METADATA_V4.contains(&ip) {
+        return Zone::Never;
+    }
+    if ip.is_loopback() {
+        return Zone::Loopback;
+    }
+    let private = ip.is_private() || [CARRIER, PROTOCOL, BENCHMARK].iter().any(|net| net.contains(&ip));
+    if private { Zone::Private } else { Zone::Public }
+}
+
+fn zone_v6(ip: Ipv6Addr) -> Zone {
+    if ip.is_unspecified() || ip.is_multicast() || ip.is_unicast_link_local() || ip == METADATA_V6 {
+        return Zone::Never;
+    }
+    if ip.is_loopback() {
+        return Zone::Loopback;
+    }
+    if ip.is_unique_local() { Zone::Private } else { Zone::Public }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reaches(url: &str) -> [bool; 3] {
+        let url = Url::parse(url).unwrap();
+        [UrlPolicy::Local, UrlPolicy::Private, UrlPolicy::Public].map(|policy| policy.check(&url).is_ok())
+    }
+
+    #[test]
+    fn each_policy_reaches_what_its_name_says() {
+        let table = [
+            ("https://example.com/x", [true, true, true]),
+            ("http://93.184.216.34/", [true, true, true]),
+            ("http://[2606:2800:220:1::1]/", [true, true, true]),
+            ("http://10.1.2.3/", [true, true, false]),
+            ("http://192.168.0.1:8080/", [true, true, false]),
+            ("http://172.31.0.1/", [true, true, false]),
+            ("http://100.64.0.1/", [true, true, false]),
+            ("http://[fd12::1]/", [true, true, false]),
+            ("http://127.0.0.1:9/", [true, false, false]),
+            ("http://[::1]/", [true, false, false]),
+            ("http://[::ffff:127.0.0.1]/", [true, false, false]),
+            ("http://[::ffff:10.0.0.1]/", [true, true, false]),
+            ("http://[64:ff9b::7f00:1]/", [true, false, false]),
+            ("http://2130706433/", [true, false, false]),
+            ("http://0x7f.1/", [true, false, false]),
+        ];
+        for (url, expected) in table {
+            assert_eq!(reaches(url), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn some_addresses_are_out_of_reach_under_every_policy() {
+        let hosts = [
+            "169.254.169.254",
+            "[::ffff:169.254.169.254]",
+            "[64:ff9b::a9fe:a9fe]",
+            "[fd00:ec2::254]",
+            "168.63.129.16",
+            "100.100.100.200",
+            "0.0.0.0",
+            "0.1.2.3",
+            "255.255.255.255",
+            "224.0.0.1",
+            "[fe80::1]",
+            "[ff02::1]",
+            "[::]",
+        ];
+        for host in hosts {
+            assert_eq!(reaches(&format!("http://{host}/")), [false; 3], "{host}");
+        }
+    }
+
+    #[test]
+    fn only_http_and_https_are_schemes() {
+        for url in ["ftp://example.com/", "file:///etc/passwd", "gopher://127.0.0.1/", "data:text/plain,x"] {
+            assert_eq!(UrlPolicy::Local.check(&Url::parse(url).unwrap()), Err(Forbidden::Scheme), "{url}");
+        }
+    }
+}

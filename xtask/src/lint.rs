@@ -1,0 +1,45 @@
+//! `cargo xtask lint`: formatting, clippy and rustdoc, each with warnings as errors.
+
+use std::process::{Command, ExitCode};
+
+use crate::cargo;
+
+pub(crate) fn run() -> ExitCode {
+    let failed: Vec<&str> =
+        [("fmt", fmt()), ("clippy", clippy()), ("doc", doc())].into_iter().filter_map(failure).collect();
+    if failed.is_empty() {
+        println!("lint passed");
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("lint failed: {}", failed.join(", "));
+    ExitCode::FAILURE
+}
+
+fn failure((name, mut check): (&'static str, Command)) -> Option<&'static str> {
+    match check.status() {
+        Ok(status) if status.success() => None,
+        Ok(_) => Some(name),
+        Err(error) => {
+            eprintln!("xtask: {name} did not start: {error}");
+            Some(name)
+        }
+    }
+}
+
+fn fmt() -> Command {
+    let mut fmt = cargo();
+    fmt.args(["fmt", "--all", "--check"]);
+    fmt
+}
+
+fn clippy() -> Command {
+    let mut clippy = cargo();
+    clippy.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+    clippy
+}
+
+fn doc() -> Command {
+    let mut doc = cargo();
+    doc.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
+    doc
+}

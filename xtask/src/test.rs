@@ -1,0 +1,115 @@
+//! `cargo xtask test`: the workspace's tests, then its doc tests, passed through live and counted.
+//!
+//! The last line on stdout is always `N passed, N failed`. A suite that ends badly without naming a failed
+//! test (it did not compile, it was killed) or that reports nothing counts as one failure.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+
+use crate::cargo;
+use crate::tally::{End, Reporter, Tally};
+
+pub(crate) fn run(filter: &[&str]) -> ExitCode {
+    let tests = if has_nextest() { Suite::nextest() } else { Suite::libtest() };
+    let total = tests.count(filter) + Suite::doc_tests().count(filter);
+    if total == Tally::default() {
+        eprintln!("xtask: no test ran");
+    }
+    println!("{total}");
+    if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn has_nextest() -> bool {
+    let asked = cargo().args(["nextest", "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    asked.is_ok_and(|status| status.success())
+}
+
+struct Suite {
+    name: &'static str,
+    command: Command,
+    reporter: Reporter,
+}
+
+impl Suite {
+    fn nextest() -> Self {
+        // A filter may well match doc tests alone, so whether anything ran is judged over both suites.
+        let arguments = ["nextest", "run", "--workspace", "--no-tests=pass"];
+        Self::new("cargo nextest run", &arguments, Reporter::Nextest)
+    }
+
+    fn libtest() -> Self {
+        let arguments = ["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests", "--examples"];
+        Self::new("cargo test", &arguments, Reporter::Libtest)
+    }
+
+    fn doc_tests() -> Self {
+        let arguments = ["test", "--workspace", "--no-fail-fast", "--doc"];
+        Self::new("cargo test --doc", &arguments, Reporter::Libtest)
+    }
+
+    fn new(name: &'static str, arguments: &[&str], reporter: Reporter) -> Self {
+        let mut command = cargo();
+        // Escape codes within a report would hide it from the reporter.
+        command.args(arguments).env("CARGO_TERM_COLOR", "never");
+        Self { name, command, reporter }
+    }
+
+    fn count(mut self, filter: &[&str]) -> Tally {
+        if !filter.is_empty() {
+            self.command.arg("--").args(filter);
+        }
+        match self.watch() {
+            Ok((reported, status)) => self.judge(reported, status),
+            Err(error) => {
+                eprintln!("xtask: {} could not be run: {error}", self.name);
+                Tally { passed: 0, failed: 1 }
+            }
+        }
+    }
+
+    fn watch(&mut self) -> io::Result<(Option<Tally>, ExitStatus)> {
+        match self.reporter {
+            Reporter::Nextest => {
+                let mut child = self.command.stderr(Stdio::piped()).spawn()?;
+                let report = child.stderr.take().expect("bug: stderr is piped");
+                finish(child, relay(report, io::stderr(), self.reporter))
+            }
+            Reporter::Libtest => {
+                let mut child = self.command.stdout(Stdio::piped()).spawn()?;
+                let report = child.stdout.take().expect("bug: stdout is piped");
+                finish(child, relay(report, io::stdout(), self.reporter))
+            }
+        }
+    }
+
+    fn judge(&self, reported: Option<Tally>, status: ExitStatus) -> Tally {
+        let end = if status.success() { End::Good } else { End::Bad };
+        let tally = Tally::judged(reported, end);
+        if Some(tally) != reported {
+            let name = self.name;
+            eprintln!("xtask: {name} ended with {status} and named no failed test; it counts as 1 failed.");
+            eprintln!("xtask: most often something above did not compile");
+        }
+        tally
+    }
+}
+
+/// Passes every line on to the screen as it comes and adds up what it reports.
+fn relay(report: impl Read, mut screen: impl Write, reporter: Reporter) -> io::Result<Option<Tally>> {
+    let mut report = BufReader::new(report);
+    let mut line = Vec::new();
+    let mut total = None;
+    while report.read_until(b'\n', &mut line)? > 0 {
+        screen.write_all(&line)?;
+        screen.flush()?;
+        total = reporter.add(total, &String::from_utf8_lossy(&line));
+        line.clear();
+    }
+    Ok(total)
+}
+
+/// Waits for the child whatever became of its report, so that no suite is left running behind the next.
+fn finish(mut child: Child, reported: io::Result<Option<Tally>>) -> io::Result<(Option<Tally>, ExitStatus)> {
+    let status = child.wait()?;
+    Ok((reported?, status))
+}
