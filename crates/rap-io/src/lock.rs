@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Owns a lock file until it is dropped or its process ends.
 #[derive(Debug)]
 pub struct DirLock {
-    _file: File,
+    file: File,
 }
 
 /// Why a lock was not taken.
@@ -34,12 +34,20 @@ impl DirLock {
     /// created if it is missing, in a directory that exists.
     pub fn take(path: &Path) -> Result<DirLock, LockError> {
         let failed = |source| LockError::Io { path: path.into(), source };
-        let file =
-            OpenOptions::new().create(true).truncate(false).write(true).open(path).map_err(failed)?;
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).map_err(failed)?;
         match file.try_lock() {
-            Ok(()) => Ok(DirLock { _file: file }),
+            Ok(()) => Ok(DirLock { file }),
             Err(TryLockError::WouldBlock) => Err(LockError::Held(path.into())),
             Err(TryLockError::Error(source)) => Err(failed(source)),
+        }
+    }
+}
+
+impl Drop for DirLock {
+    /// Closing the file would not do: a child that this process is just starting still has it open.
+    fn drop(&mut self) {
+        if let Err(error) = self.file.unlock() {
+            tracing::warn!(%error, "a lock file could not be unlocked; it is when the process ends");
         }
     }
 }

@@ -71,8 +71,8 @@ enum Progress {
 
 fn migrate_once(conn: &Connection, migrations: &[&str]) -> Result<Progress, MigrateError> {
     // The version is read under the write lock, so that two processes do not run the same migration.
-    let tx = Transaction::new_unchecked(conn, TransactionBehavior::Immediate)
-        .map_err(MigrateError::Unreadable)?;
+    let tx =
+        Transaction::new_unchecked(conn, TransactionBehavior::Immediate).map_err(MigrateError::Unreadable)?;
     let found: i64 =
         tx.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(MigrateError::Unreadable)?;
     if usize::try_from(found) == Ok(migrations.len()) {
@@ -116,7 +116,8 @@ mod tests {
     fn a_database_is_opened_with_durable_settings() {
         let dir = tempfile::tempdir().unwrap();
         let conn = open_sqlite(&dir.path().join("db")).unwrap();
-        let table = [("journal_mode", "wal"), ("synchronous", "2"), ("foreign_keys", "1"), ("temp_store", "2")];
+        let table =
+            [("journal_mode", "wal"), ("synchronous", "2"), ("foreign_keys", "1"), ("temp_store", "2")];
         for (name, expected) in table {
             assert_eq!(setting(&conn, name), expected, "{name}");
         }

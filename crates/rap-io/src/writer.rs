@@ -82,7 +82,7 @@ pub enum Error {
     /// The job panicked; it alone was rolled back.
     #[error("a job of the writer panicked")]
     Panicked,
-    /// The writer was closed before the job was queued.
+    /// The writer was closed before the job was queued, or its thread broke.
     #[error("the writer is closed")]
     Closed,
 }

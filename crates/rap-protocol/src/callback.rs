@@ -195,7 +195,7 @@ fn tool_result(object: &mut Object<'_>) -> Result<ToolResult, Invalid> {
         call_id: object.optional_id("call_id")?,
         body: body(object)?,
         display_as: segments(object)?,
-        subscription: object.bool("subscription")?.unwrap_or(false),
+        subscription: object.optional_bool("subscription")?.unwrap_or(false),
     })
 }
 
@@ -215,8 +215,8 @@ fn subscription_event(object: &mut Object<'_>) -> Result<SubscriptionEvent, Inva
         group_id: object.id("group_id")?,
         tool_call_id: object.id("tool_call_id")?,
         text: object.string("text", limits::BODY_BYTES)?,
-        associative: object.bool("associative")?.unwrap_or(false),
-        is_final: object.bool("final")?.unwrap_or(false),
+        associative: object.optional_bool("associative")?.unwrap_or(false),
+        is_final: object.optional_bool("final")?.unwrap_or(false),
         event_id: object.optional_id("event_id")?,
     })
 }
@@ -251,10 +251,11 @@ fn choices(object: &mut Object<'_>) -> Result<Vec<String>, Invalid> {
     let path = object.path().field("choices");
     let choice = |(index, item)| match item {
         Value::String(text) if text.len() <= limits::CHOICE_BYTES => Ok(text),
-        other => {
-            let expected = format!("a string of at most {} bytes", limits::CHOICE_BYTES);
-            Err(Invalid::shape(&path.item(index), expected, describe(&other)))
+        Value::String(text) => {
+            let expected = format!("at most {} bytes", limits::CHOICE_BYTES);
+            Err(Invalid::value(&path.item(index), expected, format!("{} bytes", text.len())))
         }
+        other => Err(Invalid::shape(&path.item(index), "a string", describe(&other))),
     };
     items.into_iter().enumerate().map(choice).collect()
 }

@@ -25,7 +25,7 @@ pub struct Invalid {
 /// The two ways in which a message can be wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// No JSON, a field that is missing, or one of another type.
+    /// No JSON, more of it than is read, a field that is missing, or one of another type.
     Shape,
     /// A field of the right type whose value breaks a rule.
     Value,
@@ -71,7 +71,8 @@ impl fmt::Display for Path<'_> {
 }
 
 fn write_field(f: &mut fmt::Formatter<'_>, parent: &Path<'_>, name: &str) -> fmt::Result {
-    let plain = !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-'));
+    let word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
+    let plain = !name.is_empty() && name.len() <= limits::FOUND_CHARS && name.chars().all(word);
     if plain { write!(f, "{parent}.{name}") } else { write!(f, "{parent}[{}]", quote(name)) }
 }
 
@@ -80,7 +81,7 @@ pub(crate) fn describe(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
         Value::Bool(bool) => bool.to_string(),
-        Value::Number(number) => shorten(&number.to_string()),
+        Value::Number(number) => cut(number.to_string(), limits::FOUND_CHARS),
         Value::String(text) => format!("the string {}", quote(text)),
         Value::Array(_) => "an array".into(),
         Value::Object(_) => "an object".into(),
@@ -108,6 +109,11 @@ pub(crate) fn quote(text: &str) -> String {
     format!("\"{quoted}\"")
 }
 
-fn shorten(text: &str) -> String {
-    text.chars().take(limits::FOUND_CHARS).collect()
+/// A text of at most so many characters; what is left out shows as `…`.
+pub(crate) fn cut(mut text: String, most: usize) -> String {
+    if let Some((end, _)) = text.char_indices().nth(most) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }

@@ -103,7 +103,8 @@ fn ancestors(object: &mut Object<'_>) -> Result<Vec<ThreadId>, Invalid> {
     let path = object.path().field("thread_ancestors");
     let thread = |(index, item): (usize, Value)| match item.as_str().map(ThreadId::new) {
         Some(Ok(thread)) => Ok(thread),
-        _ => Err(Invalid::value(&path.item(index), "a thread's id", describe(&item))),
+        Some(Err(error)) => Err(Invalid::value(&path.item(index), error.expected(), describe(&item))),
+        None => Err(Invalid::shape(&path.item(index), "a string", describe(&item))),
     };
     items.into_iter().enumerate().map(thread).collect()
 }

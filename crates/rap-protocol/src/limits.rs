@@ -36,3 +36,7 @@ pub const CHOICE_BYTES: usize = 4 * 1024;
 pub const PROMPT_BYTES: usize = 64 * 1024;
 /// How much of a value an error message repeats, in characters.
 pub const FOUND_CHARS: usize = 60;
+/// The longest path into arguments or a schema that an error names, in characters.
+pub const PATH_CHARS: usize = 120;
+/// The longest sentence on what is wrong with arguments or a schema, in characters.
+pub const PROBLEM_CHARS: usize = 240;

@@ -1,11 +1,11 @@
 //! Notifications and queries from the runtime to a tool server, POSTed below the server's base URL.
 //!
-//! A notification whose id is a string but not a well-formed id has [`crate::Fault::Value`]: a tool server
+//! A notification whose id is a string but not a well-formed id has [`Fault::Value`]: a tool server
 //! answers it like an unknown id.
 
 use serde::Serialize;
 
-use crate::invalid::Invalid;
+use crate::invalid::{Fault, Invalid};
 use crate::read;
 use crate::url::EndpointUrl;
 use crate::{CallId, ThreadId};
@@ -79,11 +79,7 @@ pub fn parse_status_query(bytes: &[u8]) -> Result<StatusQuery, Invalid> {
 
 /// Parses and validates a [`StatusAnswer`].
 pub fn parse_status_answer(bytes: &[u8]) -> Result<StatusAnswer, Invalid> {
-    let mut object = read::message(bytes)?;
-    match object.bool("alive")? {
-        Some(alive) => Ok(StatusAnswer { alive }),
-        None => Err(object.shape("alive", "true or false", "nothing")),
-    }
+    Ok(StatusAnswer { alive: read::message(bytes)?.bool("alive")? })
 }
 
 /// Parses and validates a [`Migrate`].
@@ -98,6 +94,7 @@ fn call(bytes: &[u8]) -> Result<(ThreadId, CallId), Invalid> {
     match (object.id("thread_id"), object.id("tool_call_id")) {
         (Ok(thread), Ok(call)) => Ok((thread, call)),
         (Err(error), Ok(_)) | (Ok(_), Err(error)) => Err(error),
-        (Err(thread), Err(call)) => Err(if call.fault == crate::Fault::Shape { call } else { thread }),
+        (Err(thread), Err(call)) if (thread.fault, call.fault) == (Fault::Value, Fault::Shape) => Err(call),
+        (Err(thread), Err(_)) => Err(thread),
     }
 }

@@ -23,13 +23,14 @@ pub(crate) fn message(bytes: &[u8]) -> Result<Object<'static>, Invalid> {
 pub(crate) fn json(bytes: &[u8]) -> Result<Value, Invalid> {
     if bytes.len() > limits::BODY_BYTES {
         let expected = format!("at most {} bytes", limits::BODY_BYTES);
-        return Err(Invalid::value(&Path::Root, expected, format!("{} bytes", bytes.len())));
+        return Err(Invalid::shape(&Path::Root, expected, format!("{} bytes", bytes.len())));
     }
     if nests_deeper_than(bytes, limits::NESTING) {
         let expected = format!("at most {} levels of nesting", limits::NESTING);
-        return Err(Invalid::value(&Path::Root, expected, "more"));
+        return Err(Invalid::shape(&Path::Root, expected, "more"));
     }
-    serde_json::from_slice(bytes).map_err(|error| Invalid::shape(&Path::Root, "JSON", error.to_string()))
+    serde_json::from_slice(bytes)
+        .map_err(|error| Invalid::shape(&Path::Root, "JSON", format!("an error: {error}")))
 }
 
 /// Looks at brackets outside of strings. Wrong JSON may be judged either way; the parser has the last word.
@@ -108,11 +109,18 @@ impl<'a> Object<'a> {
         Err(self.value(name, format!("at most {most} bytes"), format!("{} bytes", text.len())))
     }
 
-    pub(crate) fn bool(&mut self, name: &str) -> Result<Option<bool>, Invalid> {
+    pub(crate) fn optional_bool(&mut self, name: &str) -> Result<Option<bool>, Invalid> {
         match self.optional(name) {
             None => Ok(None),
             Some(Value::Bool(bool)) => Ok(Some(bool)),
             Some(other) => Err(self.shape(name, "true or false", describe(&other))),
+        }
+    }
+
+    pub(crate) fn bool(&mut self, name: &str) -> Result<bool, Invalid> {
+        match self.required(name, "true or false")? {
+            Value::Bool(bool) => Ok(bool),
+            other => Err(self.shape(name, "true or false", describe(&other))),
         }
     }
 

@@ -73,7 +73,7 @@ fn redact_word(word: &str) -> String {
     let bare = word.trim_end_matches([':', '.', '!', '?', ']', '}']);
     let tail = &word[bare.len()..];
     if let Some(at) = bare.find("://") {
-        let start = bare[..at].rfind(|c: char| !c.is_ascii_alphanumeric()).map_or(0, |i| i + 1);
+        let start = bare[..at].trim_end_matches(|c: char| c.is_ascii_alphanumeric()).len();
         return match Url::parse(&bare[start..]) {
             Ok(parsed) => format!("{}{}{tail}", &bare[..start], url(&parsed)),
             Err(_) => format!("[url]{tail}"),
@@ -108,6 +108,7 @@ mod tests {
             ("C:\\Users\\me\\x.txt is missing", "[path] is missing"),
             ("path=/var/lib/x, mode 0600", "path=[path], mode 0600"),
             ("GET https://u:p@api.example.com/v1/keys?k=s failed", "GET https://api.example.com/… failed"),
+            ("retrying→https://api.example.com/v1/keys", "retrying→https://api.example.com/…"),
             ("3/4 of and/or is fine, /done too", "3/4 of and/or is fine, /done too"),
             ("first line\n   0: backtrace::capture\n", "first line"),
             ("\n\n", ""),

@@ -93,7 +93,7 @@ pub fn parse_toolset(bytes: &[u8]) -> Result<Toolset, Invalid> {
         endpoint: object.url("endpoint")?,
         tools: tools(&mut object)?,
         version: object.optional_string("version", limits::ID_BYTES)?,
-        needs_migration: object.bool("needsMigration")?.unwrap_or(false),
+        needs_migration: object.optional_bool("needsMigration")?.unwrap_or(false),
     })
 }
 
@@ -150,10 +150,10 @@ fn annotations(value: Value, path: &Path<'_>) -> Result<Annotations, Invalid> {
     let mut object = Object::new(value, *path)?;
     Ok(Annotations {
         requires_auth: object.optional_string("requiresAuth", limits::DESCRIPTION_BYTES)?,
-        read_only: object.bool("readOnly")?,
-        destructive: object.bool("destructive")?,
-        idempotent: object.bool("idempotent")?,
-        long_running: object.bool("longRunning")?,
+        read_only: object.optional_bool("readOnly")?,
+        destructive: object.optional_bool("destructive")?,
+        idempotent: object.optional_bool("idempotent")?,
+        long_running: object.optional_bool("longRunning")?,
         extensions: object.into_rest().into_iter().filter(|(key, _)| key.starts_with("x-")).collect(),
     })
 }

@@ -40,6 +40,10 @@ fn web(text: &str) -> Result<Url, Error> {
     if text.len() > limits::URL_BYTES {
         return Err(Error::TooLong);
     }
+    // The parser would forgive white space; then the text and the URL would not be the same.
+    if text.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        return Err(Error::NotAbsolute);
+    }
     let url = Url::parse(text).map_err(|_| Error::NotAbsolute)?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(Error::Scheme);
@@ -152,6 +156,8 @@ mod tests {
             ("", Error::NotAbsolute),
             ("/relative", Error::NotAbsolute),
             ("http://", Error::NotAbsolute),
+            (" http://h/", Error::NotAbsolute),
+            ("http://h/a\nb", Error::NotAbsolute),
             ("ftp://host/", Error::Scheme),
             ("file:///etc/passwd", Error::Scheme),
             ("javascript:alert(1)", Error::Scheme),

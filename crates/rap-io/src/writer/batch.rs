@@ -14,11 +14,11 @@ use rusqlite::{Connection, ErrorCode};
 use super::queue::{Job, Queue, Ran};
 use super::{Error, WriterLimits};
 
-// The comment keeps a job from reaching our cached COMMIT, which was prepared when it was allowed.
 const BEGIN: &str = "BEGIN IMMEDIATE";
 const SAVEPOINT: &str = "SAVEPOINT rap_writer_job";
 const ROLLBACK_TO: &str = "ROLLBACK TO rap_writer_job";
 const RELEASE: &str = "RELEASE rap_writer_job";
+// The comment keeps a job from finding our cached COMMIT, which was prepared when it was allowed.
 const COMMIT: &str = "COMMIT -- by the writer";
 const ROLLBACK: &str = "ROLLBACK";
 
@@ -57,12 +57,7 @@ impl Outage {
     pub(super) fn passes(error: &rusqlite::Error) -> bool {
         matches!(
             error.sqlite_error_code(),
-            Some(
-                ErrorCode::DiskFull
-                    | ErrorCode::OutOfMemory
-                    | ErrorCode::DatabaseBusy
-                    | ErrorCode::DatabaseLocked
-            )
+            Some(ErrorCode::DiskFull | ErrorCode::OutOfMemory | ErrorCode::DatabaseBusy)
         )
     }
 }

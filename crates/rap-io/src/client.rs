@@ -1,0 +1,242 @@
+//! An HTTP client that POSTs JSON to URLs which the other side chose.
+//!
+//! Invariants:
+//! - It connects only to addresses that its policy permits: an address that is written out is judged before
+//!   connecting, a name's addresses are judged after resolving, and those very addresses are connected to.
+//! - It follows no redirect and uses no proxy: both would lead elsewhere.
+//! - No error text holds a URL's path, query or user: whoever knows a callback URL can speak in a conversation.
+//! - A call ends within its total time, and keeps a bounded part of the answer.
+
+mod error;
+mod resolver;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use bytes::{Bytes, BytesMut};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderName, HeaderValue, Request};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rap_protocol::UrlPolicy;
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
+use tokio::time::{Instant, timeout_at};
+use url::{Position, Url};
+
+pub use error::Error;
+use resolver::Resolver;
+
+/// Shorter than servers keep a connection, so that ours is seldom closed under a request.
+const IDLE_TIME: Duration = Duration::from_secs(20);
+/// The longest wait that an answer can ask for.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The client. Clones are cheap and share connections.
+#[derive(Clone)]
+pub struct Client {
+    http: legacy::Client<HttpsConnector<HttpConnector<Resolver>>, Full<Bytes>>,
+    policy: UrlPolicy,
+    limits: ClientLimits,
+    trust: Trust,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Trust {
+    Certificates,
+    Nobody,
+}
+
+/// The bounds of a client.
+#[derive(Debug, Clone, Copy)]
+pub struct ClientLimits {
+    /// For the TCP connection, shared by all addresses of a name.
+    pub connect: Duration,
+    /// For the whole call: resolving, connecting, sending, and reading the answer.
+    pub total: Duration,
+    /// How much of an answer's body is read; the connection of a longer one is dropped.
+    pub drain_bytes: usize,
+    /// How many connections to a host are kept for later.
+    pub idle_per_host: usize,
+}
+
+impl Default for ClientLimits {
+    fn default() -> Self {
+        ClientLimits {
+            connect: Duration::from_secs(5),
+            total: Duration::from_secs(30),
+            drain_bytes: 16 * 1024,
+            idle_per_host: 64,
+        }
+    }
+}
+
+/// What a server answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reply {
+    /// The status, redirects included.
+    pub status: u16,
+    /// The server's `Retry-After`, if it is a number of seconds; a day at most.
+    pub retry_after: Option<Duration>,
+    /// At most `drain_bytes` of the body, for error texts. It may be cut off.
+    pub body: Bytes,
+}
+
+impl Client {
+    /// A client with the machine's certificates, which are read now (this blocks). Without any, http still
+    /// works and https fails with [`Error::NoCertificates`].
+    pub fn new(policy: UrlPolicy, limits: ClientLimits) -> Client {
+        Client::with_tls(policy, limits, native_tls())
+    }
+
+    fn with_tls(policy: UrlPolicy, limits: ClientLimits, tls: Option<ClientConfig>) -> Client {
+        let trust = if tls.is_some() { Trust::Certificates } else { Trust::Nobody };
+        let tls = tls.unwrap_or_else(|| {
+            tls_builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth()
+        });
+        let mut tcp = HttpConnector::new_with_resolver(Resolver::new(policy));
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(limits.connect));
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(tcp);
+        let http = legacy::Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_TIME)
+            .pool_max_idle_per_host(limits.idle_per_host)
+            .build(connector);
+        Client { http, policy, limits, trust }
+    }
+
+    /// POSTs `body` as JSON. Any status is an answer, a redirect too.
+    ///
+    /// A header replaces one of the same name that came before it or that we would set. User and password in
+    /// the URL are sent as a Basic `Authorization` header. Once the status is here the call succeeds, even if
+    /// the body is too long, breaks off or takes too long.
+    pub async fn post_json(
+        &self,
+        url: &Url,
+        headers: &[(HeaderName, HeaderValue)],
+        body: Bytes,
+    ) -> Result<Reply, Error> {
+        self.policy.check(url)?;
+        if url.scheme() == "https" && self.trust == Trust::Nobody {
+            return Err(Error::NoCertificates);
+        }
+        let request = request(url, headers, body)?;
+        let deadline = Instant::now() + self.limits.total;
+        let answer = timeout_at(deadline, self.http.request(request)).await.map_err(|_| Error::TimedOut)?;
+        let response = answer.map_err(|error| Error::of(&error))?;
+        let (head, body) = response.into_parts();
+        Ok(Reply {
+            status: head.status.as_u16(),
+            retry_after: retry_after(&head.headers),
+            body: drain(body, self.limits.drain_bytes, deadline).await,
+        })
+    }
+}
+
+fn tls_builder() -> ConfigBuilder<ClientConfig, WantsVerifier> {
+    ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("bug: ring knows the usual versions of TLS")
+}
+
+fn native_tls() -> Option<ClientConfig> {
+    match tls_builder().with_native_roots() {
+        Ok(builder) => Some(builder.with_no_client_auth()),
+        Err(error) => {
+            tracing::warn!(%error, "https is impossible: this machine has no certificates");
+            None
+        }
+    }
+}
+
+fn request(
+    url: &Url,
+    headers: &[(HeaderName, HeaderValue)],
+    body: Bytes,
+) -> Result<Request<Full<Bytes>>, Error> {
+    let scheme = &url[..Position::BeforeUsername];
+    let rest = &url[Position::BeforeHost..Position::AfterQuery];
+    let mut request =
+        Request::post(format!("{scheme}{rest}")).body(Full::new(body)).map_err(|_| Error::BadUrl)?;
+    let all = request.headers_mut();
+    all.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Some(basic) = basic_auth(url) {
+        all.insert(AUTHORIZATION, basic);
+    }
+    for (name, value) in headers {
+        all.insert(name, value.clone());
+    }
+    Ok(request)
+}
+
+fn basic_auth(url: &Url) -> Option<HeaderValue> {
+    if url.username().is_empty() && url.password().is_none() {
+        return None;
+    }
+    let mut plain = percent_decoded(url.username());
+    plain.push(b':');
+    plain.extend(percent_decoded(url.password().unwrap_or("")));
+    let text = format!("Basic {}", BASE64_STANDARD.encode(plain));
+    let mut value = HeaderValue::try_from(text).expect("bug: base64 is fit for a header");
+    value.set_sensitive(true);
+    Some(value)
+}
+
+/// `%` without two hexadecimal digits stands for itself.
+fn percent_decoded(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        let (byte, next) = match escaped(rest) {
+            Some(byte) => (byte, &rest[3..]),
+            None => (*first, after),
+        };
+        bytes.push(byte);
+        rest = next;
+    }
+    bytes
+}
+
+fn escaped(text: &[u8]) -> Option<u8> {
+    let [b'%', high, low, ..] = text else { return None };
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    Some((digit(*high)? * 16 + digit(*low)?) as u8)
+}
+
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    // More digits than a u64 holds are more than a day.
+    let seconds = text.parse().unwrap_or(u64::MAX);
+    Some(Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
+}
+
+/// Reads up to `limit` bytes. A body that was read to its end leaves its connection for later; dropping any
+/// other closes the connection.
+async fn drain(mut body: Incoming, limit: usize, deadline: Instant) -> Bytes {
+    let mut read = BytesMut::new();
+    while let Ok(Some(Ok(frame))) = timeout_at(deadline, body.frame()).await {
+        let Some(data) = frame.data_ref() else { continue };
+        let room = limit - read.len();
+        read.extend_from_slice(&data[..data.len().min(room)]);
+        if data.len() > room {
+            break;
+        }
+    }
+    read.freeze()
+}

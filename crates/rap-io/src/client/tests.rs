@@ -1,0 +1,373 @@
+//! Calls against real servers on loopback. Each server tells the test what it saw; nothing waits by the clock
+//! except the time-outs that are tested.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use rustls::pki_types::PrivatePkcs8KeyDer;
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+use super::*;
+
+const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+/// Stands for everything in a URL that must not be seen.
+const SECRET: &str = "s3cr3t";
+
+struct Server {
+    port: u16,
+    connections: Arc<AtomicUsize>,
+    /// Head and body of each request, as they came.
+    requests: mpsc::Receiver<String>,
+}
+
+impl Server {
+    /// Calls `answer` after each request, until it fails or the client leaves.
+    fn start(answer: impl Fn(&mut TcpStream) -> io::Result<()> + Send + Sync + 'static) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let (saw, requests) = mpsc::channel();
+        let (answer, count) = (Arc::new(answer), Arc::clone(&connections));
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                count.fetch_add(1, Ordering::SeqCst);
+                let (answer, saw) = (Arc::clone(&answer), saw.clone());
+                thread::spawn(move || serve(stream.unwrap(), saw, answer.as_ref()));
+            }
+        });
+        Server { port, connections, requests }
+    }
+
+    fn saying(text: &'static str) -> Server {
+        Server::start(move |stream| stream.write_all(text.as_bytes()))
+    }
+
+    fn url(&self) -> Url {
+        self.at("127.0.0.1")
+    }
+
+    fn at(&self, host: &str) -> Url {
+        Url::parse(&format!("http://{host}:{}/{SECRET}?q={SECRET}", self.port)).unwrap()
+    }
+}
+
+fn serve(
+    mut stream: TcpStream,
+    saw: mpsc::Sender<String>,
+    answer: &dyn Fn(&mut TcpStream) -> io::Result<()>,
+) {
+    stream.set_nodelay(true).unwrap();
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    while let Ok(request) = read_request(&mut reader) {
+        // The test may have ended.
+        saw.send(request).ok();
+        if answer(&mut stream).is_err() {
+            return;
+        }
+    }
+}
+
+fn read_request(reader: &mut impl BufRead) -> io::Result<String> {
+    let mut request = String::new();
+    while !request.ends_with("\r\n\r\n") {
+        if reader.read_line(&mut request)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    let length = request.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+    let mut body = vec![0; length.parse().unwrap()];
+    reader.read_exact(&mut body)?;
+    request.push_str(std::str::from_utf8(&body).unwrap());
+    Ok(request)
+}
+
+fn client() -> Client {
+    Client::new(UrlPolicy::Local, ClientLimits::default())
+}
+
+fn impatient() -> Client {
+    Client::new(
+        UrlPolicy::Local,
+        ClientLimits { total: Duration::from_millis(500), ..ClientLimits::default() },
+    )
+}
+
+async fn post(client: &Client, url: &Url) -> Result<Reply, Error> {
+    client.post_json(url, &[], Bytes::from_static(b"{}")).await
+}
+
+/// The error of a call, after a look at what it shows.
+async fn error(client: &Client, url: &Url) -> Error {
+    let error = post(client, url).await.unwrap_err();
+    let mut shown = format!("{error} {error:?}");
+    let mut cause = std::error::Error::source(&error);
+    while let Some(deeper) = cause {
+        shown += &format!(" {deeper} {deeper:?}");
+        cause = deeper.source();
+    }
+    assert!(!shown.contains(SECRET), "{shown}");
+    error
+}
+
+#[tokio::test]
+async fn a_post_arrives_with_its_headers_and_is_answered() {
+    let server = Server::saying(OK);
+    let headers = [(HeaderName::from_static("x-one"), HeaderValue::from_static("1"))];
+    let reply = client().post_json(&server.url(), &headers, Bytes::from_static(b"{\"a\":1}")).await.unwrap();
+    assert_eq!(reply, Reply { status: 200, retry_after: None, body: Bytes::from_static(b"ok") });
+    let request = server.requests.recv().unwrap();
+    assert!(request.starts_with(&format!("POST /{SECRET}?q={SECRET} HTTP/1.1\r\n")), "{request}");
+    assert!(request.contains("\r\ncontent-type: application/json\r\n"), "{request}");
+    assert!(request.contains("\r\nx-one: 1\r\n"), "{request}");
+    assert!(request.contains(&format!("\r\nhost: 127.0.0.1:{}\r\n", server.port)), "{request}");
+    assert!(request.ends_with("\r\n\r\n{\"a\":1}"), "{request}");
+}
+
+#[tokio::test]
+async fn a_name_is_resolved_and_connected_to() {
+    let server = Server::saying(OK);
+    assert_eq!(post(&client(), &server.at("localhost")).await.unwrap().status, 200);
+}
+
+#[tokio::test]
+async fn user_and_password_become_a_header() {
+    let server = Server::saying(OK);
+    let url = server.at("us%20er:p%40ss%@127.0.0.1");
+    post(&client(), &url).await.unwrap();
+    let request = server.requests.recv().unwrap();
+    let expected = format!("\r\nauthorization: Basic {}\r\n", BASE64_STANDARD.encode("us er:p@ss%"));
+    assert!(request.contains(&expected), "{request}");
+    assert!(!request.contains("us%20er") && !request.contains("p%40ss"), "{request}");
+    // What the caller says goes before what the URL says.
+    let own = [(AUTHORIZATION, HeaderValue::from_static("Bearer own"))];
+    client().post_json(&url, &own, Bytes::from_static(b"{}")).await.unwrap();
+    let request = server.requests.recv().unwrap();
+    assert!(request.contains("\r\nauthorization: Bearer own\r\n") && !request.contains("Basic"), "{request}");
+}
+
+#[tokio::test]
+async fn calls_in_a_row_share_a_connection() {
+    let server = Server::saying(OK);
+    let client = client();
+    for _ in 0..20 {
+        assert_eq!(post(&client, &server.url()).await.unwrap().status, 200);
+    }
+    // A connection comes back to the pool on a task of its own, which a next call may overtake.
+    let connections = server.connections.load(Ordering::SeqCst);
+    assert!(connections <= 3, "20 calls took {connections} connections");
+}
+
+#[tokio::test]
+async fn retry_after_is_read_if_it_is_a_number() {
+    let server = Server::saying("HTTP/1.1 503 Busy\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n");
+    let reply = post(&client(), &server.url()).await.unwrap();
+    assert_eq!((reply.status, reply.retry_after), (503, Some(Duration::from_secs(7))));
+    let table = [
+        ("0", Some(0)),
+        (" 120 ", Some(120)),
+        ("86401", Some(86_400)),
+        ("99999999999999999999999", Some(86_400)),
+        ("", None),
+        ("-1", None),
+        ("+1", None),
+        ("1.5", None),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", None),
+    ];
+    for (text, expected) in table {
+        let headers = HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static(text))]);
+        assert_eq!(retry_after(&headers), expected.map(Duration::from_secs), "{text:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_redirect_is_an_answer_and_not_followed() {
+    let target = Server::saying(OK);
+    let port = target.port;
+    let server = Server::start(move |stream| {
+        let head = "HTTP/1.1 302 Found\r\ncontent-length: 0\r\nlocation: http://127.0.0.1:";
+        write!(stream, "{head}{port}/\r\n\r\n")
+    });
+    assert_eq!(post(&client(), &server.url()).await.unwrap().status, 302);
+    assert_eq!(target.connections.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn a_server_that_never_answers_is_given_up() {
+    let server = Server::saying("");
+    assert!(matches!(error(&impatient(), &server.url()).await, Error::TimedOut));
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_end_in_time_does_not_hide_the_status() {
+    let server = Server::saying("HTTP/1.1 202 Accepted\r\ncontent-length: 10\r\n\r\nhalf");
+    let reply = post(&impatient(), &server.url()).await.unwrap();
+    assert_eq!((reply.status, &reply.body[..]), (202, &b"half"[..]));
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_does_not_hide_the_status() {
+    let server = Server::start(|stream| {
+        stream.write_all(b"HTTP/1.1 500 Oops\r\ncontent-length: 10\r\n\r\nhalf")?;
+        Err(io::ErrorKind::Other.into())
+    });
+    let reply = post(&client(), &server.url()).await.unwrap();
+    assert_eq!((reply.status, &reply.body[..]), (500, &b"half"[..]));
+}
+
+#[tokio::test]
+async fn an_endless_body_is_cut_off_with_its_connection() {
+    let (cut, was_cut) = mpsc::channel();
+    let server = Server::start(move |stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
+        while stream.write_all(b"4\r\nabcd\r\n").is_ok() {}
+        cut.send(()).map_err(io::Error::other)?;
+        Err(io::ErrorKind::BrokenPipe.into())
+    });
+    let (client, began) = (client(), Instant::now());
+    let reply = post(&client, &server.url()).await.unwrap();
+    assert_eq!((reply.status, reply.body.len()), (200, 16 * 1024));
+    assert!(began.elapsed() < client.limits.total, "cut off by its length, not by time");
+    // The connection is closed by its task, which runs when this one waits.
+    tokio::task::spawn_blocking(move || was_cut.recv().unwrap()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_body_of_just_the_limit_is_whole() {
+    let server = Server::saying("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n12345");
+    for (drain_bytes, expected) in [(5, "12345"), (4, "1234"), (0, "")] {
+        let client = Client::new(UrlPolicy::Local, ClientLimits { drain_bytes, ..ClientLimits::default() });
+        assert_eq!(post(&client, &server.url()).await.unwrap().body, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_refused_connection_is_unreachable() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let url = Url::parse(&format!("http://{SECRET}:{SECRET}@127.0.0.1:{free}/{SECRET}")).unwrap();
+    let error = error(&client(), &url).await;
+    assert!(matches!(&error, Error::Unreachable(why) if why == "connection refused"), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_name_that_does_not_exist_is_unreachable() {
+    // A label this long is refused before any name server is asked.
+    let url = Url::parse(&format!("http://{}.invalid/{SECRET}", "x".repeat(64))).unwrap();
+    let error = error(&client(), &url).await;
+    assert!(matches!(&error, Error::Unreachable(why) if why.contains("resolved")), "{error:?}");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_http_is_told_as_such() {
+    let server = Server::saying("SSH-2.0-OpenSSH_9.2\r\n\r\n");
+    assert!(matches!(error(&client(), &server.url()).await, Error::Protocol(_)));
+    let server = Server::start(|_| Err(io::ErrorKind::Other.into()));
+    assert!(matches!(error(&client(), &server.url()).await, Error::Protocol(_)));
+}
+
+#[tokio::test]
+async fn forbidden_addresses_never_see_a_connection() {
+    for host in ["169.254.169.254", "[fe80::1]", "[::ffff:169.254.169.254]"] {
+        let url = Url::parse(&format!("http://{host}/{SECRET}")).unwrap();
+        assert!(matches!(error(&client(), &url).await, Error::Forbidden(_)), "{host}");
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    for policy in [UrlPolicy::Private, UrlPolicy::Public] {
+        let client = Client::new(policy, ClientLimits::default());
+        for host in ["localhost", "127.0.0.1", "[::ffff:127.0.0.1]", "2130706433"] {
+            let url = Url::parse(&format!("http://{host}:{port}/{SECRET}")).unwrap();
+            assert!(matches!(error(&client, &url).await, Error::Forbidden(_)), "{host}");
+        }
+    }
+    assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    let ftp = Url::parse(&format!("ftp://127.0.0.1/{SECRET}")).unwrap();
+    assert!(matches!(error(&client(), &ftp).await, Error::Forbidden(_)));
+}
+
+#[tokio::test]
+async fn without_certificates_http_works_and_https_says_what_is_missing() {
+    let server = Server::saying(OK);
+    let client = Client::with_tls(UrlPolicy::Local, ClientLimits::default(), None);
+    assert_eq!(post(&client, &server.url()).await.unwrap().status, 200);
+    let mut url = server.url();
+    url.set_scheme("https").unwrap();
+    let error = error(&client, &url).await;
+    assert!(matches!(error, Error::NoCertificates));
+    assert!(error.to_string().contains("ca-certificates"), "{error}");
+}
+
+/// Trusts nobody but the certificate of the tests.
+fn trusting(certificates: &[&'static [u8]]) -> Client {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates {
+        roots.add((*certificate).into()).unwrap();
+    }
+    let tls = tls_builder().with_root_certificates(roots).with_no_client_auth();
+    Client::with_tls(UrlPolicy::Local, ClientLimits::default(), Some(tls))
+}
+
+/// For 127.0.0.1 alone, until the year 2126: `openssl req -x509 … -addext subjectAltName=IP:127.0.0.1`.
+const CERTIFICATE: &[u8] = include_bytes!("testdata/loopback.cert.der");
+const CERTIFICATE_KEY: &[u8] = include_bytes!("testdata/loopback.key.der");
+
+/// Answers one request over TLS.
+fn tls_server() -> u16 {
+    let key = PrivatePkcs8KeyDer::from(CERTIFICATE_KEY).into();
+    let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![CERTIFICATE.into()], key)
+        .unwrap();
+    let session = ServerConnection::new(Arc::new(config)).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut reader = BufReader::new(StreamOwned::new(session, stream));
+        // A client that does not trust us leaves before it has asked.
+        if read_request(&mut reader).is_ok() {
+            reader.get_mut().write_all(OK.as_bytes()).unwrap();
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn https_works_with_a_server_that_is_trusted_and_with_no_other() {
+    let table = [
+        ("127.0.0.1", &[CERTIFICATE][..], None),
+        ("127.0.0.1", &[], Some("UnknownIssuer")),
+        ("localhost", &[CERTIFICATE], Some("not valid for")),
+    ];
+    for (host, certificates, expected) in table {
+        let url = Url::parse(&format!("https://{host}:{}/{SECRET}", tls_server())).unwrap();
+        let client = trusting(certificates);
+        let Some(expected) = expected else {
+            assert_eq!(post(&client, &url).await.unwrap().status, 200);
+            continue;
+        };
+        let error = error(&client, &url).await;
+        let Error::Unreachable(why) = error else { panic!("{error:?}") };
+        assert!(why.starts_with("TLS: ") && why.contains(expected), "{why}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_without_tls_is_unreachable_by_https() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+        // Stays open until the client has seen enough.
+        io::copy(&mut stream, &mut io::sink()).ok();
+    });
+    let url = Url::parse(&format!("https://127.0.0.1:{port}/{SECRET}")).unwrap();
+    let error = error(&trusting(&[]), &url).await;
+    assert!(matches!(&error, Error::Unreachable(why) if why.starts_with("TLS: ")), "{error:?}");
+}

@@ -1,0 +1,240 @@
+//! The shell around the rules: what is accepted is written down, run, answered and delivered.
+//!
+//! Every change of a call goes through [`Engine::commit`] or one of the jobs here: load, step, write in one
+//! transaction, and only then act. What must never happen: a 200 before the commit, an effect of a step that
+//! was not committed, a wait of one caller for another's callback.
+
+mod accept;
+mod delivery;
+mod open;
+mod run;
+mod upkeep;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use axum::body::Bytes;
+use futures_util::future::BoxFuture;
+use rap_io::client::Client;
+use rap_io::lock::DirLock;
+use rap_io::writer::{Error as WriteError, Lane, Writer};
+use rap_protocol::{ThreadId, Timestamp};
+use rusqlite::Connection;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::auth::{Caller, Callers};
+use crate::call::Thread;
+use crate::error::Error;
+use crate::journal::{Applied, Book, Seq, recovery};
+use crate::limits::Limits;
+use crate::rate::Limiter;
+use crate::rules::{Dropped, Ignored, Input, State};
+use crate::tool::Tool;
+
+pub(crate) use accept::{Accepted, Refusal};
+pub(crate) use open::{Parts, open};
+
+/// What runs when a thread is closed.
+pub(crate) type CloseHook = Arc<dyn Fn(Thread) -> BoxFuture<'static, Result<(), Error>> + Send + Sync>;
+
+/// A tool and the compiled schema of its arguments.
+pub(crate) struct Offered {
+    pub(crate) tool: Tool,
+    pub(crate) schema: rap_protocol::InputSchema,
+}
+
+/// A running tool server, but for its sockets.
+pub(crate) struct Engine {
+    pub(crate) limits: Limits,
+    pub(crate) callers: Callers,
+    /// The toolset as it is served, and its version.
+    pub(crate) manifest: Bytes,
+    pub(crate) version: String,
+    pub(crate) notifications: Limiter<Caller>,
+    /// Bounds what is in memory of requests that arrive.
+    pub(crate) arriving: Arc<Semaphore>,
+    tools: HashMap<String, Offered>,
+    on_close: Option<CloseHook>,
+    invocations: Limiter<Caller>,
+    calls: Arc<Semaphore>,
+    subscriptions: Arc<Semaphore>,
+    book: Book,
+    writer: Writer,
+    client: Client,
+    runs: Mutex<HashMap<Seq, Arc<Run>>>,
+    early: Mutex<accept::EarlyCancels>,
+    lanes: Mutex<delivery::Lanes>,
+    /// Something may be due for delivery.
+    due: Notify,
+    /// The server is stopping: nothing new begins.
+    stopping: CancellationToken,
+    /// The time to finish is over.
+    ended: CancellationToken,
+    tasks: TaskTracker,
+    _lock: DirLock,
+}
+
+/// A handler at work.
+pub(crate) struct Run {
+    /// Nobody wants its result any more.
+    pub(crate) stop: CancellationToken,
+    /// One of its events was delivered, so that another may wait.
+    pub(crate) room: Notify,
+    /// Its place among the calls, or among the subscriptions.
+    place: Mutex<Option<OwnedSemaphorePermit>>,
+    seq: OnceLock<Seq>,
+}
+
+impl Run {
+    fn new(place: Option<OwnedSemaphorePermit>) -> Arc<Self> {
+        let place = Mutex::new(place);
+        Arc::new(Run { stop: CancellationToken::new(), room: Notify::new(), place, seq: OnceLock::new() })
+    }
+}
+
+/// The longest pause before a commit is tried again.
+const COMMIT_PAUSE: Duration = Duration::from_secs(5);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("bug: nothing panics under a lock")
+}
+
+impl Engine {
+    pub(crate) fn now(&self) -> Timestamp {
+        SystemTime::now().into()
+    }
+
+    /// Whether the server is on its way down.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.is_cancelled()
+    }
+
+    /// The thread of a caller, with the key that it is known by here.
+    fn thread(&self, caller: &Caller, thread: &ThreadId) -> Thread {
+        let mac = self.book.key.mac(&[b"thread", caller.bytes(), thread.as_str().as_bytes()]);
+        let key = mac[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        Thread::new(thread.clone(), key)
+    }
+
+    /// Gives a run a place among the subscriptions instead of one among the calls.
+    pub(crate) fn admit_subscription(&self, run: &Run) -> Result<(), Error> {
+        match Arc::clone(&self.subscriptions).try_acquire_owned() {
+            Ok(place) => {
+                *lock(&run.place) = Some(place);
+                Ok(())
+            }
+            Err(_) => {
+                Err(Error::new("this server has as many subscriptions as it can hold; cancel some first"))
+            }
+        }
+    }
+
+    /// Takes a call one step further. Returns when that is on disk: what was accepted is kept until it can be
+    /// written, however long the disk is full.
+    pub(crate) async fn commit(
+        self: &Arc<Self>,
+        call: Seq,
+        input: Input,
+        cursor: Option<String>,
+    ) -> Result<(), Ignored> {
+        let step = move |engine: &Engine, db: &Connection| {
+            let stepped = engine.book.step(db, call, input.clone(), engine.now())?;
+            if let (Ok(_), Some(cursor)) = (&stepped, &cursor) {
+                recovery::save_cursor(db, call, cursor)?;
+            }
+            Ok(stepped)
+        };
+        match self.write(step).await {
+            Some(Ok(applied)) => {
+                self.follow(call, applied);
+                Ok(())
+            }
+            Some(Err(ignored)) => Err(ignored),
+            None => Err(Ignored::Over),
+        }
+    }
+
+    /// Stores where a subscription stands.
+    pub(crate) async fn save_cursor(self: &Arc<Self>, call: Seq, cursor: String) {
+        self.write(move |_, db| recovery::save_cursor(db, call, &cursor)).await;
+    }
+
+    /// Writes until it is written. `None`: the server is gone, or the job is broken.
+    async fn write<T: Send + 'static>(
+        self: &Arc<Self>,
+        job: impl Fn(&Engine, &Connection) -> rusqlite::Result<T> + Clone + Send + 'static,
+    ) -> Option<T> {
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let (engine, job) = (Arc::clone(self), job.clone());
+            match self.writer.run(Lane::Internal, move |db| job(&engine, db)).await {
+                Ok(done) => return Some(done),
+                Err(WriteError::Closed) => return None,
+                Err(WriteError::Panicked) => {
+                    tracing::error!("a write to the journal panicked and was dropped; this is a bug");
+                    return None;
+                }
+                Err(error) => tracing::warn!(%error, "the journal can not be written; trying again"),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(COMMIT_PAUSE);
+        }
+    }
+
+    /// Acts on a step that is on disk.
+    fn follow(self: &Arc<Self>, call: Seq, applied: Applied) {
+        if applied.stops_handler() {
+            self.stop(call);
+        }
+        if applied.dropped == Dropped::Everything {
+            self.interrupt_delivery(call);
+        }
+        if applied.head.events_wait < applied.before.events_wait {
+            self.make_room(call);
+        }
+        if applied.head.state == State::Settled {
+            tracing::debug!(call, "settled");
+        }
+        if let Some(letter) = applied.first {
+            self.deliver(letter.call, letter.origin, Some(letter));
+        }
+    }
+
+    /// Tells a handler that nobody waits for it any more.
+    fn stop(&self, call: Seq) {
+        let run = lock(&self.runs).get(&call).cloned();
+        if let Some(run) = run {
+            run.stop.cancel();
+            run.room.notify_waiters();
+        }
+    }
+
+    fn make_room(&self, call: Seq) {
+        let run = lock(&self.runs).get(&call).cloned();
+        if let Some(run) = run {
+            run.room.notify_waiters();
+        }
+    }
+
+    /// Stops: subscriptions at once, since they will be resumed; calls and deliveries when they are done, or when
+    /// the time is over. Nothing that was accepted is lost either way.
+    pub(crate) async fn shut_down(self: &Arc<Self>) {
+        self.stopping.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(self.limits.stop_within, self.tasks.wait()).await.is_err() {
+            tracing::warn!(calls = lock(&self.runs).len(), "still at work when the time to finish was over");
+        }
+        self.ended.cancel();
+        // Handlers that block their thread can not be dropped; they are not waited for.
+        if tokio::time::timeout(Duration::from_secs(1), self.tasks.wait()).await.is_err() {
+            tracing::warn!("a handler blocks its thread and could not be stopped");
+        }
+        if let Err(error) = self.writer.run(Lane::Internal, recovery::stopped_in_order).await {
+            tracing::warn!(%error, "could not note that the server stopped in order");
+        }
+        self.writer.close().await;
+    }
+}

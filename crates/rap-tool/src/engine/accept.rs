@@ -1,0 +1,277 @@
+//! What comes in: invocations, cancellations, closings, questions.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use rap_io::writer::{Error as WriteError, Lane};
+use rap_protocol::{
+    BadInvocation, CallId, CancelToolCall, Fault, Invalid, Invocation, StatusQuery, ThreadId, Timestamp,
+    parse_invocation,
+};
+use rusqlite::Connection;
+
+use super::{Engine, Run, lock};
+use crate::auth::Caller;
+use crate::journal::{self, Applied, NewCall, Seq, StoredCall, recovery};
+use crate::rules::{Input, Returned};
+
+/// An invocation was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Accepted {
+    New,
+    Repeat,
+}
+
+/// Why something that came in was not taken.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// It can not be read, or there is nowhere to answer.
+    Invalid(Invalid),
+    /// It was made for another version of the toolset.
+    Stale,
+    /// Too much at once: come back later.
+    Overloaded,
+    /// The journal can not be written: come back later.
+    Unavailable,
+}
+
+impl From<WriteError> for Refusal {
+    fn from(error: WriteError) -> Self {
+        if matches!(error, WriteError::Busy) {
+            return Refusal::Overloaded;
+        }
+        tracing::warn!(%error, "the journal can not be written");
+        Refusal::Unavailable
+    }
+}
+
+/// An invocation on its way into the journal.
+struct Incoming {
+    call: NewCall,
+    run: Arc<Run>,
+    what: What,
+}
+
+enum What {
+    Sound { invocation: Box<Invocation>, stale: bool },
+    Defective(Invalid),
+}
+
+/// What the journal made of it.
+enum Entry {
+    /// It is to be run. The journal may know it already, from a commit that nobody was sure of.
+    Run(Accepted, StoredCall),
+    /// It is over before it began.
+    Over(Seq, Applied),
+    Repeat,
+    Stale,
+}
+
+impl Engine {
+    /// Takes an invocation: returns when it is on disk, and has started it.
+    pub(crate) async fn accept(self: &Arc<Self>, caller: Caller, body: Bytes) -> Result<Accepted, Refusal> {
+        if self.is_stopping() || !self.invocations.admits(&caller) {
+            return Err(Refusal::Overloaded);
+        }
+        let incoming = self.read(caller, &body)?;
+        drop(body);
+        // The rest must not stop halfway when the client hangs up.
+        let engine = Arc::clone(self);
+        tokio::spawn(async move { engine.enter(incoming).await }).await.unwrap_or(Err(Refusal::Unavailable))
+    }
+
+    fn read(&self, caller: Caller, body: &[u8]) -> Result<Incoming, Refusal> {
+        let (call, what) = match parse_invocation(body) {
+            Ok(invocation) => {
+                let call = self.book.new_call(caller, invocation.address.clone(), Some(&invocation));
+                let stale =
+                    invocation.toolset_version.as_ref().is_some_and(|version| *version != self.version);
+                (call, What::Sound { invocation: Box::new(invocation), stale })
+            }
+            Err(BadInvocation { error, address: Some(address) }) => {
+                (self.book.new_call(caller, *address, None), What::Defective(error))
+            }
+            Err(BadInvocation { error, address: None }) => return Err(Refusal::Invalid(error)),
+        };
+        self.check_callback(&call)?;
+        let place = Arc::clone(&self.calls).try_acquire_owned().map_err(|_| Refusal::Overloaded)?;
+        Ok(Incoming { call, run: Run::new(Some(place)), what })
+    }
+
+    /// A URL that we will never send to is refused while somebody listens.
+    fn check_callback(&self, call: &NewCall) -> Result<(), Refusal> {
+        let url = call.address.callback_url.to_url();
+        self.limits.callbacks_to.check(&url).map_err(|forbidden| {
+            Refusal::Invalid(Invalid {
+                fault: Fault::Value,
+                path: "$.callback_url".into(),
+                expected: "a URL that this server may send to".into(),
+                found: forbidden.to_string(),
+            })
+        })
+    }
+
+    async fn enter(self: Arc<Self>, incoming: Incoming) -> Result<Accepted, Refusal> {
+        let run = Arc::clone(&incoming.run);
+        let engine = Arc::clone(&self);
+        let written = self.writer.run(Lane::External, move |db| engine.write_down(db, incoming)).await;
+        match written {
+            Ok(Entry::Run(accepted, stored)) => {
+                self.start(stored, run);
+                Ok(accepted)
+            }
+            Ok(Entry::Over(seq, applied)) => {
+                self.follow(seq, applied);
+                Ok(Accepted::New)
+            }
+            Ok(Entry::Repeat) => Ok(Accepted::Repeat),
+            Ok(Entry::Stale) => Err(Refusal::Stale),
+            Err(error) => {
+                if let Some(seq) = run.seq.get() {
+                    lock(&self.runs).remove(seq);
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    /// A repeat is recognised before the version is compared, so that it is answered like the first time.
+    fn write_down(&self, db: &Connection, incoming: Incoming) -> rusqlite::Result<Entry> {
+        let Incoming { call, run, what } = incoming;
+        let now = self.now();
+        if journal::knows(db, &call.identity)? {
+            let orphan = recovery::unfinished_call(db, &call.identity)?;
+            let orphan = orphan.filter(|stored| !lock(&self.runs).contains_key(&stored.seq));
+            return Ok(orphan.map_or(Entry::Repeat, |stored| {
+                self.register(stored.seq, &run);
+                Entry::Run(Accepted::Repeat, stored)
+            }));
+        }
+        let invocation = match what {
+            What::Sound { stale: true, .. } => return Ok(Entry::Stale),
+            What::Sound { invocation, .. } => Ok(invocation),
+            What::Defective(defect) => Err(format!("the invocation is not valid: {defect}")),
+        };
+        let seq = journal::insert(db, &call, now)?;
+        let over = match &invocation {
+            Err(defect) => Some(Input::Returned(Returned::Error(defect.clone()))),
+            Ok(_) if lock(&self.early).knows(&call, now) => Some(Input::Cancelled),
+            Ok(_) => None,
+        };
+        if let Some(input) = over {
+            let applied = self.book.step(db, seq, input, now)?;
+            return Ok(Entry::Over(seq, applied.expect("bug: a new call can end")));
+        }
+        self.register(seq, &run);
+        let invocation = invocation.expect("bug: a defective invocation is over");
+        Ok(Entry::Run(Accepted::New, stored(seq, call, *invocation)))
+    }
+
+    /// From here on a cancellation finds the run, even one that is committed together with its call.
+    pub(super) fn register(&self, seq: Seq, run: &Arc<Run>) {
+        run.seq.set(seq).expect("bug: a run belongs to one call");
+        lock(&self.runs).insert(seq, Arc::clone(run));
+    }
+
+    /// Cancels what the caller calls so, now or, if it is overtaken, when it comes.
+    pub(crate) async fn cancel(
+        self: &Arc<Self>,
+        caller: Caller,
+        what: CancelToolCall,
+    ) -> Result<(), Refusal> {
+        let engine = Arc::clone(self);
+        let CancelToolCall { thread_id, tool_call_id } = what;
+        let cancelled = self.writer.run(Lane::External, move |db| {
+            let now = engine.now();
+            let cancelled = engine.book.cancel(db, &caller, &thread_id, &tool_call_id, now)?;
+            if cancelled.is_none() {
+                tracing::info!(thread = ?thread_id, call = ?tool_call_id, "cancelled a call that is not known here");
+                lock(&engine.early).note(caller, thread_id, tool_call_id, now);
+            }
+            Ok(cancelled)
+        });
+        for (seq, applied) in cancelled.await?.unwrap_or_default() {
+            self.follow(seq, applied);
+        }
+        Ok(())
+    }
+
+    /// Closes a thread of the caller. What belongs to it is cleared away in the background.
+    pub(crate) async fn close(self: &Arc<Self>, caller: Caller, thread: ThreadId) -> Result<(), Refusal> {
+        let engine = Arc::clone(self);
+        let (owner, id) = (caller.clone(), thread.clone());
+        let closing = move |db: &Connection| engine.book.close(db, &owner, &id, engine.now());
+        match self.writer.run(Lane::External, closing).await? {
+            None => tracing::info!(?thread, "closed a thread that is not known here"),
+            Some(closed) => self.closed(caller, thread, closed),
+        }
+        Ok(())
+    }
+
+    /// Will a result, or further events, still come?
+    pub(crate) async fn is_alive(
+        self: &Arc<Self>,
+        caller: Caller,
+        what: StatusQuery,
+    ) -> Result<bool, Refusal> {
+        let alive =
+            move |db: &Connection| journal::is_alive(db, &caller, &what.thread_id, &what.tool_call_id);
+        Ok(self.writer.run(Lane::External, alive).await?)
+    }
+}
+
+fn stored(seq: Seq, call: NewCall, invocation: Invocation) -> StoredCall {
+    StoredCall {
+        seq,
+        caller: call.caller,
+        thread: call.address.group_id,
+        id: call.address.id,
+        operation: call.operation,
+        arguments: invocation.arguments,
+        ancestors: invocation.thread_ancestors,
+        user_id: invocation.user_id,
+        confirmed: false,
+        cursor: None,
+    }
+}
+
+/// Cancellations of calls that have not come yet. Only a hint, so it lives in memory and is bounded.
+#[derive(Default)]
+pub(crate) struct EarlyCancels {
+    at: HashMap<(Caller, ThreadId, CallId), Timestamp>,
+    order: VecDeque<(Timestamp, (Caller, ThreadId, CallId))>,
+}
+
+impl EarlyCancels {
+    /// How many are remembered.
+    const MOST: usize = 4_096;
+    /// How long.
+    const FOR: Duration = Duration::from_secs(600);
+
+    fn note(&mut self, caller: Caller, thread: ThreadId, call: CallId, now: Timestamp) {
+        let name = (caller, thread, call);
+        self.at.insert(name.clone(), now);
+        self.order.push_back((now, name));
+        while self.order.len() > Self::MOST || self.order.front().is_some_and(|(at, _)| is_old(*at, now)) {
+            let Some((at, name)) = self.order.pop_front() else { break };
+            // A name that was noted again since then lives on.
+            if self.at.get(&name) == Some(&at) {
+                self.at.remove(&name);
+            }
+        }
+    }
+
+    fn knows(&self, call: &NewCall, now: Timestamp) -> bool {
+        if self.at.is_empty() {
+            return false;
+        }
+        let name = (call.caller.clone(), call.address.group_id.clone(), call.address.id.clone());
+        self.at.get(&name).is_some_and(|at| !is_old(*at, now))
+    }
+}
+
+fn is_old(at: Timestamp, now: Timestamp) -> bool {
+    now.since(at) > EarlyCancels::FOR
+}

@@ -1,0 +1,242 @@
+//! The endpoints. Each answers at once; what a request costs is bounded before its body is looked at.
+//!
+//! The order is: who is calling, what kind of body, how large, and only then what it says. No answer tells
+//! anything about threads or calls but `/tool_call_status`, and that only about the caller's own.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use http_body_util::BodyExt;
+use rap_protocol::{
+    CANCEL_TOOL_CALL_PATH, CLOSE_THREAD_PATH, DISCOVERY_PATH, Fault, Invalid, StatusAnswer,
+    TOOL_CALL_STATUS_PATH, limits, parse_cancel_tool_call, parse_close_thread, parse_status_query,
+};
+use serde_json::json;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::auth::Caller;
+use crate::engine::{Accepted, Engine, Refusal};
+
+/// Where invocations are POSTed, below the public URL.
+pub(crate) const INVOKE_PATH: &str = "/invoke";
+
+/// When to come back after a 503, in seconds.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+pub(crate) fn router(engine: Arc<Engine>) -> Router {
+    Router::new()
+        .route(DISCOVERY_PATH, get(discover))
+        .route(INVOKE_PATH, post(invoke))
+        .route(CLOSE_THREAD_PATH, post(close_thread))
+        .route(CANCEL_TOOL_CALL_PATH, post(cancel_tool_call))
+        .route(TOOL_CALL_STATUS_PATH, post(tool_call_status))
+        .with_state(engine)
+}
+
+async fn discover(State(engine): State<Arc<Engine>>) -> Response {
+    let json = HeaderValue::from_static("application/json");
+    ([(header::CONTENT_TYPE, json)], engine.manifest.clone()).into_response()
+}
+
+async fn invoke(State(engine): State<Arc<Engine>>, request: Request) -> Result<StatusCode, Refused> {
+    let caller = recognise(&engine, request.headers())?;
+    let arrived = read_body(&engine, request).await?;
+    match engine.accept(caller, arrived.body).await {
+        Ok(Accepted::New | Accepted::Repeat) => Ok(StatusCode::OK),
+        Err(Refusal::Invalid(invalid)) => Err(Refused::unreadable(&invalid)),
+        Err(Refusal::Stale) => Err(Refused::new(
+            StatusCode::CONFLICT,
+            "stale_toolset",
+            "the toolset has changed; fetch it again",
+        )),
+        Err(Refusal::Overloaded) => Err(Refused::for_now("overloaded", "too much at once; try again later")),
+        Err(Refusal::Unavailable) => {
+            Err(Refused::for_now("unavailable", "nothing can be stored right now; try again later"))
+        }
+    }
+}
+
+async fn close_thread(State(engine): State<Arc<Engine>>, request: Request) -> Result<StatusCode, Refused> {
+    let (caller, arrived) = admit_notification(&engine, request).await?;
+    match parse_close_thread(&arrived.body) {
+        Ok(close) => Ok(acknowledge(engine.close(caller, close.thread_id).await)),
+        Err(invalid) => ill_formed(&invalid, CLOSE_THREAD_PATH),
+    }
+}
+
+async fn cancel_tool_call(
+    State(engine): State<Arc<Engine>>,
+    request: Request,
+) -> Result<StatusCode, Refused> {
+    let (caller, arrived) = admit_notification(&engine, request).await?;
+    match parse_cancel_tool_call(&arrived.body) {
+        Ok(cancel) => Ok(acknowledge(engine.cancel(caller, cancel).await)),
+        Err(invalid) => ill_formed(&invalid, CANCEL_TOOL_CALL_PATH),
+    }
+}
+
+async fn tool_call_status(
+    State(engine): State<Arc<Engine>>,
+    request: Request,
+) -> Result<Json<StatusAnswer>, Refused> {
+    let (caller, arrived) = admit_notification(&engine, request).await?;
+    let alive = match parse_status_query(&arrived.body) {
+        Ok(query) => engine.is_alive(caller, query).await,
+        Err(invalid) if invalid.fault == Fault::Value => Ok(false),
+        Err(invalid) => return Err(Refused::unreadable(&invalid)),
+    };
+    match alive {
+        Ok(alive) => Ok(Json(StatusAnswer { alive })),
+        Err(_) => Err(Refused::for_now("unavailable", "nothing can be looked up right now; try again later")),
+    }
+}
+
+/// A notification is acknowledged whatever became of it; what went wrong is in the log.
+fn acknowledge(done: Result<(), Refusal>) -> StatusCode {
+    if let Err(refusal) = done {
+        tracing::warn!(?refusal, "a notification could not be acted upon");
+    }
+    StatusCode::OK
+}
+
+/// An id that no thread or call can have is treated as one that nothing has.
+fn ill_formed(invalid: &Invalid, path: &'static str) -> Result<StatusCode, Refused> {
+    if invalid.fault == Fault::Shape {
+        return Err(Refused::unreadable(invalid));
+    }
+    tracing::info!(path, %invalid, "a notification named an ill-formed id");
+    Ok(StatusCode::OK)
+}
+
+async fn admit_notification(engine: &Engine, request: Request) -> Result<(Caller, Arrived), Refused> {
+    let caller = recognise(engine, request.headers())?;
+    if !engine.notifications.admits(&caller) {
+        return Err(Refused::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "too_many",
+            "too many notifications at once",
+        ));
+    }
+    Ok((caller, read_body(engine, request).await?))
+}
+
+fn recognise(engine: &Engine, headers: &HeaderMap) -> Result<Caller, Refused> {
+    let message = "send a token of this server as `Authorization: Bearer TOKEN`";
+    let refused = || Refused::new(StatusCode::UNAUTHORIZED, "unauthorized", message);
+    engine.callers.recognise(headers).ok_or_else(refused)
+}
+
+/// A body that is wholly there.
+struct Arrived {
+    body: Bytes,
+    /// Its share of the memory for requests.
+    _share: Option<OwnedSemaphorePermit>,
+}
+
+async fn read_body(engine: &Engine, request: Request) -> Result<Arrived, Refused> {
+    if !is_json(request.headers()) {
+        let message = "send JSON, with `Content-Type: application/json`";
+        return Err(Refused::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", message));
+    }
+    if announced(request.headers()) > limits::BODY_BYTES {
+        return Err(Refused::too_large());
+    }
+    let reading = collect(engine, request.into_body());
+    match tokio::time::timeout(engine.limits.request_within, reading).await {
+        Ok(arrived) => arrived,
+        Err(_) => {
+            Err(Refused::new(StatusCode::REQUEST_TIMEOUT, "too_slow", "the request took too long to arrive"))
+        }
+    }
+}
+
+/// Reads a body chunk by chunk. Each chunk takes its share of the memory for all of them.
+async fn collect(engine: &Engine, mut body: Body) -> Result<Arrived, Refused> {
+    let mut collected = Vec::new();
+    let mut share: Option<OwnedSemaphorePermit> = None;
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else {
+            return Err(Refused::new(
+                StatusCode::BAD_REQUEST,
+                "cut_off",
+                "the request ended before its body did",
+            ));
+        };
+        let Ok(chunk) = frame.into_data() else { continue };
+        if collected.len() + chunk.len() > limits::BODY_BYTES {
+            return Err(Refused::too_large());
+        }
+        let bytes = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
+        let Ok(more) = Arc::clone(&engine.arriving).try_acquire_many_owned(bytes) else {
+            return Err(Refused::for_now("overloaded", "too much is arriving at once; try again later"));
+        };
+        match &mut share {
+            Some(share) => share.merge(more),
+            None => share = Some(more),
+        }
+        collected.extend_from_slice(&chunk);
+    }
+    Ok(Arrived { body: collected.into(), _share: share })
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let essence = content_type.split(';').next().unwrap_or("").trim();
+    essence.eq_ignore_ascii_case("application/json")
+}
+
+fn announced(headers: &HeaderMap) -> usize {
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    length.and_then(|length| length.parse().ok()).unwrap_or(0)
+}
+
+/// An error with a stable code and a sentence that tells what to do.
+pub(crate) struct Refused {
+    status: StatusCode,
+    code: &'static str,
+    message: Cow<'static, str>,
+}
+
+impl Refused {
+    pub(crate) fn new(status: StatusCode, code: &'static str, message: &'static str) -> Self {
+        Refused { status, code, message: message.into() }
+    }
+
+    /// Not now, but later.
+    fn for_now(code: &'static str, message: &'static str) -> Self {
+        Refused::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
+    }
+
+    fn unreadable(invalid: &Invalid) -> Self {
+        let message = invalid.to_string().into();
+        Refused { status: StatusCode::BAD_REQUEST, code: "invalid", message }
+    }
+
+    fn too_large() -> Self {
+        let message = format!("a body has at most {} bytes", limits::BODY_BYTES).into();
+        Refused { status: StatusCode::PAYLOAD_TOO_LARGE, code: "too_large", message }
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let body = json!({"error": {"code": self.code, "message": self.message}});
+        let mut response = (self.status, Json(body)).into_response();
+        let headers = response.headers_mut();
+        match self.status {
+            StatusCode::SERVICE_UNAVAILABLE => headers.insert(header::RETRY_AFTER, RETRY_AFTER),
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))
+            }
+            _ => None,
+        };
+        response
+    }
+}

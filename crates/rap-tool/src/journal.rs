@@ -1,0 +1,429 @@
+//! What a tool server remembers, in SQLite. The functions here run inside the writer's transactions.
+//!
+//! The journal decides nothing about the life of a call: it loads a head, asks [`rules::step`], and writes all
+//! that follows at once. It never stores a callback URL in the clear, and forgets it when the call is settled.
+
+pub(crate) mod outbox;
+pub(crate) mod recovery;
+pub(crate) mod threads;
+
+use rap_io::secret_box::Key;
+use rap_protocol::{
+    Address, CallId, Callback, CallbackUrl, EventId, Invocation, SubscriptionEvent, ThreadId, Timestamp,
+    ToolResult, UserId,
+};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde_json::{Map, Value};
+
+use crate::auth::Caller;
+use crate::rules::{self, Dropped, Head, Ignored, Input, Kind, Post, State};
+
+/// The numbered steps from an empty file to the schema of today.
+pub(crate) const MIGRATIONS: &[&str] = &[include_str!("journal.sql")];
+
+/// The number of a call in this journal.
+pub(crate) type Seq = i64;
+
+/// A call that is to be remembered, ready to be written.
+pub(crate) struct NewCall {
+    pub(crate) identity: [u8; 32],
+    pub(crate) caller: Caller,
+    pub(crate) address: Address,
+    pub(crate) operation: String,
+    arguments: String,
+    sealed_url: Vec<u8>,
+    origin: i64,
+    ancestors: Option<String>,
+    user_id: Option<UserId>,
+}
+
+/// A call as its handler needs it.
+pub(crate) struct StoredCall {
+    pub(crate) seq: Seq,
+    pub(crate) caller: Caller,
+    pub(crate) thread: ThreadId,
+    pub(crate) id: CallId,
+    pub(crate) operation: String,
+    pub(crate) arguments: Map<String, Value>,
+    pub(crate) ancestors: Vec<ThreadId>,
+    pub(crate) user_id: Option<UserId>,
+    pub(crate) confirmed: bool,
+    pub(crate) cursor: Option<Value>,
+}
+
+/// A message on its way, with all that it takes to send it.
+pub(crate) struct Letter {
+    pub(crate) seq: i64,
+    pub(crate) call: Seq,
+    pub(crate) kind: Kind,
+    pub(crate) body: Vec<u8>,
+    pub(crate) attempts: u32,
+    pub(crate) created_at: Timestamp,
+    pub(crate) origin: i64,
+    /// The sealed callback URL, and the identity of the call, which it is sealed for.
+    pub(crate) callback: Vec<u8>,
+    pub(crate) identity: [u8; 32],
+}
+
+/// What a step has changed.
+pub(crate) struct Applied {
+    pub(crate) before: Head,
+    pub(crate) head: Head,
+    pub(crate) dropped: Dropped,
+    /// The message that may go out at once, since nothing else of this call waits.
+    pub(crate) first: Option<Letter>,
+}
+
+impl Applied {
+    /// Whether this step took the word from the handler.
+    pub(crate) fn stops_handler(&self) -> bool {
+        self.before.state.is_live() && !self.head.state.is_live()
+    }
+}
+
+/// What it takes to keep the journal: its key and its bounds.
+#[derive(Clone)]
+pub(crate) struct Book {
+    pub(crate) key: Key,
+    pub(crate) most_events: u32,
+}
+
+type Result<T> = rusqlite::Result<T>;
+
+/// What came of a step: a change, or the reason why there is none.
+pub(crate) type Stepped = Result<std::result::Result<Applied, Ignored>>;
+
+impl Book {
+    /// Makes a call ready to be written. What is known of a defective one is its address.
+    pub(crate) fn new_call(
+        &self,
+        caller: Caller,
+        address: Address,
+        invocation: Option<&Invocation>,
+    ) -> NewCall {
+        let identity = self.identity(&caller, &address);
+        let ancestors =
+            invocation.map(|call| &call.thread_ancestors).filter(|ancestors| !ancestors.is_empty());
+        NewCall {
+            identity,
+            operation: invocation.map(|call| call.operation.to_string()).unwrap_or_default(),
+            arguments: invocation.map_or_else(|| "{}".into(), |call| to_json(&call.arguments)),
+            sealed_url: self.key.seal(address.callback_url.expose().as_bytes(), &identity),
+            origin: self.origin(&address.callback_url),
+            ancestors: ancestors.map(to_json),
+            user_id: invocation.and_then(|call| call.user_id.clone()),
+            caller,
+            address,
+        }
+    }
+
+    /// A call is known by its caller, callback URL, thread and id: two runtimes never meet.
+    fn identity(&self, caller: &Caller, address: &Address) -> [u8; 32] {
+        let url = address.callback_url.expose().as_bytes();
+        let (thread, id) = (address.group_id.as_str().as_bytes(), address.id.as_str().as_bytes());
+        self.key.mac(&[b"call", caller.bytes(), url, thread, id])
+    }
+
+    fn origin(&self, url: &CallbackUrl) -> i64 {
+        let origin = url.to_url().origin().ascii_serialization();
+        let mac = self.key.mac(&[b"origin", origin.as_bytes()]);
+        i64::from_le_bytes(*mac.first_chunk().expect("bug: a MAC has 32 bytes"))
+    }
+
+    /// Takes a call one step further: load, decide, write.
+    pub(crate) fn step(&self, db: &Connection, call: Seq, input: Input, now: Timestamp) -> Stepped {
+        self.advance(db, call, input, None, now)
+    }
+
+    /// The same for what came of a letter. One that was dropped meanwhile has no say any more.
+    pub(crate) fn answered(
+        &self,
+        db: &Connection,
+        letter: (i64, Seq),
+        input: Input,
+        now: Timestamp,
+    ) -> Stepped {
+        self.advance(db, letter.1, input, Some(letter.0), now)
+    }
+
+    fn advance(
+        &self,
+        db: &Connection,
+        call: Seq,
+        input: Input,
+        letter: Option<i64>,
+        now: Timestamp,
+    ) -> Stepped {
+        if let Some(letter) = letter
+            && db.prepare_cached("DELETE FROM outbox WHERE seq = ?1")?.execute([letter])? == 0
+        {
+            return Ok(Err(Ignored::Over));
+        }
+        let Some(row) = load(db, call)? else { return Ok(Err(Ignored::Over)) };
+        let step = match rules::step(row.head, input, self.most_events) {
+            Ok(step) => step,
+            Err(ignored) => return Ok(Err(ignored)),
+        };
+        if step.drop == Dropped::Everything {
+            db.prepare_cached("DELETE FROM outbox WHERE call = ?1")?.execute([call])?;
+        }
+        let posted = step.post.map(|post| self.post(db, &row, post, now)).transpose()?;
+        // What stands first keeps its appointment; another first one may go at once.
+        let alone = row.deliver_at.is_none() || step.drop == Dropped::Everything;
+        let waits = step.head.result_waits || step.head.events_wait > 0;
+        let first_at = if alone || letter.is_some() { Some(now) } else { row.deliver_at };
+        save(db, &row, &step.head, first_at.filter(|_| waits), now)?;
+        Ok(Ok(Applied {
+            before: row.head,
+            head: step.head,
+            dropped: step.drop,
+            first: posted.filter(|_| alone),
+        }))
+    }
+
+    fn post(&self, db: &Connection, row: &CallRow, post: Post, now: Timestamp) -> Result<Letter> {
+        let (kind, callback) = row.callback_message(post);
+        let body = to_json(&callback).into_bytes();
+        db.prepare_cached("INSERT INTO outbox (call, kind, body, created_at) VALUES (?1, ?2, ?3, ?4)")?
+            .execute(params![row.seq, kind as u8, body, now.0])?;
+        let seq = db.last_insert_rowid();
+        let (callback, identity) = (row.callback.clone(), row.identity);
+        let (call, origin) = (row.seq, row.origin);
+        Ok(Letter { seq, call, kind, body, attempts: 0, created_at: now, origin, callback, identity })
+    }
+
+    /// Where a letter goes; nowhere if it was sealed with another key.
+    pub(crate) fn callback_url(&self, letter: &Letter) -> Option<CallbackUrl> {
+        let plain = self.key.open(&letter.callback, &letter.identity).ok()?;
+        CallbackUrl::new(String::from_utf8(plain).ok()?).ok()
+    }
+
+    /// Cancels what a caller has under these names. `None`: nothing is known by them.
+    pub(crate) fn cancel(
+        &self,
+        db: &Connection,
+        caller: &Caller,
+        thread: &ThreadId,
+        call: &CallId,
+        now: Timestamp,
+    ) -> Result<Option<Vec<(Seq, Applied)>>> {
+        let seqs = alive(db, caller, thread, Some(call))?;
+        let mut applied = Vec::new();
+        for seq in &seqs {
+            applied.extend(self.step(db, *seq, Input::Cancelled, now)?.ok().map(|done| (*seq, done)));
+        }
+        Ok((!seqs.is_empty()).then_some(applied))
+    }
+
+    /// Closes a caller's thread. `None`: the thread is not known.
+    pub(crate) fn close(
+        &self,
+        db: &Connection,
+        caller: &Caller,
+        thread: &ThreadId,
+        now: Timestamp,
+    ) -> Result<Option<Vec<(Seq, Applied)>>> {
+        let known = threads::begin_closing(db, caller, thread)?;
+        let mut applied = Vec::new();
+        for seq in alive(db, caller, thread, None)? {
+            applied.extend(self.step(db, seq, Input::Closed, now)?.ok().map(|done| (seq, done)));
+        }
+        Ok(known.then_some(applied))
+    }
+}
+
+/// Whether a call is already known.
+pub(crate) fn knows(db: &Connection, identity: &[u8; 32]) -> Result<bool> {
+    db.prepare_cached("SELECT 1 FROM calls WHERE key = ?1")?.exists([identity])
+}
+
+/// Writes down a new call as running, and its thread as in use.
+pub(crate) fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<Seq> {
+    db.prepare_cached(
+        "INSERT INTO calls (key, caller, thread, call_id, secondary_id, operation, arguments, callback, origin,
+                            user_id, ancestors, state, accepted_at)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, ?12)",
+    )?
+    .execute(params![
+        call.identity,
+        call.caller.bytes(),
+        call.address.group_id.as_str(),
+        call.address.id.as_str(),
+        call.address.call_id.as_ref().map(CallId::as_str),
+        call.operation,
+        call.arguments,
+        call.sealed_url,
+        call.origin,
+        call.user_id.as_ref().map(UserId::as_str),
+        call.ancestors,
+        now.0,
+    ])?;
+    let seq = db.last_insert_rowid();
+    threads::open(db, &call.caller, &call.address.group_id, now)?;
+    Ok(seq)
+}
+
+/// Everything about a call that a step reads or writes.
+struct CallRow {
+    seq: Seq,
+    identity: [u8; 32],
+    caller: Caller,
+    thread: ThreadId,
+    id: CallId,
+    secondary: Option<CallId>,
+    callback: Vec<u8>,
+    origin: i64,
+    deliver_at: Option<Timestamp>,
+    head: Head,
+}
+
+impl CallRow {
+    fn callback_message(&self, post: Post) -> (Kind, Callback) {
+        match post {
+            Post::Result { body, display_as, subscription } => {
+                let result = ToolResult {
+                    group_id: self.thread.clone(),
+                    id: self.id.clone(),
+                    call_id: self.secondary.clone(),
+                    body,
+                    display_as,
+                    subscription,
+                };
+                (Kind::Result, Callback::ToolResult(result))
+            }
+            Post::Event { number, text, associative, is_final } => {
+                let event = SubscriptionEvent {
+                    group_id: self.thread.clone(),
+                    tool_call_id: self.id.clone(),
+                    text,
+                    associative,
+                    is_final,
+                    event_id: Some(self.event_id(number)),
+                };
+                (Kind::Event, Callback::SubscriptionEvent(event))
+            }
+        }
+    }
+
+    /// Stable over retries and restarts, and another one in every subscription.
+    fn event_id(&self, number: u64) -> EventId {
+        let subscription = u64::from_be_bytes(*self.identity.first_chunk().expect("bug: 32 bytes"));
+        EventId::new(format!("{subscription:016x}-{number}")).expect("bug: hexadecimal digits are an id")
+    }
+}
+
+fn load(db: &Connection, call: Seq) -> Result<Option<CallRow>> {
+    db.prepare_cached(
+        "SELECT seq, key, caller, thread, call_id, secondary_id, callback, origin, deliver_at, state,
+                result_waits, events_wait, next_event, subscription, apologised, restarts
+         FROM calls WHERE seq = ?1 AND state < 3",
+    )?
+    .query_row([call], |row| {
+        Ok(CallRow {
+            seq: row.get(0)?,
+            identity: row.get(1)?,
+            caller: Caller::from_bytes(row.get(2)?),
+            thread: id(row, 3)?,
+            id: id(row, 4)?,
+            secondary: optional_id(row, 5)?,
+            callback: row.get::<_, Option<Vec<u8>>>(6)?.unwrap_or_default(),
+            origin: row.get(7)?,
+            deliver_at: row.get::<_, Option<i64>>(8)?.map(Timestamp),
+            head: Head {
+                state: state(row.get(9)?),
+                result_waits: row.get(10)?,
+                events_wait: row.get(11)?,
+                next_event: row.get::<_, i64>(12)?.unsigned_abs(),
+                subscription: row.get(13)?,
+                apologised: row.get(14)?,
+                restarts: row.get(15)?,
+            },
+        })
+    })
+    .optional()
+}
+
+fn save(
+    db: &Connection,
+    row: &CallRow,
+    head: &Head,
+    deliver_at: Option<Timestamp>,
+    now: Timestamp,
+) -> Result<()> {
+    db.prepare_cached(
+        "UPDATE calls SET state = ?2, result_waits = ?3, events_wait = ?4, next_event = ?5, subscription = ?6,
+                          apologised = ?7, restarts = ?8, deliver_at = ?9
+         WHERE seq = ?1",
+    )?
+    .execute(params![
+        row.seq,
+        head.state as u8,
+        head.result_waits,
+        head.events_wait,
+        head.next_event.cast_signed(),
+        head.subscription,
+        head.apologised,
+        head.restarts,
+        deliver_at.map(|at| at.0),
+    ])?;
+    if head.state == State::Settled {
+        db.prepare_cached(
+            "UPDATE calls SET settled_at = ?2, arguments = NULL, callback = NULL, user_id = NULL, ancestors = NULL,
+                              cursor = NULL
+             WHERE seq = ?1",
+        )?
+        .execute(params![row.seq, now.0])?;
+        threads::touch(db, &row.caller, &row.thread, now)?;
+    }
+    Ok(())
+}
+
+/// The calls of a thread that are not settled, or those with this id.
+fn alive(db: &Connection, caller: &Caller, thread: &ThreadId, call: Option<&CallId>) -> Result<Vec<Seq>> {
+    db.prepare_cached(
+        "SELECT seq FROM calls
+         WHERE caller = ?1 AND thread = ?2 AND state < 3 AND (?3 IS NULL OR call_id = ?3)",
+    )?
+    .query_map(params![caller.bytes(), thread.as_str(), call.map(CallId::as_str)], |row| row.get(0))?
+    .collect()
+}
+
+/// Will a result, or further events, still come?
+pub(crate) fn is_alive(db: &Connection, caller: &Caller, thread: &ThreadId, call: &CallId) -> Result<bool> {
+    Ok(!alive(db, caller, thread, Some(call))?.is_empty())
+}
+
+fn state(number: u8) -> State {
+    match number {
+        0 => State::Running,
+        1 => State::Subscribed,
+        2 => State::Ending,
+        _ => State::Settled,
+    }
+}
+
+fn to_json<T: serde::Serialize + ?Sized>(value: &T) -> String {
+    serde_json::to_string(value).expect("bug: what has string keys can be written as JSON")
+}
+
+/// An id that was validated before it was stored.
+fn id<T: TryFrom<String, Error = rap_protocol::id::Error>>(row: &Row<'_>, column: usize) -> Result<T> {
+    T::try_from(row.get(column)?).map_err(|error| broken(column, error))
+}
+
+fn optional_id<T: TryFrom<String, Error = rap_protocol::id::Error>>(
+    row: &Row<'_>,
+    column: usize,
+) -> Result<Option<T>> {
+    let text: Option<String> = row.get(column)?;
+    text.map(|text| T::try_from(text).map_err(|error| broken(column, error))).transpose()
+}
+
+fn json<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usize) -> Result<Option<T>> {
+    let text: Option<String> = row.get(column)?;
+    text.map(|text| serde_json::from_str(&text).map_err(|error| broken(column, error))).transpose()
+}
+
+fn broken(column: usize, error: impl std::error::Error + Send + Sync + 'static) -> rusqlite::Error {
+    rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, Box::new(error))
+}

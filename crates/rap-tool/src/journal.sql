@@ -1,0 +1,55 @@
+-- What a tool server remembers. `state`: 0 running, 1 subscribed, 2 ending, 3 settled.
+
+CREATE TABLE meta (
+    name  TEXT PRIMARY KEY,
+    value BLOB NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE threads (
+    caller    BLOB NOT NULL,
+    thread    TEXT NOT NULL,
+    last_seen INTEGER NOT NULL,
+    closing   INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (caller, thread)
+) WITHOUT ROWID;
+CREATE INDEX threads_by_age ON threads (last_seen);
+
+CREATE TABLE calls (
+    seq          INTEGER PRIMARY KEY AUTOINCREMENT,
+    key          BLOB NOT NULL UNIQUE,  -- of caller, callback URL, thread and id
+    caller       BLOB NOT NULL,
+    thread       TEXT NOT NULL,
+    call_id      TEXT NOT NULL,
+    secondary_id TEXT,
+    operation    TEXT NOT NULL,
+    arguments    TEXT,                  -- dropped when the call is settled, like all below that is sensitive
+    callback     BLOB,                  -- sealed
+    origin       INTEGER NOT NULL,      -- which host the callback goes to, hashed
+    user_id      TEXT,
+    ancestors    TEXT,
+    state        INTEGER NOT NULL,
+    subscription INTEGER NOT NULL DEFAULT 0,
+    result_waits INTEGER NOT NULL DEFAULT 0,
+    events_wait  INTEGER NOT NULL DEFAULT 0,
+    next_event   INTEGER NOT NULL DEFAULT 1,
+    apologised   INTEGER NOT NULL DEFAULT 0,
+    restarts     INTEGER NOT NULL DEFAULT 0,
+    cursor       TEXT,
+    deliver_at   INTEGER,               -- when its first message in the outbox is to be sent
+    accepted_at  INTEGER NOT NULL,
+    settled_at   INTEGER
+);
+CREATE INDEX calls_alive ON calls (caller, thread, call_id) WHERE state < 3;
+CREATE INDEX calls_to_run ON calls (seq) WHERE state < 2;
+CREATE INDEX calls_to_deliver ON calls (deliver_at) WHERE deliver_at IS NOT NULL;
+CREATE INDEX calls_settled ON calls (settled_at) WHERE state = 3;
+
+CREATE TABLE outbox (
+    seq        INTEGER PRIMARY KEY AUTOINCREMENT,
+    call       INTEGER NOT NULL,
+    kind       INTEGER NOT NULL,        -- 0 result, 1 event
+    body       BLOB NOT NULL,
+    attempts   INTEGER NOT NULL DEFAULT 0,
+    created_at INTEGER NOT NULL
+);
+CREATE INDEX outbox_by_call ON outbox (call, seq);

@@ -1,0 +1,63 @@
+//! The outbox: messages on their way, in order for each call.
+
+use rap_protocol::Timestamp;
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::{Letter, Result, Seq};
+use crate::rules::Kind;
+
+/// The message of this call that stands first.
+pub(crate) fn first(db: &Connection, call: Seq) -> Result<Option<Letter>> {
+    db.prepare_cached(
+        "SELECT outbox.seq, call, kind, body, attempts, created_at, origin, callback, key
+         FROM outbox JOIN calls ON calls.seq = call WHERE call = ?1 ORDER BY outbox.seq LIMIT 1",
+    )?
+    .query_row([call], |row| {
+        Ok(Letter {
+            seq: row.get(0)?,
+            call: row.get(1)?,
+            kind: if row.get::<_, u8>(2)? == Kind::Result as u8 { Kind::Result } else { Kind::Event },
+            body: row.get(3)?,
+            attempts: row.get(4)?,
+            created_at: Timestamp(row.get(5)?),
+            origin: row.get(6)?,
+            callback: row.get::<_, Option<Vec<u8>>>(7)?.unwrap_or_default(),
+            identity: row.get(8)?,
+        })
+    })
+    .optional()
+}
+
+/// Notes a failed attempt and when the next one is due. A message that is gone meanwhile stays gone.
+pub(crate) fn postpone(db: &Connection, letter: i64, call: Seq, attempts: u32, at: Timestamp) -> Result<()> {
+    let still_there = db
+        .prepare_cached("UPDATE outbox SET attempts = ?2 WHERE seq = ?1")?
+        .execute(params![letter, attempts])?;
+    if still_there > 0 {
+        db.prepare_cached("UPDATE calls SET deliver_at = ?2 WHERE seq = ?1")?.execute(params![call, at.0])?;
+    }
+    Ok(())
+}
+
+/// What is to be sent now, and when to look again.
+pub(crate) struct Due {
+    pub(crate) calls: Vec<(Seq, i64)>,
+    pub(crate) next: Option<Timestamp>,
+}
+
+/// The calls whose first message is due, longest waiting first, but for those to `busy` origins.
+pub(crate) fn due(db: &Connection, now: Timestamp, busy: &[i64], most: u32) -> Result<Due> {
+    let busy = serde_json::json!(busy).to_string();
+    let calls = db
+        .prepare_cached(
+            "SELECT seq, origin FROM calls
+             WHERE deliver_at <= ?1 AND origin NOT IN (SELECT value FROM json_each(?2))
+             ORDER BY deliver_at LIMIT ?3",
+        )?
+        .query_map(params![now.0, busy, most], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<Result<_>>()?;
+    let next: Option<i64> = db
+        .prepare_cached("SELECT min(deliver_at) FROM calls WHERE deliver_at > ?1")?
+        .query_row([now.0], |row| row.get(0))?;
+    Ok(Due { calls, next: next.map(Timestamp) })
+}

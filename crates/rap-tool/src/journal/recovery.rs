@@ -1,0 +1,59 @@
+//! What a server finds when it starts, and what it clears away as it goes.
+
+use rap_protocol::Timestamp;
+use rusqlite::{Connection, Row, params};
+
+use super::{Result, Seq, StoredCall, id, json, optional_id};
+use crate::auth::Caller;
+use crate::rules::State;
+
+const STORED_CALL: &str =
+    "seq, caller, thread, call_id, operation, arguments, ancestors, user_id, subscription, cursor";
+
+/// The next few calls after `after` whose handlers have not finished.
+pub(crate) fn unfinished(db: &Connection, after: Seq, most: u32) -> Result<Vec<StoredCall>> {
+    let sql = format!("SELECT {STORED_CALL} FROM calls WHERE state < 2 AND seq > ?1 ORDER BY seq LIMIT ?2");
+    db.prepare_cached(&sql)?.query_map(params![after, most], stored_call)?.collect()
+}
+
+/// The call of this identity, if its handler has not finished.
+pub(crate) fn unfinished_call(db: &Connection, identity: &[u8; 32]) -> Result<Option<StoredCall>> {
+    let sql = format!("SELECT {STORED_CALL} FROM calls WHERE key = ?1 AND state < 2");
+    db.prepare_cached(&sql)?.query_map([identity], stored_call)?.next().transpose()
+}
+
+fn stored_call(row: &Row<'_>) -> Result<StoredCall> {
+    Ok(StoredCall {
+        seq: row.get(0)?,
+        caller: Caller::from_bytes(row.get(1)?),
+        thread: id(row, 2)?,
+        id: id(row, 3)?,
+        operation: row.get(4)?,
+        arguments: json(row, 5)?.unwrap_or_default(),
+        ancestors: json(row, 6)?.unwrap_or_default(),
+        user_id: optional_id(row, 7)?,
+        confirmed: row.get(8)?,
+        cursor: json(row, 9)?,
+    })
+}
+
+/// Where a subscription stands, as its handler put it.
+pub(crate) fn save_cursor(db: &Connection, call: Seq, cursor: &str) -> Result<()> {
+    db.prepare_cached("UPDATE calls SET cursor = ?2 WHERE seq = ?1 AND state < 2")?
+        .execute(params![call, cursor])?;
+    Ok(())
+}
+
+/// The server was told to stop: that a call was running then is not held against it.
+pub(crate) fn stopped_in_order(db: &Connection) -> Result<()> {
+    db.execute("UPDATE calls SET restarts = 0 WHERE state < 2 AND restarts > 0", [])?;
+    Ok(())
+}
+
+/// Forgets some of the calls that were settled before `before`; how many.
+pub(crate) fn forget_settled(db: &Connection, before: Timestamp, most: u32) -> Result<usize> {
+    db.prepare_cached(
+        "DELETE FROM calls WHERE seq IN (SELECT seq FROM calls WHERE state = ?1 AND settled_at < ?2 LIMIT ?3)",
+    )?
+    .execute(params![State::Settled as u8, before.0, most])
+}

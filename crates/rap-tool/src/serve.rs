@@ -1,0 +1,225 @@
+//! Sockets and signals: from a bound address to an orderly end.
+
+use std::future::Future;
+use std::io::IsTerminal;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::engine::Engine;
+use crate::error::ServeError;
+use crate::http::{self, Refused};
+use crate::server::ToolServer;
+
+/// How long a client may take to send the head of a request, or keep an idle connection.
+const HEAD_WITHIN: Duration = Duration::from_secs(30);
+/// How long to wait before accepting again when the system has no room for a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A server that is bound to its address, has resumed its calls, and is ready to run.
+pub struct Bound {
+    listener: TcpListener,
+    address: SocketAddr,
+    url: String,
+    engine: Arc<Engine>,
+    router: Router,
+}
+
+pub(crate) async fn bind(server: ToolServer, address: String) -> Result<Bound, ServeError> {
+    let failed = |source| ServeError::Bind { address: address.clone(), source };
+    let listener = TcpListener::bind(&address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    if server.is_open() && !server.open_to_anyone && !bound.ip().is_loopback() {
+        return Err(ServeError::OpenToTheNetwork(bound));
+    }
+    let url = public_url(&server, bound)?;
+    let guarded = server.is_open() && !server.open_to_anyone;
+    let engine = tokio::task::spawn_blocking({
+        let url = url.clone();
+        move || server.open(&url)
+    });
+    let engine = engine.await.map_err(|error| ServeError::Journal(error.to_string()))??;
+    engine.resume().await?;
+    let mut router = http::router(Arc::clone(&engine));
+    if guarded {
+        router = router.layer(middleware::from_fn_with_state(Arc::from(url.as_str()), from_this_machine));
+    }
+    Ok(Bound { listener, address: bound, url, engine, router })
+}
+
+fn public_url(server: &ToolServer, bound: SocketAddr) -> Result<String, ServeError> {
+    let Some(given) = server.public_url_given() else {
+        if bound.ip().is_unspecified() {
+            return Err(ServeError::NoPublicUrl(bound.to_string()));
+        }
+        return Ok(format!("http://{bound}"));
+    };
+    let url = rap_protocol::EndpointUrl::new(given).map_err(|_| ServeError::BadPublicUrl)?.to_url();
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(ServeError::BadPublicUrl);
+    }
+    Ok(given.trim_end_matches('/').to_owned())
+}
+
+/// Without authentication, being on this machine is the only credential. A page in a browser here could borrow
+/// it by pointing a name of its own to loopback; the `Host` header gives it away.
+async fn from_this_machine(
+    axum::extract::State(public_url): axum::extract::State<Arc<str>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("");
+    if is_loopback(host)
+        || public_url.split('/').nth(2).is_some_and(|public| public.eq_ignore_ascii_case(host))
+    {
+        return next.run(request).await;
+    }
+    let message = "this server takes requests from its own machine only; set RAP_TOOL_BEARER to open it";
+    Refused::new(StatusCode::MISDIRECTED_REQUEST, "not_local", message).into_response()
+}
+
+fn is_loopback(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+impl Bound {
+    /// The public URL: what to give to a runtime.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The address it listens on.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until SIGTERM or SIGINT, then stops in order. A second signal ends the process at once.
+    pub async fn run(self) {
+        self.run_until(async {
+            signal().await;
+            tokio::spawn(async {
+                signal().await;
+                tracing::warn!("stopping at once");
+                std::process::exit(1);
+            });
+        })
+        .await;
+    }
+
+    /// Serves until `stop` resolves, then stops in order: takes no more requests, lets running calls finish
+    /// within [`Limits::stop_within`](crate::Limits::stop_within), and loses nothing.
+    pub async fn run_until(self, stop: impl Future<Output = ()>) {
+        let Bound { listener, url, engine, router, .. } = self;
+        tracing::info!(%url, "listening");
+        let places = Arc::new(Semaphore::new(engine.limits.connections));
+        let connections = GracefulShutdown::new();
+        tokio::pin!(stop);
+        loop {
+            tokio::select! {
+                (stream, place) = accept(&listener, &places) => serve(stream, place, &router, &connections),
+                () = &mut stop => break,
+            }
+        }
+        drop(listener);
+        tracing::info!("stopping");
+        let answered = tokio::time::timeout(engine.limits.stop_within, connections.shutdown());
+        let ((), answered) = tokio::join!(engine.shut_down(), answered);
+        if answered.is_err() {
+            tracing::warn!("some connections were still open when the time to finish was over");
+        }
+        tracing::info!("stopped");
+    }
+}
+
+async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
+    loop {
+        let place = Arc::clone(places).acquire_owned().await.expect("bug: nobody closes this semaphore");
+        match listener.accept().await {
+            Ok((stream, _)) => return (stream, place),
+            Err(error) => {
+                tracing::warn!(%error, "could not accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn serve(stream: TcpStream, place: OwnedSemaphorePermit, router: &Router, connections: &GracefulShutdown) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "a connection is gone already");
+        return;
+    }
+    let service = TowerToHyperService::new(router.clone());
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_WITHIN)
+        .serve_connection(TokioIo::new(stream), service);
+    let connection = connections.watch(connection);
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a connection ended early");
+        }
+        drop(place);
+    });
+}
+
+async fn signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).expect("bug: the runtime can listen for signals");
+    let mut interrupt = signal(SignalKind::interrupt()).expect("bug: the runtime can listen for signals");
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+/// `PORT` replaces the port of an address.
+pub(crate) fn with_port_of_environment(address: String) -> Result<String, ServeError> {
+    let Some(port) = std::env::var("PORT").ok().filter(|port| !port.is_empty()) else { return Ok(address) };
+    let port: u16 = port.parse().map_err(|_| ServeError::BadPort)?;
+    let host = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host);
+    Ok(format!("{host}:{port}"))
+}
+
+/// Logs to stderr unless the program has made other arrangements.
+pub(crate) fn log_to_stderr() {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let stderr = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if stderr.with_ansi(std::io::stderr().is_terminal()).try_init().is_err() {
+        tracing::debug!("the program logs in its own way");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_of_this_machine_are_known() {
+        for host in ["localhost", "LOCALHOST:80", "127.0.0.1", "127.0.0.1:7501", "[::1]", "[::1]:7501"] {
+            assert!(is_loopback(host), "{host}");
+        }
+        for host in
+            ["", "evil.example", "evil.example:7501", "10.0.0.1", "localhost.evil.example", "127.0.0.1.x"]
+        {
+            assert!(!is_loopback(host), "{host}");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! A tool: its name, its schema and its handler.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use rap_protocol::{Annotations, InputSchema, ToolName};
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::call::Call;
+use crate::error::{Error, ServeError};
+use crate::output::{IntoOutput, Output};
+use crate::rules::OnRestart;
+use crate::subscription::Subscribe;
+
+type Arguments = Map<String, Value>;
+type Started<T> = Result<BoxFuture<'static, Result<T, Error>>, Error>;
+
+/// What a tool does when it is called.
+#[derive(Clone)]
+pub(crate) enum Handler {
+    Call(Arc<dyn Fn(Arguments, Call) -> Started<Output> + Send + Sync>),
+    Subscription(Arc<dyn Fn(Arguments, Subscribe) -> Started<()> + Send + Sync>),
+}
+
+/// One tool of a server.
+///
+/// [`ToolServer::tool`](crate::ToolServer::tool) and [`ToolServer::subscription`](crate::ToolServer::subscription)
+/// make one of a name and a handler; this is for saying more about it:
+///
+/// ```
+/// use rap_tool::prelude::*;
+///
+/// /// Counts to a number, slowly.
+/// #[derive(Deserialize, JsonSchema)]
+/// struct Count {
+///     /// Where to stop.
+///     to: u64,
+/// }
+///
+/// let tool = Tool::new("count", |args: Count, _call: Call| async move { Ok(format!("counted to {}", args.to)) })
+///     .restartable();
+/// let server = ToolServer::new("numbers").offer(tool);
+/// ```
+#[derive(Clone)]
+pub struct Tool {
+    name: String,
+    description: String,
+    schema: Value,
+    handler: Handler,
+    on_restart: OnRestart,
+}
+
+impl Tool {
+    /// A tool that is called and returns. Its schema, and the description that the model reads, come from the
+    /// type of its arguments and its doc comments.
+    pub fn new<A, F, R, T>(name: impl Into<String>, handler: F) -> Self
+    where
+        A: DeserializeOwned + JsonSchema,
+        F: Fn(A, Call) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<T, Error>> + Send + 'static,
+        T: IntoOutput,
+    {
+        let run = move |arguments, call| -> Started<Output> {
+            let running = handler(deserialise(arguments)?, call);
+            Ok(Box::pin(async move { running.await?.into_output() }))
+        };
+        Tool::with_handler::<A>(name.into(), Handler::Call(Arc::new(run)))
+    }
+
+    /// A tool that subscribes the agent to events; see [`Subscribe`].
+    pub fn subscription<A, F, R>(name: impl Into<String>, handler: F) -> Self
+    where
+        A: DeserializeOwned + JsonSchema,
+        F: Fn(A, Subscribe) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        let run = move |arguments, subscribe| -> Started<()> {
+            Ok(Box::pin(handler(deserialise(arguments)?, subscribe)))
+        };
+        Tool::with_handler::<A>(name.into(), Handler::Subscription(Arc::new(run)))
+    }
+
+    fn with_handler<A: JsonSchema>(name: String, handler: Handler) -> Self {
+        let (schema, description) = schema_of::<A>();
+        Tool { name, description, schema, handler, on_restart: OnRestart::Apologise }
+    }
+
+    /// Says what the tool does, instead of the doc comment of its arguments.
+    #[must_use]
+    pub fn description(mut self, text: impl Into<String>) -> Self {
+        self.description = text.into();
+        self
+    }
+
+    /// Running it twice does no harm: when the server dies during a call, the call is run again from its
+    /// beginning. Any other tool's call ends with an error that says that its outcome is unknown.
+    #[must_use]
+    pub fn restartable(mut self) -> Self {
+        self.on_restart = OnRestart::RunAgain;
+        self
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn on_restart(&self) -> OnRestart {
+        self.on_restart
+    }
+
+    pub(crate) fn handler(&self) -> &Handler {
+        &self.handler
+    }
+
+    /// As the toolset describes it.
+    pub(crate) fn describe(&self) -> Result<rap_protocol::Tool, ServeError> {
+        let wrong = |why: String| ServeError::Toolset(format!("tool {:?}: {why}", self.name));
+        Ok(rap_protocol::Tool {
+            name: ToolName::new(&self.name).map_err(|error| wrong(error.to_string()))?,
+            description: self.description.clone(),
+            input_schema: self.input_schema().map_err(wrong)?,
+            annotations: Annotations::default(),
+            display_script: None,
+        })
+    }
+
+    fn input_schema(&self) -> Result<InputSchema, String> {
+        if self.schema.get("type").is_some_and(|kind| kind != "object") {
+            return Err("its arguments have to be a struct with named fields".into());
+        }
+        InputSchema::new(self.schema.clone()).map_err(|error| format!("its schema does not compile: {error}"))
+    }
+}
+
+fn deserialise<A: DeserializeOwned>(arguments: Arguments) -> Result<A, Error> {
+    serde_json::from_value(Value::Object(arguments))
+        .map_err(|error| Error::Told(format!("the arguments do not fit: {error}")))
+}
+
+/// The schema of a type, and its doc comment.
+fn schema_of<A: JsonSchema>() -> (Value, String) {
+    let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<A>();
+    let mut schema = schema.to_value();
+    let mut description = String::new();
+    if let Value::Object(fields) = &mut schema {
+        // The type's name means nothing to a model, and the draft is the protocol's default.
+        fields.remove("title");
+        fields.remove("$schema");
+        if let Some(Value::String(text)) = fields.remove("description") {
+            description = text;
+        }
+    }
+    (schema, description)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Sends a parcel.
+    #[derive(Deserialize, JsonSchema)]
+    #[allow(dead_code)]
+    struct Send {
+        /// Where to.
+        to: String,
+        /// In grams.
+        #[schemars(range(min = 1, max = 30_000))]
+        weight: Option<u32>,
+    }
+
+    #[test]
+    fn the_schema_and_the_description_come_from_the_type() {
+        let tool = Tool::new("send", |_: Send, _: Call| async { Ok("sent") }).describe().unwrap();
+        assert_eq!(tool.description, "Sends a parcel.");
+        let expected = json!({
+            "type": "object",
+            "required": ["to"],
+            "properties": {
+                "to": {"type": "string", "description": "Where to."},
+                "weight": {
+                    "type": ["integer", "null"], "format": "uint32", "description": "In grams.",
+                    "minimum": 1, "maximum": 30_000,
+                },
+            },
+        });
+        assert_eq!(tool.input_schema.document(), &expected);
+    }
+
+    #[test]
+    fn what_no_runtime_could_load_is_refused_by_name() {
+        let bad_name = Tool::new("no spaces", |_: Send, _: Call| async { Ok("") }).describe();
+        let expected = "the toolset is not valid: tool \"no spaces\": a tool's name has 1 to 128 letters, digits, `_` and `-`";
+        assert_eq!(bad_name.unwrap_err().to_string(), expected);
+        let no_object = Tool::new("list", |_: Vec<u8>, _: Call| async { Ok("") }).describe();
+        let expected =
+            "the toolset is not valid: tool \"list\": its arguments have to be a struct with named fields";
+        assert_eq!(no_object.unwrap_err().to_string(), expected);
+    }
+}
