@@ -86,14 +86,24 @@ fn zone(ip: IpAddr) -> Zone {
     }
 }
 
-/// An IPv4 address in IPv6 clothes is judged as what it reaches.
+/// An IPv4 address in IPv6 clothes is judged as what it reaches: mapped, compatible, NAT64 and 6to4.
 fn embedded_v4(ip: Ipv6Addr) -> Option<Ipv4Addr> {
     const NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
+    const LOCAL_NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, 0, 0), 48);
+    const COMPATIBLE: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 96);
+    const SIX_TO_FOUR: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x2002, 0, 0, 0, 0, 0, 0, 0), 16);
     if let Some(v4) = ip.to_ipv4_mapped() {
         return Some(v4);
     }
-    let [.., a, b, c, d] = ip.octets();
-    NAT64.contains(&ip).then(|| Ipv4Addr::new(a, b, c, d))
+    if ip.is_loopback() || ip.is_unspecified() {
+        return None;
+    }
+    let [_, _, e, f, g, h, .., a, b, c, d] = ip.octets();
+    if SIX_TO_FOUR.contains(&ip) {
+        return Some(Ipv4Addr::new(e, f, g, h));
+    }
+    let at_the_end = [NAT64, LOCAL_NAT64, COMPATIBLE].iter().any(|net| net.contains(&ip));
+    at_the_end.then(|| Ipv4Addr::new(a, b, c, d))
 }
 
 fn zone_v4(ip: Ipv4Addr) -> Zone {
@@ -122,7 +132,8 @@ fn zone_v6(ip: Ipv6Addr) -> Zone {
     if ip.is_loopback() {
         return Zone::Loopback;
     }
-    if ip.is_unique_local() { Zone::Private } else { Zone::Public }
+    const SITE_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfec0, 0, 0, 0, 0, 0, 0, 0), 10);
+    if ip.is_unique_local() || SITE_LOCAL.contains(&ip) { Zone::Private } else { Zone::Public }
 }
 
 #[cfg(test)]
@@ -150,6 +161,11 @@ mod tests {
             ("http://[::ffff:127.0.0.1]/", [true, false, false]),
             ("http://[::ffff:10.0.0.1]/", [true, true, false]),
             ("http://[64:ff9b::7f00:1]/", [true, false, false]),
+            ("http://[64:ff9b:1::7f00:1]/", [true, false, false]),
+            ("http://[::127.0.0.1]/", [true, false, false]),
+            ("http://[2002:7f00:1::]/", [true, false, false]),
+            ("http://[2002:a00:1::]/", [true, true, false]),
+            ("http://[fec0::1]/", [true, true, false]),
             ("http://2130706433/", [true, false, false]),
             ("http://0x7f.1/", [true, false, false]),
         ];
@@ -164,6 +180,8 @@ mod tests {
             "169.254.169.254",
             "[::ffff:169.254.169.254]",
             "[64:ff9b::a9fe:a9fe]",
+            "[2002:a9fe:a9fe::]",
+            "[::169.254.169.254]",
             "[fd00:ec2::254]",
             "168.63.129.16",
             "100.100.100.200",

@@ -92,7 +92,7 @@ fn tool_name() -> impl Strategy<Value = ToolName> {
 }
 
 fn url<T: TryFrom<String, Error: std::fmt::Debug> + std::fmt::Debug>() -> impl Strategy<Value = T> {
-    "https://([a-z]{1,5}:[a-z]{1,5}@)?[a-z]{1,9}\\.example(:[1-9][0-9]{0,3})?(/\\PC{0,20})?(\\?[a-z%=&/]{0,20})?"
+    "https://([a-z]{1,5}:[a-z]{1,5}@)?[a-z]{1,9}\\.example(:[1-9][0-9]{0,3})?(/[\\PC&&\\S]{0,20})?(\\?[a-z%=&/]{0,20})?"
         .prop_map(|text| T::try_from(text).expect("a URL"))
 }
 

@@ -1,0 +1,338 @@
+//! A runtime to test against: it invokes tools over real HTTP and listens for their callbacks.
+
+#![allow(dead_code, reason = "each test program uses another part of this")]
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderName, HeaderValue, StatusCode, Uri};
+use axum::routing::post;
+use rap_io::client::{Client, ClientLimits};
+use rap_protocol::{Callback, UrlPolicy, parse_callback};
+use rap_tool::{Limits, ToolServer};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+/// How long anything in a test may take before the test has failed.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The receiving half of a runtime: an endpoint for callbacks that answers as it is told to.
+pub struct Runtime {
+    pub url: String,
+    received: mpsc::UnboundedReceiver<Received>,
+    script: Arc<Script>,
+    task: JoinHandle<()>,
+}
+
+/// A callback as it came in.
+#[derive(Debug, Clone)]
+pub struct Received {
+    /// What stood behind `/callback/`.
+    pub name: String,
+    pub body: Value,
+    /// The body, parsed and validated as a runtime does it.
+    pub message: Callback,
+    /// What it was answered with.
+    pub status: u16,
+}
+
+impl Received {
+    pub fn text(&self) -> &str {
+        self.body["text"].as_str().unwrap_or_else(|| panic!("no text in {}", self.body))
+    }
+}
+
+struct Script {
+    next: Mutex<VecDeque<u16>>,
+    always: Mutex<u16>,
+    received: mpsc::UnboundedSender<Received>,
+}
+
+impl Runtime {
+    pub async fn start() -> Runtime {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Runtime::listen(listener)
+    }
+
+    /// Starts on an address that was free before, such as that of a runtime that was stopped.
+    pub async fn start_on(address: &str) -> Runtime {
+        Runtime::listen(TcpListener::bind(address).await.unwrap())
+    }
+
+    fn listen(listener: TcpListener) -> Runtime {
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (sender, received) = mpsc::unbounded_channel();
+        let script = Script { next: Mutex::default(), always: Mutex::new(200), received: sender };
+        let script = Arc::new(script);
+        let router = Router::new().route("/callback/{name}", post(callback)).with_state(Arc::clone(&script));
+        let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Runtime { url, received, script, task }
+    }
+
+    /// A callback URL of its own, by which the callback is recognised.
+    pub fn callback_url(&self, name: &str) -> String {
+        format!("{}/callback/{name}", self.url)
+    }
+
+    /// The next callbacks are answered with these statuses, one after the other.
+    pub fn answer_next(&self, statuses: &[u16]) {
+        self.script.next.lock().unwrap().extend(statuses);
+    }
+
+    /// All further callbacks are answered with this status.
+    pub fn answer_always(&self, status: u16) {
+        *self.script.always.lock().unwrap() = status;
+    }
+
+    /// The next callback, whatever it was answered with.
+    pub async fn next(&mut self) -> Received {
+        let next = tokio::time::timeout(PATIENCE, self.received.recv()).await;
+        next.expect("no callback came").expect("the runtime is gone")
+    }
+
+    /// The next callback that was accepted.
+    pub async fn accepted(&mut self) -> Received {
+        loop {
+            let next = self.next().await;
+            if next.status == 200 {
+                return next;
+            }
+        }
+    }
+
+    /// Everything that has come and has not been looked at.
+    pub fn pending(&mut self) -> Vec<Received> {
+        std::iter::from_fn(|| self.received.try_recv().ok()).collect()
+    }
+
+    /// Stops listening, and returns the address.
+    pub async fn stop(self) -> String {
+        self.task.abort();
+        assert!(self.task.await.unwrap_err().is_cancelled());
+        self.url.trim_start_matches("http://").to_owned()
+    }
+
+    /// An invocation whose callback URL ends in the id of the call.
+    pub fn invocation(&self, operation: &str, thread: &str, id: &str, arguments: Value) -> Value {
+        json!({
+            "operation": operation,
+            "arguments": arguments,
+            "id": id,
+            "group_id": thread,
+            "callback_url": self.callback_url(id),
+        })
+    }
+}
+
+async fn callback(State(script): State<Arc<Script>>, uri: Uri, body: Bytes) -> StatusCode {
+    let name = uri.path().trim_start_matches("/callback/").to_owned();
+    let status = script.next.lock().unwrap().pop_front().unwrap_or_else(|| *script.always.lock().unwrap());
+    let message = parse_callback(&body).expect("a tool sent an invalid callback");
+    let body = serde_json::from_slice(&body).unwrap();
+    script.received.send(Received { name, body, message, status }).expect("the test is over");
+    StatusCode::from_u16(status).unwrap()
+}
+
+/// The sending half of a runtime, for one tool server.
+#[derive(Clone)]
+pub struct Caller {
+    base: String,
+    token: Option<String>,
+    client: Client,
+}
+
+/// Status and body of an answer.
+pub type Answer = (u16, String);
+
+impl Caller {
+    pub fn new(base: &str) -> Caller {
+        let limits = ClientLimits { total: PATIENCE, ..ClientLimits::default() };
+        Caller { base: base.to_owned(), token: None, client: Client::new(UrlPolicy::Local, limits) }
+    }
+
+    #[must_use]
+    pub fn with_token(mut self, token: &str) -> Caller {
+        self.token = Some(token.to_owned());
+        self
+    }
+
+    /// POSTs a body as it is.
+    pub async fn post(&self, path: &str, body: impl Into<Bytes>) -> Answer {
+        let url = format!("{}{path}", self.base).parse().unwrap();
+        let mut headers = Vec::new();
+        if let Some(token) = &self.token {
+            let value = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
+            headers.push((HeaderName::from_static("authorization"), value));
+        }
+        let reply = self.client.post_json(&url, &headers, body.into()).await.unwrap();
+        (reply.status, String::from_utf8_lossy(&reply.body).into_owned())
+    }
+
+    pub async fn invoke(&self, invocation: &Value) -> Answer {
+        self.post("/invoke", invocation.to_string()).await
+    }
+
+    /// Invokes and expects to be acknowledged.
+    pub async fn accepted(&self, invocation: &Value) {
+        assert_eq!(self.invoke(invocation).await, (200, String::new()));
+    }
+
+    pub async fn close(&self, thread: &str) -> Answer {
+        self.post("/close_thread", json!({"thread_id": thread}).to_string()).await
+    }
+
+    pub async fn cancel(&self, thread: &str, call: &str) -> Answer {
+        let body = json!({"thread_id": thread, "tool_call_id": call});
+        self.post("/cancel_tool_call", body.to_string()).await
+    }
+
+    pub async fn is_alive(&self, thread: &str, call: &str) -> bool {
+        let body = json!({"thread_id": thread, "tool_call_id": call});
+        let (status, answer) = self.post("/tool_call_status", body.to_string()).await;
+        assert_eq!(status, 200);
+        serde_json::from_str::<Value>(&answer).unwrap()["alive"].as_bool().unwrap()
+    }
+
+    /// Asks until the call is over.
+    pub async fn until_settled(&self, thread: &str, call: &str) {
+        let settled = async {
+            while self.is_alive(thread, call).await {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, settled).await.expect("the call was never settled");
+    }
+}
+
+/// A tool server inside of the test, with its journal in a directory of its own.
+pub struct Server {
+    pub url: String,
+    pub data: PathBuf,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    /// Starts a server with its journal below `data`.
+    pub async fn start(server: ToolServer, data: &Path) -> Server {
+        let bound = server.data(data).bind("127.0.0.1:0").await.unwrap();
+        let url = bound.url().to_owned();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(bound.run_until(async move {
+            // A sender that was dropped means stop as well.
+            drop(stopped.await);
+        }));
+        Server { url, data: data.to_owned(), stop: Some(stop), task }
+    }
+
+    pub fn caller(&self) -> Caller {
+        Caller::new(&self.url)
+    }
+
+    /// Stops in order, and returns when that is done.
+    pub async fn stop(mut self) {
+        drop(self.stop.take());
+        self.task.await.unwrap();
+    }
+}
+
+/// Limits whose pauses suit a test: the first retry after 20 ms, none later than 100 ms.
+pub fn quick() -> Limits {
+    let mut limits = Limits::default();
+    limits.delivery.first_pause = Duration::from_millis(20);
+    limits.delivery.longest_pause = Duration::from_millis(100);
+    limits
+}
+
+pub fn data_dir() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+/// An example of this crate as a process of its own.
+pub struct Process {
+    pub url: String,
+    child: Child,
+    log: Arc<Mutex<String>>,
+}
+
+impl Process {
+    /// Starts an example on a port that the system picks, and waits until it listens.
+    pub fn start(example: &str, data: &Path, environment: &[(&str, &str)]) -> Process {
+        let mut command = Command::new(example_path(example));
+        command.env("PORT", "0").env("RAP_TOOL_DATA", data).envs(environment.iter().copied());
+        command.env_remove("RAP_TOOL_BEARER").env_remove("RAP_TOOL_KEY").env_remove("RAP_TOOL_URL");
+        command.env_remove("RUST_LOG").envs(environment.iter().copied());
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let log = Arc::new(Mutex::new(String::new()));
+        let mut url = None;
+        for line in lines.by_ref() {
+            let line = line.unwrap();
+            log.lock().unwrap().push_str(&format!("{line}\n"));
+            if let Some((_, found)) = line.split_once("listening url=") {
+                url = Some(found.trim().to_owned());
+                break;
+            }
+        }
+        let url = url.unwrap_or_else(|| panic!("{example} did not start:\n{}", log.lock().unwrap()));
+        let sink = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                sink.lock().unwrap().push_str(&format!("{line}\n"));
+            }
+        });
+        Process { url, child, log }
+    }
+
+    pub fn caller(&self) -> Caller {
+        Caller::new(&self.url)
+    }
+
+    /// Everything it has logged so far.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// kill -9, and waits until it is gone.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM, and waits until it has ended; whether it ended with success.
+    pub fn terminate(mut self) -> bool {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        self.child.wait().unwrap().success()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.child.try_wait().unwrap().is_none() {
+            self.child.kill().unwrap();
+            self.child.wait().unwrap();
+        }
+    }
+}
+
+/// Where cargo has put an example, next to the test that runs.
+pub fn example_path(example: &str) -> PathBuf {
+    let mut path = std::env::current_exe().unwrap();
+    path.pop();
+    if path.ends_with("deps") {
+        path.pop();
+    }
+    path.join("examples").join(example)
+}
