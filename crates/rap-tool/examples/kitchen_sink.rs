@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use rap_tool::prelude::*;
+use serde_json::json;
 
 /// Says back what it is told.
 #[derive(Deserialize, JsonSchema)]
@@ -42,6 +43,18 @@ struct Tick {
     every_ms: u64,
 }
 
+/// Lets the user choose a colour.
+#[derive(Deserialize, JsonSchema)]
+struct Choose {}
+
+/// Sends the user to this server's own consent page.
+#[derive(Deserialize, JsonSchema)]
+struct Authorize {}
+
+/// Shows a change of a file to people.
+#[derive(Deserialize, JsonSchema)]
+struct Show {}
+
 async fn echo(args: Echo, _: Call) -> Result<String> {
     Ok(format!("echo {}", args.text))
 }
@@ -73,6 +86,22 @@ async fn tick(args: Tick, subscribe: Subscribe) -> Result<()> {
     subscription.finish(format!("tick {}", args.count)).await
 }
 
+async fn choose(_: Choose, call: Call) -> Result<String> {
+    let colours = ["red", "green", "blue"];
+    let chosen = call.choose("Which colour?", colours, 1).await?;
+    Ok(format!("chose {}", colours[chosen]))
+}
+
+async fn authorize(_: Authorize, call: Call) -> Result<&'static str> {
+    call.authorize(call.redirect_url()).await?;
+    Ok("authorized")
+}
+
+async fn show(_: Show, call: Call) -> Result<&'static str> {
+    call.view("diff", json!({"path": "greeting.txt", "patch": "-Hello\n+Hello, world\n"})).await?;
+    Ok("shown")
+}
+
 #[tokio::main]
 async fn main() -> Result<()> {
     ToolServer::new("kitchen_sink")
@@ -80,8 +109,16 @@ async fn main() -> Result<()> {
         .tool("echo", echo)
         .tool("fail", fail)
         .tool("panic", panic)
-        .offer(Tool::new("slow", slow).restartable())
+        .offer(
+            Tool::new("slow", slow)
+                .restartable()
+                .long_running()
+                .expected_duration(Duration::ZERO..=Duration::from_secs(3600)),
+        )
         .subscription("tick", tick)
+        .offer(Tool::new("choose", choose).restartable())
+        .offer(Tool::new("authorize", authorize).restartable().requires_auth("the user's consent"))
+        .offer(Tool::new("show", show).read_only())
         .serve("127.0.0.1:7500")
         .await
 }

@@ -5,18 +5,21 @@
 //! was not committed, a wait of one caller for another's callback.
 
 mod accept;
+mod asking;
 mod delivery;
+pub(crate) mod metrics;
 mod open;
 mod run;
 mod upkeep;
 
+use std::any::{Any, TypeId};
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use axum::body::Bytes;
 use futures_util::future::BoxFuture;
-use rap_io::client::Client;
 use rap_io::lock::DirLock;
 use rap_io::writer::{Error as WriteError, Lane, Writer};
 use rap_protocol::{ThreadId, Timestamp};
@@ -27,15 +30,21 @@ use tokio_util::task::TaskTracker;
 
 use crate::auth::{Caller, Callers};
 use crate::call::Thread;
+use crate::clock::Clock;
 use crate::error::Error;
 use crate::journal::{Applied, Book, Seq, recovery};
 use crate::limits::Limits;
 use crate::rate::Limiter;
-use crate::rules::{Dropped, Ignored, Input, State};
+use crate::rules::{Dropped, Ignored, Input};
 use crate::tool::Tool;
 
 pub(crate) use accept::{Accepted, Refusal};
-pub(crate) use open::{Parts, open};
+pub(crate) use asking::{Answered, CHOICE_PATH, CONSENT_PATH};
+pub(crate) use delivery::Outgoing;
+pub(crate) use open::{Parts, Place, open};
+
+/// What an author shares with the handlers, by its type.
+pub(crate) type States = HashMap<TypeId, Arc<dyn Any + Send + Sync>>;
 
 /// What runs when a thread is closed.
 pub(crate) type CloseHook = Arc<dyn Fn(Thread) -> BoxFuture<'static, Result<(), Error>> + Send + Sync>;
@@ -53,9 +62,13 @@ pub(crate) struct Engine {
     /// The toolset as it is served, and its version.
     pub(crate) manifest: Bytes,
     pub(crate) version: String,
+    pub(crate) states: States,
+    pub(crate) answers: Limiter<()>,
     pub(crate) notifications: Limiter<Caller>,
     /// Bounds what is in memory of requests that arrive.
     pub(crate) arriving: Arc<Semaphore>,
+    pub(crate) counters: metrics::Counters,
+    public_url: String,
     tools: HashMap<String, Offered>,
     on_close: Option<CloseHook>,
     invocations: Limiter<Caller>,
@@ -63,7 +76,8 @@ pub(crate) struct Engine {
     subscriptions: Arc<Semaphore>,
     book: Book,
     writer: Writer,
-    client: Client,
+    outgoing: Outgoing,
+    clock: Clock,
     runs: Mutex<HashMap<Seq, Arc<Run>>>,
     early: Mutex<accept::EarlyCancels>,
     lanes: Mutex<delivery::Lanes>,
@@ -81,17 +95,20 @@ pub(crate) struct Engine {
 pub(crate) struct Run {
     /// Nobody wants its result any more.
     pub(crate) stop: CancellationToken,
-    /// One of its events was delivered, so that another may wait.
-    pub(crate) room: Notify,
+    /// Something that it may be waiting for has happened: an answer, room for another event.
+    pub(crate) news: Notify,
     /// Its place among the calls, or among the subscriptions.
     place: Mutex<Option<OwnedSemaphorePermit>>,
     seq: OnceLock<Seq>,
+    /// How many choices its handler has asked for.
+    pub(crate) asked: AtomicU32,
 }
 
 impl Run {
     fn new(place: Option<OwnedSemaphorePermit>) -> Arc<Self> {
         let place = Mutex::new(place);
-        Arc::new(Run { stop: CancellationToken::new(), room: Notify::new(), place, seq: OnceLock::new() })
+        let (seq, asked) = (OnceLock::new(), AtomicU32::new(0));
+        Arc::new(Run { stop: CancellationToken::new(), news: Notify::new(), place, seq, asked })
     }
 }
 
@@ -104,7 +121,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Engine {
     pub(crate) fn now(&self) -> Timestamp {
-        SystemTime::now().into()
+        self.clock.now()
     }
 
     /// Whether the server is on its way down.
@@ -192,11 +209,9 @@ impl Engine {
         if applied.dropped == Dropped::Everything {
             self.interrupt_delivery(call);
         }
-        if applied.head.events_wait < applied.before.events_wait {
-            self.make_room(call);
-        }
-        if applied.head.state == State::Settled {
-            tracing::debug!(call, "settled");
+        let before = applied.before.events_wait + applied.before.asides_wait;
+        if applied.head.events_wait + applied.head.asides_wait < before {
+            self.tell_news(call);
         }
         if let Some(letter) = applied.first {
             self.deliver(letter.call, letter.origin, Some(letter));
@@ -208,14 +223,14 @@ impl Engine {
         let run = lock(&self.runs).get(&call).cloned();
         if let Some(run) = run {
             run.stop.cancel();
-            run.room.notify_waiters();
+            run.news.notify_waiters();
         }
     }
 
-    fn make_room(&self, call: Seq) {
+    fn tell_news(&self, call: Seq) {
         let run = lock(&self.runs).get(&call).cloned();
         if let Some(run) = run {
-            run.room.notify_waiters();
+            run.news.notify_waiters();
         }
     }
 
@@ -235,6 +250,15 @@ impl Engine {
         if let Err(error) = self.writer.run(Lane::Internal, recovery::stopped_in_order).await {
             tracing::warn!(%error, "could not note that the server stopped in order");
         }
+        self.writer.close().await;
+    }
+
+    /// Ends as a crash does: handlers and deliveries are dropped where they stand, and nothing is noted.
+    pub(crate) async fn crash(&self) {
+        self.stopping.cancel();
+        self.ended.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
         self.writer.close().await;
     }
 }

@@ -94,6 +94,12 @@ pub enum ServeError {
          .bearer(token); or say .auth(Auth::OpenToAnyone) if everyone may call these tools"
     )]
     OpenToTheNetwork(SocketAddr),
+    /// The same for a router, of which nobody knows who reaches it.
+    #[error(
+        "nobody has to authenticate: call .bearer(token); or say .auth(Auth::OpenToAnyone) if the application \
+         authenticates callers itself, or everyone may call these tools"
+    )]
+    OpenRouter,
     /// Nobody could find the server under the address it is bound to.
     #[error(
         "{0} is no address that a runtime can call: say where it is reached, with RAP_TOOL_URL or .public_url(…)"

@@ -4,14 +4,15 @@
 //! anything about threads or calls but `/tool_call_status`, and that only about the caller's own.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::BodyExt;
 use rap_protocol::{
@@ -22,7 +23,7 @@ use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::auth::Caller;
-use crate::engine::{Accepted, Engine, Refusal};
+use crate::engine::{Accepted, Answered, CHOICE_PATH, CONSENT_PATH, Engine, Refusal};
 
 /// Where invocations are POSTed, below the public URL.
 pub(crate) const INVOKE_PATH: &str = "/invoke";
@@ -37,6 +38,10 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .route(CLOSE_THREAD_PATH, post(close_thread))
         .route(CANCEL_TOOL_CALL_PATH, post(cancel_tool_call))
         .route(TOOL_CALL_STATUS_PATH, post(tool_call_status))
+        .route(&format!("{CHOICE_PATH}/{{token}}"), post(choice))
+        .route(&format!("{CONSENT_PATH}/{{token}}"), get(consent))
+        .route("/healthz", get(healthz))
+        .route("/metrics", get(metrics))
         .with_state(engine)
 }
 
@@ -96,6 +101,67 @@ async fn tool_call_status(
         Ok(alive) => Ok(Json(StatusAnswer { alive })),
         Err(_) => Err(Refused::for_now("unavailable", "nothing can be looked up right now; try again later")),
     }
+}
+
+/// The answer to a choice. Whoever knows the URL may answer; the runtime tries again after a 5xx.
+async fn choice(
+    State(engine): State<Arc<Engine>>,
+    Path(token): Path<String>,
+    request: Request,
+) -> Result<StatusCode, Refused> {
+    if !engine.answers.admits(&()) {
+        return Err(Refused::for_now("overloaded", "too many answers at once; try again later"));
+    }
+    let arrived = read_body(&engine, request).await?;
+    match engine.choose(&token, &arrived.body).await {
+        Ok(Answered::Taken) => Ok(StatusCode::OK),
+        Ok(Answered::Otherwise) => {
+            Err(Refused::new(StatusCode::CONFLICT, "answered", "this question was answered otherwise before"))
+        }
+        Ok(Answered::Unknown) => {
+            Err(Refused::new(StatusCode::NOT_FOUND, "unknown", "there is no such question, or it is over"))
+        }
+        Err(Refusal::Invalid(invalid)) => Err(Refused::unreadable(&invalid)),
+        Err(_) => Err(Refused::for_now("unavailable", "nothing can be stored right now; try again later")),
+    }
+}
+
+/// Where a user's browser arrives. It reads a page, not JSON.
+async fn consent(
+    State(engine): State<Arc<Engine>>,
+    Path(token): Path<String>,
+    Query(parameters): Query<BTreeMap<String, String>>,
+) -> Response {
+    let page = |status: StatusCode, text: &str| {
+        let page = format!("<!doctype html><meta charset=utf-8><title>{text}</title><p>{text}</p>");
+        (status, [(header::REFERRER_POLICY, "no-referrer")], Html(page)).into_response()
+    };
+    if !engine.answers.admits(&()) {
+        return page(StatusCode::SERVICE_UNAVAILABLE, "Too many at once. Please try again in a moment.");
+    }
+    match engine.consent(&token, parameters).await {
+        Ok(Answered::Taken | Answered::Otherwise) => {
+            page(StatusCode::OK, "Thank you. You can close this page.")
+        }
+        Ok(Answered::Unknown) => page(StatusCode::NOT_FOUND, "This request is unknown, or it is over."),
+        Err(_) => {
+            page(StatusCode::SERVICE_UNAVAILABLE, "Something went wrong. Please try again in a moment.")
+        }
+    }
+}
+
+async fn healthz(State(engine): State<Arc<Engine>>) -> Result<&'static str, Refused> {
+    if engine.is_stopping() {
+        Err(Refused::for_now("stopping", "the server is stopping"))
+    } else {
+        Ok("ok\n")
+    }
+}
+
+async fn metrics(State(engine): State<Arc<Engine>>) -> Result<Response, Refused> {
+    let text = engine.metrics().await;
+    let text = text.map_err(|_| Refused::for_now("unavailable", "nothing can be looked up right now"))?;
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
 }
 
 /// A notification is acknowledged whatever became of it; what went wrong is in the log.

@@ -3,15 +3,14 @@
 //! The journal decides nothing about the life of a call: it loads a head, asks [`rules::step`], and writes all
 //! that follows at once. It never stores a callback URL in the clear, and forgets it when the call is settled.
 
+mod letter;
 pub(crate) mod outbox;
+pub(crate) mod questions;
 pub(crate) mod recovery;
 pub(crate) mod threads;
 
 use rap_io::secret_box::Key;
-use rap_protocol::{
-    Address, CallId, Callback, CallbackUrl, EventId, Invocation, SubscriptionEvent, ThreadId, Timestamp,
-    ToolResult, UserId,
-};
+use rap_protocol::{Address, CallId, CallbackUrl, Invocation, ThreadId, Timestamp, UserId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value};
 
@@ -40,6 +39,7 @@ pub(crate) struct NewCall {
 /// A call as its handler needs it.
 pub(crate) struct StoredCall {
     pub(crate) seq: Seq,
+    pub(crate) identity: [u8; 32],
     pub(crate) caller: Caller,
     pub(crate) thread: ThreadId,
     pub(crate) id: CallId,
@@ -155,11 +155,15 @@ impl Book {
         now: Timestamp,
     ) -> Stepped {
         if let Some(letter) = letter
-            && db.prepare_cached("DELETE FROM outbox WHERE seq = ?1")?.execute([letter])? == 0
+            && !outbox::take(db, letter, &input)?
         {
             return Ok(Err(Ignored::Over));
         }
-        let Some(row) = load(db, call)? else { return Ok(Err(Ignored::Over)) };
+        let Some(mut row) = load(db, call)? else { return Ok(Err(Ignored::Over)) };
+        if let Input::Aside(aside) = &input {
+            // Only the latest content of a view counts.
+            row.head.asides_wait -= outbox::forget_view(db, call, aside)?;
+        }
         let step = match rules::step(row.head, input, self.most_events) {
             Ok(step) => step,
             Err(ignored) => return Ok(Err(ignored)),
@@ -170,9 +174,8 @@ impl Book {
         let posted = step.post.map(|post| self.post(db, &row, post, now)).transpose()?;
         // What stands first keeps its appointment; another first one may go at once.
         let alone = row.deliver_at.is_none() || step.drop == Dropped::Everything;
-        let waits = step.head.result_waits || step.head.events_wait > 0;
         let first_at = if alone || letter.is_some() { Some(now) } else { row.deliver_at };
-        save(db, &row, &step.head, first_at.filter(|_| waits), now)?;
+        save(db, &row, &step.head, first_at.filter(|_| !step.head.outbox_is_empty()), now)?;
         Ok(Ok(Applied {
             before: row.head,
             head: step.head,
@@ -182,10 +185,13 @@ impl Book {
     }
 
     fn post(&self, db: &Connection, row: &CallRow, post: Post, now: Timestamp) -> Result<Letter> {
-        let (kind, callback) = row.callback_message(post);
-        let body = to_json(&callback).into_bytes();
-        db.prepare_cached("INSERT INTO outbox (call, kind, body, created_at) VALUES (?1, ?2, ?3, ?4)")?
-            .execute(params![row.seq, kind as u8, body, now.0])?;
+        let kind = letter::kind(&post);
+        let topic = if let Post::Aside(aside) = &post { Some(letter::topic(aside)) } else { None };
+        let body = to_json(&letter::message(row, post)).into_bytes();
+        db.prepare_cached(
+            "INSERT INTO outbox (call, kind, topic, body, created_at) VALUES (?1, ?2, ?3, ?4, ?5)",
+        )?
+        .execute(params![row.seq, kind as u8, topic, body, now.0])?;
         let seq = db.last_insert_rowid();
         let (callback, identity) = (row.callback.clone(), row.identity);
         let (call, origin) = (row.seq, row.origin);
@@ -277,45 +283,10 @@ struct CallRow {
     head: Head,
 }
 
-impl CallRow {
-    fn callback_message(&self, post: Post) -> (Kind, Callback) {
-        match post {
-            Post::Result { body, display_as, subscription } => {
-                let result = ToolResult {
-                    group_id: self.thread.clone(),
-                    id: self.id.clone(),
-                    call_id: self.secondary.clone(),
-                    body,
-                    display_as,
-                    subscription,
-                };
-                (Kind::Result, Callback::ToolResult(result))
-            }
-            Post::Event { number, text, associative, is_final } => {
-                let event = SubscriptionEvent {
-                    group_id: self.thread.clone(),
-                    tool_call_id: self.id.clone(),
-                    text,
-                    associative,
-                    is_final,
-                    event_id: Some(self.event_id(number)),
-                };
-                (Kind::Event, Callback::SubscriptionEvent(event))
-            }
-        }
-    }
-
-    /// Stable over retries and restarts, and another one in every subscription.
-    fn event_id(&self, number: u64) -> EventId {
-        let subscription = u64::from_be_bytes(*self.identity.first_chunk().expect("bug: 32 bytes"));
-        EventId::new(format!("{subscription:016x}-{number}")).expect("bug: hexadecimal digits are an id")
-    }
-}
-
 fn load(db: &Connection, call: Seq) -> Result<Option<CallRow>> {
     db.prepare_cached(
         "SELECT seq, key, caller, thread, call_id, secondary_id, callback, origin, deliver_at, state,
-                result_waits, events_wait, next_event, subscription, apologised, restarts
+                result_waits, events_wait, asides_wait, next_event, subscription, apologised, restarts
          FROM calls WHERE seq = ?1 AND state < 3",
     )?
     .query_row([call], |row| {
@@ -333,10 +304,11 @@ fn load(db: &Connection, call: Seq) -> Result<Option<CallRow>> {
                 state: state(row.get(9)?),
                 result_waits: row.get(10)?,
                 events_wait: row.get(11)?,
-                next_event: row.get::<_, i64>(12)?.unsigned_abs(),
-                subscription: row.get(13)?,
-                apologised: row.get(14)?,
-                restarts: row.get(15)?,
+                asides_wait: row.get(12)?,
+                next_event: row.get::<_, i64>(13)?.unsigned_abs(),
+                subscription: row.get(14)?,
+                apologised: row.get(15)?,
+                restarts: row.get(16)?,
             },
         })
     })
@@ -352,7 +324,7 @@ fn save(
 ) -> Result<()> {
     db.prepare_cached(
         "UPDATE calls SET state = ?2, result_waits = ?3, events_wait = ?4, next_event = ?5, subscription = ?6,
-                          apologised = ?7, restarts = ?8, deliver_at = ?9
+                          apologised = ?7, restarts = ?8, deliver_at = ?9, asides_wait = ?10
          WHERE seq = ?1",
     )?
     .execute(params![
@@ -365,6 +337,7 @@ fn save(
         head.apologised,
         head.restarts,
         deliver_at.map(|at| at.0),
+        head.asides_wait,
     ])?;
     if head.state == State::Settled {
         db.prepare_cached(
@@ -373,6 +346,7 @@ fn save(
              WHERE seq = ?1",
         )?
         .execute(params![row.seq, now.0])?;
+        questions::forget(db, row.seq)?;
         threads::touch(db, &row.caller, &row.thread, now)?;
     }
     Ok(())

@@ -31,6 +31,7 @@ CREATE TABLE calls (
     subscription INTEGER NOT NULL DEFAULT 0,
     result_waits INTEGER NOT NULL DEFAULT 0,
     events_wait  INTEGER NOT NULL DEFAULT 0,
+    asides_wait  INTEGER NOT NULL DEFAULT 0,
     next_event   INTEGER NOT NULL DEFAULT 1,
     apologised   INTEGER NOT NULL DEFAULT 0,
     restarts     INTEGER NOT NULL DEFAULT 0,
@@ -47,9 +48,18 @@ CREATE INDEX calls_settled ON calls (settled_at) WHERE state = 3;
 CREATE TABLE outbox (
     seq        INTEGER PRIMARY KEY AUTOINCREMENT,
     call       INTEGER NOT NULL,
-    kind       INTEGER NOT NULL,        -- 0 result, 1 event
+    kind       INTEGER NOT NULL,        -- 0 result, 1 event, 2 aside
+    topic      TEXT,                    -- of an aside: which view it updates, or which question it asks
     body       BLOB NOT NULL,
     attempts   INTEGER NOT NULL DEFAULT 0,
     created_at INTEGER NOT NULL
 );
 CREATE INDEX outbox_by_call ON outbox (call, seq);
+
+CREATE TABLE questions (
+    name    BLOB PRIMARY KEY,           -- a hash of what makes its URL unguessable
+    call    INTEGER NOT NULL,
+    choices INTEGER NOT NULL,           -- how many there are to choose from; 0 where consent is asked for
+    answer  TEXT                        -- JSON
+) WITHOUT ROWID;
+CREATE INDEX questions_by_call ON questions (call);

@@ -25,11 +25,12 @@
 //! schema of the type; its result is delivered with retries, for days if need be, and across restarts. A call
 //! that comes twice runs once. What goes wrong becomes a result that a model can act on.
 //!
-//! [`Subscribe`] shows how to write a subscription, [`Tool`] how to say more about a tool, [`Limits`] lists every
-//! bound, and [`ToolServer`] the rest.
+//! [`Subscribe`] shows how to write a subscription, [`Tool`] how to say more about a tool, [`TestRuntime`] how to test
+//! it, [`Limits`] lists every bound, and [`ToolServer`] the rest.
 
 mod auth;
 mod call;
+mod clock;
 mod engine;
 mod error;
 mod http;
@@ -41,20 +42,25 @@ mod rules;
 mod serve;
 mod server;
 mod subscription;
+mod testing;
 mod tool;
 
 pub use auth::Auth;
-pub use call::{Call, Thread};
+pub use call::{Call, Consent, Thread};
 pub use error::{Error, Result, ServeError};
 pub use limits::Limits;
 pub use output::{IntoOutput, Json, Output};
 pub use rap_protocol::retry::Patience;
-pub use rap_protocol::{CallId, Content, Image, Segment, ThreadId, UrlPolicy, UserId};
+pub use rap_protocol::{
+    CallId, Callback, Content, Image, Oauth, Segment, SubscriptionEvent, ThreadId, ToolResult, UrlPolicy,
+    UserChoice, UserId, ViewUpdate,
+};
 pub use rate::Rate;
 pub use schemars;
 pub use serve::Bound;
-pub use server::ToolServer;
+pub use server::{Mounted, ToolServer};
 pub use subscription::{Event, SendError, Subscribe, Subscription};
+pub use testing::{Outcome, TestRuntime};
 pub use tool::Tool;
 
 /// What a tool's author needs on most days.

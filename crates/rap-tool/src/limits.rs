@@ -38,6 +38,8 @@ pub struct Limits {
     pub thread_ttl: Duration,
     /// How long a call that is over is remembered, so that a repeat is recognised. Default: 7 days.
     pub remember: Duration,
+    /// How long a user has to authorise a call. Default: 1 hour.
+    pub authorize_within: Duration,
     /// How often, and for how long, a callback is tried. Default: for 72 hours.
     pub delivery: Patience,
     /// How many callbacks are under way at the same time. Default: 1,024.
@@ -68,6 +70,7 @@ impl Default for Limits {
             stop_within: Duration::from_secs(30),
             thread_ttl: WEEK,
             remember: WEEK,
+            authorize_within: Duration::from_secs(3600),
             delivery: Patience::CALLBACK,
             deliveries: 1_024,
             deliveries_per_host: 64,

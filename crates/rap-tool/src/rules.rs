@@ -9,7 +9,8 @@
 //!   the thread there are none.
 //! - What is not [`State::Running`] or [`State::Subscribed`] produces nothing more.
 
-use rap_protocol::{Body, ERROR_PREFIX, Segment};
+use rap_protocol::{AuthUrl, Body, ERROR_PREFIX, ResponseUrl, Segment};
+use serde_json::Value;
 
 /// How far a call has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +40,8 @@ pub(crate) struct Head {
     pub(crate) result_waits: bool,
     /// So many events have not been delivered yet.
     pub(crate) events_wait: u32,
+    /// So many asides have not been delivered yet.
+    pub(crate) asides_wait: u32,
     /// The number of the next event.
     pub(crate) next_event: u64,
     /// It was confirmed as a subscription.
@@ -56,14 +59,15 @@ impl Head {
         state: State::Running,
         result_waits: false,
         events_wait: 0,
+        asides_wait: 0,
         next_event: 1,
         subscription: false,
         apologised: false,
         restarts: 0,
     };
 
-    fn outbox_is_empty(&self) -> bool {
-        !self.result_waits && self.events_wait == 0
+    pub(crate) fn outbox_is_empty(&self) -> bool {
+        !self.result_waits && self.events_wait == 0 && self.asides_wait == 0
     }
 }
 
@@ -78,6 +82,8 @@ pub(crate) enum Input {
     Happened { text: String, associative: bool },
     /// The handler sends the last event.
     Finished { text: String, associative: bool },
+    /// The handler shows or asks something while the call goes on.
+    Aside(Aside),
     /// The runtime cancelled the call.
     Cancelled,
     /// The runtime closed the thread.
@@ -116,7 +122,31 @@ pub(crate) enum OnRestart {
 pub(crate) enum Kind {
     Result,
     Event,
+    Aside,
 }
+
+/// What is said to people while a call goes on.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Aside {
+    View {
+        view_type: String,
+        content: Value,
+    },
+    Choice {
+        question: Question,
+        prompt: String,
+        choices: Vec<String>,
+        default: usize,
+        response_url: ResponseUrl,
+    },
+    Authorise {
+        question: Question,
+        auth_url: AuthUrl,
+    },
+}
+
+/// The name of a question: a hash of what makes its URL unguessable.
+pub(crate) type Question = [u8; 32];
 
 /// What follows.
 #[derive(Debug, Clone, PartialEq)]
@@ -138,6 +168,7 @@ pub(crate) enum Dropped {
 pub(crate) enum Post {
     Result { body: Body, display_as: Vec<Segment>, subscription: bool },
     Event { number: u64, text: String, associative: bool, is_final: bool },
+    Aside(Aside),
 }
 
 /// Why nothing follows. Each of these is expected to happen.
@@ -145,11 +176,14 @@ pub(crate) enum Post {
 pub(crate) enum Ignored {
     /// The call is over, or has said its last word.
     Over,
-    /// As many events wait as may wait.
+    /// As many events, or asides, wait as may wait.
     Full,
     /// It is to be run again.
     RunAgain,
 }
+
+/// So many asides of one call may wait.
+pub(crate) const ASIDES: u32 = 64;
 
 /// A call whose server died this often while it ran is not started again.
 pub(crate) const RESTARTS: u32 = 20;
@@ -166,7 +200,7 @@ pub(crate) fn step(head: Head, input: Input, most_events: u32) -> Result<Step, I
         Input::Delivered(kind) => Ok(head.taken(kind)),
         Input::Refused(kind, status) => Ok(head.refused(kind, status)),
         Input::GaveUp(Kind::Result) => Ok(head.settle()),
-        Input::GaveUp(Kind::Event) => Ok(head.taken(Kind::Event)),
+        Input::GaveUp(kind) => Ok(head.taken(kind)),
         Input::Cancelled => head.cancel(),
         _ if head.state == State::Ending => Err(Ignored::Over),
         Input::Restarted(on_restart) => head.restart(on_restart),
@@ -177,6 +211,8 @@ pub(crate) fn step(head: Head, input: Input, most_events: u32) -> Result<Step, I
         Input::Happened { .. } if head.events_wait >= most_events => Err(Ignored::Full),
         Input::Happened { text, associative } => Ok(head.event(text, associative, false)),
         Input::Finished { text, associative } => Ok(head.event(text, associative, true)),
+        Input::Aside(_) if head.asides_wait >= ASIDES => Err(Ignored::Full),
+        Input::Aside(aside) => Ok(head.aside(aside)),
     }
 }
 
@@ -187,7 +223,8 @@ impl Head {
 
     /// The end: nothing is sent any more.
     fn settle(mut self) -> Step {
-        (self.state, self.result_waits, self.events_wait) = (State::Settled, false, 0);
+        (self.state, self.result_waits) = (State::Settled, false);
+        (self.events_wait, self.asides_wait) = (0, 0);
         self.then(Dropped::Everything, None)
     }
 
@@ -214,6 +251,11 @@ impl Head {
             self.state = State::Ending;
         }
         self.then(Dropped::Nothing, Some(Post::Event { number, text, associative, is_final }))
+    }
+
+    fn aside(mut self, aside: Aside) -> Step {
+        self.asides_wait += 1;
+        self.then(Dropped::Nothing, Some(Post::Aside(aside)))
     }
 
     fn end(self, returned: Returned) -> Step {
@@ -243,7 +285,7 @@ impl Head {
             return Ok(self.settle());
         }
         // The runtime has not seen the confirmation: the one result of this call is that it was cancelled.
-        let head = Head { events_wait: 0, subscription: false, ..self };
+        let head = Head { events_wait: 0, asides_wait: 0, subscription: false, ..self };
         Ok(head.error(Dropped::Everything, "cancelled"))
     }
 
@@ -266,6 +308,7 @@ impl Head {
         match kind {
             Kind::Result => self.result_waits = false,
             Kind::Event => self.events_wait = self.events_wait.saturating_sub(1),
+            Kind::Aside => self.asides_wait = self.asides_wait.saturating_sub(1),
         }
         if self.state == State::Ending && self.outbox_is_empty() {
             self.state = State::Settled;
@@ -276,9 +319,10 @@ impl Head {
     fn refused(self, kind: Kind, status: u16) -> Step {
         match (kind, status) {
             (Kind::Event, 404 | 410) => self.settle(),
-            (Kind::Event, _) => self.taken(Kind::Event),
+            (Kind::Event | Kind::Aside, _) => self.taken(kind),
             (Kind::Result, 400 | 413) if !self.apologised => {
-                let head = Head { apologised: true, subscription: false, events_wait: 0, ..self };
+                let head =
+                    Head { apologised: true, subscription: false, events_wait: 0, asides_wait: 0, ..self };
                 head.error(Dropped::Everything, &format!("the result was refused ({status})"))
             }
             (Kind::Result, _) => self.settle(),
@@ -315,6 +359,7 @@ mod tests {
                 format!("{}[{text}]", if subscription { "confirm" } else { "result" })
             }
             Post::Result { body, .. } => format!("result[{body:?}]"),
+            Post::Aside(aside) => format!("aside[{aside:?}]"),
             Post::Event { number, text, is_final, .. } => {
                 format!("{}{number}[{text}]", if is_final { "final" } else { "event" })
             }
@@ -406,6 +451,21 @@ mod tests {
         check(&[confirmed(), event(), event(), event(), event()], full);
         let room = "confirm[ok], event1[e], event2[e], event3[e], event4[e] -> Subscribed";
         check(&[confirmed(), event(), event(), event(), GOT_EVENT, event()], room);
+    }
+
+    #[test]
+    fn asides_are_said_while_the_call_goes_on_and_change_nothing_else() {
+        let aside = || Input::Aside(Aside::View { view_type: "v".into(), content: Value::Null });
+        let shown = r#"aside[View { view_type: "v", content: Null }]"#;
+        check(&[aside()], &format!("{shown} -> Running"));
+        check(&[aside(), returned("r")], &format!("{shown}, result[r] -> Ending"));
+        check(&[returned("r"), aside()], "result[r], Over -> Ending");
+        let delivered = [aside(), returned("r"), Input::Delivered(Kind::Aside), GOT_RESULT];
+        check(&delivered, &format!("{shown}, result[r] -> Settled"));
+        let refused = [aside(), returned("r"), Input::Refused(Kind::Aside, 410), GOT_RESULT];
+        check(&refused, &format!("{shown}, result[r] -> Settled"));
+        let full = vec![aside(); ASIDES as usize + 1];
+        assert!(play(&full).ends_with(", Full -> Running"));
     }
 
     /// Proves: LC-13, LC-14

@@ -20,7 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::engine::Engine;
 use crate::error::ServeError;
 use crate::http::{self, Refused};
-use crate::server::ToolServer;
+use crate::server::{ToolServer, checked_public_url};
 
 /// How long a client may take to send the head of a request, or keep an idle connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
@@ -43,33 +43,18 @@ pub(crate) async fn bind(server: ToolServer, address: String) -> Result<Bound, S
     if server.is_open() && !server.open_to_anyone && !bound.ip().is_loopback() {
         return Err(ServeError::OpenToTheNetwork(bound));
     }
-    let url = public_url(&server, bound)?;
+    let url = match server.public_url_given() {
+        Some(given) => checked_public_url(given)?,
+        None if bound.ip().is_unspecified() => return Err(ServeError::NoPublicUrl(bound.to_string())),
+        None => format!("http://{bound}"),
+    };
     let guarded = server.is_open() && !server.open_to_anyone;
-    let engine = tokio::task::spawn_blocking({
-        let url = url.clone();
-        move || server.open(&url)
-    });
-    let engine = engine.await.map_err(|error| ServeError::Journal(error.to_string()))??;
-    engine.resume().await?;
+    let engine = server.start(url.clone()).await?;
     let mut router = http::router(Arc::clone(&engine));
     if guarded {
         router = router.layer(middleware::from_fn_with_state(Arc::from(url.as_str()), from_this_machine));
     }
     Ok(Bound { listener, address: bound, url, engine, router })
-}
-
-fn public_url(server: &ToolServer, bound: SocketAddr) -> Result<String, ServeError> {
-    let Some(given) = server.public_url_given() else {
-        if bound.ip().is_unspecified() {
-            return Err(ServeError::NoPublicUrl(bound.to_string()));
-        }
-        return Ok(format!("http://{bound}"));
-    };
-    let url = rap_protocol::EndpointUrl::new(given).map_err(|_| ServeError::BadPublicUrl)?.to_url();
-    if url.query().is_some() || url.fragment().is_some() {
-        return Err(ServeError::BadPublicUrl);
-    }
-    Ok(given.trim_end_matches('/').to_owned())
 }
 
 /// Without authentication, being on this machine is the only credential. A page in a browser here could borrow

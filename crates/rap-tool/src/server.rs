@@ -1,11 +1,14 @@
 //! Putting a tool server together.
 
+use std::any::TypeId;
 use std::collections::HashMap;
 use std::env;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use axum::Router;
+use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{EndpointUrl, Secret, Toolset, parse_toolset};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -14,7 +17,8 @@ use sha2::{Digest, Sha256};
 
 use crate::auth::Auth;
 use crate::call::{Call, Thread};
-use crate::engine::{CloseHook, Engine, Offered, Parts, open};
+use crate::clock::Clock;
+use crate::engine::{CloseHook, Engine, Offered, Outgoing, Parts, Place, States, open};
 use crate::error::{Error, ServeError};
 use crate::http::INVOKE_PATH;
 use crate::limits::Limits;
@@ -54,6 +58,7 @@ pub struct ToolServer {
     data: Option<PathBuf>,
     key: Option<Secret>,
     on_close: Option<CloseHook>,
+    states: States,
     limits: Limits,
 }
 
@@ -70,6 +75,7 @@ impl ToolServer {
             data: None,
             key: None,
             on_close: None,
+            states: States::new(),
             limits: Limits::default(),
         }
     }
@@ -120,6 +126,13 @@ impl ToolServer {
         R: Future<Output = Result<(), Error>> + Send + 'static,
     {
         self.on_close = Some(Arc::new(move |thread| Box::pin(hook(thread))));
+        self
+    }
+
+    /// Shares a value with the handlers, which find it by its type with [`Call::state`].
+    #[must_use]
+    pub fn state<S: Send + Sync + 'static>(mut self, state: S) -> Self {
+        self.states.insert(TypeId::of::<S>(), Arc::new(state));
         self
     }
 
@@ -195,21 +208,77 @@ impl ToolServer {
         crate::serve::bind(self, address.into()).await
     }
 
-    /// Whether callers have to authenticate.
+    /// The endpoints as a router, to be nested in an axum application at the path of the public URL, with layers of
+    /// its own. Since this can not know who reaches the application, it wants a token, or
+    /// [`Auth::OpenToAnyone`] where a layer authenticates. Use [`ToolServer::mount`] to stop in order as well.
+    ///
+    /// ```
+    /// use rap_tool::prelude::*;
+    ///
+    /// # #[derive(Deserialize, JsonSchema)]
+    /// # struct Greet { name: String }
+    /// # async fn greet(args: Greet, _: Call) -> Result<String> { Ok(args.name) }
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<()> {
+    /// # let data = std::env::temp_dir().join(format!("rap-tool-doc-{}", std::process::id()));
+    /// let tools = ToolServer::new("hello")
+    ///     .tool("greet", greet)
+    ///     .bearer("a-token")
+    ///     .public_url("https://example.com/hello")
+    /// #   .data(&data)
+    ///     .router()
+    ///     .await?;
+    /// let application: axum::Router = axum::Router::new().nest("/hello", tools);
+    /// # std::fs::remove_dir_all(data)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn router(self) -> Result<Router, ServeError> {
+        Ok(self.mount().await?.router())
+    }
+
+    /// Opens the journal and resumes what an earlier process has left, for a server that is part of another
+    /// application; see [`ToolServer::router`].
+    pub async fn mount(self) -> Result<Mounted, ServeError> {
+        if self.is_open() && !self.open_to_anyone {
+            return Err(ServeError::OpenRouter);
+        }
+        let Some(url) = &self.public_url else { return Err(ServeError::NoPublicUrl("a router".into())) };
+        let url = checked_public_url(url)?;
+        Ok(Mounted { engine: self.start(url).await? })
+    }
+
+    /// Whether nobody has to authenticate.
     pub(crate) fn is_open(&self) -> bool {
         self.tokens.is_empty()
+    }
+
+    pub(crate) fn first_token(&self) -> Option<&str> {
+        self.tokens.first().map(Secret::expose)
     }
 
     pub(crate) fn public_url_given(&self) -> Option<&str> {
         self.public_url.as_deref()
     }
 
-    /// Opens the journal of a server that is reached under this URL.
-    pub(crate) fn open(self, public_url: &str) -> Result<Arc<Engine>, ServeError> {
+    /// Opens the journal of a server that is reached under this URL, and resumes what it finds.
+    pub(crate) async fn start(self, public_url: String) -> Result<Arc<Engine>, ServeError> {
+        let policy = self.limits.callbacks_to;
+        let opening = tokio::task::spawn_blocking(move || {
+            let outgoing = Outgoing::Http(Client::new(policy, ClientLimits::default()));
+            self.open(Place { public_url, outgoing, clock: Clock::System })
+        });
+        let engine = opening.await.map_err(|error| ServeError::Journal(error.to_string()))??;
+        engine.resume().await?;
+        Ok(engine)
+    }
+
+    /// Opens the journal; nothing runs yet. This blocks.
+    pub(crate) fn open(self, place: Place) -> Result<Arc<Engine>, ServeError> {
         if self.tokens.iter().any(|token| !is_token(token.expose())) {
             return Err(ServeError::BadToken);
         }
-        let toolset = self.toolset(public_url)?;
+        let toolset = self.toolset(&place.public_url)?;
         let version = toolset.version.clone().unwrap_or_default();
         let manifest =
             serde_json::to_vec(&toolset).map_err(|error| ServeError::Toolset(error.to_string()))?;
@@ -218,8 +287,18 @@ impl ToolServer {
         let schemas = toolset.tools.into_iter().map(|tool| tool.input_schema);
         let offered = |(tool, schema): (Tool, _)| (tool.name().to_owned(), Offered { tool, schema });
         let tools: HashMap<String, Offered> = self.tools.into_iter().zip(schemas).map(offered).collect();
-        let (key, tokens, on_close, limits) = (self.key, self.tokens, self.on_close, self.limits);
-        open(Parts { data, key, tokens, manifest: manifest.into(), version, tools, on_close, limits })
+        let parts = Parts {
+            data,
+            key: self.key,
+            tokens: self.tokens,
+            manifest: manifest.into(),
+            version,
+            tools,
+            on_close: self.on_close,
+            states: self.states,
+            limits: self.limits,
+        };
+        open(parts, place)
     }
 
     fn toolset(&self, public_url: &str) -> Result<Toolset, ServeError> {
@@ -230,6 +309,32 @@ impl ToolServer {
         let endpoint = endpoint.map_err(|_| ServeError::BadPublicUrl)?;
         Ok(Toolset { name, description, endpoint, tools, version: Some(version), needs_migration: false })
     }
+}
+
+/// A tool server as a part of another application.
+pub struct Mounted {
+    engine: Arc<Engine>,
+}
+
+impl Mounted {
+    /// The endpoints, to be nested in the application at the path of the public URL.
+    pub fn router(&self) -> Router {
+        crate::http::router(Arc::clone(&self.engine))
+    }
+
+    /// Stops in order: lets running calls finish within [`Limits::stop_within`], and loses nothing.
+    pub async fn shut_down(self) {
+        self.engine.shut_down().await;
+    }
+}
+
+/// A public URL without the slash at its end.
+pub(crate) fn checked_public_url(given: &str) -> Result<String, ServeError> {
+    let url = EndpointUrl::new(given).map_err(|_| ServeError::BadPublicUrl)?.to_url();
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(ServeError::BadPublicUrl);
+    }
+    Ok(given.trim_end_matches('/').to_owned())
 }
 
 /// Changes with what a runtime has to know: where a schema, a name or a description does.

@@ -178,11 +178,11 @@ impl Subscription {
             tokio::time::sleep(wait).await;
         }
         loop {
-            let room = self.call.run().room.notified();
+            let news = self.call.run().news.notified();
             let input = input(event.text.clone(), event.associative);
             match self.call.engine().commit(self.call.seq(), input, cursor.clone()).await {
                 Ok(()) => return Ok(()),
-                Err(Ignored::Full) => room.await,
+                Err(Ignored::Full) => news.await,
                 Err(_) => return Err(SendError::Ended),
             }
         }

@@ -8,7 +8,7 @@ use rap_protocol::{Annotations, InputSchema, ToolName};
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::call::Call;
 use crate::error::{Error, ServeError};
@@ -52,6 +52,8 @@ pub struct Tool {
     schema: Value,
     handler: Handler,
     on_restart: OnRestart,
+    annotations: Annotations,
+    display_script: Option<String>,
 }
 
 impl Tool {
@@ -86,7 +88,9 @@ impl Tool {
 
     fn with_handler<A: JsonSchema>(name: String, handler: Handler) -> Self {
         let (schema, description) = schema_of::<A>();
-        Tool { name, description, schema, handler, on_restart: OnRestart::Apologise }
+        let (annotations, display_script) = (Annotations::default(), None);
+        let on_restart = OnRestart::Apologise;
+        Tool { name, description, schema, handler, on_restart, annotations, display_script }
     }
 
     /// Says what the tool does, instead of the doc comment of its arguments.
@@ -101,6 +105,57 @@ impl Tool {
     #[must_use]
     pub fn restartable(mut self) -> Self {
         self.on_restart = OnRestart::RunAgain;
+        self
+    }
+
+    /// It changes nothing.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        self.annotations.read_only = Some(true);
+        self
+    }
+
+    /// It may destroy something; a runtime may ask a person first.
+    #[must_use]
+    pub fn destructive(mut self) -> Self {
+        self.annotations.destructive = Some(true);
+        self
+    }
+
+    /// Calling it twice with the same arguments is the same as once.
+    #[must_use]
+    pub fn idempotent(mut self) -> Self {
+        self.annotations.idempotent = Some(true);
+        self
+    }
+
+    /// It takes its time.
+    #[must_use]
+    pub fn long_running(mut self) -> Self {
+        self.annotations.long_running = Some(true);
+        self
+    }
+
+    /// Which authorisation the user has to give.
+    #[must_use]
+    pub fn requires_auth(mut self, what: impl Into<String>) -> Self {
+        self.annotations.requires_auth = Some(what.into());
+        self
+    }
+
+    /// How long a call usually takes, so that runtimes know when to wonder. It stands in the manifest as the
+    /// annotation `x-expectedDuration`, in seconds.
+    #[must_use]
+    pub fn expected_duration(mut self, range: std::ops::RangeInclusive<std::time::Duration>) -> Self {
+        let seconds = json!({"min": range.start().as_secs_f64(), "max": range.end().as_secs_f64()});
+        self.annotations.extensions.insert("x-expectedDuration".into(), seconds);
+        self
+    }
+
+    /// A Rhai expression over `args` that shows a call to people in one line; cosmetic.
+    #[must_use]
+    pub fn display_script(mut self, script: impl Into<String>) -> Self {
+        self.display_script = Some(script.into());
         self
     }
 
@@ -123,8 +178,8 @@ impl Tool {
             name: ToolName::new(&self.name).map_err(|error| wrong(error.to_string()))?,
             description: self.description.clone(),
             input_schema: self.input_schema().map_err(wrong)?,
-            annotations: Annotations::default(),
-            display_script: None,
+            annotations: self.annotations.clone(),
+            display_script: self.display_script.clone(),
         })
     }
 
@@ -160,7 +215,6 @@ fn schema_of<A: JsonSchema>() -> (Value, String) {
 #[cfg(test)]
 mod tests {
     use serde::Deserialize;
-    use serde_json::json;
 
     use super::*;
 

@@ -120,13 +120,18 @@ impl Engine {
         match written {
             Ok(Entry::Run(accepted, stored)) => {
                 self.start(stored, run);
+                self.counters.took(accepted);
                 Ok(accepted)
             }
             Ok(Entry::Over(seq, applied)) => {
                 self.follow(seq, applied);
+                self.counters.took(Accepted::New);
                 Ok(Accepted::New)
             }
-            Ok(Entry::Repeat) => Ok(Accepted::Repeat),
+            Ok(Entry::Repeat) => {
+                self.counters.took(Accepted::Repeat);
+                Ok(Accepted::Repeat)
+            }
             Ok(Entry::Stale) => Err(Refusal::Stale),
             Err(error) => {
                 if let Some(seq) = run.seq.get() {
@@ -225,6 +230,7 @@ impl Engine {
 fn stored(seq: Seq, call: NewCall, invocation: Invocation) -> StoredCall {
     StoredCall {
         seq,
+        identity: call.identity,
         caller: call.caller,
         thread: call.address.group_id,
         id: call.address.id,

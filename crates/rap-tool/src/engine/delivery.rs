@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use rap_io::client;
+use futures_util::future::BoxFuture;
+use rap_io::client::{self, Client, Reply};
+use rap_protocol::CallbackUrl;
 use rap_protocol::retry::{Attempt, Next, Outcome, after_attempt};
 use rusqlite::Connection;
 use tokio::sync::Notify;
@@ -17,6 +19,24 @@ use tokio::sync::Notify;
 use super::{Engine, lock};
 use crate::journal::{Letter, Seq, outbox};
 use crate::rules::Input;
+
+/// How callbacks leave the process.
+pub(crate) enum Outgoing {
+    Http(Client),
+    /// Into the hands of a test.
+    Memory(Arc<Take>),
+}
+
+type Take = dyn Fn(CallbackUrl, Bytes) -> BoxFuture<'static, Result<Reply, client::Error>> + Send + Sync;
+
+impl Outgoing {
+    async fn post(&self, url: CallbackUrl, body: Bytes) -> Result<Reply, client::Error> {
+        match self {
+            Outgoing::Http(client) => client.post_json(&url.to_url(), &[], body).await,
+            Outgoing::Memory(take) => take(url, body).await,
+        }
+    }
+}
 
 /// The lanes at work.
 #[derive(Default)]
@@ -131,7 +151,7 @@ impl Engine {
             return Attempted::Never;
         };
         let body = Bytes::from(letter.body.clone());
-        match self.client.post_json(&url.to_url(), &[], body).await {
+        match self.outgoing.post(url, body).await {
             Ok(reply) => {
                 Attempted::Ended(Outcome::Answered { status: reply.status, retry_after: reply.retry_after })
             }
@@ -157,6 +177,7 @@ impl Engine {
                 after_attempt(outcome, attempt, &self.limits.delivery)
             }
         };
+        self.counters.attempted(next);
         let input = match next {
             Next::Again { at } => {
                 self.write(move |_, db| outbox::postpone(db, id, call, attempts, at)).await;
@@ -177,7 +198,7 @@ impl Engine {
             engine.book.answered(db, (id, call), input.clone(), engine.now())
         };
         let Some(Ok(mut applied)) = self.write(answered).await else { return true };
-        let more = applied.head.result_waits || applied.head.events_wait > 0;
+        let more = !applied.head.outbox_is_empty();
         // This lane goes on by itself; a message that the step has posted is read from the journal.
         applied.first = None;
         self.follow(call, applied);

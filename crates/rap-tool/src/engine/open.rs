@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use axum::body::Bytes;
-use rap_io::client::{Client, ClientLimits};
 use rap_io::lock::DirLock;
 use rap_io::secret_box::Key;
 use rap_io::sqlite::{migrate, open_sqlite};
@@ -17,8 +16,9 @@ use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{CloseHook, Engine, Offered};
+use super::{CloseHook, Engine, Offered, Outgoing, States, metrics};
 use crate::auth::Callers;
+use crate::clock::Clock;
 use crate::error::ServeError;
 use crate::journal::{Book, MIGRATIONS};
 use crate::limits::Limits;
@@ -33,12 +33,20 @@ pub(crate) struct Parts {
     pub(crate) version: String,
     pub(crate) tools: HashMap<String, Offered>,
     pub(crate) on_close: Option<CloseHook>,
+    pub(crate) states: States,
     pub(crate) limits: Limits,
 }
 
+/// Where an engine runs: on this machine, or inside of a test.
+pub(crate) struct Place {
+    pub(crate) public_url: String,
+    pub(crate) outgoing: Outgoing,
+    pub(crate) clock: Clock,
+}
+
 /// Opens the data directory and makes an engine that has not resumed anything yet.
-pub(crate) fn open(parts: Parts) -> Result<Arc<Engine>, ServeError> {
-    let Parts { data, key, tokens, manifest, version, tools, on_close, limits } = parts;
+pub(crate) fn open(parts: Parts, place: Place) -> Result<Arc<Engine>, ServeError> {
+    let Parts { data, key, tokens, manifest, version, tools, on_close, states, limits } = parts;
     create_private_dir(&data)?;
     let lock = DirLock::take(&data.join("journal.lock"))?;
     let key = match key {
@@ -50,9 +58,20 @@ pub(crate) fn open(parts: Parts) -> Result<Arc<Engine>, ServeError> {
     migrate(&db, MIGRATIONS).map_err(|error| ServeError::Journal(error.to_string()))?;
     check_key(&db, &key, &data)?;
     drop(db);
-    let writer = Writer::start(move || open_sqlite(&path), WriterLimits::default())
+    let virtual_time = place.clock.is_virtual();
+    let open = move || {
+        let db = open_sqlite(&path)?;
+        if virtual_time {
+            // A test that crashes its server does not pull the plug.
+            db.pragma_update(None, "synchronous", "OFF")?;
+        }
+        Ok(db)
+    };
+    let mut writer = Writer::start(open, WriterLimits::default())
         .map_err(|error| ServeError::Journal(error.to_string()))?;
-    let client = Client::new(limits.callbacks_to, ClientLimits::default());
+    if virtual_time {
+        writer = writer.holding_the_clock();
+    }
     Ok(Arc::new(Engine {
         callers: Callers::new(&tokens, &key),
         manifest,
@@ -66,7 +85,12 @@ pub(crate) fn open(parts: Parts) -> Result<Arc<Engine>, ServeError> {
         subscriptions: Arc::new(Semaphore::new(limits.subscriptions)),
         book: Book { key, most_events: limits.waiting_events },
         writer,
-        client,
+        outgoing: place.outgoing,
+        clock: place.clock,
+        public_url: place.public_url,
+        states,
+        counters: metrics::Counters::default(),
+        answers: Limiter::new(limits.notification_rate),
         runs: Mutex::default(),
         early: Mutex::default(),
         lanes: Mutex::default(),

@@ -8,7 +8,7 @@ use crate::auth::Caller;
 use crate::rules::State;
 
 const STORED_CALL: &str =
-    "seq, caller, thread, call_id, operation, arguments, ancestors, user_id, subscription, cursor";
+    "seq, caller, thread, call_id, operation, arguments, ancestors, user_id, subscription, cursor, key";
 
 /// The next few calls after `after` whose handlers have not finished.
 pub(crate) fn unfinished(db: &Connection, after: Seq, most: u32) -> Result<Vec<StoredCall>> {
@@ -34,6 +34,7 @@ fn stored_call(row: &Row<'_>) -> Result<StoredCall> {
         user_id: optional_id(row, 7)?,
         confirmed: row.get(8)?,
         cursor: json(row, 9)?,
+        identity: row.get(10)?,
     })
 }
 
