@@ -61,7 +61,7 @@ pub use serve::Bound;
 pub use server::{Mounted, ToolServer};
 pub use subscription::{Event, SendError, Subscribe, Subscription};
 pub use testing::{Outcome, TestRuntime};
-pub use tool::Tool;
+pub use tool::{Arguments, Tool};
 
 /// What a tool's author needs on most days.
 pub mod prelude {
@@ -70,4 +70,13 @@ pub mod prelude {
     };
     pub use schemars::JsonSchema;
     pub use serde::{Deserialize, Serialize};
+}
+
+/// The code in the guide and in the README, as tests.
+#[cfg(doctest)]
+mod guide {
+    #[doc = include_str!("../../../docs/write-a-tool.md")]
+    struct WriteATool;
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
 }

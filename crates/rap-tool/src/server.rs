@@ -10,8 +10,6 @@ use std::sync::Arc;
 use axum::Router;
 use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{EndpointUrl, Secret, Toolset, parse_toolset};
-use schemars::JsonSchema;
-use serde::de::DeserializeOwned;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -25,7 +23,7 @@ use crate::limits::Limits;
 use crate::output::IntoOutput;
 use crate::serve::Bound;
 use crate::subscription::Subscribe;
-use crate::tool::Tool;
+use crate::tool::{Arguments, Tool};
 
 /// A tool server: some tools, and how they are offered.
 ///
@@ -91,7 +89,7 @@ impl ToolServer {
     #[must_use]
     pub fn tool<A, F, R, T>(self, name: impl Into<String>, handler: F) -> Self
     where
-        A: DeserializeOwned + JsonSchema,
+        A: Arguments,
         F: Fn(A, Call) -> R + Send + Sync + 'static,
         R: Future<Output = Result<T, Error>> + Send + 'static,
         T: IntoOutput,
@@ -103,7 +101,7 @@ impl ToolServer {
     #[must_use]
     pub fn subscription<A, F, R>(self, name: impl Into<String>, handler: F) -> Self
     where
-        A: DeserializeOwned + JsonSchema,
+        A: Arguments,
         F: Fn(A, Subscribe) -> R + Send + Sync + 'static,
         R: Future<Output = Result<(), Error>> + Send + 'static,
     {

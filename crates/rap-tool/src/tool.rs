@@ -16,14 +16,25 @@ use crate::output::{IntoOutput, Output};
 use crate::rules::OnRestart;
 use crate::subscription::Subscribe;
 
-type Arguments = Map<String, Value>;
+type Fields = Map<String, Value>;
 type Started<T> = Result<BoxFuture<'static, Result<T, Error>>, Error>;
+
+/// What can be the arguments of a tool: a struct that derives `Deserialize` and `JsonSchema`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can not be the arguments of a tool",
+    label = "this type has no schema, or can not be read from JSON",
+    note = "put `#[derive(Deserialize, JsonSchema)]` on a struct with named fields"
+)]
+pub trait Arguments: DeserializeOwned + JsonSchema {}
+
+#[diagnostic::do_not_recommend]
+impl<A: DeserializeOwned + JsonSchema> Arguments for A {}
 
 /// What a tool does when it is called.
 #[derive(Clone)]
 pub(crate) enum Handler {
-    Call(Arc<dyn Fn(Arguments, Call) -> Started<Output> + Send + Sync>),
-    Subscription(Arc<dyn Fn(Arguments, Subscribe) -> Started<()> + Send + Sync>),
+    Call(Arc<dyn Fn(Fields, Call) -> Started<Output> + Send + Sync>),
+    Subscription(Arc<dyn Fn(Fields, Subscribe) -> Started<()> + Send + Sync>),
 }
 
 /// One tool of a server.
@@ -61,7 +72,7 @@ impl Tool {
     /// type of its arguments and its doc comments.
     pub fn new<A, F, R, T>(name: impl Into<String>, handler: F) -> Self
     where
-        A: DeserializeOwned + JsonSchema,
+        A: Arguments,
         F: Fn(A, Call) -> R + Send + Sync + 'static,
         R: Future<Output = Result<T, Error>> + Send + 'static,
         T: IntoOutput,
@@ -76,7 +87,7 @@ impl Tool {
     /// A tool that subscribes the agent to events; see [`Subscribe`].
     pub fn subscription<A, F, R>(name: impl Into<String>, handler: F) -> Self
     where
-        A: DeserializeOwned + JsonSchema,
+        A: Arguments,
         F: Fn(A, Subscribe) -> R + Send + Sync + 'static,
         R: Future<Output = Result<(), Error>> + Send + 'static,
     {
@@ -191,7 +202,7 @@ impl Tool {
     }
 }
 
-fn deserialise<A: DeserializeOwned>(arguments: Arguments) -> Result<A, Error> {
+fn deserialise<A: DeserializeOwned>(arguments: Fields) -> Result<A, Error> {
     serde_json::from_value(Value::Object(arguments))
         .map_err(|error| Error::Told(format!("the arguments do not fit: {error}")))
 }

@@ -234,3 +234,25 @@ async fn closing_and_cancelling_can_be_tested() -> Result<()> {
     assert!(runtime.pending().is_empty());
     Ok(())
 }
+
+/// Ticks every hour for a week, twice over; with real pauses this would take until next month.
+#[tokio::test(start_paused = true)]
+async fn a_week_of_hourly_events_takes_no_time() -> Result<()> {
+    let begun = std::time::Instant::now();
+    let hourly = |_: Nothing, subscribe: Subscribe| async move {
+        let subscription = subscribe.confirm("").await?;
+        for hour in 1..=7 * 24 {
+            tokio::time::sleep(Duration::from_secs(3600)).await;
+            subscription.send(hour.to_string()).await?;
+        }
+        subscription.finish("over").await
+    };
+    let mut runtime = TestRuntime::start(ToolServer::new("hours").subscription("hourly", hourly)).await?;
+    runtime.call("hourly", json!({})).await;
+    for hour in 1..=7 * 24 {
+        let Callback::SubscriptionEvent(event) = runtime.next().await else { panic!("an event") };
+        assert_eq!(event.text, hour.to_string());
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    Ok(())
+}

@@ -17,7 +17,7 @@ use crate::rules::{Ignored, Input, OnRestart};
 const AT_ONCE: u32 = 500;
 
 /// The longest time between two rounds of clearing away, and the shortest.
-const ROUND: (Duration, Duration) = (Duration::from_secs(60), Duration::from_millis(50));
+const ROUND: (Duration, Duration) = (Duration::from_secs(3600), Duration::from_millis(50));
 
 impl Engine {
     /// Acts on the closing of a thread that is on disk: its handlers stop, its hook runs.

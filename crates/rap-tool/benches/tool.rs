@@ -1,0 +1,300 @@
+//! What a durable tool server costs, beside what this machine can do at all: `cargo bench -p rap-tool`.
+//!
+//! Absolute figures differ from one machine and one minute to the next; the ratios within one run are what counts.
+//! The load comes from this process, the servers are processes of their own.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::routing::post;
+use rap_tool::prelude::*;
+use rap_tool::{Limits, Rate};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+const MEASURED: Duration = Duration::from_secs(5);
+const SUBSCRIPTIONS: u64 = 100_000;
+const DELIVERIES: u64 = 50_000;
+
+type Outcome<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+#[tokio::main]
+async fn main() -> Outcome<()> {
+    let arguments: Vec<String> = std::env::args().collect();
+    match arguments.iter().position(|argument| argument == "--role") {
+        Some(at) => serve(&arguments[at + 1], &arguments[at + 2]).await,
+        None => measure().await,
+    }
+}
+
+// ---- the servers ----
+
+#[derive(Deserialize, JsonSchema)]
+struct Nothing {}
+
+async fn serve(role: &str, data: &str) -> Outcome<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    if role == "router" {
+        println!("http://{}", listener.local_addr()?);
+        let router = Router::new().route("/invoke", post(|_: Bytes| async {}));
+        tokio::select! {
+            served = axum::serve(listener, router) => served?,
+            () = parent_is_gone() => {}
+        }
+        return Ok(());
+    }
+    let mut limits = Limits::default();
+    limits.calls = 10_000_000;
+    limits.invocation_rate = Rate::new(1_000_000, 1_000_000);
+    limits.deliveries_per_host = 256;
+    let server = ToolServer::new("bench")
+        .tool("hold", |_: Nothing, _: Call| std::future::pending::<Result<&str>>())
+        .tool("echo", |_: Nothing, _: Call| async { Ok("echo") })
+        .subscription("wait", |_: Nothing, subscribe: Subscribe| async move {
+            let _subscription = subscribe.confirm("").await?;
+            std::future::pending().await
+        })
+        .limits(limits)
+        .data(data);
+    let bound = server.bind("127.0.0.1:0").await?;
+    println!("{}", bound.url());
+    bound.run_until(parent_is_gone()).await;
+    Ok(())
+}
+
+async fn parent_is_gone() {
+    let read = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    drop(read.await);
+}
+
+struct Server {
+    child: Child,
+    _stdin: Option<ChildStdin>,
+    address: String,
+}
+
+impl Server {
+    fn start(role: &str, data: &Path) -> Outcome<Server> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("--role").arg(role).arg(data).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().ok_or("no stdout")?).read_line(&mut line)?;
+        let address = line.trim().trim_start_matches("http://").to_owned();
+        Ok(Server { _stdin: child.stdin.take(), child, address })
+    }
+
+    fn resident_bytes(&self) -> Outcome<u64> {
+        let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.child.id()))?;
+        let pages: u64 = statm.split(' ').nth(1).ok_or("no resident size")?.parse()?;
+        Ok(pages * 4096)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Whether it was still there makes no difference.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+// ---- the load ----
+
+/// A rate and its latencies.
+struct Figure {
+    per_second: f64,
+    p50: Duration,
+    p99: Duration,
+}
+
+async fn measure() -> Outcome<()> {
+    let data = tempfile::tempdir_in(".")?;
+    let sync = fdatasync(data.path())?;
+    eprintln!("the bare router …");
+    let router = Server::start("router", data.path())?;
+    let router_1 = load(&router, 1, "http://127.0.0.1:9/").await?;
+    let router_64 = load(&router, 64, "http://127.0.0.1:9/").await?;
+    drop(router);
+    eprintln!("durable invocations …");
+    let tool = Server::start("tool", &data.path().join("hold"))?;
+    let hold_1 = load(&tool, 1, "http://127.0.0.1:9/").await?;
+    let hold_64 = load(&tool, 64, "http://127.0.0.1:9/").await?;
+    drop(tool);
+    eprintln!("{DELIVERIES} results …");
+    let delivered = deliveries(&data.path().join("echo")).await?;
+    eprintln!("{SUBSCRIPTIONS} subscriptions …");
+    let subscriptions = subscriptions(&data.path().join("wait")).await?;
+
+    println!("{:<44} {:>10} {:>10} {:>10}", "", "per second", "p50", "p99");
+    let row = |name: &str, figure: &Figure| {
+        println!("{name:<44} {:>10.0} {:>10.1?} {:>10.1?}", figure.per_second, figure.p50, figure.p99);
+    };
+    row("fdatasync of this disk", &sync);
+    row("router with an empty handler, 1 connection", &router_1);
+    row("router with an empty handler, 64 connections", &router_64);
+    row("durable invocations, 1 connection", &hold_1);
+    row("durable invocations, 64 connections", &hold_64);
+    println!("{:<44} {delivered:>10.0}", "results delivered (accepted, run, taken)");
+    println!("{:<44} {:>8} MB", format!("{SUBSCRIPTIONS} waiting subscriptions"), subscriptions / 1_000_000);
+    println!();
+    let share = 100.0 * hold_64.per_second / router_64.per_second;
+    let slower = hold_64.p99.as_secs_f64() / router_64.p99.as_secs_f64();
+    println!(
+        "at 64 connections: {share:.0} % of the bare router (at least 25), p99 {slower:.1} times (at most 5)"
+    );
+    println!("{SUBSCRIPTIONS} subscriptions: {} MB (at most 200)", subscriptions / 1_000_000);
+    let holds = share >= 25.0 && slower <= 5.0 && subscriptions <= 200_000_000;
+    if holds { Ok(()) } else { Err("a figure is not what it should be".into()) }
+}
+
+fn fdatasync(directory: &Path) -> Outcome<Figure> {
+    let mut file = File::create(directory.join("sync"))?;
+    let mut latencies = Vec::new();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(2) {
+        let one = Instant::now();
+        file.write_all(&[0; 4096])?;
+        file.sync_data()?;
+        latencies.push(one.elapsed());
+    }
+    Ok(figure(latencies, begun.elapsed()))
+}
+
+fn figure(mut latencies: Vec<Duration>, elapsed: Duration) -> Figure {
+    latencies.sort_unstable();
+    let at = |share: f64| latencies[((latencies.len() - 1) as f64 * share) as usize];
+    Figure { per_second: latencies.len() as f64 / elapsed.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
+}
+
+/// Invocations that stay in progress, from so many connections.
+async fn load(server: &Server, connections: u64, callback_url: &str) -> Outcome<Figure> {
+    let begun = Instant::now();
+    let mut tasks = Vec::new();
+    for connection in 0..connections {
+        let (address, callback_url) = (server.address.clone(), callback_url.to_owned());
+        tasks.push(tokio::spawn(async move {
+            let mut client = Client::connect(&address).await?;
+            let mut latencies = Vec::new();
+            while begun.elapsed() < MEASURED {
+                let id = format!("{connections}-{connection}-{}", latencies.len());
+                let one = Instant::now();
+                client.invoke("hold", &id, &callback_url).await?;
+                latencies.push(one.elapsed());
+            }
+            Outcome::Ok(latencies)
+        }));
+    }
+    let mut latencies = Vec::new();
+    for task in tasks {
+        latencies.extend(task.await??);
+    }
+    Ok(figure(latencies, begun.elapsed()))
+}
+
+/// One connection and no frills, so that the load costs little of the machine.
+struct Client {
+    stream: TcpStream,
+    host: String,
+    answer: Vec<u8>,
+}
+
+impl Client {
+    async fn connect(address: &str) -> Outcome<Client> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(Client { stream, host: address.to_owned(), answer: Vec::new() })
+    }
+
+    async fn invoke(&mut self, operation: &str, id: &str, callback_url: &str) -> Outcome<()> {
+        let body = format!(
+            r#"{{"operation":"{operation}","arguments":{{}},"id":"{id}","group_id":"thread-{id}","callback_url":"{callback_url}"}}"#
+        );
+        let request = format!(
+            "POST /invoke HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            self.host,
+            body.len()
+        );
+        self.stream.write_all(request.as_bytes()).await?;
+        self.answer.clear();
+        while !self.answer.windows(4).any(|end| end == b"\r\n\r\n") {
+            if self.stream.read_buf(&mut self.answer).await? == 0 {
+                return Err("the server hung up".into());
+            }
+        }
+        if self.answer.starts_with(b"HTTP/1.1 200") { Ok(()) } else { Err(self.refused().into()) }
+    }
+
+    fn refused(&self) -> String {
+        String::from_utf8_lossy(&self.answer).into_owned()
+    }
+}
+
+/// A runtime that takes every callback and counts them.
+async fn runtime() -> Outcome<(String, Arc<AtomicU64>)> {
+    let taken = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&taken);
+    let take = move |_: Bytes| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        std::future::ready(())
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}/callback", listener.local_addr()?);
+    let router = Router::new().route("/callback", post(take));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    Ok((url, taken))
+}
+
+/// Invokes so many times from 64 connections.
+async fn invoke_all(server: &Server, operation: &'static str, count: u64, url: &str) -> Outcome<()> {
+    let mut tasks = Vec::new();
+    for connection in 0..64 {
+        let (address, url) = (server.address.clone(), url.to_owned());
+        tasks.push(tokio::spawn(async move {
+            let mut client = Client::connect(&address).await?;
+            for number in 0..count.div_ceil(64) {
+                client.invoke(operation, &format!("{connection}-{number}"), &url).await?;
+            }
+            Outcome::Ok(())
+        }));
+    }
+    for task in tasks {
+        task.await??;
+    }
+    Ok(())
+}
+
+async fn until(taken: &AtomicU64, count: u64) {
+    while taken.load(Ordering::Relaxed) < count {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn deliveries(data: &Path) -> Outcome<f64> {
+    let server = Server::start("tool", data)?;
+    let (url, taken) = runtime().await?;
+    let begun = Instant::now();
+    invoke_all(&server, "echo", DELIVERIES, &url).await?;
+    until(&taken, DELIVERIES).await;
+    Ok(DELIVERIES as f64 / begun.elapsed().as_secs_f64())
+}
+
+/// How much larger the server is with all of them waiting.
+async fn subscriptions(data: &Path) -> Outcome<u64> {
+    let server = Server::start("tool", data)?;
+    let (url, taken) = runtime().await?;
+    let mut first = Client::connect(&server.address).await?;
+    first.invoke("wait", "first", &url).await?;
+    until(&taken, 1).await;
+    let before = server.resident_bytes()?;
+    invoke_all(&server, "wait", SUBSCRIPTIONS, &url).await?;
+    until(&taken, SUBSCRIPTIONS + 1).await;
+    Ok(server.resident_bytes()?.saturating_sub(before))
+}
