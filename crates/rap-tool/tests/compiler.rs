@@ -15,7 +15,7 @@ fn compile(program: &str) -> String {
         "[package]\nname = \"wrong\"\nversion = \"0.1.0\"\nedition = \"2024\"\n[workspace]\n\
          [profile.dev]\ndebug = \"line-tables-only\"\n\
          [dependencies]\nrap-tool = {{ path = {here:?} }}\ntokio = {{ version = \"1\", features = [\"macros\"] }}\n\
-         serde_json = \"1\"\n"
+         serde = \"1\"\nschemars = \"1\"\n"
     );
     std::fs::write(package.path().join("Cargo.toml"), manifest).unwrap();
     std::fs::create_dir(package.path().join("src")).unwrap();
