@@ -13,6 +13,11 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 /// as well.
 const BUSY_TIMEOUT: Duration = Duration::from_millis(250);
 const STATEMENT_CACHE: usize = 64;
+/// How much of the database is kept in memory.
+const CACHE_KIB: i64 = 16 * 1024;
+/// How long the log grows before it is carried over into the database. A page that changes a hundred times until
+/// then is carried over once.
+const CHECKPOINT_PAGES: i64 = 8_000;
 
 /// Opens or creates the database file with the settings that all our databases have.
 pub fn open_sqlite(path: &Path) -> rusqlite::Result<Connection> {
@@ -25,6 +30,8 @@ pub fn open_sqlite(path: &Path) -> rusqlite::Result<Connection> {
     conn.pragma_update(None, "synchronous", "FULL")?;
     conn.pragma_update(None, "foreign_keys", "ON")?;
     conn.pragma_update(None, "temp_store", "MEMORY")?;
+    conn.pragma_update(None, "cache_size", -CACHE_KIB)?;
+    conn.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
     conn.set_prepared_statement_cache_capacity(STATEMENT_CACHE);
     Ok(conn)
 }

@@ -123,12 +123,12 @@ impl Call {
     /// Resolves when nobody waits for the result any more: the call was cancelled, or its thread closed. The
     /// handler then has a grace time, 5 seconds by default, before it is dropped where it stands.
     pub async fn cancelled(&self) {
-        self.inner.run.stop.cancelled().await;
+        self.inner.run.stopped().await;
     }
 
     /// Whether [`Call::cancelled`] has come.
     pub fn is_cancelled(&self) -> bool {
-        self.inner.run.stop.is_cancelled()
+        self.inner.run.is_stopped()
     }
 
     /// What was given to [`ToolServer::state`](crate::ToolServer::state) with this type.
@@ -166,7 +166,7 @@ impl Call {
         let (question, response_url) =
             (engine.question_named(CHOICE_PATH, &token), engine.choice_url(&token));
         let aside = Aside::Choice { question, prompt, choices, default, response_url };
-        match engine.ask(self.inner.seq, &self.inner.run, question, aside, None).await? {
+        match Box::pin(engine.ask(self.inner.seq, &self.inner.run, question, aside, None)).await? {
             Some(Answer::Selected(index)) => Ok(index),
             _ => Err(Error::new("the user could not be asked")),
         }
@@ -193,7 +193,7 @@ impl Call {
         let question = engine.question_named(CONSENT_PATH, &self.consent_token());
         let aside = Aside::Authorise { question, auth_url };
         let within = engine.limits.authorize_within;
-        match engine.ask(self.inner.seq, &self.inner.run, question, aside, Some(within)).await? {
+        match Box::pin(engine.ask(self.inner.seq, &self.inner.run, question, aside, Some(within))).await? {
             Some(Answer::Consented(parameters)) => match parameters.get("error") {
                 Some(error) => Err(Error::new(format!("the user did not authorise this: {error}"))),
                 None => Ok(Consent { parameters }),
@@ -222,7 +222,7 @@ impl Call {
         loop {
             let news = self.inner.run.news.notified();
             let aside = Aside::View { view_type: view_type.clone(), content: content.clone() };
-            match self.inner.engine.commit(self.inner.seq, Input::Aside(aside), None).await {
+            match Box::pin(self.inner.engine.commit(self.inner.seq, Input::Aside(aside), None)).await {
                 Ok(()) => return Ok(()),
                 Err(Ignored::Full) => news.await,
                 Err(_) => return Err(Error::new("the call is over")),

@@ -14,7 +14,7 @@ mod upkeep;
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -94,8 +94,8 @@ pub(crate) struct Engine {
 /// A handler at work.
 pub(crate) struct Run {
     /// Nobody wants its result any more.
-    pub(crate) stop: CancellationToken,
-    /// Something that it may be waiting for has happened: an answer, room for another event.
+    stopped: AtomicBool,
+    /// Something that it may be waiting for has happened: an answer, room for another event, the end.
     pub(crate) news: Notify,
     /// Its place among the calls, or among the subscriptions.
     place: Mutex<Option<OwnedSemaphorePermit>>,
@@ -108,7 +108,34 @@ impl Run {
     fn new(place: Option<OwnedSemaphorePermit>) -> Arc<Self> {
         let place = Mutex::new(place);
         let (seq, asked) = (OnceLock::new(), AtomicU32::new(0));
-        Arc::new(Run { stop: CancellationToken::new(), news: Notify::new(), place, seq, asked })
+        Arc::new(Run { stopped: AtomicBool::new(false), news: Notify::new(), place, seq, asked })
+    }
+
+    fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.news.notify_waiters();
+    }
+
+    /// Whether nobody wants the result any more.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// Resolves when nobody wants the result any more.
+    pub(crate) async fn stopped(&self) {
+        loop {
+            let news = self.news.notified();
+            if self.is_stopped() {
+                return;
+            }
+            news.await;
+        }
+    }
+
+    /// Resolves this long after that.
+    async fn stopped_for(&self, grace: Duration) {
+        self.stopped().await;
+        Box::pin(tokio::time::sleep(grace)).await;
     }
 }
 
@@ -222,8 +249,7 @@ impl Engine {
     fn stop(&self, call: Seq) {
         let run = lock(&self.runs).get(&call).cloned();
         if let Some(run) = run {
-            run.stop.cancel();
-            run.news.notify_waiters();
+            run.stop();
         }
     }
 

@@ -138,7 +138,8 @@ impl Subscribe {
             self.call.engine().admit_subscription(self.call.run())?;
             let (text, id) = (text.into(), self.call.id());
             let text = format!("{}{}Subscription ID: {id}", text, if text.is_empty() { "" } else { " " });
-            self.call.engine().commit(self.call.seq(), Input::Confirmed(text), None).await.map_err(ended)?;
+            let commit = self.call.engine().commit(self.call.seq(), Input::Confirmed(text), None);
+            Box::pin(commit).await.map_err(ended)?;
         }
         Ok(Subscription { call: self.call, pace: Mutex::new(Pace::new()) })
     }
@@ -149,19 +150,20 @@ impl Subscription {
     /// restarts. Waits while the subscription is ahead of its rate, or while too many of its events wait.
     pub async fn send(&self, event: impl Into<Event>) -> Result<(), SendError> {
         let event = event.into();
-        self.post(event, |text, associative| Input::Happened { text, associative }).await
+        // Boxed, here and below, so that a subscription that waits for its next event is small.
+        Box::pin(self.post(event, |text, associative| Input::Happened { text, associative })).await
     }
 
     /// Sends the last event.
     pub async fn finish(self, event: impl Into<Event>) -> Result<(), Error> {
         let event = event.into();
-        Ok(self.post(event, |text, associative| Input::Finished { text, associative }).await?)
+        Ok(Box::pin(self.post(event, |text, associative| Input::Finished { text, associative })).await?)
     }
 
     /// Stores where the subscription stands, without an event.
     pub async fn save(&self, cursor: impl Serialize) -> Result<(), SendError> {
         let cursor = serde_json::to_string(&cursor).map_err(SendError::Cursor)?;
-        self.call.engine().save_cursor(self.call.seq(), cursor).await;
+        Box::pin(self.call.engine().save_cursor(self.call.seq(), cursor)).await;
         Ok(())
     }
 

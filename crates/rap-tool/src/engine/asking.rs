@@ -71,7 +71,7 @@ impl Engine {
                 let found = self.write(move |_, db| questions::find(db, &name)).await.flatten();
                 match found {
                     Some(questions::Stored { answer: Some(answer), .. }) => return Ok(Some(answer)),
-                    Some(_) if !run.stop.is_cancelled() => news.await,
+                    Some(_) if !run.is_stopped() => news.await,
                     Some(_) | None => return Err(over()),
                 }
             }

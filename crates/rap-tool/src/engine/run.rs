@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use tokio_util::sync::CancellationToken;
 
 use super::{Engine, Run, lock};
 use crate::call::Call;
 use crate::error::Error;
-use crate::journal::StoredCall;
+use crate::journal::{Seq, StoredCall};
 use crate::output::Output;
 use crate::rules::{Input, Returned};
 use crate::subscription::Subscribe;
@@ -22,7 +23,7 @@ const PANICKED: &str = "the tool failed unexpectedly; it may have done part of i
 /// How many names of tools an error lists.
 const NAMES: usize = 50;
 
-/// What a handler's future comes to.
+/// A handler that waits to be polled.
 enum Work {
     Call(BoxFuture<'static, Result<Output, Error>>),
     Subscription(BoxFuture<'static, Result<(), Error>>),
@@ -32,47 +33,49 @@ impl Engine {
     /// Starts the handler of a call that is on disk and registered.
     pub(super) fn start(self: &Arc<Self>, call: StoredCall, run: Arc<Run>) {
         let engine = Arc::clone(self);
-        self.tasks.spawn(engine.run(call, run));
+        self.tasks.spawn(engine.run(Box::new(call), run));
     }
 
-    async fn run(self: Arc<Self>, call: StoredCall, run: Arc<Run>) {
-        let begun = Instant::now();
-        let seq = call.seq;
-        let line = tracing::info_span!("call", tool = call.operation, thread = ?call.thread, id = ?call.id);
-        if let Some(returned) = self.work(call, &run).await {
-            let outcome = describe(&returned);
-            // A call that was cancelled or closed meanwhile has its end already.
-            let taken = self.commit(seq, Input::Returned(returned), None).await;
-            let outcome = if taken.is_ok() { outcome } else { "cancelled" };
-            let ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-            line.in_scope(|| tracing::info!(outcome, ms, "done"));
+    /// The future of this is what a waiting subscription costs, so what it does not hold on to is boxed.
+    async fn run(self: Arc<Self>, call: Box<StoredCall>, run: Arc<Run>) {
+        let (seq, begun) = (call.seq, Instant::now());
+        let name: Box<str> =
+            format!("tool={} thread={:?} id={:?}", call.operation, call.thread, call.id).into();
+        if !run.is_stopped()
+            && let Some(returned) = self.work(call, &run).await
+        {
+            Box::pin(self.returned(seq, returned, &name, begun)).await;
         }
         lock(&self.runs).remove(&seq);
     }
 
     /// What the handler has to say; `None` if it was stopped and nobody wants to hear it.
-    async fn work(self: &Arc<Self>, call: StoredCall, run: &Arc<Run>) -> Option<Returned> {
-        if run.stop.is_cancelled() {
-            return None;
-        }
-        match self.begin(call, run) {
+    async fn work(self: &Arc<Self>, call: Box<StoredCall>, run: &Arc<Run>) -> Option<Returned> {
+        match self.begin(*call, run) {
             Err(refused) => Some(Returned::Error(refused)),
             Ok(Work::Call(handler)) => {
-                let finished = self.until_dropped(handler, run, self.ended.cancelled()).await?;
-                Some(match finished.map(Output::into_returned) {
-                    Ok(returned) => returned,
-                    Err(error) => failed(&error),
-                })
+                let finished = self.until_dropped(handler, run, &self.ended).await?;
+                Some(finished.map_or_else(|error| failed(&error), Output::into_returned))
             }
             // A subscription is resumed after a restart: there is nothing to wait for when the server stops.
             Ok(Work::Subscription(handler)) => {
-                let finished = self.until_dropped(handler, run, self.stopping.cancelled()).await?;
-                Some(match finished {
-                    Ok(()) => Returned::Nothing,
-                    Err(error) => failed(&error),
-                })
+                let finished = self.until_dropped(handler, run, &self.stopping).await?;
+                Some(finished.map_or_else(|error| failed(&error), |()| Returned::Nothing))
             }
         }
+    }
+
+    async fn returned(self: &Arc<Self>, seq: Seq, returned: Returned, name: &str, begun: Instant) {
+        let outcome = match &returned {
+            Returned::Result { .. } => "result",
+            Returned::Error(_) => "error",
+            Returned::Nothing => "ended",
+        };
+        // A call that was cancelled or closed meanwhile has its end already.
+        let taken = self.commit(seq, Input::Returned(returned), None).await;
+        let outcome = if taken.is_ok() { outcome } else { "cancelled" };
+        let ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        tracing::info!(outcome, ms, "{name}");
     }
 
     /// Validates a call and calls its handler, which does not run before it is polled.
@@ -114,18 +117,14 @@ impl Engine {
         &self,
         handler: BoxFuture<'static, Result<T, Error>>,
         run: &Run,
-        server_ends: impl Future<Output = ()>,
+        server_ends: &CancellationToken,
     ) -> Option<Result<T, Error>> {
-        let grace = async {
-            run.stop.cancelled().await;
-            tokio::time::sleep(self.limits.cancel_grace).await;
-        };
         tokio::select! {
             finished = AssertUnwindSafe(handler).catch_unwind() => {
                 Some(finished.unwrap_or_else(|_| Err(Error::new(PANICKED))))
             }
-            () = grace => None,
-            () = server_ends => None,
+            () = run.stopped_for(self.limits.cancel_grace) => None,
+            () = server_ends.cancelled() => None,
         }
     }
 }
@@ -135,12 +134,4 @@ fn failed(error: &Error) -> Returned {
         tracing::warn!(%cause, "a handler failed");
     }
     Returned::Error(error.for_model())
-}
-
-fn describe(returned: &Returned) -> &'static str {
-    match returned {
-        Returned::Result { .. } => "result",
-        Returned::Error(_) => "error",
-        Returned::Nothing => "ended",
-    }
 }
