@@ -133,8 +133,19 @@ impl Engine {
     }
 
     /// Takes a call one step further. Returns when that is on disk: what was accepted is kept until it can be
-    /// written, however long the disk is full.
+    /// written, however long the disk is full. A handler that does not wait for it changes nothing.
     pub(crate) async fn commit(
+        self: &Arc<Self>,
+        call: Seq,
+        input: Input,
+        cursor: Option<String>,
+    ) -> Result<(), Ignored> {
+        let engine = Arc::clone(self);
+        let committed = self.tasks.spawn(async move { engine.commit_now(call, input, cursor).await });
+        committed.await.unwrap_or(Err(Ignored::Over))
+    }
+
+    async fn commit_now(
         self: &Arc<Self>,
         call: Seq,
         input: Input,
@@ -167,11 +178,17 @@ impl Engine {
         self: &Arc<Self>,
         job: impl Fn(&Engine, &Connection) -> rusqlite::Result<T> + Clone + Send + 'static,
     ) -> Option<T> {
-        let mut pause = Duration::from_millis(50);
+        let (mut pause, mut failed) = (Duration::from_millis(50), false);
         loop {
             let (engine, job) = (Arc::clone(self), job.clone());
             match self.writer.run(Lane::Internal, move |db| job(&engine, db)).await {
-                Ok(done) => return Some(done),
+                Ok(done) => {
+                    if failed {
+                        // An attempt that seemed to fail may have been written: what it posted is due.
+                        self.due.notify_one();
+                    }
+                    return Some(done);
+                }
                 Err(WriteError::Closed) => return None,
                 Err(WriteError::Panicked) => {
                     tracing::error!("a write to the journal panicked and was dropped; this is a bug");
@@ -179,6 +196,7 @@ impl Engine {
                 }
                 Err(error) => tracing::warn!(%error, "the journal can not be written; trying again"),
             }
+            failed = true;
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(COMMIT_PAUSE);
         }

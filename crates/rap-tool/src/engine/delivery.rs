@@ -16,14 +16,14 @@ use tokio::sync::Notify;
 
 use super::{Engine, lock};
 use crate::journal::{Letter, Seq, outbox};
-use crate::rules::Input;
+use crate::rules::{Dropped, Input};
 
 /// The lanes at work.
 #[derive(Default)]
 pub(super) struct Lanes {
     active: HashMap<Seq, Lane>,
     hosts: HashMap<i64, usize>,
-    /// A lane found no place; look for due ones when one becomes free.
+    /// A lane found no place, or may have; look for due ones when one becomes free.
     starved: bool,
 }
 
@@ -34,14 +34,14 @@ struct Lane {
     interrupt: Arc<Notify>,
 }
 
-/// The longest time between two looks at what is due.
-const LOOK_AGAIN: Duration = Duration::from_secs(3600);
+/// The longest time between two looks at what is due: what wakes the dispatcher earlier is only a hint.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
 impl Engine {
     /// Sends what waits for a call, beginning with `first` if it is at hand. If there is no place, it stays in
     /// the journal and is sent later.
-    pub(super) fn deliver(self: &Arc<Self>, call: Seq, host: i64, first: Option<Letter>) {
-        let Some(interrupt) = self.open_lane(call, host) else { return };
+    pub(super) fn deliver(self: &Arc<Self>, call: Seq, host: i64, first: Option<Letter>) -> Opened {
+        let Some(interrupt) = self.open_lane(call, host) else { return Opened::No };
         let engine = Arc::clone(self);
         self.tasks.spawn(async move {
             let mut letter = first;
@@ -52,6 +52,7 @@ impl Engine {
                 }
             }
         });
+        Opened::Yes
     }
 
     fn open_lane(&self, call: Seq, host: i64) -> Option<Arc<Notify>> {
@@ -178,8 +179,9 @@ impl Engine {
         };
         let Some(Ok(mut applied)) = self.write(answered).await else { return true };
         let more = applied.head.result_waits || applied.head.events_wait > 0;
-        // This lane goes on by itself; a message that the step has posted is read from the journal.
-        applied.first = None;
+        // This lane goes on by itself: a message that the step has posted is read from the journal, and those
+        // that it dropped are not being sent.
+        (applied.first, applied.dropped) = (None, Dropped::Nothing);
         self.follow(call, applied);
         more
     }
@@ -200,28 +202,46 @@ impl Engine {
     async fn dispatch_due(self: &Arc<Self>) -> Duration {
         let (busy, most) = {
             let mut lanes = lock(&self.lanes);
-            lanes.starved = false;
             let full =
                 |(host, count): (&i64, &usize)| (*count >= self.limits.deliveries_per_host).then_some(*host);
             let busy: Vec<i64> = lanes.hosts.iter().filter_map(full).collect();
+            // What is due for a busy host is not looked for, and must be found when it has a place.
+            lanes.starved = !busy.is_empty();
             // Those that are at work are due as well.
-            (busy, u32::try_from(lanes.active.len() + self.limits.deliveries).unwrap_or(u32::MAX))
+            (busy, lanes.active.len() + self.limits.deliveries)
         };
         let now = self.now();
-        let read = move |_: &Engine, db: &Connection| outbox::due(db, now, &busy, most);
+        let limit = u32::try_from(most).unwrap_or(u32::MAX);
+        let read = move |_: &Engine, db: &Connection| outbox::due(db, now, &busy, limit);
         let Some(due) = self.write(read).await else { return LOOK_AGAIN };
+        let all_seen = due.calls.len() < most;
+        let mut opened = Opened::No;
         for (call, host) in due.calls {
-            self.deliver_due(call, host);
+            if self.deliver_due(call, host) == Opened::Yes {
+                opened = Opened::Yes;
+            }
+        }
+        // A host with a long queue may have hidden others; by now it has its share and is passed over.
+        if !all_seen && opened == Opened::Yes {
+            return Duration::ZERO;
         }
         due.next.map_or(LOOK_AGAIN, |at| at.since(now)).min(LOOK_AGAIN)
     }
 
     /// Like [`Engine::deliver`], but leaves a lane that is at work alone.
-    fn deliver_due(self: &Arc<Self>, call: Seq, host: i64) {
-        if !lock(&self.lanes).active.contains_key(&call) {
-            self.deliver(call, host, None);
+    fn deliver_due(self: &Arc<Self>, call: Seq, host: i64) -> Opened {
+        if lock(&self.lanes).active.contains_key(&call) {
+            return Opened::No;
         }
+        self.deliver(call, host, None)
     }
+}
+
+/// Whether a lane was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Opened {
+    Yes,
+    No,
 }
 
 /// How an attempt ended, if there could be one at all.

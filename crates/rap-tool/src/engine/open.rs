@@ -52,7 +52,8 @@ pub(crate) fn open(parts: Parts) -> Result<Arc<Engine>, ServeError> {
     drop(db);
     let writer = Writer::start(move || open_sqlite(&path), WriterLimits::default())
         .map_err(|error| ServeError::Journal(error.to_string()))?;
-    let client = Client::new(limits.callbacks_to, ClientLimits::default());
+    let client_limits = ClientLimits { total: limits.callback_within, ..ClientLimits::default() };
+    let client = Client::new(limits.callbacks_to, client_limits);
     Ok(Arc::new(Engine {
         callers: Callers::new(&tokens, &key),
         manifest,
