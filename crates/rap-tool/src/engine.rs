@@ -95,6 +95,26 @@ impl Run {
     }
 }
 
+/// Nobody acts on a commit that is not waited for, so the dispatcher has to look. Its look comes after the write,
+/// since the writer takes one after the other.
+struct Abandoned<'a> {
+    due: Option<&'a Notify>,
+}
+
+impl Abandoned<'_> {
+    fn not(mut self) {
+        self.due = None;
+    }
+}
+
+impl Drop for Abandoned<'_> {
+    fn drop(&mut self) {
+        if let Some(due) = self.due {
+            due.notify_one();
+        }
+    }
+}
+
 /// The longest pause before a commit is tried again.
 const COMMIT_PAUSE: Duration = Duration::from_secs(5);
 
@@ -133,19 +153,9 @@ impl Engine {
     }
 
     /// Takes a call one step further. Returns when that is on disk: what was accepted is kept until it can be
-    /// written, however long the disk is full. A handler that does not wait for it changes nothing.
+    /// written, however long the disk is full. What a handler did not wait for is written or not; if it is, it is
+    /// delivered.
     pub(crate) async fn commit(
-        self: &Arc<Self>,
-        call: Seq,
-        input: Input,
-        cursor: Option<String>,
-    ) -> Result<(), Ignored> {
-        let engine = Arc::clone(self);
-        let committed = self.tasks.spawn(async move { engine.commit_now(call, input, cursor).await });
-        committed.await.unwrap_or(Err(Ignored::Over))
-    }
-
-    async fn commit_now(
         self: &Arc<Self>,
         call: Seq,
         input: Input,
@@ -158,7 +168,10 @@ impl Engine {
             }
             Ok(stepped)
         };
-        match self.write(step).await {
+        let abandoned = Abandoned { due: Some(&self.due) };
+        let written = self.write(step).await;
+        abandoned.not();
+        match written {
             Some(Ok(applied)) => {
                 self.follow(call, applied);
                 Ok(())
