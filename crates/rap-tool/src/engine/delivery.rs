@@ -30,6 +30,9 @@ pub(super) struct Lanes {
 struct Lane {
     /// Something was added while it was at work.
     again: bool,
+    /// What stands first has to wait, so the dispatcher must look when the lane is closed, and not before: it
+    /// passes over calls that have one.
+    postponed: bool,
     /// What is being sent is not wanted any more.
     interrupt: Arc<Notify>,
 }
@@ -68,7 +71,7 @@ impl Engine {
         }
         lanes.hosts.insert(host, to_host + 1);
         let interrupt = Arc::new(Notify::new());
-        lanes.active.insert(call, Lane { again: false, interrupt: Arc::clone(&interrupt) });
+        lanes.active.insert(call, Lane { again: false, postponed: false, interrupt: Arc::clone(&interrupt) });
         Some(interrupt)
     }
 
@@ -80,14 +83,14 @@ impl Engine {
         {
             return false;
         }
-        lanes.active.remove(&call);
+        let postponed = lanes.active.remove(&call).is_some_and(|lane| lane.postponed);
         if let Some(count) = lanes.hosts.get_mut(&host) {
             *count -= 1;
             if *count == 0 {
                 lanes.hosts.remove(&host);
             }
         }
-        if std::mem::take(&mut lanes.starved) {
+        if std::mem::take(&mut lanes.starved) || postponed {
             self.due.notify_one();
         }
         true
@@ -161,7 +164,9 @@ impl Engine {
         let input = match next {
             Next::Again { at } => {
                 self.write(move |_, db| outbox::postpone(db, id, call, attempts, at)).await;
-                self.due.notify_one();
+                if let Some(lane) = lock(&self.lanes).active.get_mut(&call) {
+                    lane.postponed = true;
+                }
                 return false;
             }
             Next::Done => Input::Delivered(kind),

@@ -89,7 +89,12 @@ impl Runtime {
     fn listen(listener: TcpListener) -> Runtime {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (sender, received) = mpsc::unbounded_channel();
-        let script = Script { next: Mutex::default(), always: Mutex::new(200), answers: watch::Sender::new(true), received: sender };
+        let script = Script {
+            next: Mutex::default(),
+            always: Mutex::new(200),
+            answers: watch::Sender::new(true),
+            received: sender,
+        };
         let script = Arc::new(script);
         let router = Router::new().route("/callback/{name}", post(callback)).with_state(Arc::clone(&script));
         let task = tokio::spawn(serve(listener, router));
