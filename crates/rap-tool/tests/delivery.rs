@@ -143,7 +143,7 @@ async fn a_redirect_is_not_followed() {
     assert!(elsewhere.pending().is_empty());
 }
 
-/// Proves: LC-09, LC-27
+/// Proves: LC-09
 #[tokio::test]
 async fn a_result_that_the_runtime_can_not_take_is_followed_once_by_an_error_that_it_can() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
@@ -308,6 +308,7 @@ async fn a_thousand_concurrent_calls_of_many_threads_never_mix_callback_urls_or_
             let [thread, id] = ["group_id", "id"].map(|field| result.body[field].as_str().unwrap());
             let number = |text: &str| text.rsplit_once('_').unwrap().1.to_owned();
             assert_eq!(result.name, format!("{which}_{}_{}", number(thread), number(id)));
+            assert_eq!(result.query, format!("token={}", number(id)));
             assert_eq!(result.text(), format!("{which} {thread} {id}"));
             let secondary = format!("secondary_{which}_{}", number(id));
             let even = number(id).parse::<u32>().unwrap() % 2 == 0;
@@ -318,7 +319,7 @@ async fn a_thousand_concurrent_calls_of_many_threads_never_mix_callback_urls_or_
     }
 }
 
-/// Proves: CN-03, CN-04
+/// Proves: TC-11
 #[tokio::test]
 async fn a_notification_counts_even_if_its_sender_does_not_wait_for_the_answer() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);

@@ -323,7 +323,7 @@ async fn an_event_that_is_being_sent_is_let_go_when_its_subscription_is_cancelle
     assert!(let_retries_pass(&stage.caller, &mut runtime).await.is_empty());
 }
 
-/// Proves: CN-03, LC-08
+/// Proves: LC-08
 #[tokio::test]
 async fn a_cancellation_before_the_confirmation_was_taken_gives_one_error() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
@@ -341,7 +341,7 @@ async fn a_cancellation_before_the_confirmation_was_taken_gives_one_error() {
     assert!(let_retries_pass(&stage.caller, &mut runtime).await.is_empty());
 }
 
-/// Proves: CN-03, LC-08
+/// Proves: LC-08
 #[tokio::test]
 async fn a_confirmation_that_nobody_answers_gives_way_to_the_error_of_a_cancelled_call() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);

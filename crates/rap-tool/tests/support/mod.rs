@@ -42,6 +42,8 @@ pub struct Runtime {
 pub struct Received {
     /// What stood behind `/callback/`.
     pub name: String,
+    /// What stood behind the question mark.
+    pub query: String,
     pub body: Value,
     /// The same, byte by byte.
     pub raw: Bytes,
@@ -205,7 +207,8 @@ async fn callback(
     let message = parse_callback(&raw).expect("a tool sent an invalid callback");
     let body = serde_json::from_slice(&raw).unwrap();
     // A test that is over does not look any more.
-    script.received.send(Received { name, body, raw, at: Instant::now(), message, status }).ok();
+    let query = uri.query().unwrap_or_default().to_owned();
+    script.received.send(Received { name, query, body, raw, at: Instant::now(), message, status }).ok();
     script.answers.subscribe().wait_for(|answers| *answers).await.unwrap();
     (StatusCode::from_u16(status).unwrap(), answer)
 }
@@ -352,8 +355,9 @@ impl Process {
     }
 
     /// Starts this very program again, to run the one test that serves when it finds itself a child.
-    pub fn start_test(test: &str, data: &Path) -> Process {
-        let mut command = command(&std::env::current_exe().unwrap(), data, &[(CHILD, "1")]);
+    pub fn start_test(test: &str, data: &Path, environment: &[(&str, &str)]) -> Process {
+        let mut command = command(&std::env::current_exe().unwrap(), data, environment);
+        command.env(CHILD, "1");
         command.args(["--exact", test, "--nocapture"]).stdout(Stdio::null());
         Process::spawn(command)
     }
