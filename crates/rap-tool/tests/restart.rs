@@ -62,8 +62,16 @@ async fn serve_notes() {
             Ok(())
         }
     };
-    let tools = ToolServer::new("notes").limits(quick()).tool("note", note).on_close_thread(on_close);
-    tools.serve("127.0.0.1:0").await.unwrap();
+    let hesitate = |args: Note, subscribe: Subscribe| async move {
+        append(&args.file, "called");
+        if lines(&args.file) == 1 {
+            std::future::pending::<()>().await;
+        }
+        subscribe.confirm("At last.").await?.finish("over").await
+    };
+    let tools =
+        ToolServer::new("notes").limits(quick()).tool("note", note).subscription("hesitate", hesitate);
+    tools.on_close_thread(on_close).serve("127.0.0.1:0").await.unwrap();
 }
 
 fn echo(runtime: &Runtime, id: &str) -> serde_json::Value {
@@ -112,6 +120,31 @@ async fn a_call_that_must_not_run_twice_ends_with_an_honest_error() {
     server.caller().accepted(&call).await;
     assert!(!server.caller().is_alive("thread_1", "call_1").await);
     assert_eq!(lines(&file), 1);
+}
+
+/// Proves: LC-13
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subscription_that_was_not_confirmed_yet_begins_again() {
+    if is_child() {
+        return serve_notes().await;
+    }
+    const THIS: &str = "a_subscription_that_was_not_confirmed_yet_begins_again";
+    for in_order in [false, true] {
+        let (data, mut runtime) = (data_dir(), Runtime::start().await);
+        let file = data.path().join("notes");
+        let server = Process::start_test(THIS, data.path(), &[]);
+        let call = runtime.invocation("hesitate", "thread_1", "sub_1", json!({"file": file}));
+        server.caller().accepted(&call).await;
+        until("the call has begun", || lines(&file) == 1).await;
+        if in_order {
+            assert!(server.terminate());
+        } else {
+            server.kill();
+        }
+        let _server = Process::start_test(THIS, data.path(), &[]);
+        assert_eq!(runtime.next().await.text(), "At last. Subscription ID: sub_1");
+        assert_eq!(runtime.next().await.body["final"], true);
+    }
 }
 
 /// Proves: TC-11

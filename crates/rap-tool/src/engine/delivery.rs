@@ -43,8 +43,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(60);
 impl Engine {
     /// Sends what waits for a call, beginning with `first` if it is at hand. If there is no place, it stays in
     /// the journal and is sent later.
-    pub(super) fn deliver(self: &Arc<Self>, call: Seq, host: i64, first: Option<Letter>) -> Opened {
-        let Some(interrupt) = self.open_lane(call, host) else { return Opened::No };
+    pub(super) fn deliver(self: &Arc<Self>, call: Seq, host: i64, first: Option<Letter>) {
+        let Some(interrupt) = self.open_lane(call, host) else { return };
         let engine = Arc::clone(self);
         self.tasks.spawn(async move {
             let mut letter = first;
@@ -55,7 +55,6 @@ impl Engine {
                 }
             }
         });
-        Opened::Yes
     }
 
     fn open_lane(&self, call: Seq, host: i64) -> Option<Arc<Notify>> {
@@ -205,48 +204,32 @@ impl Engine {
 
     /// Opens a lane for all that is due and has a place; how long until more is due.
     async fn dispatch_due(self: &Arc<Self>) -> Duration {
-        let (busy, most) = {
+        let busy: Vec<i64> = {
             let mut lanes = lock(&self.lanes);
             let full =
                 |(host, count): (&i64, &usize)| (*count >= self.limits.deliveries_per_host).then_some(*host);
             let busy: Vec<i64> = lanes.hosts.iter().filter_map(full).collect();
             // What is due for a busy host is not looked for, and must be found when it has a place.
             lanes.starved = !busy.is_empty();
-            // Those that are at work are due as well.
-            (busy, lanes.active.len() + self.limits.deliveries)
+            busy
         };
         let now = self.now();
-        let limit = u32::try_from(most).unwrap_or(u32::MAX);
-        let read = move |_: &Engine, db: &Connection| outbox::due(db, now, &busy, limit);
+        // Those that are at work are due as well.
+        let most_each = u32::try_from(2 * self.limits.deliveries_per_host).unwrap_or(u32::MAX);
+        let read = move |_: &Engine, db: &Connection| outbox::due(db, now, &busy, most_each);
         let Some(due) = self.write(read).await else { return LOOK_AGAIN };
-        let all_seen = due.calls.len() < most;
-        let mut opened = Opened::No;
         for (call, host) in due.calls {
-            if self.deliver_due(call, host) == Opened::Yes {
-                opened = Opened::Yes;
-            }
-        }
-        // A host with a long queue may have hidden others; by now it has its share and is passed over.
-        if !all_seen && opened == Opened::Yes {
-            return Duration::ZERO;
+            self.deliver_due(call, host);
         }
         due.next.map_or(LOOK_AGAIN, |at| at.since(now)).min(LOOK_AGAIN)
     }
 
     /// Like [`Engine::deliver`], but leaves a lane that is at work alone.
-    fn deliver_due(self: &Arc<Self>, call: Seq, host: i64) -> Opened {
-        if lock(&self.lanes).active.contains_key(&call) {
-            return Opened::No;
+    fn deliver_due(self: &Arc<Self>, call: Seq, host: i64) {
+        if !lock(&self.lanes).active.contains_key(&call) {
+            self.deliver(call, host, None);
         }
-        self.deliver(call, host, None)
     }
-}
-
-/// Whether a lane was opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Opened {
-    Yes,
-    No,
 }
 
 /// How an attempt ended, if there could be one at all.

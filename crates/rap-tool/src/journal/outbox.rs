@@ -45,19 +45,38 @@ pub(crate) struct Due {
     pub(crate) next: Option<Timestamp>,
 }
 
-/// The calls whose first message is due, longest waiting first, but for those to `busy` origins.
-pub(crate) fn due(db: &Connection, now: Timestamp, busy: &[i64], most: u32) -> Result<Due> {
-    let busy = serde_json::json!(busy).to_string();
-    let calls = db
-        .prepare_cached(
-            "SELECT seq, origin FROM calls
-             WHERE deliver_at <= ?1 AND origin NOT IN (SELECT value FROM json_each(?2))
-             ORDER BY deliver_at LIMIT ?3",
-        )?
-        .query_map(params![now.0, busy, most], |row| Ok((row.get(0)?, row.get(1)?)))?
-        .collect::<Result<_>>()?;
-    let next: Option<i64> = db
-        .prepare_cached("SELECT min(deliver_at) FROM calls WHERE deliver_at > ?1")?
-        .query_row([now.0], |row| row.get(0))?;
+/// The calls whose first message is due, longest waiting first: none to `busy` hosts, and at most so many to each
+/// other. It looks from host to host, so that what piles up for one costs the others nothing.
+pub(crate) fn due(db: &Connection, now: Timestamp, busy: &[i64], most_each: u32) -> Result<Due> {
+    let mut waiting: Vec<(i64, Seq, i64)> = Vec::new();
+    let mut next = None;
+    let mut from = Some(i64::MIN);
+    while let Some(host) = from.map(|from| host_from(db, from)).transpose()?.flatten() {
+        let later = db
+            .prepare_cached("SELECT min(deliver_at) FROM calls WHERE origin = ?1 AND deliver_at > ?2")?
+            .query_row([host, now.0], |row| row.get::<_, Option<i64>>(0))?;
+        next = [next, later].into_iter().flatten().min();
+        if !busy.contains(&host) {
+            let mut due = db.prepare_cached(
+                "SELECT deliver_at, seq FROM calls WHERE origin = ?1 AND deliver_at <= ?2
+                 ORDER BY deliver_at LIMIT ?3",
+            )?;
+            for call in
+                due.query_map(params![host, now.0, most_each], |row| Ok((row.get(0)?, row.get(1)?)))?
+            {
+                let (at, seq) = call?;
+                waiting.push((at, seq, host));
+            }
+        }
+        from = host.checked_add(1);
+    }
+    waiting.sort_unstable();
+    let calls = waiting.into_iter().map(|(_, seq, host)| (seq, host)).collect();
     Ok(Due { calls, next: next.map(Timestamp) })
+}
+
+/// The first host at or behind this one that something waits for.
+fn host_from(db: &Connection, from: i64) -> Result<Option<i64>> {
+    db.prepare_cached("SELECT min(origin) FROM calls WHERE origin >= ?1 AND deliver_at IS NOT NULL")?
+        .query_row([from], |row| row.get(0))
 }
