@@ -1,5 +1,7 @@
 //! Delivery of results: tried until it is taken, refused or given up, and never at another's expense.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
 mod support;
 
 use std::collections::HashMap;

@@ -1,5 +1,7 @@
 //! Subscriptions: confirmed, then events in order, then nothing more.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
 mod support;
 
 use std::path::Path;

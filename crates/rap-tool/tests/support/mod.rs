@@ -301,6 +301,7 @@ impl Caller {
 pub struct Server {
     pub url: String,
     pub data: PathBuf,
+    caller: Caller,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
@@ -315,11 +316,11 @@ impl Server {
             // A sender that was dropped means stop as well.
             drop(stopped.await);
         }));
-        Server { url, data: data.to_owned(), stop: Some(stop), task }
+        Server { caller: Caller::new(&url), url, data: data.to_owned(), stop: Some(stop), task }
     }
 
     pub fn caller(&self) -> Caller {
-        Caller::new(&self.url)
+        self.caller.clone()
     }
 
     /// Stops in order, and returns when that is done.
@@ -344,6 +345,7 @@ pub fn data_dir() -> TempDir {
 /// An example of this crate as a process of its own.
 pub struct Process {
     pub url: String,
+    caller: Caller,
     child: Child,
     log: Arc<Mutex<String>>,
 }
@@ -383,7 +385,7 @@ impl Process {
                 sink.lock().unwrap().push_str(&format!("{line}\n"));
             }
         });
-        Process { url, child, log }
+        Process { caller: Caller::new(&url), url, child, log }
     }
 
     /// What an example says that does not start.
@@ -398,7 +400,7 @@ impl Process {
     }
 
     pub fn caller(&self) -> Caller {
-        Caller::new(&self.url)
+        self.caller.clone()
     }
 
     /// Everything it has logged so far.
