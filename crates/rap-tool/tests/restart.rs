@@ -25,6 +25,12 @@ struct Note {
     file: PathBuf,
 }
 
+/// Counts, an event for each number.
+#[derive(Deserialize, JsonSchema)]
+struct Count {
+    to: u32,
+}
+
 fn append(file: &Path, line: &str) {
     let mut file = OpenOptions::new().create(true).append(true).open(file).unwrap();
     writeln!(file, "{line}").unwrap();
@@ -69,9 +75,18 @@ async fn serve_notes() {
         }
         subscribe.confirm("At last.").await?.finish("over").await
     };
-    let tools =
-        ToolServer::new("notes").limits(quick()).tool("note", note).subscription("hesitate", hesitate);
-    tools.on_close_thread(on_close).serve("127.0.0.1:0").await.unwrap();
+    let count = |args: Count, subscribe: Subscribe| async move {
+        let counted: u32 = subscribe.cursor()?.unwrap_or(0);
+        let subscription = subscribe.confirm("Counting.").await?;
+        for number in counted + 1..args.to {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            subscription.send(Event::new(number.to_string()).cursor(number)).await?;
+        }
+        subscription.finish(args.to.to_string()).await
+    };
+    let tools = ToolServer::new("notes").limits(quick()).tool("note", note).on_close_thread(on_close);
+    let tools = tools.subscription("hesitate", hesitate).subscription("count", count);
+    tools.serve("127.0.0.1:0").await.unwrap();
 }
 
 fn echo(runtime: &Runtime, id: &str) -> serde_json::Value {
@@ -365,6 +380,51 @@ async fn a_subscription_goes_on_to_its_final_event_over_kills() {
     let texts: Vec<String> = distinct(events).iter().map(|event| event.text().to_owned()).collect();
     let expected: Vec<String> = (1..=20).map(|number| format!("tick {number}")).collect();
     assert_eq!(texts, expected);
+}
+
+/// Proves: LC-14, SE-01, SE-04, SE-11
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_kills_and_outages_leaves_every_subscription_whole() {
+    if is_child() {
+        return serve_notes().await;
+    }
+    const THIS: &str = "a_storm_of_kills_and_outages_leaves_every_subscription_whole";
+    const TO: usize = 40;
+    let (data, mut runtime) = (data_dir(), Runtime::start().await);
+    runtime.answer_next(&[200, 200, 503, 200, 500, 503, 200].repeat(100));
+    let mut server = Process::start_test(THIS, data.path(), &[]);
+    let names: Vec<String> = (0..8).map(|number| format!("sub_{number}")).collect();
+    for name in &names {
+        let call = runtime.invocation("count", "thread_1", name, json!({"to": TO}));
+        server.caller().accepted(&call).await;
+    }
+    let mut taken: HashMap<String, Vec<Received>> = HashMap::new();
+    let mut unfinished = names.len();
+    let mut received = 0;
+    while unfinished > 0 {
+        let next = runtime.next().await;
+        received += 1;
+        if received % 60 == 0 {
+            server.kill();
+            server = Process::start_test(THIS, data.path(), &[]);
+        }
+        if next.status == 200 {
+            let of_this = taken.entry(next.name.clone()).or_default();
+            let known = of_this.iter().any(|before| before.raw == next.raw);
+            if !known {
+                unfinished -= usize::from(next.body["final"] == true);
+                of_this.push(next);
+            }
+        }
+    }
+    let mut expected = vec!["Counting.".to_owned()];
+    expected.extend((1..=TO).map(|number| number.to_string()));
+    for name in &names {
+        expected[0] = format!("Counting. Subscription ID: {name}");
+        let texts: Vec<&str> = taken[name].iter().map(Received::text).collect();
+        assert_eq!(texts, expected, "{name}");
+        server.caller().until_settled("thread_1", name).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

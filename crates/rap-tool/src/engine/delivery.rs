@@ -215,7 +215,7 @@ impl Engine {
         };
         let now = self.now();
         // Those that are at work are due as well.
-        let most_each = u32::try_from(2 * self.limits.deliveries_per_host).unwrap_or(u32::MAX);
+        let most_each = u32::try_from(self.limits.deliveries_per_host.saturating_mul(2)).unwrap_or(u32::MAX);
         let read = move |_: &Engine, db: &Connection| outbox::due(db, now, &busy, most_each);
         let Some(due) = self.write(read).await else { return LOOK_AGAIN };
         for (call, host) in due.calls {

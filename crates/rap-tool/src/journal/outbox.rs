@@ -80,3 +80,52 @@ fn host_from(db: &Connection, from: i64) -> Result<Option<i64>> {
     db.prepare_cached("SELECT min(origin) FROM calls WHERE origin >= ?1 AND deliver_at IS NOT NULL")?
         .query_row([from], |row| row.get(0))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::MIGRATIONS;
+
+    /// A journal in which calls 1, 2, … wait for these hosts since these times.
+    fn journal(waiting: &[(i64, Option<i64>)]) -> Connection {
+        let db = Connection::open_in_memory().unwrap();
+        rap_io::sqlite::migrate(&db, MIGRATIONS).unwrap();
+        for (number, (host, at)) in waiting.iter().enumerate() {
+            db.execute(
+                "INSERT INTO calls (key, caller, thread, call_id, operation, origin, state, deliver_at, accepted_at)
+                 VALUES (?1, x'00', 't', 'c', 'o', ?2, 2, ?3, 0)",
+                params![[u8::try_from(number).unwrap(); 32], host, at],
+            )
+            .unwrap();
+        }
+        db
+    }
+
+    #[test]
+    fn what_is_due_is_found_host_by_host_and_longest_waiting_first() {
+        let (a, b, c) = (i64::MIN, -1, i64::MAX);
+        let waiting = [
+            (a, Some(10)),
+            (a, Some(11)),
+            (a, Some(12)),
+            (b, Some(5)),
+            (c, Some(99)),
+            (c, Some(20)),
+            (b, None),
+        ];
+        let db = journal(&waiting);
+        let table: &[(i64, &[i64], u32, &[Seq], Option<i64>)] = &[
+            (50, &[], 10, &[4, 1, 2, 3, 6], Some(99)),
+            (50, &[], 2, &[4, 1, 2, 6], Some(99)),
+            (50, &[a], 10, &[4, 6], Some(99)),
+            (50, &[a, b, c], 10, &[], Some(99)),
+            (10, &[], 10, &[4, 1], Some(11)),
+            (100, &[b], 1, &[1, 6], None),
+        ];
+        for (now, busy, most_each, calls, next) in table {
+            let due = due(&db, Timestamp(*now), busy, *most_each).unwrap();
+            let found: Vec<Seq> = due.calls.iter().map(|(call, _)| *call).collect();
+            assert_eq!((&found[..], due.next.map(|at| at.0)), (*calls, *next), "{now} {busy:?} {most_each}");
+        }
+    }
+}
