@@ -351,9 +351,14 @@ async fn a_confirmation_that_nobody_answers_gives_way_to_the_error_of_a_cancelle
     runtime.hang();
     stage.subscribe(&runtime).await;
     assert_eq!(runtime.next().await.body["subscription"], true);
+    runtime.answer_next(&[503]);
     stage.caller.cancel("thread_1", "sub_1").await;
-    assert_eq!(runtime.next().await.text(), "Error: cancelled");
+    let tried = runtime.next().await;
+    assert_eq!(tried.text(), "Error: cancelled");
     runtime.answer_again();
+    let taken = runtime.next().await;
+    assert_eq!((tried.status, taken.status, &tried.raw), (503, 200, &taken.raw));
+    assert!(taken.at - tried.at >= Duration::from_millis(15), "tried again without a pause");
     stage.until_over().await;
     assert!(let_retries_pass(&stage.caller, &mut runtime).await.is_empty());
 }

@@ -107,20 +107,50 @@ impl Engine {
     async fn work_off(self: &Arc<Self>, call: Seq, first: Option<Letter>, interrupt: &Notify) {
         let mut letter = first;
         loop {
-            let Some(current) = (match letter.take() {
-                Some(letter) => Some(letter),
-                None => self.write(move |_, db| outbox::first(db, call)).await.flatten(),
-            }) else {
-                return;
+            let current = match letter.take() {
+                Some(letter) => letter,
+                None => match self.first_letter(call).await {
+                    Some(letter) => letter,
+                    None => return,
+                },
             };
             let attempted = tokio::select! {
-                outcome = self.attempt(&current) => outcome,
-                // What stands first now may be another message, or none.
-                () = interrupt.notified() => continue,
+                attempted = self.attempt_while_wanted(&current, interrupt) => attempted,
                 () = self.ended.cancelled() => return,
             };
+            // What stands first now may be another message, or none.
+            let Some(attempted) = attempted else { continue };
             if !self.note(&current, attempted).await {
                 return;
+            }
+        }
+    }
+
+    /// What stands first in the journal. Whatever was added before this look is seen by it.
+    async fn first_letter(self: &Arc<Self>, call: Seq) -> Option<Letter> {
+        if let Some(lane) = lock(&self.lanes).active.get_mut(&call) {
+            lane.again = false;
+        }
+        self.write(move |_, db| outbox::first(db, call)).await.flatten()
+    }
+
+    /// `None` if the message was dropped from the outbox meanwhile.
+    async fn attempt_while_wanted(
+        self: &Arc<Self>,
+        letter: &Letter,
+        interrupt: &Notify,
+    ) -> Option<Attempted> {
+        let mut attempt = std::pin::pin!(self.attempt(letter));
+        let id = letter.seq;
+        loop {
+            tokio::select! {
+                attempted = &mut attempt => return Some(attempted),
+                () = interrupt.notified() => {
+                    // It may have been meant for the message before this one.
+                    if self.write(move |_, db| outbox::waits(db, id)).await != Some(true) {
+                        return None;
+                    }
+                }
             }
         }
     }

@@ -28,6 +28,11 @@ pub(crate) fn first(db: &Connection, call: Seq) -> Result<Option<Letter>> {
     .optional()
 }
 
+/// Whether a message is still to be sent.
+pub(crate) fn waits(db: &Connection, letter: i64) -> Result<bool> {
+    db.prepare_cached("SELECT 1 FROM outbox WHERE seq = ?1")?.exists([letter])
+}
+
 /// Notes a failed attempt and when the next one is due. A message that is gone meanwhile stays gone.
 pub(crate) fn postpone(db: &Connection, letter: i64, call: Seq, attempts: u32, at: Timestamp) -> Result<()> {
     let still_there = db
