@@ -119,18 +119,16 @@ mod tests {
             (b, None),
         ];
         let db = journal(&waiting);
-        let table: &[(i64, &[i64], u32, &[Seq], Option<i64>)] = &[
-            (50, &[], 10, &[4, 1, 2, 3, 6], Some(99)),
-            (50, &[], 2, &[4, 1, 2, 6], Some(99)),
-            (50, &[a], 10, &[4, 6], Some(99)),
-            (50, &[a, b, c], 10, &[], Some(99)),
-            (10, &[], 10, &[4, 1], Some(11)),
-            (100, &[b], 1, &[1, 6], None),
-        ];
-        for (now, busy, most_each, calls, next) in table {
-            let due = due(&db, Timestamp(*now), busy, *most_each).unwrap();
+        let check = |now: i64, busy: &[i64], most_each: u32, calls: &[Seq], next: Option<i64>| {
+            let due = due(&db, Timestamp(now), busy, most_each).unwrap();
             let found: Vec<Seq> = due.calls.iter().map(|(call, _)| *call).collect();
-            assert_eq!((&found[..], due.next.map(|at| at.0)), (*calls, *next), "{now} {busy:?} {most_each}");
-        }
+            assert_eq!((&found[..], due.next.map(|at| at.0)), (calls, next), "{now} {busy:?} {most_each}");
+        };
+        check(50, &[], 10, &[4, 1, 2, 3, 6], Some(99));
+        check(50, &[], 2, &[4, 1, 2, 6], Some(99));
+        check(50, &[a], 10, &[4, 6], Some(99));
+        check(50, &[a, b, c], 10, &[], Some(99));
+        check(10, &[], 10, &[4, 1], Some(11));
+        check(100, &[b], 1, &[1, 6], None);
     }
 }
