@@ -139,6 +139,26 @@ impl Run {
     }
 }
 
+/// Nobody acts on a commit that is not waited for, so the dispatcher has to look. Its look comes after the write,
+/// since the writer takes one after the other.
+struct Abandoned<'a> {
+    due: Option<&'a Notify>,
+}
+
+impl Abandoned<'_> {
+    fn not(mut self) {
+        self.due = None;
+    }
+}
+
+impl Drop for Abandoned<'_> {
+    fn drop(&mut self) {
+        if let Some(due) = self.due {
+            due.notify_one();
+        }
+    }
+}
+
 /// The longest pause before a commit is tried again.
 const COMMIT_PAUSE: Duration = Duration::from_secs(5);
 
@@ -177,7 +197,8 @@ impl Engine {
     }
 
     /// Takes a call one step further. Returns when that is on disk: what was accepted is kept until it can be
-    /// written, however long the disk is full.
+    /// written, however long the disk is full. What a handler did not wait for is written or not; if it is, it is
+    /// delivered.
     pub(crate) async fn commit(
         self: &Arc<Self>,
         call: Seq,
@@ -191,7 +212,10 @@ impl Engine {
             }
             Ok(stepped)
         };
-        match self.write(step).await {
+        let abandoned = Abandoned { due: Some(&self.due) };
+        let written = self.write(step).await;
+        abandoned.not();
+        match written {
             Some(Ok(applied)) => {
                 self.follow(call, applied);
                 Ok(())
@@ -211,11 +235,17 @@ impl Engine {
         self: &Arc<Self>,
         job: impl Fn(&Engine, &Connection) -> rusqlite::Result<T> + Clone + Send + 'static,
     ) -> Option<T> {
-        let mut pause = Duration::from_millis(50);
+        let (mut pause, mut failed) = (Duration::from_millis(50), false);
         loop {
             let (engine, job) = (Arc::clone(self), job.clone());
             match self.writer.run(Lane::Internal, move |db| job(&engine, db)).await {
-                Ok(done) => return Some(done),
+                Ok(done) => {
+                    if failed {
+                        // An attempt that seemed to fail may have been written: what it posted is due.
+                        self.due.notify_one();
+                    }
+                    return Some(done);
+                }
                 Err(WriteError::Closed) => return None,
                 Err(WriteError::Panicked) => {
                     tracing::error!("a write to the journal panicked and was dropped; this is a bug");
@@ -223,6 +253,7 @@ impl Engine {
                 }
                 Err(error) => tracing::warn!(%error, "the journal can not be written; trying again"),
             }
+            failed = true;
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(COMMIT_PAUSE);
         }

@@ -42,7 +42,7 @@ CREATE TABLE calls (
 );
 CREATE INDEX calls_alive ON calls (caller, thread, call_id) WHERE state < 3;
 CREATE INDEX calls_to_run ON calls (seq) WHERE state < 2;
-CREATE INDEX calls_to_deliver ON calls (deliver_at) WHERE deliver_at IS NOT NULL;
+CREATE INDEX calls_to_deliver ON calls (origin, deliver_at) WHERE deliver_at IS NOT NULL;
 CREATE INDEX calls_settled ON calls (settled_at) WHERE state = 3;
 
 CREATE TABLE outbox (

@@ -42,6 +42,8 @@ pub struct Limits {
     pub authorize_within: Duration,
     /// How often, and for how long, a callback is tried. Default: for 72 hours.
     pub delivery: Patience,
+    /// How long a callback may take to be answered; past it, it is tried again. Default: 30 seconds.
+    pub callback_within: Duration,
     /// How many callbacks are under way at the same time. Default: 1,024.
     pub deliveries: usize,
     /// How many of them go to the same host. Default: 64.
@@ -72,6 +74,7 @@ impl Default for Limits {
             remember: WEEK,
             authorize_within: Duration::from_secs(3600),
             delivery: Patience::CALLBACK,
+            callback_within: Duration::from_secs(30),
             deliveries: 1_024,
             deliveries_per_host: 64,
             callbacks_to: UrlPolicy::default(),

@@ -262,8 +262,9 @@ impl ToolServer {
     /// Opens the journal of a server that is reached under this URL, and resumes what it finds.
     pub(crate) async fn start(self, public_url: String) -> Result<Arc<Engine>, ServeError> {
         let policy = self.limits.callbacks_to;
+        let limits = ClientLimits { total: self.limits.callback_within, ..ClientLimits::default() };
         let opening = tokio::task::spawn_blocking(move || {
-            let outgoing = Outgoing::Http(Client::new(policy, ClientLimits::default()));
+            let outgoing = Outgoing::Http(Client::new(policy, limits));
             self.open(Place { public_url, outgoing, clock: Clock::System })
         });
         let engine = opening.await.map_err(|error| ServeError::Journal(error.to_string()))??;

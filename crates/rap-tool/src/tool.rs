@@ -94,7 +94,8 @@ impl Tool {
         let run = move |arguments, subscribe| -> Started<()> {
             Ok(Box::pin(handler(deserialise(arguments)?, subscribe)))
         };
-        Tool::with_handler::<A>(name.into(), Handler::Subscription(Arc::new(run)))
+        // Its handler expects to be called again.
+        Tool::with_handler::<A>(name.into(), Handler::Subscription(Arc::new(run))).restartable()
     }
 
     fn with_handler<A: JsonSchema>(name: String, handler: Handler) -> Self {
@@ -112,7 +113,8 @@ impl Tool {
     }
 
     /// Running it twice does no harm: when the server dies during a call, the call is run again from its
-    /// beginning. Any other tool's call ends with an error that says that its outcome is unknown.
+    /// beginning. Any other tool's call ends with an error that says that its outcome is unknown. A subscription
+    /// always begins again.
     #[must_use]
     pub fn restartable(mut self) -> Self {
         self.on_restart = OnRestart::RunAgain;

@@ -77,9 +77,16 @@ impl Engine {
         }
         let incoming = self.read(caller, &body)?;
         drop(body);
-        // The rest must not stop halfway when the client hangs up.
         let engine = Arc::clone(self);
-        tokio::spawn(async move { engine.enter(incoming).await }).await.unwrap_or(Err(Refusal::Unavailable))
+        self.to_its_end(async move { engine.enter(incoming).await }).await
+    }
+
+    /// What is written down is acted upon, even if the client hangs up in between.
+    async fn to_its_end<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        self.tasks.spawn(work).await.unwrap_or(Err(Refusal::Unavailable))
     }
 
     fn read(&self, caller: Caller, body: &[u8]) -> Result<Incoming, Refusal> {
@@ -134,9 +141,7 @@ impl Engine {
             }
             Ok(Entry::Stale) => Err(Refusal::Stale),
             Err(error) => {
-                if let Some(seq) = run.seq.get() {
-                    lock(&self.runs).remove(seq);
-                }
+                self.unregister(&run);
                 Err(error.into())
             }
         }
@@ -180,6 +185,15 @@ impl Engine {
         lock(&self.runs).insert(seq, Arc::clone(run));
     }
 
+    /// Forgets a run whose call was not written. By now its number may belong to another call.
+    fn unregister(&self, run: &Arc<Run>) {
+        let Some(seq) = run.seq.get() else { return };
+        let mut runs = lock(&self.runs);
+        if runs.get(seq).is_some_and(|registered| Arc::ptr_eq(registered, run)) {
+            runs.remove(seq);
+        }
+    }
+
     /// Cancels what the caller calls so, now or, if it is overtaken, when it comes.
     pub(crate) async fn cancel(
         self: &Arc<Self>,
@@ -188,7 +202,7 @@ impl Engine {
     ) -> Result<(), Refusal> {
         let engine = Arc::clone(self);
         let CancelToolCall { thread_id, tool_call_id } = what;
-        let cancelled = self.writer.run(Lane::External, move |db| {
+        let cancel = move |db: &Connection| {
             let now = engine.now();
             let cancelled = engine.book.cancel(db, &caller, &thread_id, &tool_call_id, now)?;
             if cancelled.is_none() {
@@ -196,23 +210,31 @@ impl Engine {
                 lock(&engine.early).note(caller, thread_id, tool_call_id, now);
             }
             Ok(cancelled)
-        });
-        for (seq, applied) in cancelled.await?.unwrap_or_default() {
-            self.follow(seq, applied);
-        }
-        Ok(())
+        };
+        let engine = Arc::clone(self);
+        self.to_its_end(async move {
+            for (seq, applied) in engine.writer.run(Lane::External, cancel).await?.unwrap_or_default() {
+                engine.follow(seq, applied);
+            }
+            Ok(())
+        })
+        .await
     }
 
     /// Closes a thread of the caller. What belongs to it is cleared away in the background.
     pub(crate) async fn close(self: &Arc<Self>, caller: Caller, thread: ThreadId) -> Result<(), Refusal> {
         let engine = Arc::clone(self);
         let (owner, id) = (caller.clone(), thread.clone());
-        let closing = move |db: &Connection| engine.book.close(db, &owner, &id, engine.now());
-        match self.writer.run(Lane::External, closing).await? {
-            None => tracing::info!(?thread, "closed a thread that is not known here"),
-            Some(closed) => self.closed(caller, thread, closed),
-        }
-        Ok(())
+        let close = move |db: &Connection| engine.book.close(db, &owner, &id, engine.now());
+        let engine = Arc::clone(self);
+        self.to_its_end(async move {
+            match engine.writer.run(Lane::External, close).await? {
+                None => tracing::info!(?thread, "closed a thread that is not known here"),
+                Some(closed) => engine.closed(caller, thread, closed),
+            }
+            Ok(())
+        })
+        .await
     }
 
     /// Will a result, or further events, still come?

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 
 use super::{Engine, lock};
 use crate::journal::{Letter, Seq, outbox};
-use crate::rules::Input;
+use crate::rules::{Dropped, Input};
 
 /// How callbacks leave the process.
 pub(crate) enum Outgoing {
@@ -43,19 +43,22 @@ impl Outgoing {
 pub(super) struct Lanes {
     active: HashMap<Seq, Lane>,
     hosts: HashMap<i64, usize>,
-    /// A lane found no place; look for due ones when one becomes free.
+    /// A lane found no place, or may have; look for due ones when one becomes free.
     starved: bool,
 }
 
 struct Lane {
     /// Something was added while it was at work.
     again: bool,
+    /// What stands first has to wait, so the dispatcher must look when the lane is closed, and not before: it
+    /// passes over calls that have one.
+    postponed: bool,
     /// What is being sent is not wanted any more.
     interrupt: Arc<Notify>,
 }
 
-/// The longest time between two looks at what is due.
-const LOOK_AGAIN: Duration = Duration::from_secs(3600);
+/// The longest time between two looks at what is due: what wakes the dispatcher earlier is only a hint.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
 impl Engine {
     /// Sends what waits for a call, beginning with `first` if it is at hand. If there is no place, it stays in
@@ -87,7 +90,7 @@ impl Engine {
         }
         lanes.hosts.insert(host, to_host + 1);
         let interrupt = Arc::new(Notify::new());
-        lanes.active.insert(call, Lane { again: false, interrupt: Arc::clone(&interrupt) });
+        lanes.active.insert(call, Lane { again: false, postponed: false, interrupt: Arc::clone(&interrupt) });
         Some(interrupt)
     }
 
@@ -99,14 +102,14 @@ impl Engine {
         {
             return false;
         }
-        lanes.active.remove(&call);
+        let postponed = lanes.active.remove(&call).is_some_and(|lane| lane.postponed);
         if let Some(count) = lanes.hosts.get_mut(&host) {
             *count -= 1;
             if *count == 0 {
                 lanes.hosts.remove(&host);
             }
         }
-        if std::mem::take(&mut lanes.starved) {
+        if std::mem::take(&mut lanes.starved) || postponed {
             self.due.notify_one();
         }
         true
@@ -124,20 +127,50 @@ impl Engine {
     async fn work_off(self: &Arc<Self>, call: Seq, first: Option<Letter>, interrupt: &Notify) {
         let mut letter = first;
         loop {
-            let Some(current) = (match letter.take() {
-                Some(letter) => Some(letter),
-                None => self.write(move |_, db| outbox::first(db, call)).await.flatten(),
-            }) else {
-                return;
+            let current = match letter.take() {
+                Some(letter) => letter,
+                None => match self.first_letter(call).await {
+                    Some(letter) => letter,
+                    None => return,
+                },
             };
             let attempted = tokio::select! {
-                outcome = self.attempt(&current) => outcome,
-                // What stands first now may be another message, or none.
-                () = interrupt.notified() => continue,
+                attempted = self.attempt_while_wanted(&current, interrupt) => attempted,
                 () = self.ended.cancelled() => return,
             };
+            // What stands first now may be another message, or none.
+            let Some(attempted) = attempted else { continue };
             if !self.note(&current, attempted).await {
                 return;
+            }
+        }
+    }
+
+    /// What stands first in the journal. Whatever was added before this look is seen by it.
+    async fn first_letter(self: &Arc<Self>, call: Seq) -> Option<Letter> {
+        if let Some(lane) = lock(&self.lanes).active.get_mut(&call) {
+            lane.again = false;
+        }
+        self.write(move |_, db| outbox::first(db, call)).await.flatten()
+    }
+
+    /// `None` if the message was dropped from the outbox meanwhile.
+    async fn attempt_while_wanted(
+        self: &Arc<Self>,
+        letter: &Letter,
+        interrupt: &Notify,
+    ) -> Option<Attempted> {
+        let mut attempt = std::pin::pin!(self.attempt(letter));
+        let id = letter.seq;
+        loop {
+            tokio::select! {
+                attempted = &mut attempt => return Some(attempted),
+                () = interrupt.notified() => {
+                    // It may have been meant for the message before this one.
+                    if self.write(move |_, db| outbox::waits(db, id)).await != Some(true) {
+                        return None;
+                    }
+                }
             }
         }
     }
@@ -181,7 +214,9 @@ impl Engine {
         let input = match next {
             Next::Again { at } => {
                 self.write(move |_, db| outbox::postpone(db, id, call, attempts, at)).await;
-                self.due.notify_one();
+                if let Some(lane) = lock(&self.lanes).active.get_mut(&call) {
+                    lane.postponed = true;
+                }
                 return false;
             }
             Next::Done => Input::Delivered(kind),
@@ -199,8 +234,9 @@ impl Engine {
         };
         let Some(Ok(mut applied)) = self.write(answered).await else { return true };
         let more = !applied.head.outbox_is_empty();
-        // This lane goes on by itself; a message that the step has posted is read from the journal.
-        applied.first = None;
+        // This lane goes on by itself: a message that the step has posted is read from the journal, and those
+        // that it dropped are not being sent.
+        (applied.first, applied.dropped) = (None, Dropped::Nothing);
         self.follow(call, applied);
         more
     }
@@ -219,17 +255,19 @@ impl Engine {
 
     /// Opens a lane for all that is due and has a place; how long until more is due.
     async fn dispatch_due(self: &Arc<Self>) -> Duration {
-        let (busy, most) = {
+        let busy: Vec<i64> = {
             let mut lanes = lock(&self.lanes);
-            lanes.starved = false;
             let full =
                 |(host, count): (&i64, &usize)| (*count >= self.limits.deliveries_per_host).then_some(*host);
             let busy: Vec<i64> = lanes.hosts.iter().filter_map(full).collect();
-            // Those that are at work are due as well.
-            (busy, u32::try_from(lanes.active.len() + self.limits.deliveries).unwrap_or(u32::MAX))
+            // What is due for a busy host is not looked for, and must be found when it has a place.
+            lanes.starved = !busy.is_empty();
+            busy
         };
         let now = self.now();
-        let read = move |_: &Engine, db: &Connection| outbox::due(db, now, &busy, most);
+        // Those that are at work are due as well.
+        let most_each = u32::try_from(self.limits.deliveries_per_host.saturating_mul(2)).unwrap_or(u32::MAX);
+        let read = move |_: &Engine, db: &Connection| outbox::due(db, now, &busy, most_each);
         let Some(due) = self.write(read).await else { return LOOK_AGAIN };
         for (call, host) in due.calls {
             self.deliver_due(call, host);

@@ -45,6 +45,11 @@ pub(super) fn take(db: &Connection, letter: i64, input: &Input) -> Result<bool> 
     Ok(topic.is_some())
 }
 
+/// Whether a message is still to be sent.
+pub(crate) fn waits(db: &Connection, letter: i64) -> Result<bool> {
+    db.prepare_cached("SELECT 1 FROM outbox WHERE seq = ?1")?.exists([letter])
+}
+
 /// Notes a failed attempt and when the next one is due. A message that is gone meanwhile stays gone.
 pub(crate) fn postpone(db: &Connection, letter: i64, call: Seq, attempts: u32, at: Timestamp) -> Result<()> {
     let still_there = db
@@ -62,20 +67,33 @@ pub(crate) struct Due {
     pub(crate) next: Option<Timestamp>,
 }
 
-/// The calls whose first message is due, longest waiting first, but for those to `busy` origins.
-pub(crate) fn due(db: &Connection, now: Timestamp, busy: &[i64], most: u32) -> Result<Due> {
-    let busy = serde_json::json!(busy).to_string();
-    let calls = db
-        .prepare_cached(
-            "SELECT seq, origin FROM calls
-             WHERE deliver_at <= ?1 AND origin NOT IN (SELECT value FROM json_each(?2))
-             ORDER BY deliver_at LIMIT ?3",
-        )?
-        .query_map(params![now.0, busy, most], |row| Ok((row.get(0)?, row.get(1)?)))?
-        .collect::<Result<_>>()?;
-    let next: Option<i64> = db
-        .prepare_cached("SELECT min(deliver_at) FROM calls WHERE deliver_at > ?1")?
-        .query_row([now.0], |row| row.get(0))?;
+/// The calls whose first message is due, longest waiting first: none to `busy` hosts, and at most so many to each
+/// other. It looks from host to host, so that what piles up for one costs the others nothing.
+pub(crate) fn due(db: &Connection, now: Timestamp, busy: &[i64], most_each: u32) -> Result<Due> {
+    let mut waiting: Vec<(i64, Seq, i64)> = Vec::new();
+    let mut next = None;
+    let mut from = Some(i64::MIN);
+    while let Some(host) = from.map(|from| host_from(db, from)).transpose()?.flatten() {
+        let later = db
+            .prepare_cached("SELECT min(deliver_at) FROM calls WHERE origin = ?1 AND deliver_at > ?2")?
+            .query_row([host, now.0], |row| row.get::<_, Option<i64>>(0))?;
+        next = [next, later].into_iter().flatten().min();
+        if !busy.contains(&host) {
+            let mut due = db.prepare_cached(
+                "SELECT deliver_at, seq FROM calls WHERE origin = ?1 AND deliver_at <= ?2
+                 ORDER BY deliver_at LIMIT ?3",
+            )?;
+            for call in
+                due.query_map(params![host, now.0, most_each], |row| Ok((row.get(0)?, row.get(1)?)))?
+            {
+                let (at, seq) = call?;
+                waiting.push((at, seq, host));
+            }
+        }
+        from = host.checked_add(1);
+    }
+    waiting.sort_unstable();
+    let calls = waiting.into_iter().map(|(_, seq, host)| (seq, host)).collect();
     Ok(Due { calls, next: next.map(Timestamp) })
 }
 
@@ -105,4 +123,57 @@ pub(crate) fn waiting(db: &Connection, now: Timestamp) -> Result<Waiting> {
         .prepare_cached("SELECT count(*) FROM calls WHERE deliver_at > ?1")?
         .query_row([now.0], |row| row.get(0))?;
     Ok(Waiting { oldest: oldest.map(Timestamp), later: later.into() })
+}
+
+/// The first host at or behind this one that something waits for.
+fn host_from(db: &Connection, from: i64) -> Result<Option<i64>> {
+    db.prepare_cached("SELECT min(origin) FROM calls WHERE origin >= ?1 AND deliver_at IS NOT NULL")?
+        .query_row([from], |row| row.get(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::MIGRATIONS;
+
+    /// A journal in which calls 1, 2, … wait for these hosts since these times.
+    fn journal(waiting: &[(i64, Option<i64>)]) -> Connection {
+        let db = Connection::open_in_memory().unwrap();
+        rap_io::sqlite::migrate(&db, MIGRATIONS).unwrap();
+        for (number, (host, at)) in waiting.iter().enumerate() {
+            db.execute(
+                "INSERT INTO calls (key, caller, thread, call_id, operation, origin, state, deliver_at, accepted_at)
+                 VALUES (?1, x'00', 't', 'c', 'o', ?2, 2, ?3, 0)",
+                params![[u8::try_from(number).unwrap(); 32], host, at],
+            )
+            .unwrap();
+        }
+        db
+    }
+
+    #[test]
+    fn what_is_due_is_found_host_by_host_and_longest_waiting_first() {
+        let (a, b, c) = (i64::MIN, -1, i64::MAX);
+        let waiting = [
+            (a, Some(10)),
+            (a, Some(11)),
+            (a, Some(12)),
+            (b, Some(5)),
+            (c, Some(99)),
+            (c, Some(20)),
+            (b, None),
+        ];
+        let db = journal(&waiting);
+        let check = |now: i64, busy: &[i64], most_each: u32, calls: &[Seq], next: Option<i64>| {
+            let due = due(&db, Timestamp(now), busy, most_each).unwrap();
+            let found: Vec<Seq> = due.calls.iter().map(|(call, _)| *call).collect();
+            assert_eq!((&found[..], due.next.map(|at| at.0)), (calls, next), "{now} {busy:?} {most_each}");
+        };
+        check(50, &[], 10, &[4, 1, 2, 3, 6], Some(99));
+        check(50, &[], 2, &[4, 1, 2, 6], Some(99));
+        check(50, &[a], 10, &[4, 6], Some(99));
+        check(50, &[a, b, c], 10, &[], Some(99));
+        check(10, &[], 10, &[4, 1], Some(11));
+        check(100, &[b], 1, &[1, 6], None);
+    }
 }

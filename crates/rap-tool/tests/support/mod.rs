@@ -8,21 +8,23 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::{HeaderName, HeaderValue, StatusCode, Uri};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::routing::post;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
 use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{Callback, UrlPolicy, parse_callback};
 use rap_tool::{Limits, ToolServer};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{JoinHandle, JoinSet};
 
 /// How long anything in a test may take before the test has failed.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -40,7 +42,12 @@ pub struct Runtime {
 pub struct Received {
     /// What stood behind `/callback/`.
     pub name: String,
+    /// What stood behind the question mark.
+    pub query: String,
     pub body: Value,
+    /// The same, byte by byte.
+    pub raw: Bytes,
+    pub at: Instant,
     /// The body, parsed and validated as a runtime does it.
     pub message: Callback,
     /// What it was answered with.
@@ -51,11 +58,22 @@ impl Received {
     pub fn text(&self) -> &str {
         self.body["text"].as_str().unwrap_or_else(|| panic!("no text in {}", self.body))
     }
+
+    /// The id of an event.
+    pub fn event_id(&self) -> &str {
+        self.body["event_id"].as_str().unwrap_or_else(|| panic!("no event_id in {}", self.body))
+    }
+
+    pub fn is_event(&self) -> bool {
+        self.body["type"] == "subscription_event"
+    }
 }
 
 struct Script {
-    next: Mutex<VecDeque<u16>>,
+    next: Mutex<VecDeque<(u16, HeaderMap)>>,
     always: Mutex<u16>,
+    /// Whether callbacks are answered at all.
+    answers: watch::Sender<bool>,
     received: mpsc::UnboundedSender<Received>,
 }
 
@@ -73,10 +91,15 @@ impl Runtime {
     fn listen(listener: TcpListener) -> Runtime {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (sender, received) = mpsc::unbounded_channel();
-        let script = Script { next: Mutex::default(), always: Mutex::new(200), received: sender };
+        let script = Script {
+            next: Mutex::default(),
+            always: Mutex::new(200),
+            answers: watch::Sender::new(true),
+            received: sender,
+        };
         let script = Arc::new(script);
         let router = Router::new().route("/callback/{name}", post(callback)).with_state(Arc::clone(&script));
-        let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        let task = tokio::spawn(serve(listener, router));
         Runtime { url, received, script, task }
     }
 
@@ -87,7 +110,23 @@ impl Runtime {
 
     /// The next callbacks are answered with these statuses, one after the other.
     pub fn answer_next(&self, statuses: &[u16]) {
-        self.script.next.lock().unwrap().extend(statuses);
+        let plain = statuses.iter().map(|status| (*status, HeaderMap::new()));
+        self.script.next.lock().unwrap().extend(plain);
+    }
+
+    /// The next callback after those is answered with a header as well.
+    pub fn answer_next_with(&self, status: u16, name: HeaderName, value: &str) {
+        let headers = HeaderMap::from_iter([(name, value.parse().unwrap())]);
+        self.script.next.lock().unwrap().push_back((status, headers));
+    }
+
+    /// Callbacks are taken and shown to the test, but not answered, until [`Runtime::answer_again`].
+    pub fn hang(&self) {
+        self.script.answers.send_replace(false);
+    }
+
+    pub fn answer_again(&self) {
+        self.script.answers.send_replace(true);
     }
 
     /// All further callbacks are answered with this status.
@@ -116,7 +155,14 @@ impl Runtime {
         std::iter::from_fn(|| self.received.try_recv().ok()).collect()
     }
 
-    /// Stops listening, and returns the address.
+    /// The next callback that was accepted, which has to be this one.
+    pub async fn expect_text(&mut self, text: &str) -> Received {
+        let next = self.accepted().await;
+        assert_eq!(next.text(), text);
+        next
+    }
+
+    /// Stops listening, breaks its connections, and returns the address.
     pub async fn stop(self) -> String {
         self.task.abort();
         assert!(self.task.await.unwrap_err().is_cancelled());
@@ -135,13 +181,36 @@ impl Runtime {
     }
 }
 
-async fn callback(State(script): State<Arc<Script>>, uri: Uri, body: Bytes) -> StatusCode {
+/// Unlike axum's, its connections end with it.
+async fn serve(listener: TcpListener, router: Router) {
+    let mut connections = JoinSet::new();
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        let service = TowerToHyperService::new(router.clone());
+        let connection =
+            hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+        connections.spawn(async move { connection.await.ok() });
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn callback(
+    State(script): State<Arc<Script>>,
+    uri: Uri,
+    headers: HeaderMap,
+    raw: Bytes,
+) -> (StatusCode, HeaderMap) {
     let name = uri.path().trim_start_matches("/callback/").to_owned();
-    let status = script.next.lock().unwrap().pop_front().unwrap_or_else(|| *script.always.lock().unwrap());
-    let message = parse_callback(&body).expect("a tool sent an invalid callback");
-    let body = serde_json::from_slice(&body).unwrap();
-    script.received.send(Received { name, body, message, status }).expect("the test is over");
-    StatusCode::from_u16(status).unwrap()
+    let next = script.next.lock().unwrap().pop_front();
+    let (status, answer) = next.unwrap_or_else(|| (*script.always.lock().unwrap(), HeaderMap::new()));
+    assert_eq!(headers[header::CONTENT_TYPE], "application/json");
+    let message = parse_callback(&raw).expect("a tool sent an invalid callback");
+    let body = serde_json::from_slice(&raw).unwrap();
+    // A test that is over does not look any more.
+    let query = uri.query().unwrap_or_default().to_owned();
+    script.received.send(Received { name, query, body, raw, at: Instant::now(), message, status }).ok();
+    script.answers.subscribe().wait_for(|answers| *answers).await.unwrap();
+    (StatusCode::from_u16(status).unwrap(), answer)
 }
 
 /// The sending half of a runtime, for one tool server.
@@ -165,6 +234,19 @@ impl Caller {
     pub fn with_token(mut self, token: &str) -> Caller {
         self.token = Some(token.to_owned());
         self
+    }
+
+    /// The same, with a server that was started again somewhere else.
+    #[must_use]
+    pub fn moved_to(mut self, base: &str) -> Caller {
+        base.clone_into(&mut self.base);
+        self
+    }
+
+    /// POSTs a body as it is, to a server that may be gone.
+    pub async fn try_post(&self, path: &str, body: impl Into<Bytes>) -> Option<rap_io::client::Reply> {
+        let url = format!("{}{path}", self.base).parse().unwrap();
+        self.client.post_json(&url, &[], body.into()).await.ok()
     }
 
     /// POSTs a body as it is.
@@ -219,6 +301,7 @@ impl Caller {
 pub struct Server {
     pub url: String,
     pub data: PathBuf,
+    caller: Caller,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
@@ -233,11 +316,11 @@ impl Server {
             // A sender that was dropped means stop as well.
             drop(stopped.await);
         }));
-        Server { url, data: data.to_owned(), stop: Some(stop), task }
+        Server { caller: Caller::new(&url), url, data: data.to_owned(), stop: Some(stop), task }
     }
 
     pub fn caller(&self) -> Caller {
-        Caller::new(&self.url)
+        self.caller.clone()
     }
 
     /// Stops in order, and returns when that is done.
@@ -262,6 +345,7 @@ pub fn data_dir() -> TempDir {
 /// An example of this crate as a process of its own.
 pub struct Process {
     pub url: String,
+    caller: Caller,
     child: Child,
     log: Arc<Mutex<String>>,
 }
@@ -269,11 +353,20 @@ pub struct Process {
 impl Process {
     /// Starts an example on a port that the system picks, and waits until it listens.
     pub fn start(example: &str, data: &Path, environment: &[(&str, &str)]) -> Process {
-        let mut command = Command::new(example_path(example));
-        command.env("PORT", "0").env("RAP_TOOL_DATA", data).envs(environment.iter().copied());
-        command.env_remove("RAP_TOOL_BEARER").env_remove("RAP_TOOL_KEY").env_remove("RAP_TOOL_URL");
-        command.env_remove("RUST_LOG").envs(environment.iter().copied());
-        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        Process::spawn(command(&example_path(example), data, environment))
+    }
+
+    /// Starts this very program again, to run the one test that serves when it finds itself a child.
+    pub fn start_test(test: &str, data: &Path, environment: &[(&str, &str)]) -> Process {
+        let mut command = command(&std::env::current_exe().unwrap(), data, environment);
+        command.env(CHILD, "1");
+        command.args(["--exact", test, "--nocapture"]).stdout(Stdio::null());
+        Process::spawn(command)
+    }
+
+    /// Starts a server and waits until it listens.
+    pub fn spawn(mut command: Command) -> Process {
+        let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let log = Arc::new(Mutex::new(String::new()));
         let mut url = None;
@@ -285,18 +378,29 @@ impl Process {
                 break;
             }
         }
-        let url = url.unwrap_or_else(|| panic!("{example} did not start:\n{}", log.lock().unwrap()));
+        let url = url.unwrap_or_else(|| panic!("{command:?} did not start:\n{}", log.lock().unwrap()));
         let sink = Arc::clone(&log);
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 sink.lock().unwrap().push_str(&format!("{line}\n"));
             }
         });
-        Process { url, child, log }
+        Process { caller: Caller::new(&url), url, child, log }
+    }
+
+    /// What an example says that does not start.
+    pub fn refused(example: &str, data: &Path, environment: &[(&str, &str)]) -> String {
+        let output = command(&example_path(example), data, environment).output().unwrap();
+        assert!(!output.status.success(), "{example} ended as if all were well");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    pub fn pid(&self) -> String {
+        self.child.id().to_string()
     }
 
     pub fn caller(&self) -> Caller {
-        Caller::new(&self.url)
+        self.caller.clone()
     }
 
     /// Everything it has logged so far.
@@ -312,8 +416,7 @@ impl Process {
 
     /// SIGTERM, and waits until it has ended; whether it ended with success.
     pub fn terminate(mut self) -> bool {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        assert!(Command::new("kill").args(["-TERM", &self.pid()]).status().unwrap().success());
         self.child.wait().unwrap().success()
     }
 }
@@ -325,6 +428,23 @@ impl Drop for Process {
             self.child.wait().unwrap();
         }
     }
+}
+
+/// What tells this program that it was started to serve.
+const CHILD: &str = "RAP_TOOL_TEST_SERVER";
+
+/// Whether this program is a server that a test has started.
+pub fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// A server on a port that the system picks, with its log on stderr.
+pub fn command(program: &Path, data: &Path, environment: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(program);
+    command.env_remove("RAP_TOOL_BEARER").env_remove("RAP_TOOL_KEY").env_remove("RAP_TOOL_URL");
+    command.env_remove("RUST_LOG").env("PORT", "0").env("RAP_TOOL_DATA", data);
+    command.envs(environment.iter().copied()).stdin(Stdio::null()).stderr(Stdio::piped());
+    command
 }
 
 /// Where cargo has put an example, next to the test that runs.
