@@ -213,11 +213,16 @@ impl Engine {
             Ok(stepped)
         };
         let abandoned = Abandoned { due: Some(&self.due) };
+        let looks = self.looks();
         let written = self.write(step).await;
         abandoned.not();
         match written {
-            Some(Ok(applied)) => {
+            Some(Ok(mut applied)) => {
+                let first = applied.first.take();
                 self.follow(call, applied);
+                if let Some(letter) = first {
+                    self.deliver_at_hand(delivery::AtHand { letter, looks });
+                }
                 Ok(())
             }
             Some(Err(ignored)) => Err(ignored),
@@ -272,7 +277,7 @@ impl Engine {
             self.tell_news(call);
         }
         if let Some(letter) = applied.first {
-            self.deliver(letter.call, letter.origin, Some(letter));
+            self.deliver(letter.call, letter.origin);
         }
     }
 

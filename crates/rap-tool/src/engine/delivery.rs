@@ -45,6 +45,14 @@ pub(super) struct Lanes {
     hosts: HashMap<i64, usize>,
     /// A lane found no place, or may have; look for due ones when one becomes free.
     starved: bool,
+    /// How often a lane has looked into the journal for what to send.
+    looks: u64,
+}
+
+/// A message at hand, and how often lanes had looked into the journal before it was written there.
+pub(super) struct AtHand {
+    pub(super) letter: Letter,
+    pub(super) looks: u64,
 }
 
 struct Lane {
@@ -61,10 +69,27 @@ struct Lane {
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
 impl Engine {
-    /// Sends what waits for a call, beginning with `first` if it is at hand. If there is no place, it stays in
-    /// the journal and is sent later.
-    pub(super) fn deliver(self: &Arc<Self>, call: Seq, host: i64, first: Option<Letter>) {
-        let Some(interrupt) = self.open_lane(call, host) else { return };
+    /// Sends what waits for a call. If there is no place, it stays in the journal and is sent later.
+    pub(super) fn deliver(self: &Arc<Self>, call: Seq, host: i64) {
+        if let Some((interrupt, _)) = self.open_lane(call, host) {
+            self.run_lane(call, host, None, interrupt);
+        }
+    }
+
+    /// The same, without reading what is at hand. If a lane has looked into the journal since it was written, it
+    /// may have been sent already, and is read again.
+    pub(super) fn deliver_at_hand(self: &Arc<Self>, AtHand { letter, looks }: AtHand) {
+        let (call, host) = (letter.call, letter.origin);
+        if let Some((interrupt, looks_now)) = self.open_lane(call, host) {
+            self.run_lane(call, host, (looks_now == looks).then_some(letter), interrupt);
+        }
+    }
+
+    pub(super) fn looks(&self) -> u64 {
+        lock(&self.lanes).looks
+    }
+
+    fn run_lane(self: &Arc<Self>, call: Seq, host: i64, first: Option<Letter>, interrupt: Arc<Notify>) {
         let engine = Arc::clone(self);
         self.tasks.spawn(async move {
             let mut letter = first;
@@ -77,7 +102,8 @@ impl Engine {
         });
     }
 
-    fn open_lane(&self, call: Seq, host: i64) -> Option<Arc<Notify>> {
+    /// Opens a lane, if there is a place and it is not open; also how often lanes have looked into the journal.
+    fn open_lane(&self, call: Seq, host: i64) -> Option<(Arc<Notify>, u64)> {
         let mut lanes = lock(&self.lanes);
         if let Some(lane) = lanes.active.get_mut(&call) {
             lane.again = true;
@@ -91,7 +117,7 @@ impl Engine {
         lanes.hosts.insert(host, to_host + 1);
         let interrupt = Arc::new(Notify::new());
         lanes.active.insert(call, Lane { again: false, postponed: false, interrupt: Arc::clone(&interrupt) });
-        Some(interrupt)
+        Some((interrupt, lanes.looks))
     }
 
     /// Whether the lane is closed; if something was added meanwhile it goes on instead.
@@ -148,8 +174,12 @@ impl Engine {
 
     /// What stands first in the journal. Whatever was added before this look is seen by it.
     async fn first_letter(self: &Arc<Self>, call: Seq) -> Option<Letter> {
-        if let Some(lane) = lock(&self.lanes).active.get_mut(&call) {
-            lane.again = false;
+        {
+            let mut lanes = lock(&self.lanes);
+            lanes.looks += 1;
+            if let Some(lane) = lanes.active.get_mut(&call) {
+                lane.again = false;
+            }
         }
         self.write(move |_, db| outbox::first(db, call)).await.flatten()
     }
@@ -278,7 +308,7 @@ impl Engine {
     /// Like [`Engine::deliver`], but leaves a lane that is at work alone.
     fn deliver_due(self: &Arc<Self>, call: Seq, host: i64) {
         if !lock(&self.lanes).active.contains_key(&call) {
-            self.deliver(call, host, None);
+            self.deliver(call, host);
         }
     }
 }
