@@ -66,7 +66,7 @@ struct Lane {
 }
 
 /// The longest time between two looks at what is due: what wakes the dispatcher earlier is only a hint.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
+const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
 impl Engine {
     /// Sends what waits for a call. If there is no place, it stays in the journal and is sent later.
