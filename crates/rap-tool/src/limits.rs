@@ -46,7 +46,8 @@ pub struct Limits {
     pub deliveries_per_host: usize,
     /// Where callback URLs may lead. Default: anywhere but link-local and metadata addresses.
     pub callbacks_to: UrlPolicy,
-    /// How long a request may take to arrive. Default: 30 seconds.
+    /// How long the head of a request, and then its body, may take to arrive; an idle connection is kept as
+    /// long. Default: 30 seconds.
     pub request_within: Duration,
     /// How many bytes of requests may be in memory while they arrive; past it 503. Default: 256 MiB.
     pub arriving_bytes: usize,

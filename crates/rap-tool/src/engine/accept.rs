@@ -204,7 +204,7 @@ impl Engine {
         let (owner, id) = (caller.clone(), thread.clone());
         let closing = move |db: &Connection| engine.book.close(db, &owner, &id, engine.now());
         match self.writer.run(Lane::External, closing).await? {
-            None => tracing::info!(?thread, "closed a thread that is not known here"),
+            None => tracing::info!(?thread, "closed a thread that is not open here"),
             Some(closed) => self.closed(caller, thread, closed),
         }
         Ok(())

@@ -30,6 +30,8 @@ pub(super) struct Lanes {
 struct Lane {
     /// Something was added while it was at work.
     again: bool,
+    /// Its first message waits for a later attempt.
+    postponed: bool,
     /// What is being sent is not wanted any more.
     interrupt: Arc<Notify>,
 }
@@ -67,7 +69,7 @@ impl Engine {
         }
         lanes.hosts.insert(host, to_host + 1);
         let interrupt = Arc::new(Notify::new());
-        lanes.active.insert(call, Lane { again: false, interrupt: Arc::clone(&interrupt) });
+        lanes.active.insert(call, Lane { again: false, postponed: false, interrupt: Arc::clone(&interrupt) });
         Some(interrupt)
     }
 
@@ -79,14 +81,15 @@ impl Engine {
         {
             return false;
         }
-        lanes.active.remove(&call);
+        let postponed = lanes.active.remove(&call).is_some_and(|lane| lane.postponed);
         if let Some(count) = lanes.hosts.get_mut(&host) {
             *count -= 1;
             if *count == 0 {
                 lanes.hosts.remove(&host);
             }
         }
-        if std::mem::take(&mut lanes.starved) {
+        // Not before: the dispatcher leaves a lane that is at work alone.
+        if std::mem::take(&mut lanes.starved) || postponed {
             self.due.notify_one();
         }
         true
@@ -160,7 +163,9 @@ impl Engine {
         let input = match next {
             Next::Again { at } => {
                 self.write(move |_, db| outbox::postpone(db, id, call, attempts, at)).await;
-                self.due.notify_one();
+                if let Some(lane) = lock(&self.lanes).active.get_mut(&call) {
+                    lane.postponed = true;
+                }
                 return false;
             }
             Next::Done => Input::Delivered(kind),
@@ -200,16 +205,21 @@ impl Engine {
     async fn dispatch_due(self: &Arc<Self>) -> Duration {
         let (busy, most) = {
             let mut lanes = lock(&self.lanes);
-            lanes.starved = false;
             let full =
                 |(host, count): (&i64, &usize)| (*count >= self.limits.deliveries_per_host).then_some(*host);
             let busy: Vec<i64> = lanes.hosts.iter().filter_map(full).collect();
+            // What waits for a busy host is not found now, so look again when one of its lanes becomes free.
+            lanes.starved = !busy.is_empty();
             // Those that are at work are due as well.
             (busy, u32::try_from(lanes.active.len() + self.limits.deliveries).unwrap_or(u32::MAX))
         };
         let now = self.now();
         let read = move |_: &Engine, db: &Connection| outbox::due(db, now, &busy, most);
         let Some(due) = self.write(read).await else { return LOOK_AGAIN };
+        if due.calls.len() >= most as usize {
+            // There may be more.
+            lock(&self.lanes).starved = true;
+        }
         for (call, host) in due.calls {
             self.deliver_due(call, host);
         }
