@@ -1,5 +1,7 @@
 //! Calls: accepted, validated, run and answered.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
 mod support;
 
 use std::collections::HashSet;

@@ -220,6 +220,7 @@ impl Caller {
 pub struct Server {
     pub url: String,
     pub data: PathBuf,
+    caller: Caller,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
@@ -228,17 +229,17 @@ impl Server {
     /// Starts a server with its journal below `data`.
     pub async fn start(server: ToolServer, data: &Path) -> Server {
         let bound = server.data(data).bind("127.0.0.1:0").await.unwrap();
-        let url = bound.url().to_owned();
+        let url = format!("http://{}", bound.local_addr());
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(bound.run_until(async move {
             // A sender that was dropped means stop as well.
             drop(stopped.await);
         }));
-        Server { url, data: data.to_owned(), stop: Some(stop), task }
+        Server { caller: Caller::new(&url), url, data: data.to_owned(), stop: Some(stop), task }
     }
 
     pub fn caller(&self) -> Caller {
-        Caller::new(&self.url)
+        self.caller.clone()
     }
 
     /// Stops in order, and returns when that is done.
@@ -395,7 +396,8 @@ impl Process {
         Process::watch(test, command)
     }
 
-    fn watch(name: &str, mut command: Command) -> Process {
+    /// Starts a program that logs like ours, and waits until it listens.
+    pub fn watch(name: &str, mut command: Command) -> Process {
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let log = Arc::new(Mutex::new(String::new()));
@@ -425,6 +427,18 @@ impl Process {
     /// Everything it has logged so far.
     pub fn log(&self) -> String {
         self.log.lock().unwrap().clone()
+    }
+
+    /// Waits until it has logged this.
+    pub async fn until_logged(&self, text: &str) {
+        let logged = async {
+            while !self.log().contains(text) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, logged)
+            .await
+            .unwrap_or_else(|_| panic!("no {text:?} in {}", self.log()));
     }
 
     /// kill -9, and waits until it is gone.
