@@ -441,17 +441,40 @@ async fn the_same_call_fifty_times_at_once_runs_once_and_yields_one_result() {
 /// Proves: LC-06, LC-18
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_concurrent_calls_never_mix_callback_urls_or_ids() {
-    let data = data_dir();
-    let server = Server::start(server(), data.path()).await;
-    let mut runtime = Runtime::start().await;
-    let caller = server.caller();
-    let posts = (0..1_000).map(|number| {
-        let (thread, id) = (format!("t{}", number % 37), format!("c{number}"));
-        let call = runtime.invocation("echo", &thread, &id, json!({"text": format!("{thread} {id}")}));
-        let caller = caller.clone();
-        tokio::spawn(async move { caller.accepted(&call).await })
+    let (data, gate) = (data_dir(), Gate::closed());
+    let waits = gate.clone();
+    let tools = server().tool("echo_late", move |args: Echo, call: Call| {
+        let gate = waits.clone();
+        async move {
+            gate.pass().await;
+            echo(args, call).await
+        }
     });
-    let posts: Vec<_> = posts.collect();
+    let server = Server::start(tools, data.path()).await;
+    let mut runtime = Runtime::start().await;
+    let invocation = |number: usize| {
+        let (thread, id) = (format!("t{}", number % 37), format!("c{number}"));
+        runtime.invocation("echo_late", &thread, &id, json!({"text": format!("{thread} {id}")}))
+    };
+    let posts: Vec<_> = (0..50)
+        .map(|part| {
+            let (caller, calls) = (server.caller(), (part * 20..part * 20 + 20).map(invocation));
+            let calls: Vec<Value> = calls.collect();
+            tokio::spawn(async move {
+                for call in calls {
+                    caller.accepted(&call).await;
+                }
+            })
+        })
+        .collect();
+    for post in posts {
+        post.await.unwrap();
+    }
+    for _ in 0..1_000 {
+        gate.reached().await;
+    }
+    // All of them are at work at the same time, and end at the same time.
+    gate.open(1_000);
     let mut seen = HashSet::new();
     for _ in 0..1_000 {
         let result = runtime.next().await;
@@ -459,9 +482,6 @@ async fn a_thousand_concurrent_calls_never_mix_callback_urls_or_ids() {
         assert_eq!(result.name, id);
         assert_eq!(result.text(), format!("echo {thread} {id}"));
         assert!(seen.insert(result.name.clone()), "{} came twice", result.name);
-    }
-    for post in posts {
-        post.await.unwrap();
     }
 }
 

@@ -158,7 +158,7 @@ pub type Answer = (u16, String);
 
 impl Caller {
     pub fn new(base: &str) -> Caller {
-        let limits = ClientLimits { total: PATIENCE, ..ClientLimits::default() };
+        let limits = ClientLimits { connect: PATIENCE, total: PATIENCE, ..ClientLimits::default() };
         Caller { base: base.to_owned(), token: None, client: Client::new(UrlPolicy::Local, limits) }
     }
 
