@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rap_protocol::UrlPolicy;
 use rap_protocol::retry::Patience;
+use tokio::sync::Semaphore;
 
 use crate::rate::Rate;
 
@@ -77,5 +78,24 @@ impl Default for Limits {
             arriving_bytes: 256 * 1024 * 1024,
             connections: 10_000,
         }
+    }
+}
+
+impl Limits {
+    /// The same, as far as counters and clocks reach; nobody will notice the rest.
+    pub(crate) fn within_reach(mut self) -> Self {
+        const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+        let counts = [
+            &mut self.calls,
+            &mut self.subscriptions,
+            &mut self.deliveries,
+            &mut self.arriving_bytes,
+            &mut self.connections,
+        ];
+        for count in counts {
+            *count = (*count).min(Semaphore::MAX_PERMITS);
+        }
+        self.request_within = self.request_within.min(CENTURY);
+        self
     }
 }

@@ -57,7 +57,16 @@ fn free_port() -> u16 {
 
 /// What a program that does not start says about it.
 fn complaint(mut command: Command) -> String {
-    let output = command.stdin(Stdio::null()).output().unwrap();
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > PATIENCE {
+            child.kill().unwrap();
+            panic!("it has started");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let output = child.wait_with_output().unwrap();
     assert!(!output.status.success());
     String::from_utf8(output.stderr).unwrap()
 }
@@ -442,4 +451,40 @@ async fn a_call_that_does_not_finish_in_time_has_its_result_after_the_next_start
     let result = runtime.next().await;
     assert!(result.text().starts_with("Error: the server restarted during the call"), "{}", result.text());
     answers(&second.caller(), &mut runtime, "last").await;
+}
+
+#[tokio::test]
+async fn limits_without_end_are_no_limits() {
+    let data = data_dir();
+    let mut limits = quick();
+    limits.calls = usize::MAX;
+    limits.subscriptions = usize::MAX;
+    limits.waiting_events = u32::MAX;
+    limits.deliveries = usize::MAX;
+    limits.deliveries_per_host = usize::MAX;
+    limits.arriving_bytes = usize::MAX;
+    limits.connections = usize::MAX;
+    limits.cancel_grace = Duration::MAX;
+    limits.stop_within = Duration::MAX;
+    limits.thread_ttl = Duration::MAX;
+    limits.remember = Duration::MAX;
+    limits.request_within = Duration::MAX;
+    let server = Server::start(server(data.path()).limits(limits), data.path()).await;
+    let mut runtime = Runtime::start().await;
+    runtime.answer_next(&[503, 503]);
+    server.caller().accepted(&runtime.invocation("echo", "t", "c", json!({"text": "x"}))).await;
+    assert_eq!(runtime.accepted().await.text(), "echo x");
+    server.caller().until_settled("t", "c").await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_variable_of_the_environment_that_is_no_text_is_not_passed_over() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let data = data_dir();
+    let mut command = example_command("kitchen_sink", data.path());
+    command.env("RAP_TOOL_BEARER", OsStr::from_bytes(b"t\xff"));
+    let complaint = complaint(command);
+    assert!(complaint.contains("a bearer token has to be"), "{complaint}");
 }

@@ -39,6 +39,7 @@ pub(crate) struct Parts {
 /// Opens the data directory and makes an engine that has not resumed anything yet.
 pub(crate) fn open(parts: Parts) -> Result<Arc<Engine>, ServeError> {
     let Parts { data, key, tokens, manifest, version, tools, on_close, limits } = parts;
+    let limits = limits.within_reach();
     create_private_dir(&data)?;
     let lock = DirLock::take(&data.join("journal.lock"))?;
     let key = match key {
