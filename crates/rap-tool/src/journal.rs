@@ -221,7 +221,7 @@ impl Book {
         Ok((!seqs.is_empty()).then_some(applied))
     }
 
-    /// Closes a caller's thread. `None`: the thread is not known.
+    /// Closes a caller's thread. `None`: the thread is not known, or is being closed already.
     pub(crate) fn close(
         &self,
         db: &Connection,

@@ -1,6 +1,8 @@
 //! What a handler may return.
 
-use rap_protocol::{Body, Content, Segment, limits};
+use rap_protocol::{
+    Body, CallId, Callback, Content, Invalid, Segment, ThreadId, ToolResult, limits, parse_callback,
+};
 use serde::Serialize;
 
 use crate::error::Error;
@@ -41,8 +43,28 @@ impl Output {
                 "the result is too large: {bytes} bytes, where {most} MiB are allowed"
             ));
         }
-        Returned::Result { body, display_as }
+        match refused(&body, &display_as) {
+            Some(invalid) => Returned::Error(format!("the tool made a result that is not valid: {invalid}")),
+            None => Returned::Result { body, display_as },
+        }
     }
+}
+
+/// Why a runtime would not take it. A text alone is always taken.
+fn refused(body: &Body, display_as: &[Segment]) -> Option<Invalid> {
+    if matches!(body, Body::Text(_)) && display_as.is_empty() {
+        return None;
+    }
+    let result = ToolResult {
+        group_id: ThreadId::new("t").expect("bug: an id"),
+        id: CallId::new("c").expect("bug: an id"),
+        call_id: None,
+        body: body.clone(),
+        display_as: display_as.to_vec(),
+        subscription: false,
+    };
+    let bytes = serde_json::to_vec(&Callback::ToolResult(result)).expect("bug: a result is JSON");
+    parse_callback(&bytes).err()
 }
 
 /// Room for the names and ids around a result or an event.

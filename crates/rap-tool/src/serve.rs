@@ -15,6 +15,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::engine::Engine;
@@ -22,8 +23,6 @@ use crate::error::ServeError;
 use crate::http::{self, Refused};
 use crate::server::{ToolServer, checked_public_url};
 
-/// How long a client may take to send the head of a request, or keep an idle connection.
-const HEAD_WITHIN: Duration = Duration::from_secs(30);
 /// How long to wait before accepting again when the system has no room for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -96,10 +95,11 @@ impl Bound {
 
     /// Serves until SIGTERM or SIGINT, then stops in order. A second signal ends the process at once.
     pub async fn run(self) {
+        let mut signals = Signals::listen();
         self.run_until(async {
-            signal().await;
-            tokio::spawn(async {
-                signal().await;
+            signals.next().await;
+            tokio::spawn(async move {
+                signals.next().await;
                 tracing::warn!("stopping at once");
                 std::process::exit(1);
             });
@@ -117,7 +117,9 @@ impl Bound {
         tokio::pin!(stop);
         loop {
             tokio::select! {
-                (stream, place) = accept(&listener, &places) => serve(stream, place, &router, &connections),
+                (stream, place) = accept(&listener, &places) => {
+                    serve(stream, place, &router, &connections, engine.limits.request_within);
+                }
                 () = &mut stop => break,
             }
         }
@@ -145,7 +147,14 @@ async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, 
     }
 }
 
-fn serve(stream: TcpStream, place: OwnedSemaphorePermit, router: &Router, connections: &GracefulShutdown) {
+/// The head of a request has to arrive in time, and so long an idle connection is kept.
+fn serve(
+    stream: TcpStream,
+    place: OwnedSemaphorePermit,
+    router: &Router,
+    connections: &GracefulShutdown,
+    head_within: Duration,
+) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection is gone already");
         return;
@@ -153,7 +162,7 @@ fn serve(stream: TcpStream, place: OwnedSemaphorePermit, router: &Router, connec
     let service = TowerToHyperService::new(router.clone());
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_WITHIN)
+        .header_read_timeout(head_within)
         .serve_connection(TokioIo::new(stream), service);
     let connection = connections.watch(connection);
     tokio::spawn(async move {
@@ -164,13 +173,23 @@ fn serve(stream: TcpStream, place: OwnedSemaphorePermit, router: &Router, connec
     });
 }
 
-async fn signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).expect("bug: the runtime can listen for signals");
-    let mut interrupt = signal(SignalKind::interrupt()).expect("bug: the runtime can listen for signals");
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+/// The signals that end a server. They are heard from the moment this is made.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn listen() -> Self {
+        let hear = |kind| signal(kind).expect("bug: the runtime can listen for signals");
+        Signals { terminate: hear(SignalKind::terminate()), interrupt: hear(SignalKind::interrupt()) }
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
     }
 }
 

@@ -183,11 +183,13 @@ impl ToolServer {
     /// `RAP_TOOL_KEY`, `RAP_TOOL_URL`, and a further token in `RAP_TOOL_BEARER`.
     #[must_use]
     pub fn with_environment(mut self) -> Self {
-        let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
+        let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
+        // What is no text must not be passed over: with the replacement character in it, it is refused later.
+        let text = |name| variable(name).map(|value| value.to_string_lossy().into_owned());
         self.data = variable("RAP_TOOL_DATA").map(PathBuf::from).or(self.data);
-        self.key = variable("RAP_TOOL_KEY").map(Secret::new).or(self.key);
-        self.public_url = variable("RAP_TOOL_URL").or(self.public_url);
-        self.tokens.extend(variable("RAP_TOOL_BEARER").map(Secret::new));
+        self.key = text("RAP_TOOL_KEY").map(Secret::new).or(self.key);
+        self.public_url = text("RAP_TOOL_URL").or(self.public_url);
+        self.tokens.extend(text("RAP_TOOL_BEARER").map(Secret::new));
         self
     }
 

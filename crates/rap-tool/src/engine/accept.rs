@@ -229,7 +229,7 @@ impl Engine {
         let engine = Arc::clone(self);
         self.to_its_end(async move {
             match engine.writer.run(Lane::External, close).await? {
-                None => tracing::info!(?thread, "closed a thread that is not known here"),
+                None => tracing::info!(?thread, "closed a thread that is not open here"),
                 Some(closed) => engine.closed(caller, thread, closed),
             }
             Ok(())

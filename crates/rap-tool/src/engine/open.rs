@@ -47,6 +47,7 @@ pub(crate) struct Place {
 /// Opens the data directory and makes an engine that has not resumed anything yet.
 pub(crate) fn open(parts: Parts, place: Place) -> Result<Arc<Engine>, ServeError> {
     let Parts { data, key, tokens, manifest, version, tools, on_close, states, limits } = parts;
+    let limits = limits.within_reach();
     create_private_dir(&data)?;
     let lock = DirLock::take(&data.join("journal.lock"))?;
     let key = match key {

@@ -31,7 +31,9 @@ impl Engine {
 
     async fn clear_away(self: Arc<Self>, caller: Caller, thread: ThreadId) {
         if let Some(hook) = &self.on_close {
-            let cleared = AssertUnwindSafe(hook(self.thread(&caller, &thread))).catch_unwind();
+            // The author's code runs inside the future, where a panic is caught.
+            let cleared = async { hook(self.thread(&caller, &thread)).await };
+            let cleared = AssertUnwindSafe(cleared).catch_unwind();
             let cleared = tokio::select! {
                 cleared = cleared => cleared,
                 // It runs again after the restart.
@@ -112,17 +114,20 @@ impl Engine {
         }
     }
 
-    /// Closes threads whose closing never came.
+    /// Closes threads whose closing never came. One transaction finds and closes them: no call comes between.
     async fn close_expired(self: &Arc<Self>) {
         let now = self.now();
         let before = now.minus(self.limits.thread_ttl);
-        let expired = self.write(move |_, db| threads::expired(db, before, now, AT_ONCE)).await;
-        for (caller, thread) in expired.unwrap_or_default() {
-            tracing::info!(?thread, "closing a thread that has not been used for long");
-            if self.close(caller, thread).await.is_err() {
-                // The next round finds it again.
-                return;
+        let close_all = move |engine: &Engine, db: &rusqlite::Connection| {
+            let expired = threads::expired(db, before, now, AT_ONCE)?;
+            for (caller, thread) in &expired {
+                engine.book.close(db, caller, thread, now)?;
             }
+            Ok(expired)
+        };
+        for (caller, thread) in self.write(close_all).await.unwrap_or_default() {
+            tracing::info!(?thread, "closing a thread that has not been used for long");
+            self.closed(caller, thread, Vec::new());
         }
     }
 

@@ -23,10 +23,10 @@ pub(super) fn touch(db: &Connection, caller: &Caller, thread: &ThreadId, now: Ti
     Ok(())
 }
 
-/// Notes that a thread is being closed, until [`forget`]. Whether it was known.
+/// Notes that a thread is being closed, until [`forget`]. Whether it was known, and not being closed already.
 pub(super) fn begin_closing(db: &Connection, caller: &Caller, thread: &ThreadId) -> Result<bool> {
     let changed = db
-        .prepare_cached("UPDATE threads SET closing = 1 WHERE caller = ?1 AND thread = ?2")?
+        .prepare_cached("UPDATE threads SET closing = 1 WHERE caller = ?1 AND thread = ?2 AND closing = 0")?
         .execute(params![caller.bytes(), thread.as_str()])?;
     Ok(changed > 0)
 }

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -22,8 +22,9 @@ use rap_protocol::{Callback, UrlPolicy, parse_callback};
 use rap_tool::{Limits, ToolServer};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 /// How long anything in a test may take before the test has failed.
@@ -226,7 +227,7 @@ pub type Answer = (u16, String);
 
 impl Caller {
     pub fn new(base: &str) -> Caller {
-        let limits = ClientLimits { total: PATIENCE, ..ClientLimits::default() };
+        let limits = ClientLimits { connect: PATIENCE, total: PATIENCE, ..ClientLimits::default() };
         Caller { base: base.to_owned(), token: None, client: Client::new(UrlPolicy::Local, limits) }
     }
 
@@ -310,7 +311,7 @@ impl Server {
     /// Starts a server with its journal below `data`.
     pub async fn start(server: ToolServer, data: &Path) -> Server {
         let bound = server.data(data).bind("127.0.0.1:0").await.unwrap();
-        let url = bound.url().to_owned();
+        let url = format!("http://{}", bound.local_addr());
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(bound.run_until(async move {
             // A sender that was dropped means stop as well.
@@ -336,6 +337,117 @@ pub fn quick() -> Limits {
     limits.delivery.first_pause = Duration::from_millis(20);
     limits.delivery.longest_pause = Duration::from_millis(100);
     limits
+}
+
+/// A door in a handler: the test hears who stands before it, and opens it.
+#[derive(Clone)]
+pub struct Gate {
+    reached: Arc<Semaphore>,
+    open: Arc<Semaphore>,
+}
+
+impl Gate {
+    pub fn closed() -> Gate {
+        Gate { reached: Arc::new(Semaphore::new(0)), open: Arc::new(Semaphore::new(0)) }
+    }
+
+    /// For the handler: waits until it may go on.
+    pub async fn pass(&self) {
+        self.reached.add_permits(1);
+        self.open.acquire().await.unwrap().forget();
+    }
+
+    /// For the test: waits until one more handler is there.
+    pub async fn reached(&self) {
+        let reached = tokio::time::timeout(PATIENCE, self.reached.acquire()).await;
+        reached.expect("no handler came to the gate").unwrap().forget();
+    }
+
+    /// How many handlers have come without being waited for.
+    pub fn arrivals(&self) -> usize {
+        self.reached.available_permits()
+    }
+
+    /// Lets so many pass.
+    pub fn open(&self, handlers: usize) {
+        self.open.add_permits(handlers);
+    }
+}
+
+/// The journal of a server as another process sees it: only what was committed.
+pub struct Journal(rusqlite::Connection);
+
+impl Journal {
+    pub fn open(data: &Path) -> Journal {
+        Journal(rusqlite::Connection::open(data.join("journal.db")).unwrap())
+    }
+
+    /// One number that a query yields.
+    pub fn number(&self, sql: &str) -> i64 {
+        self.0.query_row(sql, [], |row| row.get(0)).unwrap()
+    }
+
+    /// How many calls, threads and messages there are.
+    pub fn rows(&self) -> [i64; 3] {
+        ["calls", "threads", "outbox"].map(|table| self.number(&format!("SELECT count(*) FROM {table}")))
+    }
+
+    /// Asks until the query yields this number.
+    pub async fn until(&self, sql: &str, expected: i64) {
+        let seen = async {
+            while self.number(sql) != expected {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("never {expected}: {sql}"));
+    }
+
+    /// Keeps everyone from writing until it is dropped.
+    pub fn block(&self) -> rusqlite::Transaction<'_> {
+        rusqlite::Transaction::new_unchecked(&self.0, rusqlite::TransactionBehavior::Immediate).unwrap()
+    }
+}
+
+/// An answer with all that came over the wire.
+#[derive(Debug)]
+pub struct RawAnswer {
+    pub status: u16,
+    /// The lines of the head, in lower case.
+    pub head: String,
+    pub body: String,
+}
+
+/// Sends bytes as they are, and reads until the server closes the connection.
+pub async fn exchange(url: &str, request: impl AsRef<[u8]>) -> RawAnswer {
+    let mut stream = connect(url).await;
+    // Whoever answers early may not read it all.
+    drop(stream.write_all(request.as_ref()).await);
+    read_answer(stream).await
+}
+
+pub async fn connect(url: &str) -> TcpStream {
+    TcpStream::connect(url.trim_start_matches("http://")).await.unwrap()
+}
+
+/// Reads an answer up to the end of the connection.
+pub async fn read_answer(mut stream: TcpStream) -> RawAnswer {
+    let mut answer = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
+    // A reset after the answer is as good an end as any.
+    drop(read.expect("the connection was not closed"));
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    RawAnswer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
+}
+
+/// The text of a request with a body of JSON, after which the connection is closed.
+pub fn request(path: &str, headers: &str, body: &str) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n{headers}\r\n{body}",
+        body.len()
+    )
 }
 
 pub fn data_dir() -> TempDir {
@@ -408,6 +520,18 @@ impl Process {
         self.log.lock().unwrap().clone()
     }
 
+    /// Waits until it has logged this.
+    pub async fn until_logged(&self, text: &str) {
+        let logged = async {
+            while !self.log().contains(text) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, logged)
+            .await
+            .unwrap_or_else(|_| panic!("no {text:?} in {}", self.log()));
+    }
+
     /// kill -9, and waits until it is gone.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
@@ -415,9 +539,18 @@ impl Process {
     }
 
     /// SIGTERM, and waits until it has ended; whether it ended with success.
-    pub fn terminate(mut self) -> bool {
-        assert!(Command::new("kill").args(["-TERM", &self.pid()]).status().unwrap().success());
-        self.child.wait().unwrap().success()
+    pub fn terminate(self) -> bool {
+        self.signal("TERM");
+        self.wait().success()
+    }
+
+    pub fn signal(&self, name: &str) {
+        assert!(Command::new("kill").args([&format!("-{name}"), &self.pid()]).status().unwrap().success());
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn wait(mut self) -> ExitStatus {
+        self.child.wait().unwrap()
     }
 }
 
@@ -445,6 +578,11 @@ pub fn command(program: &Path, data: &Path, environment: &[(&str, &str)]) -> Com
     command.env_remove("RUST_LOG").env("PORT", "0").env("RAP_TOOL_DATA", data);
     command.envs(environment.iter().copied()).stdin(Stdio::null()).stderr(Stdio::piped());
     command
+}
+
+/// An example that listens on a port that the system picks.
+pub fn example_command(example: &str, data: &Path) -> Command {
+    command(&example_path(example), data, &[])
 }
 
 /// Where cargo has put an example, next to the test that runs.
