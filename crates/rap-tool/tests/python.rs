@@ -1,0 +1,496 @@
+//! The tool server in plain Python, `examples/python-tool`, run as it is by a real `python3`.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
+mod support;
+
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+
+use axum::Router;
+use axum::response::Redirect;
+use axum::routing::post;
+use rap_protocol::{limits, parse_toolset};
+use serde_json::{Value, json};
+use support::{Caller, Runtime};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// Longer than any test: what waits for it is waiting until it is stopped.
+const A_DAY: u32 = 86_400;
+/// How many calls the server works on at once.
+const RUNNING: usize = 64;
+
+/// The example as a process.
+struct Python {
+    url: String,
+    child: Child,
+    log: Option<JoinHandle<String>>,
+}
+
+impl Python {
+    /// Starts it on a port that the system picks, and waits until it listens.
+    fn start(environment: &[(&str, &str)]) -> Python {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/python-tool/tool.py");
+        let mut command = Command::new("python3");
+        command.arg(program).env_remove("RAP_TOOL_BEARER").env_remove("RAP_TOOL_URL");
+        command.env("PORT", "0").env("PYTHONDONTWRITEBYTECODE", "1").envs(environment.iter().copied());
+        let child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
+        let mut child = child.unwrap_or_else(|error| match error.kind() {
+            ErrorKind::NotFound => {
+                panic!("there is no python3: install Python 3.9 or later, as by `apt install python3`")
+            }
+            _ => panic!("python3 does not start: {error}"),
+        });
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let mut said = String::new();
+        let url = lines.by_ref().find_map(|line| {
+            said.push_str(&format!("{line}\n"));
+            line.strip_prefix("listening url=").map(str::to_owned)
+        });
+        let url = url.unwrap_or_else(|| panic!("the example did not start:\n{said}"));
+        let log = std::thread::spawn(move || lines.fold(said, |said, line| format!("{said}{line}\n")));
+        Python { url, child, log: Some(log) }
+    }
+
+    fn caller(&self) -> Caller {
+        Caller::new(&self.url)
+    }
+
+    /// Ends it, and returns all that it has printed.
+    fn log(mut self) -> String {
+        self.child.kill().unwrap();
+        self.log.take().unwrap().join().unwrap()
+    }
+
+    /// Sends a request head as it stands, and a body; returns head and body of the answer.
+    async fn raw(&self, head: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect(self.url.trim_start_matches("http://")).await.unwrap();
+        stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    async fn toolset(&self) -> Value {
+        let answer = self.raw("GET /.well-known/rap-toolset HTTP/1.1\r\nHost: 127.0.0.1", "").await;
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert_eq!(status(head), 200);
+        serde_json::from_str(body).unwrap()
+    }
+}
+
+impl Drop for Python {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn status(answer: &str) -> u16 {
+    answer.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+fn countdown(runtime: &Runtime, thread: &str, id: &str, from: u32, every_seconds: u32) -> Value {
+    runtime.invocation("countdown", thread, id, json!({"from": from, "every_seconds": every_seconds}))
+}
+
+fn waiting(runtime: &Runtime, thread: &str, id: &str) -> Value {
+    runtime.invocation("wait", thread, id, json!({"seconds": A_DAY}))
+}
+
+#[tokio::test]
+async fn its_toolset_is_valid_and_has_a_version_that_its_content_decides() {
+    let (one, two) = (Python::start(&[]), Python::start(&[("RAP_TOOL_URL", "https://tools.example/py")]));
+    let toolset = parse_toolset(one.toolset().await.to_string().as_bytes()).unwrap();
+    let names: Vec<&str> = toolset.tools.iter().map(|tool| tool.name.as_str()).collect();
+    assert_eq!(names, ["word_count", "wait", "countdown"]);
+    assert_eq!(toolset.endpoint.expose(), format!("{}/invoke", one.url));
+    assert!(toolset.version.is_some());
+    let two = two.toolset().await;
+    assert_eq!(two["version"].as_str(), toolset.version.as_deref());
+    assert_eq!(two["endpoint"], "https://tools.example/py/invoke");
+}
+
+#[tokio::test]
+async fn a_call_is_acknowledged_and_its_result_delivered() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    let mut call = runtime.invocation("word_count", "thread_1", "call_1", json!({"text": "one two  three"}));
+    call["call_id"] = json!("fc_1");
+    call["toolset_version"] = server.toolset().await["version"].clone();
+    server.caller().accepted(&call).await;
+    let result = runtime.next().await;
+    let expected = json!({"type": "tool_result", "group_id": "thread_1", "id": "call_1", "call_id": "fc_1",
+                          "text": "3"});
+    assert_eq!((result.name.as_str(), result.body), ("call_1", expected));
+    let call = runtime.invocation("wait", "thread_1", "call_2", json!({"seconds": 0.05}));
+    server.caller().accepted(&call).await;
+    assert_eq!(runtime.next().await.text(), "waited 0.05");
+    server.caller().until_settled("thread_1", "call_2").await;
+}
+
+#[tokio::test]
+async fn a_repeat_runs_nothing_even_when_its_version_is_stale_by_now() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    let caller = server.caller();
+    let mut call = waiting(&runtime, "thread_1", "call_1");
+    caller.accepted(&call).await;
+    caller.accepted(&call).await;
+    caller.cancel("thread_1", "call_1").await;
+    assert_eq!(runtime.next().await.text(), "Error: cancelled");
+    caller.until_settled("thread_1", "call_1").await;
+    call["toolset_version"] = json!("of yesterday");
+    caller.accepted(&call).await;
+    assert!(!caller.is_alive("thread_1", "call_1").await);
+    // The same id in another thread is another call.
+    let other = runtime.invocation("word_count", "thread_2", "call_1", json!({"text": ""}));
+    caller.accepted(&other).await;
+    let result = runtime.next().await;
+    assert_eq!((result.body["group_id"].as_str(), result.text()), (Some("thread_2"), "0"));
+    caller.until_settled("thread_2", "call_1").await;
+    assert!(runtime.pending().is_empty());
+}
+
+#[tokio::test]
+async fn a_stale_toolset_version_is_a_conflict() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    let mut call = runtime.invocation("word_count", "thread_1", "call_1", json!({"text": "a"}));
+    call["toolset_version"] = json!("of yesterday");
+    assert_eq!(server.caller().invoke(&call).await.0, 409);
+    call["toolset_version"] = server.toolset().await["version"].clone();
+    server.caller().accepted(&call).await;
+    assert_eq!(runtime.next().await.text(), "1");
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_call_is_told_to_the_model() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    let cases = [
+        ("no_such_tool", json!({}), "there are word_count, wait, countdown"),
+        ("", json!({}), "no such operation"),
+        ("word_count", json!([]), "have to be an object"),
+        ("word_count", json!({}), "`text`"),
+        ("word_count", json!({"text": 1}), "`text` of word_count has to fit {\"type\": \"string\"}"),
+        ("wait", json!({"seconds": "1"}), "`seconds`"),
+        ("wait", json!({"seconds": true}), "`seconds`"),
+        ("wait", json!({"seconds": -1}), "\"minimum\": 0"),
+        ("countdown", json!({"from": 1.5, "every_seconds": 1}), "`from`"),
+        ("countdown", json!({"from": 1, "every_seconds": 1e9}), "\"maximum\": 86400"),
+    ];
+    for (number, (operation, arguments, expected)) in cases.iter().enumerate() {
+        let call = runtime.invocation(operation, "thread_1", &format!("call_{number}"), arguments.clone());
+        server.caller().accepted(&call).await;
+        let result = runtime.next().await;
+        assert_eq!(result.body["id"], call["id"]);
+        assert!(result.text().starts_with("Error: "), "{}", result.text());
+        assert!(result.text().contains(expected), "{operation} {arguments}: {}", result.text());
+        assert!(result.body.get("subscription").is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_call_without_a_readable_address_is_refused() {
+    let (server, runtime) = (Python::start(&[]), Runtime::start().await);
+    let good = runtime.invocation("word_count", "thread_1", "call_1", json!({"text": "a"}));
+    let mut bodies: Vec<Vec<u8>> =
+        [&b""[..], b"[]", b"{", b"{\"id\": NaN}", b"\xff\xfe", b"{\"\\ud800\": 1}", &[b'['; 100_000]]
+            .map(<[u8]>::to_vec)
+            .to_vec();
+    for (field, wrong) in [
+        ("id", json!("")),
+        ("id", json!("a\nb")),
+        ("id", json!("x".repeat(257))),
+        ("id", json!(7)),
+        ("group_id", Value::Null),
+        ("callback_url", json!("ftp://files.example/x")),
+        ("callback_url", json!("/callback")),
+        ("callback_url", json!("http://")),
+        ("callback_url", json!("http://host.example:port/")),
+        ("callback_url", json!("http://[::1/")),
+        ("callback_url", json!("http://host.example/a b")),
+    ] {
+        let mut bad = good.clone();
+        bad[field] = wrong;
+        bodies.push(bad.to_string().into());
+    }
+    for body in bodies {
+        let shown = String::from_utf8_lossy(&body[..body.len().min(200)]).into_owned();
+        assert_eq!(server.caller().post("/invoke", body).await.0, 400, "{shown}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_no_json_or_too_large_or_elsewhere_is_refused() {
+    let server = Python::start(&[]);
+    let too_large = vec![b' '; limits::BODY_BYTES + 1];
+    assert_eq!(server.caller().post("/invoke", too_large).await.0, 413);
+    assert_eq!(server.caller().post("/elsewhere", "{}").await.0, 404);
+    let to = "Host: 127.0.0.1";
+    let json = "Content-Type: application/json";
+    let cases = [
+        (format!("POST /invoke HTTP/1.1\r\n{to}\r\nContent-Type: text/plain\r\nContent-Length: 2"), 415),
+        (format!("POST /invoke HTTP/1.1\r\n{to}\r\nContent-Length: 2"), 415),
+        (format!("POST /close_thread HTTP/1.1\r\n{to}\r\n{json}\r\nTransfer-Encoding: chunked"), 411),
+        (format!("POST /invoke HTTP/1.1\r\n{to}\r\n{json}; charset=utf-8\r\nContent-Length: 2"), 400),
+        // Without a token, a page in a browser on this machine must not get through either.
+        (format!("POST /invoke HTTP/1.1\r\nHost: evil.example\r\n{json}\r\nContent-Length: 2"), 421),
+        (format!("GET /elsewhere HTTP/1.1\r\n{to}"), 404),
+    ];
+    for (head, expected) in cases {
+        let answer = server.raw(&head, if head.starts_with("GET") { "" } else { "{}" }).await;
+        assert_eq!(status(&answer), expected, "{head}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_is_asked_for_on_every_post() {
+    let server = Python::start(&[("RAP_TOOL_BEARER", "sesame")]);
+    let mut runtime = Runtime::start().await;
+    for path in ["/invoke", "/cancel_tool_call", "/close_thread", "/tool_call_status"] {
+        for caller in [server.caller(), server.caller().with_token("sesam"), server.caller().with_token("é")]
+        {
+            assert_eq!(caller.post(path, "{}").await.0, 401, "{path}");
+        }
+        assert_eq!(server.caller().with_token("sesame").post(path, "{}").await.0, 400, "{path}");
+    }
+    server.toolset().await;
+    let call = runtime.invocation("word_count", "thread_1", "call_1", json!({"text": "open"}));
+    server.caller().with_token("sesame").accepted(&call).await;
+    assert_eq!(runtime.next().await.text(), "1");
+}
+
+#[tokio::test]
+async fn a_result_is_sent_again_until_the_runtime_takes_it() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    runtime.answer_next(&[503, 500]);
+    let call = runtime.invocation("word_count", "thread_1", "call_1", json!({"text": "a"}));
+    server.caller().accepted(&call).await;
+    let (first, second, third) = (runtime.next().await, runtime.next().await, runtime.next().await);
+    assert_eq!([first.status, second.status, third.status], [503, 500, 200]);
+    assert_eq!((&first.body, &second.body), (&third.body, &third.body));
+    server.caller().until_settled("thread_1", "call_1").await;
+
+    let call = runtime.invocation("word_count", "thread_1", "call_2", json!({"text": "a"}));
+    let address = runtime.stop().await;
+    server.caller().accepted(&call).await;
+    assert!(server.caller().is_alive("thread_1", "call_2").await);
+    let mut runtime = Runtime::start_on(&address).await;
+    assert_eq!(runtime.next().await.name, "call_2");
+}
+
+#[tokio::test]
+async fn a_result_that_is_refused_is_not_sent_again() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    for status in [304, 401, 404, 410, 429] {
+        runtime.answer_next(&[status]);
+        let id = format!("call_{status}");
+        let call = runtime.invocation("word_count", "thread_1", &id, json!({"text": "a"}));
+        server.caller().accepted(&call).await;
+        server.caller().until_settled("thread_1", &id).await;
+        assert_eq!(runtime.pending().len(), 1, "{status}");
+    }
+    for status in [400, 413] {
+        runtime.answer_next(&[status, status]);
+        let id = format!("call_{status}");
+        let call = runtime.invocation("word_count", "thread_1", &id, json!({"text": "a"}));
+        server.caller().accepted(&call).await;
+        server.caller().until_settled("thread_1", &id).await;
+        let texts: Vec<String> = runtime.pending().iter().map(|sent| sent.text().to_owned()).collect();
+        assert_eq!(texts, ["1".to_owned(), format!("Error: the result was refused ({status})")]);
+    }
+}
+
+#[tokio::test]
+async fn no_redirect_is_followed() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    let elsewhere = runtime.callback_url("elsewhere");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut call = runtime.invocation("word_count", "thread_1", "call_1", json!({"text": "a"}));
+    call["callback_url"] = json!(format!("http://{}/", listener.local_addr().unwrap()));
+    let router = Router::new().route("/", post(move || async move { Redirect::temporary(&elsewhere) }));
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    server.caller().accepted(&call).await;
+    server.caller().until_settled("thread_1", "call_1").await;
+    assert!(runtime.pending().is_empty());
+}
+
+#[tokio::test]
+async fn a_cancelled_call_stops_and_says_so_once() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    let caller = server.caller();
+    caller.accepted(&waiting(&runtime, "thread_1", "call_1")).await;
+    caller.accepted(&waiting(&runtime, "thread_1", "call_2")).await;
+    assert!(caller.is_alive("thread_1", "call_1").await);
+    assert_eq!(caller.cancel("thread_1", "call_1").await, (200, String::new()));
+    assert_eq!(caller.cancel("thread_1", "call_1").await, (200, String::new()));
+    let result = runtime.next().await;
+    assert_eq!((result.name.as_str(), result.text()), ("call_1", "Error: cancelled"));
+    caller.until_settled("thread_1", "call_1").await;
+    assert_eq!(caller.cancel("thread_1", "call_1").await, (200, String::new()));
+    assert!(caller.is_alive("thread_1", "call_2").await);
+    assert!(runtime.pending().is_empty());
+}
+
+#[tokio::test]
+async fn a_result_on_its_way_is_not_replaced_by_a_cancellation() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    runtime.answer_next(&[503]);
+    let call = runtime.invocation("word_count", "thread_1", "call_1", json!({"text": "a"}));
+    server.caller().accepted(&call).await;
+    assert_eq!(runtime.next().await.status, 503);
+    server.caller().cancel("thread_1", "call_1").await;
+    assert_eq!(runtime.accepted().await.text(), "1");
+    server.caller().until_settled("thread_1", "call_1").await;
+    assert!(runtime.pending().is_empty());
+}
+
+#[tokio::test]
+async fn a_closed_thread_hears_nothing_more() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    let caller = server.caller();
+    caller.accepted(&waiting(&runtime, "thread_1", "working")).await;
+    caller.accepted(&countdown(&runtime, "thread_1", "subscribed", 3, A_DAY)).await;
+    assert_eq!(runtime.next().await.name, "subscribed");
+    runtime.answer_always(503);
+    let call = runtime.invocation("word_count", "thread_1", "delivering", json!({"text": "a"}));
+    caller.accepted(&call).await;
+    assert_eq!(runtime.next().await.name, "delivering");
+    assert_eq!(caller.close("thread_1").await, (200, String::new()));
+    for id in ["working", "subscribed", "delivering"] {
+        caller.until_settled("thread_1", id).await;
+    }
+    // A retry may have been under way when the thread was closed.
+    assert!(runtime.pending().iter().all(|sent| sent.name == "delivering"));
+    runtime.answer_always(200);
+    let call = runtime.invocation("word_count", "thread_1", "later", json!({"text": "a"}));
+    caller.accepted(&call).await;
+    assert_eq!(runtime.next().await.name, "later");
+}
+
+#[tokio::test]
+async fn a_notification_is_acknowledged_whatever_it_names() {
+    let server = Python::start(&[]);
+    let caller = server.caller();
+    for id in ["unknown", "", "../../etc/passwd", "a\nb", &"x".repeat(10_000)] {
+        assert_eq!(caller.close(id).await, (200, String::new()));
+        assert_eq!(caller.cancel(id, "unknown").await, (200, String::new()));
+        assert_eq!(caller.cancel("unknown", id).await, (200, String::new()));
+        assert!(!caller.is_alive(id, "unknown").await);
+    }
+    for path in ["/close_thread", "/cancel_tool_call", "/tool_call_status"] {
+        for body in ["", "[]", "{}", "{\"thread_id\": 1, \"tool_call_id\": \"a\"}"] {
+            assert_eq!(caller.post(path, body).await.0, 400, "{path} {body}");
+        }
+    }
+    assert_eq!(caller.post("/cancel_tool_call", "{\"thread_id\": \"a\"}").await.0, 400);
+}
+
+#[tokio::test]
+async fn a_subscription_is_confirmed_and_its_events_come_in_order_to_the_final_one() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    // The confirmation is taken, and the first event has to be sent again.
+    runtime.answer_next(&[200, 503]);
+    server.caller().accepted(&countdown(&runtime, "thread_1", "call_1", 2, 0)).await;
+    let confirmation = runtime.next().await;
+    assert_eq!(confirmation.body["type"], "tool_result");
+    assert_eq!(confirmation.body["subscription"], true);
+    assert!(confirmation.text().contains("Subscription ID: call_1"), "{}", confirmation.text());
+    assert_eq!(runtime.next().await.status, 503);
+    for (event_id, text) in [("1", "2"), ("2", "1"), ("3", "0")] {
+        let event = runtime.next().await;
+        let expected = json!({"type": "subscription_event", "group_id": "thread_1", "tool_call_id": "call_1",
+                              "text": text, "event_id": event_id, "final": text == "0"});
+        assert_eq!((event.name.as_str(), event.body), ("call_1", expected));
+    }
+    server.caller().until_settled("thread_1", "call_1").await;
+    assert!(runtime.pending().is_empty());
+}
+
+#[tokio::test]
+async fn a_cancelled_subscription_sends_nothing_more() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    let caller = server.caller();
+    caller.accepted(&countdown(&runtime, "thread_1", "call_1", 3, A_DAY)).await;
+    assert_eq!(runtime.next().await.body["subscription"], true);
+    assert!(caller.is_alive("thread_1", "call_1").await);
+    caller.cancel("thread_1", "call_1").await;
+    caller.until_settled("thread_1", "call_1").await;
+    assert!(runtime.pending().is_empty());
+}
+
+#[tokio::test]
+async fn a_subscription_that_is_cancelled_before_its_confirmation_was_taken_is_a_cancelled_call() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    runtime.answer_always(503);
+    server.caller().accepted(&countdown(&runtime, "thread_1", "call_1", 3, 0)).await;
+    assert_eq!(runtime.next().await.body["subscription"], true);
+    server.caller().cancel("thread_1", "call_1").await;
+    // The confirmation may have been sent once more by then.
+    while runtime.next().await.text() != "Error: cancelled" {}
+    runtime.answer_always(200);
+    let result = runtime.accepted().await;
+    assert_eq!((result.text(), result.body.get("subscription")), ("Error: cancelled", None));
+    server.caller().until_settled("thread_1", "call_1").await;
+    assert!(runtime.pending().is_empty());
+}
+
+#[tokio::test]
+async fn a_runtime_ends_a_subscription_by_404_or_410() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    for status in [404, 410] {
+        runtime.answer_next(&[200, 422, status]);
+        let id = format!("call_{status}");
+        server.caller().accepted(&countdown(&runtime, "thread_1", &id, 5, 0)).await;
+        server.caller().until_settled("thread_1", &id).await;
+        let answers: Vec<u16> = runtime.pending().iter().map(|sent| sent.status).collect();
+        assert_eq!(answers, [200, 422, status]);
+    }
+}
+
+#[tokio::test]
+async fn a_full_server_says_when_to_come_back() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    let caller = server.caller();
+    let calls: Vec<Value> =
+        (0..RUNNING).map(|number| waiting(&runtime, "thread_1", &format!("call_{number}"))).collect();
+    for call in &calls {
+        caller.accepted(call).await;
+    }
+    let one_more = runtime.invocation("word_count", "thread_2", "one_more", json!({"text": "a"})).to_string();
+    let head = format!(
+        "POST /invoke HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}",
+        one_more.len()
+    );
+    let answer = server.raw(&head, &one_more).await;
+    assert_eq!(status(&answer), 503);
+    assert!(answer.contains("\r\nRetry-After: 1\r\n"), "{answer}");
+    caller.accepted(&calls[0]).await;
+    caller.close("thread_1").await;
+    caller.until_settled("thread_1", "call_0").await;
+    assert_eq!(caller.post("/invoke", one_more).await, (200, String::new()));
+    assert_eq!(runtime.next().await.name, "one_more");
+}
+
+#[tokio::test]
+async fn a_callback_url_is_never_printed() {
+    let (server, mut runtime) = (Python::start(&[]), Runtime::start().await);
+    let caller = server.caller();
+    for (id, status) in [("taken", 200), ("refused", 404), ("failing", 500)] {
+        runtime.answer_always(status);
+        let mut call = runtime.invocation("word_count", "thread_1", id, json!({"text": "a"}));
+        call["callback_url"] = json!(runtime.callback_url("of-a-secret-path?and=query"));
+        caller.accepted(&call).await;
+        runtime.next().await;
+    }
+    let mut call = runtime.invocation("word_count", "thread_1", "unreadable", json!({"text": "a"}));
+    call["callback_url"] = json!("ftp://host.example/of-a-secret-path");
+    let (status, answer) = caller.invoke(&call).await;
+    assert_eq!((status, answer.contains("secret")), (400, false));
+    caller.close("thread_1").await;
+    caller.until_settled("thread_1", "failing").await;
+    let log = server.log();
+    assert!(log.contains("/close_thread stops"), "{log}");
+    assert!(!log.contains("secret"), "{log}");
+}
