@@ -312,7 +312,7 @@ async fn the_kitchen_sink_does_what_other_programs_rely_on() {
     let tools = discover(&process.url).await["tools"].clone();
     let names: Vec<&str> =
         tools.as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["echo", "fail", "panic", "slow", "tick"]);
+    assert_eq!(names, ["echo", "fail", "panic", "slow", "tick", "choose", "authorize", "show"]);
     let table = [
         ("echo", json!({"text": "TEXT"}), "echo TEXT"),
         ("fail", json!({"message": "MESSAGE"}), "Error: MESSAGE"),
