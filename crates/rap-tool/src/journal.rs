@@ -23,9 +23,13 @@ pub(crate) const MIGRATIONS: &[&str] = &[include_str!("journal.sql")];
 /// The number of a call in this journal.
 pub(crate) type Seq = i64;
 
+/// What a call is known by: 8 bytes for caller and thread, 8 for the id, 16 for the callback URL, each a keyed hash.
+/// So one index finds a call, all calls of an id, and all calls of a thread.
+pub(crate) type Identity = [u8; 32];
+
 /// A call that is to be remembered, ready to be written.
 pub(crate) struct NewCall {
-    pub(crate) identity: [u8; 32],
+    pub(crate) identity: Identity,
     pub(crate) caller: Caller,
     pub(crate) address: Address,
     pub(crate) operation: String,
@@ -39,7 +43,7 @@ pub(crate) struct NewCall {
 /// A call as its handler needs it.
 pub(crate) struct StoredCall {
     pub(crate) seq: Seq,
-    pub(crate) identity: [u8; 32],
+    pub(crate) identity: Identity,
     pub(crate) caller: Caller,
     pub(crate) thread: ThreadId,
     pub(crate) id: CallId,
@@ -62,7 +66,7 @@ pub(crate) struct Letter {
     pub(crate) origin: i64,
     /// The sealed callback URL, and the identity of the call, which it is sealed for.
     pub(crate) callback: Vec<u8>,
-    pub(crate) identity: [u8; 32],
+    pub(crate) identity: Identity,
 }
 
 /// What a step has changed.
@@ -118,10 +122,29 @@ impl Book {
     }
 
     /// A call is known by its caller, callback URL, thread and id: two runtimes never meet.
-    fn identity(&self, caller: &Caller, address: &Address) -> [u8; 32] {
+    fn identity(&self, caller: &Caller, address: &Address) -> Identity {
+        let mut identity = [0; 32];
         let url = address.callback_url.expose().as_bytes();
-        let (thread, id) = (address.group_id.as_str().as_bytes(), address.id.as_str().as_bytes());
-        self.key.mac(&[b"call", caller.bytes(), url, thread, id])
+        let call = self.call_key(caller, &address.group_id, &address.id);
+        identity[..16].copy_from_slice(&call);
+        identity[16..].copy_from_slice(&self.key.mac(&[b"callback", &call, url])[..16]);
+        identity
+    }
+
+    /// What the identities of all calls of a caller's thread begin with.
+    fn thread_key(&self, caller: &Caller, thread: &ThreadId) -> [u8; 8] {
+        let mac = self.key.mac(&[b"thread of calls", caller.bytes(), thread.as_str().as_bytes()]);
+        *mac.first_chunk().expect("bug: a MAC has 32 bytes")
+    }
+
+    /// What the identities of all calls with this id in a caller's thread begin with.
+    fn call_key(&self, caller: &Caller, thread: &ThreadId, id: &CallId) -> [u8; 16] {
+        let thread = self.thread_key(caller, thread);
+        let mac = self.key.mac(&[b"call", &thread, id.as_str().as_bytes()]);
+        let mut key = [0; 16];
+        key[..8].copy_from_slice(&thread);
+        key[8..].copy_from_slice(&mac[..8]);
+        key
     }
 
     fn origin(&self, url: &CallbackUrl) -> i64 {
@@ -213,7 +236,7 @@ impl Book {
         call: &CallId,
         now: Timestamp,
     ) -> Result<Option<Vec<(Seq, Applied)>>> {
-        let seqs = alive(db, caller, thread, Some(call))?;
+        let seqs = alive(db, &self.call_key(caller, thread, call))?;
         let mut applied = Vec::new();
         for seq in &seqs {
             applied.extend(self.step(db, *seq, Input::Cancelled, now)?.ok().map(|done| (*seq, done)));
@@ -221,7 +244,7 @@ impl Book {
         Ok((!seqs.is_empty()).then_some(applied))
     }
 
-    /// Closes a caller's thread. `None`: the thread is not known, or is being closed already.
+    /// Closes a caller's thread. `None`: the thread is not known, or is closed already.
     pub(crate) fn close(
         &self,
         db: &Connection,
@@ -229,12 +252,31 @@ impl Book {
         thread: &ThreadId,
         now: Timestamp,
     ) -> Result<Option<Vec<(Seq, Applied)>>> {
-        let known = threads::begin_closing(db, caller, thread)?;
+        let key = self.thread_key(caller, thread);
+        if !threads::begin_closing(db, &key, caller, thread, now)? {
+            return Ok(None);
+        }
         let mut applied = Vec::new();
-        for seq in alive(db, caller, thread, None)? {
+        for seq in alive(db, &key)? {
             applied.extend(self.step(db, seq, Input::Closed, now)?.ok().map(|done| (seq, done)));
         }
-        Ok(known.then_some(applied))
+        Ok(Some(applied))
+    }
+
+    /// What belongs to a thread that was closed has been cleared away.
+    pub(crate) fn cleared(&self, db: &Connection, caller: &Caller, thread: &ThreadId) -> Result<()> {
+        threads::cleared(db, &self.thread_key(caller, thread))
+    }
+
+    /// Will a result, or further events, of this call still come?
+    pub(crate) fn is_alive(
+        &self,
+        db: &Connection,
+        caller: &Caller,
+        thread: &ThreadId,
+        call: &CallId,
+    ) -> Result<bool> {
+        Ok(!alive(db, &self.call_key(caller, thread, call))?.is_empty())
     }
 }
 
@@ -243,7 +285,7 @@ pub(crate) fn knows(db: &Connection, identity: &[u8; 32]) -> Result<bool> {
     db.prepare_cached("SELECT 1 FROM calls WHERE key = ?1")?.exists([identity])
 }
 
-/// Writes down a new call as running, and its thread as in use.
+/// Writes down a new call as running.
 pub(crate) fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<Seq> {
     db.prepare_cached(
         "INSERT INTO calls (key, caller, thread, call_id, secondary_id, operation, arguments, callback, origin,
@@ -264,16 +306,13 @@ pub(crate) fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<
         call.ancestors,
         now.0,
     ])?;
-    let seq = db.last_insert_rowid();
-    threads::open(db, &call.caller, &call.address.group_id, now)?;
-    Ok(seq)
+    Ok(db.last_insert_rowid())
 }
 
 /// Everything about a call that a step reads or writes.
 struct CallRow {
     seq: Seq,
-    identity: [u8; 32],
-    caller: Caller,
+    identity: Identity,
     thread: ThreadId,
     id: CallId,
     secondary: Option<CallId>,
@@ -285,7 +324,7 @@ struct CallRow {
 
 fn load(db: &Connection, call: Seq) -> Result<Option<CallRow>> {
     db.prepare_cached(
-        "SELECT seq, key, caller, thread, call_id, secondary_id, callback, origin, deliver_at, state,
+        "SELECT seq, key, thread, call_id, secondary_id, callback, origin, deliver_at, state,
                 result_waits, events_wait, asides_wait, next_event, subscription, apologised, restarts
          FROM calls WHERE seq = ?1 AND state < 3",
     )?
@@ -293,22 +332,21 @@ fn load(db: &Connection, call: Seq) -> Result<Option<CallRow>> {
         Ok(CallRow {
             seq: row.get(0)?,
             identity: row.get(1)?,
-            caller: Caller::from_bytes(row.get(2)?),
-            thread: id(row, 3)?,
-            id: id(row, 4)?,
-            secondary: optional_id(row, 5)?,
-            callback: row.get::<_, Option<Vec<u8>>>(6)?.unwrap_or_default(),
-            origin: row.get(7)?,
-            deliver_at: row.get::<_, Option<i64>>(8)?.map(Timestamp),
+            thread: id(row, 2)?,
+            id: id(row, 3)?,
+            secondary: optional_id(row, 4)?,
+            callback: row.get::<_, Option<Vec<u8>>>(5)?.unwrap_or_default(),
+            origin: row.get(6)?,
+            deliver_at: row.get::<_, Option<i64>>(7)?.map(Timestamp),
             head: Head {
-                state: state(row.get(9)?),
-                result_waits: row.get(10)?,
-                events_wait: row.get(11)?,
-                asides_wait: row.get(12)?,
-                next_event: row.get::<_, i64>(13)?.unsigned_abs(),
-                subscription: row.get(14)?,
-                apologised: row.get(15)?,
-                restarts: row.get(16)?,
+                state: state(row.get(8)?),
+                result_waits: row.get(9)?,
+                events_wait: row.get(10)?,
+                asides_wait: row.get(11)?,
+                next_event: row.get::<_, i64>(12)?.unsigned_abs(),
+                subscription: row.get(13)?,
+                apologised: row.get(14)?,
+                restarts: row.get(15)?,
             },
         })
     })
@@ -347,24 +385,24 @@ fn save(
         )?
         .execute(params![row.seq, now.0])?;
         questions::forget(db, row.seq)?;
-        threads::touch(db, &row.caller, &row.thread, now)?;
     }
     Ok(())
 }
 
-/// The calls of a thread that are not settled, or those with this id.
-fn alive(db: &Connection, caller: &Caller, thread: &ThreadId, call: Option<&CallId>) -> Result<Vec<Seq>> {
-    db.prepare_cached(
-        "SELECT seq FROM calls
-         WHERE caller = ?1 AND thread = ?2 AND state < 3 AND (?3 IS NULL OR call_id = ?3)",
-    )?
-    .query_map(params![caller.bytes(), thread.as_str(), call.map(CallId::as_str)], |row| row.get(0))?
-    .collect()
+/// The calls whose identity begins so and that are not settled.
+fn alive(db: &Connection, key: &[u8]) -> Result<Vec<Seq>> {
+    let (from, to) = range(key);
+    db.prepare_cached("SELECT seq FROM calls WHERE key BETWEEN ?1 AND ?2 AND state < 3")?
+        .query_map(params![from, to], |row| row.get(0))?
+        .collect()
 }
 
-/// Will a result, or further events, still come?
-pub(crate) fn is_alive(db: &Connection, caller: &Caller, thread: &ThreadId, call: &CallId) -> Result<bool> {
-    Ok(!alive(db, caller, thread, Some(call))?.is_empty())
+/// The first and the last identity that begin so.
+fn range(key: &[u8]) -> (Identity, Identity) {
+    let (mut from, mut to) = ([0; 32], [0xff; 32]);
+    from[..key.len()].copy_from_slice(key);
+    to[..key.len()].copy_from_slice(key);
+    (from, to)
 }
 
 fn state(number: u8) -> State {

@@ -5,18 +5,19 @@ CREATE TABLE meta (
     value BLOB NOT NULL
 ) WITHOUT ROWID;
 
-CREATE TABLE threads (
-    caller    BLOB NOT NULL,
-    thread    TEXT NOT NULL,
-    last_seen INTEGER NOT NULL,
-    closing   INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (caller, thread)
+-- A closing is remembered for as long as calls of its thread are.
+CREATE TABLE closings (
+    thread_key BLOB PRIMARY KEY,
+    caller     BLOB NOT NULL,
+    thread     TEXT NOT NULL,
+    last_call  INTEGER NOT NULL,        -- later calls have opened the thread again
+    pending    INTEGER NOT NULL,        -- what belongs to the thread has not been cleared away yet
+    closed_at  INTEGER NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX threads_by_age ON threads (last_seen);
 
 CREATE TABLE calls (
     seq          INTEGER PRIMARY KEY AUTOINCREMENT,
-    key          BLOB NOT NULL UNIQUE,  -- of caller, callback URL, thread and id
+    key          BLOB NOT NULL UNIQUE,  -- see `Identity`: begins with the thread's, then the call's
     caller       BLOB NOT NULL,
     thread       TEXT NOT NULL,
     call_id      TEXT NOT NULL,
@@ -40,7 +41,6 @@ CREATE TABLE calls (
     accepted_at  INTEGER NOT NULL,
     settled_at   INTEGER
 );
-CREATE INDEX calls_alive ON calls (caller, thread, call_id) WHERE state < 3;
 CREATE INDEX calls_to_run ON calls (seq) WHERE state < 2;
 CREATE INDEX calls_to_deliver ON calls (origin, deliver_at) WHERE deliver_at IS NOT NULL;
 CREATE INDEX calls_settled ON calls (settled_at) WHERE state = 3;

@@ -37,7 +37,8 @@ pub struct Limits {
     pub stop_within: Duration,
     /// After this long without a call, a thread whose closing never came is closed. Default: 7 days.
     pub thread_ttl: Duration,
-    /// How long a call that is over is remembered, so that a repeat is recognised. Default: 7 days.
+    /// How long a call that is over is remembered, so that a repeat is recognised; never shorter than
+    /// `thread_ttl`. Default: 7 days.
     pub remember: Duration,
     /// How long a user has to authorise a call. Default: 1 hour.
     pub authorize_within: Duration,

@@ -214,7 +214,7 @@ async fn hostile_names_are_names_like_any_other() {
     }
     let after: Vec<_> = std::fs::read_dir(data.path()).unwrap().map(|file| file.unwrap().path()).collect();
     assert_eq!(before, after, "no name has become a file");
-    Journal::open(data.path()).until("SELECT count(*) FROM threads", 0).await;
+    Journal::open(data.path()).until("SELECT count(*) FROM closings WHERE pending = 1", 0).await;
     assert_eq!(*closings.lock().unwrap(), HOSTILE);
     assert!(runtime.pending().is_empty());
 }

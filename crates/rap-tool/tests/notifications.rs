@@ -294,7 +294,7 @@ async fn closing_a_thread_ends_its_calls_and_subscriptions_in_silence_and_runs_t
         assert_eq!(caller.close("t").await, OK);
     }
     let journal = Journal::open(data.path());
-    journal.until("SELECT count(*) FROM threads", 0).await;
+    journal.until("SELECT count(*) FROM closings WHERE pending = 1", 0).await;
     assert_eq!(journal.number("SELECT count(*) FROM outbox"), 0);
     barrier(&caller, &mut runtime).await;
     assert!(told.is_silent());
@@ -330,7 +330,7 @@ async fn a_hook_that_fails_panics_or_hangs_changes_nothing_about_the_answer() {
         assert_eq!(caller.close(thread).await, OK);
         assert_eq!(told.next().await, thread);
         if thread != "hangs" {
-            journal.until("SELECT count(*) FROM threads", 0).await;
+            journal.until("SELECT count(*) FROM closings WHERE pending = 1", 0).await;
         }
     }
     // One that is being closed is not closed twice at the same time.
@@ -406,7 +406,7 @@ async fn a_hook_that_was_cut_off_by_a_crash_runs_again() {
     let (gate, (teller, mut told)) = (Gate::closed(), notes());
     let _server = Server::start(telling_closings(server(&teller, &gate), &teller), data.path()).await;
     assert_eq!(told.next().await, "closed t");
-    Journal::open(data.path()).until("SELECT count(*) FROM threads", 0).await;
+    Journal::open(data.path()).until("SELECT count(*) FROM closings WHERE pending = 1", 0).await;
 }
 
 /// Proves: TC-03, TC-10, TC-22, CN-25
@@ -448,6 +448,7 @@ async fn a_settled_call_is_remembered_for_a_time_and_then_forgotten() {
     let (data, gate, (teller, _told)) = (data_dir(), Gate::closed(), notes());
     let mut limits = quick();
     limits.remember = Duration::from_millis(1_500);
+    limits.thread_ttl = limits.remember;
     let server = Server::start(server(&teller, &gate).limits(limits), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     let call = runtime.invocation("echo", "t", "c", json!({"text": "x"}));

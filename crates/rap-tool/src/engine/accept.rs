@@ -243,8 +243,9 @@ impl Engine {
         caller: Caller,
         what: StatusQuery,
     ) -> Result<bool, Refusal> {
+        let engine = Arc::clone(self);
         let alive =
-            move |db: &Connection| journal::is_alive(db, &caller, &what.thread_id, &what.tool_call_id);
+            move |db: &Connection| engine.book.is_alive(db, &caller, &what.thread_id, &what.tool_call_id);
         Ok(self.writer.run(Lane::External, alive).await?)
     }
 }

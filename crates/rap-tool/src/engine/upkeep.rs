@@ -5,12 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use rap_protocol::ThreadId;
+use rap_protocol::{ThreadId, Timestamp};
+use rusqlite::Connection;
 
 use super::{Engine, Run};
 use crate::auth::Caller;
 use crate::error::ServeError;
-use crate::journal::{Applied, Seq, StoredCall, recovery, threads};
+use crate::journal::threads::{self, LookedUpTo};
+use crate::journal::{Applied, Seq, StoredCall, recovery};
+use crate::limits::Limits;
 use crate::rules::{Ignored, Input, OnRestart};
 
 /// How many calls are resumed, or rows cleared away, in one transaction.
@@ -45,7 +48,7 @@ impl Engine {
                 Err(_) => tracing::error!(?thread, "clearing up after a thread panicked"),
             }
         }
-        self.write(move |_, db| threads::forget(db, &caller, &thread)).await;
+        self.write(move |engine, db| engine.book.cleared(db, &caller, &thread)).await;
     }
 
     /// Picks up what an earlier process has left: nothing that it acknowledged is lost.
@@ -71,7 +74,7 @@ impl Engine {
     async fn resume_page(self: &Arc<Self>, page: Vec<StoredCall>) -> Option<()> {
         let inputs: Vec<(Seq, Input)> =
             page.iter().map(|call| (call.seq, Input::Restarted(self.on_restart(&call.operation)))).collect();
-        let step_all = move |engine: &Engine, db: &rusqlite::Connection| {
+        let step_all = move |engine: &Engine, db: &Connection| {
             let step = |(seq, input): &(Seq, Input)| engine.book.step(db, *seq, input.clone(), engine.now());
             inputs.iter().map(step).collect::<rusqlite::Result<Vec<_>>>()
         };
@@ -102,41 +105,51 @@ impl Engine {
 
     /// Clears away what is over, until the server stops.
     async fn care(self: Arc<Self>) {
-        let shortest = self.limits.thread_ttl.min(self.limits.remember);
-        let round = (shortest / 4).clamp(ROUND.1, ROUND.0);
+        let Limits { thread_ttl, remember, .. } = self.limits;
+        let round = (thread_ttl.min(remember) / 4).clamp(ROUND.1, ROUND.0);
+        let mut looked_up_to = LookedUpTo::default();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(round) => {}
                 () = self.stopping.cancelled() => return,
             }
-            self.close_expired().await;
-            self.forget_settled().await;
+            looked_up_to = self.close_expired(looked_up_to).await;
+            // A call is needed for as long as its thread may have to be closed.
+            self.forget_settled(self.now().minus(remember.max(thread_ttl))).await;
         }
     }
 
-    /// Closes threads whose closing never came. One transaction finds and closes them: no call comes between.
-    async fn close_expired(self: &Arc<Self>) {
+    /// Closes threads whose closing never came; how far it has looked. One transaction finds and closes them: no
+    /// call comes between.
+    async fn close_expired(self: &Arc<Self>, mut after: LookedUpTo) -> LookedUpTo {
         let now = self.now();
         let before = now.minus(self.limits.thread_ttl);
-        let close_all = move |engine: &Engine, db: &rusqlite::Connection| {
-            let expired = threads::expired(db, before, now, AT_ONCE)?;
-            for (caller, thread) in &expired {
-                engine.book.close(db, caller, thread, now)?;
+        loop {
+            let close_page = move |engine: &Engine, db: &Connection| {
+                let expired = threads::expired(db, after, before, AT_ONCE)?;
+                for (caller, thread) in &expired.threads {
+                    engine.book.close(db, caller, thread, now)?;
+                }
+                Ok(expired)
+            };
+            let Some(expired) = self.write(close_page).await else { return after };
+            for (caller, thread) in expired.threads {
+                tracing::info!(?thread, "closing a thread that has not been used for long");
+                self.closed(caller, thread, Vec::new());
             }
-            Ok(expired)
-        };
-        for (caller, thread) in self.write(close_all).await.unwrap_or_default() {
-            tracing::info!(?thread, "closing a thread that has not been used for long");
-            self.closed(caller, thread, Vec::new());
+            after = expired.up_to;
+            if !expired.is_full {
+                return after;
+            }
         }
     }
 
-    async fn forget_settled(self: &Arc<Self>) {
-        let before = self.now().minus(self.limits.remember);
+    async fn forget_settled(self: &Arc<Self>, before: Timestamp) {
         while self.write(move |_, db| recovery::forget_settled(db, before, AT_ONCE)).await
             == Some(AT_ONCE as usize)
         {
             tokio::task::yield_now().await;
         }
+        self.write(move |_, db| threads::forget(db, before)).await;
     }
 }

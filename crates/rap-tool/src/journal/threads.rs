@@ -1,76 +1,112 @@
-//! Threads: who was here, who is gone, and whose things are to be cleared away.
+//! Threads: which are open, which are closed, and whose things are to be cleared away.
+//!
+//! A thread is known by its calls. It is open while one of them is later than its last closing.
+
+use std::collections::HashSet;
 
 use rap_protocol::{ThreadId, Timestamp};
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
-use super::{Result, id};
+use super::{Result, Seq, id, range};
 use crate::auth::Caller;
 
-/// Notes that a thread is in use; one that was closed is open again.
-pub(super) fn open(db: &Connection, caller: &Caller, thread: &ThreadId, now: Timestamp) -> Result<()> {
-    db.prepare_cached(
-        "INSERT INTO threads (caller, thread, last_seen) VALUES (?1, ?2, ?3)
-         ON CONFLICT DO UPDATE SET last_seen = excluded.last_seen, closing = 0",
-    )?
-    .execute(params![caller.bytes(), thread.as_str(), now.0])?;
-    Ok(())
+/// Notes that a thread is being closed, until [`cleared`]. Whether it was open.
+pub(super) fn begin_closing(
+    db: &Connection,
+    key: &[u8; 8],
+    caller: &Caller,
+    thread: &ThreadId,
+    now: Timestamp,
+) -> Result<bool> {
+    let Some(last_call) = last_call(db, key)? else { return Ok(false) };
+    let closed = db
+        .prepare_cached(
+            "INSERT INTO closings (thread_key, caller, thread, last_call, pending, closed_at)
+             VALUES (?1, ?2, ?3, ?4, 1, ?5)
+             ON CONFLICT DO UPDATE SET last_call = excluded.last_call, pending = 1, closed_at = excluded.closed_at
+             WHERE last_call < excluded.last_call",
+        )?
+        .execute(params![key, caller.bytes(), thread.as_str(), last_call, now.0])?;
+    Ok(closed > 0)
 }
 
-/// Notes that something of a thread has just come to its end.
-pub(super) fn touch(db: &Connection, caller: &Caller, thread: &ThreadId, now: Timestamp) -> Result<()> {
-    db.prepare_cached("UPDATE threads SET last_seen = ?3 WHERE caller = ?1 AND thread = ?2")?
-        .execute(params![caller.bytes(), thread.as_str(), now.0])?;
-    Ok(())
+fn last_call(db: &Connection, key: &[u8; 8]) -> Result<Option<Seq>> {
+    let (from, to) = range(key);
+    db.prepare_cached("SELECT max(seq) FROM calls WHERE key BETWEEN ?1 AND ?2")?
+        .query_row(params![from, to], |row| row.get(0))
 }
 
-/// Notes that a thread is being closed, until [`forget`]. Whether it was known, and not being closed already.
-pub(super) fn begin_closing(db: &Connection, caller: &Caller, thread: &ThreadId) -> Result<bool> {
-    let changed = db
-        .prepare_cached("UPDATE threads SET closing = 1 WHERE caller = ?1 AND thread = ?2 AND closing = 0")?
-        .execute(params![caller.bytes(), thread.as_str()])?;
-    Ok(changed > 0)
-}
-
-/// Its things have been cleared away; unless it was opened again meanwhile, nothing is left to remember.
-pub(crate) fn forget(db: &Connection, caller: &Caller, thread: &ThreadId) -> Result<()> {
-    db.prepare_cached("DELETE FROM threads WHERE caller = ?1 AND thread = ?2 AND closing = 1")?
-        .execute(params![caller.bytes(), thread.as_str()])?;
+/// What belongs to a thread has been cleared away.
+pub(super) fn cleared(db: &Connection, key: &[u8; 8]) -> Result<()> {
+    db.prepare_cached("UPDATE closings SET pending = 0 WHERE thread_key = ?1")?.execute([key])?;
     Ok(())
 }
 
 /// Threads whose closing was begun and not finished.
 pub(crate) fn closing(db: &Connection) -> Result<Vec<(Caller, ThreadId)>> {
-    db.prepare_cached("SELECT caller, thread FROM threads WHERE closing = 1")?
+    db.prepare_cached("SELECT caller, thread FROM closings WHERE pending = 1")?
         .query_map([], |row| Ok((Caller::from_bytes(row.get(0)?), id(row, 1)?)))?
         .collect()
 }
 
-/// Some of the threads that nobody has used since `before`. Those with a running call or an active
-/// subscription are in use, and count as used `now`.
-pub(crate) fn expired(
-    db: &Connection,
-    before: Timestamp,
-    now: Timestamp,
-    most: u32,
-) -> Result<Vec<(Caller, ThreadId)>> {
-    let old: Vec<(Caller, ThreadId, bool)> = db
+/// How far a look for expired threads has come: behind the call that was settled then.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct LookedUpTo {
+    settled_at: Timestamp,
+    call: Seq,
+}
+
+/// Some of the threads that have expired.
+pub(crate) struct Expired {
+    pub(crate) threads: Vec<(Caller, ThreadId)>,
+    pub(crate) up_to: LookedUpTo,
+    /// There may be more behind it.
+    pub(crate) is_full: bool,
+}
+
+/// Looks on at calls that were settled before `before`. The thread of one of them has expired if all its calls were
+/// settled by then, and it was not closed meanwhile.
+pub(crate) fn expired(db: &Connection, after: LookedUpTo, before: Timestamp, most: u32) -> Result<Expired> {
+    let old: Vec<(LookedUpTo, [u8; 32], Caller, ThreadId)> = db
         .prepare_cached(
-            "SELECT caller, thread, EXISTS (SELECT 1 FROM calls
-                                            WHERE calls.caller = threads.caller AND calls.thread = threads.thread
-                                              AND state < 3)
-             FROM threads WHERE last_seen < ?1 AND closing = 0 ORDER BY last_seen LIMIT ?2",
+            "SELECT settled_at, seq, key, caller, thread FROM calls
+             WHERE state = 3 AND (settled_at, seq) > (?1, ?2) AND settled_at < ?3 ORDER BY settled_at, seq LIMIT ?4",
         )?
-        .query_map(params![before.0, most], |row| {
-            Ok((Caller::from_bytes(row.get(0)?), id(row, 1)?, row.get(2)?))
+        .query_map(params![after.settled_at.0, after.call, before.0, most], |row| {
+            let up_to = LookedUpTo { settled_at: Timestamp(row.get(0)?), call: row.get(1)? };
+            Ok((up_to, row.get(2)?, Caller::from_bytes(row.get(3)?), id(row, 4)?))
         })?
         .collect::<Result<_>>()?;
-    let mut expired = Vec::new();
-    for (caller, thread, in_use) in old {
-        if in_use {
-            touch(db, &caller, &thread, now)?;
-        } else {
-            expired.push((caller, thread));
+    let is_full = old.len() == most as usize;
+    let up_to = old.last().map_or(after, |(up_to, ..)| *up_to);
+    let (mut seen, mut threads) = (HashSet::new(), Vec::new());
+    for (_, identity, caller, thread) in old {
+        let key: [u8; 8] = *identity.first_chunk().expect("bug: 32 bytes");
+        if seen.insert(key) && is_open(db, &key)? && !is_used_since(db, &key, before)? {
+            threads.push((caller, thread));
         }
     }
-    Ok(expired)
+    Ok(Expired { threads, up_to, is_full })
+}
+
+fn is_open(db: &Connection, key: &[u8; 8]) -> Result<bool> {
+    let closed: Option<Seq> = db
+        .prepare_cached("SELECT last_call FROM closings WHERE thread_key = ?1")?
+        .query_row([key], |row| row.get(0))
+        .optional()?;
+    Ok(last_call(db, key)? > closed)
+}
+
+fn is_used_since(db: &Connection, key: &[u8; 8], before: Timestamp) -> Result<bool> {
+    let (from, to) = range(key);
+    db.prepare_cached(
+        "SELECT 1 FROM calls WHERE key BETWEEN ?1 AND ?2 AND (state < 3 OR settled_at >= ?3) LIMIT 1",
+    )?
+    .exists(params![from, to, before.0])
+}
+
+/// Forgets closings that no call is left of.
+pub(crate) fn forget(db: &Connection, before: Timestamp) -> Result<()> {
+    db.prepare_cached("DELETE FROM closings WHERE pending = 0 AND closed_at < ?1")?.execute([before.0])?;
+    Ok(())
 }

@@ -389,7 +389,7 @@ impl Journal {
 
     /// How many calls, threads and messages there are.
     pub fn rows(&self) -> [i64; 3] {
-        ["calls", "threads", "outbox"].map(|table| self.number(&format!("SELECT count(*) FROM {table}")))
+        ["calls", "closings", "outbox"].map(|table| self.number(&format!("SELECT count(*) FROM {table}")))
     }
 
     /// Asks until the query yields this number.
