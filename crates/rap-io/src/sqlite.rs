@@ -14,7 +14,7 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 const BUSY_TIMEOUT: Duration = Duration::from_millis(250);
 const STATEMENT_CACHE: usize = 64;
 /// How much of the database is kept in memory.
-const CACHE_KIB: i64 = 16 * 1024;
+const CACHE_KIB: i64 = 8 * 1024;
 /// How long the log grows before it is carried over into the database. A page that changes a hundred times until
 /// then is carried over once.
 const CHECKPOINT_PAGES: i64 = 8_000;

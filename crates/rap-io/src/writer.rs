@@ -132,6 +132,17 @@ impl Writer {
         lane: Lane,
         job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
+        self.run_then(lane, job, |value| value).await
+    }
+
+    /// The same, and `then` acts on what the job returned: after the COMMIT, on the writer's thread, whether or not
+    /// anybody waits for the answer any more. It must be quick. If it panics, what the job wrote stands.
+    pub async fn run_then<T: Send + 'static, U: Send + 'static>(
+        &self,
+        lane: Lane,
+        job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        then: impl FnOnce(T) -> U + Send + 'static,
+    ) -> Result<U, Error> {
         let permit = match lane {
             Lane::External => None,
             Lane::Internal => {
@@ -139,7 +150,7 @@ impl Writer {
             }
         };
         let (reply, answer) = oneshot::channel();
-        self.inner.queue.push(lane, Box::new(Task::new(job, reply, permit)))?;
+        self.inner.queue.push(lane, Box::new(Task::new(job, then, reply, permit)))?;
         let answer = match self.waiting {
             Waiting::Idle => answer.await.ok(),
             Waiting::Busy => {

@@ -37,6 +37,11 @@ fn tool_name(text: &str) -> Result<(), Error> {
     if fits { Ok(()) } else { Err(Error::ToolName) }
 }
 
+/// What all identifiers have in common.
+pub(crate) trait Id: Sized {
+    fn take(text: String) -> Result<Self, (Error, String)>;
+}
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $check:path) => {
         $(#[$doc])*
@@ -47,14 +52,21 @@ macro_rules! id {
         impl $name {
             /// Checks the text and takes it.
             pub fn new(text: impl Into<String>) -> Result<Self, Error> {
-                let text = text.into();
-                $check(&text)?;
-                Ok($name(text.into()))
+                $name::take(text.into()).map_err(|(error, _)| error)
             }
 
             /// The identifier as it stands on the wire.
             pub fn as_str(&self) -> &str {
                 &self.0
+            }
+        }
+
+        impl Id for $name {
+            fn take(text: String) -> Result<Self, (Error, String)> {
+                match $check(&text) {
+                    Ok(()) => Ok($name(text.into())),
+                    Err(error) => Err((error, text)),
+                }
             }
         }
 

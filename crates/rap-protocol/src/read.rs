@@ -5,8 +5,9 @@
 
 use serde_json::{Map, Value};
 
+use crate::id::Id;
 use crate::invalid::{Invalid, Path, describe, kind, quote};
-use crate::{id, limits};
+use crate::limits;
 
 /// The fields of one JSON object, taken out one by one.
 pub(crate) struct Object<'a> {
@@ -166,10 +167,7 @@ impl<'a> Object<'a> {
     }
 
     /// A string that a validated type is made of; the value may be repeated in the error.
-    pub(crate) fn id<T>(&mut self, name: &str) -> Result<T, Invalid>
-    where
-        T: TryFrom<String, Error = id::Error>,
-    {
+    pub(crate) fn id<T: Id>(&mut self, name: &str) -> Result<T, Invalid> {
         match self.required(name, "a string")? {
             Value::String(text) => self.checked_id(name, text),
             other => Err(self.shape(name, "a string", describe(&other))),
@@ -177,10 +175,7 @@ impl<'a> Object<'a> {
     }
 
     /// The same, where the field may be absent.
-    pub(crate) fn optional_id<T>(&mut self, name: &str) -> Result<Option<T>, Invalid>
-    where
-        T: TryFrom<String, Error = id::Error>,
-    {
+    pub(crate) fn optional_id<T: Id>(&mut self, name: &str) -> Result<Option<T>, Invalid> {
         match self.optional(name) {
             None => Ok(None),
             Some(Value::String(text)) => self.checked_id(name, text).map(Some),
@@ -188,12 +183,8 @@ impl<'a> Object<'a> {
         }
     }
 
-    fn checked_id<T>(&self, name: &str, text: String) -> Result<T, Invalid>
-    where
-        T: TryFrom<String, Error = id::Error>,
-    {
-        let found = quote(&text);
-        T::try_from(text).map_err(|error| self.value(name, error.expected(), found))
+    fn checked_id<T: Id>(&self, name: &str, text: String) -> Result<T, Invalid> {
+        T::take(text).map_err(|(error, text)| self.value(name, error.expected(), quote(&text)))
     }
 
     /// A URL; its value is never repeated.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use jsonschema::{PatternOptions, Validator};
 use serde::{Serialize, Serializer};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::invalid::{Invalid, Path, cut, describe};
 use crate::limits;
@@ -66,11 +66,13 @@ impl InputSchema {
     }
 
     /// Checks arguments; the first few violations where they do not fit.
-    pub fn validate(&self, arguments: &Map<String, Value>) -> Result<(), Vec<Violation>> {
-        let arguments = Value::Object(arguments.clone());
+    pub fn validate(&self, arguments: &Value) -> Result<(), Vec<Violation>> {
+        if self.validator.is_valid(arguments) {
+            return Ok(());
+        }
         let violations: Vec<Violation> = self
             .validator
-            .iter_errors(&arguments)
+            .iter_errors(arguments)
             .take(limits::VIOLATIONS)
             .map(|error| Violation::new(&error))
             .collect();
@@ -146,7 +148,6 @@ mod tests {
     use super::*;
 
     fn violations(schema: Value, arguments: Value) -> Vec<String> {
-        let Value::Object(arguments) = arguments else { panic!("arguments are an object") };
         let errors = InputSchema::new(schema).unwrap().validate(&arguments).err().unwrap_or_default();
         errors.iter().map(Violation::to_string).collect()
     }

@@ -3,17 +3,19 @@
 use std::any::TypeId;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
+use rap_io::secret_box::Key;
 use rap_protocol::{AuthUrl, CallId, ThreadId, UserId, limits};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::auth::Caller;
 use crate::engine::{CHOICE_PATH, CONSENT_PATH, Engine, Run};
 use crate::error::Error;
-use crate::journal::Seq;
 use crate::journal::questions::Answer;
+use crate::journal::{Seq, StoredCall};
 use crate::output::{ENVELOPE_BYTES, counted};
 use crate::rules::{Aside, Ignored, Input};
 
@@ -32,6 +34,7 @@ struct Inner {
     seq: Seq,
     id: CallId,
     thread: Thread,
+    tool: Arc<str>,
     ancestors: Vec<ThreadId>,
     user_id: Option<UserId>,
     identity: [u8; 32],
@@ -51,15 +54,17 @@ impl Consent {
 }
 
 /// A conversation thread, as a tool server sees it.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone)]
 pub struct Thread {
     id: ThreadId,
-    key: Box<str>,
+    caller: Caller,
+    secret: Key,
+    key: OnceLock<Box<str>>,
 }
 
 impl Thread {
-    pub(crate) fn new(id: ThreadId, key: String) -> Self {
-        Thread { id, key: key.into() }
+    pub(crate) fn new(id: ThreadId, caller: Caller, secret: Key) -> Self {
+        Thread { id, caller, secret, key: OnceLock::new() }
     }
 
     /// The id that the runtime gave it. It is untrusted: never put it into a path, a query or a command.
@@ -70,9 +75,20 @@ impl Thread {
     /// 32 hexadecimal digits that stand for this thread of this caller. Two callers that use the same id have
     /// different keys. It is safe in a file name, and the right name for what belongs to the thread.
     pub fn key(&self) -> &str {
-        &self.key
+        self.key.get_or_init(|| {
+            let mac = self.secret.mac(&[b"thread", self.caller.bytes(), self.id.as_str().as_bytes()]);
+            mac[..16].iter().map(|byte| format!("{byte:02x}")).collect::<String>().into()
+        })
     }
 }
+
+impl PartialEq for Thread {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Thread {}
 
 impl fmt::Debug for Thread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -85,7 +101,8 @@ impl Call {
         engine: Arc<Engine>,
         run: Arc<Run>,
         thread: Thread,
-        stored: &mut crate::journal::StoredCall,
+        tool: Arc<str>,
+        stored: &mut StoredCall,
     ) -> Self {
         let inner = Inner {
             engine,
@@ -93,6 +110,7 @@ impl Call {
             seq: stored.seq,
             id: stored.id.clone(),
             thread,
+            tool,
             ancestors: std::mem::take(&mut stored.ancestors),
             user_id: stored.user_id.take(),
             identity: stored.identity,
@@ -103,6 +121,11 @@ impl Call {
     /// The id of the call.
     pub fn id(&self) -> &CallId {
         &self.inner.id
+    }
+
+    /// The name of the tool.
+    pub fn tool(&self) -> &str {
+        &self.inner.tool
     }
 
     /// The thread that it belongs to.

@@ -24,6 +24,7 @@ use rap_io::lock::DirLock;
 use rap_io::writer::{Error as WriteError, Lane, Writer};
 use rap_protocol::{ThreadId, Timestamp};
 use rusqlite::Connection;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -51,6 +52,7 @@ pub(crate) type CloseHook = Arc<dyn Fn(Thread) -> BoxFuture<'static, Result<(), 
 
 /// A tool and the compiled schema of its arguments.
 pub(crate) struct Offered {
+    pub(crate) name: Arc<str>,
     pub(crate) tool: Tool,
     pub(crate) schema: rap_protocol::InputSchema,
 }
@@ -88,6 +90,8 @@ pub(crate) struct Engine {
     /// The time to finish is over.
     ended: CancellationToken,
     tasks: TaskTracker,
+    /// Where tasks run that the writer's thread starts.
+    runtime: Handle,
     _lock: DirLock,
 }
 
@@ -178,9 +182,7 @@ impl Engine {
 
     /// The thread of a caller, with the key that it is known by here.
     fn thread(&self, caller: &Caller, thread: &ThreadId) -> Thread {
-        let mac = self.book.key.mac(&[b"thread", caller.bytes(), thread.as_str().as_bytes()]);
-        let key = mac[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-        Thread::new(thread.clone(), key)
+        Thread::new(thread.clone(), caller.clone(), self.book.key.clone())
     }
 
     /// Gives a run a place among the subscriptions instead of one among the calls.

@@ -13,6 +13,7 @@ use rap_io::secret_box::Key;
 use rap_protocol::{Address, CallId, CallbackUrl, Invocation, ThreadId, Timestamp, UserId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value};
+use url::Url;
 
 use crate::auth::Caller;
 use crate::rules::{self, Dropped, Head, Ignored, Input, Kind, Post, State};
@@ -103,6 +104,7 @@ impl Book {
         &self,
         caller: Caller,
         address: Address,
+        callback_url: &Url,
         invocation: Option<&Invocation>,
     ) -> NewCall {
         let identity = self.identity(&caller, &address);
@@ -113,7 +115,7 @@ impl Book {
             operation: invocation.map(|call| call.operation.to_string()).unwrap_or_default(),
             arguments: invocation.map_or_else(|| "{}".into(), |call| to_json(&call.arguments)),
             sealed_url: self.key.seal(address.callback_url.expose().as_bytes(), &identity),
-            origin: self.origin(&address.callback_url),
+            origin: self.origin(callback_url),
             ancestors: ancestors.map(to_json),
             user_id: invocation.and_then(|call| call.user_id.clone()),
             caller,
@@ -147,8 +149,8 @@ impl Book {
         key
     }
 
-    fn origin(&self, url: &CallbackUrl) -> i64 {
-        let origin = url.to_url().origin().ascii_serialization();
+    fn origin(&self, url: &Url) -> i64 {
+        let origin = url.origin().ascii_serialization();
         let mac = self.key.mac(&[b"origin", origin.as_bytes()]);
         i64::from_le_bytes(*mac.first_chunk().expect("bug: a MAC has 32 bytes"))
     }
@@ -285,12 +287,13 @@ pub(crate) fn knows(db: &Connection, identity: &[u8; 32]) -> Result<bool> {
     db.prepare_cached("SELECT 1 FROM calls WHERE key = ?1")?.exists([identity])
 }
 
-/// Writes down a new call as running.
-pub(crate) fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<Seq> {
-    db.prepare_cached(
+/// Writes down a call as running, if it is new.
+pub(crate) fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<Option<Seq>> {
+    let inserted = db.prepare_cached(
         "INSERT INTO calls (key, caller, thread, call_id, secondary_id, operation, arguments, callback, origin,
                             user_id, ancestors, state, accepted_at)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, ?12)",
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, ?12)
+         ON CONFLICT (key) DO NOTHING",
     )?
     .execute(params![
         call.identity,
@@ -306,7 +309,7 @@ pub(crate) fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<
         call.ancestors,
         now.0,
     ])?;
-    Ok(db.last_insert_rowid())
+    Ok((inserted > 0).then(|| db.last_insert_rowid()))
 }
 
 /// Everything about a call that a step reads or writes.

@@ -286,7 +286,9 @@ impl ToolServer {
         parse_toolset(&manifest).map_err(|invalid| ServeError::Toolset(invalid.to_string()))?;
         let data = self.data.unwrap_or_else(|| PathBuf::from("rap-data").join(directory_name(&self.name)));
         let schemas = toolset.tools.into_iter().map(|tool| tool.input_schema);
-        let offered = |(tool, schema): (Tool, _)| (tool.name().to_owned(), Offered { tool, schema });
+        let offered = |(tool, schema): (Tool, _)| {
+            (tool.name().to_owned(), Offered { name: tool.name().into(), tool, schema })
+        };
         let tools: HashMap<String, Offered> = self.tools.into_iter().zip(schemas).map(offered).collect();
         let parts = Parts {
             data,

@@ -8,7 +8,7 @@ use rap_protocol::{Annotations, InputSchema, ToolName};
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::call::Call;
 use crate::error::{Error, ServeError};
@@ -16,7 +16,6 @@ use crate::output::{IntoOutput, Output};
 use crate::rules::OnRestart;
 use crate::subscription::Subscribe;
 
-type Fields = Map<String, Value>;
 type Started<T> = Result<BoxFuture<'static, Result<T, Error>>, Error>;
 
 /// What can be the arguments of a tool: a struct that derives `Deserialize` and `JsonSchema`.
@@ -33,8 +32,8 @@ impl<A: DeserializeOwned + JsonSchema> Arguments for A {}
 /// What a tool does when it is called.
 #[derive(Clone)]
 pub(crate) enum Handler {
-    Call(Arc<dyn Fn(Fields, Call) -> Started<Output> + Send + Sync>),
-    Subscription(Arc<dyn Fn(Fields, Subscribe) -> Started<()> + Send + Sync>),
+    Call(Arc<dyn Fn(Value, Call) -> Started<Output> + Send + Sync>),
+    Subscription(Arc<dyn Fn(Value, Subscribe) -> Started<()> + Send + Sync>),
 }
 
 /// One tool of a server.
@@ -204,8 +203,8 @@ impl Tool {
     }
 }
 
-fn deserialise<A: DeserializeOwned>(arguments: Fields) -> Result<A, Error> {
-    serde_json::from_value(Value::Object(arguments))
+fn deserialise<A: DeserializeOwned>(arguments: Value) -> Result<A, Error> {
+    serde_json::from_value(arguments)
         .map_err(|error| Error::Told(format!("the arguments do not fit: {error}")))
 }
 

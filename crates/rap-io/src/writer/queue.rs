@@ -29,28 +29,32 @@ pub(super) enum Ran {
     Broke(Outage),
 }
 
-pub(super) struct Task<T, F> {
+pub(super) struct Task<T, U, F, A> {
     job: Option<F>,
     outcome: Option<Result<T, Error>>,
-    reply: oneshot::Sender<Result<T, Error>>,
+    then: A,
+    reply: oneshot::Sender<Result<U, Error>>,
     /// Held until the job is answered, which bounds the internal lane.
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-impl<T, F> Task<T, F> {
+impl<T, U, F, A> Task<T, U, F, A> {
     pub(super) fn new(
         job: F,
-        reply: oneshot::Sender<Result<T, Error>>,
+        then: A,
+        reply: oneshot::Sender<Result<U, Error>>,
         permit: Option<OwnedSemaphorePermit>,
     ) -> Self {
-        Task { job: Some(job), outcome: None, reply, _permit: permit }
+        Task { job: Some(job), outcome: None, then, reply, _permit: permit }
     }
 }
 
-impl<T, F> Job for Task<T, F>
+impl<T, U, F, A> Job for Task<T, U, F, A>
 where
     T: Send,
+    U: Send,
     F: FnOnce(&Connection) -> rusqlite::Result<T> + Send,
+    A: FnOnce(T) -> U + Send,
 {
     fn run(&mut self, conn: &Connection) -> Ran {
         let job = self.job.take().expect("bug: a job is run once");
@@ -69,6 +73,10 @@ where
             Some(outage) => Err(Error::Unavailable(outage.why.clone())),
             None => self.outcome.expect("bug: a job of a committed batch has run"),
         };
+        let then = self.then;
+        let outcome = outcome.and_then(|value| {
+            catch_unwind(AssertUnwindSafe(|| then(value))).map_err(|_panic| Error::Panicked)
+        });
         // A caller that is gone need not hear.
         self.reply.send(outcome).ok();
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use axum::body::Bytes;
 use rap_io::writer::{Error as WriteError, Lane};
 use rap_protocol::{
-    BadInvocation, CallId, CancelToolCall, Fault, Invalid, Invocation, StatusQuery, ThreadId, Timestamp,
-    parse_invocation,
+    BadInvocation, CallId, CancelToolCall, Fault, Forbidden, Invalid, Invocation, StatusQuery, ThreadId,
+    Timestamp, parse_invocation,
 };
 use rusqlite::Connection;
 
@@ -59,10 +59,35 @@ enum What {
     Defective(Invalid),
 }
 
+/// A run that is registered before its call is committed. If that fails, it is taken back.
+struct Registered {
+    engine: Arc<Engine>,
+    run: Option<Arc<Run>>,
+}
+
+impl Registered {
+    fn new(engine: &Arc<Engine>, seq: Seq, run: Arc<Run>) -> Self {
+        engine.register(seq, &run);
+        Registered { engine: Arc::clone(engine), run: Some(run) }
+    }
+
+    fn keep(mut self) -> Arc<Run> {
+        self.run.take().expect("bug: a run is kept once")
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if let Some(run) = &self.run {
+            self.engine.unregister(run);
+        }
+    }
+}
+
 /// What the journal made of it.
 enum Entry {
     /// It is to be run. The journal may know it already, from a commit that nobody was sure of.
-    Run(Accepted, StoredCall),
+    Run(Accepted, StoredCall, Registered),
     /// It is over before it began.
     Over(Seq, Applied),
     Repeat,
@@ -78,93 +103,82 @@ impl Engine {
         let incoming = self.read(caller, &body)?;
         drop(body);
         let engine = Arc::clone(self);
-        self.to_its_end(async move { engine.enter(incoming).await }).await
+        self.act_upon(move |engine, db| engine.write_down(db, incoming), move |entry| engine.enter(entry))
+            .await?
     }
 
-    /// What is written down is acted upon, even if the client hangs up in between.
-    async fn to_its_end<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
-    ) -> Result<T, Refusal> {
-        self.tasks.spawn(work).await.unwrap_or(Err(Refusal::Unavailable))
+    /// Writes, and acts upon what is written even if the client hangs up in between.
+    async fn act_upon<T: Send + 'static, U: Send + 'static>(
+        self: &Arc<Self>,
+        write: impl FnOnce(&Arc<Engine>, &Connection) -> rusqlite::Result<T> + Send + 'static,
+        act: impl FnOnce(T) -> U + Send + 'static,
+    ) -> Result<U, Refusal> {
+        let (engine, runtime) = (Arc::clone(self), self.runtime.clone());
+        let act = move |written| {
+            let _runtime = runtime.enter();
+            act(written)
+        };
+        Ok(self.writer.run_then(Lane::External, move |db| write(&engine, db), act).await?)
     }
 
     fn read(&self, caller: Caller, body: &[u8]) -> Result<Incoming, Refusal> {
-        let (call, what) = match parse_invocation(body) {
+        let (address, what) = match parse_invocation(body) {
             Ok(invocation) => {
-                let call = self.book.new_call(caller, invocation.address.clone(), Some(&invocation));
-                let stale =
-                    invocation.toolset_version.as_ref().is_some_and(|version| *version != self.version);
-                (call, What::Sound { invocation: Box::new(invocation), stale })
+                let version = invocation.toolset_version.as_ref();
+                let stale = version.is_some_and(|version| *version != self.version);
+                (invocation.address.clone(), What::Sound { invocation: Box::new(invocation), stale })
             }
-            Err(BadInvocation { error, address: Some(address) }) => {
-                (self.book.new_call(caller, *address, None), What::Defective(error))
-            }
+            Err(BadInvocation { error, address: Some(address) }) => (*address, What::Defective(error)),
             Err(BadInvocation { error, address: None }) => return Err(Refusal::Invalid(error)),
         };
-        self.check_callback(&call)?;
+        let url = address.callback_url.to_url();
+        self.limits.callbacks_to.check(&url).map_err(|forbidden| forbidden_callback(&forbidden))?;
+        let invocation = match &what {
+            What::Sound { invocation, .. } => Some(&**invocation),
+            What::Defective(_) => None,
+        };
+        let call = self.book.new_call(caller, address, &url, invocation);
         let place = Arc::clone(&self.calls).try_acquire_owned().map_err(|_| Refusal::Overloaded)?;
         Ok(Incoming { call, run: Run::new(Some(place)), what })
     }
 
-    /// A URL that we will never send to is refused while somebody listens.
-    fn check_callback(&self, call: &NewCall) -> Result<(), Refusal> {
-        let url = call.address.callback_url.to_url();
-        self.limits.callbacks_to.check(&url).map_err(|forbidden| {
-            Refusal::Invalid(Invalid {
-                fault: Fault::Value,
-                path: "$.callback_url".into(),
-                expected: "a URL that this server may send to".into(),
-                found: forbidden.to_string(),
-            })
-        })
-    }
-
-    async fn enter(self: Arc<Self>, incoming: Incoming) -> Result<Accepted, Refusal> {
-        let run = Arc::clone(&incoming.run);
-        let engine = Arc::clone(&self);
-        let written = self.writer.run(Lane::External, move |db| engine.write_down(db, incoming)).await;
-        match written {
-            Ok(Entry::Run(accepted, stored)) => {
-                self.start(stored, run);
-                self.counters.took(accepted);
-                Ok(accepted)
+    /// Acts upon an invocation that is on disk.
+    fn enter(self: &Arc<Self>, entry: Entry) -> Result<Accepted, Refusal> {
+        let accepted = match entry {
+            Entry::Run(accepted, stored, registered) => {
+                self.start(stored, registered.keep());
+                accepted
             }
-            Ok(Entry::Over(seq, applied)) => {
+            Entry::Over(seq, applied) => {
                 self.follow(seq, applied);
-                self.counters.took(Accepted::New);
-                Ok(Accepted::New)
+                Accepted::New
             }
-            Ok(Entry::Repeat) => {
-                self.counters.took(Accepted::Repeat);
-                Ok(Accepted::Repeat)
-            }
-            Ok(Entry::Stale) => Err(Refusal::Stale),
-            Err(error) => {
-                self.unregister(&run);
-                Err(error.into())
-            }
-        }
+            Entry::Repeat => Accepted::Repeat,
+            Entry::Stale => return Err(Refusal::Stale),
+        };
+        self.counters.took(accepted);
+        Ok(accepted)
     }
 
     /// A repeat is recognised before the version is compared, so that it is answered like the first time.
-    fn write_down(&self, db: &Connection, incoming: Incoming) -> rusqlite::Result<Entry> {
+    fn write_down(self: &Arc<Self>, db: &Connection, incoming: Incoming) -> rusqlite::Result<Entry> {
         let Incoming { call, run, what } = incoming;
         let now = self.now();
-        if journal::knows(db, &call.identity)? {
+        if matches!(what, What::Sound { stale: true, .. }) && !journal::knows(db, &call.identity)? {
+            return Ok(Entry::Stale);
+        }
+        let Some(seq) = journal::insert(db, &call, now)? else {
             let orphan = recovery::unfinished_call(db, &call.identity)?;
             let orphan = orphan.filter(|stored| !lock(&self.runs).contains_key(&stored.seq));
             return Ok(orphan.map_or(Entry::Repeat, |stored| {
-                self.register(stored.seq, &run);
-                Entry::Run(Accepted::Repeat, stored)
+                let registered = Registered::new(self, stored.seq, run);
+                Entry::Run(Accepted::Repeat, stored, registered)
             }));
-        }
+        };
         let invocation = match what {
-            What::Sound { stale: true, .. } => return Ok(Entry::Stale),
             What::Sound { invocation, .. } => Ok(invocation),
             What::Defective(defect) => Err(format!("the invocation is not valid: {defect}")),
         };
-        let seq = journal::insert(db, &call, now)?;
         let over = match &invocation {
             Err(defect) => Some(Input::Returned(Returned::Error(defect.clone()))),
             Ok(_) if lock(&self.early).knows(&call, now) => Some(Input::Cancelled),
@@ -174,9 +188,9 @@ impl Engine {
             let applied = self.book.step(db, seq, input, now)?;
             return Ok(Entry::Over(seq, applied.expect("bug: a new call can end")));
         }
-        self.register(seq, &run);
+        let registered = Registered::new(self, seq, run);
         let invocation = invocation.expect("bug: a defective invocation is over");
-        Ok(Entry::Run(Accepted::New, stored(seq, call, *invocation)))
+        Ok(Entry::Run(Accepted::New, stored(seq, call, *invocation), registered))
     }
 
     /// From here on a cancellation finds the run, even one that is committed together with its call.
@@ -200,9 +214,8 @@ impl Engine {
         caller: Caller,
         what: CancelToolCall,
     ) -> Result<(), Refusal> {
-        let engine = Arc::clone(self);
         let CancelToolCall { thread_id, tool_call_id } = what;
-        let cancel = move |db: &Connection| {
+        let cancel = move |engine: &Arc<Engine>, db: &Connection| {
             let now = engine.now();
             let cancelled = engine.book.cancel(db, &caller, &thread_id, &tool_call_id, now)?;
             if cancelled.is_none() {
@@ -212,29 +225,25 @@ impl Engine {
             Ok(cancelled)
         };
         let engine = Arc::clone(self);
-        self.to_its_end(async move {
-            for (seq, applied) in engine.writer.run(Lane::External, cancel).await?.unwrap_or_default() {
+        let follow = move |cancelled: Option<Vec<(Seq, Applied)>>| {
+            for (seq, applied) in cancelled.unwrap_or_default() {
                 engine.follow(seq, applied);
             }
-            Ok(())
-        })
-        .await
+        };
+        self.act_upon(cancel, follow).await
     }
 
     /// Closes a thread of the caller. What belongs to it is cleared away in the background.
     pub(crate) async fn close(self: &Arc<Self>, caller: Caller, thread: ThreadId) -> Result<(), Refusal> {
-        let engine = Arc::clone(self);
         let (owner, id) = (caller.clone(), thread.clone());
-        let close = move |db: &Connection| engine.book.close(db, &owner, &id, engine.now());
+        let close =
+            move |engine: &Arc<Engine>, db: &Connection| engine.book.close(db, &owner, &id, engine.now());
         let engine = Arc::clone(self);
-        self.to_its_end(async move {
-            match engine.writer.run(Lane::External, close).await? {
-                None => tracing::info!(?thread, "closed a thread that is not open here"),
-                Some(closed) => engine.closed(caller, thread, closed),
-            }
-            Ok(())
-        })
-        .await
+        let follow = move |closed| match closed {
+            None => tracing::info!(?thread, "closed a thread that is not open here"),
+            Some(closed) => engine.closed(caller, thread, closed),
+        };
+        self.act_upon(close, follow).await
     }
 
     /// Will a result, or further events, still come?
@@ -248,6 +257,16 @@ impl Engine {
             move |db: &Connection| engine.book.is_alive(db, &caller, &what.thread_id, &what.tool_call_id);
         Ok(self.writer.run(Lane::External, alive).await?)
     }
+}
+
+/// A URL that we will never send to is refused while somebody listens.
+fn forbidden_callback(forbidden: &Forbidden) -> Refusal {
+    Refusal::Invalid(Invalid {
+        fault: Fault::Value,
+        path: "$.callback_url".into(),
+        expected: "a URL that this server may send to".into(),
+        found: forbidden.to_string(),
+    })
 }
 
 fn stored(seq: Seq, call: NewCall, invocation: Invocation) -> StoredCall {

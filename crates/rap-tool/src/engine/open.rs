@@ -12,6 +12,7 @@ use rap_io::sqlite::{migrate, open_sqlite};
 use rap_io::writer::{Writer, WriterLimits};
 use rap_protocol::Secret;
 use rusqlite::{Connection, OptionalExtension};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -23,6 +24,10 @@ use crate::error::ServeError;
 use crate::journal::{Book, MIGRATIONS};
 use crate::limits::Limits;
 use crate::rate::Limiter;
+
+/// How many jobs share a commit. With more, the writer and those who talk HTTP wait for each other in turns: of 64
+/// connections, half are being written while the others are being answered.
+const BATCH_JOBS: usize = 32;
 
 /// All that a server is made of.
 pub(crate) struct Parts {
@@ -68,7 +73,7 @@ pub(crate) fn open(parts: Parts, place: Place) -> Result<Arc<Engine>, ServeError
         }
         Ok(db)
     };
-    let mut writer = Writer::start(open, WriterLimits::default())
+    let mut writer = Writer::start(open, WriterLimits { batch_jobs: BATCH_JOBS, ..WriterLimits::default() })
         .map_err(|error| ServeError::Journal(error.to_string()))?;
     if virtual_time {
         writer = writer.holding_the_clock();
@@ -99,6 +104,7 @@ pub(crate) fn open(parts: Parts, place: Place) -> Result<Arc<Engine>, ServeError
         stopping: CancellationToken::new(),
         ended: CancellationToken::new(),
         tasks: TaskTracker::new(),
+        runtime: Handle::current(),
         limits,
         _lock: lock,
     }))

@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio_util::sync::CancellationToken;
+use rap_protocol::{CallId, ThreadId};
+use serde_json::Value;
 
-use super::{Engine, Run, lock};
+use super::{Engine, Offered, Run, lock};
 use crate::call::Call;
 use crate::error::Error;
 use crate::journal::{Seq, StoredCall};
@@ -23,10 +24,17 @@ const PANICKED: &str = "the tool failed unexpectedly; it may have done part of i
 /// How many names of tools an error lists.
 const NAMES: usize = 50;
 
-/// A handler that waits to be polled.
-enum Work {
-    Call(BoxFuture<'static, Result<Output, Error>>),
-    Subscription(BoxFuture<'static, Result<(), Error>>),
+/// A handler that waits to be polled, and the call in its hands.
+struct Work {
+    handler: BoxFuture<'static, Returned>,
+    call: Call,
+    kind: WorkKind,
+}
+
+#[derive(Clone, Copy)]
+enum WorkKind {
+    Call,
+    Subscription,
 }
 
 impl Engine {
@@ -38,70 +46,87 @@ impl Engine {
 
     /// The future of this is what a waiting subscription costs, so what it does not hold on to is boxed.
     async fn run(self: Arc<Self>, call: Box<StoredCall>, run: Arc<Run>) {
-        let (seq, begun) = (call.seq, Instant::now());
-        let name: Box<str> =
-            format!("tool={} thread={:?} id={:?}", call.operation, call.thread, call.id).into();
-        if !run.is_stopped()
-            && let Some(returned) = self.work(call, &run).await
-        {
-            Box::pin(self.returned(seq, returned, &name, begun)).await;
+        let seq = call.seq;
+        if !run.is_stopped() {
+            match self.begin(call, &run) {
+                Ok(work) => self.work(work, &run).await,
+                Err(refused) => Box::pin(self.refuse(seq, refused)).await,
+            }
         }
         lock(&self.runs).remove(&seq);
     }
 
-    /// What the handler has to say; `None` if it was stopped and nobody wants to hear it.
-    async fn work(self: &Arc<Self>, call: Box<StoredCall>, run: &Arc<Run>) -> Option<Returned> {
-        match self.begin(*call, run) {
-            Err(refused) => Some(Returned::Error(refused)),
-            Ok(Work::Call(handler)) => {
-                let finished = self.until_dropped(handler, run, &self.ended).await?;
-                Some(finished.map_or_else(|error| failed(&error), Output::into_returned))
-            }
-            // A subscription is resumed after a restart: there is nothing to wait for when the server stops.
-            Ok(Work::Subscription(handler)) => {
-                let finished = self.until_dropped(handler, run, &self.stopping).await?;
-                Some(finished.map_or_else(|error| failed(&error), |()| Returned::Nothing))
-            }
-        }
+    /// Lets a handler run to its end, or until the grace time after a cancellation, or until the server ends.
+    async fn work(self: &Arc<Self>, Work { handler, call, kind }: Work, run: &Run) {
+        let begun = Instant::now();
+        let server_ends = match kind {
+            WorkKind::Call => &self.ended,
+            // It is resumed after a restart: there is nothing to wait for when the server stops.
+            WorkKind::Subscription => &self.stopping,
+        };
+        let returned = tokio::select! {
+            returned = handler => returned,
+            () = run.stopped_for(self.limits.cancel_grace) => return,
+            () = server_ends.cancelled() => return,
+        };
+        Box::pin(self.finish(&call, returned, begun)).await;
     }
 
-    async fn returned(self: &Arc<Self>, seq: Seq, returned: Returned, name: &str, begun: Instant) {
+    async fn finish(self: &Arc<Self>, call: &Call, returned: Returned, begun: Instant) {
         let outcome = match &returned {
             Returned::Result { .. } => "result",
             Returned::Error(_) => "error",
             Returned::Nothing => "ended",
         };
         // A call that was cancelled or closed meanwhile has its end already.
-        let taken = self.commit(seq, Input::Returned(returned), None).await;
+        let taken = self.commit(call.seq(), Input::Returned(returned), None).await;
         let outcome = if taken.is_ok() { outcome } else { "cancelled" };
         let ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        tracing::info!(outcome, ms, "{name}");
+        let (tool, thread, id) = (call.tool(), call.thread().id(), call.id());
+        tracing::info!(tool, ?thread, ?id, outcome, ms, "call");
     }
 
-    /// Validates a call and calls its handler, which does not run before it is polled.
-    fn begin(self: &Arc<Self>, mut call: StoredCall, run: &Arc<Run>) -> Result<Work, String> {
-        let Some(offered) = self.tools.get(&call.operation) else {
-            return Err(self.unknown(&call.operation));
+    async fn refuse(self: &Arc<Self>, seq: Seq, Refused { tool, thread, id, why }: Refused) {
+        // If it was cancelled meanwhile, it has its end already.
+        let taken = self.commit(seq, Input::Returned(Returned::Error(why)), None).await;
+        let outcome = if taken.is_ok() { "refused" } else { "cancelled" };
+        tracing::info!(tool, ?thread, ?id, outcome, ms = 0, "call");
+    }
+
+    /// Validates a call and makes its handler, which does not run before it is polled.
+    fn begin(self: &Arc<Self>, mut call: Box<StoredCall>, run: &Arc<Run>) -> Result<Work, Refused> {
+        let arguments = Value::Object(std::mem::take(&mut call.arguments));
+        let offered = match self.offered(&call.operation, &arguments) {
+            Ok(offered) => offered,
+            Err(why) => return Err(Refused { tool: call.operation, thread: call.thread, id: call.id, why }),
         };
-        let arguments = std::mem::take(&mut call.arguments);
-        if let Err(violations) = offered.schema.validate(&arguments) {
-            let list: Vec<String> = violations.iter().map(ToString::to_string).collect();
-            return Err(format!(
-                "the arguments do not fit the schema of {}: {}",
-                call.operation,
-                list.join("; ")
-            ));
-        }
         let thread = self.thread(&call.caller, &call.thread);
-        let handle = Call::new(Arc::clone(self), Arc::clone(run), thread, &mut call);
+        let tool = Arc::clone(&offered.name);
+        let handle = Call::new(Arc::clone(self), Arc::clone(run), thread, tool, &mut call);
+        let of = handle.clone();
         // The author's code runs inside the future, where a panic is caught.
-        Ok(match offered.tool.handler().clone() {
-            Handler::Call(handler) => Work::Call(Box::pin(async move { handler(arguments, handle)?.await })),
+        let (handler, kind): (BoxFuture<'static, Returned>, _) = match offered.tool.handler().clone() {
+            Handler::Call(handler) => {
+                let output = async move { handler(arguments, handle)?.await };
+                (Box::pin(caught(output, Output::into_returned)), WorkKind::Call)
+            }
             Handler::Subscription(handler) => {
                 let subscribe = Subscribe::new(handle, call.confirmed, call.cursor);
-                Work::Subscription(Box::pin(async move { handler(arguments, subscribe)?.await }))
+                let ended = async move { handler(arguments, subscribe)?.await };
+                (Box::pin(caught(ended, |()| Returned::Nothing)), WorkKind::Subscription)
             }
-        })
+        };
+        Ok(Work { handler, call: of, kind })
+    }
+
+    /// The tool that is called, if there is one and the arguments fit.
+    fn offered(&self, operation: &str, arguments: &Value) -> Result<&Offered, String> {
+        let offered = self.tools.get(operation).ok_or_else(|| self.unknown(operation))?;
+        offered.schema.validate(arguments).map_err(|violations| {
+            let list: Vec<String> = violations.iter().map(ToString::to_string).collect();
+            format!("the arguments do not fit the schema of {operation}: {}", list.join("; "))
+        })?;
+        Ok(offered)
     }
 
     fn unknown(&self, operation: &str) -> String {
@@ -111,21 +136,25 @@ impl Engine {
         names.truncate(NAMES);
         format!("there is no tool {operation:?} here; there is {}{more}", names.join(", "))
     }
+}
 
-    /// Lets a handler run to its end, or until the grace time after a cancellation, or until the server ends.
-    async fn until_dropped<T>(
-        &self,
-        handler: BoxFuture<'static, Result<T, Error>>,
-        run: &Run,
-        server_ends: &CancellationToken,
-    ) -> Option<Result<T, Error>> {
-        tokio::select! {
-            finished = AssertUnwindSafe(handler).catch_unwind() => {
-                Some(finished.unwrap_or_else(|_| Err(Error::new(PANICKED))))
-            }
-            () = run.stopped_for(self.limits.cancel_grace) => None,
-            () = server_ends.cancelled() => None,
-        }
+/// A call that never came to its handler.
+struct Refused {
+    tool: String,
+    thread: ThreadId,
+    id: CallId,
+    why: String,
+}
+
+/// What a handler comes to, its panic included.
+async fn caught<T>(
+    handler: impl Future<Output = Result<T, Error>>,
+    returned: impl FnOnce(T) -> Returned,
+) -> Returned {
+    match AssertUnwindSafe(handler).catch_unwind().await {
+        Ok(Ok(value)) => returned(value),
+        Ok(Err(error)) => failed(&error),
+        Err(_) => Returned::Error(PANICKED.into()),
     }
 }
 
