@@ -66,7 +66,7 @@ impl Default for WriterLimits {
     }
 }
 
-/// Who asks. Internal jobs go before external ones.
+/// Who asks. Internal jobs go before external ones, but not without an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     /// Work that was already accepted. Never refused for a full queue.

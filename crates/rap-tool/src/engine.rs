@@ -66,6 +66,7 @@ pub(crate) struct Engine {
     pub(crate) version: String,
     pub(crate) states: States,
     pub(crate) answers: Limiter<()>,
+    pub(crate) scrapes: Limiter<()>,
     pub(crate) notifications: Limiter<Caller>,
     /// Bounds what is in memory of requests that arrive.
     pub(crate) arriving: Arc<Semaphore>,
@@ -74,6 +75,8 @@ pub(crate) struct Engine {
     tools: HashMap<String, Offered>,
     on_close: Option<CloseHook>,
     invocations: Limiter<Caller>,
+    /// Bounds the notifications that wait to be written.
+    notified: Arc<Semaphore>,
     calls: Arc<Semaphore>,
     subscriptions: Arc<Semaphore>,
     book: Book,

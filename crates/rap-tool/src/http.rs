@@ -71,7 +71,10 @@ async fn invoke(State(engine): State<Arc<Engine>>, request: Request) -> Result<S
 async fn close_thread(State(engine): State<Arc<Engine>>, request: Request) -> Result<StatusCode, Refused> {
     let (caller, arrived) = admit_notification(&engine, request).await?;
     match parse_close_thread(&arrived.body) {
-        Ok(close) => Ok(acknowledge(engine.close(caller, close.thread_id).await)),
+        Ok(close) => {
+            engine.close(caller, close.thread_id).await;
+            Ok(StatusCode::OK)
+        }
         Err(invalid) => ill_formed(&invalid, CLOSE_THREAD_PATH),
     }
 }
@@ -82,7 +85,10 @@ async fn cancel_tool_call(
 ) -> Result<StatusCode, Refused> {
     let (caller, arrived) = admit_notification(&engine, request).await?;
     match parse_cancel_tool_call(&arrived.body) {
-        Ok(cancel) => Ok(acknowledge(engine.cancel(caller, cancel).await)),
+        Ok(cancel) => {
+            engine.cancel(caller, cancel).await;
+            Ok(StatusCode::OK)
+        }
         Err(invalid) => ill_formed(&invalid, CANCEL_TOOL_CALL_PATH),
     }
 }
@@ -159,17 +165,12 @@ async fn healthz(State(engine): State<Arc<Engine>>) -> Result<&'static str, Refu
 }
 
 async fn metrics(State(engine): State<Arc<Engine>>) -> Result<Response, Refused> {
+    if !engine.scrapes.admits(&()) {
+        return Err(Refused::new(StatusCode::TOO_MANY_REQUESTS, "too_many", "too many scrapes at once"));
+    }
     let text = engine.metrics().await;
     let text = text.map_err(|_| Refused::for_now("unavailable", "nothing can be looked up right now"))?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
-}
-
-/// A notification is acknowledged whatever became of it; what went wrong is in the log.
-fn acknowledge(done: Result<(), Refusal>) -> StatusCode {
-    if let Err(refusal) = done {
-        tracing::warn!(?refusal, "a notification could not be acted upon");
-    }
-    StatusCode::OK
 }
 
 /// An id that no thread or call can have is treated as one that nothing has.

@@ -185,7 +185,9 @@ impl Book {
             return Ok(Err(Ignored::Over));
         }
         let Some(mut row) = load(db, call)? else { return Ok(Err(Ignored::Over)) };
-        if let Input::Aside(aside) = &input {
+        if let Input::Aside(aside) = &input
+            && row.head.state.is_live()
+        {
             // Only the latest content of a view counts.
             row.head.asides_wait -= outbox::forget_view(db, call, aside)?;
         }
@@ -266,8 +268,24 @@ impl Book {
     }
 
     /// What belongs to a thread that was closed has been cleared away.
-    pub(crate) fn cleared(&self, db: &Connection, caller: &Caller, thread: &ThreadId) -> Result<()> {
-        threads::cleared(db, &self.thread_key(caller, thread))
+    pub(crate) fn cleared(
+        &self,
+        db: &Connection,
+        caller: &Caller,
+        thread: &ThreadId,
+        closing: Option<Seq>,
+    ) -> Result<()> {
+        threads::cleared(db, &self.thread_key(caller, thread), closing)
+    }
+
+    /// The call that a thread's last closing came after.
+    pub(crate) fn last_closing(
+        &self,
+        db: &Connection,
+        caller: &Caller,
+        thread: &ThreadId,
+    ) -> Result<Option<Seq>> {
+        threads::last_closing(db, &self.thread_key(caller, thread))
     }
 
     /// Will a result, or further events, of this call still come?

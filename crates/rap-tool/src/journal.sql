@@ -14,6 +14,7 @@ CREATE TABLE closings (
     pending    INTEGER NOT NULL,        -- what belongs to the thread has not been cleared away yet
     closed_at  INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE INDEX closings_by_age ON closings (closed_at);
 
 CREATE TABLE calls (
     seq          INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -256,3 +256,37 @@ async fn a_week_of_hourly_events_takes_no_time() -> Result<()> {
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     Ok(())
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_view_that_comes_too_late_leaves_nothing_behind() -> Result<()> {
+    let work = |_: Nothing, call: Call| async move {
+        call.progress(0.1, "begun").await?;
+        call.cancelled().await;
+        assert!(call.progress(0.2, "too late").await.is_err());
+        Err::<&str, _>(Error::new("stopped"))
+    };
+    let mut runtime = TestRuntime::start(ToolServer::new("work").tool("work", work)).await?;
+    runtime.delay_next(Duration::from_secs(10));
+    let call = runtime.invoke("work", json!({})).await;
+    // The first view is under way when the call is cancelled.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    runtime.cancel(&call).await;
+    assert_eq!(runtime.result_of(&call).await.text(), "Error: cancelled");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(!runtime.is_alive(&call).await, "the call is settled");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_that_nobody_waits_for_does_not_hold_up_the_result() -> Result<()> {
+    let impatient = |_: Nothing, call: Call| async move {
+        let asked = tokio::time::timeout(Duration::from_millis(1), call.choose("Well?", ["a", "b"], 0)).await;
+        Ok(if asked.is_err() { "gave up asking" } else { "asked" })
+    };
+    let mut runtime = TestRuntime::start(ToolServer::new("ask").tool("ask", impatient)).await?;
+    let begun = tokio::time::Instant::now();
+    let call = runtime.invoke("ask", json!({})).await;
+    assert_eq!(runtime.result_of(&call).await.text(), "gave up asking");
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    Ok(())
+}

@@ -103,12 +103,23 @@ pub(super) struct Queue {
 struct Lanes {
     internal: VecDeque<Box<dyn Job>>,
     external: VecDeque<Box<dyn Job>>,
+    /// How many internal jobs have been taken since the last external one.
+    in_a_row: usize,
     closed: bool,
 }
 
+/// So many internal jobs go before an external one that waits; without an end, a flood of them would shut everybody
+/// out, those who could end it included.
+pub(super) const INTERNAL_IN_A_ROW: usize = 16;
+
 impl Lanes {
     fn pop(&mut self) -> Option<Box<dyn Job>> {
-        self.internal.pop_front().or_else(|| self.external.pop_front())
+        if self.in_a_row >= INTERNAL_IN_A_ROW || self.internal.is_empty() {
+            self.in_a_row = 0;
+            return self.external.pop_front().or_else(|| self.internal.pop_front());
+        }
+        self.in_a_row += 1;
+        self.internal.pop_front()
     }
 }
 
@@ -168,5 +179,37 @@ impl Queue {
     /// No code under the lock can leave the lanes half changed, so a poisoned lock is as good as any.
     fn lock(&self) -> MutexGuard<'_, Lanes> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(name: &'static str, seen: &std::sync::Arc<Mutex<Vec<&'static str>>>) -> Box<dyn Job> {
+        let seen = std::sync::Arc::clone(seen);
+        let (reply, _) = oneshot::channel();
+        let run = move |_: &Connection| {
+            seen.lock().unwrap().push(name);
+            Ok(())
+        };
+        Box::new(Task::new(run, |()| (), reply, None))
+    }
+
+    #[test]
+    fn a_flood_of_internal_jobs_does_not_shut_out_the_external_ones() {
+        let queue = Queue::new(10);
+        let seen = std::sync::Arc::default();
+        for _ in 0..3 * INTERNAL_IN_A_ROW {
+            queue.push(Lane::Internal, job("internal", &seen)).unwrap();
+        }
+        queue.push(Lane::External, job("external", &seen)).unwrap();
+        let conn = Connection::open_in_memory().unwrap();
+        while let Some(mut job) = queue.next() {
+            job.run(&conn);
+        }
+        let seen = seen.lock().unwrap();
+        assert_eq!(seen.len(), 3 * INTERNAL_IN_A_ROW + 1);
+        assert_eq!(seen.iter().position(|name| *name == "external"), Some(INTERNAL_IN_A_ROW));
     }
 }

@@ -17,6 +17,9 @@ use crate::auth::Caller;
 use crate::journal::{self, Applied, NewCall, Seq, StoredCall, recovery};
 use crate::rules::{Input, Returned};
 
+/// How long the sender of a notification waits until it is written.
+const NOTIFIED_WITHIN: Duration = Duration::from_secs(5);
+
 /// An invocation was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accepted {
@@ -108,7 +111,7 @@ impl Engine {
     }
 
     /// Writes, and acts upon what is written even if the client hangs up in between.
-    async fn act_upon<T: Send + 'static, U: Send + 'static>(
+    pub(super) async fn act_upon<T: Send + 'static, U: Send + 'static>(
         self: &Arc<Self>,
         write: impl FnOnce(&Arc<Engine>, &Connection) -> rusqlite::Result<T> + Send + 'static,
         act: impl FnOnce(T) -> U + Send + 'static,
@@ -209,41 +212,54 @@ impl Engine {
     }
 
     /// Cancels what the caller calls so, now or, if it is overtaken, when it comes.
-    pub(crate) async fn cancel(
-        self: &Arc<Self>,
-        caller: Caller,
-        what: CancelToolCall,
-    ) -> Result<(), Refusal> {
-        let CancelToolCall { thread_id, tool_call_id } = what;
-        let cancel = move |engine: &Arc<Engine>, db: &Connection| {
+    pub(crate) async fn cancel(self: &Arc<Self>, caller: Caller, what: CancelToolCall) {
+        let CancelToolCall { thread_id: thread, tool_call_id: call } = what;
+        let cancel = move |engine: &Engine, db: &Connection| {
             let now = engine.now();
-            let cancelled = engine.book.cancel(db, &caller, &thread_id, &tool_call_id, now)?;
+            let cancelled = engine.book.cancel(db, &caller, &thread, &call, now)?;
             if cancelled.is_none() {
-                tracing::info!(thread = ?thread_id, call = ?tool_call_id, "cancelled a call that is not known here");
-                lock(&engine.early).note(caller, thread_id, tool_call_id, now);
+                tracing::info!(?thread, ?call, "cancelled a call that is not known here");
+                lock(&engine.early).note(caller.clone(), thread.clone(), call.clone(), now);
             }
             Ok(cancelled)
         };
         let engine = Arc::clone(self);
-        let follow = move |cancelled: Option<Vec<(Seq, Applied)>>| {
-            for (seq, applied) in cancelled.unwrap_or_default() {
+        self.notified(async move {
+            for (seq, applied) in engine.write(cancel).await.flatten().unwrap_or_default() {
                 engine.follow(seq, applied);
             }
-        };
-        self.act_upon(cancel, follow).await
+        })
+        .await;
     }
 
     /// Closes a thread of the caller. What belongs to it is cleared away in the background.
-    pub(crate) async fn close(self: &Arc<Self>, caller: Caller, thread: ThreadId) -> Result<(), Refusal> {
+    pub(crate) async fn close(self: &Arc<Self>, caller: Caller, thread: ThreadId) {
         let (owner, id) = (caller.clone(), thread.clone());
-        let close =
-            move |engine: &Arc<Engine>, db: &Connection| engine.book.close(db, &owner, &id, engine.now());
+        let close = move |engine: &Engine, db: &Connection| engine.book.close(db, &owner, &id, engine.now());
         let engine = Arc::clone(self);
-        let follow = move |closed| match closed {
-            None => tracing::info!(?thread, "closed a thread that is not open here"),
-            Some(closed) => engine.closed(caller, thread, closed),
+        self.notified(async move {
+            match engine.write(close).await.flatten() {
+                None => tracing::info!(?thread, "closed a thread that is not open here"),
+                Some(closed) => engine.closed(caller, thread, closed),
+            }
+        })
+        .await;
+    }
+
+    /// Acts upon a notification. It will not come again, so it is kept until it can be written, whoever hangs up;
+    /// but nobody waits long for that.
+    async fn notified(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
+        let Ok(place) = Arc::clone(&self.notified).try_acquire_owned() else {
+            tracing::warn!("too many notifications wait to be written; one is lost");
+            return;
         };
-        self.act_upon(close, follow).await
+        let acting = self.tasks.spawn(async move {
+            work.await;
+            drop(place);
+        });
+        if tokio::time::timeout(NOTIFIED_WITHIN, acting).await.is_err() {
+            tracing::warn!("a notification waits to be written");
+        }
     }
 
     /// Will a result, or further events, still come?

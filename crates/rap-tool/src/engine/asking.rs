@@ -7,11 +7,11 @@ use rap_io::writer::Lane;
 use rap_protocol::{ResponseUrl, parse_choice_answer};
 use rusqlite::Connection;
 
-use super::{Engine, Refusal, Run};
+use super::{Abandoned, Engine, Refusal, Run};
 use crate::error::Error;
 use crate::journal::Seq;
 use crate::journal::questions::{self, Answer, Asked};
-use crate::rules::{Aside, Question};
+use crate::rules::{Aside, Ignored, Question};
 
 /// Where a choice is answered, below the public URL.
 pub(crate) const CHOICE_PATH: &str = "/choice";
@@ -58,27 +58,37 @@ impl Engine {
         within: Option<Duration>,
     ) -> Result<Option<Answer>, Error> {
         let over = || Error::new("the call is over");
-        let asking =
-            move |engine: &Engine, db: &Connection| engine.book.ask(db, call, &name, &aside, engine.now());
-        match self.write(asking).await {
-            Some(Ok(Asked::Now(applied))) => self.follow(call, *applied),
-            Some(Ok(Asked::Before)) => {}
-            Some(Err(_)) | None => return Err(over()),
+        loop {
+            let (news, aside) = (run.news.notified(), aside.clone());
+            let asking = move |engine: &Engine, db: &Connection| {
+                engine.book.ask(db, call, &name, &aside, engine.now())
+            };
+            let abandoned = Abandoned { due: Some(&self.due) };
+            let asked = self.write(asking).await;
+            abandoned.not();
+            match asked {
+                Some(Ok(Asked::Now(applied))) => break self.follow(call, *applied),
+                Some(Ok(Asked::Before)) => break,
+                Some(Err(Ignored::Full)) => news.await,
+                Some(Err(_)) | None => return Err(over()),
+            }
         }
+        let find = || self.write(move |_, db| questions::find(db, &name));
         let answered = async {
             loop {
                 let news = run.news.notified();
-                let found = self.write(move |_, db| questions::find(db, &name)).await.flatten();
-                match found {
+                match find().await.flatten() {
                     Some(questions::Stored { answer: Some(answer), .. }) => return Ok(Some(answer)),
                     Some(_) if !run.is_stopped() => news.await,
                     Some(_) | None => return Err(over()),
                 }
             }
         };
-        match within {
-            None => answered.await,
-            Some(within) => tokio::time::timeout(within, answered).await.unwrap_or(Ok(None)),
+        let Some(within) = within else { return answered.await };
+        match tokio::time::timeout(within, answered).await {
+            Ok(answered) => answered,
+            // It may have come in the last moment.
+            Err(_) => Ok(find().await.flatten().and_then(|question| question.answer)),
         }
     }
 
@@ -108,14 +118,18 @@ impl Engine {
     /// The first answer counts; the same one again is harmless.
     async fn answer(self: &Arc<Self>, name: Question, answer: Answer) -> Result<Answered, Refusal> {
         let given = answer.clone();
-        let writing = move |db: &Connection| {
+        let writing = move |_: &Arc<Engine>, db: &Connection| {
             questions::answer(db, &name, &given)?;
             questions::find(db, &name)
         };
-        let Some(question) = self.writer.run(Lane::External, writing).await? else {
-            return Ok(Answered::Unknown);
+        let engine = Arc::clone(self);
+        let tell = move |question: Option<questions::Stored>| match question {
+            None => Answered::Unknown,
+            Some(question) => {
+                engine.tell_news(question.call);
+                if question.answer == Some(answer) { Answered::Taken } else { Answered::Otherwise }
+            }
         };
-        self.tell_news(question.call);
-        Ok(if question.answer == Some(answer) { Answered::Taken } else { Answered::Otherwise })
+        self.act_upon(writing, tell).await
     }
 }

@@ -45,7 +45,7 @@ pub(super) struct Lanes {
     hosts: HashMap<i64, usize>,
     /// A lane found no place, or may have; look for due ones when one becomes free.
     starved: bool,
-    /// How often a lane has looked into the journal for what to send.
+    /// How often a lane has looked into the journal for what to send, or something was dropped from it.
     looks: u64,
 }
 
@@ -141,9 +141,11 @@ impl Engine {
         true
     }
 
-    /// Stops sending what was dropped from the outbox.
+    /// Stops sending what was dropped from the outbox: what is under way, and what is at hand but has no lane yet.
     pub(super) fn interrupt_delivery(&self, call: Seq) {
-        if let Some(lane) = lock(&self.lanes).active.get_mut(&call) {
+        let mut lanes = lock(&self.lanes);
+        lanes.looks += 1;
+        if let Some(lane) = lanes.active.get_mut(&call) {
             lane.again = true;
             lane.interrupt.notify_one();
         }
@@ -194,13 +196,14 @@ impl Engine {
         let id = letter.seq;
         loop {
             tokio::select! {
-                attempted = &mut attempt => return Some(attempted),
+                biased;
                 () = interrupt.notified() => {
                     // It may have been meant for the message before this one.
                     if self.write(move |_, db| outbox::waits(db, id)).await != Some(true) {
                         return None;
                     }
                 }
+                attempted = &mut attempt => return Some(attempted),
             }
         }
     }

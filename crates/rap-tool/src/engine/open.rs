@@ -23,11 +23,17 @@ use crate::clock::Clock;
 use crate::error::ServeError;
 use crate::journal::{Book, MIGRATIONS};
 use crate::limits::Limits;
-use crate::rate::Limiter;
+use crate::rate::{Limiter, Rate};
 
 /// How many jobs share a commit. With more, the writer and those who talk HTTP wait for each other in turns: of 64
 /// connections, half are being written while the others are being answered.
 const BATCH_JOBS: usize = 32;
+
+/// How often the metrics may be read.
+const SCRAPES: Rate = Rate::new(2, 20);
+
+/// How many notifications may wait to be written.
+const NOTIFICATIONS: usize = 4_096;
 
 /// All that a server is made of.
 pub(crate) struct Parts {
@@ -87,6 +93,7 @@ pub(crate) fn open(parts: Parts, place: Place) -> Result<Arc<Engine>, ServeError
         tools,
         on_close,
         invocations: Limiter::new(limits.invocation_rate),
+        notified: Arc::new(Semaphore::new(NOTIFICATIONS)),
         calls: Arc::new(Semaphore::new(limits.calls)),
         subscriptions: Arc::new(Semaphore::new(limits.subscriptions)),
         book: Book { key, most_events: limits.waiting_events },
@@ -97,6 +104,7 @@ pub(crate) fn open(parts: Parts, place: Place) -> Result<Arc<Engine>, ServeError
         states,
         counters: metrics::Counters::default(),
         answers: Limiter::new(limits.notification_rate),
+        scrapes: Limiter::new(SCRAPES),
         runs: Mutex::default(),
         early: Mutex::default(),
         lanes: Mutex::default(),

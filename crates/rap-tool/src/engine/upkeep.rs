@@ -33,6 +33,8 @@ impl Engine {
     }
 
     async fn clear_away(self: Arc<Self>, caller: Caller, thread: ThreadId) {
+        let (owner, id) = (caller.clone(), thread.clone());
+        let closing = self.write(move |engine, db| engine.book.last_closing(db, &owner, &id)).await.flatten();
         if let Some(hook) = &self.on_close {
             // The author's code runs inside the future, where a panic is caught.
             let cleared = async { hook(self.thread(&caller, &thread)).await };
@@ -48,7 +50,7 @@ impl Engine {
                 Err(_) => tracing::error!(?thread, "clearing up after a thread panicked"),
             }
         }
-        self.write(move |engine, db| engine.book.cleared(db, &caller, &thread)).await;
+        self.write(move |engine, db| engine.book.cleared(db, &caller, &thread, closing)).await;
     }
 
     /// Picks up what an earlier process has left: nothing that it acknowledged is lost.
@@ -113,16 +115,16 @@ impl Engine {
                 () = tokio::time::sleep(round) => {}
                 () = self.stopping.cancelled() => return,
             }
-            looked_up_to = self.close_expired(looked_up_to).await;
+            let now = self.now();
+            looked_up_to = self.close_expired(looked_up_to, now).await;
             // A call is needed for as long as its thread may have to be closed.
-            self.forget_settled(self.now().minus(remember.max(thread_ttl))).await;
+            self.forget_settled(now.minus(remember.max(thread_ttl))).await;
         }
     }
 
     /// Closes threads whose closing never came; how far it has looked. One transaction finds and closes them: no
     /// call comes between.
-    async fn close_expired(self: &Arc<Self>, mut after: LookedUpTo) -> LookedUpTo {
-        let now = self.now();
+    async fn close_expired(self: &Arc<Self>, mut after: LookedUpTo, now: Timestamp) -> LookedUpTo {
         let before = now.minus(self.limits.thread_ttl);
         loop {
             let close_page = move |engine: &Engine, db: &Connection| {

@@ -36,10 +36,18 @@ fn last_call(db: &Connection, key: &[u8; 8]) -> Result<Option<Seq>> {
         .query_row(params![from, to], |row| row.get(0))
 }
 
-/// What belongs to a thread has been cleared away.
-pub(super) fn cleared(db: &Connection, key: &[u8; 8]) -> Result<()> {
-    db.prepare_cached("UPDATE closings SET pending = 0 WHERE thread_key = ?1")?.execute([key])?;
+/// What belongs to a thread has been cleared away, unless it was closed once more since this closing.
+pub(super) fn cleared(db: &Connection, key: &[u8; 8], closing: Option<Seq>) -> Result<()> {
+    db.prepare_cached("UPDATE closings SET pending = 0 WHERE thread_key = ?1 AND last_call = ?2")?
+        .execute(params![key, closing])?;
     Ok(())
+}
+
+/// The call that the thread's last closing came after.
+pub(super) fn last_closing(db: &Connection, key: &[u8; 8]) -> Result<Option<Seq>> {
+    db.prepare_cached("SELECT last_call FROM closings WHERE thread_key = ?1")?
+        .query_row([key], |row| row.get(0))
+        .optional()
 }
 
 /// Threads whose closing was begun and not finished.
@@ -90,11 +98,7 @@ pub(crate) fn expired(db: &Connection, after: LookedUpTo, before: Timestamp, mos
 }
 
 fn is_open(db: &Connection, key: &[u8; 8]) -> Result<bool> {
-    let closed: Option<Seq> = db
-        .prepare_cached("SELECT last_call FROM closings WHERE thread_key = ?1")?
-        .query_row([key], |row| row.get(0))
-        .optional()?;
-    Ok(last_call(db, key)? > closed)
+    Ok(last_call(db, key)? > last_closing(db, key)?)
 }
 
 fn is_used_since(db: &Connection, key: &[u8; 8], before: Timestamp) -> Result<bool> {
