@@ -60,16 +60,20 @@ impl fmt::Display for Error {
     }
 }
 
-/// With its causes, since this is what `main` prints.
+/// With those of its causes that it does not tell itself, since this is what `main` prints.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")?;
+        let told = self.to_string();
+        f.write_str(&told)?;
         let mut source = match self {
             Error::Told(_) => None,
             Error::Caused(error) => error.source(),
         };
         while let Some(cause) = source {
-            write!(f, "\n  because: {cause}")?;
+            let text = cause.to_string();
+            if !told.contains(&text) {
+                write!(f, "\n  because: {text}")?;
+            }
             source = cause.source();
         }
         Ok(())
@@ -128,7 +132,12 @@ pub enum ServeError {
     /// Another process has the journal.
     #[error(transparent)]
     Locked(#[from] rap_io::lock::LockError),
-    /// The key is missing or unusable.
+    /// The key that was given is not one.
+    #[error(
+        "RAP_TOOL_KEY, or what is given to .key(…), has to be 64 hexadecimal digits or the base64 of 32 bytes"
+    )]
+    BadKey,
+    /// The file of the key is unusable.
     #[error(transparent)]
     Key(#[from] rap_io::secret_box::Error),
     /// The journal was written with another key.
@@ -140,4 +149,16 @@ pub enum ServeError {
     /// The journal can not be used.
     #[error("can not use the journal: {0}")]
     Journal(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn main_prints_a_cause_once() {
+        let source = std::io::Error::other("the port is taken");
+        let error = Error::from(ServeError::Bind { address: "127.0.0.1:1".into(), source });
+        assert_eq!(format!("{error:?}"), "can not listen on 127.0.0.1:1: the port is taken");
+    }
 }

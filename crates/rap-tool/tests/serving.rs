@@ -193,7 +193,7 @@ async fn a_journal_belongs_to_one_server_and_one_key() {
     let error = refusal(server(data.path()).key("ab".repeat(32)), "127.0.0.1:0").await;
     assert!(matches!(error, ServeError::WrongKey(_)), "{error}");
     let error = refusal(server(data.path()).key("short"), "127.0.0.1:0").await;
-    assert!(matches!(error, ServeError::Key(_)), "{error}");
+    assert!(matches!(error, ServeError::BadKey), "{error}");
     assert!(!error.to_string().contains("short"), "{error}");
     server(data.path()).bind("127.0.0.1:0").await.map(|bound| bound.local_addr()).unwrap();
 }

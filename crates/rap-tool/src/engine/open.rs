@@ -62,7 +62,7 @@ pub(crate) fn open(parts: Parts, place: Place) -> Result<Arc<Engine>, ServeError
     create_private_dir(&data)?;
     let lock = DirLock::take(&data.join("journal.lock"))?;
     let key = match key {
-        Some(text) => Key::parse(text.expose())?,
+        Some(text) => Key::parse(text.expose()).map_err(|_| ServeError::BadKey)?,
         None => Key::from_file(&data.join("journal.key"))?,
     };
     let path = data.join("journal.db");
