@@ -167,6 +167,7 @@ impl Subscription {
         Ok(())
     }
 
+    // Argued: SE-23 an event is what the handler sends and nothing else; the guide tells authors to check its source.
     async fn post(&self, event: Event, input: impl Fn(String, bool) -> Input) -> Result<(), SendError> {
         let cursor = event.cursor.transpose().map_err(SendError::Cursor)?;
         let bytes = counted(&event.text);

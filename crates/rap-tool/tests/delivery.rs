@@ -13,7 +13,7 @@ use futures_util::{StreamExt, stream};
 use rap_tool::Rate;
 use rap_tool::prelude::*;
 use serde_json::json;
-use support::{Caller, Received, Runtime, Server, data_dir, quick};
+use support::{Caller, Runtime, Server, data_dir, let_retries_pass, quick};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::Barrier;
 
@@ -39,22 +39,6 @@ fn tools() -> ToolServer {
 
 async fn say(caller: &Caller, runtime: &Runtime, id: &str) {
     caller.accepted(&runtime.invocation("say", "thread_1", id, json!({"text": id}))).await;
-}
-
-/// Lets so much time pass that anything that was to be tried again would have been: it takes longer than the
-/// longest pause of these tests until this call, which is refused again and again, comes through.
-async fn let_retries_pass(caller: &Caller, runtime: &mut Runtime) -> Vec<Received> {
-    runtime.answer_next(&[503; 6]);
-    say(caller, runtime, "barrier").await;
-    let mut others = Vec::new();
-    loop {
-        let next = runtime.next().await;
-        if next.name != "barrier" {
-            others.push(next);
-        } else if next.status == 200 {
-            return others;
-        }
-    }
 }
 
 /// Proves: TR-01, TR-14

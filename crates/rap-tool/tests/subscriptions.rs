@@ -12,7 +12,7 @@ use futures_util::{FutureExt, poll};
 use rap_tool::prelude::*;
 use rap_tool::{Limits, Rate, SendError};
 use serde_json::{Value, json};
-use support::{Caller, Received, Runtime, Server, data_dir, quick};
+use support::{Caller, Runtime, Server, data_dir, let_retries_pass, quick};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
 /// Subscribes to what a test makes happen.
@@ -139,22 +139,6 @@ async fn obey(
         answer.send(done).ok();
     }
     Ok(())
-}
-
-/// Lets so much time pass that anything that was to be tried again would have been: it takes longer than the
-/// longest pause of these tests until this call, which is refused again and again, comes through.
-async fn let_retries_pass(caller: &Caller, runtime: &mut Runtime) -> Vec<Received> {
-    runtime.answer_next(&[503; 6]);
-    caller.accepted(&runtime.invocation("say", "thread_0", "barrier", json!({"text": "barrier"}))).await;
-    let mut others = Vec::new();
-    loop {
-        let next = runtime.next().await;
-        if next.name != "barrier" {
-            others.push(next);
-        } else if next.status == 200 {
-            return others;
-        }
-    }
 }
 
 /// Proves: SE-11, SE-12, SE-01, LC-08

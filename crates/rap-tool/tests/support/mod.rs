@@ -298,6 +298,22 @@ impl Caller {
     }
 }
 
+/// Lets so much time pass that anything that was to be tried again would have been: it takes longer than the
+/// longest pause of these tests until this call, which is refused again and again, comes through.
+pub async fn let_retries_pass(caller: &Caller, runtime: &mut Runtime) -> Vec<Received> {
+    runtime.answer_next(&[503; 6]);
+    caller.accepted(&runtime.invocation("say", "thread_0", "barrier", json!({"text": "barrier"}))).await;
+    let mut others = Vec::new();
+    loop {
+        let next = runtime.next().await;
+        if next.name != "barrier" {
+            others.push(next);
+        } else if next.status == 200 {
+            return others;
+        }
+    }
+}
+
 /// A tool server inside of the test, with its journal in a directory of its own.
 pub struct Server {
     pub url: String,
