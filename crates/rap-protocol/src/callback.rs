@@ -1,6 +1,6 @@
 //! Callbacks: what a tool says to the runtime, POSTed to the callback URL of the call.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::content::{Content, Segment, contents, segments};
@@ -50,7 +50,7 @@ pub struct ToolResult {
 }
 
 /// What the model sees of a result.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Body {
     /// Plain text.

@@ -1,6 +1,6 @@
 //! What a result consists of: content for the model, segments for people.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::invalid::{Invalid, describe, quote};
@@ -8,7 +8,7 @@ use crate::limits;
 use crate::read::Object;
 
 /// One item of a result's `content`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Content {
     /// A text.
@@ -21,7 +21,7 @@ pub enum Content {
 }
 
 /// A picture in base64.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
     /// The bytes, in base64.
     pub data: String,
@@ -31,7 +31,7 @@ pub struct Image {
 }
 
 /// One way to show a result to people.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", content = "content", rename_all = "snake_case")]
 pub enum Segment {
     /// A text.

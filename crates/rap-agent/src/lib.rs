@@ -1,0 +1,7 @@
+//! The rules of a runtime: what a thread is, and how a message changes it.
+//!
+//! Pure: no clock, no random, no IO. Time arrives with each message.
+
+mod entry;
+
+pub use crate::entry::{Arguments, CallEntry, Entry, Item, Seq, Speaker};
