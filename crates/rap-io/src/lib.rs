@@ -1,10 +1,11 @@
 //! The IO that tool servers and the runtime share: a group-commit writer for SQLite, the lock of a data
-//! directory, a box for secrets at rest, and an HTTP client that obeys a URL policy.
+//! directory, a box for secrets at rest, an HTTP client that obeys a URL policy, and a server's sockets and signals.
 //!
 //! It knows nothing of the protocol's messages, and must never hold a rule that belongs to them.
 
 pub mod client;
 pub mod lock;
 pub mod secret_box;
+pub mod serve;
 pub mod sqlite;
 pub mod writer;
