@@ -1,0 +1,3 @@
+//! A durable runtime for the Reactive Agent Protocol.
+
+mod store;
