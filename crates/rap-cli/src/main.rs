@@ -102,8 +102,7 @@ fn environment() -> Environment {
 /// Help and the version are no errors; the rest is wrong usage.
 fn explain(error: &clap::Error) -> ExitCode {
     if error.use_stderr() {
-        let told = error.render().to_string();
-        eprint!("rap: {}", told.strip_prefix("error: ").unwrap_or(&told));
+        eprint!("{}", error.render().to_string().replacen("error: ", "rap: ", 1));
         return ExitCode::from(2);
     }
     match error.print() {

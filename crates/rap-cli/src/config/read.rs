@@ -74,11 +74,12 @@ fn read_server(section: &mut Section<'_>, outside: &Outside<'_>) -> Server {
     let tokens = section.read_list("tokens", expected, |item| outside.secret(item));
     // Tokens that are there and wrong are told already.
     let open = tokens.as_ref().map_or(!has_tokens, Vec::is_empty);
+    let ip = listen.ip().to_canonical();
     if let Some(place) = listen_at {
-        if open && !listen.ip().to_canonical().is_loopback() {
+        if open && !ip.is_loopback() {
             section.refuse("listen", place.clone(), Problem::OpenToTheNetwork(listen));
         }
-        if !has_url && listen.ip().is_unspecified() {
+        if !has_url && ip.is_unspecified() {
             section.refuse("listen", place, Problem::NoPublicUrl(listen));
         }
     }
@@ -196,16 +197,17 @@ fn filled_text(setting: &Setting) -> Result<String, Problem> {
 
 fn read_agents(tables: Vec<(Place, Table)>, notes: &mut Notes) -> Vec<Agent> {
     let mut agents: Vec<(Place, Agent)> = Vec::new();
-    for (place, table) in tables {
+    for (begin, table) in tables {
+        let at = place_in(&table, "name", begin);
         let agent = read_in("agent", table, notes, |section| {
-            let agent = read_agent(section, &place);
+            let agent = read_agent(section, &at)?;
             let twin = agents.iter().find(|(_, other)| other.name == agent.name);
-            if let Some((other, _)) = twin.filter(|_| !agent.name.is_empty()) {
-                section.refuse("name", place.clone(), Problem::Repeated(other.clone()));
+            if let Some((other, _)) = twin {
+                section.refuse("name", at.clone(), Problem::Repeated(other.clone()));
             }
-            agent
+            Some(agent)
         });
-        agents.push((place, agent));
+        agents.extend(agent.map(|agent| (at, agent)));
     }
     if agents.is_empty() {
         return vec![Agent::default()];
@@ -213,17 +215,22 @@ fn read_agents(tables: Vec<(Place, Table)>, notes: &mut Notes) -> Vec<Agent> {
     agents.into_iter().map(|(_, agent)| agent).collect()
 }
 
-fn read_agent(section: &mut Section<'_>, place: &Place) -> Agent {
+/// Where a table has this key; without it, where the table begins.
+fn place_in(table: &Table, key: &str, begin: Place) -> Place {
+    table.get(key).map_or(begin, |setting| setting.place.clone())
+}
+
+fn read_agent(section: &mut Section<'_>, at: &Place) -> Option<Agent> {
     if section.place_of("name").is_none() {
-        section.refuse("name", place.clone(), Problem::Missing("every agent has a name"));
+        section.refuse("name", at.clone(), Problem::Missing("every agent has a name"));
     }
     section.not_yet("model", "an agent's own model", "all agents use [model]");
+    let name = section.read("name", agent_name);
+    let system = section.read("system", |setting| value::text(setting).map(str::to_owned));
     let expected = "an array of strings such as [\"*\"]";
-    Agent {
-        name: section.read("name", agent_name).unwrap_or_default(),
-        system: section.read("system", |setting| value::text(setting).map(str::to_owned)).unwrap_or_default(),
-        tools: section.read_list("tools", expected, tool_glob).unwrap_or(Agent::default().tools),
-    }
+    let tools = section.read_list("tools", expected, tool_glob);
+    let usual = Agent::default();
+    Some(Agent { name: name?, system: system.unwrap_or(usual.system), tools: tools.unwrap_or(usual.tools) })
 }
 
 fn agent_name(setting: &Setting) -> Result<String, Problem> {
@@ -244,27 +251,24 @@ fn read_tool_servers(
     outside: &Outside<'_>,
 ) -> Vec<ToolServer> {
     let mut servers: Vec<(Place, ToolServer)> = Vec::new();
-    for (place, table) in tables {
+    for (begin, table) in tables {
+        let at = place_in(&table, "url", begin);
         let server = read_in("tool_server", table, notes, |section| {
-            let at = section.place_of("url");
-            let server = read_tool_server(section, &place, outside)?;
-            let same = |other: &ToolServer| other.url.to_url() == server.url.to_url();
-            match (servers.iter().find(|(_, other)| same(other)), at) {
-                (Some((other, _)), Some(at)) => {
-                    section.refuse("url", at, Problem::Repeated(other.clone()));
-                    None
-                }
-                _ => Some(server),
+            let server = read_tool_server(section, &at, outside)?;
+            let twin = servers.iter().find(|(_, other)| other.url.to_url() == server.url.to_url());
+            if let Some((other, _)) = twin {
+                section.refuse("url", at.clone(), Problem::Repeated(other.clone()));
             }
+            Some(server)
         });
-        servers.extend(server.map(|server| (place, server)));
+        servers.extend(server.map(|server| (at, server)));
     }
     servers.into_iter().map(|(_, server)| server).collect()
 }
 
-fn read_tool_server(section: &mut Section<'_>, place: &Place, outside: &Outside<'_>) -> Option<ToolServer> {
+fn read_tool_server(section: &mut Section<'_>, at: &Place, outside: &Outside<'_>) -> Option<ToolServer> {
     if section.place_of("url").is_none() {
-        section.refuse("url", place.clone(), Problem::Missing("where is the tool server?"));
+        section.refuse("url", at.clone(), Problem::Missing("where is the tool server?"));
     }
     let url = section.read("url", value::base_url);
     let bearer = section.read("bearer", |setting| outside.secret(setting));
