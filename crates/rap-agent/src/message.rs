@@ -113,6 +113,11 @@ pub enum Message {
     Close,
     /// The time that [`crate::Head::due`] named has come.
     Due,
+    /// Something that people should know.
+    Noted {
+        /// What.
+        text: String,
+    },
     /// A child was closed.
     ChildClosed {
         /// Which.

@@ -260,6 +260,7 @@ pub fn step(head: Head, message: Message, now: Timestamp, limits: &Limits) -> Re
         Message::Resume => step.resume()?,
         Message::Close => step.close(),
         Message::Due => step.due()?,
+        Message::Noted { text } => step.append(Item::notice(text)),
         Message::ChildClosed { child } => step.forget_child(&child)?,
     }
     Ok(step.done())

@@ -19,6 +19,8 @@ pub struct Settings {
     pub agents: Vec<Agent>,
     /// The model that all agents ask.
     pub model: Model,
+    /// Whether that model takes images.
+    pub images: bool,
     /// The tool servers.
     pub tool_servers: Vec<ToolServer>,
     /// Where URLs that come from tool servers may lead.

@@ -337,17 +337,17 @@ impl Store {
         .await
     }
 
-    /// When the next timer of any kind fires.
-    pub(crate) async fn next_due(&self) -> Result<Option<Timestamp>, Error> {
-        self.read(|conn| {
+    /// When the next timer of any kind fires. What was due before has been begun.
+    pub(crate) async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {
+        self.read(move |conn| {
             let mut next: Option<i64> = None;
             for sql in [
-                "SELECT min(due) FROM threads WHERE due IS NOT NULL",
-                "SELECT min(invoke_at) FROM calls WHERE state = 0 AND invoke_at IS NOT NULL",
-                "SELECT min(until) FROM calls WHERE until IS NOT NULL",
-                "SELECT min(answer_at) FROM questions WHERE answer_at IS NOT NULL",
+                "SELECT min(due) FROM threads WHERE due > ?1",
+                "SELECT min(invoke_at) FROM calls WHERE state = 0 AND invoke_at > ?1",
+                "SELECT min(until) FROM calls WHERE until > ?1",
+                "SELECT min(answer_at) FROM questions WHERE answer_at > ?1",
             ] {
-                let due: Option<i64> = conn.prepare_cached(sql)?.query_row([], |row| row.get(0))?;
+                let due: Option<i64> = conn.prepare_cached(sql)?.query_row([after.0], |row| row.get(0))?;
                 next = [next, due].into_iter().flatten().min();
             }
             Ok(next.map(Timestamp))
