@@ -3,5 +3,6 @@
 //! Pure: no clock, no random, no IO. Time arrives with each message.
 
 mod entry;
+pub mod prompt;
 
 pub use crate::entry::{Arguments, CallEntry, Entry, Item, Seq, Speaker};
