@@ -1,5 +1,5 @@
 //! The IO that tool servers and the runtime share: a group-commit writer for SQLite, the lock of a data
-//! directory, a box for secrets at rest, and an HTTP client that obeys a URL policy.
+//! directory, a box for secrets at rest, an HTTP client that obeys a URL policy, and a reader of event streams.
 //!
 //! It knows nothing of the protocol's messages, and must never hold a rule that belongs to them.
 
@@ -7,4 +7,5 @@ pub mod client;
 pub mod lock;
 pub mod secret_box;
 pub mod sqlite;
+pub mod sse;
 pub mod writer;
