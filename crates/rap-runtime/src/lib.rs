@@ -1,0 +1,3 @@
+//! The engine that runs agents.
+
+pub mod model;
