@@ -118,7 +118,7 @@ pub enum Model {
     /// No model at all: it does what it is told.
     Scripted(scripted::Scripted),
     /// A server that speaks like OpenAI's.
-    OpenAi(openai::OpenAi),
+    OpenAi(Box<openai::OpenAi>),
 }
 
 impl Model {

@@ -9,8 +9,10 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, Response};
+use axum::serve::ListenerExt;
 use axum::{Router, routing};
-use futures_util::stream;
+use futures_util::future::ready;
+use futures_util::stream::{self, StreamExt};
 use rap_agent::{Entry, Item};
 use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{InputSchema, Secret, Timestamp, UrlPolicy};
@@ -45,11 +47,11 @@ async fn answer(State(server): State<Server>, headers: HeaderMap, body: Bytes) -
     if let Some(seconds) = canned.retry_after {
         response = response.header("retry-after", seconds);
     }
-    let mut chunks = vec![Ok(Bytes::from(canned.body))];
-    if canned.breaks {
-        chunks.push(Err(io::Error::other("cut")));
-    }
-    response.body(Body::from_stream(stream::iter(chunks))).unwrap()
+    let body = stream::iter([Ok(Bytes::from(canned.body))]);
+    // The pause lets the server send the body before it finds that the rest is missing.
+    let end = stream::once(tokio::task::yield_now());
+    let end = end.filter_map(move |()| ready(canned.breaks.then(|| Err(io::Error::other("cut")))));
+    response.body(Body::from_stream(body.chain(end))).unwrap()
 }
 
 struct Asked {
@@ -63,6 +65,7 @@ async fn start(answers: impl IntoIterator<Item = Canned>) -> Asked {
         Router::new().route("/v1/chat/completions", routing::post(answer)).with_state(server.clone());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base_url = Url::parse(&format!("http://{}/v1/", listener.local_addr().unwrap())).unwrap();
+    let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
     Asked { server, model: model(base_url) }
 }
@@ -70,7 +73,7 @@ async fn start(answers: impl IntoIterator<Item = Canned>) -> Asked {
 fn model(base_url: Url) -> Model {
     let client = Client::new(UrlPolicy::Local, ClientLimits::default());
     let settings = Settings { base_url, name: "gpt".into(), api_key: Some(Secret::new(KEY)) };
-    Model::OpenAi(OpenAi::new(client, settings).unwrap())
+    Model::OpenAi(Box::new(OpenAi::new(client, settings).unwrap()))
 }
 
 fn question() -> Question {
@@ -358,14 +361,18 @@ async fn a_server_that_is_not_there_may_come_back() {
 async fn a_stream_that_was_cut_is_never_an_answer() {
     let stream = events(&recorded()).into_bytes();
     let whole = ask(ok(stream.clone())).await.unwrap();
-    let end = b"\"finish_reason\":\"tool_calls\"";
-    let finished = stream.windows(end.len()).position(|window| window == end).unwrap();
-    let finished = finished + stream[finished..].windows(2).position(|window| window == b"\n\n").unwrap() + 2;
+    // The end of the event that begins the answer, and of the one that says that it is whole.
+    let end_of = |event: usize| {
+        stream.windows(2).enumerate().filter(|(_, two)| two == b"\n\n").nth(event).unwrap().0 + 2
+    };
+    let (said, finished) = (end_of(0), end_of(5));
     for breaks in [true, false] {
         let cuts = (0..stream.len()).map(|cut| Canned { breaks, ..ok(&stream[..cut]) });
         let asked = start(cuts).await;
         for cut in 0..stream.len() {
-            match asked.ask().await.0 {
+            let (answer, streamed) = asked.ask().await;
+            assert_eq!(streamed == whole.text, cut >= said, "cut at {cut}: {streamed}");
+            match answer {
                 Err(Error::Retry { .. }) => assert!(cut < finished, "cut at {cut}"),
                 Ok(answer) => {
                     assert!(cut >= finished, "cut at {cut}: {answer:?}");
