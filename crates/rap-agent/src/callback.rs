@@ -117,7 +117,9 @@ impl Stepping<'_> {
             return Err(Ignored::Duplicate);
         }
         match birth {
-            Some(birth) if !event.associative => self.bear(&subscription, &event, birth)?,
+            Some(birth) if !event.associative && birth.depth <= self.limits.depth => {
+                self.bear(&subscription, &event, birth)?
+            }
             _ => self.take_inline(&subscription, &event)?,
         }
         if event.is_final {

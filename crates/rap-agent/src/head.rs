@@ -357,6 +357,10 @@ pub struct Limits {
     pub questions: usize,
     /// Children that are not closed.
     pub children: usize,
+    /// How deep threads nest. Beyond it events are taken by their own thread.
+    pub depth: usize,
+    /// Views that are kept; the oldest goes first.
+    pub views: usize,
     /// Questions to the model without anything new from outside.
     pub turns_per_wake: u32,
     /// How long events wait behind open calls.
@@ -375,6 +379,8 @@ impl Default for Limits {
             held: 1000,
             questions: 64,
             children: 64,
+            depth: 8,
+            views: 64,
             turns_per_wake: 50,
             hold_max: Duration::from_secs(60),
             call_timeout: None,

@@ -2,7 +2,7 @@
 //!
 //! [`step`] takes a thread's [`Head`] and a [`Message`] and gives a [`Step`]: the new head, what has to be written
 //! together with it, and what is to be done once that is on disk; or it says by name why nothing changes
-//! ([`Ignored`]).
+//! ([`Ignored`]). [`prompt`] turns a history into a request that a provider accepts.
 //!
 //! There is no clock, no random and no IO here: time arrives with each message, ids are counted.
 //!
@@ -21,6 +21,7 @@ mod entry;
 mod head;
 mod life;
 mod message;
+pub mod prompt;
 mod step;
 mod turn;
 mod user;

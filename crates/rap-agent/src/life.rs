@@ -21,7 +21,7 @@ impl Stepping<'_> {
         if self.head.children.len() >= self.limits.children {
             return Err(Ignored::Full("too many children are at work"));
         }
-        let Birth { parent, child, arguments } = birth;
+        let Birth { parent, child, arguments, .. } = birth;
         let arguments = Arguments::Echo {
             of: subscription.id.clone(),
             kind: kind(subscription, event),

@@ -224,6 +224,8 @@ pub struct Event {
 pub struct Birth {
     /// The thread itself.
     pub parent: ThreadId,
+    /// How many ancestors a child has.
+    pub depth: usize,
     /// The id of the child, if there is to be one.
     pub child: ThreadId,
     /// The arguments of the call that subscribed.

@@ -5,7 +5,6 @@
 
 mod base_url;
 mod document;
-mod glob;
 mod limits;
 mod mistake;
 mod nearest;
@@ -23,9 +22,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use rap_protocol::Secret;
+pub use rap_runtime::ToolGlob;
 
 pub use self::base_url::BaseUrl;
-pub use self::glob::ToolGlob;
 pub use self::limits::Limits;
 pub use self::mistake::{Error, Mistake, Place, Problem};
 use self::outside::Outside;

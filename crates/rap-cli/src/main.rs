@@ -2,11 +2,10 @@
 //!
 //! Exit codes: 0 done, 1 failed, 2 wrong usage. Errors go to stderr, each line as `rap: …`.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::bail;
 use clap::{Args, Parser, Subcommand};
 use rap_cli::config::{Config, Environment, FILE_NAME, File, Flag, Sources};
 use rap_cli::init::{self, Existing};
@@ -77,7 +76,17 @@ fn write_config(flags: &Init) -> anyhow::Result<()> {
 
 fn serve(flags: Serve) -> anyhow::Result<()> {
     let config = Config::load(&flags.sources())?;
-    bail!("the runtime is not built yet; it would listen on {}", config.server.listen)
+    log_to_stderr();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(rap_cli::serve::serve(config))
+}
+
+/// `RUST_LOG` says how much; `info` unless it is set.
+fn log_to_stderr() {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let colours = io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(io::stderr).init();
 }
 
 impl Serve {

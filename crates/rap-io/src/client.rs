@@ -1,11 +1,12 @@
-//! An HTTP client that POSTs JSON to URLs which the other side chose.
+//! An HTTP client for URLs which the other side chose: it POSTs JSON, reads documents and follows streams.
 //!
 //! Invariants:
 //! - It connects only to addresses that its policy permits: an address that is written out is judged before
 //!   connecting, a name's addresses are judged after resolving, and those very addresses are connected to.
 //! - It follows no redirect and uses no proxy: both would lead elsewhere.
 //! - No error text holds a URL's path, query or user: whoever knows a callback URL can speak in a conversation.
-//! - A call ends within its total time, and keeps a bounded part of the answer.
+//! - A call ends within its total time, and keeps a bounded part of the answer. A stream has no total: each wait
+//!   for more of it is bounded, and what is kept is up to its reader.
 
 mod error;
 mod resolver;
@@ -18,8 +19,8 @@ use std::time::Duration;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::{Bytes, BytesMut};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderMap, HeaderName, HeaderValue, Request};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
@@ -28,7 +29,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rap_protocol::UrlPolicy;
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use url::{Position, Url};
 
 pub use error::Error;
@@ -59,8 +60,12 @@ enum Trust {
 pub struct ClientLimits {
     /// For the TCP connection, shared by all addresses of a name.
     pub connect: Duration,
-    /// For the whole call: resolving, connecting, sending, and reading the answer.
+    /// For the whole call: resolving, connecting, sending, and reading the answer. Not for streams.
     pub total: Duration,
+    /// For the status of a stream's answer, which a busy model may keep us waiting for.
+    pub stream_head: Duration,
+    /// How long a stream may be silent.
+    pub stream_idle: Duration,
     /// How much of an answer's body is read; the connection of a longer one is dropped.
     pub drain_bytes: usize,
     /// How many connections to a host are kept for later.
@@ -72,6 +77,8 @@ impl Default for ClientLimits {
         ClientLimits {
             connect: Duration::from_secs(5),
             total: Duration::from_secs(30),
+            stream_head: Duration::from_secs(300),
+            stream_idle: Duration::from_secs(120),
             drain_bytes: 16 * 1024,
             idle_per_host: 64,
         }
@@ -87,6 +94,44 @@ pub struct Reply {
     pub retry_after: Option<Duration>,
     /// At most `drain_bytes` of the body, for error texts. It may be cut off.
     pub body: Bytes,
+}
+
+/// A document that was read to its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fetched {
+    /// The status, redirects included.
+    pub status: u16,
+    /// The server's `Retry-After`, if it is a number of seconds; a day at most.
+    pub retry_after: Option<Duration>,
+    /// The whole body.
+    pub body: Bytes,
+}
+
+/// An answer whose body is read as it comes. Dropping it closes the connection, unless it was read to its end.
+#[derive(Debug)]
+pub struct Streaming {
+    /// The status, redirects included.
+    pub status: u16,
+    /// The server's `Retry-After`, if it is a number of seconds; a day at most.
+    pub retry_after: Option<Duration>,
+    body: Incoming,
+    idle: Duration,
+}
+
+impl Streaming {
+    /// The next piece of the body; nothing at its end. A body that breaks off is an error.
+    pub async fn chunk(&mut self) -> Result<Option<Bytes>, Error> {
+        loop {
+            match timeout(self.idle, self.body.frame()).await.map_err(|_| Error::TimedOut)? {
+                None => return Ok(None),
+                Some(Err(error)) => return Err(Error::of_body(&error)),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) if !data.is_empty() => return Ok(Some(data)),
+                    _ => {}
+                },
+            }
+        }
+    }
 }
 
 impl Client {
@@ -129,20 +174,65 @@ impl Client {
         headers: &[(HeaderName, HeaderValue)],
         body: Bytes,
     ) -> Result<Reply, Error> {
-        self.policy.check(url)?;
-        if url.scheme() == "https" && self.trust == Trust::Nobody {
-            return Err(Error::NoCertificates);
-        }
-        let request = request(url, headers, body)?;
         let deadline = Instant::now() + self.limits.total;
-        let answer = timeout_at(deadline, self.http.request(request)).await.map_err(|_| Error::TimedOut)?;
-        let response = answer.map_err(|error| Error::of(&error))?;
-        let (head, body) = response.into_parts();
+        let (head, body) = self.send(Method::POST, url, headers, body, deadline).await?.into_parts();
         Ok(Reply {
             status: head.status.as_u16(),
             retry_after: retry_after(&head.headers),
             body: drain(body, self.limits.drain_bytes, deadline).await,
         })
+    }
+
+    /// GETs a document. Any status is an answer; a body of more than `max_bytes` is [`Error::TooLong`], and one
+    /// that does not end in time is an error as well.
+    pub async fn get(
+        &self,
+        url: &Url,
+        headers: &[(HeaderName, HeaderValue)],
+        max_bytes: usize,
+    ) -> Result<Fetched, Error> {
+        let deadline = Instant::now() + self.limits.total;
+        let response = self.send(Method::GET, url, headers, Bytes::new(), deadline).await?;
+        let (head, body) = response.into_parts();
+        Ok(Fetched {
+            status: head.status.as_u16(),
+            retry_after: retry_after(&head.headers),
+            body: read_whole(body, max_bytes, deadline).await?,
+        })
+    }
+
+    /// POSTs `body` as JSON and gives the answer as soon as its status is here. Any status is an answer.
+    pub async fn post_stream(
+        &self,
+        url: &Url,
+        headers: &[(HeaderName, HeaderValue)],
+        body: Bytes,
+    ) -> Result<Streaming, Error> {
+        let deadline = Instant::now() + self.limits.stream_head;
+        let (head, body) = self.send(Method::POST, url, headers, body, deadline).await?.into_parts();
+        Ok(Streaming {
+            status: head.status.as_u16(),
+            retry_after: retry_after(&head.headers),
+            body,
+            idle: self.limits.stream_idle,
+        })
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        url: &Url,
+        headers: &[(HeaderName, HeaderValue)],
+        body: Bytes,
+        deadline: Instant,
+    ) -> Result<Response<Incoming>, Error> {
+        self.policy.check(url)?;
+        if url.scheme() == "https" && self.trust == Trust::Nobody {
+            return Err(Error::NoCertificates);
+        }
+        let request = request(method, url, headers, body)?;
+        let answer = timeout_at(deadline, self.http.request(request)).await.map_err(|_| Error::TimedOut)?;
+        answer.map_err(|error| Error::of(&error))
     }
 }
 
@@ -163,16 +253,18 @@ fn native_tls() -> Option<ClientConfig> {
 }
 
 fn request(
+    method: Method,
     url: &Url,
     headers: &[(HeaderName, HeaderValue)],
     body: Bytes,
 ) -> Result<Request<Full<Bytes>>, Error> {
     let scheme = &url[..Position::BeforeUsername];
     let rest = &url[Position::BeforeHost..Position::AfterQuery];
-    let mut request =
-        Request::post(format!("{scheme}{rest}")).body(Full::new(body)).map_err(|_| Error::BadUrl)?;
+    let kind = if method == Method::GET { ACCEPT } else { CONTENT_TYPE };
+    let request = Request::builder().method(method).uri(format!("{scheme}{rest}"));
+    let mut request = request.body(Full::new(body)).map_err(|_| Error::BadUrl)?;
     let all = request.headers_mut();
-    all.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    all.insert(kind, HeaderValue::from_static("application/json"));
     if let Some(basic) = basic_auth(url) {
         all.insert(AUTHORIZATION, basic);
     }
@@ -239,4 +331,18 @@ async fn drain(mut body: Incoming, limit: usize, deadline: Instant) -> Bytes {
         }
     }
     read.freeze()
+}
+
+/// Reads all of a body, if it has no more than `limit` bytes.
+async fn read_whole(mut body: Incoming, limit: usize, deadline: Instant) -> Result<Bytes, Error> {
+    let mut read = BytesMut::new();
+    while let Some(frame) = timeout_at(deadline, body.frame()).await.map_err(|_| Error::TimedOut)? {
+        let frame = frame.map_err(|error| Error::of_body(&error))?;
+        let Some(data) = frame.data_ref() else { continue };
+        if data.len() > limit - read.len() {
+            return Err(Error::TooLong { limit });
+        }
+        read.extend_from_slice(data);
+    }
+    Ok(read.freeze())
 }

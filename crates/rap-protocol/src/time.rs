@@ -88,7 +88,6 @@ mod tests {
         }
     }
 
-
     #[test]
     fn time_saturates_instead_of_wrapping() {
         assert_eq!(Timestamp(i64::MAX).plus(Duration::from_secs(1)), Timestamp(i64::MAX));

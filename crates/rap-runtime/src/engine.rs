@@ -84,7 +84,8 @@ impl Engine {
         });
         let limits = &settings.limits;
         let store = Store::open(&settings.database, key.clone(), limits.thread.clone(), outlet)?;
-        let client = |total| Client::new(settings.url_policy, ClientLimits { total, ..ClientLimits::default() });
+        let client =
+            |total| Client::new(settings.url_policy, ClientLimits { total, ..ClientLimits::default() });
         let engine = Arc::new(Engine {
             store,
             tokens: Tokens::new([key], limits.callback_token_lifetime),

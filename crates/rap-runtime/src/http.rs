@@ -50,7 +50,11 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .route("/readyz", get(api::ready))
         .fallback(async || Refused::new(StatusCode::NOT_FOUND, "not_found", "there is nothing here"))
         .method_not_allowed_fallback(async || {
-            Refused::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path takes another method")
+            Refused::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "this path takes another method",
+            )
         })
         .with_state(engine)
 }

@@ -4,6 +4,7 @@
 //! The rules are those of [`rap_agent`]; this crate reads, steps, commits and carries out what a step asks for.
 
 mod engine;
+mod glob;
 mod http;
 pub mod model;
 mod settings;
@@ -18,8 +19,9 @@ use axum::Router;
 use rap_io::serve::{ServeLimits, serve_until};
 use tokio::net::TcpListener;
 
-pub use crate::engine::StartError;
 use crate::engine::Engine;
+pub use crate::engine::StartError;
+pub use crate::glob::ToolGlob;
 pub use crate::settings::{Agent, Limits, Settings, ToolServer};
 pub use crate::store::OpenError;
 

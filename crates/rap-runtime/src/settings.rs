@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rap_protocol::{Secret, UrlPolicy};
 
+use crate::glob::ToolGlob;
 use crate::model::Model;
 
 /// Everything a runtime needs to know.
@@ -36,30 +37,20 @@ pub struct Agent {
     pub name: String,
     /// What it is told before everything else.
     pub system: String,
-    /// Which tools it may use: names, with `*` for any part of one.
-    pub tools: Vec<String>,
+    /// Which tools it may use.
+    pub tools: Vec<ToolGlob>,
 }
 
 impl Default for Agent {
     fn default() -> Self {
-        Agent { name: "default".into(), system: String::new(), tools: vec!["*".into()] }
+        Agent { name: "default".into(), system: String::new(), tools: vec![ToolGlob::every()] }
     }
 }
 
 impl Agent {
     /// Whether it may use a tool.
     pub(crate) fn may_use(&self, tool: &str) -> bool {
-        self.tools.iter().any(|pattern| matches(pattern, tool))
-    }
-}
-
-/// `*` stands for any text.
-fn matches(pattern: &str, text: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == text,
-        Some((start, rest)) => text.strip_prefix(start).is_some_and(|text| {
-            (0..=text.len()).filter(|at| text.is_char_boundary(*at)).any(|at| matches(rest, &text[at..]))
-        }),
+        self.tools.iter().any(|pattern| pattern.matches(tool))
     }
 }
 
@@ -125,28 +116,6 @@ impl Default for Limits {
             connections: 4096,
             request_within: Duration::from_secs(30),
             stop_within: Duration::from_secs(2),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_star_stands_for_any_part_of_a_name() {
-        let table = [
-            ("*", "anything", true),
-            ("git_*", "git_log", true),
-            ("git_*", "svn_log", false),
-            ("*_log", "git_log", true),
-            ("a*b*c", "a1b2c", true),
-            ("a*b*c", "a1c2b", false),
-            ("echo", "echo", true),
-            ("echo", "echo2", false),
-        ];
-        for (pattern, name, expected) in table {
-            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
         }
     }
 }

@@ -32,7 +32,7 @@ use read::Readers;
 use rows::Applying;
 
 pub(crate) use read::{
-    Asked, CallRow, DueAnswer, DueInvocation, InboxItem, Letters, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow,
+    Asked, CallRow, DueAnswer, InboxItem, Letters, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow,
     ViewRow,
 };
 pub(crate) use thread::{NewThread, Thread, ThreadNo, fresh_id, random};
@@ -107,7 +107,11 @@ pub(crate) enum Target {
     Id(ThreadId),
     No(ThreadNo),
     /// As a callback token says it; another incarnation is another thread.
-    Token { no: ThreadNo, incarnation: u64, id: ThreadId },
+    Token {
+        no: ThreadNo,
+        incarnation: u64,
+        id: ThreadId,
+    },
 }
 
 impl Target {
@@ -184,8 +188,9 @@ impl Store {
         });
         let (file, lost) = (path.to_owned(), Arc::clone(&shared));
         let writer_limits = WriterLimits { batch_jobs: BATCH_JOBS, ..WriterLimits::default() };
-        let writer = Writer::start_watched(move || open_sqlite(&file), writer_limits, move || lost.forget_heads())
-            .map_err(|error| failed(error.to_string()))?;
+        let writer =
+            Writer::start_watched(move || open_sqlite(&file), writer_limits, move || lost.forget_heads())
+                .map_err(|error| failed(error.to_string()))?;
         Ok(Store { writer, shared, readers: Arc::new(Readers::new(path.to_owned())) })
     }
 
@@ -286,7 +291,9 @@ impl Shared {
     }
 
     fn create(&self, conn: &Connection, new: NewThread) -> rusqlite::Result<Ran> {
-        let Some(loaded) = rows::insert_root(conn, &new, now())? else { return Ok(Ran::Refused(Error::Exists)) };
+        let Some(loaded) = rows::insert_root(conn, &new, now())? else {
+            return Ok(Ran::Refused(Error::Exists));
+        };
         let Some(text) = new.message else { return Ok(Ran::Done(Vec::new(), Receipt { turn: 0 })) };
         let target = Target::No(loaded.thread.no);
         let said = Message::Said { text, on_busy: rap_agent::OnBusy::Join };
@@ -420,7 +427,8 @@ fn inform(
                 None
             } else {
                 let arguments = rows::arguments_of(conn, thread.no, subscription.seq, &call)?;
-                Some(Birth { parent: thread.id.clone(), child: fresh_id(now), arguments })
+                let depth = thread.ancestors.len() + 1;
+                Some(Birth { parent: thread.id.clone(), depth, child: fresh_id(now), arguments })
             };
             Ok(Message::Happened { call, event, past: None, seen, birth })
         }
@@ -437,7 +445,10 @@ struct SetAside<'a> {
 impl Drop for SetAside<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            tracing::error!(thread = self.no, "a step panicked; its thread is set aside until the next start");
+            tracing::error!(
+                thread = self.no,
+                "a step panicked; its thread is set aside until the next start"
+            );
             self.shared.aside().insert(self.no);
         }
     }

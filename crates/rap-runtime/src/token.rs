@@ -95,7 +95,12 @@ mod tests {
     }
 
     fn grant() -> Grant {
-        Grant { thread: 7, incarnation: u64::MAX, since: Timestamp(1000), call: CallId::new("call_1").unwrap() }
+        Grant {
+            thread: 7,
+            incarnation: u64::MAX,
+            since: Timestamp(1000),
+            call: CallId::new("call_1").unwrap(),
+        }
     }
 
     /// Proves: TR-20

@@ -87,9 +87,11 @@ impl SessionTools {
 
     /// All that is offered, in the order of servers and tools.
     pub(crate) fn offered(&self) -> impl Iterator<Item = &Tool> {
-        self.servers.iter().filter_map(|server| server.toolset.as_deref()).flat_map(|toolset| &toolset.tools).filter(
-            |tool| self.offered.contains_key(tool.name.as_str()),
-        )
+        self.servers
+            .iter()
+            .filter_map(|server| server.toolset.as_deref())
+            .flat_map(|toolset| &toolset.tools)
+            .filter(|tool| self.offered.contains_key(tool.name.as_str()))
     }
 
     pub(crate) fn server(&self, url: &str) -> Option<&ServerTools> {
@@ -264,7 +266,8 @@ impl Toolsets {
     }
 
     async fn fetch_now(&self, server: &ToolServer) -> Result<(String, Vec<u8>), String> {
-        let url = Url::parse(&format!("{}{DISCOVERY_PATH}", server.url)).map_err(|error| error.to_string())?;
+        let url =
+            Url::parse(&format!("{}{DISCOVERY_PATH}", server.url)).map_err(|error| error.to_string())?;
         let answer = self.client.get(&url, &authorization(server), TOOLSET_BYTES).await;
         let answer = answer.map_err(|error| format!("discovery failed: {error}"))?;
         if answer.status != 200 {
@@ -305,10 +308,8 @@ impl Toolsets {
         join_all(unasked.map(|server| self.fetch(server))).await;
         let at = now();
         let latest = self.memory().latest.clone();
-        let fresh: Vec<Refreshed> = latest
-            .into_iter()
-            .map(|(server, fetched)| Refreshed { root: 0, server, fetched, at })
-            .collect();
+        let fresh: Vec<Refreshed> =
+            latest.into_iter().map(|(server, fetched)| Refreshed { root: 0, server, fetched, at }).collect();
         self.assemble(store, &[], &fresh).await
     }
 }
@@ -357,7 +358,10 @@ pub(crate) fn authorization(server: &ToolServer) -> Vec<(HeaderName, HeaderValue
             vec![(header::AUTHORIZATION, value)]
         }
         Err(_) => {
-            tracing::error!(server = server.url, "the bearer token can not stand in a header; it is not sent");
+            tracing::error!(
+                server = server.url,
+                "the bearer token can not stand in a header; it is not sent"
+            );
             Vec::new()
         }
     }

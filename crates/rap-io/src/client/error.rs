@@ -33,6 +33,12 @@ pub enum Error {
     /// The connection broke, or what came is not HTTP. The request may have arrived.
     #[error("no usable answer: {0}")]
     Protocol(&'static str),
+    /// The answer is longer than was asked for.
+    #[error("the answer has more than {limit} bytes")]
+    TooLong {
+        /// What was asked for.
+        limit: usize,
+    },
 }
 
 impl Error {
@@ -45,6 +51,11 @@ impl Error {
         } else {
             Error::Protocol(broken(error))
         }
+    }
+
+    /// The body of an answer broke off.
+    pub(super) fn of_body(error: &hyper::Error) -> Self {
+        Error::Protocol(broken(error))
     }
 }
 
@@ -61,7 +72,7 @@ fn unreachable(error: &legacy::Error) -> String {
     }
 }
 
-fn broken(error: &legacy::Error) -> &'static str {
+fn broken(error: &(dyn StdError + 'static)) -> &'static str {
     match find::<hyper::Error>(error) {
         Some(hyper) if hyper.is_parse() => "it is not HTTP/1.1, or its head is too large",
         Some(hyper) if hyper.is_incomplete_message() => "the connection was closed before it was complete",

@@ -77,7 +77,7 @@ fn read_request(reader: &mut impl BufRead) -> io::Result<String> {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
     }
-    let length = request.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+    let length = request.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap_or("0");
     let mut body = vec![0; length.parse().unwrap()];
     reader.read_exact(&mut body)?;
     request.push_str(std::str::from_utf8(&body).unwrap());
@@ -370,4 +370,87 @@ async fn a_server_without_tls_is_unreachable_by_https() {
     let url = Url::parse(&format!("https://127.0.0.1:{port}/{SECRET}")).unwrap();
     let error = error(&trusting(&[]), &url).await;
     assert!(matches!(&error, Error::Unreachable(why) if why.starts_with("TLS: ")), "{error:?}");
+}
+
+fn server_that(says: &'static str, then: io::ErrorKind) -> Server {
+    Server::start(move |stream| {
+        stream.write_all(says.as_bytes())?;
+        Err(then.into())
+    })
+}
+
+#[tokio::test]
+async fn a_document_is_read_to_its_end() {
+    let server = Server::saying("HTTP/1.1 404 Gone\r\nretry-after: 3\r\ncontent-length: 5\r\n\r\n12345");
+    let headers = [(HeaderName::from_static("x-one"), HeaderValue::from_static("1"))];
+    let fetched = client().get(&server.url(), &headers, 5).await.unwrap();
+    let retry_after = Some(Duration::from_secs(3));
+    assert_eq!(fetched, Fetched { status: 404, retry_after, body: Bytes::from_static(b"12345") });
+    let request = server.requests.recv().unwrap();
+    assert!(request.starts_with(&format!("GET /{SECRET}?q={SECRET} HTTP/1.1\r\n")), "{request}");
+    assert!(request.contains("\r\naccept: application/json\r\n"), "{request}");
+    assert!(request.contains("\r\nx-one: 1\r\n") && !request.contains("content-type"), "{request}");
+}
+
+#[tokio::test]
+async fn a_document_that_is_not_whole_is_an_error() {
+    let half = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n123";
+    let table = [
+        (Server::saying("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n12345"), "more than 4 bytes"),
+        (Server::saying(half), "no answer in time"),
+        (server_that(half, io::ErrorKind::Other), "no usable answer"),
+        (Server::saying(""), "no answer in time"),
+    ];
+    for (server, expected) in table {
+        let error = impatient().get(&server.url(), &[], 4).await.unwrap_err().to_string();
+        assert!(error.contains(expected) && !error.contains(SECRET), "{error}");
+    }
+    let metadata = Url::parse(&format!("http://169.254.169.254/{SECRET}")).unwrap();
+    assert!(matches!(client().get(&metadata, &[], 4).await, Err(Error::Forbidden(_))));
+}
+
+const STREAM: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n";
+
+fn listener() -> Client {
+    let limits = ClientLimits {
+        total: Duration::ZERO,
+        stream_head: Duration::from_millis(300),
+        stream_idle: Duration::from_millis(300),
+        ..ClientLimits::default()
+    };
+    Client::new(UrlPolicy::Local, limits)
+}
+
+async fn listen(server: &Server) -> Result<Streaming, Error> {
+    listener().post_stream(&server.url(), &[], Bytes::from_static(b"{}")).await
+}
+
+#[tokio::test]
+async fn a_stream_is_read_as_it_comes() {
+    let (go, wait) = mpsc::channel::<()>();
+    let wait = std::sync::Mutex::new(wait);
+    let server = Server::start(move |stream| {
+        stream.write_all(STREAM.as_bytes())?;
+        wait.lock().unwrap().recv().map_err(io::Error::other)?;
+        stream.write_all(b"3\r\ntwo\r\n0\r\n\r\n")
+    });
+    let mut stream = listen(&server).await.unwrap();
+    assert_eq!((stream.status, stream.retry_after), (200, None));
+    assert_eq!(stream.chunk().await.unwrap().unwrap(), "one");
+    go.send(()).unwrap();
+    assert_eq!(stream.chunk().await.unwrap().unwrap(), "two");
+    assert_eq!(stream.chunk().await.unwrap(), None);
+    assert!(server.requests.recv().unwrap().ends_with("\r\n\r\n{}"));
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_off_or_falls_silent_is_an_error() {
+    let mut broken = listen(&server_that(STREAM, io::ErrorKind::Other)).await.unwrap();
+    assert_eq!(broken.chunk().await.unwrap().unwrap(), "one");
+    assert!(matches!(broken.chunk().await, Err(Error::Protocol(_))));
+    let server = Server::saying(STREAM);
+    let mut silent = listen(&server).await.unwrap();
+    assert_eq!(silent.chunk().await.unwrap().unwrap(), "one");
+    assert!(matches!(silent.chunk().await, Err(Error::TimedOut)));
+    assert!(matches!(listen(&Server::saying("")).await, Err(Error::TimedOut)));
 }

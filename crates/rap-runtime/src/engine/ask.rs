@@ -26,7 +26,9 @@ enum Failure {
 
 impl Engine {
     pub(super) fn start_asking(self: &Arc<Self>, thread: &Arc<Thread>, turn: u64, up_to: Seq) {
-        let Ok(place) = Arc::clone(&self.ask_places).try_acquire_owned() else { return self.leave_for_later() };
+        let Ok(place) = Arc::clone(&self.ask_places).try_acquire_owned() else {
+            return self.leave_for_later();
+        };
         let Some(abandoned) = self.underway.begin_ask(thread.no, turn) else { return };
         let (engine, thread) = (Arc::clone(self), Arc::clone(thread));
         let ask = async move {
@@ -155,9 +157,10 @@ fn cancel_subscription() -> Offered {
     });
     Offered {
         name: words::CANCEL_SUBSCRIPTION.into(),
-        description: "End a subscription of this conversation, so that its events do not wake you any more. Cancel \
+        description:
+            "End a subscription of this conversation, so that its events do not wake you any more. Cancel \
                       subscriptions that are no longer needed before you finish."
-            .into(),
+                .into(),
         schema: InputSchema::new(schema).expect("bug: the schema compiles"),
     }
 }

@@ -92,7 +92,8 @@ impl Engine {
                 self.fail_call(&sending, text).await;
             }
             Next::GaveUp => {
-                let text = format!("Error: the tool server could not be reached, {number} attempts: {outcome}");
+                let text =
+                    format!("Error: the tool server could not be reached, {number} attempts: {outcome}");
                 self.fail_call(&sending, text).await;
             }
         }
@@ -121,7 +122,8 @@ impl Engine {
 
     async fn attempt(&self, sending: &Sending) -> Ended {
         let Sending { thread, call, arguments, .. } = sending;
-        let Some(server) = self.settings.tool_servers.iter().find(|server| server.url == call.server.0) else {
+        let Some(server) = self.settings.tool_servers.iter().find(|server| server.url == call.server.0)
+        else {
             return Ended::Impossible("the tool's server is no longer configured".into());
         };
         let tools = match self.toolsets.session(&self.store, thread.root).await {
@@ -175,7 +177,13 @@ impl Engine {
     }
 
     /// Backoff lives in the table.
-    async fn try_later(&self, sending: &Sending, at: rap_protocol::Timestamp, attempts: u32, outcome: String) {
+    async fn try_later(
+        &self,
+        sending: &Sending,
+        at: rap_protocol::Timestamp,
+        attempts: u32,
+        outcome: String,
+    ) {
         let Sending { thread, call, .. } = sending;
         let (no, id) = (thread.no, call.id.clone());
         let written = self.store.write(move |conn| {

@@ -29,7 +29,11 @@ impl Engine {
         let body = Bytes::from(serde_json::to_vec(body).expect("bug: a notification is JSON"));
         for server in &self.settings.tool_servers {
             let Ok(place) = Arc::clone(&self.notify_places).try_acquire_owned() else {
-                tracing::warn!(server = server.url, path, "a notification was dropped: too many are under way");
+                tracing::warn!(
+                    server = server.url,
+                    path,
+                    "a notification was dropped: too many are under way"
+                );
                 continue;
             };
             let (engine, server, body) = (Arc::clone(self), server.clone(), body.clone());

@@ -70,9 +70,13 @@ fn decide(
         Ok(arguments) => arguments,
         Err(text) => return Plan::Refuse(format!("Error: the arguments are not a JSON object: {text}")),
     };
-    let poses = arguments.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.starts_with(words::KIND_PREFIX));
+    let poses = arguments
+        .get("kind")
+        .and_then(Value::as_str)
+        .is_some_and(|kind| kind.starts_with(words::KIND_PREFIX));
     if poses {
-        let why = "Error: only the runtime makes calls whose `kind` begins with `interrupt:`; nothing was called";
+        let why =
+            "Error: only the runtime makes calls whose `kind` begins with `interrupt:`; nothing was called";
         return Plan::Refuse(why.into());
     }
     if name == words::CANCEL_SUBSCRIPTION {
@@ -94,8 +98,12 @@ fn decide(
 
 fn no_such_tool(name: &str, agent: &Agent, tools: &SessionTools) -> String {
     let shown: String = name.chars().take(128).collect();
-    let names: Vec<&str> =
-        tools.offered().map(|tool| tool.name.as_str()).filter(|name| agent.may_use(name)).take(NAMES).collect();
+    let names: Vec<&str> = tools
+        .offered()
+        .map(|tool| tool.name.as_str())
+        .filter(|name| agent.may_use(name))
+        .take(NAMES)
+        .collect();
     if names.is_empty() {
         return format!("Error: there is no tool `{shown}`, and no other one at the moment");
     }

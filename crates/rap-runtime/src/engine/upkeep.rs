@@ -99,7 +99,8 @@ impl Engine {
         };
         let number = answer.attempts.saturating_add(1);
         let attempt = Attempt { number, since: answer.since, now: now(), dice: random() as u32 };
-        let patience = Patience { give_up_after: self.settings.limits.invoke_retry_for, ..Patience::INVOCATION };
+        let patience =
+            Patience { give_up_after: self.settings.limits.invoke_retry_for, ..Patience::INVOCATION };
         let why = match after_attempt(outcome, attempt, &patience) {
             Next::Done => return self.note_answer(answer, None, number).await,
             Next::Again { at } => return self.note_answer(answer, Some(at), number).await,

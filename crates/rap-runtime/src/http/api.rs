@@ -73,7 +73,11 @@ struct Choose {
     dismiss: bool,
 }
 
-async fn read<T: DeserializeOwned>(engine: &Engine, headers: &HeaderMap, request: Body) -> Result<T, Refused> {
+async fn read<T: DeserializeOwned>(
+    engine: &Engine,
+    headers: &HeaderMap,
+    request: Body,
+) -> Result<T, Refused> {
     let bytes = body(headers, request, engine.settings.limits.body).await?;
     serde_json::from_slice(&bytes).map_err(|error| Refused::invalid(error.to_string()))
 }
@@ -145,15 +149,18 @@ fn rows(parameters: &HashMap<String, String>) -> Result<usize, Refused> {
 fn number(parameters: &HashMap<String, String>, name: &str) -> Result<u64, Refused> {
     let Some(text) = parameters.get(name) else { return Ok(0) };
     let number: Result<u64, _> = text.parse();
-    number.ok().filter(|number| *number <= u64::from(u32::MAX)).ok_or_else(|| {
-        Refused::invalid(format!("{name}: expected what an earlier answer gave"))
-    })
+    number
+        .ok()
+        .filter(|number| *number <= u64::from(u32::MAX))
+        .ok_or_else(|| Refused::invalid(format!("{name}: expected what an earlier answer gave")))
 }
 
 fn only(parameters: &HashMap<String, String>, known: &[&str]) -> Result<(), Refused> {
     match parameters.keys().find(|key| !known.contains(&key.as_str())) {
         None => Ok(()),
-        Some(key) => Err(Refused::invalid(format!("{key}: unknown parameter; there are: {}", known.join(", ")))),
+        Some(key) => {
+            Err(Refused::invalid(format!("{key}: unknown parameter; there are: {}", known.join(", "))))
+        }
     }
 }
 
@@ -276,7 +283,10 @@ pub(super) async fn calls(State(engine): State<Arc<Engine>>, Query(parameters): 
     Ok(Json(json!({"calls": calls.iter().map(json::open_call).collect::<Vec<_>>()})))
 }
 
-pub(super) async fn subscriptions(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer {
+pub(super) async fn subscriptions(
+    State(engine): State<Arc<Engine>>,
+    Query(parameters): Parameters,
+) -> Answer {
     only(&parameters, &["limit"])?;
     let found = engine.store.subscriptions(rows(&parameters)?).await?;
     Ok(Json(json!({"subscriptions": found.iter().map(json::subscription).collect::<Vec<_>>()})))

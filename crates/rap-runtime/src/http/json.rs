@@ -4,8 +4,8 @@ use rap_agent::{Arguments, Entry, Item, Phase, Seq, Speaker};
 use rap_protocol::{Body, Timestamp};
 use serde_json::{Value, json};
 
-use crate::store::{CallRow, InboxItem, SubscriptionRow, ThreadRow, ViewRow};
 use crate::store::Asked;
+use crate::store::{CallRow, InboxItem, SubscriptionRow, ThreadRow, ViewRow};
 use crate::toolsets::SessionTools;
 
 fn time(at: Timestamp) -> String {
@@ -57,7 +57,9 @@ pub(super) fn thread(row: &ThreadRow) -> Value {
 pub(super) fn entry(seq: Seq, entry: Entry) -> Value {
     let mut value = match entry.item {
         Item::User { text, from: Speaker::User } => json!({"kind": "user", "text": text}),
-        Item::User { text, from: Speaker::Runtime } => json!({"kind": "user", "text": text, "from": "runtime"}),
+        Item::User { text, from: Speaker::Runtime } => {
+            json!({"kind": "user", "text": text, "from": "runtime"})
+        }
         Item::Assistant { text, calls } => {
             let calls: Vec<Value> = calls.into_iter().map(call).collect();
             json!({"kind": "assistant", "text": text, "calls": calls})

@@ -28,7 +28,11 @@ impl Refused {
     }
 
     pub(crate) fn unauthorised() -> Refused {
-        Refused::new(StatusCode::UNAUTHORIZED, "unauthorised", "send the header Authorization: Bearer <token>")
+        Refused::new(
+            StatusCode::UNAUTHORIZED,
+            "unauthorised",
+            "send the header Authorization: Bearer <token>",
+        )
     }
 }
 
@@ -56,11 +60,15 @@ impl From<store::Error> for Refused {
             Error::WrongThread => Refused::new(StatusCode::FORBIDDEN, "wrong_thread", message),
             Error::Exists => Refused::new(StatusCode::CONFLICT, "thread_exists", message),
             Error::Ignored(ignored) => ignored.into(),
-            Error::SetAside => {
-                Refused::new(StatusCode::SERVICE_UNAVAILABLE, "set_aside", "an internal error stopped this thread")
-            }
+            Error::SetAside => Refused::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "set_aside",
+                "an internal error stopped this thread",
+            ),
             Error::Busy => Refused::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message),
-            Error::Closed => Refused::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the runtime is stopping"),
+            Error::Closed => {
+                Refused::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the runtime is stopping")
+            }
             Error::Unavailable(why) => {
                 tracing::warn!(why, "the store could not serve a request");
                 let message = "the database can not be used at the moment; nothing was changed, try again";

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rap_agent::{Entry, Head, Message, Seq};
 use rap_io::sqlite::open_sqlite;
-use rap_protocol::{AuthUrl, CallId, ResponseUrl, ThreadId, Timestamp};
+use rap_protocol::{CallId, ResponseUrl, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -196,12 +196,6 @@ impl Store {
         .await
     }
 
-    /// A thread and its head, for a worker.
-    pub(crate) async fn load(&self, no: ThreadNo) -> Result<(Arc<Thread>, Head), Error> {
-        let loaded = self.read(move |conn| rows::load(conn, no)).await?.ok_or(Error::NoThread)?;
-        Ok((loaded.thread, loaded.head))
-    }
-
     /// What a thread sees: what it inherits and what is its own, after one entry and up to another.
     pub(crate) async fn history(
         &self,
@@ -250,7 +244,8 @@ impl Store {
     /// Threads whose model has to be asked.
     pub(crate) async fn asks(&self, limit: usize) -> Result<Vec<(Arc<Thread>, u64, Seq)>, Error> {
         self.read(move |conn| {
-            let mut statement = conn.prepare_cached("SELECT no FROM threads WHERE ask IS NOT NULL LIMIT ?1")?;
+            let mut statement =
+                conn.prepare_cached("SELECT no FROM threads WHERE ask IS NOT NULL LIMIT ?1")?;
             let numbers: Vec<ThreadNo> =
                 statement.query_map([limit as i64], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
             let mut asks = Vec::new();
@@ -276,8 +271,9 @@ impl Store {
                 "SELECT thread, id, call_id, name, server, seq, since, until, attempts FROM calls \
                  WHERE state = 0 AND invoke_at <= ?1 ORDER BY invoke_at LIMIT ?2",
             )?;
-            let found: Vec<(ThreadNo, rap_agent::OpenCall, u32)> =
-                statement.query_map(params![now.0, limit as i64], open_call)?.collect::<rusqlite::Result<_>>()?;
+            let found: Vec<(ThreadNo, rap_agent::OpenCall, u32)> = statement
+                .query_map(params![now.0, limit as i64], open_call)?
+                .collect::<rusqlite::Result<_>>()?;
             let mut due = Vec::with_capacity(found.len());
             for (no, call, attempts) in found {
                 if let Some(Loaded { thread, .. }) = rows::load(conn, no)? {
@@ -305,8 +301,8 @@ impl Store {
         limit: usize,
     ) -> Result<Vec<(ThreadNo, CallId)>, Error> {
         self.read(move |conn| {
-            let mut statement =
-                conn.prepare_cached("SELECT thread, id FROM calls WHERE until <= ?1 ORDER BY until LIMIT ?2")?;
+            let mut statement = conn
+                .prepare_cached("SELECT thread, id FROM calls WHERE until <= ?1 ORDER BY until LIMIT ?2")?;
             let found = |row: &Row<'_>| Ok((row.get(0)?, call_id(row, 1)?));
             statement.query_map(params![now.0, limit as i64], found)?.collect()
         })
@@ -476,8 +472,9 @@ impl Store {
     /// What a session holds of each server it has asked.
     pub(crate) async fn session_tools(&self, root: ThreadNo) -> Result<Vec<SessionTool>, Error> {
         self.read(move |conn| {
-            let mut statement = conn
-                .prepare_cached("SELECT server, hash, error, fetched_at FROM session_tools WHERE root = ?1")?;
+            let mut statement = conn.prepare_cached(
+                "SELECT server, hash, error, fetched_at FROM session_tools WHERE root = ?1",
+            )?;
             let tool = |row: &Row<'_>| {
                 Ok(SessionTool {
                     server: row.get(0)?,
@@ -540,16 +537,6 @@ fn open_question(
     serde_json::from_slice(&plain).map_err(unreadable)
 }
 
-impl Asked {
-    /// Where a person signs in.
-    pub(crate) fn auth_url(&self) -> Option<AuthUrl> {
-        match self {
-            Asked::SignIn { auth_url } => AuthUrl::new(auth_url.clone()).ok(),
-            Asked::Choice { .. } => None,
-        }
-    }
-}
-
 /// The pieces of a history: each thread of the line of descent, and which of its entries are seen.
 fn pieces(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<(ThreadNo, Seq, Seq)>> {
     let mut pieces = vec![(thread.no, thread.born_at, up_to)];
@@ -572,8 +559,9 @@ fn history(
     limit: usize,
 ) -> rusqlite::Result<Vec<(Seq, Entry)>> {
     let mut entries = Vec::new();
-    let mut statement = conn
-        .prepare_cached("SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3")?;
+    let mut statement = conn.prepare_cached(
+        "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3",
+    )?;
     for (no, from, to) in pieces(conn, thread, up_to)? {
         let from = from.max(after);
         if from >= to {
@@ -613,8 +601,9 @@ fn complete(
 
 /// The last entry that a user said; looked for from the end.
 fn last_user(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Seq> {
-    let mut statement =
-        conn.prepare_cached("SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key DESC")?;
+    let mut statement = conn.prepare_cached(
+        "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key DESC",
+    )?;
     for (no, from, to) in pieces(conn, thread, up_to)?.into_iter().rev() {
         let mut found = statement.query(params![key(no, from), key(no, to)])?;
         while let Some(row) = found.next()? {

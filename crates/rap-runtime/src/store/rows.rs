@@ -12,9 +12,6 @@ use serde_json::{Map, Value, json};
 use super::cache::Loaded;
 use super::thread::{NewThread, Thread, ThreadNo, random};
 
-/// How many views of a thread are kept; the oldest goes first.
-const VIEWS: i64 = 64;
-
 const THREAD_COLUMNS: &str = "no, id, parent, root, born_at, ancestors, incarnation, agent, user_id, title, created_at, \
                               version, head";
 
@@ -100,7 +97,11 @@ fn json_of(value: &impl serde::Serialize) -> String {
 }
 
 /// A new root thread to which nothing has happened.
-pub(super) fn insert_root(conn: &Connection, new: &NewThread, now: Timestamp) -> rusqlite::Result<Option<Loaded>> {
+pub(super) fn insert_root(
+    conn: &Connection,
+    new: &NewThread,
+    now: Timestamp,
+) -> rusqlite::Result<Option<Loaded>> {
     if number_of(conn, &new.id)?.is_some() {
         return Ok(None);
     }
@@ -202,7 +203,9 @@ impl Applying<'_> {
             Write::Forget { call } => self.forget(&call)?,
             Write::View { server, view_type, content } => self.view(&server.0, &view_type, &content)?,
             Write::Seen { call, event } => self.seen(&call, &event)?,
-            Write::Born { child, at, head, entries } => return self.born(child, at, *head, &entries).map(Some),
+            Write::Born { child, at, head, entries } => {
+                return self.born(child, at, *head, &entries).map(Some);
+            }
         }
         Ok(None)
     }
@@ -226,13 +229,8 @@ impl Applying<'_> {
             "INSERT INTO entries (key, body) SELECT ?4 + no - ?3, body FROM held \
              WHERE thread = ?1 AND queue = ?2 AND no >= ?3 AND no < ?5",
         )?;
-        let copied = copy.execute(params![
-            self.thread.no,
-            queue_number(queue),
-            first,
-            key(self.thread.no, seq),
-            end
-        ])?;
+        let copied =
+            copy.execute(params![self.thread.no, queue_number(queue), first, key(self.thread.no, seq), end])?;
         if copied as u64 != count {
             return Err(rusqlite::Error::StatementChangedRows(copied));
         }
@@ -290,7 +288,8 @@ impl Applying<'_> {
         };
         let context = question_context(self.thread, no);
         let sealed = self.key.seal(plain.to_string().as_bytes(), &context);
-        let sql = "INSERT OR REPLACE INTO questions (thread, no, call, body, asked_at) VALUES (?1, ?2, ?3, ?4, ?5)";
+        let sql =
+            "INSERT OR REPLACE INTO questions (thread, no, call, body, asked_at) VALUES (?1, ?2, ?3, ?4, ?5)";
         let row = params![self.thread.no, no.cast_signed(), call.as_str(), sealed, self.now.0];
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
@@ -317,7 +316,7 @@ impl Applying<'_> {
             "DELETE FROM views WHERE thread = ?1 AND (server, view_type) IN \
              (SELECT server, view_type FROM views WHERE thread = ?1 ORDER BY at DESC LIMIT -1 OFFSET ?2)",
         )?;
-        prune.execute(params![self.thread.no, VIEWS])?;
+        prune.execute(params![self.thread.no, self.limits.views as i64])?;
         Ok(())
     }
 
@@ -379,8 +378,13 @@ pub(super) fn question_context(thread: &Thread, no: u64) -> Vec<u8> {
     [b"question".as_slice(), &thread.incarnation.to_le_bytes(), &no.to_le_bytes()].concat()
 }
 
-pub(super) fn past_call(conn: &Connection, thread: ThreadNo, call: &CallId) -> rusqlite::Result<Option<PastCall>> {
-    let mut statement = conn.prepare_cached("SELECT name, seq, state FROM calls WHERE thread = ?1 AND id = ?2")?;
+pub(super) fn past_call(
+    conn: &Connection,
+    thread: ThreadNo,
+    call: &CallId,
+) -> rusqlite::Result<Option<PastCall>> {
+    let mut statement =
+        conn.prepare_cached("SELECT name, seq, state FROM calls WHERE thread = ?1 AND id = ?2")?;
     let past = |row: &Row<'_>| {
         Ok(PastCall {
             name: row.get(0)?,
@@ -397,7 +401,8 @@ pub(super) fn was_seen(
     call: &CallId,
     event: &EventId,
 ) -> rusqlite::Result<bool> {
-    let mut statement = conn.prepare_cached("SELECT 1 FROM seen WHERE thread = ?1 AND call = ?2 AND event = ?3")?;
+    let mut statement =
+        conn.prepare_cached("SELECT 1 FROM seen WHERE thread = ?1 AND call = ?2 AND event = ?3")?;
     statement.exists(params![thread, call.as_str(), event.as_str()])
 }
 

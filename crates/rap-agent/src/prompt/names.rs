@@ -1,0 +1,129 @@
+//! Names and ids that fit a provider's rules: letters, digits, `_` and `-`, up to a length.
+//!
+//! What fits stays as it is. Anything else becomes what fits of it and a hash of all of it, so that two of
+//! them do not meet; if they do, the later one gets another hash.
+
+use std::collections::{HashMap, HashSet};
+
+/// `_` and 16 hexadecimal digits.
+const TAIL_CHARS: usize = 17;
+
+/// From real names of tools to those in a request, and back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Names {
+    longest: usize,
+    fitted: HashMap<String, String>,
+    real: HashMap<String, String>,
+}
+
+impl Names {
+    pub(super) fn new(longest: usize) -> Self {
+        Names { longest, fitted: HashMap::new(), real: HashMap::new() }
+    }
+
+    /// The name to use in the request; the same one each time.
+    pub(super) fn fit(&mut self, real: &str) -> String {
+        if let Some(fitted) = self.fitted.get(real) {
+            return fitted.clone();
+        }
+        let fitted = fresh(real, self.longest, |name| self.real.contains_key(name));
+        self.fitted.insert(real.into(), fitted.clone());
+        self.real.insert(fitted.clone(), real.into());
+        fitted
+    }
+
+    pub(super) fn has(&self, real: &str) -> bool {
+        self.fitted.contains_key(real)
+    }
+
+    /// The real name behind one from the request. A name that the request does not hold is the model's own and
+    /// stays as it is.
+    pub fn real<'a>(&'a self, fitted: &'a str) -> &'a str {
+        self.real.get(fitted).map_or(fitted, String::as_str)
+    }
+}
+
+/// The ids of a request. Each is given out once, even if a history repeats it.
+pub(super) struct Ids {
+    longest: usize,
+    taken: HashSet<String>,
+}
+
+impl Ids {
+    pub(super) fn new(longest: usize) -> Self {
+        Ids { longest, taken: HashSet::new() }
+    }
+
+    pub(super) fn fit(&mut self, id: &str) -> String {
+        let fitted = fresh(id, self.longest, |id| self.taken.contains(id));
+        self.taken.insert(fitted.clone());
+        fitted
+    }
+}
+
+fn fresh(text: &str, longest: usize, taken: impl Fn(&str) -> bool) -> String {
+    if fits(text, longest) && !taken(text) {
+        return text.into();
+    }
+    (0..)
+        .map(|attempt| hashed(text, attempt, longest))
+        .find(|name| !taken(name))
+        .expect("bug: there are more hashes than names")
+}
+
+fn fits(text: &str, longest: usize) -> bool {
+    (1..=longest).contains(&text.len()) && text.chars().all(is_plain)
+}
+
+fn is_plain(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '_' | '-')
+}
+
+fn hashed(text: &str, attempt: u64, longest: usize) -> String {
+    let plain = text.chars().map(|c| if is_plain(c) { c } else { '_' });
+    let head: String = plain.take(longest - TAIL_CHARS).collect();
+    format!("{head}_{:016x}", fnv(text.as_bytes(), attempt))
+}
+
+/// FNV-1a. The standard library's hash may change with its version, and with it every cached prompt.
+fn fnv(bytes: &[u8], seed: u64) -> u64 {
+    let start = 0xcbf2_9ce4_8422_2325 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    bytes.iter().fold(start, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_fits_stays_and_any_other_is_told_apart() {
+        let mut names = Names::new(20);
+        assert_eq!(names.fit("read-file_2"), "read-file_2");
+        let (dot, slash) = (names.fit("a.b"), names.fit("a/b"));
+        assert!(dot.starts_with("a_b_") && slash.starts_with("a_b_") && dot != slash, "{dot} {slash}");
+        for odd in ["", "ä", &"x".repeat(21), "☃☃☃☃☃☃☃☃☃☃☃☃☃"] {
+            let fitted = names.fit(odd);
+            assert!(fits(&fitted, 20), "{fitted}");
+            assert_eq!(names.fit(odd), fitted);
+            assert_eq!(names.real(&fitted), odd);
+        }
+        assert_eq!(names.real("never seen"), "never seen");
+    }
+
+    #[test]
+    fn a_name_that_looks_like_a_fitted_one_is_told_apart() {
+        let mut names = Names::new(64);
+        let first = names.fit("a.b");
+        let second = names.fit(&first);
+        assert_ne!(first, second);
+        assert_eq!((names.real(&first), names.real(&second)), ("a.b", first.as_str()));
+    }
+
+    #[test]
+    fn an_id_is_given_out_once() {
+        let mut ids = Ids::new(40);
+        let all: HashSet<_> = (0..50).map(|_| ids.fit("call_1")).collect();
+        assert_eq!(all.len(), 50);
+        assert!(all.contains("call_1") && all.iter().all(|id| fits(id, 40)));
+    }
+}

@@ -1,0 +1,307 @@
+//! Strict models of what providers accept. They share nothing with the code that builds requests, and are
+//! stricter than any one server: what passes here passes everywhere we know of.
+
+// Each test that includes this file uses its own part of it.
+#![allow(dead_code)]
+
+use std::collections::HashSet;
+
+use serde_json::{Map, Value};
+
+type Checked = Result<(), String>;
+
+fn ensure(holds: bool, why: impl FnOnce() -> String) -> Checked {
+    if holds { Ok(()) } else { Err(why()) }
+}
+
+fn object<'a>(value: &'a Value, keys: &[&str]) -> Result<&'a Map<String, Value>, String> {
+    let object = value.as_object().ok_or_else(|| format!("not an object: {value}"))?;
+    for key in object.keys() {
+        ensure(keys.contains(&key.as_str()), || format!("unexpected key {key} in {value}"))?;
+    }
+    Ok(object)
+}
+
+fn array<'a>(value: &'a Value, key: &str) -> Result<&'a Vec<Value>, String> {
+    let list = value[key].as_array().ok_or_else(|| format!("{key} is not an array in {value}"))?;
+    ensure(!list.is_empty(), || format!("{key} is empty in {value}"))?;
+    Ok(list)
+}
+
+fn string<'a>(value: &'a Value, key: &str) -> Result<&'a str, String> {
+    value[key].as_str().ok_or_else(|| format!("{key} is not a string in {value}"))
+}
+
+fn spoken(value: &Value, key: &str) -> Checked {
+    let text = string(value, key)?;
+    ensure(!text.trim().is_empty(), || format!("{key} is blank in {value}"))?;
+    ensure(!text.contains('\0'), || format!("{key} holds a NUL"))
+}
+
+fn plain(value: &Value, key: &str, longest: usize) -> Checked {
+    let text = string(value, key)?;
+    let rest = text.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+    ensure(rest.is_empty() && !text.is_empty() && text.len() <= longest, || format!("bad {key} {text:?}"))
+}
+
+fn picture(media_type: &str, data: &str) -> Checked {
+    let known = ["image/jpeg", "image/png", "image/gif", "image/webp"].contains(&media_type);
+    ensure(known, || format!("bad media type {media_type:?}"))?;
+    let groups: Vec<_> = data.as_bytes().chunks(4).collect();
+    ensure(!groups.is_empty() && data.len() <= 5_242_880, || "an image is empty or too large".into())?;
+    for (index, group) in groups.iter().enumerate() {
+        let tail =
+            if index + 1 == groups.len() { group.iter().filter(|byte| **byte == b'=').count() } else { 0 };
+        let body = &group[..group.len() - tail.min(2)];
+        let good = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'+' || *byte == b'/';
+        ensure(group.len() == 4 && body.iter().all(good), || "an image is not base64".into())?;
+    }
+    Ok(())
+}
+
+/// Whether a body for `/chat/completions`, without model and settings, is accepted.
+pub fn openai_accepts(body: &Value) -> Checked {
+    object(body, &["messages", "tools"])?;
+    if body.get("tools").is_some() {
+        openai_tools(array(body, "tools")?)?;
+    }
+    let messages = array(body, "messages")?;
+    let mut seen = HashSet::new();
+    let mut waiting: HashSet<&str> = HashSet::new();
+    let mut last = "system";
+    for (index, message) in messages.iter().enumerate() {
+        let role = string(message, "role")?;
+        if role == "tool" {
+            object(message, &["role", "tool_call_id", "content"])?;
+            spoken(message, "content")?;
+            let id = string(message, "tool_call_id")?;
+            ensure(waiting.remove(id), || format!("a result without a call: {id}"))?;
+            last = role;
+            continue;
+        }
+        ensure(waiting.is_empty(), || format!("calls without results before message {index}: {waiting:?}"))?;
+        match role {
+            "system" => {
+                object(message, &["role", "content"])?;
+                ensure(index == 0, || "system is not the first".into())?;
+                spoken(message, "content")?;
+            }
+            "user" => {
+                ensure(last != "user", || "the user twice in a row".into())?;
+                openai_user(message)?;
+            }
+            "assistant" => {
+                ensure(last == "user" || last == "tool", || format!("the assistant after {last}"))?;
+                for id in openai_assistant(message)? {
+                    ensure(seen.insert(id), || format!("the id {id} twice"))?;
+                    waiting.insert(id);
+                }
+            }
+            other => return Err(format!("bad role {other}")),
+        }
+        last = role;
+    }
+    ensure(waiting.is_empty(), || format!("calls without results at the end: {waiting:?}"))?;
+    ensure(last == "user" || last == "tool", || format!("{last} is the last"))
+}
+
+fn openai_user(message: &Value) -> Checked {
+    object(message, &["role", "content"])?;
+    if message["content"].is_string() {
+        return spoken(message, "content");
+    }
+    for part in array(message, "content")? {
+        if part["type"] == "text" {
+            object(part, &["type", "text"])?;
+            spoken(part, "text")?;
+            continue;
+        }
+        ensure(part["type"] == "image_url", || format!("bad part {part}"))?;
+        object(part, &["type", "image_url"])?;
+        let url = string(object(&part["image_url"], &["url"]).map(|_| &part["image_url"])?, "url")?;
+        let data = url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,"));
+        let (media_type, data) = data.ok_or("not a data URL")?;
+        picture(media_type, data)?;
+    }
+    Ok(())
+}
+
+fn openai_assistant(message: &Value) -> Result<Vec<&str>, String> {
+    object(message, &["role", "content", "tool_calls"])?;
+    if message.get("tool_calls").is_none() {
+        spoken(message, "content")?;
+        return Ok(Vec::new());
+    }
+    if !message["content"].is_null() {
+        spoken(message, "content")?;
+    }
+    let calls = array(message, "tool_calls")?;
+    ensure(calls.len() <= 128, || "too many calls".into())?;
+    let mut ids = Vec::new();
+    for call in calls {
+        object(call, &["id", "type", "function"])?;
+        ensure(call["type"] == "function", || format!("bad call {call}"))?;
+        object(&call["function"], &["name", "arguments"])?;
+        plain(&call["function"], "name", 64)?;
+        plain(call, "id", 40)?;
+        let arguments = string(&call["function"], "arguments")?;
+        serde_json::from_str::<Map<String, Value>>(arguments)
+            .map_err(|error| format!("arguments: {error}"))?;
+        ids.push(string(call, "id")?);
+    }
+    Ok(ids)
+}
+
+fn openai_tools(tools: &[Value]) -> Checked {
+    ensure(tools.len() <= 128, || "too many tools".into())?;
+    let mut names = HashSet::new();
+    for tool in tools {
+        object(tool, &["type", "function"])?;
+        ensure(tool["type"] == "function", || format!("bad tool {tool}"))?;
+        let function = &tool["function"];
+        object(function, &["name", "description", "parameters"])?;
+        plain(function, "name", 64)?;
+        ensure(names.insert(string(function, "name")?), || format!("a tool twice: {function}"))?;
+        if function.get("description").is_some() {
+            spoken(function, "description")?;
+            ensure(string(function, "description")?.chars().count() <= 1024, || "a long description".into())?;
+        }
+        top_schema(&function["parameters"])?;
+        schema(&function["parameters"], false)?;
+    }
+    Ok(())
+}
+
+fn top_schema(top: &Value) -> Checked {
+    ensure(top["type"] == "object", || format!("the schema's type: {top}"))?;
+    ensure(top["properties"].is_object(), || format!("the schema has no properties: {top}"))?;
+    for keyword in ["oneOf", "anyOf", "allOf", "enum", "const", "not", "$ref"] {
+        ensure(top.get(keyword).is_none(), || format!("{keyword} at the top of {top}"))?;
+    }
+    Ok(())
+}
+
+fn schema(part: &Value, plain_keys: bool) -> Checked {
+    let keywords = part.as_object().ok_or_else(|| format!("not an object as schema: {part}"))?;
+    let is_array =
+        part["type"] == "array" || part["type"].as_array().is_some_and(|t| t.contains(&"array".into()));
+    ensure(!is_array || keywords.contains_key("items"), || format!("an array without items: {part}"))?;
+    if let Some(items) = keywords.get("items") {
+        schema(items, plain_keys)?;
+    }
+    for list in ["oneOf", "anyOf", "allOf"] {
+        for one in keywords.get(list).and_then(Value::as_array).into_iter().flatten() {
+            schema(one, plain_keys)?;
+        }
+    }
+    for (key, one) in keywords.get("properties").and_then(Value::as_object).into_iter().flatten() {
+        let good = key.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b));
+        let fits = good && !key.is_empty() && key.len() <= 64;
+        ensure(fits || !plain_keys, || format!("a bad key {key:?}"))?;
+        schema(one, plain_keys)?;
+    }
+    Ok(())
+}
+
+/// Whether a body for `/v1/messages`, without model and settings, is accepted.
+pub fn anthropic_accepts(body: &Value) -> Checked {
+    object(body, &["messages", "tools", "system"])?;
+    if body.get("system").is_some() {
+        spoken(body, "system")?;
+    }
+    if body.get("tools").is_some() {
+        anthropic_tools(array(body, "tools")?)?;
+    }
+    let mut seen = HashSet::new();
+    let mut waiting = HashSet::new();
+    let messages = array(body, "messages")?;
+    for (index, message) in messages.iter().enumerate() {
+        object(message, &["role", "content"])?;
+        let expected = if index % 2 == 0 { "user" } else { "assistant" };
+        ensure(message["role"] == expected, || format!("message {index} is not the {expected}'s"))?;
+        let content = array(message, "content")?;
+        if expected == "user" {
+            anthropic_user(content, &mut waiting)?;
+            ensure(waiting.is_empty(), || format!("calls without results: {waiting:?}"))?;
+        } else {
+            waiting = anthropic_assistant(content)?;
+            for id in &waiting {
+                ensure(seen.insert(*id), || format!("the id {id} twice"))?;
+            }
+        }
+    }
+    ensure(messages.len() % 2 == 1, || "the assistant is the last".into())?;
+    ensure(seen.is_empty() || body.get("tools").is_some(), || "calls without tools".into())
+}
+
+fn anthropic_user(content: &[Value], waiting: &mut HashSet<&str>) -> Checked {
+    let mut texts = 0;
+    for block in content {
+        match string(block, "type")? {
+            "text" => {
+                object(block, &["type", "text"])?;
+                spoken(block, "text")?;
+                texts += 1;
+            }
+            "tool_result" => {
+                ensure(texts == 0, || "a text before a result".into())?;
+                object(block, &["type", "tool_use_id", "content"])?;
+                let id = string(block, "tool_use_id")?;
+                ensure(waiting.remove(id), || format!("a result without a call: {id}"))?;
+                array(block, "content")?.iter().try_for_each(anthropic_result)?;
+            }
+            other => return Err(format!("bad block {other}")),
+        }
+    }
+    Ok(())
+}
+
+fn anthropic_result(block: &Value) -> Checked {
+    if block["type"] == "text" {
+        object(block, &["type", "text"])?;
+        return spoken(block, "text");
+    }
+    ensure(block["type"] == "image", || format!("bad block {block}"))?;
+    object(block, &["type", "source"])?;
+    let source = &block["source"];
+    object(source, &["type", "media_type", "data"])?;
+    ensure(source["type"] == "base64", || format!("bad source {source}"))?;
+    picture(string(source, "media_type")?, string(source, "data")?)
+}
+
+fn anthropic_assistant(content: &[Value]) -> Result<HashSet<&str>, String> {
+    let mut ids = HashSet::new();
+    for block in content {
+        match string(block, "type")? {
+            "text" => {
+                object(block, &["type", "text"])?;
+                ensure(ids.is_empty(), || "a text behind a call".into())?;
+                spoken(block, "text")?;
+            }
+            "tool_use" => {
+                object(block, &["type", "id", "name", "input"])?;
+                plain(block, "id", 64)?;
+                plain(block, "name", 64)?;
+                ensure(block["input"].is_object(), || format!("bad input in {block}"))?;
+                ensure(ids.insert(string(block, "id")?), || format!("an id twice: {block}"))?;
+            }
+            other => return Err(format!("bad block {other}")),
+        }
+    }
+    Ok(ids)
+}
+
+fn anthropic_tools(tools: &[Value]) -> Checked {
+    let mut names = HashSet::new();
+    for tool in tools {
+        object(tool, &["name", "description", "input_schema"])?;
+        plain(tool, "name", 64)?;
+        ensure(names.insert(string(tool, "name")?), || format!("a tool twice: {tool}"))?;
+        if tool.get("description").is_some() {
+            spoken(tool, "description")?;
+        }
+        top_schema(&tool["input_schema"])?;
+        schema(&tool["input_schema"], true)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! `rap serve`: from a configuration to a runtime that listens.
+
+use std::net::SocketAddr;
+
+use anyhow::Context;
+use rap_io::client::{Client, ClientLimits};
+use rap_io::serve::Signals;
+use rap_protocol::UrlPolicy;
+use rap_runtime::model::{Model, openai, scripted::Scripted};
+use rap_runtime::{Agent, Limits, Runtime, Settings, ToolServer};
+use tokio::net::TcpListener;
+
+use crate::config::{self, Config, Provider, Store};
+
+/// Runs until SIGTERM or SIGINT. A second signal ends the process at once.
+pub async fn serve(config: Config) -> anyhow::Result<()> {
+    let mut signals = Signals::listen();
+    let listen = config.server.listen;
+    let listener = TcpListener::bind(listen).await.with_context(|| format!("can not listen on {listen}"))?;
+    let bound = listener.local_addr()?;
+    let settings = settings(config, bound)?;
+    let (url, database, servers) =
+        (settings.public_url.clone(), settings.database.clone(), settings.tool_servers.len());
+    let runtime = Runtime::start(settings)?;
+    tracing::info!(%url, database = %database.display(), tool_servers = servers, "listening on {bound}");
+    let stop = async {
+        signals.next().await;
+        tracing::info!("stopping");
+        tokio::spawn(async move {
+            signals.next().await;
+            tracing::warn!("stopping at once; what was acknowledged is on disk");
+            std::process::exit(1);
+        });
+    };
+    runtime.serve(listener, stop).await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn settings(config: Config, bound: SocketAddr) -> anyhow::Result<Settings> {
+    let public_url = config.server.url_at(bound);
+    let Store::Sqlite(database) = config.store;
+    let images = config.model.images;
+    let agent = |agent: config::Agent| Agent { name: agent.name, system: agent.system, tools: agent.tools };
+    let tool_server = |server: config::ToolServer| ToolServer {
+        url: server.url.as_str().to_owned(),
+        bearer: server.bearer,
+    };
+    Ok(Settings {
+        public_url,
+        database,
+        tokens: config.server.tokens,
+        agents: config.agents.into_iter().map(agent).collect(),
+        model: model(config.model.provider, &config.limits)?,
+        images,
+        tool_servers: config.tool_servers.into_iter().map(tool_server).collect(),
+        url_policy: UrlPolicy::Local,
+        limits: limits(&config.limits),
+    })
+}
+
+fn model(provider: Provider, limits: &config::Limits) -> anyhow::Result<Model> {
+    Ok(match provider {
+        Provider::Scripted { script: None } => Model::Scripted(Scripted::obedient()),
+        Provider::Scripted { script: Some(path) } => Model::Scripted(Scripted::from_file(&path)?),
+        Provider::OpenAi { name, base_url, api_key } => {
+            let client_limits = ClientLimits {
+                total: limits.model_timeout,
+                stream_head: limits.model_timeout,
+                stream_idle: limits.model_idle_timeout,
+                ..ClientLimits::default()
+            };
+            let client = Client::new(UrlPolicy::Local, client_limits);
+            let settings = openai::Settings { base_url: base_url.to_url(), name, api_key };
+            Model::OpenAi(Box::new(openai::OpenAi::new(client, settings)?))
+        }
+    })
+}
+
+fn limits(given: &config::Limits) -> Limits {
+    let thread = rap_agent::Limits {
+        subscriptions: given.subscriptions_per_thread as usize,
+        open_calls: given.open_calls_per_thread as usize,
+        held: given.held_per_thread,
+        questions: given.questions_per_thread as usize,
+        children: given.children_per_thread as usize,
+        depth: given.depth as usize,
+        views: given.views_per_thread as usize,
+        turns_per_wake: given.turns_per_wake,
+        hold_max: given.hold_max,
+        call_timeout: given.call_timeout,
+        failed_retry_for: given.failed_retry_for,
+    };
+    Limits {
+        thread,
+        invoke_retry_for: given.invoke_retry_for,
+        invoke_ack_timeout: given.invoke_ack_timeout,
+        invoke_concurrency: given.invoke_concurrency as usize,
+        model_attempts: given.model_attempts,
+        model_concurrency: given.model_concurrency as usize,
+        model_timeout: given.model_timeout,
+        discovery_timeout: given.discovery_timeout,
+        body: given.body,
+        view_bytes: given.view_bytes,
+        callback_token_lifetime: given.callback_token_lifetime,
+        event_marks_for: given.event_marks_for,
+        ..Limits::default()
+    }
+}

@@ -1,0 +1,140 @@
+//! Models: who is asked what an agent does next.
+//!
+//! A model holds no state between questions and never sees the store. An answer is whole or it is an error: a
+//! stream that was cut is never taken for an answer. No error text holds a key or the path of a URL.
+
+pub mod openai;
+pub mod scripted;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rap_agent::Entry;
+pub use rap_agent::Usage;
+use rap_protocol::InputSchema;
+use serde_json::{Map, Value};
+
+/// What a model is asked.
+#[derive(Debug, Clone)]
+pub struct Question {
+    /// What the agent is told about itself.
+    pub system: String,
+    /// The history, as much of it as the model [wants](Model::wants), in order.
+    pub entries: Vec<Entry>,
+    /// What it may call.
+    pub tools: Arc<[Offered]>,
+    /// The turn's number in its thread; the first one is 1.
+    pub turn: u64,
+    /// Whether the model takes images.
+    pub images: bool,
+}
+
+/// A tool that a model may call.
+#[derive(Debug, Clone)]
+pub struct Offered {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub description: String,
+    /// What its arguments have to look like.
+    pub schema: InputSchema,
+}
+
+/// What a model answered.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Answer {
+    /// What it said; may be empty.
+    pub text: String,
+    /// What it calls, in order.
+    pub calls: Vec<ModelCall>,
+    /// What it cost.
+    pub usage: Usage,
+}
+
+/// A call that a model makes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelCall {
+    /// The model's own id for it. Nothing is promised about its form.
+    pub id: String,
+    /// The tool's real name; any text if there is no such tool.
+    pub name: String,
+    /// Its arguments, or the text that is not a JSON object.
+    pub arguments: Result<Map<String, Value>, String>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Asking again may help.
+    #[error("{why}")]
+    Retry {
+        /// What happened.
+        why: String,
+        /// How long the server asks us to wait.
+        retry_after: Option<Duration>,
+    },
+    /// Asking the same again will not help.
+    #[error("{why}")]
+    Refused {
+        /// What happened.
+        why: String,
+    },
+}
+
+impl Error {
+    fn retry(why: impl Into<String>) -> Self {
+        Error::Retry { why: why.into(), retry_after: None }
+    }
+
+    fn refused(why: impl Into<String>) -> Self {
+        Error::Refused { why: why.into() }
+    }
+}
+
+/// How much of the history a model needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wants {
+    /// All of it.
+    Everything,
+    /// From the last entry on that a person said ([`rap_agent::Speaker::User`]); all of it if nobody did.
+    SinceLastUser,
+    /// None of it.
+    Nothing,
+}
+
+/// A model.
+#[derive(Debug)]
+pub enum Model {
+    /// No model at all: it does what it is told.
+    Scripted(scripted::Scripted),
+    /// A server that speaks like OpenAI's.
+    OpenAi(Box<openai::OpenAi>),
+}
+
+impl Model {
+    /// Asks, and gives the whole answer. Its text is also given to `on_delta`, piece by piece as it comes; what
+    /// was given there before an error is void.
+    pub async fn ask(
+        &self,
+        question: Question,
+        on_delta: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<Answer, Error> {
+        match self {
+            Model::Scripted(model) => Ok(model.ask(&question, on_delta).await),
+            Model::OpenAi(model) => model.ask(&question, on_delta).await,
+        }
+    }
+
+    /// How much of the history it needs.
+    pub fn wants(&self) -> Wants {
+        match self {
+            Model::Scripted(model) => model.wants(),
+            Model::OpenAi(_) => Wants::Everything,
+        }
+    }
+}
+
+/// The arguments of a call, from the text that a model wrote.
+fn arguments(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|_| text.to_owned())
+}

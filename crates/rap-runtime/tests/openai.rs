@@ -1,0 +1,393 @@
+//! The OpenAI model against a server on loopback that speaks like one, well and badly.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, Response};
+use axum::serve::ListenerExt;
+use axum::{Router, routing};
+use futures_util::future::ready;
+use futures_util::stream::{self, StreamExt};
+use rap_agent::{Entry, Item};
+use rap_io::client::{Client, ClientLimits};
+use rap_protocol::{InputSchema, Secret, Timestamp, UrlPolicy};
+use rap_runtime::model::openai::{OpenAi, Settings};
+use rap_runtime::model::{Answer, Error, Model, Offered, Question, Usage, Wants};
+use serde_json::{Value, json};
+use url::Url;
+
+const KEY: &str = "sk-very-secret-key";
+const LONG_NAME: &str = "a.tool/with a name that no provider takes";
+
+/// An answer of the server.
+#[derive(Clone, Default)]
+struct Canned {
+    status: u16,
+    retry_after: Option<&'static str>,
+    body: Vec<u8>,
+    /// Whether the connection breaks behind the body.
+    breaks: bool,
+}
+
+#[derive(Clone, Default)]
+struct Server {
+    answers: Arc<Mutex<VecDeque<Canned>>>,
+    asked: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
+}
+
+async fn answer(State(server): State<Server>, headers: HeaderMap, body: Bytes) -> Response<Body> {
+    server.asked.lock().unwrap().push((headers, serde_json::from_slice(&body).unwrap()));
+    let canned = server.answers.lock().unwrap().pop_front().unwrap();
+    let mut response = Response::builder().status(canned.status);
+    if let Some(seconds) = canned.retry_after {
+        response = response.header("retry-after", seconds);
+    }
+    let body = stream::iter([Ok(Bytes::from(canned.body))]);
+    // The pause lets the server send the body before it finds that the rest is missing.
+    let end = stream::once(tokio::task::yield_now());
+    let end = end.filter_map(move |()| ready(canned.breaks.then(|| Err(io::Error::other("cut")))));
+    response.body(Body::from_stream(body.chain(end))).unwrap()
+}
+
+struct Asked {
+    server: Server,
+    model: Model,
+}
+
+async fn start(answers: impl IntoIterator<Item = Canned>) -> Asked {
+    let server = Server { answers: Arc::new(Mutex::new(answers.into_iter().collect())), ..Server::default() };
+    let router =
+        Router::new().route("/v1/chat/completions", routing::post(answer)).with_state(server.clone());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base_url = Url::parse(&format!("http://{}/v1/", listener.local_addr().unwrap())).unwrap();
+    let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    Asked { server, model: model(base_url) }
+}
+
+fn model(base_url: Url) -> Model {
+    let client = Client::new(UrlPolicy::Local, ClientLimits::default());
+    let settings = Settings { base_url, name: "gpt".into(), api_key: Some(Secret::new(KEY)) };
+    Model::OpenAi(Box::new(OpenAi::new(client, settings).unwrap()))
+}
+
+fn question() -> Question {
+    let entries = vec![Entry { at: Timestamp(0), item: Item::said("hi") }];
+    let schema = InputSchema::new(json!({"type": "object"})).unwrap();
+    let tools = ["read", LONG_NAME].map(|name| Offered {
+        name: name.into(),
+        description: "does it".into(),
+        schema: schema.clone(),
+    });
+    Question { system: "be good".into(), entries, tools: tools.into(), turn: 7, images: true }
+}
+
+impl Asked {
+    /// The answer, and what was streamed of it.
+    async fn ask(&self) -> (Result<Answer, Error>, String) {
+        let mut streamed = String::new();
+        let answer = self.model.ask(question(), &mut |delta| streamed.push_str(delta)).await;
+        (answer, streamed)
+    }
+}
+
+async fn ask(canned: Canned) -> Result<Answer, Error> {
+    let (answer, streamed) = start([canned]).await.ask().await;
+    if let Ok(answer) = &answer {
+        assert_eq!(answer.text, streamed);
+    }
+    if let Err(error) = &answer {
+        assert!(!format!("{error} {error:?}").contains(KEY), "{error}");
+    }
+    answer
+}
+
+fn ok(body: impl Into<Vec<u8>>) -> Canned {
+    Canned { status: 200, body: body.into(), ..Canned::default() }
+}
+
+fn failing(status: u16, body: &str) -> Canned {
+    Canned { status, body: body.into(), ..Canned::default() }
+}
+
+/// A stream of these chunks, with `[DONE]` behind them.
+fn events(chunks: &[Value]) -> String {
+    chunks.iter().map(|chunk| format!("data: {chunk}\n\n")).collect::<String>() + "data: [DONE]\n\n"
+}
+
+fn delta(delta: Value) -> Value {
+    json!({"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta, "finish_reason": null}]})
+}
+
+fn finish(reason: &str) -> Value {
+    json!({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+}
+
+fn calls(pieces: Value) -> Value {
+    delta(json!({"tool_calls": pieces}))
+}
+
+async fn answered(chunks: &[Value]) -> Answer {
+    ask(ok(events(chunks))).await.unwrap()
+}
+
+/// Id, name and arguments of each call.
+fn shown(answer: &Answer) -> Vec<(&str, &str, Value)> {
+    let arguments = |arguments: &Result<_, String>| match arguments {
+        Ok(map) => Value::Object(serde_json::Map::clone(map)),
+        Err(raw) => json!({"unusable": raw}),
+    };
+    answer.calls.iter().map(|call| (&*call.id, &*call.name, arguments(&call.arguments))).collect()
+}
+
+#[tokio::test]
+async fn a_text_is_streamed_with_its_usage() {
+    let usage = json!({"choices": [], "usage": {
+        "prompt_tokens": 10, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8},
+    }});
+    let chunks = [
+        delta(json!({"role": "assistant", "content": ""})),
+        delta(json!({"content": "Hel"})),
+        delta(json!({"content": "lo ☃"})),
+        finish("stop"),
+        usage,
+    ];
+    let asked = start([ok(events(&chunks))]).await;
+    let (answer, streamed) = asked.ask().await;
+    let usage = Usage { input: 10, output: 3, cached: 8 };
+    assert_eq!(answer, Ok(Answer { text: "Hello ☃".into(), calls: vec![], usage }));
+    assert_eq!(streamed, "Hello ☃");
+    assert_eq!(asked.model.wants(), Wants::Everything);
+    let asked = asked.server.asked.lock().unwrap();
+    let (headers, body) = &asked[0];
+    assert_eq!(headers["authorization"], format!("Bearer {KEY}"));
+    assert_eq!((&body["model"], &body["stream"]), (&json!("gpt"), &json!(true)));
+    assert_eq!(body["stream_options"], json!({"include_usage": true}));
+    assert_eq!(body["messages"][0], json!({"role": "system", "content": "be good"}));
+    assert_eq!(body["tools"].as_array().unwrap().len(), 2);
+}
+
+/// Parallel calls in pieces, the second with a name that had to be fitted.
+fn recorded() -> Vec<Value> {
+    vec![
+        delta(json!({"role": "assistant", "content": "Let me see ☃."})),
+        calls(
+            json!([{"index": 0, "id": "call_a", "type": "function", "function": {"name": "read", "arguments": ""}}]),
+        ),
+        calls(json!([{"index": 0, "function": {"arguments": "{\"path\": \"a"}}])),
+        calls(json!([{"index": 1, "id": "call_b", "function": {"name": "read", "arguments": ""}}])),
+        calls(
+            json!([{"index": 1, "function": {"arguments": "{}"}}, {"index": 0, "function": {"arguments": "b\"}"}}]),
+        ),
+        finish("tool_calls"),
+        json!({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}),
+    ]
+}
+
+#[tokio::test]
+async fn parallel_calls_are_put_together_by_their_index() {
+    let answer = answered(&recorded()).await;
+    assert_eq!(answer.text, "Let me see ☃.");
+    let expected = [("call_a", "read", json!({"path": "ab"})), ("call_b", "read", json!({}))];
+    assert_eq!(shown(&answer), expected);
+}
+
+#[tokio::test]
+async fn a_fitted_name_is_mapped_back() {
+    let asked = start([ok(events(&[finish("stop")]))]).await;
+    asked.ask().await.0.unwrap();
+    let fitted = asked.server.asked.lock().unwrap()[0].1["tools"][1]["function"]["name"].clone();
+    assert_ne!(fitted, LONG_NAME);
+    let call = json!([{"index": 0, "id": "c", "function": {"name": fitted, "arguments": "{}"}}]);
+    assert_eq!(answered(&[calls(call), finish("tool_calls")]).await.calls[0].name, LONG_NAME);
+}
+
+#[tokio::test]
+async fn servers_send_calls_in_many_ways() {
+    let whole = |id: Option<&str>, n: u64| {
+        let mut call = json!({"type": "function", "function": {"name": "read", "arguments": json!({"n": n}).to_string()}});
+        if let Some(id) = id {
+            call["id"] = id.into();
+        }
+        call
+    };
+    let indexed = |mut call: Value| {
+        call["index"] = json!(0);
+        call
+    };
+    let object = json!({"id": "a", "function": {"name": "read", "arguments": {"n": 1}}});
+    let table = [
+        ("whole, in one chunk", vec![calls(json!([whole(Some("a"), 1), whole(Some("b"), 2)]))]),
+        ("whole, without ids", vec![calls(json!([whole(None, 1), whole(None, 2)]))]),
+        ("whole, in two chunks", vec![calls(json!([whole(None, 1)])), calls(json!([whole(None, 2)]))]),
+        (
+            "all with index 0",
+            vec![calls(json!([indexed(whole(Some("a"), 1))])), calls(json!([indexed(whole(Some("b"), 2))]))],
+        ),
+        (
+            "all with index 0 and no ids",
+            vec![calls(json!([indexed(whole(None, 1))])), calls(json!([indexed(whole(None, 2))]))],
+        ),
+        ("arguments as an object", vec![calls(json!([object])), calls(json!([whole(None, 2)]))]),
+        (
+            "pieces without an index",
+            vec![
+                calls(json!([{"id": "a", "function": {"name": "read", "arguments": "{\"n\":"}}])),
+                calls(json!([{"function": {"arguments": "1}"}}])),
+                calls(json!([{"id": "b", "function": {"name": "read"}}])),
+                calls(json!([{"id": "b", "function": {"name": "read", "arguments": "{\"n\":2}"}}])),
+            ],
+        ),
+    ];
+    for (way, mut chunks) in table {
+        chunks.push(finish("tool_calls"));
+        let answer = answered(&chunks).await;
+        let numbers: Vec<_> = answer
+            .calls
+            .iter()
+            .map(|call| (&*call.name, call.arguments.clone().unwrap()["n"].clone()))
+            .collect();
+        assert_eq!(numbers, [("read", json!(1)), ("read", json!(2))], "{way}");
+        assert!(
+            answer.calls[0].id != answer.calls[1].id && answer.calls.iter().all(|call| !call.id.is_empty())
+        );
+    }
+    let unnamed = answered(&[calls(json!([whole(None, 1)])), finish("tool_calls")]).await;
+    assert_eq!(unnamed.calls[0].id, "call_7_1");
+}
+
+#[tokio::test]
+async fn an_answer_that_reached_a_limit_says_so() {
+    let said = delta(json!({"content": "so far"}));
+    let cut =
+        calls(json!([{"index": 0, "id": "c", "function": {"name": "read", "arguments": "{\"path\": \"a"}}]));
+    let bare = calls(json!([{"index": 1, "id": "d", "function": {"name": "read"}}]));
+    let answer = answered(&[said.clone(), cut, bare, finish("length")]).await;
+    assert!(answer.text.starts_with("so far\n[cut: "), "{}", answer.text);
+    assert_eq!(
+        shown(&answer),
+        [("c", "read", json!({"unusable": "{\"path\": \"a"})), ("d", "read", json!({"unusable": ""}))]
+    );
+    let answer = answered(&[finish("content_filter")]).await;
+    assert!(answer.text.starts_with("[cut: the model's provider"), "{}", answer.text);
+}
+
+#[tokio::test]
+async fn what_does_not_parse_is_kept_as_it_is() {
+    let call = |arguments: &str| {
+        calls(json!([{"index": 0, "id": "c", "function": {"name": "read", "arguments": arguments}}]))
+    };
+    for (raw, expected) in
+        [("", json!({})), ("[1]", json!({"unusable": "[1]"})), ("{a", json!({"unusable": "{a"}))]
+    {
+        let answer = answered(&[call(raw), finish("tool_calls")]).await;
+        assert_eq!(shown(&answer), [("c", "read", expected)]);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_knows_no_streams_is_understood() {
+    let document = json!({
+        "choices": [{"message": {"role": "assistant", "content": "hello", "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "read", "arguments": "{}"}},
+        ]}, "finish_reason": "tool_calls"}],
+        "usage": {"prompt_tokens": 4, "completion_tokens": 5},
+    });
+    let text = serde_json::to_string_pretty(&document).unwrap();
+    let answer = ask(ok(format!("\n  {text}"))).await.unwrap();
+    assert_eq!((&*answer.text, answer.usage.input, answer.usage.output), ("hello", 4, 5));
+    assert_eq!(shown(&answer), [("a", "read", json!({}))]);
+    for body in [&text[..text.len() - 1], "{}", "{\"error\": {\"message\": \"no\"}}", "<html>no</html>", ""] {
+        assert!(matches!(ask(ok(body)).await, Err(Error::Retry { .. })), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn failures_are_told_apart_and_hold_no_key() {
+    let busy = Canned { retry_after: Some("7"), ..failing(429, "{\"error\": {\"message\": \"slow down\"}}") };
+    let why = "the model's server answered 429: slow down".to_owned();
+    assert_eq!(ask(busy).await, Err(Error::Retry { why, retry_after: Some(Duration::from_secs(7)) }));
+    for status in [408, 500, 503, 529] {
+        assert!(matches!(ask(failing(status, "oops")).await, Err(Error::Retry { .. })), "{status}");
+    }
+    let masked = format!(
+        "{{\"error\": {{\"message\": \"Incorrect key: sk-ve***key. See https://x.test/a?k={KEY}\"}}}}"
+    );
+    let table = [
+        (400, "{\"error\": {\"message\": \"bad\\nschema\"}}", "answered 400: bad schema"),
+        (400, "{\"error\": \"plain\"}", "answered 400: plain"),
+        (404, "{\"detail\": \"no model\"}", "answered 404: no model"),
+        (302, "", "answered 302:"),
+        (401, &masked, "answered 401: Incorrect key: [key] See https://x.test/…"),
+        (403, KEY, "answered 403: [key]"),
+    ];
+    for (status, body, expected) in table {
+        let error = ask(failing(status, body)).await.unwrap_err();
+        assert!(matches!(&error, Error::Refused { why } if why.contains(expected)), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn an_error_inside_the_stream_is_a_failure() {
+    let said = delta(json!({"content": "half"}));
+    let table = [
+        json!({"error": {"message": "overloaded", "code": 503}}),
+        json!({"error": format!("the key {KEY} ran out")}),
+        finish("error"),
+    ];
+    for chunk in table {
+        let error = ask(ok(events(&[said.clone(), chunk]))).await.unwrap_err();
+        assert!(matches!(error, Error::Retry { .. }), "{error}");
+    }
+    let garbled = ask(ok("data: {\"choices\": [\n\ndata: [DONE]\n\n")).await.unwrap_err();
+    assert_eq!(garbled.to_string(), "the model's answer is garbled");
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_may_come_back() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let gone = model(Url::parse(&format!("http://{free}/v1")).unwrap());
+    assert!(matches!(gone.ask(question(), &mut |_| {}).await, Err(Error::Retry { .. })));
+    let forbidden = model(Url::parse("http://169.254.169.254/v1").unwrap());
+    assert!(matches!(forbidden.ask(question(), &mut |_| {}).await, Err(Error::Refused { .. })));
+}
+
+#[tokio::test]
+async fn a_stream_that_was_cut_is_never_an_answer() {
+    let stream = events(&recorded()).into_bytes();
+    let whole = ask(ok(stream.clone())).await.unwrap();
+    // The end of the event that begins the answer, and of the one that says that it is whole.
+    let end_of = |event: usize| {
+        stream.windows(2).enumerate().filter(|(_, two)| two == b"\n\n").nth(event).unwrap().0 + 2
+    };
+    let (said, finished) = (end_of(0), end_of(5));
+    for breaks in [true, false] {
+        let cuts = (0..stream.len()).map(|cut| Canned { breaks, ..ok(&stream[..cut]) });
+        let asked = start(cuts).await;
+        for cut in 0..stream.len() {
+            let (answer, streamed) = asked.ask().await;
+            assert_eq!(streamed == whole.text, cut >= said, "cut at {cut}: {streamed}");
+            match answer {
+                Err(Error::Retry { .. }) => assert!(cut < finished, "cut at {cut}"),
+                Ok(answer) => {
+                    assert!(cut >= finished, "cut at {cut}: {answer:?}");
+                    assert_eq!((&answer.text, &answer.calls), (&whole.text, &whole.calls));
+                }
+                Err(error) => panic!("cut at {cut}: {error}"),
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn too_many_calls_are_no_answer() {
+    let piece = |index: u64| json!({"index": index, "id": format!("c{index}"), "function": {"name": "read"}});
+    let all: Vec<_> = (0..257).map(piece).collect();
+    let error = ask(ok(events(&[calls(all.into()), finish("tool_calls")]))).await.unwrap_err();
+    assert_eq!(error.to_string(), "the model's answer has more than 256 calls");
+}
