@@ -5,7 +5,8 @@
 mod strict;
 
 use proptest::prelude::*;
-use rap_agent::prompt::{self, Prompt, Request, STILL_RUNNING, ToolSpec, anthropic, openai};
+use rap_agent::prompt::{self, Prompt, Request, ToolSpec, anthropic, openai};
+use rap_agent::words::STILL_RUNNING;
 use rap_agent::{Arguments, CallEntry, Entry, Item};
 use rap_protocol::{Body, CallId, Content, Image, Timestamp};
 use serde_json::{Map, Value, json};

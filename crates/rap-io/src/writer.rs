@@ -105,8 +105,18 @@ impl Writer {
         open: impl Fn() -> rusqlite::Result<Connection> + Send + 'static,
         limits: WriterLimits,
     ) -> Result<Writer, Error> {
+        Writer::start_watched(open, limits, || {})
+    }
+
+    /// The same, and `on_lost` is called on the writer's thread whenever nothing of a batch stands, before any other
+    /// job runs: whoever remembers what jobs wrote has to forget it.
+    pub fn start_watched(
+        open: impl Fn() -> rusqlite::Result<Connection> + Send + 'static,
+        limits: WriterLimits,
+        on_lost: impl Fn() + Send + 'static,
+    ) -> Result<Writer, Error> {
         let queue = Arc::new(Queue::new(limits.queue));
-        let batches = Batches::open(Box::new(open), Arc::clone(&queue), limits)?;
+        let batches = Batches::open(Box::new(open), Box::new(on_lost), Arc::clone(&queue), limits)?;
         let (ending, ended) = watch::channel(());
         let ending = Ending { queue: Arc::clone(&queue), _ended: ending };
         thread::Builder::new()

@@ -1,3 +1,4 @@
-//! The engine that runs agents.
+//! A durable runtime for the Reactive Agent Protocol.
 
 pub mod model;
+mod store;

@@ -9,7 +9,7 @@ pub mod scripted;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rap_agent::Entry;
+use rap_agent::{Entry, Usage};
 use rap_protocol::InputSchema;
 use serde_json::{Map, Value};
 
@@ -46,7 +46,7 @@ pub struct Answer {
     pub text: String,
     /// What it calls, in order.
     pub calls: Vec<ModelCall>,
-    /// What it cost.
+    /// What it cost; the input counts what came from a cache as well.
     pub usage: Usage,
 }
 
@@ -59,17 +59,6 @@ pub struct ModelCall {
     pub name: String,
     /// Its arguments, or the text that is not a JSON object.
     pub arguments: Result<Map<String, Value>, String>,
-}
-
-/// What an answer cost, in tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Usage {
-    /// What was read, cached or not.
-    pub input: u64,
-    /// What was written.
-    pub output: u64,
-    /// What of the input came from a cache.
-    pub cached: u64,
 }
 
 /// Why there is no answer.

@@ -2,29 +2,21 @@
 
 use std::future::Future;
 use std::io::IsTerminal;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use rap_io::serve::{ServeLimits, Signals, is_loopback, serve_until};
+use tokio::net::TcpListener;
 
 use crate::engine::Engine;
 use crate::error::ServeError;
 use crate::http::{self, Refused};
 use crate::server::{ToolServer, checked_public_url};
-
-/// How long to wait before accepting again when the system has no room for a connection.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A server that is bound to its address, has resumed its calls, and is ready to run.
 pub struct Bound {
@@ -73,15 +65,6 @@ async fn from_this_machine(
     Refused::new(StatusCode::MISDIRECTED_REQUEST, "not_local", message).into_response()
 }
 
-fn is_loopback(host: &str) -> bool {
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
-    };
-    let name = name.trim_start_matches('[').trim_end_matches(']');
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
-}
-
 impl Bound {
     /// The public URL: what to give to a runtime.
     pub fn url(&self) -> &str {
@@ -112,18 +95,9 @@ impl Bound {
     pub async fn run_until(self, stop: impl Future<Output = ()>) {
         let Bound { listener, url, engine, router, .. } = self;
         tracing::info!(%url, "listening");
-        let places = Arc::new(Semaphore::new(engine.limits.connections));
-        let connections = GracefulShutdown::new();
-        tokio::pin!(stop);
-        loop {
-            tokio::select! {
-                (stream, place) = accept(&listener, &places) => {
-                    serve(stream, place, &router, &connections, engine.limits.request_within);
-                }
-                () = &mut stop => break,
-            }
-        }
-        drop(listener);
+        let limits =
+            ServeLimits { connections: engine.limits.connections, head_within: engine.limits.request_within };
+        let connections = serve_until(listener, router, limits, stop).await;
         tracing::info!("stopping");
         let answered = tokio::time::timeout(engine.limits.stop_within, connections.shutdown());
         let ((), answered) = tokio::join!(engine.shut_down(), answered);
@@ -131,65 +105,6 @@ impl Bound {
             tracing::warn!("some connections were still open when the time to finish was over");
         }
         tracing::info!("stopped");
-    }
-}
-
-async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
-    loop {
-        let place = Arc::clone(places).acquire_owned().await.expect("bug: nobody closes this semaphore");
-        match listener.accept().await {
-            Ok((stream, _)) => return (stream, place),
-            Err(error) => {
-                tracing::warn!(%error, "could not accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
-}
-
-/// The head of a request has to arrive in time, and so long an idle connection is kept.
-fn serve(
-    stream: TcpStream,
-    place: OwnedSemaphorePermit,
-    router: &Router,
-    connections: &GracefulShutdown,
-    head_within: Duration,
-) {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "a connection is gone already");
-        return;
-    }
-    let service = TowerToHyperService::new(router.clone());
-    let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(head_within)
-        .serve_connection(TokioIo::new(stream), service);
-    let connection = connections.watch(connection);
-    tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "a connection ended early");
-        }
-        drop(place);
-    });
-}
-
-/// The signals that end a server. They are heard from the moment this is made.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn listen() -> Self {
-        let hear = |kind| signal(kind).expect("bug: the runtime can listen for signals");
-        Signals { terminate: hear(SignalKind::terminate()), interrupt: hear(SignalKind::interrupt()) }
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
     }
 }
 
@@ -208,22 +123,5 @@ pub(crate) fn log_to_stderr() {
     let stderr = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if stderr.with_ansi(std::io::stderr().is_terminal()).try_init().is_err() {
         tracing::debug!("the program logs in its own way");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hosts_of_this_machine_are_known() {
-        for host in ["localhost", "LOCALHOST:80", "127.0.0.1", "127.0.0.1:7501", "[::1]", "[::1]:7501"] {
-            assert!(is_loopback(host), "{host}");
-        }
-        for host in
-            ["", "evil.example", "evil.example:7501", "10.0.0.1", "localhost.evil.example", "127.0.0.1.x"]
-        {
-            assert!(!is_loopback(host), "{host}");
-        }
     }
 }

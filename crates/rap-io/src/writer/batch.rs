@@ -62,8 +62,11 @@ impl Outage {
     }
 }
 
+pub(super) type OnLost = Box<dyn Fn() + Send>;
+
 pub(super) struct Batches {
     open: Open,
+    on_lost: OnLost,
     conn: Option<Connection>,
     in_job: Arc<AtomicBool>,
     queue: Arc<Queue>,
@@ -71,8 +74,13 @@ pub(super) struct Batches {
 }
 
 impl Batches {
-    pub(super) fn open(open: Open, queue: Arc<Queue>, limits: WriterLimits) -> Result<Self, Error> {
-        let mut batches = Batches { open, conn: None, in_job: Arc::default(), queue, limits };
+    pub(super) fn open(
+        open: Open,
+        on_lost: OnLost,
+        queue: Arc<Queue>,
+        limits: WriterLimits,
+    ) -> Result<Self, Error> {
+        let mut batches = Batches { open, on_lost, conn: None, in_job: Arc::default(), queue, limits };
         batches.connect().map_err(|outage| Error::Unavailable(outage.why))?;
         Ok(batches)
     }
@@ -85,6 +93,7 @@ impl Batches {
             if let Err(outage) = &ended {
                 tracing::warn!(jobs = jobs.len(), why = outage.why, "nothing of a batch was written");
                 self.recover(outage);
+                (self.on_lost)();
             }
             for job in jobs {
                 job.reply(ended.as_ref().err());

@@ -1,0 +1,156 @@
+//! The model's side: its answers, its failures, and the built-in tools that run inside the step.
+
+use std::time::Duration;
+
+use rap_protocol::CallId;
+
+use crate::step::{Released, Stepping};
+use crate::words;
+use crate::{
+    Again, Answer, Arguments, BuiltIn, CallEntry, CallState, Effect, Item, OpenCall, Origin, Phase, Plan,
+    PlannedCall, Queue, Server, Write,
+};
+
+/// The shortest and the longest pause before a failed thread asks again by itself.
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(3600));
+
+impl Stepping<'_> {
+    pub(crate) fn take_answer(&mut self, answer: Answer) {
+        let Answer { text, calls, usage } = answer;
+        self.head.usage.add(usage);
+        self.head.dropped = 0;
+        self.head.failing_since = None;
+        if calls.is_empty() {
+            self.append(Item::Assistant { text, calls: Vec::new() });
+            return self.rest();
+        }
+        self.take_calls(text, calls);
+        if self.head.batch.is_empty() {
+            return self.close_batch();
+        }
+        self.head.phase = Phase::Waiting;
+        // A user who spoke while the model was asked does not wait for the calls.
+        if self.head.held.user {
+            self.join();
+        }
+    }
+
+    /// The answer has no calls: what waits is next, or there is nothing to do.
+    fn rest(&mut self) {
+        if self.release(Queue::Held) == Released::Something
+            || self.release(Queue::Queued) == Released::Something
+        {
+            return self.wake();
+        }
+        self.head.phase = Phase::Idle;
+        if self.head.running.is_empty() {
+            self.head.settled = self.head.seq;
+        }
+        if self.is_done() {
+            self.close();
+        }
+    }
+
+    /// A thread that was made for an event ends with it.
+    fn is_done(&self) -> bool {
+        let head = &self.head;
+        let nothing_left =
+            head.running.is_empty() && head.subscriptions.is_empty() && head.children.is_empty();
+        matches!(head.origin, Origin::Event { .. }) && nothing_left
+    }
+
+    /// The open calls go on in the background, what waited is written, and the model is asked.
+    pub(crate) fn join(&mut self) {
+        self.let_run();
+        self.release(Queue::Held);
+        self.wake();
+    }
+
+    fn take_calls(&mut self, text: String, planned: Vec<PlannedCall>) {
+        let mut calls: Vec<CallEntry> = Vec::with_capacity(planned.len());
+        let mut plans = Vec::with_capacity(planned.len());
+        for PlannedCall { id, call_id, name, arguments, plan } in planned {
+            let (id, call_id) = match id {
+                Some(id) if self.is_new(&id, &calls) => (id, call_id),
+                unusable => (self.mint(), call_id.or(unusable)),
+            };
+            calls.push(CallEntry { id, call_id, name, arguments });
+            plans.push(plan);
+        }
+        self.append(Item::Assistant { text, calls: calls.clone() });
+        let seq = self.head.seq;
+        for (call, plan) in calls.into_iter().zip(plans) {
+            match plan {
+                Plan::Invoke(server) => self.invoke(call, server, seq),
+                Plan::BuiltIn(tool) => {
+                    let text = self.run_built_in(tool);
+                    self.append(Item::made(call.id, text));
+                }
+                Plan::Refuse(text) => self.append(Item::made(call.id, text)),
+            }
+        }
+    }
+
+    /// Ids of the past are looked up by whoever plans the calls; this is what can go wrong since.
+    fn is_new(&self, id: &CallId, batch: &[CallEntry]) -> bool {
+        let ours = id.as_str().starts_with(words::MINTED_PREFIX);
+        let known = self.head.is_open(id) || self.head.subscription(id).is_some();
+        !ours && !known && batch.iter().all(|call| call.id != *id)
+    }
+
+    fn invoke(&mut self, call: CallEntry, server: Server, seq: u64) {
+        let limit = self.limits.open_calls;
+        if self.head.open_calls().count() >= limit {
+            return self.append(Item::made(call.id, words::too_many_open_calls(limit)));
+        }
+        let Arguments::Given(arguments) = call.arguments else {
+            return self.append(Item::made(call.id, "Error: the arguments are not a JSON object"));
+        };
+        let open = OpenCall {
+            id: call.id,
+            call_id: call.call_id,
+            name: call.name,
+            server,
+            seq,
+            since: self.now,
+            until: self.limits.call_timeout.map(|timeout| self.now.plus(timeout)),
+        };
+        self.head.batch.push(open.clone());
+        self.writes.push(Write::Open(open.clone()));
+        self.effects.push(Effect::Invoke { call: open, arguments });
+    }
+
+    /// Built-in tools run synchronously: their result is in the same step, and nobody can come in between.
+    fn run_built_in(&mut self, tool: BuiltIn) -> String {
+        match tool {
+            BuiltIn::CancelSubscription { tool_call_id } => self.cancel_by_model(&tool_call_id),
+        }
+    }
+
+    fn cancel_by_model(&mut self, tool_call_id: &str) -> String {
+        let subscriptions = &mut self.head.subscriptions;
+        let Some(at) = subscriptions.iter().position(|subscription| subscription.id.as_str() == tool_call_id)
+        else {
+            let active = subscriptions.iter().map(|subscription| subscription.id.as_str());
+            return words::no_such_subscription(tool_call_id, active);
+        };
+        let call = subscriptions.remove(at).id;
+        self.settle(call.clone(), CallState::Ended);
+        self.effects.push(Effect::NotifyCancel { call });
+        words::subscription_cancelled(tool_call_id)
+    }
+
+    pub(crate) fn fail(&mut self, why: String, again: Again) {
+        let since = *self.head.failing_since.get_or_insert(self.now);
+        let failing_for = self.now.since(since);
+        let (shortest, longest) = RETRY_PAUSE;
+        let retry_at = match again {
+            Again::Later if failing_for < self.limits.failed_retry_for => {
+                Some(self.now.plus(failing_for.clamp(shortest, longest)))
+            }
+            _ => None,
+        };
+        self.append(Item::notice(format!("the model could not be asked: {why}")));
+        self.head.phase = Phase::Failed { why, retry_at };
+    }
+}

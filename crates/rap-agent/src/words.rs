@@ -1,0 +1,88 @@
+//! The exact words that models and tools rely on.
+
+use std::time::Duration;
+
+use rap_protocol::CallId;
+
+/// The result of a call that was interrupted.
+pub const INTERRUPTED: &str = "interrupted";
+/// The result of a call that still runs when the model is asked.
+pub const STILL_RUNNING: &str = "still running; the result will follow";
+/// What the `kind` of every synthetic call begins with.
+pub const KIND_PREFIX: &str = "interrupt:";
+/// What the ids begin with that the runtime makes itself.
+pub const MINTED_PREFIX: &str = "rap_";
+/// The built-in tool that ends a subscription.
+pub const CANCEL_SUBSCRIPTION: &str = "cancel_subscription";
+
+/// The `kind` of the synthetic call for an event.
+pub fn event_kind(call: &CallId) -> String {
+    format!("{KIND_PREFIX}{call} (subscription remains active)")
+}
+
+/// The `kind` of the synthetic call for a final event.
+pub fn final_kind(call: &CallId) -> String {
+    format!("{KIND_PREFIX}{call} (subscription has ended)")
+}
+
+/// The `kind` of the synthetic call for a result behind a placeholder, or one that came late.
+pub fn late_kind(call: &CallId) -> String {
+    format!("{KIND_PREFIX}{call} (result of a call that was still running)")
+}
+
+pub(crate) fn timed_out(after: Duration) -> String {
+    format!("Error: no result came within {}; it may still follow", seconds(after))
+}
+
+fn seconds(duration: Duration) -> String {
+    match duration.as_secs() {
+        0 => format!("{} ms", duration.as_millis()),
+        1 => "1 second".into(),
+        seconds => format!("{seconds} seconds"),
+    }
+}
+
+pub(crate) fn too_many_open_calls(limit: usize) -> String {
+    format!(
+        "Error: this thread has {limit} open calls, the most it may have; call again when some have returned"
+    )
+}
+
+pub(crate) fn too_many_subscriptions(limit: usize) -> String {
+    format!(
+        "The subscription was not kept: this thread has {limit}, the most it may have. Cancel one with \
+         {CANCEL_SUBSCRIPTION} and subscribe again."
+    )
+}
+
+pub(crate) fn too_late_to_subscribe() -> String {
+    "The subscription was not kept: its confirmation came after the call had ended. Subscribe again if needed.".into()
+}
+
+pub(crate) fn subscription_cancelled(call: &str) -> String {
+    format!("subscription {call} was cancelled")
+}
+
+/// Names what could have been meant.
+pub(crate) fn no_such_subscription<'a>(call: &str, active: impl Iterator<Item = &'a str>) -> String {
+    let active: Vec<&str> = active.collect();
+    let known = match active.as_slice() {
+        [] => "it has none".to_owned(),
+        ids => format!("active are: {}", ids.join(", ")),
+    };
+    let shown: String = call.chars().take(64).collect();
+    format!("Error: this thread has no active subscription `{shown}`; {known}")
+}
+
+pub(crate) fn event_child() -> String {
+    "You are a thread of your own, made for the event above. What was said before it is the history of the thread \
+     that subscribed; that thread goes on without you and does not see what you do. Handle the event. When you \
+     have answered and no call is open, this thread is closed."
+        .into()
+}
+
+pub(crate) fn talks_to_itself(turns: u32) -> String {
+    format!(
+        "paused: {turns} turns in a row without anything new from outside; resume the thread to let it go on"
+    )
+}

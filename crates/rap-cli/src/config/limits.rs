@@ -1,0 +1,81 @@
+//! Every bound of the runtime: its name, its type, its default and what it may be, in one table.
+
+use std::time::Duration;
+
+use rap_protocol::limits::{ANCESTORS, BODY_BYTES};
+
+use super::section::Section;
+use super::value::{Zero, count, duration, optional_duration, size};
+
+macro_rules! limits {
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $default:expr, $read:expr;)*) => {
+        /// The bounds of the runtime.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub struct Limits {
+            $($(#[$doc])* pub $name: $type,)*
+        }
+
+        impl Default for Limits {
+            fn default() -> Self {
+                Limits { $($name: $default,)* }
+            }
+        }
+
+        impl Limits {
+            /// A bound that is not set, or wrong, is its default.
+            pub(super) fn read(section: &mut Section<'_>) -> Self {
+                let default = Limits::default();
+                Limits { $($name: section.read(stringify!($name), $read).unwrap_or(default.$name),)* }
+            }
+        }
+    };
+}
+
+limits! {
+    /// How many subscriptions of one thread are active.
+    subscriptions_per_thread: u32 = 32, count(0..=u32::MAX);
+    /// How long a call may take; then it has an error for a result.
+    call_timeout: Option<Duration> = None, optional_duration;
+    /// For how long an invocation is tried again.
+    invoke_retry_for: Duration = Duration::from_mins(10), duration(Zero::Allowed);
+    /// How often a model is asked the same question before the turn fails.
+    model_attempts: u32 = 5, count(1..=u32::MAX);
+    /// How many messages and events one thread holds while it is busy.
+    held_per_thread: u32 = 1_000, count(1..=u32::MAX);
+    /// How long an event waits for open calls.
+    hold_max: Duration = Duration::from_secs(60), duration(Zero::Allowed);
+    /// How often a model is asked without anything new from outside.
+    turns_per_wake: u32 = 50, count(1..=u32::MAX);
+    /// How large the body of a request may be, in bytes.
+    body: usize = BODY_BYTES, size(1024..=BODY_BYTES as u64);
+    /// How many calls of one thread are open.
+    open_calls_per_thread: u32 = 128, count(0..=u32::MAX);
+    /// How many questions of one thread wait for a person.
+    questions_per_thread: u32 = 64, count(0..=u32::MAX);
+    /// How many children of one thread are not closed.
+    children_per_thread: u32 = 64, count(0..=u32::MAX);
+    /// How deep threads nest.
+    depth: u32 = 8, count(0..=ANCESTORS as u32);
+    /// How many views one thread keeps.
+    views_per_thread: u32 = 64, count(0..=u32::MAX);
+    /// How large one view may be, in bytes.
+    view_bytes: usize = 256 * 1024, size(1..=BODY_BYTES as u64);
+    /// How long a tool server may take to accept an invocation.
+    invoke_ack_timeout: Duration = Duration::from_secs(10), duration(Zero::Refused);
+    /// How many invocations are under way at the same time.
+    invoke_concurrency: u32 = 256, count(1..=u32::MAX);
+    /// How many questions to models are under way at the same time.
+    model_concurrency: u32 = 64, count(1..=u32::MAX);
+    /// How long a model may take to answer one question.
+    model_timeout: Duration = Duration::from_mins(10), duration(Zero::Refused);
+    /// How long a model may be silent within an answer.
+    model_idle_timeout: Duration = Duration::from_mins(2), duration(Zero::Refused);
+    /// For how long a thread whose turn failed asks again by itself.
+    failed_retry_for: Duration = Duration::from_hours(24), duration(Zero::Allowed);
+    /// How long a tool server may take to tell its tools.
+    discovery_timeout: Duration = Duration::from_secs(5), duration(Zero::Refused);
+    /// How long a callback URL is good for.
+    callback_token_lifetime: Option<Duration> = None, optional_duration;
+    /// For how long an event is remembered, so that a repeat is recognised.
+    event_marks_for: Duration = Duration::from_hours(7 * 24), duration(Zero::Refused);
+}

@@ -1,0 +1,68 @@
+//! Which key somebody meant.
+
+/// The known word that looks most like this one, if any does: a few letters off, or its beginning.
+pub(super) fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str> {
+    let word = word.to_lowercase().replace('-', "_");
+    let few = match word.len() {
+        0..=4 => 1,
+        5..=8 => 2,
+        _ => 3,
+    };
+    let off = |known: &&'static str| (distance(&word, known), *known);
+    let closest = known.iter().map(off).min().filter(|(distance, _)| *distance <= few);
+    let longer = || known.iter().copied().find(|known| word.len() >= 3 && known.starts_with(&word));
+    closest.map(|(_, known)| known).or_else(longer)
+}
+
+/// How many letters have to be inserted, removed or replaced to come from one to the other.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, a) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b) in to.iter().enumerate() {
+            let replaced = diagonal + usize::from(a != *b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KNOWN: [&str; 6] = ["listen", "public_url", "tokens", "url", "hold_max", "turns_per_wake"];
+
+    #[test]
+    fn a_typo_finds_its_key() {
+        let table = [
+            ("listn", "listen"),
+            ("Listen", "listen"),
+            ("public-url", "public_url"),
+            ("token", "tokens"),
+            ("uri", "url"),
+            ("hold_maxx", "hold_max"),
+            ("turns", "turns_per_wake"),
+        ];
+        for (word, expected) in table {
+            assert_eq!(nearest(word, &KNOWN), Some(expected), "{word}");
+        }
+    }
+
+    #[test]
+    fn another_word_finds_none() {
+        for word in ["", "x", "port", "service_host", "port_7420_tcp", "banana"] {
+            assert_eq!(nearest(word, &KNOWN), None, "{word}");
+        }
+    }
+
+    #[test]
+    fn distances_are_counted() {
+        for (from, to, expected) in [("", "", 0), ("", "abc", 3), ("kitten", "sitting", 3), ("ab", "ba", 2)] {
+            assert_eq!(distance(from, to), expected, "{from} {to}");
+        }
+    }
+}

@@ -1,0 +1,574 @@
+//! Tables of files, variables and flags: what they come to, or what is said about them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::document::{Table, Value};
+use super::*;
+use crate::init;
+
+/// A directory with files in it, and what lies around it.
+struct Setup {
+    directory: TempDir,
+    environment: Environment,
+    flags: Vec<Flag>,
+}
+
+impl Setup {
+    fn new(text: &str) -> Self {
+        let setup = Setup {
+            directory: tempfile::tempdir().unwrap(),
+            environment: Environment::new(),
+            flags: Vec::new(),
+        };
+        setup.file("rap.toml", text)
+    }
+
+    fn file(self, name: &str, content: impl AsRef<[u8]>) -> Self {
+        std::fs::write(self.directory.path().join(name), content).unwrap();
+        self
+    }
+
+    fn variable(mut self, name: &str, value: &str) -> Self {
+        self.environment.insert(name.into(), value.into());
+        self
+    }
+
+    fn flag(mut self, key: &'static str, value: &str, name: &'static str) -> Self {
+        self.flags.push(Flag { key, value: value.into(), name });
+        self
+    }
+
+    fn load(&self) -> Result<Config, Error> {
+        Config::load(&Sources {
+            file: File::Given(self.directory.path().join("rap.toml")),
+            environment: self.environment.clone(),
+            flags: self.flags.clone(),
+        })
+    }
+
+    fn config(&self) -> Config {
+        self.load().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The error, with the directory left out.
+    fn error(&self) -> String {
+        let error = self.load().expect_err("a mistake");
+        let directory = format!("{}/", self.directory.path().display());
+        assert!(!format!("{error:?}").contains("s3cr3t"), "{error:?}");
+        error.to_string().replace(&directory, "")
+    }
+}
+
+fn mistakes(table: &[(&str, &str)]) {
+    for (text, expected) in table {
+        assert_eq!(Setup::new(text).error(), *expected, "{text}");
+    }
+}
+
+#[test]
+fn an_empty_file_is_the_default() {
+    assert_eq!(Setup::new("").variable("HOME", "/root").config().limits, Limits::default());
+    let config = Setup::new("[server]\n[store]\n[model]\n[limits]\n").config();
+    assert_eq!(config.server.listen.to_string(), "127.0.0.1:7420");
+    assert_eq!(config.server.url_at(config.server.listen), "http://127.0.0.1:7420");
+}
+
+#[test]
+fn a_file_that_was_named_has_to_be_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let load = |file| Config::load(&Sources { file, environment: Environment::new(), flags: Vec::new() });
+    let path = directory.path().join("rap.toml");
+    let error = load(File::Given(path.clone())).unwrap_err().to_string();
+    assert_eq!(error, format!("can not read {}: No such file or directory (os error 2)", path.display()));
+    assert_eq!(load(File::IfPresent("there-is-none.toml".into())).unwrap(), Config::default());
+    let error = load(File::IfPresent(directory.path().into())).unwrap_err();
+    assert!(matches!(error, Error::Unreadable { .. }), "{error}");
+}
+
+#[test]
+fn every_setting_is_read() {
+    let config = Setup::new(
+        r#"
+        [server]
+        listen = "0.0.0.0:80"
+        public_url = "https://rap.example.com/"
+        tokens = ["env:RAP_TOKEN", "file:token", "written"]
+        [store]
+        url = "sqlite:/var/lib/rap.db"
+        [model]
+        provider = "openai"
+        name = "m"
+        base_url = "http://127.0.0.1:11434/v1/"
+        api_key = "env:KEY"
+        images = false
+        [[agent]]
+        name = "cook"
+        system = "You cook."
+        tools = ["kitchen_*", "timer"]
+        [[agent]]
+        name = "waiter"
+        [[tool_server]]
+        url = "http://127.0.0.1:7501/"
+        bearer = "env:KEY"
+        [[tool_server]]
+        url = "https://tools.example.com/a"
+        [limits]
+        call_timeout = "2h"
+        body = 4096
+        view_bytes = "1KiB"
+        depth = 0x10
+        "#,
+    )
+    .variable("RAP_TOKEN", "one")
+    .variable("KEY", "key")
+    .file("token", "two\n")
+    .config();
+    let tokens: Vec<&str> = config.server.tokens.iter().map(Secret::expose).collect();
+    assert_eq!(tokens, ["one", "two", "written"]);
+    assert_eq!(config.server.url_at(config.server.listen), "https://rap.example.com");
+    assert_eq!(config.store, Store::Sqlite("/var/lib/rap.db".into()));
+    let base_url = BaseUrl::new("http://127.0.0.1:11434/v1").unwrap();
+    let api_key = Some(Secret::new("key"));
+    let provider = Provider::OpenAi { name: "m".into(), base_url, api_key };
+    assert_eq!(config.model, Model { provider, images: false });
+    assert_eq!(config.agents.len(), 2);
+    assert_eq!(
+        config.agents[0].tools.iter().map(ToolGlob::to_string).collect::<Vec<_>>(),
+        ["kitchen_*", "timer"]
+    );
+    assert_eq!(config.agents[1], Agent { name: "waiter".into(), ..Agent::default() });
+    assert_eq!(config.tool_servers[0].url.as_str(), "http://127.0.0.1:7501");
+    assert_eq!(config.tool_servers[0].bearer, Some(Secret::new("key")));
+    assert_eq!(config.tool_servers[1].bearer, None);
+    let limits = Limits {
+        call_timeout: Some(Duration::from_hours(2)),
+        body: 4096,
+        view_bytes: 1024,
+        depth: 16,
+        ..Limits::default()
+    };
+    assert_eq!(config.limits, limits);
+}
+
+#[test]
+fn unknown_keys_are_named_with_their_line() {
+    mistakes(&[
+        (
+            "\n[limits]\nhold_maxx = \"60s\"",
+            "rap.toml:3: limits.hold_maxx: unknown key; did you mean hold_max?",
+        ),
+        ("[servr]\nlisten = \"x\"", "rap.toml:1: servr: unknown key; did you mean server?"),
+        ("[[tool_servers]]", "rap.toml:1: tool_servers: unknown key; did you mean tool_server?"),
+        ("[limits]\nturns = 5", "rap.toml:2: limits.turns: unknown key; did you mean turns_per_wake?"),
+        ("[model]\n\"api-key\" = 5", "rap.toml:2: model.api-key: unknown key; did you mean api_key?"),
+        ("colour = 1", "rap.toml:1: colour: unknown key; `rap init` writes a file with every key"),
+        (
+            "[[agent]]\nname = \"a\"\n[[agent]]\nname = \"b\"\ntool = []",
+            "rap.toml:5: agent.tool: unknown key; did you mean tools?",
+        ),
+    ]);
+}
+
+#[test]
+fn types_are_checked() {
+    mistakes(&[
+        ("server = 5", "rap.toml:1: server: expected a table, written [server], found an integer"),
+        ("[agent]", "rap.toml:1: agent: expected an array of tables, written [[agent]], found a table"),
+        (
+            "agent = [1]",
+            "rap.toml:1: agent: expected an array of tables, written [[agent]], found an integer",
+        ),
+        (
+            "[server]\nlisten = 7420",
+            "rap.toml:2: server.listen: expected an address and a port such as \"127.0.0.1:7420\", found 7420",
+        ),
+        (
+            "[server]\ntokens = \"s3cr3t\"",
+            "rap.toml:2: server.tokens: expected an array of strings such as [\"env:RAP_TOKEN\"], found a string",
+        ),
+        (
+            "[server]\ntokens = [\n  \"a\",\n  5,\n]",
+            "rap.toml:4: server.tokens: expected a secret of visible ASCII letters, 4096 at most, or env:NAME, or \
+             file:PATH, found an integer",
+        ),
+        ("[store]\nurl = true", "rap.toml:2: store.url: expected a string, found true"),
+        ("[model]\nimages = \"false\"", "rap.toml:2: model.images: expected true or false, found \"false\""),
+        (
+            "[[agent]]\nname = \"a\"\nsystem = 1.5",
+            "rap.toml:3: agent.system: expected a string, found a float",
+        ),
+        (
+            "[limits]\ndepth = \"8\"",
+            "rap.toml:2: limits.depth: expected a whole number from 0 to 64, found \"8\"",
+        ),
+        (
+            "[limits]\nhold_max = 60",
+            "rap.toml:2: limits.hold_max: expected a duration such as \"250ms\", \"60s\", \"10m\", \"2h\" or \"7d\", \
+             found 60",
+        ),
+        (
+            "[limits]\nbody = 2026-01-01",
+            "rap.toml:2: limits.body: expected a size from \"1KiB\" to \"8MiB\", found a date",
+        ),
+    ]);
+}
+
+#[test]
+fn values_have_bounds() {
+    mistakes(&[
+        (
+            "[limits]\nmodel_attempts = 0",
+            "rap.toml:2: limits.model_attempts: expected a whole number from 1 to 4294967295, found 0",
+        ),
+        ("[limits]\ndepth = 65", "rap.toml:2: limits.depth: expected a whole number from 0 to 64, found 65"),
+        ("[limits]\ndepth = -1", "rap.toml:2: limits.depth: expected a whole number from 0 to 64, found -1"),
+        (
+            "[limits]\ndepth = 99999999999999999999",
+            "rap.toml:2: limits.depth: expected a whole number from 0 to 64, found a larger integer",
+        ),
+        (
+            "[limits]\nbody = \"8MB\"",
+            "rap.toml:2: limits.body: expected a size from \"1KiB\" to \"8MiB\", found \"8MB\"",
+        ),
+        (
+            "[limits]\nbody = \"9MiB\"",
+            "rap.toml:2: limits.body: expected a size from \"1KiB\" to \"8MiB\", found \"9MiB\"",
+        ),
+        (
+            "[limits]\ndiscovery_timeout = \"0s\"",
+            "rap.toml:2: limits.discovery_timeout: expected a duration above zero such as \"250ms\", \"60s\", \
+             \"10m\", \"2h\" or \"7d\", found \"0s\"",
+        ),
+        (
+            "[limits]\ncall_timeout = \"never\"",
+            "rap.toml:2: limits.call_timeout: expected \"none\", or a duration above zero such as \"60s\", \"10m\" \
+             or \"2h\", found \"never\"",
+        ),
+        (
+            "[[agent]]\nname = \"a b\"",
+            "rap.toml:2: agent.name: expected 1 to 128 letters, digits, `_`, `-` and `.`, found \"a b\"",
+        ),
+        (
+            "[[agent]]\nname = \"a\"\ntools = [\"b?\"]",
+            "rap.toml:3: agent.tools: expected the name of a tool, in which * stands for any letters, found \"b?\"",
+        ),
+    ]);
+}
+
+#[test]
+fn what_is_missing_or_there_twice_is_told() {
+    mistakes(&[
+        ("\n[[agent]]\nsystem = \"\"", "rap.toml:2: agent.name: missing; every agent has a name"),
+        (
+            "[[agent]]\nname = \"a\"\n[[agent]]\nname = \"a\"",
+            "rap.toml:4: agent.name: there already is one at rap.toml:2",
+        ),
+        (
+            "[[tool_server]]\nbearer = \"s3cr3t\"",
+            "rap.toml:1: tool_server.url: missing; where is the tool server?",
+        ),
+        (
+            "[[tool_server]]\nurl = \"http://h/\"\n[[tool_server]]\nurl = \"HTTP://H:80\"",
+            "rap.toml:4: tool_server.url: there already is one at rap.toml:2",
+        ),
+        (
+            "[model]\nprovider = \"openai\"\nbase_url = \"http://h\"",
+            "rap.toml:2: model.name: missing; which model of the provider is it?",
+        ),
+        (
+            "[model]\nprovider = \"openai\"\nname = \"m\"",
+            "rap.toml:2: model.api_key: missing; api.openai.com wants a key, such as \"env:OPENAI_API_KEY\"",
+        ),
+    ]);
+}
+
+#[test]
+fn what_is_not_built_yet_is_said_so() {
+    mistakes(&[
+        (
+            "[store]\nurl = \"postgres://u:s3cr3t@h/db\"",
+            "rap.toml:2: store.url: PostgreSQL is not in this version yet; use \"sqlite:PATH\"",
+        ),
+        (
+            "[model]\nprovider = \"anthropic\"",
+            "rap.toml:2: model.provider: the provider anthropic is not in this version yet; use \"openai\" with a \
+             base_url, or \"scripted\"",
+        ),
+        (
+            "[[agent]]\nname = \"a\"\nmodel = \"m\"",
+            "rap.toml:3: agent.model: an agent's own model is not in this version yet; all agents use [model]",
+        ),
+        (
+            "[[tool_server]]\nurl = \"http://h\"\nhmac = \"s3cr3t\"",
+            "rap.toml:3: tool_server.hmac: hmac is not in this version yet; use bearer",
+        ),
+        (
+            "[[tool_server]]\nurl = \"http://h\"\nmtls = {}\nsigv4 = 5",
+            "rap.toml:3: tool_server.mtls: mtls is not in this version yet; use bearer\n\
+             rap.toml:4: tool_server.sigv4: sigv4 is not in this version yet; use bearer",
+        ),
+    ]);
+}
+
+#[test]
+fn urls_are_checked_and_never_repeated() {
+    let expected =
+        "expected an http or https URL without user, query and fragment, such as \"http://127.0.0.1:7501\"";
+    for url in ["s3cr3t", "ftp://h", "http://u:s3cr3t@h", "http://h/?token=s3cr3t"] {
+        let error = Setup::new(&format!("[[tool_server]]\nurl = \"{url}\"")).error();
+        assert_eq!(error, format!("rap.toml:2: tool_server.url: {expected}"));
+        let error = Setup::new(&format!("[server]\npublic_url = \"{url}\"")).error();
+        assert_eq!(error, format!("rap.toml:2: server.public_url: {expected}"));
+    }
+    let path = "rap.toml:2: store.url: expected the path of a file after sqlite:, without parameters";
+    let scheme = "rap.toml:2: store.url: expected \"sqlite:PATH\", such as \"sqlite:rap.db\"";
+    mistakes(&[
+        ("[store]\nurl = \"mysql://u:s3cr3t@h/db\"", scheme),
+        ("[store]\nurl = \"sqlite:\"", scheme),
+        ("[store]\nurl = \"sqlite::memory:\"", path),
+        ("[store]\nurl = \"sqlite:rap.db?mode=rw\"", path),
+    ]);
+}
+
+#[test]
+fn a_path_begins_where_it_was_written() {
+    let setup = Setup::new("[store]\nurl = \"sqlite:data/rap.db\"\n[model]\nscript = \"scene.toml\"");
+    let setup = setup.file("scene.toml", "");
+    let here = setup.directory.path().to_owned();
+    let config = setup.config();
+    assert_eq!(config.store, Store::Sqlite(here.join("data/rap.db")));
+    assert_eq!(config.model.provider, Provider::Scripted { script: Some(here.join("scene.toml")) });
+    let config = setup.flag("store.url", "sqlite://other.db", "--store").config();
+    assert_eq!(config.store, Store::Sqlite("other.db".into()));
+}
+
+#[test]
+fn a_script_has_to_be_readable_if_it_is_used() {
+    let text = "[model]\nscript = \"scene.toml\"\nname = \"m\"\napi_key = \"k\"";
+    assert_eq!(
+        Setup::new(text).error(),
+        "rap.toml:2: model.script: can not read scene.toml: No such file or directory (os error 2)"
+    );
+    Setup::new(text).variable("RAP_MODEL_PROVIDER", "openai").config();
+}
+
+#[test]
+fn secrets_are_found_outside_and_never_shown() {
+    let text = "[server]\ntokens = [\"file:a\", \"file:b\", \"env:C\", \"file:d\"]";
+    let setup = Setup::new(text).file("a", "s3cr3t-a\n").file("b", "s3cr3t-b").variable("C", "s3cr3t-c");
+    let config = setup.file("d", "s3cr3t-d\r\n").config();
+    let tokens: Vec<&str> = config.server.tokens.iter().map(Secret::expose).collect();
+    assert_eq!(tokens, ["s3cr3t-a", "s3cr3t-b", "s3cr3t-c", "s3cr3t-d"]);
+    assert!(!format!("{config:?}").contains("s3cr3t"), "{config:?}");
+}
+
+#[test]
+fn a_secret_that_is_not_there_is_a_mistake() {
+    let secret = "expected a secret of visible ASCII letters, 4096 at most, or env:NAME, or file:PATH";
+    let table = [
+        ("env:NONE", "the environment variable NONE is not set"),
+        ("env:EMPTY", "the environment variable EMPTY is empty"),
+        ("env:", "expected the name of an environment variable after env:"),
+        ("env:s3cr3t-key", "expected the name of an environment variable after env:"),
+        ("env:SPACE", secret),
+        ("file:none", "can not read none: No such file or directory (os error 2)"),
+        ("file:two", secret),
+        ("file:long", secret),
+        ("file:nothing", secret),
+        ("file:binary", "can not read binary: stream did not contain valid UTF-8"),
+        ("s3cr3t s3cr3t", secret),
+        ("", secret),
+    ];
+    for (written, expected) in table {
+        let setup = Setup::new(&format!("[[tool_server]]\nurl = \"http://h\"\nbearer = \"{written}\""))
+            .variable("EMPTY", "")
+            .variable("SPACE", "s3cr3t s3cr3t")
+            .file("two", "s3cr3t\n\n")
+            .file("long", "s3cr3t".repeat(1000))
+            .file("nothing", "\n")
+            .file("binary", b"s3cr3t\xff");
+        assert_eq!(setup.error(), format!("rap.toml:3: tool_server.bearer: {expected}"), "{written}");
+    }
+}
+
+#[test]
+fn a_provider_that_is_not_chosen_needs_no_key() {
+    let text = "[model]\nprovider = \"openai\"\nname = \"m\"\napi_key = \"env:NONE\"";
+    assert_eq!(
+        Setup::new(text).error(),
+        "rap.toml:4: model.api_key: the environment variable NONE is not set"
+    );
+    let config = Setup::new(text).variable("RAP_MODEL_PROVIDER", "scripted").config();
+    assert_eq!(config.model, Config::default().model);
+}
+
+#[test]
+fn all_mistakes_are_told_at_once_in_their_order() {
+    let text = "[limits]\nbody = 1\nx = 1\n[server]\nlisten = \"y\"\n";
+    let setup = Setup::new(text).variable("RAP_LIMITS_DEPTH", "z").flag("store.url", "s3cr3t", "--store");
+    assert_eq!(
+        setup.error(),
+        "rap.toml:2: limits.body: expected a size from \"1KiB\" to \"8MiB\", found 1\n\
+         rap.toml:3: limits.x: unknown key; `rap init` writes a file with every key\n\
+         rap.toml:5: server.listen: expected an address and a port such as \"127.0.0.1:7420\", found \"y\"\n\
+         RAP_LIMITS_DEPTH: limits.depth: expected a whole number from 0 to 64, found \"z\"\n\
+         --store: store.url: expected \"sqlite:PATH\", such as \"sqlite:rap.db\""
+    );
+}
+
+#[test]
+fn a_file_that_is_not_toml_is_named_with_the_line() {
+    for text in ["[server\n", "a = s3cr3t", "x = \"s3cr3t\n", "a = 1\na = 2"] {
+        let setup = Setup::new(&format!("\n{text}"));
+        let error = setup.error();
+        assert!(
+            error.starts_with("rap.toml:2: ") || error.starts_with("rap.toml:3: duplicate key"),
+            "{error}"
+        );
+        assert!(!error.contains("s3cr3t") && !error.contains('\n'), "{error}");
+    }
+}
+
+#[test]
+fn variables_go_over_the_file_and_flags_over_both() {
+    let text = "[server]\nlisten = \"wrong\"\n[limits]\ndepth = 1\nhold_max = \"1s\"";
+    let setup = Setup::new(text)
+        .variable("RAP_SERVER_LISTEN", "127.0.0.1:1")
+        .variable("RAP_SERVER_TOKENS", "one, env:TWO")
+        .variable("TWO", "two")
+        .variable("RAP_LIMITS_DEPTH", "3")
+        .variable("RAP_LIMITS_BODY", "4KiB")
+        .variable("RAP_LIMITS_HOLD_MAX", "")
+        .variable("RAP_MODEL_IMAGES", "false");
+    let config = setup.config();
+    assert_eq!(config.server.listen.port(), 1);
+    assert_eq!(config.server.tokens, [Secret::new("one"), Secret::new("two")]);
+    assert!(!config.model.images);
+    let hold_max = Duration::from_secs(1);
+    assert_eq!(config.limits, Limits { depth: 3, body: 4096, hold_max, ..Limits::default() });
+    assert_eq!(setup.flag("server.listen", "localhost:2", "--listen").config().server.listen.port(), 2);
+}
+
+#[test]
+fn every_key_of_the_single_sections_has_its_variable() {
+    let setup = Setup::new("")
+        .variable("RAP_SERVER_PUBLIC_URL", "https://h")
+        .variable("RAP_STORE_URL", "sqlite:/a")
+        .variable("RAP_MODEL_PROVIDER", "openai")
+        .variable("RAP_MODEL_NAME", "m")
+        .variable("RAP_MODEL_BASE_URL", "https://b")
+        .variable("RAP_MODEL_API_KEY", "s3cr3t");
+    let config = setup.config();
+    assert_eq!(config.server.public_url, BaseUrl::new("https://h"));
+    assert_eq!(config.store, Store::Sqlite("/a".into()));
+    let (base_url, api_key) = (BaseUrl::new("https://b").unwrap(), Some(Secret::new("s3cr3t")));
+    assert_eq!(config.model.provider, Provider::OpenAi { name: "m".into(), base_url, api_key });
+}
+
+#[test]
+fn a_misspelt_variable_is_told_and_a_foreign_one_ignored() {
+    let setup = Setup::new("").variable("RAP_LIMITS_HOLD_MAXX", "60s");
+    assert_eq!(setup.error(), "RAP_LIMITS_HOLD_MAXX: limits.hold_maxx: unknown key; did you mean hold_max?");
+    for name in
+        ["RAP_SERVER_PORT", "RAP_STORE_SERVICE_HOST", "RAP_TOKEN", "RAP_URL", "RAP_TOOL_BEARER", "RAP_"]
+    {
+        assert!(Setup::new("").variable(name, "x").load().is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn a_server_without_tokens_stays_on_this_machine() {
+    for local in ["127.0.0.1:0", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1", "localhost:1"] {
+        Setup::new(&format!("[server]\nlisten = \"{local}\"")).config();
+    }
+    let problem =
+        "can be reached from other machines, and no token is set: set server.tokens, or listen on 127.0.0.1";
+    for tokens in ["", "tokens = []"] {
+        let setup = Setup::new(&format!("[server]\nlisten = \"10.0.0.1:1\"\n{tokens}"));
+        assert_eq!(setup.error(), format!("rap.toml:2: server.listen: 10.0.0.1:1 {problem}"));
+    }
+    let setup = Setup::new("").flag("server.listen", "[2001:db8::1]:1", "--listen");
+    assert_eq!(setup.error(), format!("--listen: server.listen: [2001:db8::1]:1 {problem}"));
+    Setup::new("[server]\nlisten = \"10.0.0.1:1\"\ntokens = [\"t\"]").config();
+    assert_eq!(
+        Setup::new("[server]\nlisten = \"10.0.0.1:1\"\ntokens = [\"env:NONE\"]").error(),
+        "rap.toml:3: server.tokens: the environment variable NONE is not set"
+    );
+}
+
+#[test]
+fn a_server_on_every_address_needs_a_public_url() {
+    let text = "[server]\nlisten = \"0.0.0.0:7420\"\ntokens = [\"t\"]\n";
+    assert_eq!(
+        Setup::new(text).error(),
+        "rap.toml:2: server.listen: tool servers can not call back to 0.0.0.0:7420: set server.public_url to an \
+         address that they can reach, such as \"http://rap.example.com:7420\""
+    );
+    Setup::new(&format!("{text}public_url = \"http://h\"")).config();
+}
+
+/// The lines that `rap init` comments out, for settings that have a default.
+fn uncommented(text: &str) -> String {
+    let line = |line: &str| match line.strip_prefix('#') {
+        Some(setting) if setting.starts_with(|c: char| c == '[' || c.is_ascii_lowercase()) => {
+            setting.to_owned()
+        }
+        _ => line.to_owned(),
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn loaded_here(text: &str) -> Result<Config, Error> {
+    let document = document::parse(text, FILE_NAME)?;
+    Reading::of(document, &Outside { environment: &Environment::new(), directory: Path::new("") }).outcome()
+}
+
+fn keys(document: &Table) -> BTreeSet<String> {
+    let mut keys = BTreeSet::new();
+    for (section, setting) in document {
+        let tables = match &setting.value {
+            Value::Table(table) => vec![table],
+            Value::List(items) => items.iter().filter_map(|item| as_table(&item.value)).collect(),
+            _ => Vec::new(),
+        };
+        keys.insert(section.clone());
+        keys.extend(tables.iter().flat_map(|table| table.keys()).map(|key| format!("{section}.{key}")));
+    }
+    keys
+}
+
+fn as_table(value: &Value) -> Option<&Table> {
+    if let Value::Table(table) = value { Some(table) } else { None }
+}
+
+#[test]
+fn the_file_of_rap_init_is_the_default_commented_or_not() {
+    assert_eq!(loaded_here(init::TEXT).unwrap(), Config::default());
+    let text = uncommented(init::TEXT);
+    assert!(text.contains("\n[[agent]]\n") && text.contains("\nhold_max = "), "{text}");
+    assert_eq!(loaded_here(&text).unwrap(), Config::default());
+}
+
+#[test]
+fn the_file_of_rap_init_lists_every_key() {
+    let text = uncommented(init::TEXT).replace("# Example: ", "");
+    let document = document::parse(&text, FILE_NAME).unwrap_or_else(|error| panic!("{error}"));
+    let listed = keys(&document);
+    let outside = Outside { environment: &Environment::new(), directory: Path::new("") };
+    let reading = Reading::of(document, &outside);
+    assert_eq!(listed, reading.notes.known);
+    assert!(listed.contains("tool_server.bearer") && listed.contains("limits.depth"), "{listed:?}");
+}
+
+#[test]
+fn the_examples_of_rap_init_are_right() {
+    let text =
+        init::TEXT.replace("# Example: ", "").replace("#provider = \"scripted\"", "provider = \"openai\"");
+    let setup = Setup::new(&text).variable("OPENAI_API_KEY", "k").variable("TOOLS_TOKEN", "t");
+    let config = setup.config();
+    assert_eq!(config.tool_servers.len(), 1);
+    assert!(config.server.public_url.is_some());
+}

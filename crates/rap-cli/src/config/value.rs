@@ -1,0 +1,224 @@
+//! From a setting to a value of its type, or a problem that says what was expected.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use rap_protocol::limits::FOUND_CHARS;
+
+use super::base_url::BaseUrl;
+use super::document::{Setting, Value};
+use super::mistake::Problem;
+
+/// Longer than anyone waits, and short enough to be added to any clock.
+const LONGEST: Duration = Duration::from_hours(36_500 * 24);
+
+const KIB: u64 = 1024;
+const MIB: u64 = 1024 * KIB;
+const GIB: u64 = 1024 * MIB;
+
+/// Whether a duration may be zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Zero {
+    Allowed,
+    Refused,
+}
+
+/// Any text.
+pub(super) fn text(setting: &Setting) -> Result<&str, Problem> {
+    match &setting.value {
+        Value::Text(text) | Value::Loose(text) => Ok(text),
+        _ => Err(wrong("a string", setting)),
+    }
+}
+
+/// A text of which anything may be shown, read by `parse`.
+pub(super) fn shown<T>(
+    setting: &Setting,
+    expected: &str,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<T, Problem> {
+    match &setting.value {
+        Value::Text(text) | Value::Loose(text) => parse(text).ok_or_else(|| wrong(expected, setting)),
+        _ => Err(wrong(expected, setting)),
+    }
+}
+
+pub(super) fn boolean(setting: &Setting) -> Result<bool, Problem> {
+    match &setting.value {
+        Value::Boolean(boolean) => Ok(*boolean),
+        Value::Loose(text) => text.parse().map_err(|_| wrong("true or false", setting)),
+        _ => Err(wrong("true or false", setting)),
+    }
+}
+
+pub(super) fn base_url(setting: &Setting) -> Result<BaseUrl, Problem> {
+    BaseUrl::new(text(setting)?).ok_or(Problem::Expected(BaseUrl::EXPECTED))
+}
+
+/// A whole number within bounds.
+pub(super) fn count(bounds: RangeInclusive<u32>) -> impl FnOnce(&Setting) -> Result<u32, Problem> {
+    move |setting| {
+        let number = match &setting.value {
+            Value::Integer(number) => u32::try_from(*number).ok(),
+            Value::Loose(text) => text.parse().ok(),
+            _ => None,
+        };
+        let (least, most) = (bounds.start(), bounds.end());
+        number
+            .filter(|number| bounds.contains(number))
+            .ok_or_else(|| wrong(&format!("a whole number from {least} to {most}"), setting))
+    }
+}
+
+/// A number of bytes within bounds.
+pub(super) fn size(bounds: RangeInclusive<u64>) -> impl FnOnce(&Setting) -> Result<usize, Problem> {
+    move |setting| {
+        let bytes = match &setting.value {
+            Value::Integer(bytes) => u64::try_from(*bytes).ok(),
+            Value::Text(text) | Value::Loose(text) => parse_size(text),
+            _ => None,
+        };
+        let fits = bytes.filter(|bytes| bounds.contains(bytes)).and_then(|bytes| usize::try_from(bytes).ok());
+        fits.ok_or_else(|| {
+            let (least, most) = (write_size(*bounds.start()), write_size(*bounds.end()));
+            wrong(&format!("a size from \"{least}\" to \"{most}\""), setting)
+        })
+    }
+}
+
+/// A duration.
+pub(super) fn duration(zero: Zero) -> impl FnOnce(&Setting) -> Result<Duration, Problem> {
+    move |setting| {
+        let expected = match zero {
+            Zero::Allowed => "a duration such as \"250ms\", \"60s\", \"10m\", \"2h\" or \"7d\"",
+            Zero::Refused => "a duration above zero such as \"250ms\", \"60s\", \"10m\", \"2h\" or \"7d\"",
+        };
+        let fits = |duration: &Duration| zero == Zero::Allowed || !duration.is_zero();
+        shown(setting, expected, |text| parse_duration(text).filter(fits))
+    }
+}
+
+/// A duration above zero, or none.
+pub(super) fn optional_duration(setting: &Setting) -> Result<Option<Duration>, Problem> {
+    let expected = "\"none\", or a duration above zero such as \"60s\", \"10m\" or \"2h\"";
+    shown(setting, expected, |text| match text {
+        "none" => Some(None),
+        _ => parse_duration(text).filter(|duration| !duration.is_zero()).map(Some),
+    })
+}
+
+/// Digits and a unit: `250ms`, `60s`, `10m`, `2h`, `7d`.
+fn parse_duration(text: &str) -> Option<Duration> {
+    let (number, unit) = number_and_unit(text)?;
+    let milliseconds = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return None,
+    };
+    let duration = Duration::from_millis(number.checked_mul(milliseconds)?);
+    (duration <= LONGEST).then_some(duration)
+}
+
+/// Digits and a unit, or digits alone: `8MiB`, `256KiB`, `4096`.
+fn parse_size(text: &str) -> Option<u64> {
+    let (number, unit) = number_and_unit(text)?;
+    let bytes = match unit {
+        "" | "B" => 1,
+        "KiB" => KIB,
+        "MiB" => MIB,
+        "GiB" => GIB,
+        _ => return None,
+    };
+    number.checked_mul(bytes)
+}
+
+fn number_and_unit(text: &str) -> Option<(u64, &str)> {
+    let end = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (digits, unit) = text.split_at(end);
+    Some((digits.parse().ok()?, unit))
+}
+
+fn write_size(bytes: u64) -> String {
+    match bytes {
+        _ if bytes >= MIB && bytes.is_multiple_of(MIB) => format!("{}MiB", bytes / MIB),
+        _ if bytes >= KIB && bytes.is_multiple_of(KIB) => format!("{}KiB", bytes / KIB),
+        _ => format!("{bytes}B"),
+    }
+}
+
+/// Not for secrets: a text or number is repeated.
+fn wrong(expected: &str, setting: &Setting) -> Problem {
+    let found = match &setting.value {
+        Value::Text(text) | Value::Loose(text) => format!("{:?}", shortened(text)),
+        Value::Integer(number) => number.to_string(),
+        Value::Boolean(boolean) => boolean.to_string(),
+        other => other.kind().to_owned(),
+    };
+    Problem::Found { expected: expected.to_owned(), found }
+}
+
+fn shortened(text: &str) -> String {
+    let mut short: String = text.chars().take(FOUND_CHARS).collect();
+    if short.len() < text.len() {
+        short.push('…');
+    }
+    short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_a_number_and_a_unit() {
+        let table = [("0s", 0), ("250ms", 250), ("60s", 60_000), ("10m", 600_000), ("2h", 7_200_000)];
+        for (text, expected) in table {
+            assert_eq!(parse_duration(text), Some(Duration::from_millis(expected)), "{text}");
+        }
+        assert_eq!(parse_duration("7d"), Some(Duration::from_hours(7 * 24)));
+        assert_eq!(parse_duration("36500d"), Some(LONGEST));
+    }
+
+    #[test]
+    fn other_texts_are_no_durations() {
+        let bad = [
+            "",
+            "s",
+            "60",
+            "60 s",
+            "1.5h",
+            "-1s",
+            "+1s",
+            "1w",
+            "60S",
+            "none",
+            "36501d",
+            "99999999999999999999s",
+        ];
+        for text in bad {
+            assert_eq!(parse_duration(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_a_number_and_perhaps_a_unit() {
+        let table =
+            [("0", 0), ("4096", 4096), ("12B", 12), ("256KiB", 262_144), ("8MiB", 8_388_608), ("1GiB", GIB)];
+        for (text, expected) in table {
+            assert_eq!(parse_size(text), Some(expected), "{text}");
+        }
+        for text in ["", "MiB", "8MB", "8 MiB", "8mib", "-1", "1.5MiB", "99999999999GiB"] {
+            assert_eq!(parse_size(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_written_as_they_are_read() {
+        for text in ["1B", "1023B", "1KiB", "256KiB", "8MiB"] {
+            assert_eq!(write_size(parse_size(text).unwrap()), text);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The real binary: what it prints, and how it exits.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn rap(directory: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_rap"))
+        .args(arguments)
+        .current_dir(directory)
+        .env_clear()
+        .envs(variables.iter().copied())
+        .output()
+        .expect("the binary runs")
+}
+
+/// Exit code, stdout and stderr.
+fn told(output: &Output) -> (Option<i32>, &str, &str) {
+    let text = |bytes| str::from_utf8(bytes).expect("text");
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn init_writes_the_commented_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = rap(directory.path(), &["init"], &[]);
+    assert_eq!(told(&output), (Some(0), "rap.toml is written; `rap serve` reads it\n", ""));
+    let written = std::fs::read_to_string(directory.path().join("rap.toml")).unwrap();
+    assert_eq!(written, rap_cli::init::TEXT);
+}
+
+#[test]
+fn init_replaces_a_file_by_force_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("rap.toml");
+    std::fs::write(&path, "mine").unwrap();
+    let output = rap(directory.path(), &["init"], &[]);
+    assert_eq!(told(&output), (Some(1), "", "rap: rap.toml is there already; --force writes over it\n"));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
+    assert_eq!(rap(directory.path(), &["init", "--force"], &[]).status.code(), Some(0));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), rap_cli::init::TEXT);
+}
+
+#[test]
+fn mistakes_of_the_configuration_are_told_line_by_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "[limits]\nhold_maxx = \"60s\"\n[model]\nprovider = \"openai\"\nname = \"m\"\napi_key = \"env:KEY\"\n";
+    std::fs::write(directory.path().join("rap.toml"), text).unwrap();
+    let output = rap(directory.path(), &["serve", "--store", "postgres://u:s3cr3t@h/db"], &[]);
+    let expected = "rap: rap.toml:2: limits.hold_maxx: unknown key; did you mean hold_max?\n\
+                    rap: rap.toml:6: model.api_key: the environment variable KEY is not set\n\
+                    rap: --store: store.url: PostgreSQL is not in this version yet; use \"sqlite:PATH\"\n";
+    assert_eq!(told(&output), (Some(1), "", expected));
+}
+
+#[test]
+fn the_environment_and_flags_reach_the_configuration() {
+    let directory = tempfile::tempdir().unwrap();
+    let variables = [("RAP_SERVER_LISTEN", "0.0.0.0:7420"), ("RAP_SERVER_PUBLIC_URL", "http://h")];
+    let problem =
+        "can be reached from other machines, and no token is set: set server.tokens, or listen on 127.0.0.1";
+    let output = rap(directory.path(), &["serve"], &variables);
+    let expected = format!("rap: RAP_SERVER_LISTEN: server.listen: 0.0.0.0:7420 {problem}\n");
+    assert_eq!(told(&output), (Some(1), "", expected.as_str()));
+    let output = rap(directory.path(), &["serve", "--listen", "10.0.0.1:1"], &variables);
+    let expected = format!("rap: --listen: server.listen: 10.0.0.1:1 {problem}\n");
+    assert_eq!(told(&output), (Some(1), "", expected.as_str()));
+}
+
+#[test]
+fn a_configuration_that_was_named_has_to_be_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = rap(directory.path(), &["serve", "--config", "other.toml"], &[]);
+    let expected = "rap: can not read other.toml: No such file or directory (os error 2)\n";
+    assert_eq!(told(&output), (Some(1), "", expected));
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_help_with_0() {
+    let directory = tempfile::tempdir().unwrap();
+    for arguments in [&["sevre"][..], &["serve", "--listn", "x"], &["init", "--config"]] {
+        let output = rap(directory.path(), arguments, &[]);
+        let (code, out, err) = told(&output);
+        assert_eq!((code, out), (Some(2), ""), "{arguments:?}");
+        assert!(err.starts_with("rap: unexpected argument") || err.starts_with("rap: unrecognized"), "{err}");
+    }
+    let output = rap(directory.path(), &[], &[]);
+    let (code, out, err) = told(&output);
+    assert_eq!((code, out), (Some(2), ""));
+    assert!(err.starts_with("Agents that") && err.contains("Usage: rap <COMMAND>"), "{err}");
+    for arguments in [&["--help"][..], &["--version"], &["serve", "--help"]] {
+        let output = rap(directory.path(), arguments, &[]);
+        let (code, out, err) = told(&output);
+        assert_eq!((code, err), (Some(0), ""), "{arguments:?}");
+        assert!(out.contains("rap") && !out.contains('\x1b'), "{out}");
+    }
+}

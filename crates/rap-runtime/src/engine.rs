@@ -1,0 +1,192 @@
+//! The engine: carries out what steps ask for, once it is on disk.
+//!
+//! What is promised is stored: a question to the model and a due invocation in the rows of their thread and call, an
+//! answer of a person with its question, a message to another thread in the table of letters. In memory there is only
+//! what is under way, so that nothing is begun twice at a time. Hand-off never blocks: what finds no place stays in
+//! its table, and upkeep reads it from there when a place is free. After a crash upkeep finds all of it.
+
+mod ask;
+mod invoke;
+mod notify;
+mod plan;
+mod underway;
+mod upkeep;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use rap_agent::{Effect, Message};
+use rap_io::client::{Client, ClientLimits};
+use rap_io::secret_box::{self, Key};
+use rap_io::writer::Lane;
+use rap_protocol::CallId;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::settings::Settings;
+use crate::store::{self, Committed, OpenError, Receipt, Store, Target, ThreadNo, beside};
+use crate::token::Tokens;
+use crate::toolsets::Toolsets;
+use underway::Underway;
+
+/// Notifications under way at a time. More are dropped, which the protocol allows.
+const NOTIFICATIONS: usize = 1024;
+/// How long a notification may take.
+const NOTIFY_WITHIN: Duration = Duration::from_secs(10);
+/// The pause before something that the store could not take is offered to it again; it doubles up to the second.
+const STORE_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// Why a runtime can not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The database.
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    /// The key that protects callback URLs and secrets at rest.
+    #[error("{0}")]
+    Key(#[from] secret_box::Error),
+}
+
+pub(crate) struct Engine {
+    pub(crate) store: Store,
+    pub(crate) settings: Settings,
+    pub(crate) tokens: Tokens,
+    pub(crate) toolsets: Toolsets,
+    invoker: Client,
+    notifier: Client,
+    underway: Underway,
+    ask_places: Arc<Semaphore>,
+    invoke_places: Arc<Semaphore>,
+    notify_places: Arc<Semaphore>,
+    /// Something that was promised found no place.
+    overflow: AtomicBool,
+    poke: Notify,
+    /// An acknowledgement waits to be written.
+    acknowledged: Notify,
+    tasks: TaskTracker,
+    pub(crate) stop: CancellationToken,
+    handle: Handle,
+}
+
+impl Engine {
+    /// Opens the database and takes up what was left; this blocks for a moment.
+    pub(crate) fn start(settings: Settings) -> Result<Arc<Engine>, StartError> {
+        let key = Key::from_file(&beside(&settings.database, "key"))?;
+        let slot: Arc<OnceLock<Weak<Engine>>> = Arc::default();
+        let engine_of = Arc::clone(&slot);
+        let outlet = Box::new(move |committed| {
+            if let Some(engine) = engine_of.get().and_then(Weak::upgrade) {
+                engine.act(committed);
+            }
+        });
+        let limits = &settings.limits;
+        let store = Store::open(&settings.database, key.clone(), limits.thread.clone(), outlet)?;
+        let client = |total| Client::new(settings.url_policy, ClientLimits { total, ..ClientLimits::default() });
+        let engine = Arc::new(Engine {
+            store,
+            tokens: Tokens::new([key], limits.callback_token_lifetime),
+            toolsets: Toolsets::new(
+                settings.tool_servers.clone(),
+                client(limits.discovery_timeout),
+                limits.discovery_timeout,
+            ),
+            invoker: client(limits.invoke_ack_timeout),
+            notifier: client(NOTIFY_WITHIN),
+            underway: Underway::default(),
+            ask_places: Arc::new(Semaphore::new(limits.model_concurrency)),
+            invoke_places: Arc::new(Semaphore::new(limits.invoke_concurrency)),
+            notify_places: Arc::new(Semaphore::new(NOTIFICATIONS)),
+            overflow: AtomicBool::new(false),
+            poke: Notify::new(),
+            acknowledged: Notify::new(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            handle: Handle::current(),
+            settings,
+        });
+        slot.set(Arc::downgrade(&engine)).unwrap_or_else(|_| unreachable!("bug: the slot is set once"));
+        engine.tasks.spawn(Arc::clone(&engine).upkeep());
+        engine.tasks.spawn(Arc::clone(&engine).record_acknowledgements());
+        Ok(engine)
+    }
+
+    /// Acts on a step that is on disk. Runs on the writer's thread.
+    fn act(self: &Arc<Self>, committed: Committed) {
+        let Committed { thread, effects, settled, due } = committed;
+        for call in settled {
+            self.underway.invocation_is_void(thread.no, &call);
+        }
+        for effect in effects {
+            match effect {
+                Effect::Ask { turn, up_to } => self.start_asking(&thread, turn, up_to),
+                Effect::Abandon { turn } => self.underway.abandon(thread.no, turn),
+                Effect::Invoke { call, arguments } => self.start_invoking(&thread, call, arguments, 0),
+                Effect::NotifyCancel { call } => self.notify_cancel(&thread, call),
+                Effect::NotifyClose => self.notify_close(&thread),
+                Effect::Answer { .. } | Effect::Tell { .. } => self.poke.notify_one(),
+            }
+        }
+        if due.is_some() {
+            self.poke.notify_one();
+        }
+    }
+
+    /// What found no place is read from its table later.
+    fn leave_for_later(&self) {
+        self.overflow.store(true, Ordering::Relaxed);
+    }
+
+    /// A place is free again.
+    fn place_is_free(&self) {
+        if self.overflow.load(Ordering::Relaxed) {
+            self.poke.notify_one();
+        }
+    }
+
+    /// A message from outside.
+    pub(crate) async fn tell(&self, target: Target, message: Message) -> Result<Receipt, store::Error> {
+        self.store.step(Lane::External, target, message).await
+    }
+
+    /// A message of our own, which is kept until the store has taken it or refused it by name.
+    async fn insist(&self, thread: ThreadNo, message: Message) -> Result<Receipt, store::Error> {
+        let (mut pause, longest) = STORE_PAUSE;
+        loop {
+            match self.store.step(Lane::Internal, Target::No(thread), message.clone()).await {
+                Err(store::Error::Unavailable(why)) => {
+                    tracing::warn!(thread, why, "the store does not take a message of ours; trying again");
+                }
+                done => return done,
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(longest),
+                () = self.stop.cancelled() => return Err(store::Error::Closed),
+            }
+        }
+    }
+
+    /// The callback URL of a call: the same in every attempt.
+    fn callback_url(&self, thread: &store::Thread, call: &CallId, since: rap_protocol::Timestamp) -> String {
+        let grant = crate::token::Grant {
+            thread: thread.no,
+            incarnation: thread.incarnation,
+            since,
+            call: call.clone(),
+        };
+        format!("{}/callback/{}", self.settings.public_url, self.tokens.make(&grant))
+    }
+
+    /// Takes on nothing new, lets what is under way finish for a moment, and closes the store. Nothing is lost: what
+    /// did not finish is taken up at the next start.
+    pub(crate) async fn shut_down(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(self.settings.limits.stop_within, self.tasks.wait()).await.is_err() {
+            tracing::info!("some work is left for the next start");
+        }
+        self.store.close().await;
+    }
+}

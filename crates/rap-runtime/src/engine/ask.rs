@@ -1,0 +1,163 @@
+//! Questions to the model: at least once each. Nothing is locked while the model thinks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rap_agent::{Again, Answer, Entry, Message, Seq, words};
+use rap_protocol::InputSchema;
+use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
+use serde_json::json;
+
+use super::Engine;
+use super::plan::{UsedIds, plan};
+use crate::model::{self, Offered, Question, Wants};
+use crate::settings::Agent;
+use crate::store::{self, Thread, now, random};
+use crate::toolsets::SessionTools;
+
+/// The first and the longest pause between two attempts to ask.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+
+/// Why a question has no answer.
+enum Failure {
+    Model(model::Error),
+    Store(store::Error),
+}
+
+impl Engine {
+    pub(super) fn start_asking(self: &Arc<Self>, thread: &Arc<Thread>, turn: u64, up_to: Seq) {
+        let Ok(place) = Arc::clone(&self.ask_places).try_acquire_owned() else { return self.leave_for_later() };
+        let Some(abandoned) = self.underway.begin_ask(thread.no, turn) else { return };
+        let (engine, thread) = (Arc::clone(self), Arc::clone(thread));
+        let ask = async move {
+            let answered = tokio::select! {
+                () = abandoned.cancelled() => None,
+                () = engine.stop.cancelled() => None,
+                message = engine.ask(&thread, turn, up_to) => Some(message),
+            };
+            if let Some(message) = answered {
+                engine.take_answer(&thread, message).await;
+            }
+            engine.underway.end_ask(thread.no, turn);
+            drop(place);
+            engine.place_is_free();
+        };
+        self.tasks.spawn_on(ask, &self.handle);
+    }
+
+    /// The answer is kept until it is on disk, or nobody waits for it any more; then only its cost counts.
+    async fn take_answer(&self, thread: &Thread, message: Message) {
+        let usage = match &message {
+            Message::TurnEnded { answer, .. } => Some(answer.usage),
+            _ => None,
+        };
+        match self.insist(thread.no, message).await {
+            Ok(_) => {}
+            Err(store::Error::Ignored(rap_agent::Ignored::StaleTurn)) => {
+                if let Some(usage) = usage {
+                    self.insist(thread.no, Message::Spent(usage)).await.ok();
+                }
+            }
+            Err(error) => tracing::debug!(thread = %thread.id, %error, "an answer was not taken"),
+        }
+    }
+
+    async fn ask(&self, thread: &Arc<Thread>, turn: u64, up_to: Seq) -> Message {
+        let limits = &self.settings.limits;
+        let patience = Patience {
+            first_pause: PAUSES.0,
+            longest_pause: PAUSES.1,
+            give_up_after: Duration::from_secs(24 * 3600),
+            attempts: limits.model_attempts,
+        };
+        let since = now();
+        let mut number = 0;
+        loop {
+            number += 1;
+            let asked = tokio::time::timeout(limits.model_timeout, self.ask_once(thread, turn, up_to)).await;
+            let (why, retry_after) = match asked {
+                Ok(Ok(answer)) => return Message::TurnEnded { turn, answer },
+                Ok(Err(Failure::Model(model::Error::Refused { why }))) => {
+                    return Message::TurnFailed { turn, why, again: Again::No };
+                }
+                Ok(Err(Failure::Model(model::Error::Retry { why, retry_after }))) => (why, retry_after),
+                Ok(Err(Failure::Store(error))) => (error.to_string(), None),
+                Err(_) => (format!("no answer within {:?}", limits.model_timeout), None),
+            };
+            tracing::warn!(thread = %thread.id, turn, attempt = number, why, "the model could not be asked");
+            let attempt = Attempt { number, since, now: now(), dice: random() as u32 };
+            match after_attempt(Outcome::Answered { status: 503, retry_after }, attempt, &patience) {
+                Next::Again { at } => tokio::time::sleep(at.since(now())).await,
+                _ => return Message::TurnFailed { turn, why, again: Again::Later },
+            }
+        }
+    }
+
+    async fn ask_once(&self, thread: &Arc<Thread>, turn: u64, up_to: Seq) -> Result<Answer, Failure> {
+        let agent = self.agent(&thread.agent);
+        let (tools, news) = self.toolsets.session(&self.store, thread.root).await.map_err(Failure::Store)?;
+        for text in news {
+            // It is for people; without it the question is the same.
+            self.insist(thread.no, Message::Noted { text }).await.ok();
+        }
+        let entries = self.entries(thread, up_to).await.map_err(Failure::Store)?;
+        let model = &self.settings.model;
+        let question = Question {
+            system: agent.system.clone(),
+            entries,
+            tools: offered(agent, &tools),
+            turn,
+            images: self.settings.images,
+        };
+        let sees_all = model.wants() == Wants::Everything;
+        let ids = if sees_all || thread.parent.is_none() { Some(question.entries.clone()) } else { None };
+        let answer = model.ask(question, &mut |_| {}).await.map_err(Failure::Model)?;
+        let used = ids.as_deref().map_or(UsedIds::Unknown, UsedIds::of);
+        let calls = plan(answer.calls, &used, agent, &tools);
+        Ok(Answer { text: answer.text, calls, usage: answer.usage })
+    }
+
+    fn agent(&self, name: &str) -> &Agent {
+        let agents = &self.settings.agents;
+        agents.iter().find(|agent| agent.name == name).unwrap_or_else(|| &agents[0])
+    }
+
+    async fn entries(&self, thread: &Arc<Thread>, up_to: Seq) -> Result<Vec<Entry>, store::Error> {
+        let thread = Arc::clone(thread);
+        let found = match self.settings.model.wants() {
+            Wants::Everything => self.store.history(thread, 0, up_to, usize::MAX).await?,
+            Wants::SinceLastUser => self.store.since_last_user(thread, up_to).await?,
+            Wants::Nothing => Vec::new(),
+        };
+        Ok(found.into_iter().map(|(_, entry)| entry).collect())
+    }
+}
+
+/// What the model may call: the tools of the servers, and the runtime's own.
+fn offered(agent: &Agent, tools: &SessionTools) -> Arc<[Offered]> {
+    let remote = tools.offered().filter(|tool| agent.may_use(tool.name.as_str())).map(|tool| Offered {
+        name: tool.name.as_str().to_owned(),
+        description: tool.description.clone(),
+        schema: tool.input_schema.clone(),
+    });
+    remote.chain([cancel_subscription()]).collect()
+}
+
+/// Proves nothing by itself; SE-14 names its one parameter.
+fn cancel_subscription() -> Offered {
+    let schema = json!({
+        "type": "object",
+        "properties": {"tool_call_id": {
+            "type": "string",
+            "description": "The id of the call that created the subscription.",
+        }},
+        "required": ["tool_call_id"],
+    });
+    Offered {
+        name: words::CANCEL_SUBSCRIPTION.into(),
+        description: "End a subscription of this conversation, so that its events do not wake you any more. Cancel \
+                      subscriptions that are no longer needed before you finish."
+            .into(),
+        schema: InputSchema::new(schema).expect("bug: the schema compiles"),
+    }
+}

@@ -1,0 +1,103 @@
+//! What is to be done with the calls of an answer: each is resolved and validated against the session's tools, so that
+//! the step needs neither toolset nor schema. A mistake goes back to the model as a result that names it.
+
+use std::collections::HashSet;
+
+use rap_agent::{Arguments, BuiltIn, Entry, Item, Plan, PlannedCall, Server, words};
+use rap_protocol::CallId;
+use serde_json::{Map, Value};
+
+use crate::model::ModelCall;
+use crate::settings::Agent;
+use crate::toolsets::SessionTools;
+
+/// How many names of tools an error repeats.
+const NAMES: usize = 20;
+
+/// The ids that a model has seen and must not use again.
+pub(super) enum UsedIds<'a> {
+    These(HashSet<&'a str>),
+    /// Nobody has looked; the model's ids are not used.
+    Unknown,
+}
+
+impl<'a> UsedIds<'a> {
+    pub(super) fn of(entries: &'a [Entry]) -> UsedIds<'a> {
+        let calls = entries.iter().flat_map(|entry| match &entry.item {
+            Item::Assistant { calls, .. } => calls.as_slice(),
+            _ => &[],
+        });
+        UsedIds::These(calls.map(|call| call.id.as_str()).collect())
+    }
+
+    fn allow(&self, id: &CallId) -> bool {
+        match self {
+            UsedIds::These(used) => !used.contains(id.as_str()),
+            UsedIds::Unknown => false,
+        }
+    }
+}
+
+pub(super) fn plan(
+    calls: Vec<ModelCall>,
+    used: &UsedIds<'_>,
+    agent: &Agent,
+    tools: &SessionTools,
+) -> Vec<PlannedCall> {
+    let planned = |call: ModelCall| {
+        let given = CallId::new(call.id).ok();
+        let (id, call_id) = match given {
+            Some(id) if used.allow(&id) => (Some(id), None),
+            unusable => (None, unusable),
+        };
+        let plan = decide(&call.name, &call.arguments, agent, tools);
+        let arguments = match call.arguments {
+            Ok(arguments) => Arguments::Given(arguments),
+            Err(text) => Arguments::Unusable(text),
+        };
+        PlannedCall { id, call_id, name: call.name, arguments, plan }
+    };
+    calls.into_iter().map(planned).collect()
+}
+
+fn decide(
+    name: &str,
+    arguments: &Result<Map<String, Value>, String>,
+    agent: &Agent,
+    tools: &SessionTools,
+) -> Plan {
+    let arguments = match arguments {
+        Ok(arguments) => arguments,
+        Err(text) => return Plan::Refuse(format!("Error: the arguments are not a JSON object: {text}")),
+    };
+    let poses = arguments.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.starts_with(words::KIND_PREFIX));
+    if poses {
+        let why = "Error: only the runtime makes calls whose `kind` begins with `interrupt:`; nothing was called";
+        return Plan::Refuse(why.into());
+    }
+    if name == words::CANCEL_SUBSCRIPTION {
+        return match arguments.get("tool_call_id").and_then(Value::as_str) {
+            Some(id) => Plan::BuiltIn(BuiltIn::CancelSubscription { tool_call_id: id.to_owned() }),
+            None => Plan::Refuse("Error: $.tool_call_id: expected a string, the id of a subscription".into()),
+        };
+    }
+    let found = tools.find(name).filter(|(_, _, tool)| agent.may_use(tool.name.as_str()));
+    let Some((server, _, tool)) = found else { return Plan::Refuse(no_such_tool(name, agent, tools)) };
+    match tool.input_schema.validate(&Value::Object(arguments.clone())) {
+        Ok(()) => Plan::Invoke(Server(server.url.clone())),
+        Err(violations) => {
+            let violations: Vec<String> = violations.iter().map(ToString::to_string).collect();
+            Plan::Refuse(format!("Error: the arguments do not fit the tool: {}", violations.join("; ")))
+        }
+    }
+}
+
+fn no_such_tool(name: &str, agent: &Agent, tools: &SessionTools) -> String {
+    let shown: String = name.chars().take(128).collect();
+    let names: Vec<&str> =
+        tools.offered().map(|tool| tool.name.as_str()).filter(|name| agent.may_use(name)).take(NAMES).collect();
+    if names.is_empty() {
+        return format!("Error: there is no tool `{shown}`, and no other one at the moment");
+    }
+    format!("Error: there is no tool `{shown}`; there are: {}", names.join(", "))
+}

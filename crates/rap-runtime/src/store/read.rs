@@ -1,0 +1,590 @@
+//! Reading: short transactions on connections of their own, beside the writer.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rap_agent::{Entry, Head, Message, Seq};
+use rap_io::sqlite::open_sqlite;
+use rap_protocol::{AuthUrl, CallId, ResponseUrl, ThreadId, Timestamp};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tokio::sync::Semaphore;
+
+use super::cache::Loaded;
+use super::rows::{self, call_id, id, key, unreadable};
+use super::thread::{Thread, ThreadNo};
+use super::{Error, Store};
+
+/// How many reads run at a time.
+const READERS: usize = 4;
+
+pub(super) struct Readers {
+    path: PathBuf,
+    places: Semaphore,
+    idle: Mutex<Vec<Connection>>,
+}
+
+impl Readers {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Readers { path, places: Semaphore::new(READERS), idle: Mutex::default() }
+    }
+
+    fn take(&self) -> rusqlite::Result<Connection> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        match idle {
+            Some(conn) => Ok(conn),
+            None => {
+                let conn = open_sqlite(&self.path)?;
+                conn.pragma_update(None, "query_only", true)?;
+                Ok(conn)
+            }
+        }
+    }
+
+    fn give_back(&self, conn: Connection) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(conn);
+    }
+}
+
+/// A thread for a listing.
+pub(crate) struct ThreadRow {
+    pub(crate) thread: Arc<Thread>,
+    pub(crate) parent_id: Option<ThreadId>,
+    pub(crate) root_id: ThreadId,
+    pub(crate) head: Head,
+    pub(crate) updated_at: Timestamp,
+}
+
+/// Which threads to list.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ThreadFilter {
+    pub(crate) status: Option<String>,
+    pub(crate) parent: Option<ThreadId>,
+    /// After this number.
+    pub(crate) after: ThreadNo,
+    pub(crate) limit: usize,
+}
+
+/// An invocation that has to be sent.
+pub(crate) struct DueInvocation {
+    pub(crate) thread: Arc<Thread>,
+    pub(crate) call: rap_agent::OpenCall,
+    pub(crate) arguments: Map<String, Value>,
+    pub(crate) attempts: u32,
+}
+
+/// An answer of a person that has to be delivered.
+pub(crate) struct DueAnswer {
+    pub(crate) thread: Arc<Thread>,
+    pub(crate) no: u64,
+    pub(crate) call: CallId,
+    pub(crate) response_url: ResponseUrl,
+    pub(crate) selected: usize,
+    pub(crate) attempts: u32,
+    pub(crate) since: Timestamp,
+}
+
+/// A letter on its way to a thread.
+pub(crate) struct Letters {
+    pub(crate) no: i64,
+    pub(crate) receiver: ThreadId,
+    pub(crate) message: Message,
+}
+
+/// What waits for a person.
+pub(crate) struct InboxItem {
+    pub(crate) thread: ThreadId,
+    pub(crate) call: CallId,
+    pub(crate) tool: String,
+    pub(crate) asked_at: Timestamp,
+    pub(crate) question: Asked,
+}
+
+/// What was asked.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Asked {
+    Choice { prompt: String, choices: Vec<String>, default: usize, response_url: String },
+    SignIn { auth_url: String },
+}
+
+/// An open call for a listing.
+pub(crate) struct CallRow {
+    pub(crate) thread: ThreadId,
+    pub(crate) call: CallId,
+    pub(crate) tool: String,
+    pub(crate) server: String,
+    pub(crate) since: Timestamp,
+    pub(crate) until: Option<Timestamp>,
+    pub(crate) acknowledged_at: Option<Timestamp>,
+    pub(crate) attempts: u32,
+    pub(crate) outcome: Option<String>,
+}
+
+/// An active subscription for a listing.
+pub(crate) struct SubscriptionRow {
+    pub(crate) thread: ThreadId,
+    pub(crate) call: CallId,
+    pub(crate) tool: String,
+    pub(crate) server: String,
+    pub(crate) since: Timestamp,
+}
+
+/// The latest content of a view.
+pub(crate) struct ViewRow {
+    pub(crate) server: String,
+    pub(crate) view_type: String,
+    pub(crate) content: Value,
+    pub(crate) at: Timestamp,
+}
+
+/// What a session holds of a server.
+#[derive(Debug, Clone)]
+pub(crate) struct SessionTool {
+    pub(crate) server: String,
+    pub(crate) hash: Option<String>,
+    pub(crate) error: Option<String>,
+    pub(crate) fetched_at: Timestamp,
+}
+
+impl Store {
+    /// Runs a read in one short transaction.
+    async fn read<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, Error> {
+        let readers = Arc::clone(&self.readers);
+        let _place = self.readers.places.acquire().await.map_err(|_| Error::Closed)?;
+        let read = move || {
+            let conn = readers.take()?;
+            let done = conn.unchecked_transaction().and_then(|transaction| job(&transaction));
+            if done.is_ok() {
+                readers.give_back(conn);
+            }
+            done
+        };
+        match tokio::task::spawn_blocking(read).await {
+            Ok(done) => done.map_err(|error: rusqlite::Error| Error::Unavailable(error.to_string())),
+            Err(_panicked) => Err(Error::SetAside),
+        }
+    }
+
+    pub(crate) async fn is_readable(&self) -> Result<(), Error> {
+        self.read(|conn| conn.query_row("SELECT 1", [], |_| Ok(()))).await
+    }
+
+    pub(crate) async fn thread(&self, id: ThreadId) -> Result<ThreadRow, Error> {
+        self.read(move |conn| {
+            let sql = format!("{THREAD_ROWS} WHERE t.id = ?1");
+            conn.prepare_cached(&sql)?.query_row([id.as_str()], thread_row).optional()
+        })
+        .await?
+        .ok_or(Error::NoThread)
+    }
+
+    pub(crate) async fn threads(&self, filter: ThreadFilter) -> Result<Vec<ThreadRow>, Error> {
+        self.read(move |conn| {
+            let sql = format!(
+                "{THREAD_ROWS} WHERE t.no > ?1 AND (?2 IS NULL OR t.status = ?2) \
+                 AND (?3 IS NULL OR t.parent = (SELECT no FROM threads WHERE id = ?3)) ORDER BY t.no LIMIT ?4"
+            );
+            let parent = filter.parent.as_ref().map(ThreadId::as_str);
+            let row = params![filter.after, filter.status, parent, filter.limit as i64];
+            conn.prepare_cached(&sql)?.query_map(row, thread_row)?.collect()
+        })
+        .await
+    }
+
+    /// A thread and its head, for a worker.
+    pub(crate) async fn load(&self, no: ThreadNo) -> Result<(Arc<Thread>, Head), Error> {
+        let loaded = self.read(move |conn| rows::load(conn, no)).await?.ok_or(Error::NoThread)?;
+        Ok((loaded.thread, loaded.head))
+    }
+
+    /// What a thread sees: what it inherits and what is its own, after one entry and up to another.
+    pub(crate) async fn history(
+        &self,
+        thread: Arc<Thread>,
+        after: Seq,
+        up_to: Seq,
+        limit: usize,
+    ) -> Result<Vec<(Seq, Entry)>, Error> {
+        self.read(move |conn| history(conn, &thread, after, up_to, limit)).await
+    }
+
+    /// The entries from the last one that a user said.
+    pub(crate) async fn since_last_user(
+        &self,
+        thread: Arc<Thread>,
+        up_to: Seq,
+    ) -> Result<Vec<(Seq, Entry)>, Error> {
+        self.read(move |conn| {
+            let from = last_user(conn, &thread, up_to)?;
+            history(conn, &thread, from.saturating_sub(1), up_to, usize::MAX)
+        })
+        .await
+    }
+
+    /// Threads whose model has to be asked.
+    pub(crate) async fn asks(&self, limit: usize) -> Result<Vec<(Arc<Thread>, u64, Seq)>, Error> {
+        self.read(move |conn| {
+            let mut statement = conn.prepare_cached("SELECT no FROM threads WHERE ask IS NOT NULL LIMIT ?1")?;
+            let numbers: Vec<ThreadNo> =
+                statement.query_map([limit as i64], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+            let mut asks = Vec::new();
+            for no in numbers {
+                if let Some(Loaded { thread, head, .. }) = rows::load(conn, no)?
+                    && let rap_agent::Phase::Asking { up_to } = head.phase
+                {
+                    asks.push((thread, head.turn, up_to));
+                }
+            }
+            Ok(asks)
+        })
+        .await
+    }
+
+    pub(crate) async fn due_invocations(
+        &self,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<DueInvocation>, Error> {
+        self.read(move |conn| {
+            let mut statement = conn.prepare_cached(
+                "SELECT thread, id, call_id, name, server, seq, since, until, attempts FROM calls \
+                 WHERE state = 0 AND invoke_at <= ?1 ORDER BY invoke_at LIMIT ?2",
+            )?;
+            let found: Vec<(ThreadNo, rap_agent::OpenCall, u32)> =
+                statement.query_map(params![now.0, limit as i64], open_call)?.collect::<rusqlite::Result<_>>()?;
+            let mut due = Vec::with_capacity(found.len());
+            for (no, call, attempts) in found {
+                if let Some(Loaded { thread, .. }) = rows::load(conn, no)? {
+                    let arguments = rows::arguments_of(conn, no, call.seq, &call.id)?;
+                    due.push(DueInvocation { thread, call, arguments, attempts });
+                }
+            }
+            Ok(due)
+        })
+        .await
+    }
+
+    pub(crate) async fn due_threads(&self, now: Timestamp, limit: usize) -> Result<Vec<ThreadNo>, Error> {
+        self.read(move |conn| {
+            let mut statement =
+                conn.prepare_cached("SELECT no FROM threads WHERE due <= ?1 ORDER BY due LIMIT ?2")?;
+            statement.query_map(params![now.0, limit as i64], |row| row.get(0))?.collect()
+        })
+        .await
+    }
+
+    pub(crate) async fn timed_out(
+        &self,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(ThreadNo, CallId)>, Error> {
+        self.read(move |conn| {
+            let mut statement =
+                conn.prepare_cached("SELECT thread, id FROM calls WHERE until <= ?1 ORDER BY until LIMIT ?2")?;
+            let found = |row: &Row<'_>| Ok((row.get(0)?, call_id(row, 1)?));
+            statement.query_map(params![now.0, limit as i64], found)?.collect()
+        })
+        .await
+    }
+
+    pub(crate) async fn letters(&self, limit: usize) -> Result<Vec<Letters>, Error> {
+        self.read(move |conn| {
+            let mut statement =
+                conn.prepare_cached("SELECT no, sender, receiver, letter FROM letters ORDER BY no LIMIT ?1")?;
+            let letter = |row: &Row<'_>| {
+                let message = match row.get_ref(3)?.as_str()? {
+                    "close" => Message::Close,
+                    _ => Message::ChildClosed { child: id(row, 1)? },
+                };
+                Ok(Letters { no: row.get(0)?, receiver: id(row, 2)?, message })
+            };
+            statement.query_map([limit as i64], letter)?.collect()
+        })
+        .await
+    }
+
+    pub(crate) async fn due_answers(&self, now: Timestamp, limit: usize) -> Result<Vec<DueAnswer>, Error> {
+        let secrets = self.shared.key.clone();
+        self.read(move |conn| {
+            let mut statement = conn.prepare_cached(
+                "SELECT thread, no, call, body, answer, attempts, asked_at FROM questions \
+                 WHERE answer_at <= ?1 ORDER BY answer_at LIMIT ?2",
+            )?;
+            let mut rows_found = statement.query(params![now.0, limit as i64])?;
+            let mut due = Vec::new();
+            while let Some(row) = rows_found.next()? {
+                let Some(Loaded { thread, .. }) = rows::load(conn, row.get(0)?)? else { continue };
+                let no = row.get::<_, i64>(1)?.cast_unsigned();
+                let asked = open_question(&secrets, &thread, no, row.get_ref(3)?.as_blob()?)?;
+                let Asked::Choice { response_url, .. } = asked else { continue };
+                due.push(DueAnswer {
+                    no,
+                    call: call_id(row, 2)?,
+                    response_url: ResponseUrl::new(response_url).map_err(unreadable)?,
+                    selected: row.get::<_, i64>(4)?.unsigned_abs() as usize,
+                    attempts: row.get(5)?,
+                    since: Timestamp(row.get(6)?),
+                    thread,
+                });
+            }
+            Ok(due)
+        })
+        .await
+    }
+
+    /// When the next timer of any kind fires. What was due before has been begun.
+    pub(crate) async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {
+        self.read(move |conn| {
+            let mut next: Option<i64> = None;
+            for sql in [
+                "SELECT min(due) FROM threads WHERE due > ?1",
+                "SELECT min(invoke_at) FROM calls WHERE state = 0 AND invoke_at > ?1",
+                "SELECT min(until) FROM calls WHERE until > ?1",
+                "SELECT min(answer_at) FROM questions WHERE answer_at > ?1",
+            ] {
+                let due: Option<i64> = conn.prepare_cached(sql)?.query_row([after.0], |row| row.get(0))?;
+                next = [next, due].into_iter().flatten().min();
+            }
+            Ok(next.map(Timestamp))
+        })
+        .await
+    }
+
+    pub(crate) async fn inbox(&self, limit: usize) -> Result<Vec<InboxItem>, Error> {
+        let secrets = self.shared.key.clone();
+        self.read(move |conn| {
+            let mut statement = conn.prepare_cached(
+                "SELECT q.thread, q.no, q.call, q.body, q.asked_at, c.name FROM questions q \
+                 JOIN calls c ON c.thread = q.thread AND c.id = q.call \
+                 WHERE q.answer IS NULL ORDER BY q.asked_at LIMIT ?1",
+            )?;
+            let mut found = statement.query([limit as i64])?;
+            let mut items = Vec::new();
+            while let Some(row) = found.next()? {
+                let Some(Loaded { thread, .. }) = rows::load(conn, row.get(0)?)? else { continue };
+                let no = row.get::<_, i64>(1)?.cast_unsigned();
+                items.push(InboxItem {
+                    question: open_question(&secrets, &thread, no, row.get_ref(3)?.as_blob()?)?,
+                    thread: thread.id.clone(),
+                    call: call_id(row, 2)?,
+                    asked_at: Timestamp(row.get(4)?),
+                    tool: row.get(5)?,
+                });
+            }
+            Ok(items)
+        })
+        .await
+    }
+
+    pub(crate) async fn calls(&self, limit: usize) -> Result<Vec<CallRow>, Error> {
+        self.read(move |conn| {
+            let mut statement = conn.prepare_cached(
+                "SELECT t.id, c.id, c.name, c.server, c.since, c.until, c.acknowledged_at, c.attempts, c.outcome \
+                 FROM calls c JOIN threads t ON t.no = c.thread WHERE c.state = 0 ORDER BY c.invoke_at LIMIT ?1",
+            )?;
+            let call = |row: &Row<'_>| {
+                Ok(CallRow {
+                    thread: id(row, 0)?,
+                    call: call_id(row, 1)?,
+                    tool: row.get(2)?,
+                    server: row.get(3)?,
+                    since: Timestamp(row.get(4)?),
+                    until: row.get::<_, Option<i64>>(5)?.map(Timestamp),
+                    acknowledged_at: row.get::<_, Option<i64>>(6)?.map(Timestamp),
+                    attempts: row.get(7)?,
+                    outcome: row.get(8)?,
+                })
+            };
+            statement.query_map([limit as i64], call)?.collect()
+        })
+        .await
+    }
+
+    pub(crate) async fn subscriptions(&self, limit: usize) -> Result<Vec<SubscriptionRow>, Error> {
+        self.read(move |conn| {
+            let mut statement = conn.prepare_cached(
+                "SELECT t.id, c.id, c.name, c.server, c.since FROM calls c JOIN threads t ON t.no = c.thread \
+                 WHERE c.state = 5 ORDER BY c.since LIMIT ?1",
+            )?;
+            let subscription = |row: &Row<'_>| {
+                Ok(SubscriptionRow {
+                    thread: id(row, 0)?,
+                    call: call_id(row, 1)?,
+                    tool: row.get(2)?,
+                    server: row.get(3)?,
+                    since: Timestamp(row.get(4)?),
+                })
+            };
+            statement.query_map([limit as i64], subscription)?.collect()
+        })
+        .await
+    }
+
+    /// What a call is now, if the thread ever made it.
+    pub(crate) async fn knows_call(&self, thread: ThreadId, call: CallId) -> Result<bool, Error> {
+        self.read(move |conn| match rows::number_of(conn, &thread)? {
+            None => Ok(false),
+            Some(no) => Ok(rows::past_call(conn, no, &call)?.is_some()),
+        })
+        .await
+    }
+
+    pub(crate) async fn views(&self, thread: ThreadNo) -> Result<Vec<ViewRow>, Error> {
+        self.read(move |conn| {
+            let mut statement = conn.prepare_cached(
+                "SELECT server, view_type, content, at FROM views WHERE thread = ?1 ORDER BY at DESC",
+            )?;
+            let view = |row: &Row<'_>| {
+                Ok(ViewRow {
+                    server: row.get(0)?,
+                    view_type: row.get(1)?,
+                    content: serde_json::from_str(row.get_ref(2)?.as_str()?).map_err(unreadable)?,
+                    at: Timestamp(row.get(3)?),
+                })
+            };
+            statement.query_map([thread], view)?.collect()
+        })
+        .await
+    }
+
+    /// What a session holds of each server it has asked.
+    pub(crate) async fn session_tools(&self, root: ThreadNo) -> Result<Vec<SessionTool>, Error> {
+        self.read(move |conn| {
+            let mut statement = conn
+                .prepare_cached("SELECT server, hash, error, fetched_at FROM session_tools WHERE root = ?1")?;
+            let tool = |row: &Row<'_>| {
+                Ok(SessionTool {
+                    server: row.get(0)?,
+                    hash: row.get(1)?,
+                    error: row.get(2)?,
+                    fetched_at: Timestamp(row.get(3)?),
+                })
+            };
+            statement.query_map([root], tool)?.collect()
+        })
+        .await
+    }
+
+    pub(crate) async fn toolset(&self, hash: String) -> Result<Option<Vec<u8>>, Error> {
+        self.read(move |conn| {
+            let mut statement = conn.prepare_cached("SELECT body FROM toolsets WHERE hash = ?1")?;
+            statement.query_row([hash], |row| row.get(0)).optional()
+        })
+        .await
+    }
+}
+
+const THREAD_ROWS: &str = "SELECT t.no, t.id, t.parent, t.root, t.born_at, t.ancestors, t.incarnation, t.agent, \
+                           t.user_id, t.title, t.created_at, t.version, t.head, p.id, r.id, t.updated_at \
+                           FROM threads t LEFT JOIN threads p ON p.no = t.parent JOIN threads r ON r.no = t.root";
+
+fn thread_row(row: &Row<'_>) -> rusqlite::Result<ThreadRow> {
+    let Loaded { thread, head, .. } = rows::loaded(row)?;
+    let parent: Option<String> = row.get(13)?;
+    Ok(ThreadRow {
+        thread,
+        parent_id: parent.map(ThreadId::new).transpose().map_err(unreadable)?,
+        root_id: id(row, 14)?,
+        head,
+        updated_at: Timestamp(row.get(15)?),
+    })
+}
+
+fn open_call(row: &Row<'_>) -> rusqlite::Result<(ThreadNo, rap_agent::OpenCall, u32)> {
+    let secondary: Option<String> = row.get(2)?;
+    let call = rap_agent::OpenCall {
+        id: call_id(row, 1)?,
+        call_id: secondary.map(CallId::new).transpose().map_err(unreadable)?,
+        name: row.get(3)?,
+        server: rap_agent::Server(row.get(4)?),
+        seq: row.get::<_, i64>(5)?.unsigned_abs(),
+        since: Timestamp(row.get(6)?),
+        until: row.get::<_, Option<i64>>(7)?.map(Timestamp),
+    };
+    Ok((row.get(0)?, call, row.get(8)?))
+}
+
+fn open_question(
+    secrets: &rap_io::secret_box::Key,
+    thread: &Thread,
+    no: u64,
+    sealed: &[u8],
+) -> rusqlite::Result<Asked> {
+    let plain = secrets.open(sealed, &rows::question_context(thread, no)).map_err(unreadable)?;
+    serde_json::from_slice(&plain).map_err(unreadable)
+}
+
+impl Asked {
+    /// Where a person signs in.
+    pub(crate) fn auth_url(&self) -> Option<AuthUrl> {
+        match self {
+            Asked::SignIn { auth_url } => AuthUrl::new(auth_url.clone()).ok(),
+            Asked::Choice { .. } => None,
+        }
+    }
+}
+
+/// The pieces of a history: each thread of the line of descent, and which of its entries are seen.
+fn pieces(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<(ThreadNo, Seq, Seq)>> {
+    let mut pieces = vec![(thread.no, thread.born_at, up_to)];
+    let (mut parent, mut end) = (thread.parent, thread.born_at.min(up_to));
+    while let Some(no) = parent {
+        let Some(Loaded { thread, .. }) = rows::load(conn, no)? else { break };
+        pieces.push((no, thread.born_at, end));
+        parent = thread.parent;
+        end = end.min(thread.born_at);
+    }
+    pieces.reverse();
+    Ok(pieces)
+}
+
+fn history(
+    conn: &Connection,
+    thread: &Thread,
+    after: Seq,
+    up_to: Seq,
+    limit: usize,
+) -> rusqlite::Result<Vec<(Seq, Entry)>> {
+    let mut entries = Vec::new();
+    let mut statement = conn
+        .prepare_cached("SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3")?;
+    for (no, from, to) in pieces(conn, thread, up_to)? {
+        let from = from.max(after);
+        if from >= to {
+            continue;
+        }
+        let left = i64::try_from(limit - entries.len()).unwrap_or(i64::MAX);
+        let found = statement.query_map(params![key(no, from), key(no, to), left], |row| {
+            let entry: Entry = serde_json::from_str(row.get_ref(1)?.as_str()?).map_err(unreadable)?;
+            Ok((row.get::<_, i64>(0)?.unsigned_abs(), entry))
+        })?;
+        for entry in found {
+            entries.push(entry?);
+        }
+        if entries.len() >= limit {
+            break;
+        }
+    }
+    Ok(entries)
+}
+
+/// The last entry that a user said; looked for from the end.
+fn last_user(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Seq> {
+    let mut statement =
+        conn.prepare_cached("SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key DESC")?;
+    for (no, from, to) in pieces(conn, thread, up_to)?.into_iter().rev() {
+        let mut found = statement.query(params![key(no, from), key(no, to)])?;
+        while let Some(row) = found.next()? {
+            let entry: Entry = serde_json::from_str(row.get_ref(1)?.as_str()?).map_err(unreadable)?;
+            if let rap_agent::Item::User { from: rap_agent::Speaker::User, .. } = entry.item {
+                return Ok(row.get::<_, i64>(0)?.unsigned_abs());
+            }
+        }
+    }
+    Ok(0)
+}

@@ -1,0 +1,112 @@
+-- Threads, their histories, and what they wait on. A key of `entries` is the thread's number in the upper 32 bits and
+-- the entry's sequence number in the lower ones, so that a history is one range.
+
+CREATE TABLE threads (
+    no INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    parent INTEGER REFERENCES threads (no),
+    root INTEGER NOT NULL,
+    born_at INTEGER NOT NULL,         -- it sees its parent's history up to here
+    ancestors TEXT NOT NULL,          -- ids, root first, as JSON
+    incarnation INTEGER NOT NULL,     -- random; part of every callback token
+    agent TEXT NOT NULL,
+    user_id TEXT,
+    title TEXT,
+    created_at INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    ask INTEGER,                      -- the turn that has to be asked
+    due INTEGER,                      -- when the thread wants to be woken
+    head TEXT NOT NULL
+);
+CREATE INDEX threads_parent ON threads (parent) WHERE parent IS NOT NULL;
+CREATE INDEX threads_ask ON threads (no) WHERE ask IS NOT NULL;
+CREATE INDEX threads_due ON threads (due) WHERE due IS NOT NULL;
+
+CREATE TABLE entries (
+    key INTEGER PRIMARY KEY,
+    body TEXT NOT NULL
+);
+
+CREATE TABLE held (
+    thread INTEGER NOT NULL,
+    queue INTEGER NOT NULL,
+    no INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (thread, queue, no)
+) WITHOUT ROWID;
+
+CREATE TABLE calls (
+    thread INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    state INTEGER NOT NULL,
+    call_id TEXT,
+    name TEXT NOT NULL,
+    server TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    since INTEGER NOT NULL,
+    until INTEGER,                    -- when it times out
+    invoke_at INTEGER,                -- when its invocation is due; none once it was acknowledged
+    attempts INTEGER NOT NULL DEFAULT 0,
+    outcome TEXT,                     -- of the last attempt
+    acknowledged_at INTEGER,
+    PRIMARY KEY (thread, id)
+) WITHOUT ROWID;
+CREATE INDEX calls_open ON calls (invoke_at) WHERE state = 0;
+CREATE INDEX calls_until ON calls (until) WHERE until IS NOT NULL;
+CREATE INDEX calls_subscribed ON calls (since) WHERE state = 5;
+
+CREATE TABLE questions (
+    thread INTEGER NOT NULL,
+    no INTEGER NOT NULL,
+    call TEXT NOT NULL,
+    body BLOB NOT NULL,               -- sealed: it holds URLs that are as good as a password
+    asked_at INTEGER NOT NULL,
+    answer INTEGER,
+    answer_at INTEGER,                -- when the delivery of the answer is due
+    attempts INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (thread, no)
+) WITHOUT ROWID;
+CREATE INDEX questions_call ON questions (thread, call);
+CREATE INDEX questions_answer ON questions (answer_at) WHERE answer_at IS NOT NULL;
+
+CREATE TABLE views (
+    thread INTEGER NOT NULL,
+    server TEXT NOT NULL,
+    view_type TEXT NOT NULL,
+    content TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    PRIMARY KEY (thread, server, view_type)
+) WITHOUT ROWID;
+
+CREATE TABLE seen (
+    thread INTEGER NOT NULL,
+    call TEXT NOT NULL,
+    event TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    PRIMARY KEY (thread, call, event)
+) WITHOUT ROWID;
+CREATE INDEX seen_at ON seen (at);
+
+CREATE TABLE letters (
+    no INTEGER PRIMARY KEY AUTOINCREMENT,
+    sender TEXT NOT NULL,
+    receiver TEXT NOT NULL,
+    letter TEXT NOT NULL
+);
+
+CREATE TABLE toolsets (
+    hash TEXT PRIMARY KEY,
+    body BLOB NOT NULL
+) WITHOUT ROWID;
+
+-- Which toolset a session holds of a server, and why it holds none.
+CREATE TABLE session_tools (
+    root INTEGER NOT NULL,
+    server TEXT NOT NULL,
+    hash TEXT,
+    error TEXT,
+    fetched_at INTEGER NOT NULL,
+    PRIMARY KEY (root, server)
+) WITHOUT ROWID;

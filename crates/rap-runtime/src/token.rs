@@ -1,0 +1,140 @@
+//! Callback tokens: capabilities for one call each.
+//!
+//! A token names the thread, the thread's incarnation and the call, and is authenticated with a key of the server's
+//! own. It is a function of the call alone, so that the callback URL is the same in all attempts. Whoever has it can
+//! speak for that call and for nothing else; it must never be logged.
+
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use rap_io::secret_box::Key;
+use rap_protocol::{CallId, Timestamp};
+
+use crate::store::ThreadNo;
+
+/// The name of a key, in front of each token, so that keys can be replaced while tokens are out.
+const KEY_ID_BYTES: usize = 4;
+const MAC_BYTES: usize = 16;
+const FIXED_BYTES: usize = KEY_ID_BYTES + 3 * 8;
+const PURPOSE: &[u8] = b"callback";
+/// No token of ours is longer.
+const TOKEN_CHARS: usize = 600;
+
+/// Makes and reads tokens. The first key makes new ones; all of them read.
+#[derive(Clone)]
+pub(crate) struct Tokens {
+    keys: Vec<([u8; KEY_ID_BYTES], Key)>,
+    lifetime: Option<Duration>,
+}
+
+/// What a token is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Grant {
+    pub(crate) thread: ThreadNo,
+    pub(crate) incarnation: u64,
+    pub(crate) since: Timestamp,
+    pub(crate) call: CallId,
+}
+
+impl Tokens {
+    pub(crate) fn new(keys: impl IntoIterator<Item = Key>, lifetime: Option<Duration>) -> Tokens {
+        let named = |key: Key| {
+            let mac = key.mac(&[b"key id"]);
+            ([mac[0], mac[1], mac[2], mac[3]], key)
+        };
+        Tokens { keys: keys.into_iter().map(named).collect(), lifetime }
+    }
+
+    pub(crate) fn make(&self, grant: &Grant) -> String {
+        let (name, key) = self.keys.first().expect("bug: a server has a key");
+        let mut bytes = Vec::with_capacity(FIXED_BYTES + grant.call.as_str().len() + MAC_BYTES);
+        bytes.extend(name);
+        bytes.extend(grant.thread.to_be_bytes());
+        bytes.extend(grant.incarnation.to_be_bytes());
+        bytes.extend(grant.since.0.to_be_bytes());
+        bytes.extend(grant.call.as_str().as_bytes());
+        let mac = key.mac(&[PURPOSE, &bytes]);
+        bytes.extend(&mac[..MAC_BYTES]);
+        BASE64_URL_SAFE_NO_PAD.encode(bytes)
+    }
+
+    /// What the token is for, if it is one of ours and has not expired.
+    pub(crate) fn read(&self, token: &str, now: Timestamp) -> Option<Grant> {
+        if token.len() > TOKEN_CHARS {
+            return None;
+        }
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(token).ok()?;
+        let (body, mac) = bytes.split_at_checked(bytes.len().checked_sub(MAC_BYTES)?)?;
+        let (name, rest) = body.split_first_chunk::<KEY_ID_BYTES>()?;
+        let (_, key) = self.keys.iter().find(|(known, _)| known == name)?;
+        let expected = key.mac(&[PURPOSE, body]);
+        if !bool::from(subtle::ConstantTimeEq::ct_eq(&expected[..MAC_BYTES], mac)) {
+            return None;
+        }
+        let (thread, rest) = rest.split_first_chunk::<8>()?;
+        let (incarnation, rest) = rest.split_first_chunk::<8>()?;
+        let (since, call) = rest.split_first_chunk::<8>()?;
+        let grant = Grant {
+            thread: i64::from_be_bytes(*thread),
+            incarnation: u64::from_be_bytes(*incarnation),
+            since: Timestamp(i64::from_be_bytes(*since)),
+            call: CallId::new(std::str::from_utf8(call).ok()?).ok()?,
+        };
+        let expired = self.lifetime.is_some_and(|lifetime| grant.since.plus(lifetime) < now);
+        (!expired).then_some(grant)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(digit: &str) -> Key {
+        Key::parse(&digit.repeat(64)).unwrap()
+    }
+
+    fn grant() -> Grant {
+        Grant { thread: 7, incarnation: u64::MAX, since: Timestamp(1000), call: CallId::new("call_1").unwrap() }
+    }
+
+    /// Proves: TR-20
+    #[test]
+    fn a_token_is_read_by_its_key_alone_and_no_bit_of_it_can_be_changed() {
+        let tokens = Tokens::new([key("a")], None);
+        let token = tokens.make(&grant());
+        assert_eq!(tokens.read(&token, Timestamp(0)), Some(grant()));
+        assert_eq!(Tokens::new([key("b")], None).read(&token, Timestamp(0)), None);
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(&token).unwrap();
+        for bit in 0..bytes.len() * 8 {
+            let mut forged = bytes.clone();
+            forged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(tokens.read(&BASE64_URL_SAFE_NO_PAD.encode(forged), Timestamp(0)), None, "bit {bit}");
+        }
+        for length in 0..bytes.len() {
+            assert_eq!(tokens.read(&BASE64_URL_SAFE_NO_PAD.encode(&bytes[..length]), Timestamp(0)), None);
+        }
+    }
+
+    #[test]
+    fn the_same_call_has_the_same_token_always() {
+        let tokens = Tokens::new([key("a")], None);
+        assert_eq!(tokens.make(&grant()), tokens.make(&grant()));
+    }
+
+    #[test]
+    fn a_retired_key_still_reads() {
+        let old = Tokens::new([key("a")], None).make(&grant());
+        let tokens = Tokens::new([key("b"), key("a")], None);
+        assert_eq!(tokens.read(&old, Timestamp(0)), Some(grant()));
+        assert_ne!(tokens.make(&grant()), old);
+    }
+
+    #[test]
+    fn a_token_expires_if_that_is_wanted() {
+        let tokens = Tokens::new([key("a")], Some(Duration::from_secs(1)));
+        let token = tokens.make(&grant());
+        assert!(tokens.read(&token, Timestamp(2000)).is_some());
+        assert!(tokens.read(&token, Timestamp(2001)).is_none());
+    }
+}
