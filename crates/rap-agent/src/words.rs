@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rap_protocol::CallId;
+use serde_json::{Map, Value};
 
 /// The result of a call that was interrupted.
 pub const INTERRUPTED: &str = "interrupted";
@@ -28,6 +29,19 @@ pub fn final_kind(call: &CallId) -> String {
 /// The `kind` of the synthetic call for a result behind a placeholder, or one that came late.
 pub fn late_kind(call: &CallId) -> String {
     format!("{KIND_PREFIX}{call} (result of a call that was still running)")
+}
+
+/// The arguments of a synthetic call: the original's and `kind`. Where the original has a `kind` of its own, that is
+/// kept under the name with as many underscores behind it as it takes.
+pub fn with_kind(mut arguments: Map<String, Value>, kind: String) -> Map<String, Value> {
+    if let Some(original) = arguments.insert("kind".into(), Value::String(kind)) {
+        let mut name = "kind_".to_owned();
+        while arguments.contains_key(&name) {
+            name.push('_');
+        }
+        arguments.insert(name, original);
+    }
+    arguments
 }
 
 pub(crate) fn timed_out(after: Duration) -> String {

@@ -32,7 +32,7 @@ use read::Readers;
 use rows::Applying;
 
 pub(crate) use read::{
-    CallRow, DueAnswer, DueInvocation, InboxItem, Letters, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow,
+    Asked, CallRow, DueAnswer, DueInvocation, InboxItem, Letters, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow,
     ViewRow,
 };
 pub(crate) use thread::{NewThread, Thread, ThreadNo, fresh_id, random};

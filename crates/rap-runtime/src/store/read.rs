@@ -213,6 +213,27 @@ impl Store {
         self.read(move |conn| history(conn, &thread, after, up_to, limit)).await
     }
 
+    /// The same, and synthetic calls show the arguments of their original.
+    pub(crate) async fn history_for_people(
+        &self,
+        thread: Arc<Thread>,
+        after: Seq,
+        up_to: Seq,
+        limit: usize,
+    ) -> Result<Vec<(Seq, Entry)>, Error> {
+        self.read(move |conn| {
+            let mut entries = history(conn, &thread, after, up_to, limit)?;
+            let line: Vec<ThreadNo> = pieces(conn, &thread, up_to)?.into_iter().map(|(no, ..)| no).collect();
+            for (_, entry) in &mut entries {
+                if let rap_agent::Item::Assistant { calls, .. } = &mut entry.item {
+                    calls.iter_mut().try_for_each(|call| complete(conn, &line, &mut call.arguments))?;
+                }
+            }
+            Ok(entries)
+        })
+        .await
+    }
+
     /// The entries from the last one that a user said.
     pub(crate) async fn since_last_user(
         &self,
@@ -571,6 +592,23 @@ fn history(
         }
     }
     Ok(entries)
+}
+
+/// Gives a synthetic call the arguments of its original, which a thread of the line made.
+fn complete(
+    conn: &Connection,
+    line: &[ThreadNo],
+    arguments: &mut rap_agent::Arguments,
+) -> rusqlite::Result<()> {
+    if let rap_agent::Arguments::Echo { of, arguments: arguments @ None, .. } = arguments {
+        for no in line.iter().rev() {
+            if let Some(past) = rows::past_call(conn, *no, of)? {
+                *arguments = Some(rows::arguments_of(conn, *no, past.seq, of)?);
+                break;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The last entry that a user said; looked for from the end.

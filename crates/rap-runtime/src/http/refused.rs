@@ -1,0 +1,94 @@
+//! Refusals: a status, a code that stays, and a sentence that says what to do.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use rap_agent::Ignored;
+use serde_json::json;
+
+use crate::store;
+
+/// How long a sender should wait when we are busy, in seconds.
+const RETRY_AFTER: &str = "1";
+
+#[derive(Debug)]
+pub(crate) struct Refused {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+}
+
+impl Refused {
+    pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Refused {
+        Refused { status, code, message: message.into() }
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Refused {
+        Refused::new(StatusCode::BAD_REQUEST, "invalid", message)
+    }
+
+    pub(crate) fn unauthorised() -> Refused {
+        Refused::new(StatusCode::UNAUTHORIZED, "unauthorised", "send the header Authorization: Bearer <token>")
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let body = Json(json!({"error": {"code": self.code, "message": self.message}}));
+        let mut response = (self.status, body).into_response();
+        let headers = response.headers_mut();
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<store::Error> for Refused {
+    fn from(error: store::Error) -> Self {
+        use store::Error;
+        let message = error.to_string();
+        match error {
+            Error::NoThread => Refused::new(StatusCode::NOT_FOUND, "no_such_thread", message),
+            Error::WrongThread => Refused::new(StatusCode::FORBIDDEN, "wrong_thread", message),
+            Error::Exists => Refused::new(StatusCode::CONFLICT, "thread_exists", message),
+            Error::Ignored(ignored) => ignored.into(),
+            Error::SetAside => {
+                Refused::new(StatusCode::SERVICE_UNAVAILABLE, "set_aside", "an internal error stopped this thread")
+            }
+            Error::Busy => Refused::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message),
+            Error::Closed => Refused::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the runtime is stopping"),
+            Error::Unavailable(why) => {
+                tracing::warn!(why, "the store could not serve a request");
+                let message = "the database can not be used at the moment; nothing was changed, try again";
+                Refused::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", message)
+            }
+        }
+    }
+}
+
+/// As a client hears it.
+impl From<Ignored> for Refused {
+    fn from(ignored: Ignored) -> Self {
+        let message = ignored.to_string();
+        let (status, code) = match ignored {
+            Ignored::Closed => (StatusCode::CONFLICT, "thread_closed"),
+            Ignored::Busy => (StatusCode::CONFLICT, "busy"),
+            Ignored::NothingToResume => (StatusCode::CONFLICT, "nothing_to_resume"),
+            Ignored::NoQuestion => (StatusCode::NOT_FOUND, "no_question"),
+            Ignored::NoSuchChoice(_) => (StatusCode::BAD_REQUEST, "no_such_choice"),
+            Ignored::UnknownCall => (StatusCode::NOT_FOUND, "no_such_call"),
+            Ignored::Full(_) => (StatusCode::SERVICE_UNAVAILABLE, "thread_full"),
+            Ignored::EndedSubscription => (StatusCode::GONE, "subscription_ended"),
+            Ignored::NotYetSubscribed => (StatusCode::SERVICE_UNAVAILABLE, "not_confirmed_yet"),
+            Ignored::SettledCall => (StatusCode::CONFLICT, "call_settled"),
+            Ignored::StaleTurn | Ignored::Duplicate | Ignored::NothingToInterrupt | Ignored::NotDue => {
+                (StatusCode::CONFLICT, "nothing_to_do")
+            }
+        };
+        Refused::new(status, code, message)
+    }
+}
