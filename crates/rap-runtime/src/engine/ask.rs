@@ -107,14 +107,14 @@ impl Engine {
         let question = Question {
             system: agent.system.clone(),
             entries,
-            tools: offered(agent, &tools),
+            tools: tools.offer_to(&agent.name, || offered(agent, &tools)),
             turn,
             images: self.settings.images,
         };
-        let sees_all = model.wants() == Wants::Everything;
-        let ids = if sees_all || thread.parent.is_none() { Some(question.entries.clone()) } else { None };
+        // A model that does not see what the thread inherits may well use an id of it again.
+        let blind = model.wants() != Wants::Everything && thread.parent.is_some();
+        let used = if blind { UsedIds::Unknown } else { UsedIds::of(&question.entries) };
         let answer = model.ask(question, &mut |_| {}).await.map_err(Failure::Model)?;
-        let used = ids.as_deref().map_or(UsedIds::Unknown, UsedIds::of);
         let calls = plan(answer.calls, &used, agent, &tools);
         Ok(Answer { text: answer.text, calls, usage: answer.usage })
     }
@@ -145,7 +145,6 @@ fn offered(agent: &Agent, tools: &SessionTools) -> Arc<[Offered]> {
     remote.chain([cancel_subscription()]).collect()
 }
 
-/// Proves nothing by itself; SE-14 names its one parameter.
 fn cancel_subscription() -> Offered {
     let schema = json!({
         "type": "object",
