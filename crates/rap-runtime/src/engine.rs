@@ -142,13 +142,17 @@ impl Engine {
     }
 
     /// What found no place is read from its table later.
-    fn leave_for_later(&self) {
-        self.overflow.store(true, Ordering::Relaxed);
+    fn leave_for_later(&self, places: &Semaphore) {
+        self.overflow.store(true, Ordering::SeqCst);
+        // Whoever freed the last place may have looked before there was anything to see.
+        if places.available_permits() > 0 {
+            self.poke.notify_one();
+        }
     }
 
     /// A place is free again.
     fn place_is_free(&self) {
-        if self.overflow.load(Ordering::Relaxed) {
+        if self.overflow.load(Ordering::SeqCst) {
             self.poke.notify_one();
         }
     }

@@ -50,7 +50,7 @@ impl Engine {
         }
         let Ok(place) = Arc::clone(&self.invoke_places).try_acquire_owned() else {
             self.underway.invocation_is_void(thread.no, &call.id);
-            return self.leave_for_later();
+            return self.leave_for_later(&self.invoke_places);
         };
         let engine = Arc::clone(self);
         let sending = Sending { thread: Arc::clone(thread), call, arguments, attempts };
@@ -282,7 +282,7 @@ impl Engine {
             self.underway.invocation_is_void(thread, &call);
         }
         // What did not fit in memory may be due.
-        if self.overflow.load(Ordering::Relaxed) {
+        if self.overflow.load(Ordering::SeqCst) {
             self.poke.notify_one();
         }
     }

@@ -27,14 +27,14 @@ impl Engine {
     pub(super) async fn upkeep(self: Arc<Self>) {
         let mut prune_at = now().plus(PRUNE_EVERY);
         // The first time everything is looked for.
-        self.overflow.store(true, Ordering::Relaxed);
+        self.overflow.store(true, Ordering::SeqCst);
         loop {
             let pause = match self.sweep().await {
                 Ok(next) => next.map_or(LONGEST_SLEEP, |next| next.since(now())).min(LONGEST_SLEEP),
                 Err(store::Error::Closed) => return,
                 Err(error) => {
                     tracing::warn!(%error, "upkeep could not be done");
-                    self.leave_for_later();
+                    self.overflow.store(true, Ordering::SeqCst);
                     STORE_PAUSE.1
                 }
             };
@@ -53,7 +53,7 @@ impl Engine {
     /// Begins everything that is due; gives the time at which something else will be.
     async fn sweep(self: &Arc<Self>) -> Result<Option<Timestamp>, store::Error> {
         let at = now();
-        if self.overflow.swap(false, Ordering::Relaxed) {
+        if self.overflow.swap(false, Ordering::SeqCst) {
             for (thread, turn, up_to) in self.store.asks(AT_A_TIME).await? {
                 self.start_asking(&thread, turn, up_to);
             }
@@ -62,7 +62,11 @@ impl Engine {
             self.start_invoking(&due.thread, due.call, due.arguments, due.attempts);
         }
         for letter in self.store.letters(AT_A_TIME).await? {
-            self.store.deliver(letter).await?;
+            match self.store.deliver(letter).await {
+                // It stays until the next start, and nobody else waits for it.
+                Ok(()) | Err(store::Error::SetAside) => {}
+                Err(error) => return Err(error),
+            }
         }
         for thread in self.store.due_threads(at, AT_A_TIME).await? {
             self.insist(thread, Message::Due).await.ok();
@@ -125,13 +129,18 @@ impl Engine {
         }
     }
 
-    /// Marks of events are kept for a time only.
+    /// Marks of events and of clients' requests are kept for a time only.
     async fn prune(&self) {
         let before = now().minus(self.settings.limits.event_marks_for);
         let pruned = self.store.write(move |conn| {
             let mut statement = conn.prepare_cached(
                 "DELETE FROM seen WHERE (thread, call, event) IN \
                  (SELECT thread, call, event FROM seen WHERE at < ?1 ORDER BY at LIMIT ?2)",
+            )?;
+            statement.execute(params![before.0, PRUNE_ROWS])?;
+            let mut statement = conn.prepare_cached(
+                "DELETE FROM repeats WHERE digest IN \
+                 (SELECT digest FROM repeats WHERE at < ?1 ORDER BY at LIMIT ?2)",
             )?;
             statement.execute(params![before.0, PRUNE_ROWS])
         });

@@ -89,6 +89,15 @@ CREATE TABLE seen (
 ) WITHOUT ROWID;
 CREATE INDEX seen_at ON seen (at);
 
+-- Requests of clients that must not count twice, by a digest of what they are about and the client's key.
+CREATE TABLE repeats (
+    digest BLOB PRIMARY KEY,
+    thread TEXT NOT NULL,
+    turn INTEGER NOT NULL,
+    at INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX repeats_at ON repeats (at);
+
 CREATE TABLE letters (
     no INTEGER PRIMARY KEY AUTOINCREMENT,
     sender TEXT NOT NULL,
