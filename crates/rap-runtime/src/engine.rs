@@ -26,6 +26,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::hub::{Hub, Live};
 use crate::settings::Settings;
 use crate::store::{self, Committed, OpenError, Receipt, Store, Target, ThreadNo, beside};
 use crate::token::Tokens;
@@ -55,6 +56,7 @@ pub(crate) struct Engine {
     pub(crate) settings: Settings,
     pub(crate) tokens: Tokens,
     pub(crate) toolsets: Toolsets,
+    pub(crate) hub: Hub,
     invoker: Client,
     notifier: Client,
     underway: Underway,
@@ -96,6 +98,7 @@ impl Engine {
             ),
             invoker: client(limits.invoke_ack_timeout),
             notifier: client(NOTIFY_WITHIN),
+            hub: Hub::new(),
             underway: Underway::default(),
             ask_places: Arc::new(Semaphore::new(limits.model_concurrency)),
             invoke_places: Arc::new(Semaphore::new(limits.invoke_concurrency)),
@@ -116,7 +119,10 @@ impl Engine {
 
     /// Acts on a step that is on disk. Runs on the writer's thread.
     fn act(self: &Arc<Self>, committed: Committed) {
-        let Committed { thread, effects, settled, due } = committed;
+        let Committed { thread, effects, settled, due, status } = committed;
+        if self.hub.is_heard() {
+            self.hub.tell(thread.no, Live::Moved { thread: thread.id.clone(), status });
+        }
         for call in settled {
             self.underway.invocation_is_void(thread.no, &call);
         }
@@ -145,6 +151,11 @@ impl Engine {
         if self.overflow.load(Ordering::Relaxed) {
             self.poke.notify_one();
         }
+    }
+
+    /// A task that the runtime waits for when it stops.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn_on(task, &self.handle);
     }
 
     /// A message from outside.

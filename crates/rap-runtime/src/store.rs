@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use rap_agent::{Birth, CallState, Effect, Head, Ignored, Limits, Message, Step, Write, step};
+use rap_agent::{Birth, Effect, Head, Ignored, Limits, Message, Status, Step, Write, step};
 use rap_io::lock::{DirLock, LockError};
 use rap_io::secret_box::Key;
 use rap_io::sqlite::{MigrateError, migrate, open_existing, open_sqlite};
@@ -138,6 +138,7 @@ pub(crate) struct Committed {
     /// Calls whose invocation is due no more.
     pub(crate) settled: Vec<CallId>,
     pub(crate) due: Option<Timestamp>,
+    pub(crate) status: Status,
 }
 
 /// Where committed steps go. It runs on the writer's thread and must be quick.
@@ -372,45 +373,42 @@ impl Shared {
         if !rows::update_head(conn, thread.no, version, &next, due, now)? {
             return Ok(None);
         }
-        let committed = self.write_all(conn, &thread, writes, effects, due, now)?;
+        let mut step = Committed {
+            thread: Arc::clone(&thread),
+            effects,
+            settled: Vec::new(),
+            due,
+            status: next.status(),
+        };
+        let born = self.write_all(conn, &mut step, writes, now)?;
         let receipt = Receipt { turn: next.turn };
         self.cache().put(Loaded { thread, head: next, version: version + 1 });
-        Ok(Some(Ran::Done(committed, receipt)))
+        Ok(Some(Ran::Done([step].into_iter().chain(born).collect(), receipt)))
     }
 
+    /// Writes everything but the head; gives the children that were born.
     fn write_all(
         &self,
         conn: &Connection,
-        thread: &Arc<Thread>,
+        step: &mut Committed,
         writes: Vec<Write>,
-        effects: Vec<Effect>,
-        due: Option<Timestamp>,
         now: Timestamp,
     ) -> rusqlite::Result<Vec<Committed>> {
-        let applying = Applying { conn, thread, key: &self.key, limits: &self.limits, now };
+        let thread = Arc::clone(&step.thread);
+        let applying = Applying { conn, thread: &thread, key: &self.key, limits: &self.limits, now };
         let mut born = Vec::new();
-        let mut settled = Vec::new();
         for write in writes {
-            if let Write::Settle { call, state } = &write
-                && *state != CallState::Open
-            {
-                settled.push(call.clone());
+            if let Write::Settle { call, .. } = &write {
+                step.settled.push(call.clone());
             }
             born.extend(applying.write(write)?);
         }
-        for effect in &effects {
+        for effect in &step.effects {
             if let Effect::Tell { to, letter } = effect {
                 applying.tell(to, *letter)?;
             }
         }
-        let mut committed = vec![Committed { thread: Arc::clone(thread), effects, settled, due }];
-        committed.extend(born.into_iter().map(|born| Committed {
-            thread: born.thread,
-            effects: born.effects,
-            settled: Vec::new(),
-            due: born.due,
-        }));
-        Ok(committed)
+        Ok(born)
     }
 }
 

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::Engine;
 use super::plan::{UsedIds, plan};
+use crate::hub::Live;
 use crate::model::{self, Offered, Question, Wants};
 use crate::settings::Agent;
 use crate::store::{self, Thread, now, random};
@@ -76,7 +77,8 @@ impl Engine {
         let mut number = 0;
         loop {
             number += 1;
-            let asked = tokio::time::timeout(limits.model_timeout, self.ask_once(thread, turn, up_to)).await;
+            let asked =
+                tokio::time::timeout(limits.model_timeout, self.ask_once(thread, turn, number, up_to)).await;
             let (why, retry_after) = match asked {
                 Ok(Ok(answer)) => return Message::TurnEnded { turn, answer },
                 Ok(Err(Failure::Model(model::Error::Refused { why }))) => {
@@ -89,13 +91,24 @@ impl Engine {
             tracing::warn!(thread = %thread.id, turn, attempt = number, why, "the model could not be asked");
             let attempt = Attempt { number, since, now: now(), dice: random() as u32 };
             match after_attempt(Outcome::Answered { status: 503, retry_after }, attempt, &patience) {
-                Next::Again { at } => tokio::time::sleep(at.since(now())).await,
+                Next::Again { at } => {
+                    let pause = at.since(now());
+                    let text = format!("the model could not be asked: {why}; trying again in {pause:.1?}");
+                    self.hub.tell(thread.no, Live::Notice { thread: thread.id.clone(), text: text.into() });
+                    tokio::time::sleep(pause).await;
+                }
                 _ => return Message::TurnFailed { turn, why, again: Again::Later },
             }
         }
     }
 
-    async fn ask_once(&self, thread: &Arc<Thread>, turn: u64, up_to: Seq) -> Result<Answer, Failure> {
+    async fn ask_once(
+        &self,
+        thread: &Arc<Thread>,
+        turn: u64,
+        attempt: u32,
+        up_to: Seq,
+    ) -> Result<Answer, Failure> {
         let agent = self.agent(&thread.agent);
         let (tools, news) = self.toolsets.session(&self.store, thread.root).await.map_err(Failure::Store)?;
         for text in news {
@@ -107,14 +120,19 @@ impl Engine {
         let question = Question {
             system: agent.system.clone(),
             entries,
-            tools: offered(agent, &tools),
+            tools: tools.offer_to(&agent.name, || offered(agent, &tools)),
             turn,
             images: self.settings.images,
         };
-        let sees_all = model.wants() == Wants::Everything;
-        let ids = if sees_all || thread.parent.is_none() { Some(question.entries.clone()) } else { None };
-        let answer = model.ask(question, &mut |_| {}).await.map_err(Failure::Model)?;
-        let used = ids.as_deref().map_or(UsedIds::Unknown, UsedIds::of);
+        // A model that does not see what the thread inherits may well use an id of it again.
+        let blind = model.wants() != Wants::Everything && thread.parent.is_some();
+        let used = if blind { UsedIds::Unknown } else { UsedIds::of(&question.entries) };
+        let mut on_delta = |text: &str| {
+            if self.hub.is_heard() {
+                self.hub.tell(thread.no, Live::Delta { turn, attempt, text: text.into() });
+            }
+        };
+        let answer = model.ask(question, &mut on_delta).await.map_err(Failure::Model)?;
         let calls = plan(answer.calls, &used, agent, &tools);
         Ok(Answer { text: answer.text, calls, usage: answer.usage })
     }
@@ -145,7 +163,6 @@ fn offered(agent: &Agent, tools: &SessionTools) -> Arc<[Offered]> {
     remote.chain([cancel_subscription()]).collect()
 }
 
-/// Proves nothing by itself; SE-14 names its one parameter.
 fn cancel_subscription() -> Offered {
     let schema = json!({
         "type": "object",

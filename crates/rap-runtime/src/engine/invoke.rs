@@ -72,13 +72,18 @@ impl Engine {
         let ended = self.attempt(&sending).await;
         let number = sending.attempts.saturating_add(1);
         let (next, outcome) = match ended {
-            Ended::Impossible(why) => return self.fail_call(&sending, format!("Error: {why}")).await,
+            Ended::Impossible(why) => {
+                self.audit(&sending, number, &why, began.elapsed());
+                return self.fail_call(&sending, format!("Error: {why}")).await;
+            }
             Ended::Answered(outcome, text) => {
                 let attempt = Attempt { number, since: call.since, now: now(), dice: random() as u32 };
                 (after_attempt(outcome, attempt, &self.patience()), text)
             }
         };
-        self.audit(&sending, number, &outcome, began.elapsed());
+        if !matches!(next, Next::Again { .. }) {
+            self.audit(&sending, number, &outcome, began.elapsed());
+        }
         match next {
             Next::Done => {
                 if self.underway.acknowledge(thread.no, &call.id) {
@@ -103,7 +108,7 @@ impl Engine {
         Patience { give_up_after: self.settings.limits.invoke_retry_for, ..Patience::INVOCATION }
     }
 
-    /// One line for each attempt: who called what on whose behalf, and how it was taken.
+    /// One line for each invocation: who called what on whose behalf, and how it was taken in the end.
     fn audit(&self, sending: &Sending, attempt: u32, outcome: &str, took: Duration) {
         let Sending { thread, call, .. } = sending;
         tracing::info!(
@@ -113,7 +118,7 @@ impl Engine {
             tool = call.name,
             server = call.server.0,
             user = thread.user_id.as_ref().map(|user| user.as_str()),
-            attempt,
+            attempts = attempt,
             outcome,
             took_ms = took.as_millis() as u64,
             "invocation"

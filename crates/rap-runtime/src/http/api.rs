@@ -294,7 +294,7 @@ pub(super) async fn subscriptions(
 
 pub(super) async fn inbox(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer {
     only(&parameters, &["limit"])?;
-    let items = engine.store.inbox(rows(&parameters)?).await?;
+    let items = engine.store.inbox(None, rows(&parameters)?).await?;
     Ok(Json(json!({"items": items.iter().map(json::inbox_item).collect::<Vec<_>>()})))
 }
 

@@ -387,15 +387,20 @@ impl Store {
         .await
     }
 
-    pub(crate) async fn inbox(&self, limit: usize) -> Result<Vec<InboxItem>, Error> {
+    /// What waits for a person, in one thread or in all.
+    pub(crate) async fn inbox(
+        &self,
+        thread: Option<ThreadNo>,
+        limit: usize,
+    ) -> Result<Vec<InboxItem>, Error> {
         let secrets = self.shared.key.clone();
         self.read(move |conn| {
             let mut statement = conn.prepare_cached(
                 "SELECT q.thread, q.no, q.call, q.body, q.asked_at, c.name FROM questions q \
                  JOIN calls c ON c.thread = q.thread AND c.id = q.call \
-                 WHERE q.answer IS NULL ORDER BY q.asked_at LIMIT ?1",
+                 WHERE q.answer IS NULL AND (?2 IS NULL OR q.thread = ?2) ORDER BY q.asked_at LIMIT ?1",
             )?;
-            let mut found = statement.query([limit as i64])?;
+            let mut found = statement.query(params![limit as i64, thread])?;
             let mut items = Vec::new();
             while let Some(row) = found.next()? {
                 let of = row.get(0)?;

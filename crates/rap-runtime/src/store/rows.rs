@@ -9,6 +9,7 @@ use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value, json};
 
+use super::Committed;
 use super::cache::Loaded;
 use super::thread::{NewThread, Thread, ThreadNo, random};
 
@@ -191,7 +192,7 @@ pub(super) struct Applying<'a> {
 
 impl Applying<'_> {
     /// Writes; children that were born are given back, for they have to be asked.
-    pub(super) fn write(&self, write: Write) -> rusqlite::Result<Option<Born>> {
+    pub(super) fn write(&self, write: Write) -> rusqlite::Result<Option<Committed>> {
         match write {
             Write::Append { seq, entry } => self.append(self.thread.no, seq, &entry)?,
             Write::Hold { queue, no, entry } => self.hold(queue, no, &entry)?,
@@ -327,7 +328,7 @@ impl Applying<'_> {
         Ok(())
     }
 
-    fn born(&self, child: ThreadId, at: Seq, head: Head, entries: &[Entry]) -> rusqlite::Result<Born> {
+    fn born(&self, child: ThreadId, at: Seq, head: Head, entries: &[Entry]) -> rusqlite::Result<Committed> {
         let mut ancestors = self.thread.ancestors.clone();
         ancestors.push(self.thread.id.clone());
         let thread = Thread {
@@ -348,7 +349,13 @@ impl Applying<'_> {
             self.append(thread.no, seq, entry)?;
         }
         let ask = Effect::Ask { turn: head.turn, up_to: head.seq };
-        Ok(Born { thread: Arc::new(thread), effects: vec![ask], due: head.due(self.limits) })
+        Ok(Committed {
+            thread: Arc::new(thread),
+            effects: vec![ask],
+            settled: Vec::new(),
+            due: head.due(self.limits),
+            status: head.status(),
+        })
     }
 
     /// An effect that is promised and has no row of its own yet.
@@ -358,13 +365,6 @@ impl Applying<'_> {
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
-}
-
-/// A thread that a step made.
-pub(super) struct Born {
-    pub(super) thread: Arc<Thread>,
-    pub(super) effects: Vec<Effect>,
-    pub(super) due: Option<Timestamp>,
 }
 
 pub(super) fn letter_name(letter: Letter) -> &'static str {
