@@ -12,7 +12,7 @@ mod plan;
 mod underway;
 mod upkeep;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use rap_io::secret_box::{self, Key};
 use rap_io::writer::Lane;
 use rap_protocol::CallId;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -142,16 +142,24 @@ impl Engine {
     }
 
     /// What found no place is read from its table later.
-    fn leave_for_later(&self, places: &Semaphore) {
+    fn leave_for_later(&self) {
         self.overflow.store(true, Ordering::SeqCst);
-        // Whoever freed the last place may have looked before there was anything to see.
-        if places.available_permits() > 0 {
-            self.poke.notify_one();
+    }
+
+    /// A place, or what asks for one is left for later. A place that became free between the two is taken all the
+    /// same: whoever gave it back did not see that it is wanted.
+    fn place(&self, places: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+        if let Ok(place) = Arc::clone(places).try_acquire_owned() {
+            return Some(place);
         }
+        self.leave_for_later();
+        fence(Ordering::SeqCst);
+        Arc::clone(places).try_acquire_owned().ok()
     }
 
     /// A place is free again.
     fn place_is_free(&self) {
+        fence(Ordering::SeqCst);
         if self.overflow.load(Ordering::SeqCst) {
             self.poke.notify_one();
         }

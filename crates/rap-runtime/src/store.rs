@@ -22,7 +22,7 @@ use std::time::SystemTime;
 use rap_agent::{Birth, Effect, Head, Ignored, Limits, Message, Status, Step, Write, step};
 use rap_io::lock::{DirLock, LockError};
 use rap_io::secret_box::Key;
-use rap_io::sqlite::{MigrateError, migrate, open_sqlite};
+use rap_io::sqlite::{MigrateError, migrate, open_existing, open_sqlite};
 use rap_io::writer::{self, Lane, Writer, WriterLimits};
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::Connection;
@@ -178,6 +178,17 @@ pub(crate) fn now() -> Timestamp {
 impl Store {
     /// Opens or creates the database; this blocks. The lock file lies beside it.
     pub(crate) fn open(path: &Path, key: Key, limits: Limits, outlet: Outlet) -> Result<Store, OpenError> {
+        let batches = WriterLimits { batch_jobs: BATCH_JOBS, ..WriterLimits::default() };
+        Store::open_with(path, key, limits, batches, outlet)
+    }
+
+    fn open_with(
+        path: &Path,
+        key: Key,
+        limits: Limits,
+        batches: WriterLimits,
+        outlet: Outlet,
+    ) -> Result<Store, OpenError> {
         let lock = DirLock::take(&beside(path, "lock"))?;
         let failed = |why: String| OpenError::Open { path: path.into(), why };
         let conn = open_sqlite(path).map_err(|error| failed(error.to_string()))?;
@@ -192,9 +203,8 @@ impl Store {
             _lock: lock,
         });
         let (file, lost) = (path.to_owned(), Arc::clone(&shared));
-        let writer_limits = WriterLimits { batch_jobs: BATCH_JOBS, ..WriterLimits::default() };
         let writer =
-            Writer::start_watched(move || open_sqlite(&file), writer_limits, move || lost.forget_heads())
+            Writer::start_watched(move || open_existing(&file), batches, move || lost.forget_heads())
                 .map_err(|error| failed(error.to_string()))?;
         Ok(Store { writer, shared, readers: Arc::new(Readers::new(path.to_owned())) })
     }
@@ -241,12 +251,14 @@ impl Store {
         self.run(Lane::External, job).await
     }
 
-    /// Hands a letter to its receiver and removes it, whatever the receiver makes of it.
+    /// Hands a letter to its receiver and removes it, unless the receiver can not take any message at the moment.
     pub(crate) async fn deliver(&self, letter: Letters) -> Result<(), Error> {
         let shared = Arc::clone(&self.shared);
         let job = move |conn: &Connection| {
             let ran = shared.apply(conn, &Target::Id(letter.receiver), letter.message)?;
-            conn.prepare_cached("DELETE FROM letters WHERE no = ?1")?.execute([letter.no])?;
+            if !matches!(ran, Ran::Refused(Error::SetAside | Error::Unavailable(_))) {
+                conn.prepare_cached("DELETE FROM letters WHERE no = ?1")?.execute([letter.no])?;
+            }
             Ok(ran)
         };
         match self.run(Lane::Internal, job).await {
@@ -279,8 +291,9 @@ impl Store {
         Ok(self.writer.run(Lane::Internal, job).await?)
     }
 
-    /// Finishes what waits and closes the database.
+    /// Finishes what waits and closes the database. Whoever is last carries the log over into it, so readers go first.
     pub(crate) async fn close(&self) {
+        self.readers.close().await;
         self.writer.close().await;
     }
 }

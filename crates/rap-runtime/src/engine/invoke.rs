@@ -48,9 +48,8 @@ impl Engine {
         if !self.underway.begin_invocation(thread.no, &call.id) {
             return;
         }
-        let Ok(place) = Arc::clone(&self.invoke_places).try_acquire_owned() else {
-            self.underway.invocation_is_void(thread.no, &call.id);
-            return self.leave_for_later(&self.invoke_places);
+        let Some(place) = self.place(&self.invoke_places) else {
+            return self.underway.invocation_is_void(thread.no, &call.id);
         };
         let engine = Arc::clone(self);
         let sending = Sending { thread: Arc::clone(thread), call, arguments, attempts };
@@ -276,7 +275,14 @@ impl Engine {
             Ok(())
         });
         if let Err(error) = written.await {
-            tracing::warn!(%error, "acknowledgements could not be noted; the calls will be sent again");
+            tracing::warn!(%error, "acknowledgements could not be noted");
+            // They stay on the list, so that the calls are not sent again while we run.
+            self.underway.still_acknowledged(taken);
+            tokio::select! {
+                () = tokio::time::sleep(STORE_PAUSE.1) => {}
+                () = self.stop.cancelled() => {}
+            }
+            return self.acknowledged.notify_one();
         }
         for (thread, call) in taken {
             self.underway.invocation_is_void(thread, &call);

@@ -6,18 +6,22 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use rap_agent::Message;
+use rap_io::writer::Lane;
 use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
 use rap_protocol::{ChoiceAnswer, Timestamp};
 use rusqlite::params;
 
 use super::{Engine, STORE_PAUSE};
-use crate::store::{self, DueAnswer, now, random};
+use crate::store::{self, DueAnswer, Target, now, random};
 
 /// How much of each kind is read at a time. More than can be under way, so that what is under way hides nothing.
 const AT_A_TIME: usize = 2048;
 /// How long upkeep sleeps when nothing is due.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+/// The pause before the rest of more than that.
+const NEXT_PAGE: Duration = Duration::from_millis(50);
 /// How often old marks of events are removed.
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
 /// How many of them at a time.
@@ -61,23 +65,38 @@ impl Engine {
         for due in self.store.due_invocations(at, AT_A_TIME).await? {
             self.start_invoking(&due.thread, due.call, due.arguments, due.attempts);
         }
-        for letter in self.store.letters(AT_A_TIME).await? {
-            match self.store.deliver(letter).await {
-                // It stays until the next start, and nobody else waits for it.
-                Ok(()) | Err(store::Error::SetAside) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        for thread in self.store.due_threads(at, AT_A_TIME).await? {
-            self.insist(thread, Message::Due).await.ok();
-        }
-        for (thread, call) in self.store.timed_out(at, AT_A_TIME).await? {
-            self.insist(thread, Message::TimedOut { call }).await.ok();
-        }
         for answer in self.store.due_answers(at, AT_A_TIME).await? {
             self.start_answering(answer);
         }
+        if self.fire(at).await? >= AT_A_TIME {
+            // There may be more of it.
+            return Ok(Some(at.plus(NEXT_PAGE)));
+        }
         self.store.next_due(at).await
+    }
+
+    /// Delivers letters and fires timers; how many there were of the kind that has most. They share commits, and one
+    /// that fails keeps no other from its turn: it is still due, and tried again.
+    async fn fire(&self, at: Timestamp) -> Result<usize, store::Error> {
+        let letters = self.store.letters(AT_A_TIME).await?;
+        let due = self.store.due_threads(at, AT_A_TIME).await?;
+        let late = self.store.timed_out(at, AT_A_TIME).await?;
+        let most = letters.len().max(due.len()).max(late.len());
+        let mut ended = join_all(letters.into_iter().map(|letter| self.store.deliver(letter))).await;
+        let due = due.into_iter().map(|thread| (thread, Message::Due));
+        let late = late.into_iter().map(|(thread, call)| (thread, Message::TimedOut { call }));
+        let step = |(thread, message)| async move {
+            self.store.step(Lane::Internal, Target::No(thread), message).await.map(|_| ())
+        };
+        ended.extend(join_all(due.chain(late).map(step)).await);
+        let failed = |ended: Result<(), store::Error>| {
+            use store::Error::{Ignored, NoThread, SetAside};
+            ended.err().filter(|error| !matches!(error, Ignored(_) | NoThread | SetAside))
+        };
+        match ended.into_iter().find_map(failed) {
+            Some(error) => Err(error),
+            None => Ok(most),
+        }
     }
 
     /// A person's answer goes to the tool that asked, at least once.
@@ -112,8 +131,9 @@ impl Engine {
             Next::GaveUp => format!("no success in {number} attempts"),
         };
         let text = format!("Error: the user's answer could not be delivered to the tool: {why}");
-        self.note_answer(answer, None, number).await;
+        // In this order: between the two the answer would be neither due nor failed.
         self.insist(answer.thread.no, Message::CallFailed { call: answer.call.clone(), text }).await.ok();
+        self.note_answer(answer, None, number).await;
     }
 
     async fn note_answer(&self, answer: &DueAnswer, again: Option<Timestamp>, attempts: u32) {
