@@ -341,7 +341,7 @@ impl Store {
         let secrets = self.shared.key.clone();
         self.read(move |conn| {
             let mut statement = conn.prepare_cached(
-                "SELECT thread, no, call, body, answer, attempts, asked_at FROM questions \
+                "SELECT thread, no, call, body, answer, attempts, answered_at FROM questions \
                  WHERE answer_at <= ?1 ORDER BY answer_at LIMIT ?2",
             )?;
             let mut rows_found = statement.query(params![now.0, limit as i64])?;

@@ -297,7 +297,7 @@ impl Applying<'_> {
     }
 
     fn answer(&self, no: u64, selected: usize) -> rusqlite::Result<()> {
-        let sql = "UPDATE questions SET answer = ?3, answer_at = ?4 WHERE thread = ?1 AND no = ?2";
+        let sql = "UPDATE questions SET answer = ?3, answered_at = ?4, answer_at = ?4 WHERE thread = ?1 AND no = ?2";
         let row = params![self.thread.no, no.cast_signed(), selected as i64, self.now.0];
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())

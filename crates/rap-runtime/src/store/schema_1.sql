@@ -64,6 +64,7 @@ CREATE TABLE questions (
     body BLOB NOT NULL,               -- sealed: it holds URLs that are as good as a password
     asked_at INTEGER NOT NULL,
     answer INTEGER,
+    answered_at INTEGER,
     answer_at INTEGER,                -- when the delivery of the answer is due
     attempts INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (thread, no)
