@@ -99,6 +99,7 @@ impl Stepping<'_> {
         } else {
             return Err(Ignored::SettledCall);
         }
+        self.close_if_done();
         Ok(())
     }
 

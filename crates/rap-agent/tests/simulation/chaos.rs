@@ -44,18 +44,18 @@ impl Chaos {
         for _ in 0..=rng.below(3) {
             world.add_root();
         }
-        let usual = [12, 22, 12, 12, 22, 8, 3, 6, 4, 3, 1, 5, 4, 3, 4, 2, 3, 4, 4];
+        let usual = [10, 50, 40, 40, 50, 20, 3, 5, 10, 4, 1, 5, 8, 10, 8, 2, 4, 10, 5];
         let weights = usual.map(|weight| match rng.below(8) {
             0 => 0,
             1 => weight * 3,
-            _ => weight,
+            _ => weight + 1,
         });
         Chaos {
             world,
             weights,
             talkative: 20 + rng.below(70),
             odd_ids: rng.below(40),
-            subscribing: rng.below(70),
+            subscribing: rng.below(90),
             keys: 0,
             events: 0,
             rng,
@@ -64,9 +64,12 @@ impl Chaos {
 
     /// A whole life: chaos, then rest.
     pub fn run(&mut self) -> Result<(), Broken> {
-        let (shortest, more) = (30, 150);
+        let (shortest, more) = (40, 200);
         for _ in 0..shortest + self.rng.below(more) {
             self.act()?;
+            if self.world.disk.threads.iter().all(|row| row.head.is_closed()) {
+                break;
+            }
         }
         let helped = self.rng.percent(50);
         self.settle(helped)?;
@@ -82,8 +85,7 @@ impl Chaos {
             2 => Some(Crash::BeforeReply),
             _ => None,
         };
-        let action = self.rng.weighted(&self.weights.map(|weight| weight + 1));
-        match action {
+        match self.draw() {
             0 => self.say(),
             1 => self.answer(),
             2 => self.invoke(),
@@ -108,8 +110,43 @@ impl Chaos {
         Ok(())
     }
 
+    /// What happens next, among that which can.
+    fn draw(&mut self) -> usize {
+        let (memory, outside) = (&self.world.memory, &self.world.outside);
+        let threads = &self.world.disk.threads;
+        let possible = [
+            (1, !memory.asks.is_empty()),
+            (2, !memory.invocations.is_empty()),
+            (3, !memory.flying.is_empty()),
+            (4, !outside.mail.is_empty()),
+            (5, !outside.accepted.is_empty()),
+            (8, threads.iter().any(|row| !row.questions.is_empty())),
+            (12, !self.world.disk.outbox.is_empty()),
+            (13, !memory.answers.is_empty()),
+            (14, !memory.notifications.is_empty()),
+            (17, !outside.requests.is_empty()),
+            (18, !outside.sent.is_empty()),
+        ];
+        let mut weights = self.weights;
+        for (action, possible) in possible {
+            weights[action] *= usize::from(possible);
+        }
+        // Where nothing is under way somebody has to begin.
+        let quiet = possible[..4].iter().all(|(_, possible)| !possible);
+        weights[0] += if quiet { 30 } else { 1 };
+        self.rng.weighted(&weights)
+    }
+
+    /// A thread, rather one that is open and busy.
     fn thread(&mut self) -> Place {
-        self.rng.below(self.world.disk.threads.len())
+        let threads = &self.world.disk.threads;
+        let mut thread = self.rng.below(threads.len());
+        for _ in 0..2 {
+            if matches!(threads[thread].head.phase, Phase::Idle | Phase::Closed) {
+                thread = self.rng.below(threads.len());
+            }
+        }
+        thread
     }
 
     /// A call of the thread: mostly one that was made, sometimes one that was not.
@@ -153,17 +190,18 @@ impl Chaos {
     }
 
     fn choose(&mut self) -> Result<(), Broken> {
-        let thread = self.thread();
-        let asked: Vec<CallId> =
-            self.world.disk.threads[thread].questions.values().map(|row| row.call.clone()).collect();
-        let call = self.rng.pick(&asked).cloned().unwrap_or_else(|| CallId::new("nobody").expect("short"));
+        let rows = self.world.disk.threads.iter().enumerate();
+        let asked = rows.flat_map(|(thread, row)| row.questions.values().map(move |row| (thread, &row.call)));
+        let asked: Vec<(Place, &CallId)> = asked.collect();
+        let Some((thread, call)) = self.rng.pick(&asked).copied() else { return Ok(()) };
+        let call = call.clone();
         let selected = [None, Some(0), Some(1), Some(2)][self.rng.below(4)];
         let key = self.key();
         self.world.request(Request { thread, message: Message::Chose { call, selected }, key, word: None })
     }
 
     fn close(&mut self) -> Result<(), Broken> {
-        if self.rng.percent(50) { self.person(Message::Close) } else { Ok(()) }
+        if self.rng.percent(20) { self.person(Message::Close) } else { Ok(()) }
     }
 
     fn retry(&mut self) -> Result<(), Broken> {
@@ -299,9 +337,11 @@ impl Chaos {
         }
         match self.rng.below(10) {
             0 => {}
-            1 => {
-                let what = self.aside();
-                self.send(thread, &call, what);
+            1 | 2 => {
+                for _ in 0..=self.rng.below(3) {
+                    let what = self.aside();
+                    self.send(thread, &call, what);
+                }
                 self.send_result(thread, &call);
             }
             _ => self.send_result(thread, &call),
@@ -340,10 +380,14 @@ impl Chaos {
 
     /// A tool server says something about a call that it has, or once had: an event, a question, a view, a result.
     fn tool_speaks(&mut self) -> Result<(), Broken> {
-        let accepted: Vec<(Place, CallId)> = self.world.outside.accepted.keys().cloned().collect();
-        let Some((thread, call)) = self.rng.pick(&accepted).cloned() else { return Ok(()) };
-        let state = self.world.disk.threads[thread].calls.get(&call).map(|row| row.state);
-        let subscribed = state == Some(CallState::Subscribed);
+        let accepted: Vec<&(Place, CallId)> = self.world.outside.accepted.keys().collect();
+        let state = |(thread, call): &(Place, CallId)| self.world.disk.threads[*thread].calls[call].state;
+        let alive = |call: &&(Place, CallId)| matches!(state(call), CallState::Open | CallState::Subscribed);
+        let living: Vec<_> = accepted.iter().copied().filter(alive).collect();
+        let from = if self.rng.percent(80) { &living } else { &accepted };
+        let Some(call) = self.rng.pick(from).copied() else { return Ok(()) };
+        let subscribed = state(call) == CallState::Subscribed;
+        let (thread, call) = call.clone();
         match self.rng.below(10) {
             0 => self.send_result(thread, &call),
             1..=3 if !subscribed => {
@@ -409,8 +453,18 @@ impl Chaos {
             let seconds = [1, 5, 40, 4000][self.rng.below(4)];
             self.world.now = self.world.now.plus(Duration::from_secs(seconds));
         }
+        let limits = &self.world.limits;
+        let rows = self.world.disk.threads.iter().enumerate();
+        let due: Vec<_> =
+            rows.filter_map(|(thread, row)| row.head.due(limits).map(|due| (thread, due))).collect();
+        if let Some((thread, due)) = self.rng.pick(&due).copied() {
+            // A moment too early now and then.
+            let early = Duration::from_millis(self.rng.below(2) as u64);
+            self.world.now = self.world.now.max(due.minus(early));
+            return self.world.offer(thread, Message::Due, None).map(drop);
+        }
         let thread = self.thread();
-        if self.rng.percent(50) {
+        if self.rng.percent(20) {
             return self.world.offer(thread, Message::Due, None).map(drop);
         }
         let call = self.call(thread);

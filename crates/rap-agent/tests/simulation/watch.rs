@@ -7,8 +7,8 @@ use rap_agent::{
     Arguments, CallEntry, CallState, Effect, Entry, Item, Letter, Limits, Message, Origin, Phase, Plan, Queue,
     Seq, Speaker, Step, Write, words,
 };
-use rap_agent::{BuiltIn, OnBusy};
-use rap_protocol::{Body, CallId, EventId, ThreadId};
+use rap_agent::{Again, BuiltIn, OnBusy};
+use rap_protocol::{Body, CallId, EventId, ThreadId, Timestamp};
 use serde_json::{Map, Value};
 
 use super::disk::{Disk, Place, Row};
@@ -33,6 +33,8 @@ pub struct Watch {
     pub interrupted: bool,
     /// Questions to the model since something came from outside.
     alone: u32,
+    /// Since when the model has not answered, though nobody did anything about it.
+    failing: Option<Timestamp>,
     /// In which order words came that may not overtake each other.
     arrivals: BTreeMap<Word, u64>,
     queued: BTreeSet<Word>,
@@ -104,6 +106,7 @@ impl Watch {
         self.judge_turn(row, message, step)?;
         self.judge_effects(row, message, step, asking, cancelled)?;
         self.judge_loneliness(message, step, limits)?;
+        self.judge_retry(row, message, step, limits)?;
         self.note_arrival(row, message, step);
         if step.head.phase == Phase::Idle {
             self.interrupted |= matches!(message, Message::Interrupt);
@@ -346,6 +349,31 @@ impl Watch {
         });
         let bored = !new && self.alone >= limits.turns_per_wake;
         holds!(!pauses || bored, "I12: it pauses after {} turns alone", self.alone);
+        Ok(())
+    }
+
+    /// I12: a failed question is asked again by itself, for so long since a person last had a hand in it.
+    fn judge_retry(
+        &mut self,
+        row: &Row,
+        message: &Message,
+        step: &Step,
+        limits: &Limits,
+    ) -> Result<(), Broken> {
+        match message {
+            Message::TurnEnded { .. } | Message::Interrupt | Message::Resume => self.failing = None,
+            Message::Said { .. } if matches!(row.head.phase, Phase::Failed { .. }) => self.failing = None,
+            Message::TurnFailed { again, .. } => {
+                let Some(Write::Append { entry, .. }) = step.writes.first() else {
+                    return broken("LC-22: a failure is not reported".into());
+                };
+                let since = *self.failing.get_or_insert(entry.at);
+                let retries = matches!(step.head.phase, Phase::Failed { retry_at: Some(_), .. });
+                let may = *again == Again::Later && entry.at.since(since) < limits.failed_retry_for;
+                holds!(retries == may, "I12: failing since {since:?}: {:?}", step.head.phase);
+            }
+            _ => {}
+        }
         Ok(())
     }
 

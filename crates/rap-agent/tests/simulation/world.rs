@@ -10,7 +10,7 @@ use rap_protocol::{CallId, Timestamp};
 use super::disk::{Disk, Place, place};
 use super::fault::Fault;
 use super::invariants::{Broken, Checker, broken};
-use super::outside::{Callback, Outside, Request};
+use super::outside::{Callback, Outside, Request, What};
 
 pub struct World {
     pub disk: Disk,
@@ -331,7 +331,7 @@ impl World {
     }
 
     /// A tool server sends a callback; it sends it again if the runtime has no room or says nothing.
-    pub fn call_back(&mut self, callback: Callback) -> Result<(), Broken> {
+    pub fn call_back(&mut self, mut callback: Callback) -> Result<(), Broken> {
         match self.offer(callback.thread, callback.message(&self.disk), None)? {
             Reply::Taken => {
                 if let Some(word) = callback.word() {
@@ -339,7 +339,12 @@ impl World {
                 }
                 self.outside.sent.push(callback);
             }
-            Reply::Refused(Ignored::Full(_) | Ignored::NotYetSubscribed) | Reply::Nothing => {
+            Reply::Refused(Ignored::Full(_) | Ignored::NotYetSubscribed) => self.outside.mail.push(callback),
+            Reply::Nothing => {
+                // Without an id, what is sent again is another event.
+                if let What::Event { id: None, word, .. } = &mut callback.what {
+                    *word = self.outside.word();
+                }
                 self.outside.mail.push(callback);
             }
             Reply::Refused(_) | Reply::Known => self.outside.sent.push(callback),
