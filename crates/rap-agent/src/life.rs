@@ -63,10 +63,8 @@ impl Stepping<'_> {
         }
         match self.head.phase {
             Phase::Waiting => self.join(),
-            _ => {
-                self.release(Queue::Held);
-                self.ask();
-            }
+            // As when a batch closes: what waited is news to the model.
+            _ => self.close_batch(),
         }
         Ok(())
     }

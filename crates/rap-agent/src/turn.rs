@@ -142,6 +142,8 @@ impl Stepping<'_> {
     }
 
     pub(crate) fn fail(&mut self, why: String, again: Again) {
+        // A question without an answer is not the model talking to itself.
+        self.head.turns_awake = self.head.turns_awake.saturating_sub(1);
         let since = *self.head.failing_since.get_or_insert(self.now);
         let failing_for = self.now.since(since);
         let (shortest, longest) = RETRY_PAUSE;
