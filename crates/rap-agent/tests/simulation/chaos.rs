@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use rap_agent::{
-    Again, Answer, Arguments, BuiltIn, CallState, Item, Limits, Message, OnBusy, Phase, Plan, PlannedCall, Server,
-    Usage,
+    Again, Answer, Arguments, BuiltIn, CallState, Item, Limits, Message, OnBusy, Phase, Plan, PlannedCall,
+    Server, Usage,
 };
 use rap_protocol::CallId;
 use serde_json::{Map, Value};
@@ -64,7 +64,7 @@ impl Chaos {
 
     /// A whole life: chaos, then rest.
     pub fn run(&mut self) -> Result<(), Broken> {
-        let (shortest, more) = (40, 200);
+        let (shortest, more) = (50, 250);
         for _ in 0..shortest + self.rng.below(more) {
             self.act()?;
             if self.world.disk.threads.iter().all(|row| row.head.is_closed()) {

@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rap_agent::{
-    CallState, Effect, Entry, Head, Letter, Message, NewQuestion, OpenCall, PastCall, Queue, Seq, Server, Step,
-    Write,
+    CallState, Effect, Entry, Head, Letter, Message, NewQuestion, OpenCall, PastCall, Queue, Seq, Server,
+    Step, Write,
 };
 use rap_protocol::{CallId, EventId, ThreadId};
 use serde_json::Value;

@@ -22,7 +22,9 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use rap_agent::{CallState, Entry, Head, Ignored, Limits, Message, OnBusy, Origin, Phase, Queue, Step, Write};
+use rap_agent::{
+    CallState, Entry, Head, Ignored, Limits, Message, OnBusy, Origin, Phase, Queue, Step, Write,
+};
 use rap_protocol::{CallId, Timestamp};
 
 use super::disk::{Disk, Place, Row, name};
@@ -75,7 +77,13 @@ impl Checker {
     }
 
     /// Before a commit: whether what the step wants fits what has happened so far.
-    pub fn judge(&mut self, disk: &Disk, thread: Place, message: &Message, step: &Step) -> Result<(), Broken> {
+    pub fn judge(
+        &mut self,
+        disk: &Disk,
+        thread: Place,
+        message: &Message,
+        step: &Step,
+    ) -> Result<(), Broken> {
         let row = &disk.threads[thread];
         holds!(row.head.phase != Phase::Closed, "I11: closed t{thread} takes {message:?}");
         for write in &step.writes {
@@ -140,7 +148,9 @@ impl Checker {
                 *on_busy == OnBusy::Reject && busy
             }
             (Ignored::NothingToInterrupt, _) => head.phase == Phase::Idle && !watch.has_open(),
-            (Ignored::NothingToResume, _) => !matches!(head.phase, Phase::Failed { .. } | Phase::Paused { .. }),
+            (Ignored::NothingToResume, _) => {
+                !matches!(head.phase, Phase::Failed { .. } | Phase::Paused { .. })
+            }
             (Ignored::NoQuestion, Message::Chose { call, .. }) => {
                 let open = |question: &rap_agent::Question| question.call == *call && !question.answered;
                 !head.questions.iter().any(|question| {

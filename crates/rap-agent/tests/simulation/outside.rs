@@ -85,14 +85,22 @@ impl Callback {
         match what {
             What::Result { word, subscription } => {
                 let content = Body::Text(text_of(word));
-                Message::Returned { call, result: Outcome { content, display: Vec::new(), subscription }, past }
+                Message::Returned {
+                    call,
+                    result: Outcome { content, display: Vec::new(), subscription },
+                    past,
+                }
             }
             What::Event { id, word, associative, is_final } => {
                 let id = id.map(|id| EventId::new(format!("e{id}")).expect("a short id"));
                 let seen = id.as_ref().is_some_and(|id| row.marks.contains(&(call.clone(), id.clone())));
                 let child = name(disk.threads.len());
-                let arguments =
-                    row.entries.iter().find_map(|entry| arguments_of(entry, &call)).cloned().unwrap_or_default();
+                let arguments = row
+                    .entries
+                    .iter()
+                    .find_map(|entry| arguments_of(entry, &call))
+                    .cloned()
+                    .unwrap_or_default();
                 let birth = (!associative).then(|| Birth { parent: name(thread), child, arguments });
                 Message::Happened {
                     event: Event { id, text: text_of(word), associative, is_final },

@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use rap_agent::{
-    Arguments, CallEntry, CallState, Effect, Entry, Item, Letter, Limits, Message, Origin, Phase, Plan, Queue,
-    Seq, Speaker, Step, Write, words,
-};
 use rap_agent::{Again, BuiltIn, OnBusy};
+use rap_agent::{
+    Arguments, CallEntry, CallState, Effect, Entry, Item, Letter, Limits, Message, Origin, Phase, Plan,
+    Queue, Seq, Speaker, Step, Write, words,
+};
 use rap_protocol::{Body, CallId, EventId, ThreadId, Timestamp};
 use serde_json::{Map, Value};
 
@@ -100,7 +100,13 @@ impl Watch {
     }
 
     /// Before a commit: what the message means for the lives of the calls, and whether the step agrees.
-    pub fn judge(&mut self, row: &Row, message: &Message, step: &Step, limits: &Limits) -> Result<(), Broken> {
+    pub fn judge(
+        &mut self,
+        row: &Row,
+        message: &Message,
+        step: &Step,
+        limits: &Limits,
+    ) -> Result<(), Broken> {
         let asking = self.asking;
         let cancelled = self.live(row, message, step, limits)?;
         self.judge_turn(row, message, step)?;
@@ -417,8 +423,7 @@ impl Watch {
 
     fn check_order(&mut self, thread: Place, word: Word) -> Result<(), Broken> {
         let Some(arrival) = self.arrivals.get(&word).copied() else { return Ok(()) };
-        let last =
-            if self.queued.contains(&word) { &mut self.last_queued } else { &mut self.last_arrival };
+        let last = if self.queued.contains(&word) { &mut self.last_queued } else { &mut self.last_arrival };
         holds!(arrival > *last, "I1: w{word} of t{thread} was overtaken");
         *last = arrival;
         Ok(())
@@ -432,7 +437,10 @@ impl Watch {
         let open: BTreeSet<_> = head.open_calls().map(|open| &open.id).collect();
         let count = head.open_calls().count();
         let stored: BTreeSet<_> = in_state(row, CallState::Open);
-        holds!(open == stored && count == stored.len(), "I4: t{thread} stores {stored:?} as open, not {open:?}");
+        holds!(
+            open == stored && count == stored.len(),
+            "I4: t{thread} stores {stored:?} as open, not {open:?}"
+        );
         let active: BTreeSet<_> = head.subscriptions.iter().map(|subscription| &subscription.id).collect();
         let stored = in_state(row, CallState::Subscribed);
         holds!(active == stored, "I10: t{thread} stores {stored:?} as active, not {active:?}");
@@ -441,7 +449,10 @@ impl Watch {
         holds!(known.eq(asked), "I4: t{thread} stores {:?}, not {:?}", row.questions, head.questions);
         let voiceless = head.questions.iter().find(|question| !open.contains(&question.call));
         holds!(voiceless.is_none(), "I8: a settled call of t{thread} asks: {voiceless:?}");
-        holds!(head.children.iter().cloned().collect::<BTreeSet<_>>() == self.children, "I9: children of t{thread}");
+        holds!(
+            head.children.iter().cloned().collect::<BTreeSet<_>>() == self.children,
+            "I9: children of t{thread}"
+        );
         Ok(())
     }
 
@@ -529,7 +540,9 @@ impl Reader {
             }
             Item::Result { call_id, content, synthetic, .. } => {
                 let Some(at) = missing.iter().position(|call| call == call_id) else {
-                    return broken(format!("I5: t{thread} has a result of {call_id}, missing is {missing:?}"));
+                    return broken(format!(
+                        "I5: t{thread} has a result of {call_id}, missing is {missing:?}"
+                    ));
                 };
                 self.missing.remove(at);
                 let Body::Text(text) = content else { return Ok(()) };
