@@ -4,7 +4,9 @@
 mod notation;
 
 use notation::{Thread, check, check_child, check_with, from, narrow};
-use rap_agent::{Limits, Status};
+use rap_agent::{Arguments, CallEntry, Entry, Item, Limits, Speaker, Status};
+use rap_protocol::{Body, Content, Image, Segment, Timestamp};
+use serde_json::{Map, Value};
 
 const IDLE: &[&str] = &["said hi", "answer hello:"];
 /// Two calls are open, one result of the batch is there.
@@ -934,4 +936,42 @@ fn an_events_child_that_was_interrupted_stays_open() {
         answer done:               -> closed; assistant done; notice the thread was closed; notify close; tell t0 ChildClosed
         ",
     );
+}
+
+#[test]
+fn every_kind_of_entry_reads_back_as_it_was_written() {
+    let call = |id: &str, arguments| CallEntry {
+        id: notation::id(id),
+        call_id: Some(notation::id("own")),
+        name: "look".into(),
+        arguments,
+    };
+    let given = Map::from_iter([("kind".to_owned(), Value::from("mine"))]);
+    let echo = |arguments| Arguments::Echo { of: notation::id("a"), kind: "interrupt:a".into(), arguments };
+    let image = Image { data: "aGk=".into(), media_type: "image/png".into() };
+    let content = Body::Content(vec![Content::Text { text: "see".into() }, Content::Image(image.clone())]);
+    let diff = Segment::Diff { path: "a.txt".into(), patch: "+1".into() };
+    let display = vec![Segment::Text("short".into()), diff, Segment::Image(image)];
+    let items = [
+        Item::said("hi"),
+        Item::User { text: "you are a child".into(), from: Speaker::Runtime },
+        Item::Assistant { text: String::new(), calls: Vec::new() },
+        Item::Assistant {
+            text: "looking".into(),
+            calls: vec![
+                call("a", Arguments::Given(given.clone())),
+                call("b", Arguments::Unusable("{".into())),
+                call("c", echo(None)),
+                call("d", echo(Some(given))),
+            ],
+        },
+        Item::Result { call_id: notation::id("a"), content, display, synthetic: false },
+        Item::made(notation::id("b"), "Error: no"),
+        Item::notice("a notice"),
+    ];
+    for item in items {
+        let entry = Entry { at: Timestamp(7), item };
+        let json = serde_json::to_string(&entry).unwrap();
+        assert_eq!(serde_json::from_str::<Entry>(&json).unwrap(), entry, "{json}");
+    }
 }

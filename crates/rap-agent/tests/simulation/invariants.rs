@@ -28,7 +28,7 @@ use rap_agent::{
 use rap_protocol::{CallId, Timestamp};
 
 use super::disk::{Disk, Place, Row, name};
-use super::outside::{Word, word_of};
+use super::outside::{Word, text_in, word_of};
 use super::watch::{Watch, word_in};
 use super::world::Notification;
 
@@ -354,10 +354,7 @@ pub fn word_of_message(message: &Message) -> Option<Word> {
         Message::Said { text, .. } => word_of(text),
         Message::TurnEnded { answer, .. } => word_of(&answer.text),
         Message::Happened { event, .. } => word_of(&event.text),
-        Message::Returned { result, .. } => match &result.content {
-            rap_protocol::Body::Text(text) => word_of(text),
-            rap_protocol::Body::Content(_) => None,
-        },
+        Message::Returned { result, .. } => word_of(text_in(&result.content)),
         _ => None,
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rap_agent::{Birth, Choice, Event, Message, Outcome};
-use rap_protocol::{AuthUrl, Body, CallId, EventId, ResponseUrl};
+use rap_protocol::{AuthUrl, Body, CallId, Content, EventId, ResponseUrl};
 use serde_json::Value;
 
 use super::disk::{Disk, Place, name};
@@ -84,7 +84,7 @@ impl Callback {
         let past = row.past(&call);
         match what {
             What::Result { word, subscription } => {
-                let content = Body::Text(text_of(word));
+                let content = body(word);
                 Message::Returned {
                     call,
                     result: Outcome { content, display: Vec::new(), subscription },
@@ -119,6 +119,23 @@ impl Callback {
                 Message::Viewed { call, view_type: format!("v{}", no % 3), content: Value::from(no) }
             }
         }
+    }
+}
+
+/// Some results are more than a text.
+fn body(word: Word) -> Body {
+    let text = text_of(word);
+    if word.is_multiple_of(7) { Body::Content(vec![Content::Text { text }]) } else { Body::Text(text) }
+}
+
+/// The text that a body begins with.
+pub fn text_in(body: &Body) -> &str {
+    match body {
+        Body::Text(text) => text,
+        Body::Content(items) => match items.first() {
+            Some(Content::Text { text }) => text,
+            _ => "",
+        },
     }
 }
 

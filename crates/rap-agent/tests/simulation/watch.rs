@@ -8,12 +8,12 @@ use rap_agent::{
     Arguments, CallEntry, CallState, Effect, Entry, Item, Letter, Limits, Message, Origin, Phase, Plan,
     Queue, Seq, Speaker, Step, Write, words,
 };
-use rap_protocol::{Body, CallId, EventId, ThreadId, Timestamp};
+use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
 use serde_json::{Map, Value};
 
 use super::disk::{Disk, Place, Row};
 use super::invariants::{Broken, broken, holds, word_of_message};
-use super::outside::{Word, word_of};
+use super::outside::{Word, text_in, word_of};
 
 #[derive(Default)]
 pub struct Watch {
@@ -69,7 +69,7 @@ pub fn word_in(entry: &Entry) -> Option<Word> {
     match &entry.item {
         Item::User { text, from: Speaker::User } => word_of(text),
         Item::Assistant { text, .. } => word_of(text),
-        Item::Result { content: Body::Text(text), .. } => word_of(text),
+        Item::Result { content, .. } => word_of(text_in(content)),
         _ => None,
     }
 }
@@ -545,7 +545,7 @@ impl Reader {
                     ));
                 };
                 self.missing.remove(at);
-                let Body::Text(text) = content else { return Ok(()) };
+                let text = text_in(content);
                 match self.echo.take() {
                     Some((id, Some(of))) if id == *call_id => self.show_late(&of, text)?,
                     Some(_) => holds!(word_of(text).is_some(), "I8: an event without words: {text:?}"),
