@@ -309,6 +309,32 @@ fn a_result_behind_a_placeholder_waits_while_the_thread_is_busy() {
 }
 
 #[test]
+fn what_was_held_comes_before_what_is_said_later() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: s                  -> waiting; assistant [s]; open s; invoke s
+        subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
+        answer: a                  -> waiting; assistant [a]; open a; invoke a
+        event s: ding              -> waiting; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: ding
+        said hurry                 -> asking 3; a: still running; the result will follow; release 2 Held; user hurry; ask 3
+        ",
+    );
+}
+
+#[test]
+fn a_batch_closes_also_with_a_cancelled_call() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: a b                -> waiting; assistant [a b]; open a; open b; invoke a; invoke b
+        returned a: 1              -> waiting; settle a Returned; a: 1
+        cancel b                   -> asking 2; b: interrupted; settle b Interrupted; notify cancel b; ask 2
+        ",
+    );
+}
+
+#[test]
 fn a_user_drops_two_answers_in_a_row_then_waits_and_does_not_wait_for_calls() {
     check(
         "

@@ -23,7 +23,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use rap_agent::{
-    CallState, Entry, Head, Ignored, Limits, Message, OnBusy, Origin, Phase, Queue, Step, Write,
+    CallState, Entry, Head, Ignored, Item, Limits, Message, OnBusy, Origin, Phase, Queue, Step, Write,
 };
 use rap_protocol::{CallId, Timestamp};
 
@@ -187,7 +187,7 @@ impl Checker {
         let head = &row.head;
         holds!(row.last() == head.seq, "I4: t{thread} ends at {}, its head at {}", row.last(), head.seq);
         watch.read(thread, row, &mut self.written)?;
-        look_at_held(thread, row)?;
+        look_at_held(thread, row, &self.limits)?;
         watch.look_at_calls(thread, row)?;
         look_at_bounds(thread, head, &self.limits)?;
         let settled = watch.rest_point;
@@ -315,7 +315,7 @@ fn is_held(row: &Row, word: Word) -> bool {
 }
 
 /// I1: the rows that are held are exactly those that the head counts.
-fn look_at_held(thread: Place, row: &Row) -> Result<(), Broken> {
+fn look_at_held(thread: Place, row: &Row, limits: &Limits) -> Result<(), Broken> {
     let head = &row.head;
     let counted = [(Queue::Held, &head.held), (Queue::Queued, &head.queued)]
         .into_iter()
@@ -324,8 +324,15 @@ fn look_at_held(thread: Place, row: &Row) -> Result<(), Broken> {
     holds!(agrees, "I1: t{thread} holds {:?}, its head says {:?} {:?}", row.held, head.held, head.queued);
     let idle = matches!(head.phase, Phase::Idle | Phase::Closed);
     holds!(!idle || row.held.is_empty(), "I1: t{thread} is {:?} and holds {:?}", head.phase, row.held);
-    let joins = head.phase == Phase::Waiting && head.held.user;
-    holds!(!joins, "I1: a user waits behind the calls of t{thread}");
+    if head.phase == Phase::Waiting {
+        let mut waiting =
+            row.held.iter().filter(|((queue, _), _)| *queue == Queue::Held).map(|(_, entry)| entry);
+        let oldest = waiting.clone().map(|entry| entry.at).min();
+        let user = waiting.any(|entry| matches!(entry.item, Item::User { .. }));
+        holds!(!user && !head.held.user, "I1: a user waits behind the calls of t{thread}");
+        let due = oldest.map(|at| at.plus(limits.hold_max));
+        holds!(head.due(limits) == due, "I12: t{thread} holds since {oldest:?}, due {:?}", head.due(limits));
+    }
     Ok(())
 }
 

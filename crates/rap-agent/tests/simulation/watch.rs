@@ -15,6 +15,9 @@ use super::disk::{Disk, Place, Row};
 use super::invariants::{Broken, broken, holds, word_of_message};
 use super::outside::{Word, text_in, word_of};
 
+/// How many answers in a row may be dropped by those who join.
+const DROPS: u32 = 2;
+
 #[derive(Default)]
 pub struct Watch {
     pub lives: BTreeMap<CallId, CallState>,
@@ -33,6 +36,8 @@ pub struct Watch {
     pub interrupted: bool,
     /// Questions to the model since something came from outside.
     alone: u32,
+    /// Answers in a row that somebody who joined has dropped.
+    dropped: u32,
     /// Since when the model has not answered, though nobody did anything about it.
     failing: Option<Timestamp>,
     /// In which order words came that may not overtake each other.
@@ -147,7 +152,12 @@ impl Watch {
                 self.lives.insert(call.clone(), life);
             }
             Message::CallFailed { call, .. } => self.turn(call, CallState::Open, CallState::Failed)?,
-            Message::TimedOut { call } => self.turn(call, CallState::Open, CallState::TimedOut)?,
+            Message::TimedOut { call } => {
+                self.turn(call, CallState::Open, CallState::TimedOut)?;
+                let now = step.writes.iter().find_map(written_at);
+                let until = row.calls[call].open.until;
+                holds!(until.is_some() && now >= until, "I12: {call} times out at {now:?}, not at {until:?}");
+            }
             Message::Happened { call, event, .. } => {
                 let next = if event.is_final { CallState::Ended } else { CallState::Subscribed };
                 self.turn(call, CallState::Subscribed, next)?;
@@ -236,6 +246,16 @@ impl Watch {
 
     /// I5: an answer is taken for the current question, and stands directly behind what that covers.
     fn judge_turn(&mut self, row: &Row, message: &Message, step: &Step) -> Result<(), Broken> {
+        match message {
+            Message::TurnEnded { .. } | Message::Interrupt => self.dropped = 0,
+            Message::Said { on_busy: OnBusy::Interrupt, .. } => self.dropped = 0,
+            Message::Said { on_busy: OnBusy::Join, .. } => {
+                let drops = step.effects.iter().any(|effect| matches!(effect, Effect::Abandon { .. }));
+                self.dropped += u32::from(drops);
+                holds!(self.dropped <= DROPS, "I12: {} answers in a row are dropped", self.dropped);
+            }
+            _ => {}
+        }
         if let Message::TurnEnded { turn, .. } | Message::TurnFailed { turn, .. } = message {
             let Some((_, up_to)) = self.asking.take().filter(|(current, _)| current == turn) else {
                 return broken(format!("I2: an answer to question {turn} is taken, which is not asked"));
@@ -490,6 +510,13 @@ impl Watch {
 fn opened(write: &Write) -> Option<&rap_agent::OpenCall> {
     match write {
         Write::Open(open) => Some(open),
+        _ => None,
+    }
+}
+
+fn written_at(write: &Write) -> Option<Timestamp> {
+    match write {
+        Write::Append { entry, .. } | Write::Hold { entry, .. } => Some(entry.at),
         _ => None,
     }
 }
