@@ -24,7 +24,9 @@ type Pending<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
 /// What was handed over to be acted upon.
 #[derive(Clone, Default)]
-struct Acted(Arc<Mutex<Vec<(Arc<Thread>, Effect)>>>);
+struct Acted(Arc<Mutex<Vec<Carried>>>);
+
+type Carried = (Arc<Thread>, Effect);
 
 impl Acted {
     fn take(&self) -> Vec<(Arc<Thread>, Effect)> {
