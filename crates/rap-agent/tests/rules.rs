@@ -541,7 +541,7 @@ fn an_open_call_behind_a_placeholder_holds_the_settled_point_back() {
     );
 }
 
-/// Proves: SE-14, SE-15, SE-16, SE-17, SE-18, SE-22
+/// Proves: SE-15, SE-17, SE-18, SE-22
 #[test]
 fn cancel_subscription_runs_inside_the_step() {
     check(

@@ -33,6 +33,8 @@ pub fn narrow() -> Limits {
         held: 2,
         questions: 2,
         children: 1,
+        depth: 1,
+        views: 64,
         turns_per_wake: 3,
         hold_max: Duration::from_secs(60),
         call_timeout: Some(Duration::from_secs(100)),
@@ -208,6 +210,7 @@ impl Thread {
         let associative = !flags.contains(&"child");
         let birth = (!associative).then(|| Birth {
             parent: ThreadId::new("t0").expect("an id"),
+            depth: 1,
             child: ThreadId::new(format!("t{}", self.children + 1)).expect("an id"),
             arguments: Map::new(),
         });

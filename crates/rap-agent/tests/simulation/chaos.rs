@@ -605,6 +605,8 @@ fn limits(rng: &mut Rng) -> Limits {
         held: 1 + rng.below(6) as u32,
         questions: 1 + rng.below(3),
         children: 1 + rng.below(3),
+        depth: 1 + rng.below(3),
+        views: 64,
         turns_per_wake: 2 + rng.below(6) as u32,
         hold_max: Duration::from_secs(1 + rng.below(10) as u64),
         call_timeout: rng.percent(50).then(|| Duration::from_secs(1 + rng.below(60) as u64)),

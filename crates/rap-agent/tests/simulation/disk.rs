@@ -29,7 +29,9 @@ pub fn place(id: &ThreadId) -> Place {
 pub struct Disk {
     pub threads: Vec<Row>,
     pub outbox: Vec<Outgoing>,
-    letters: u64,
+    /// The fault of a store that reads past the birth of a child.
+    pub shares: bool,
+    pub letters: u64,
 }
 
 /// A thread and everything that is keyed by it.
@@ -123,10 +125,16 @@ impl Disk {
         self.threads.len() - 1
     }
 
+    /// How many ancestors a thread has.
+    pub fn ancestors(&self, thread: Place) -> usize {
+        self.threads[thread].born.map_or(0, |(parent, _)| self.ancestors(parent) + 1)
+    }
+
     /// What a thread sees up to an entry: what it inherits, then its own.
     pub fn visible(&self, thread: Place, up_to: Seq) -> Vec<&Entry> {
         let row = &self.threads[thread];
         let mut entries = match row.born {
+            Some((parent, _)) if self.shares => self.visible(parent, Seq::MAX),
             Some((parent, at)) => self.visible(parent, at.min(up_to)),
             None => Vec::new(),
         };
@@ -221,11 +229,10 @@ impl Disk {
                 }
             }
             Write::Born { child, at, head, entries } => {
-                let at = if fault == Fault::LateBirth { row.last().max(*at) } else { *at };
                 if place(child) != self.threads.len() {
                     return broken(format!("I9: {child} is born twice"));
                 }
-                self.threads.push(Row::new((**head).clone(), Some((thread, at)), entries.clone()));
+                self.threads.push(Row::new((**head).clone(), Some((thread, *at)), entries.clone()));
             }
         }
         Ok(())

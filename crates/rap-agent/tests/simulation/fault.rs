@@ -14,7 +14,7 @@ pub enum Fault {
     LosesLetters,
     /// Does not look at a call again before it sends its invocation.
     InvokesBlindly,
-    /// Does not take an acknowledgement or a refusal for an answer.
+    /// Does not record an acknowledgement.
     InvokesOnAndOn,
     /// Sends notifications again after a restart.
     StoresNotifications,
@@ -26,8 +26,8 @@ pub enum Fault {
     ForgetsKeys,
     /// Releases held input in the wrong order.
     ReversesHeld,
-    /// A child sees all that its parent has.
-    LateBirth,
+    /// A child goes on seeing what its parent writes after its birth.
+    SharesHistory,
     /// Takes a model's call id without looking whether it is new.
     TrustsIds,
     /// A crash in a commit leaves the writes without the head.

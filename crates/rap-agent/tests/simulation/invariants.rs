@@ -174,7 +174,12 @@ impl Checker {
         match message {
             Message::Said { on_busy: OnBusy::Enqueue, .. } => head.queued.inputs >= limits.held,
             Message::Said { .. } | Message::Returned { .. } => held,
-            Message::Happened { event, .. } if event.associative => held,
+            Message::Happened { event, birth, .. }
+                if event.associative
+                    || birth.as_ref().is_none_or(|birth| birth.depth > self.limits.depth) =>
+            {
+                held
+            }
             Message::Happened { .. } => head.children.len() >= limits.children,
             _ => head.questions.len() >= limits.questions,
         }
@@ -190,6 +195,8 @@ impl Checker {
         look_at_held(thread, row, &self.limits)?;
         watch.look_at_calls(thread, row)?;
         look_at_bounds(thread, head, &self.limits)?;
+        let (is, may) = (disk.ancestors(thread), self.limits.depth);
+        holds!(is <= may, "I12: t{thread} has {is} ancestors, it may have {may}");
         let settled = watch.rest_point;
         holds!(head.settled == settled, "I9: t{thread} rested at {settled}, not at {}", head.settled);
         let written = &self.written;

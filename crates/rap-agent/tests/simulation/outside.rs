@@ -101,7 +101,8 @@ impl Callback {
                     .find_map(|entry| arguments_of(entry, &call))
                     .cloned()
                     .unwrap_or_default();
-                let birth = (!associative).then(|| Birth { parent: name(thread), child, arguments });
+                let depth = disk.ancestors(thread) + 1;
+                let birth = (!associative).then(|| Birth { parent: name(thread), depth, child, arguments });
                 Message::Happened {
                     event: Event { id, text: text_of(word), associative, is_final },
                     call,

@@ -103,7 +103,7 @@ pub enum Reply {
 impl World {
     pub fn new(limits: Limits, fault: Fault) -> World {
         World {
-            disk: Disk::default(),
+            disk: Disk { shares: fault == Fault::SharesHistory, ..Disk::default() },
             memory: Memory::default(),
             outside: Outside::default(),
             checker: Checker::new(limits.clone()),
@@ -372,7 +372,7 @@ impl World {
     /// Sends an invocation, if it is still due.
     pub fn invoke(&mut self, thread: Place, call: CallId, response: Response) -> Result<bool, Broken> {
         let due = self.disk.threads[thread].is_due(&call);
-        if !due && !matches!(self.fault, Fault::InvokesBlindly | Fault::InvokesOnAndOn) {
+        if !due && self.fault != Fault::InvokesBlindly {
             self.note(|| format!("t{thread} {call} is not invoked any more"));
             return Ok(false);
         }
@@ -389,11 +389,10 @@ impl World {
         match response {
             Response::Accepted => {
                 self.checker.acknowledged_call(thread, &call);
-                if let Some(row) = self.disk.threads[thread].calls.get_mut(&call) {
-                    row.acknowledged = true;
-                }
                 if self.fault == Fault::InvokesOnAndOn {
                     self.memory.invocations.push((thread, call));
+                } else if let Some(row) = self.disk.threads[thread].calls.get_mut(&call) {
+                    row.acknowledged = true;
                 }
             }
             Response::Refused => {
