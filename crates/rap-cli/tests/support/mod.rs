@@ -1,6 +1,6 @@
 //! The real `rap serve` as a process of its own, and the tool servers and models that it talks to, which live in the test.
 
-#![allow(dead_code, reason = "each test program uses another part of this")]
+#![allow(dead_code, unused_imports, reason = "each test program uses another part of this")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
 pub mod http;

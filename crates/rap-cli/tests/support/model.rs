@@ -99,7 +99,9 @@ pub fn messages(question: &Value) -> Vec<String> {
         };
         match (message["tool_calls"].as_array(), message["tool_call_id"].as_str()) {
             (Some(calls), _) => {
-                format!("{role} calls {}", calls.iter().map(call).collect::<Vec<_>>().join(" "))
+                let calls = calls.iter().map(call).collect::<Vec<_>>().join(" ");
+                let said = if content.is_empty() { String::new() } else { format!(" says {content}") };
+                format!("{role}{said} calls {calls}")
             }
             (None, Some(id)) => format!("{role} {id}: {content}"),
             (None, None) => format!("{role}: {content}"),
