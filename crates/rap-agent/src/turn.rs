@@ -46,17 +46,16 @@ impl Stepping<'_> {
         if self.head.running.is_empty() {
             self.head.settled = self.head.seq;
         }
-        if self.is_done() {
-            self.close();
-        }
     }
 
-    /// A thread that was made for an event ends with it.
-    fn is_done(&self) -> bool {
+    /// A thread that was made for an event ends with it, whatever it was that had to end before.
+    pub(crate) fn close_if_done(&mut self) {
         let head = &self.head;
         let nothing_left =
             head.running.is_empty() && head.subscriptions.is_empty() && head.children.is_empty();
-        matches!(head.origin, Origin::Event { .. }) && nothing_left
+        if head.phase == Phase::Idle && matches!(head.origin, Origin::Event { .. }) && nothing_left {
+            self.close();
+        }
     }
 
     /// The open calls go on in the background, what waited is written, and the model is asked.

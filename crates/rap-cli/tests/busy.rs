@@ -4,7 +4,10 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use serde_json::json;
+use support::peer::Reply;
 use support::tools::{CANCEL, INVOKE};
 use support::{Rap, Setup, Tools};
 
@@ -75,7 +78,13 @@ async fn a_message_may_wait_until_a_waiting_thread_would_be_idle() {
     assert_eq!(rap.thread(&thread).await["held"], 2);
     call.returns("done").await;
     rap.until_idle(&thread).await;
-    let story = ["result call_1_1: done", "assistant: work: done", "user: say one", "user: say two", "assistant: two"];
+    let story = [
+        "result call_1_1: done",
+        "assistant: work: done",
+        "user: say one",
+        "user: say two",
+        "assistant: two",
+    ];
     assert_eq!(rap.story(&thread).await[2..], story);
     assert_eq!(rap.thread(&thread).await["held"], 0);
 }
@@ -335,4 +344,23 @@ async fn what_was_held_is_there_after_a_kill() {
     assert_eq!(rap.thread(&thread).await["held"], 1);
     call.returns("done").await;
     rap.until_line(&thread, "assistant: later").await;
+}
+
+/// Proves: TR-13
+#[tokio::test]
+async fn a_runtime_that_is_told_to_stop_stops_soon_and_goes_on_where_it_was() {
+    let (tools, rap, thread, call) = waiting().await;
+    tools.answer_always(CANCEL, Reply::Hang);
+    let asking = rap.open("sleep 3\nsay at last").await;
+    let cancelled = rap.open("call work").await;
+    tools.invocation().await;
+    rap.order(&cancelled, "interrupt").await.expect(202);
+    tools.next(CANCEL).await;
+    let began = Instant::now();
+    let rap = rap.stopped_and_started();
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    call.returns("done").await;
+    rap.until_line(&thread, "assistant: work: done").await;
+    rap.until_line(&asking, "assistant: at last").await;
+    assert_eq!((tools.count(INVOKE), tools.count(CANCEL)), (2, 1));
 }

@@ -23,7 +23,8 @@ async fn a_result_is_taken_once_and_a_duplicate_changes_nothing() {
         call.says(&body).await;
     }
     assert_eq!((rap.thread(&thread).await, rap.history(&thread).await), before);
-    let story = ["user: call work", "call call_1_1 work {}", "result call_1_1: done", "assistant: work: done"];
+    let story =
+        ["user: call work", "call call_1_1 work {}", "result call_1_1: done", "assistant: work: done"];
     assert_eq!(rap.story(&thread).await, story);
 }
 
@@ -104,7 +105,8 @@ async fn a_url_expires_where_that_is_configured() {
     let call = tools.invocation().await;
     let view = call.view("note", json!("hello"));
     call.says(&view).await;
-    let refused = until("expired", async || Some(call.post(&view).await).filter(|answer| answer.status != 200));
+    let refused =
+        until("expired", async || Some(call.post(&view).await).filter(|answer| answer.status != 200));
     assert_eq!(refused.await.refusal(), (401, "bad_token"));
     assert_eq!(call.post(&call.result("late")).await.status, 401);
     assert_eq!(rap.thread(&thread).await["status"], "waiting");
@@ -121,11 +123,17 @@ async fn a_body_that_speaks_of_another_call_or_another_thread_is_refused() {
     tools.invocation().await;
     let [call, other] = [&calls[0], &calls[1]];
 
-    for body in [other.result("x"), other.event("x"), other.oauth("https://a.example"), other.question("https://a.example")]
-    {
+    for body in [
+        other.result("x"),
+        other.event("x"),
+        other.oauth("https://a.example"),
+        other.question("https://a.example"),
+    ] {
         assert_eq!(call.post(&body).await.refusal(), (403, "wrong_call"), "{body}");
     }
-    for body in [call.result("x"), call.event("x"), call.view("note", json!(1)), call.oauth("https://a.example")] {
+    for body in
+        [call.result("x"), call.event("x"), call.view("note", json!(1)), call.oauth("https://a.example")]
+    {
         for group in [stranger.as_str(), "nobody"] {
             let body = with(body.clone(), json!({"group_id": group}));
             assert_eq!(call.post(&body).await.refusal(), (403, "wrong_thread"), "{body}");
@@ -328,6 +336,7 @@ async fn no_log_ever_shows_a_callback_path() {
         assert!(!log.contains(secret), "{secret} is in the log:\n{log}");
     }
     // Nor is it in the database, or in what a client can see.
-    let seen = [rap.thread(&thread).await, Value::Array(rap.history(&thread).await)].map(|json| json.to_string());
+    let seen =
+        [rap.thread(&thread).await, Value::Array(rap.history(&thread).await)].map(|json| json.to_string());
     assert!(seen.iter().all(|json| !json.contains(&token) && !json.contains("topsecret")));
 }

@@ -150,7 +150,8 @@ async fn patience_ends_in_an_error_result_and_a_late_result_still_arrives() {
     let call = tools.invocation().await;
     rap.until_idle(&thread).await;
     let story = rap.story(&thread).await;
-    let error = story[2].strip_prefix("result call_1_1: Error: the tool server could not be reached, ").unwrap();
+    let error =
+        story[2].strip_prefix("result call_1_1: Error: the tool server could not be reached, ").unwrap();
     assert!(error.ends_with(" attempts: answered 500"), "{error}");
 
     call.returns("after all").await;
@@ -207,7 +208,8 @@ async fn a_result_that_overtakes_the_acknowledgement_ends_the_attempts() {
 async fn the_body_of_an_acknowledgement_means_nothing() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
-    let tool_result = json!({"type": "tool_result", "group_id": "t", "id": "call_1_1", "text": "in the body"});
+    let tool_result =
+        json!({"type": "tool_result", "group_id": "t", "id": "call_1_1", "text": "in the body"});
     let bodies = ["not json".to_owned(), tool_result.to_string(), "x".repeat(300_000)];
     for (status, body) in [200, 202, 299].into_iter().zip(bodies) {
         tools.answer_next(INVOKE, Reply::Full(status, None, body.into()));
@@ -215,7 +217,9 @@ async fn the_body_of_an_acknowledgement_means_nothing() {
         let call = tools.invocation().await;
         let acknowledged = until("acknowledged", async || {
             let calls = rap.listing("calls").await;
-            calls.into_iter().find(|listed| listed["thread_id"] == *thread && listed["acknowledged_at"] != Value::Null)
+            calls
+                .into_iter()
+                .find(|listed| listed["thread_id"] == *thread && listed["acknowledged_at"] != Value::Null)
         });
         acknowledged.await;
         assert_eq!(rap.thread(&thread).await["status"], "waiting");
@@ -230,11 +234,16 @@ async fn the_body_of_an_acknowledgement_means_nothing() {
 async fn parallel_calls_are_all_sent_and_the_model_is_asked_once_when_all_have_returned() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
-    let thread = rap.open("say I will\ncall work {\"n\": 1}\ncall work {\"n\": 2}\ncall watch {\"n\": 3}").await;
+    let thread =
+        rap.open("say I will\ncall work {\"n\": 1}\ncall work {\"n\": 2}\ncall watch {\"n\": 3}").await;
     let calls = tools.invocations(3).await;
     let waiting = rap.until_status(&thread, "waiting").await;
-    let waits: Vec<&str> =
-        waiting["waiting_on"].as_array().unwrap().iter().map(|call| call["call_id"].as_str().unwrap()).collect();
+    let waits: Vec<&str> = waiting["waiting_on"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|call| call["call_id"].as_str().unwrap())
+        .collect();
     assert_eq!(waits, ["call_1_1", "call_1_2", "call_1_3"]);
     calls[2].returns("three").await;
     calls[0].returns("one").await;
@@ -279,6 +288,28 @@ async fn results_that_come_all_at_once_are_each_taken_once() {
     }
 }
 
+/// What finds no place waits in its table, and is taken up as soon as one is free.
+///
+/// Proves: LC-17
+#[tokio::test]
+async fn one_place_is_enough_for_many_threads() {
+    let tools = Tools::start().await;
+    let setup = Setup::new().tools(&tools).limit("model_concurrency = 1").limit("invoke_concurrency = 1");
+    let rap = setup.start();
+    let mut threads = Vec::new();
+    for _ in 0..20 {
+        threads.push(rap.open("call work\ncall work\ncall work").await);
+    }
+    for _ in 0..60 {
+        let call = tools.invocation().await;
+        call.returns("done").await;
+    }
+    for thread in &threads {
+        rap.until_line(thread, "assistant: work: done\nwork: done\nwork: done").await;
+    }
+    assert_eq!(tools.count(INVOKE), 60);
+}
+
 /// Arguments are checked before anything is sent, and what is wrong is named by its path.
 #[tokio::test]
 async fn arguments_that_do_not_fit_go_back_to_the_model() {
@@ -310,7 +341,9 @@ async fn arguments_that_do_not_fit_go_back_to_the_model() {
     let fit = "Error: the arguments do not fit the tool:";
     assert_eq!(
         *results[0],
-        format!("result call_1_1: {fit} $.lines[1]: \"two\" is not of type \"integer\"; $.path: 5 is not of type \"string\"")
+        format!(
+            "result call_1_1: {fit} $.lines[1]: \"two\" is not of type \"integer\"; $.path: 5 is not of type \"string\""
+        )
     );
     assert_eq!(*results[1], format!("result call_1_2: {fit} $: \"path\" is a required property"));
     assert!(results[2].starts_with(&format!("result call_1_3: {fit} $: ")), "{}", results[2]);

@@ -31,7 +31,8 @@ impl Sink {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let url = lines.by_ref().find_map(|line| Some(line.split_once("listening url=")?.1.trim().to_owned()));
+        let url =
+            lines.by_ref().find_map(|line| Some(line.split_once("listening url=")?.1.trim().to_owned()));
         std::thread::spawn(move || lines.for_each(drop));
         Sink { url: url.expect("the example did not start"), child, _data: data }
     }
@@ -49,7 +50,8 @@ impl Drop for Sink {
 async fn one_tool_of_each_kind_works_with_the_runtime() {
     let sink = Sink::start();
     let rap = Setup::new().tool_server(&sink.url).start();
-    let thread = rap.open("call echo {\"text\": \"hi\"}\ncall fail {\"message\": \"broken\"}\ncall panic {}").await;
+    let thread =
+        rap.open("call echo {\"text\": \"hi\"}\ncall fail {\"message\": \"broken\"}\ncall panic {}").await;
     let idle = rap.until_idle(&thread).await;
     assert_eq!(idle["turn"], 2);
     let story = rap.story(&thread).await;

@@ -11,7 +11,8 @@ use support::{Rap, Setup, Tools};
 
 async fn stage() -> (Tools, ModelServer, Rap) {
     let (tools, model) = (Tools::start().await, ModelServer::start().await);
-    let setup = Setup::new().tools(&tools).model(&model.lines()).agent("name = \"default\"\nsystem = \"Be brief.\"");
+    let setup =
+        Setup::new().tools(&tools).model(&model.lines()).agent("name = \"default\"\nsystem = \"Be brief.\"");
     let rap = setup.start();
     (tools, model, rap)
 }
@@ -25,8 +26,12 @@ async fn text_and_parallel_calls_come_from_a_stream_and_results_go_back_in_order
     let question = model.question().await;
     assert_eq!(messages(&question), ["system: Be brief.", "user: go"]);
     assert_eq!((&question["model"], &question["stream"]), (&json!("gpt"), &json!(true)));
-    let offered: Vec<&str> =
-        question["tools"].as_array().unwrap().iter().map(|tool| tool["function"]["name"].as_str().unwrap()).collect();
+    let offered: Vec<&str> = question["tools"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|tool| tool["function"]["name"].as_str().unwrap())
+        .collect();
     assert_eq!(offered, ["work", "watch", "cancel_subscription"]);
 
     let calls = tools.invocations(2).await;
@@ -132,7 +137,10 @@ async fn a_child_is_asked_about_its_event_with_what_it_inherits() {
     assert_eq!(asked[..6], expected);
     assert!(asked[6].starts_with("user: You are a thread of your own"), "{}", asked[6]);
     let last = model.messages().await;
-    assert_eq!(last[7..], [format!("assistant calls {}=work{{}}", work.id()), format!("tool {}: done", work.id())]);
+    assert_eq!(
+        last[7..],
+        [format!("assistant calls {}=work{{}}", work.id()), format!("tool {}: done", work.id())]
+    );
     assert_eq!(rap.story(&thread).await.len(), 4, "the parent knows nothing of it");
 }
 
@@ -184,7 +192,10 @@ async fn a_refusal_fails_the_thread_with_its_reason_and_a_new_message_asks_again
     let failed = rap.until_status(&thread, "failed").await;
     let why = "the model's server answered 400: the context is too long";
     assert_eq!(failed["why"], why);
-    assert_eq!(rap.story(&thread).await, ["user: first".to_owned(), format!("notice: the model could not be asked: {why}")]);
+    assert_eq!(
+        rap.story(&thread).await,
+        ["user: first".to_owned(), format!("notice: the model could not be asked: {why}")]
+    );
 
     let rap = rap.restarted();
     assert_eq!(rap.thread(&thread).await["status"], "failed");

@@ -30,13 +30,16 @@ async fn let_retries_pass(tools: &Tools, rap: &Rap) {
 async fn closing_tells_every_server_whether_or_not_it_was_used() {
     let (used, unused) = (Tools::start().await, Tools::offering("unused", &["idle"]).await);
     let below = format!("{}/deep/down", unused.url);
-    let rap = Setup::new().tools(&used).bearer("one").tools(&unused).bearer("two").tool_server(&below).start();
+    let rap =
+        Setup::new().tools(&used).bearer("one").tools(&unused).bearer("two").tool_server(&below).start();
     let thread = rap.open("call work").await;
     used.invocation().await;
     rap.close(&thread).await;
-    for (server, path, token) in
-        [(&used, CLOSE, Some("Bearer one")), (&unused, CLOSE, Some("Bearer two")), (&unused, "/deep/down/close_thread", None)]
-    {
+    for (server, path, token) in [
+        (&used, CLOSE, Some("Bearer one")),
+        (&unused, CLOSE, Some("Bearer two")),
+        (&unused, "/deep/down/close_thread", None),
+    ] {
         let asked = server.next(path).await;
         assert_eq!(asked.method, "POST");
         assert_eq!(asked.body, json!({"thread_id": thread}));
@@ -44,7 +47,10 @@ async fn closing_tells_every_server_whether_or_not_it_was_used() {
         assert_eq!(asked.header("authorization"), token);
     }
     let story = rap.story(&thread).await;
-    assert!(story.ends_with(&["result call_1_1: interrupted".into(), "notice: the thread was closed".into()]), "{story:?}");
+    assert!(
+        story.ends_with(&["result call_1_1: interrupted".into(), "notice: the thread was closed".into()]),
+        "{story:?}"
+    );
 }
 
 /// A thread that was never asked anything is closed like any other.

@@ -35,7 +35,8 @@ async fn a_sign_in_waits_in_the_inbox_and_its_url_stands_nowhere_else() {
     assert_eq!((&item["kind"], &item["auth_url"]), (&json!("oauth"), &json!(url)));
     let place = (&item["thread_id"], &item["call_id"], &item["tool"]);
     assert_eq!(place, (&json!(thread), &json!("call_1_1"), &json!("work")));
-    for path in [format!("/v1/threads/{thread}"), format!("/v1/threads/{thread}/history"), "/v1/calls".into()] {
+    for path in [format!("/v1/threads/{thread}"), format!("/v1/threads/{thread}/history"), "/v1/calls".into()]
+    {
         assert!(!rap.get(&path).await.body.to_string().contains("topsecret"), "{path}");
     }
     let files = std::fs::read_dir(rap.directory()).unwrap();
@@ -82,7 +83,12 @@ async fn a_choice_reaches_the_tool_that_asked() {
     assert_eq!(item, expected);
 
     assert_eq!(choose(&rap, &thread, json!({"selected": 2})).await.refusal(), (400, "no_such_choice"));
-    for body in [json!({}), json!({"selected": 0, "dismiss": true}), json!({"selected": -1}), json!({"selected": "red"})] {
+    for body in [
+        json!({}),
+        json!({"selected": 0, "dismiss": true}),
+        json!({"selected": -1}),
+        json!({"selected": "red"}),
+    ] {
         assert_eq!(choose(&rap, &thread, body.clone()).await.refusal(), (400, "invalid"), "{body}");
     }
     choose(&rap, &thread, json!({"selected": 0})).await.expect(202);
@@ -176,7 +182,10 @@ async fn the_latest_view_of_each_type_is_kept_and_never_reaches_the_model() {
         .collect();
     shown.sort();
     let server = json!(tools.url);
-    assert_eq!(shown, [format!("\"plan\" [\"a\",\"b\"] {server}"), format!("\"progress\" {{\"percent\":2}} {server}")]);
+    assert_eq!(
+        shown,
+        [format!("\"plan\" [\"a\",\"b\"] {server}"), format!("\"progress\" {{\"percent\":2}} {server}")]
+    );
     assert_eq!(rap.thread(&thread).await["turn"], 1);
     assert_eq!(rap.story(&thread).await.len(), 2);
 

@@ -79,7 +79,8 @@ async fn an_argument_kind_of_the_tools_own_is_kept_under_another_name() {
     rap.until_idle(&thread).await;
     watch.says(&watch.inline("one")).await;
     rap.until_line(&thread, "assistant: watch: one").await;
-    let expected = format!("synthetic call rap_1 watch {{\"kind\":\"{ACTIVE}\",\"kind_\":2,\"kind__\":\"mine\"}}");
+    let expected =
+        format!("synthetic call rap_1 watch {{\"kind\":\"{ACTIVE}\",\"kind_\":2,\"kind__\":\"mine\"}}");
     assert_eq!(rap.story(&thread).await[4], expected);
 }
 
@@ -99,7 +100,8 @@ async fn any_other_event_is_handled_by_a_child_that_is_closed_when_it_is_done() 
     assert_eq!(story[5], "result rap_1: one");
     assert!(story[6].starts_with("runtime: You are a thread of your own"), "{}", story[6]);
     assert_eq!(story[7..], ["assistant: watch: one", "notice: the thread was closed"]);
-    let numbers: Vec<u64> = rap.history(&child).await.iter().map(|entry| entry["seq"].as_u64().unwrap()).collect();
+    let numbers: Vec<u64> =
+        rap.history(&child).await.iter().map(|entry| entry["seq"].as_u64().unwrap()).collect();
     assert_eq!(numbers, (1..=9).collect::<Vec<_>>());
     assert_eq!(tools.next(CLOSE).await.body, json!({"thread_id": child}));
 
@@ -138,14 +140,20 @@ async fn a_final_event_ends_the_subscription_inline_and_in_a_child() {
     let (thread, watch) = subscribed(&tools, &rap).await;
     watch.says(&with(watch.inline("last"), json!({"final": true}))).await;
     rap.until_line(&thread, "assistant: watch: last").await;
-    assert_eq!(rap.story(&thread).await[4], format!("synthetic call rap_1 watch {{\"kind\":\"{ENDED}\",\"topic\":\"x\"}}"));
+    assert_eq!(
+        rap.story(&thread).await[4],
+        format!("synthetic call rap_1 watch {{\"kind\":\"{ENDED}\",\"topic\":\"x\"}}")
+    );
     assert_eq!(rap.thread(&thread).await["subscriptions"], json!([]));
 
     let (parent, watch) = subscribed(&tools, &rap).await;
     watch.says(&with(watch.event("last"), json!({"final": true}))).await;
     let child = rap.child(&parent).await;
     rap.until_status(&child, "closed").await;
-    assert_eq!(rap.story(&child).await[4], format!("synthetic call rap_1 watch {{\"kind\":\"{ENDED}\",\"topic\":\"x\"}}"));
+    assert_eq!(
+        rap.story(&child).await[4],
+        format!("synthetic call rap_1 watch {{\"kind\":\"{ENDED}\",\"topic\":\"x\"}}")
+    );
     assert!(rap.listing("subscriptions").await.is_empty());
     assert_eq!(watch.post(&watch.event("more")).await.refusal(), (410, "subscription_ended"));
     // An end that the tool itself has told needs no notification.
@@ -221,11 +229,19 @@ async fn a_subscription_of_another_thread_can_not_be_cancelled() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let (thread, watch) = subscribed(&tools, &rap).await;
-    let stranger = rap.open("call cancel_subscription {\"tool_call_id\": \"call_1_1\"}\ncall cancel_subscription {}").await;
+    let stranger = rap
+        .open("call cancel_subscription {\"tool_call_id\": \"call_1_1\"}\ncall cancel_subscription {}")
+        .await;
     rap.until_idle(&stranger).await;
     let story = rap.story(&stranger).await;
-    assert_eq!(story[3], "result call_1_1: Error: this thread has no active subscription `call_1_1`; it has none");
-    assert_eq!(story[4], "result call_1_2: Error: $.tool_call_id: expected a string, the id of a subscription");
+    assert_eq!(
+        story[3],
+        "result call_1_1: Error: this thread has no active subscription `call_1_1`; it has none"
+    );
+    assert_eq!(
+        story[4],
+        "result call_1_2: Error: $.tool_call_id: expected a string, the id of a subscription"
+    );
     rap.say(&thread, "call cancel_subscription {\"tool_call_id\": \"call_7\"}").await;
     let error = "Error: this thread has no active subscription `call_7`; active are: call_1_1";
     rap.until_line(&thread, &format!("assistant: cancel_subscription: {error}")).await;
@@ -241,7 +257,8 @@ async fn a_subscription_of_another_thread_can_not_be_cancelled() {
 async fn a_child_can_not_cancel_its_parents_subscription() {
     let tools = Tools::start().await;
     let cancel = "calls = [{name = \"cancel_subscription\", arguments = {tool_call_id = \"call_2_1\"}}]";
-    let script = format!("[[turn]]\n{cancel}\n[[turn]]\ncalls = [{{name = \"watch\"}}]\n[[turn]]\nsay = \"ok\"\n");
+    let script =
+        format!("[[turn]]\n{cancel}\n[[turn]]\ncalls = [{{name = \"watch\"}}]\n[[turn]]\nsay = \"ok\"\n");
     let rap = Setup::new().tools(&tools).start_with_script(&script);
     let thread = rap.open("go").await;
     let watch = tools.invocation().await;
@@ -253,7 +270,11 @@ async fn a_child_can_not_cancel_its_parents_subscription() {
     let tried = tools.invocation().await;
     assert_eq!(tried.thread(), child);
     let error = "Error: this thread has no active subscription `call_2_1`; it has none";
-    assert!(rap.story(&child).await.iter().any(|line| line.ends_with(error)), "{:?}", rap.story(&child).await);
+    assert!(
+        rap.story(&child).await.iter().any(|line| line.ends_with(error)),
+        "{:?}",
+        rap.story(&child).await
+    );
     assert_eq!(rap.thread(&thread).await["subscriptions"][0]["call_id"], "call_2_1");
 }
 
@@ -350,6 +371,44 @@ async fn too_many_children_and_too_deep_ones_are_avoided() {
     rap.until(&thread, "without children", |thread| thread["children"] == 0).await;
     watch.says(&watch.event("two")).await;
     assert_eq!(rap.children(&thread).await.len(), 2);
+}
+
+/// A child is closed as soon as nothing is left to do, whatever it was that ended last.
+#[tokio::test]
+async fn a_child_that_has_nothing_left_to_do_is_closed() {
+    let tools = Tools::start().await;
+    let script = "[[turn]]\ncalls = [{name = \"watch\"}]\n[[turn]]\nsay = \"subscribed\"\n";
+    let rap = Setup::new().tools(&tools).start_with_script(script);
+    let thread = rap.open("go").await;
+    let watch = tools.invocation().await;
+    watch.confirms("watching").await;
+    rap.until_idle(&thread).await;
+
+    // Its last event is handled by a child of its own.
+    watch.says(&watch.event("one")).await;
+    let inner = tools.invocation().await;
+    let child = inner.thread().to_owned();
+    inner.confirms("watching").await;
+    rap.until_idle(&child).await;
+    inner.says(&with(inner.event("last"), json!({"final": true}))).await;
+    let innermost = tools.invocation().await;
+    assert_eq!(rap.thread(&child).await["status"], "idle");
+    innermost.returns("done").await;
+    rap.until_status(innermost.thread(), "closed").await;
+    rap.until_status(&child, "closed").await;
+
+    // A client cancels what it waits for.
+    for order in ["calls/ID/cancel", "interrupt"] {
+        watch.says(&watch.event("again")).await;
+        let inner = tools.invocation().await;
+        if order != "interrupt" {
+            inner.confirms("watching").await;
+            rap.until_idle(inner.thread()).await;
+        }
+        rap.order(inner.thread(), &order.replace("ID", inner.id())).await.expect(202);
+        rap.until_status(inner.thread(), "closed").await;
+    }
+    rap.until(&thread, "without children", |thread| thread["children"] == 0).await;
 }
 
 /// A thread is not woken by a subscription that a client has cancelled.

@@ -71,7 +71,10 @@ async fn one_invalid_tool_makes_its_toolset_invalid_and_leaves_the_others_usable
     let (thread, _) = asked(&rap, "call work").await;
     let story = rap.story(&thread).await;
     let notice = story.iter().find(|line| line.starts_with("notice: ")).unwrap();
-    let expected = format!("notice: the tools of {} are not available: the toolset is not valid: $.tools[1].inputSchema", bad.url);
+    let expected = format!(
+        "notice: the tools of {} are not available: the toolset is not valid: $.tools[1].inputSchema",
+        bad.url
+    );
     assert!(notice.starts_with(&expected), "{notice}");
     rap.until_line(&thread, "assistant: work: Error: there is no tool `work`; there are: help").await;
     let servers = survey(&rap).await;
@@ -110,7 +113,10 @@ async fn no_server_may_take_the_name_of_a_built_in_tool() {
     assert_eq!(story[1], "result call_1_1: Error: this thread has no active subscription `x`; it has none");
     assert_eq!(tools.count(INVOKE), 0);
     let servers = survey(&rap).await;
-    assert_eq!(servers[0].1, ["cancel_subscription: not offered; the runtime has a tool of this name itself"]);
+    assert_eq!(
+        servers[0].1,
+        ["cancel_subscription: not offered; the runtime has a tool of this name itself"]
+    );
     rap.open("call work").await;
     tools.invocation().await;
 }
@@ -143,8 +149,11 @@ async fn a_known_session_goes_on_without_discovery_and_a_new_one_is_told() {
 /// Proves: LC-40
 #[tokio::test]
 async fn a_server_that_is_down_leaves_the_others_usable() {
-    let (mut down, slow, good) =
-        (Tools::start().await, Tools::offering("slow", &["wait"]).await, Tools::offering("good", &["help"]).await);
+    let (mut down, slow, good) = (
+        Tools::start().await,
+        Tools::offering("slow", &["wait"]).await,
+        Tools::offering("good", &["help"]).await,
+    );
     down.stop().await;
     slow.answer_always(DISCOVERY, Reply::Hang);
     let setup = Setup::new().tools(&down).tools(&slow).tools(&good);
@@ -155,7 +164,10 @@ async fn a_server_that_is_down_leaves_the_others_usable() {
     let story = rap.story(&thread).await;
     let notices: Vec<&String> = story.iter().filter(|line| line.starts_with("notice: ")).collect();
     assert_eq!(notices.len(), 2, "{story:?}");
-    assert!(notices[0].contains(&format!("the tools of {} are not available: discovery failed: could not connect", down.url)));
+    assert!(notices[0].contains(&format!(
+        "the tools of {} are not available: discovery failed: could not connect",
+        down.url
+    )));
     assert!(notices[1].contains(&format!("the tools of {} are not available: ", slow.url)), "{}", notices[1]);
     let servers = survey(&rap).await;
     assert!(servers[..2].iter().all(|(tools, errors)| tools.is_empty() && errors.len() == 1), "{servers:?}");
@@ -167,7 +179,10 @@ async fn the_listing_of_tools_asks_servers_that_nobody_has_asked() {
     let rap = Rap::start(&tools);
     let servers = rap.listing("tools").await;
     let server = &servers[0];
-    assert_eq!((&server["url"], &server["name"], &server["version"]), (&json!(tools.url), &json!("bench"), &json!("1")));
+    assert_eq!(
+        (&server["url"], &server["name"], &server["version"]),
+        (&json!(tools.url), &json!("bench"), &json!("1"))
+    );
     assert_eq!(server["tools"][0], tool("work"));
     rap.listing("tools").await;
     assert_eq!(tools.count(DISCOVERY), 1);

@@ -12,7 +12,7 @@ mod plan;
 mod underway;
 mod upkeep;
 
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -148,12 +148,23 @@ impl Engine {
 
     /// What found no place is read from its table later.
     fn leave_for_later(&self) {
-        self.overflow.store(true, Ordering::Relaxed);
+        self.overflow.store(true, Ordering::SeqCst);
+    }
+
+    /// What found no place among these is read from its table later; at once, if one was given back meanwhile by
+    /// somebody who could not know of it yet.
+    fn wait_for_a_place(&self, places: &Semaphore) {
+        self.leave_for_later();
+        fence(Ordering::SeqCst);
+        if places.available_permits() > 0 {
+            self.poke.notify_one();
+        }
     }
 
     /// A place is free again.
     fn place_is_free(&self) {
-        if self.overflow.load(Ordering::Relaxed) {
+        fence(Ordering::SeqCst);
+        if self.overflow.load(Ordering::SeqCst) {
             self.poke.notify_one();
         }
     }

@@ -149,6 +149,15 @@ impl Rap {
         Rap::spawn(self.setup.clone(), directory, self.url.trim_start_matches("http://"))
     }
 
+    /// SIGTERM, and a new process as soon as the old one has ended in order.
+    #[must_use]
+    pub fn stopped_and_started(mut self) -> Rap {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        assert!(self.child.wait().unwrap().success(), "{}", self.log());
+        self.restarted()
+    }
+
     /// Ends it, and waits until it is gone.
     fn end(&mut self) {
         if self.child.try_wait().unwrap().is_none() {
@@ -239,7 +248,8 @@ impl Rap {
 
     /// Looks until a line of the story is this one.
     pub async fn until_line(&self, thread: &str, line: &str) {
-        let seen = until(line, async || self.story(thread).await.iter().any(|told| told == line).then_some(()));
+        let seen =
+            until(line, async || self.story(thread).await.iter().any(|told| told == line).then_some(()));
         if tokio::time::timeout(super::PATIENCE / 2, seen).await.is_err() {
             panic!("no line {line:?} in:\n{}\n{}", self.story(thread).await.join("\n"), self.log());
         }

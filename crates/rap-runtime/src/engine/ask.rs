@@ -27,7 +27,7 @@ enum Failure {
 impl Engine {
     pub(super) fn start_asking(self: &Arc<Self>, thread: &Arc<Thread>, turn: u64, up_to: Seq) {
         let Ok(place) = Arc::clone(&self.ask_places).try_acquire_owned() else {
-            return self.leave_for_later();
+            return self.wait_for_a_place(&self.ask_places);
         };
         let Some(abandoned) = self.underway.begin_ask(thread.no, turn) else { return };
         let (engine, thread) = (Arc::clone(self), Arc::clone(thread));

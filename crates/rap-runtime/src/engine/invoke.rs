@@ -50,7 +50,7 @@ impl Engine {
         }
         let Ok(place) = Arc::clone(&self.invoke_places).try_acquire_owned() else {
             self.underway.invocation_is_void(thread.no, &call.id);
-            return self.leave_for_later();
+            return self.wait_for_a_place(&self.invoke_places);
         };
         let engine = Arc::clone(self);
         let sending = Sending { thread: Arc::clone(thread), call, arguments, attempts };
