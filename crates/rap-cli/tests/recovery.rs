@@ -268,7 +268,8 @@ async fn all_that_was_acknowledged_is_there_once_however_often_the_process_is_ki
     }
     assert!(rap.is_running() && !worker.is_finished());
     worker.abort();
-    let (accepted, uncertain) = (sent.accepted.lock().unwrap(), sent.uncertain.lock().unwrap());
+    let accepted = sent.accepted.lock().unwrap().clone();
+    let uncertain = sent.uncertain.lock().unwrap().clone();
     let mut found: BTreeMap<(String, String), usize> = BTreeMap::new();
     for thread in 0..THREADS {
         let thread = format!("t{thread}");

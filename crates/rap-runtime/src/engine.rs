@@ -12,7 +12,7 @@ mod plan;
 mod underway;
 mod upkeep;
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use rap_agent::{Effect, Message};
 use rap_io::client::{Client, ClientLimits};
 use rap_io::secret_box::{self, Key};
 use rap_io::writer::Lane;
-use rap_protocol::CallId;
+use rap_protocol::{CallId, Timestamp};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -66,6 +66,8 @@ pub(crate) struct Engine {
     /// Something that was promised found no place.
     overflow: AtomicBool,
     poke: Notify,
+    /// When upkeep looks again by itself.
+    sweeps_at: AtomicI64,
     /// An acknowledgement waits to be written.
     acknowledged: Notify,
     tasks: TaskTracker,
@@ -105,6 +107,7 @@ impl Engine {
             notify_places: Arc::new(Semaphore::new(NOTIFICATIONS)),
             overflow: AtomicBool::new(false),
             poke: Notify::new(),
+            sweeps_at: AtomicI64::new(i64::MAX),
             acknowledged: Notify::new(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -130,13 +133,21 @@ impl Engine {
             match effect {
                 Effect::Ask { turn, up_to } => self.start_asking(&thread, turn, up_to),
                 Effect::Abandon { turn } => self.underway.abandon(thread.no, turn),
-                Effect::Invoke { call, arguments } => self.start_invoking(&thread, call, arguments, 0),
+                Effect::Invoke { call, arguments } => {
+                    self.look_by(call.until);
+                    self.start_invoking(&thread, call, arguments, 0);
+                }
                 Effect::NotifyCancel { call } => self.notify_cancel(&thread, call),
                 Effect::NotifyClose => self.notify_close(&thread),
                 Effect::Answer { .. } | Effect::Tell { .. } => self.poke.notify_one(),
             }
         }
-        if due.is_some() {
+        self.look_by(due);
+    }
+
+    /// Upkeep has to look at this time, or before.
+    fn look_by(&self, due: Option<Timestamp>) {
+        if due.is_some_and(|due| due.0 < self.sweeps_at.load(Ordering::SeqCst)) {
             self.poke.notify_one();
         }
     }
@@ -193,7 +204,7 @@ impl Engine {
     }
 
     /// The callback URL of a call: the same in every attempt.
-    fn callback_url(&self, thread: &store::Thread, call: &CallId, since: rap_protocol::Timestamp) -> String {
+    fn callback_url(&self, thread: &store::Thread, call: &CallId, since: Timestamp) -> String {
         let grant = crate::token::Grant {
             thread: thread.no,
             incarnation: thread.incarnation,

@@ -33,6 +33,8 @@ impl Engine {
         // The first time everything is looked for.
         self.overflow.store(true, Ordering::SeqCst);
         loop {
+            // Whatever becomes due from now on may be missed by this look, and pokes.
+            self.sweeps_at.store(i64::MAX, Ordering::SeqCst);
             let pause = match self.sweep().await {
                 Ok(next) => next.map_or(LONGEST_SLEEP, |next| next.since(now())).min(LONGEST_SLEEP),
                 Err(store::Error::Closed) => return,
@@ -46,6 +48,7 @@ impl Engine {
                 self.prune().await;
                 prune_at = now().plus(PRUNE_EVERY);
             }
+            self.sweeps_at.store(now().plus(pause).0, Ordering::SeqCst);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.poke.notified() => {}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use rap_agent::{Ignored, Message, OnBusy};
 use rap_protocol::{CallId, ThreadId, UserId};
@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::{Refused, body, json};
+use super::{InPath, Refused, body, json};
 use crate::engine::Engine;
 use crate::store::{self, Digest, NewThread, Target, ThreadFilter, fresh_id, now};
 
@@ -202,13 +202,13 @@ pub(super) async fn threads(State(engine): State<Arc<Engine>>, Query(parameters)
     Ok(Json(json!({"threads": threads, "next_cursor": next})))
 }
 
-pub(super) async fn thread(State(engine): State<Arc<Engine>>, Path(id): Path<String>) -> Answer {
+pub(super) async fn thread(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer {
     Ok(Json(json::thread(&engine.store.thread(thread_id(id)?).await?)))
 }
 
 pub(super) async fn message(
     State(engine): State<Arc<Engine>>,
-    Path(id): Path<String>,
+    InPath(id): InPath<String>,
     headers: HeaderMap,
     request: Body,
 ) -> Accepted {
@@ -221,7 +221,7 @@ pub(super) async fn message(
 
 pub(super) async fn history(
     State(engine): State<Arc<Engine>>,
-    Path(id): Path<String>,
+    InPath(id): InPath<String>,
     Query(parameters): Parameters,
 ) -> Answer {
     only(&parameters, &["after", "limit"])?;
@@ -241,25 +241,25 @@ async fn order(engine: &Engine, id: String, message: Message) -> Accepted {
     Ok((StatusCode::ACCEPTED, Json(json!({}))))
 }
 
-pub(super) async fn interrupt(State(engine): State<Arc<Engine>>, Path(id): Path<String>) -> Accepted {
+pub(super) async fn interrupt(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
     order(&engine, id, Message::Interrupt).await
 }
 
 /// A second closing changes nothing and sends nothing.
-pub(super) async fn close(State(engine): State<Arc<Engine>>, Path(id): Path<String>) -> Accepted {
+pub(super) async fn close(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
     match engine.tell(Target::Id(thread_id(id)?), Message::Close).await {
         Ok(_) | Err(store::Error::Ignored(Ignored::Closed)) => Ok((StatusCode::ACCEPTED, Json(json!({})))),
         Err(error) => Err(error.into()),
     }
 }
 
-pub(super) async fn resume(State(engine): State<Arc<Engine>>, Path(id): Path<String>) -> Accepted {
+pub(super) async fn resume(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
     order(&engine, id, Message::Resume).await
 }
 
 pub(super) async fn cancel(
     State(engine): State<Arc<Engine>>,
-    Path((id, call)): Path<(String, String)>,
+    InPath((id, call)): InPath<(String, String)>,
 ) -> Accepted {
     let (thread, call) = (thread_id(id)?, call_id(call)?);
     match engine.tell(Target::Id(thread.clone()), Message::Cancel { call: call.clone() }).await {
@@ -277,7 +277,7 @@ pub(super) async fn cancel(
 
 pub(super) async fn choice(
     State(engine): State<Arc<Engine>>,
-    Path((id, call)): Path<(String, String)>,
+    InPath((id, call)): InPath<(String, String)>,
     headers: HeaderMap,
     request: Body,
 ) -> Accepted {
@@ -288,7 +288,7 @@ pub(super) async fn choice(
     order(&engine, id, Message::Chose { call: call_id(call)?, selected }).await
 }
 
-pub(super) async fn views(State(engine): State<Arc<Engine>>, Path(id): Path<String>) -> Answer {
+pub(super) async fn views(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer {
     let row = engine.store.thread(thread_id(id)?).await?;
     let views = engine.store.views(row.thread.no).await?;
     Ok(Json(json!({"views": views.iter().map(json::view).collect::<Vec<_>>()})))
