@@ -16,8 +16,6 @@ use serde_json::{Map, Value};
 use crate::Entry;
 pub use names::Names;
 
-/// What the model sees for a call whose result is not there yet.
-pub const STILL_RUNNING: &str = "still running; the result will follow";
 /// How much text of one result a model sees unless it is told otherwise, in bytes.
 pub const RESULT_BYTES: usize = 256 * 1024;
 /// How many images a request holds; the newest are kept.

@@ -5,7 +5,8 @@
 mod strict;
 
 use proptest::prelude::*;
-use rap_agent::prompt::{self, Prompt, Request, STILL_RUNNING, ToolSpec, anthropic, openai};
+use rap_agent::prompt::{self, Prompt, Request, ToolSpec, anthropic, openai};
+use rap_agent::words::{STILL_RUNNING, event_kind};
 use rap_agent::{Arguments, CallEntry, Entry, Item};
 use rap_protocol::{Body, CallId, Content, Image, Timestamp};
 use serde_json::{Map, Value, json};
@@ -33,7 +34,7 @@ fn call(call_id: &str, name: &str, arguments: Value) -> CallEntry {
 
 fn echo(call_id: &str, of: &str, arguments: Option<Value>) -> CallEntry {
     let arguments = arguments.map(|value| value.as_object().unwrap().clone());
-    let arguments = Arguments::Echo { of: id(of), kind: format!("interrupt:{of}"), arguments };
+    let arguments = Arguments::Echo { of: id(of), kind: event_kind(&id(of)), arguments };
     CallEntry { id: id(call_id), call_id: None, name: "echoed".into(), arguments }
 }
 
@@ -110,6 +111,7 @@ fn a_conversation_with_a_batch_keeps_its_order() {
     );
 }
 
+/// Proves: SE-07
 #[test]
 fn a_synthetic_call_repeats_the_original_with_its_kind() {
     let (openai, anthropic) = both(vec![
@@ -123,13 +125,16 @@ fn a_synthetic_call_repeats_the_original_with_its_kind() {
         calls("", vec![echo("e3", "nowhere", None)]),
         result("e3", "odd"),
     ]);
-    let expected = json!({"path": "a", "kind": "interrupt:c1", "kind__": "file", "kind_": 1});
+    let expected = json!({"path": "a", "kind": "interrupt:c1 (subscription remains active)", "kind__": "file", "kind_": 1});
     assert_eq!(arguments(&openai[3], 0), expected);
     assert_eq!(openai[3]["tool_calls"][0]["function"]["name"], "watch");
     assert_eq!(anthropic[3]["content"][0]["input"], expected);
-    assert_eq!(arguments(&openai[5], 0), json!({"n": 1, "kind": "interrupt:elsewhere"}));
+    assert_eq!(
+        arguments(&openai[5], 0),
+        json!({"n": 1, "kind": "interrupt:elsewhere (subscription remains active)"})
+    );
     assert_eq!(openai[5]["tool_calls"][0]["function"]["name"], "echoed");
-    assert_eq!(arguments(&openai[7], 0), json!({"kind": "interrupt:nowhere"}));
+    assert_eq!(arguments(&openai[7], 0), json!({"kind": "interrupt:nowhere (subscription remains active)"}));
 }
 
 #[test]

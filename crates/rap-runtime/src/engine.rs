@@ -22,10 +22,11 @@ use rap_io::secret_box::{self, Key};
 use rap_io::writer::Lane;
 use rap_protocol::{CallId, Timestamp};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::hub::{Hub, Live};
 use crate::settings::Settings;
 use crate::store::{self, Committed, OpenError, Receipt, Store, Target, ThreadNo, beside};
 use crate::token::Tokens;
@@ -50,11 +51,24 @@ pub enum StartError {
     Key(#[from] secret_box::Error),
 }
 
+/// Where work was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// In the step that has just been committed.
+    Step,
+    /// In its table, a moment ago; it may be done since.
+    Table {
+        /// How often it was tried before.
+        attempts: u32,
+    },
+}
+
 pub(crate) struct Engine {
     pub(crate) store: Store,
     pub(crate) settings: Settings,
     pub(crate) tokens: Tokens,
     pub(crate) toolsets: Toolsets,
+    pub(crate) hub: Hub,
     invoker: Client,
     notifier: Client,
     underway: Underway,
@@ -98,6 +112,7 @@ impl Engine {
             ),
             invoker: client(limits.invoke_ack_timeout),
             notifier: client(NOTIFY_WITHIN),
+            hub: Hub::new(),
             underway: Underway::default(),
             ask_places: Arc::new(Semaphore::new(limits.model_concurrency)),
             invoke_places: Arc::new(Semaphore::new(limits.invoke_concurrency)),
@@ -119,17 +134,20 @@ impl Engine {
 
     /// Acts on a step that is on disk. Runs on the writer's thread.
     fn act(self: &Arc<Self>, committed: Committed) {
-        let Committed { thread, effects, settled, due } = committed;
+        let Committed { thread, effects, settled, due, status } = committed;
+        if self.hub.is_heard() {
+            self.hub.tell(thread.no, Live::Moved { thread: thread.id.clone(), status });
+        }
         for call in settled {
             self.underway.invocation_is_void(thread.no, &call);
         }
         for effect in effects {
             match effect {
-                Effect::Ask { turn, up_to } => self.start_asking(&thread, turn, up_to),
+                Effect::Ask { turn, up_to } => self.start_asking(&thread, turn, up_to, Source::Step),
                 Effect::Abandon { turn } => self.underway.abandon(thread.no, turn),
                 Effect::Invoke { call, arguments } => {
                     self.look_by(call.until);
-                    self.start_invoking(&thread, call, arguments, 0);
+                    self.start_invoking(&thread, call, arguments, Source::Step);
                 }
                 Effect::NotifyCancel { call } => self.notify_cancel(&thread, call),
                 Effect::NotifyClose => self.notify_close(&thread),
@@ -151,14 +169,15 @@ impl Engine {
         self.overflow.store(true, Ordering::SeqCst);
     }
 
-    /// What found no place among these is read from its table later; at once, if one was given back meanwhile by
-    /// somebody who could not know of it yet.
-    fn wait_for_a_place(&self, places: &Semaphore) {
+    /// A place, or what asks for one is left for later. A place that became free between the two is taken all the
+    /// same: whoever gave it back did not see that it is wanted.
+    fn place(&self, places: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+        if let Ok(place) = Arc::clone(places).try_acquire_owned() {
+            return Some(place);
+        }
         self.leave_for_later();
         fence(Ordering::SeqCst);
-        if places.available_permits() > 0 {
-            self.poke.notify_one();
-        }
+        Arc::clone(places).try_acquire_owned().ok()
     }
 
     /// A place is free again.
@@ -167,6 +186,11 @@ impl Engine {
         if self.overflow.load(Ordering::SeqCst) {
             self.poke.notify_one();
         }
+    }
+
+    /// A task that the runtime waits for when it stops.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn_on(task, &self.handle);
     }
 
     /// A message from outside.

@@ -7,6 +7,7 @@ mod api;
 mod callback;
 mod json;
 mod refused;
+mod stream;
 
 use std::sync::Arc;
 
@@ -34,12 +35,14 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .route("/v1/threads/{id}", get(api::thread))
         .route("/v1/threads/{id}/messages", post(api::message))
         .route("/v1/threads/{id}/history", get(api::history))
+        .route("/v1/threads/{id}/events", get(stream::thread_events))
         .route("/v1/threads/{id}/interrupt", post(api::interrupt))
         .route("/v1/threads/{id}/close", post(api::close))
         .route("/v1/threads/{id}/resume", post(api::resume))
         .route("/v1/threads/{id}/calls/{call_id}/cancel", post(api::cancel))
         .route("/v1/threads/{id}/calls/{call_id}/choice", post(api::choice))
         .route("/v1/threads/{id}/views", get(api::views))
+        .route("/v1/events", get(stream::all_events))
         .route("/v1/calls", get(api::calls))
         .route("/v1/subscriptions", get(api::subscriptions))
         .route("/v1/inbox", get(api::inbox))

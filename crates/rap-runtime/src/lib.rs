@@ -6,6 +6,7 @@
 mod engine;
 mod glob;
 mod http;
+mod hub;
 pub mod model;
 mod settings;
 mod store;

@@ -17,6 +17,7 @@ use rusqlite::{Connection, params};
 use sha2::{Digest, Sha256};
 use url::Url;
 
+use crate::model::Offered;
 use crate::settings::ToolServer;
 use crate::store::{Error, SessionTool, Store, ThreadNo, now};
 
@@ -60,6 +61,8 @@ pub(crate) struct SessionTools {
     pub(crate) servers: Vec<ServerTools>,
     /// By name: the place of the server, and of the tool in it.
     offered: HashMap<String, (usize, usize)>,
+    /// What each agent may use, as its model is told.
+    offers: Mutex<HashMap<String, Arc<[Offered]>>>,
 }
 
 /// What a session holds of one server.
@@ -96,6 +99,12 @@ impl SessionTools {
             .filter(|tool| self.offered.contains_key(tool.name.as_str()))
     }
 
+    /// The same for one agent, made once.
+    pub(crate) fn offer_to(&self, agent: &str, make: impl FnOnce() -> Arc<[Offered]>) -> Arc<[Offered]> {
+        let mut offers = self.offers.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(offers.entry(agent.to_owned()).or_insert_with(make))
+    }
+
     pub(crate) fn server(&self, url: &str) -> Option<&ServerTools> {
         self.servers.iter().find(|server| server.url == url)
     }
@@ -130,7 +139,7 @@ impl SessionTools {
                 servers[*at].errors.push(why);
             }
         }
-        SessionTools { servers, offered }
+        SessionTools { servers, offered, offers: Mutex::default() }
     }
 }
 

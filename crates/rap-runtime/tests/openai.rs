@@ -13,11 +13,11 @@ use axum::serve::ListenerExt;
 use axum::{Router, routing};
 use futures_util::future::ready;
 use futures_util::stream::{self, StreamExt};
-use rap_agent::{Entry, Item};
+use rap_agent::{Entry, Item, Usage};
 use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{InputSchema, Secret, Timestamp, UrlPolicy};
 use rap_runtime::model::openai::{OpenAi, Settings};
-use rap_runtime::model::{Answer, Error, Model, Offered, Question, Usage, Wants};
+use rap_runtime::model::{Answer, Error, Model, Offered, Question, Wants};
 use serde_json::{Value, json};
 use url::Url;
 

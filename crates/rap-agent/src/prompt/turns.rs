@@ -11,7 +11,8 @@ use std::collections::HashMap;
 use rap_protocol::{Body, CallId, Content, Image};
 use serde_json::{Map, Value};
 
-use super::{IMAGE_BYTES, IMAGES, IMAGES_BYTES, Prompt, STILL_RUNNING};
+use super::{IMAGE_BYTES, IMAGES, IMAGES_BYTES, Prompt};
+use crate::words::STILL_RUNNING;
 use crate::{Arguments, CallEntry, Entry, Item};
 
 /// Said for the user where a history begins with the assistant.

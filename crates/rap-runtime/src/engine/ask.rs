@@ -8,8 +8,9 @@ use rap_protocol::InputSchema;
 use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
 use serde_json::json;
 
-use super::Engine;
 use super::plan::{UsedIds, plan};
+use super::{Engine, Source};
+use crate::hub::Live;
 use crate::model::{self, Offered, Question, Wants};
 use crate::settings::Agent;
 use crate::store::{self, Thread, now, random};
@@ -25,17 +26,23 @@ enum Failure {
 }
 
 impl Engine {
-    pub(super) fn start_asking(self: &Arc<Self>, thread: &Arc<Thread>, turn: u64, up_to: Seq) {
-        let Ok(place) = Arc::clone(&self.ask_places).try_acquire_owned() else {
-            return self.wait_for_a_place(&self.ask_places);
-        };
+    pub(super) fn start_asking(
+        self: &Arc<Self>,
+        thread: &Arc<Thread>,
+        turn: u64,
+        up_to: Seq,
+        source: Source,
+    ) {
         let Some(abandoned) = self.underway.begin_ask(thread.no, turn) else { return };
+        let Some(place) = self.place(&self.ask_places) else {
+            return self.underway.end_ask(thread.no, turn);
+        };
         let (engine, thread) = (Arc::clone(self), Arc::clone(thread));
         let ask = async move {
             let answered = tokio::select! {
                 () = abandoned.cancelled() => None,
                 () = engine.stop.cancelled() => None,
-                message = engine.ask(&thread, turn, up_to) => Some(message),
+                message = engine.ask_if_due(&thread, turn, up_to, source) => message,
             };
             if let Some(message) = answered {
                 engine.take_answer(&thread, message).await;
@@ -45,6 +52,20 @@ impl Engine {
             engine.place_is_free();
         };
         self.tasks.spawn_on(ask, &self.handle);
+    }
+
+    /// What was read from the table may have been answered since: an answer is paid for.
+    async fn ask_if_due(
+        &self,
+        thread: &Arc<Thread>,
+        turn: u64,
+        up_to: Seq,
+        source: Source,
+    ) -> Option<Message> {
+        if source != Source::Step && matches!(self.store.is_asking(thread.no, turn).await, Ok(false)) {
+            return None;
+        }
+        Some(self.ask(thread, turn, up_to).await)
     }
 
     /// The answer is kept until it is on disk, or nobody waits for it any more; then only its cost counts.
@@ -76,7 +97,8 @@ impl Engine {
         let mut number = 0;
         loop {
             number += 1;
-            let asked = tokio::time::timeout(limits.model_timeout, self.ask_once(thread, turn, up_to)).await;
+            let asked =
+                tokio::time::timeout(limits.model_timeout, self.ask_once(thread, turn, number, up_to)).await;
             let (why, retry_after) = match asked {
                 Ok(Ok(answer)) => return Message::TurnEnded { turn, answer },
                 Ok(Err(Failure::Model(model::Error::Refused { why }))) => {
@@ -89,13 +111,24 @@ impl Engine {
             tracing::warn!(thread = %thread.id, turn, attempt = number, why, "the model could not be asked");
             let attempt = Attempt { number, since, now: now(), dice: random() as u32 };
             match after_attempt(Outcome::Answered { status: 503, retry_after }, attempt, &patience) {
-                Next::Again { at } => tokio::time::sleep(at.since(now())).await,
+                Next::Again { at } => {
+                    let pause = at.since(now());
+                    let text = format!("the model could not be asked: {why}; trying again in {pause:.1?}");
+                    self.hub.tell(thread.no, Live::Notice { thread: thread.id.clone(), text: text.into() });
+                    tokio::time::sleep(pause).await;
+                }
                 _ => return Message::TurnFailed { turn, why, again: Again::Later },
             }
         }
     }
 
-    async fn ask_once(&self, thread: &Arc<Thread>, turn: u64, up_to: Seq) -> Result<Answer, Failure> {
+    async fn ask_once(
+        &self,
+        thread: &Arc<Thread>,
+        turn: u64,
+        attempt: u32,
+        up_to: Seq,
+    ) -> Result<Answer, Failure> {
         let agent = self.agent(&thread.agent);
         let (tools, news) = self.toolsets.session(&self.store, thread.root).await.map_err(Failure::Store)?;
         for text in news {
@@ -107,14 +140,19 @@ impl Engine {
         let question = Question {
             system: agent.system.clone(),
             entries,
-            tools: offered(agent, &tools),
+            tools: tools.offer_to(&agent.name, || offered(agent, &tools)),
             turn,
             images: self.settings.images,
         };
-        let sees_all = model.wants() == Wants::Everything;
-        let ids = if sees_all || thread.parent.is_none() { Some(question.entries.clone()) } else { None };
-        let answer = model.ask(question, &mut |_| {}).await.map_err(Failure::Model)?;
-        let used = ids.as_deref().map_or(UsedIds::Unknown, UsedIds::of);
+        // A model that does not see what the thread inherits may well use an id of it again.
+        let blind = model.wants() != Wants::Everything && thread.parent.is_some();
+        let used = if blind { UsedIds::Unknown } else { UsedIds::of(&question.entries) };
+        let mut on_delta = |text: &str| {
+            if self.hub.is_heard() {
+                self.hub.tell(thread.no, Live::Delta { turn, attempt, text: text.into() });
+            }
+        };
+        let answer = model.ask(question, &mut on_delta).await.map_err(Failure::Model)?;
         let calls = plan(answer.calls, &used, agent, &tools);
         Ok(Answer { text: answer.text, calls, usage: answer.usage })
     }
@@ -145,7 +183,6 @@ fn offered(agent: &Agent, tools: &SessionTools) -> Arc<[Offered]> {
     remote.chain([cancel_subscription()]).collect()
 }
 
-/// Proves nothing by itself; SE-14 names its one parameter.
 fn cancel_subscription() -> Offered {
     let schema = json!({
         "type": "object",

@@ -15,24 +15,24 @@ use crate::toolsets::SessionTools;
 const NAMES: usize = 20;
 
 /// The ids that a model has seen and must not use again.
-pub(super) enum UsedIds<'a> {
-    These(HashSet<&'a str>),
+pub(super) enum UsedIds {
+    These(HashSet<CallId>),
     /// Nobody has looked; the model's ids are not used.
     Unknown,
 }
 
-impl<'a> UsedIds<'a> {
-    pub(super) fn of(entries: &'a [Entry]) -> UsedIds<'a> {
+impl UsedIds {
+    pub(super) fn of(entries: &[Entry]) -> UsedIds {
         let calls = entries.iter().flat_map(|entry| match &entry.item {
             Item::Assistant { calls, .. } => calls.as_slice(),
             _ => &[],
         });
-        UsedIds::These(calls.map(|call| call.id.as_str()).collect())
+        UsedIds::These(calls.map(|call| call.id.clone()).collect())
     }
 
     fn allow(&self, id: &CallId) -> bool {
         match self {
-            UsedIds::These(used) => !used.contains(id.as_str()),
+            UsedIds::These(used) => !used.contains(id),
             UsedIds::Unknown => false,
         }
     }
@@ -40,7 +40,7 @@ impl<'a> UsedIds<'a> {
 
 pub(super) fn plan(
     calls: Vec<ModelCall>,
-    used: &UsedIds<'_>,
+    used: &UsedIds,
     agent: &Agent,
     tools: &SessionTools,
 ) -> Vec<PlannedCall> {

@@ -1,6 +1,6 @@
 //! How threads, entries and what agents wait on look in the API.
 
-use rap_agent::{Arguments, Entry, Item, Phase, Seq, Speaker};
+use rap_agent::{Arguments, Entry, Head, Item, OpenCall, Phase, Seq, Speaker};
 use rap_protocol::{Body, Timestamp};
 use serde_json::{Value, json};
 
@@ -14,26 +14,12 @@ fn time(at: Timestamp) -> String {
 
 pub(super) fn thread(row: &ThreadRow) -> Value {
     let ThreadRow { thread, head, .. } = row;
-    let waiting_on: Vec<Value> = head
-        .open_calls()
-        .map(|call| {
-            json!({
-                "call_id": call.id,
-                "tool": call.name,
-                "since": time(call.since),
-                "until": call.until.map(time),
-            })
-        })
-        .collect();
+    let waiting_on: Vec<Value> = head.open_calls().map(waiting).collect();
     let subscriptions: Vec<Value> = head
         .subscriptions
         .iter()
         .map(|held| json!({"call_id": held.id, "tool": held.name, "since": time(held.since)}))
         .collect();
-    let why = match &head.phase {
-        Phase::Failed { why, .. } | Phase::Paused { why } => Some(why),
-        _ => None,
-    };
     json!({
         "id": thread.id,
         "parent": row.parent_id,
@@ -42,7 +28,7 @@ pub(super) fn thread(row: &ThreadRow) -> Value {
         "title": thread.title,
         "user_id": thread.user_id,
         "status": head.status(),
-        "why": why,
+        "why": why(head),
         "waiting_on": waiting_on,
         "subscriptions": subscriptions,
         "children": head.children.len(),
@@ -51,6 +37,23 @@ pub(super) fn thread(row: &ThreadRow) -> Value {
         "usage": head.usage,
         "created_at": time(thread.created_at),
         "updated_at": time(row.updated_at),
+    })
+}
+
+/// Why a thread has failed or is paused.
+pub(super) fn why(head: &Head) -> Option<&str> {
+    match &head.phase {
+        Phase::Failed { why, .. } | Phase::Paused { why } => Some(why),
+        _ => None,
+    }
+}
+
+pub(super) fn waiting(call: &OpenCall) -> Value {
+    json!({
+        "call_id": call.id,
+        "tool": call.name,
+        "since": time(call.since),
+        "until": call.until.map(time),
     })
 }
 

@@ -8,13 +8,13 @@ mod scenario;
 use std::path::Path;
 use std::time::Duration;
 
-use rap_agent::{CallEntry, Entry, Item, Speaker};
+use rap_agent::{CallEntry, Entry, Item, Speaker, Usage};
 use rap_protocol::{Body, CallId, Content};
 use serde_json::Map;
 
 pub use self::scenario::Error;
 use self::scenario::{Scenario, Seconds};
-use super::{Answer, ModelCall, Question, Usage, Wants, arguments};
+use super::{Answer, ModelCall, Question, Wants, arguments};
 
 /// How much of a result its line repeats, in characters.
 const LINE_CHARS: usize = 4_000;

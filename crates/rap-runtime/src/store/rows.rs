@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::cache::Loaded;
 use super::thread::{NewThread, Thread, ThreadNo, random};
+use super::{Committed, Digest};
 
 const THREAD_COLUMNS: &str = "no, id, parent, root, born_at, ancestors, incarnation, agent, user_id, title, created_at, \
                               version, head";
@@ -191,7 +192,7 @@ pub(super) struct Applying<'a> {
 
 impl Applying<'_> {
     /// Writes; children that were born are given back, for they have to be asked.
-    pub(super) fn write(&self, write: Write) -> rusqlite::Result<Option<Born>> {
+    pub(super) fn write(&self, write: Write) -> rusqlite::Result<Option<Committed>> {
         match write {
             Write::Append { seq, entry } => self.append(self.thread.no, seq, &entry)?,
             Write::Hold { queue, no, entry } => self.hold(queue, no, &entry)?,
@@ -296,7 +297,7 @@ impl Applying<'_> {
     }
 
     fn answer(&self, no: u64, selected: usize) -> rusqlite::Result<()> {
-        let sql = "UPDATE questions SET answer = ?3, answer_at = ?4 WHERE thread = ?1 AND no = ?2";
+        let sql = "UPDATE questions SET answer = ?3, answered_at = ?4, answer_at = ?4 WHERE thread = ?1 AND no = ?2";
         let row = params![self.thread.no, no.cast_signed(), selected as i64, self.now.0];
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
@@ -327,7 +328,7 @@ impl Applying<'_> {
         Ok(())
     }
 
-    fn born(&self, child: ThreadId, at: Seq, head: Head, entries: &[Entry]) -> rusqlite::Result<Born> {
+    fn born(&self, child: ThreadId, at: Seq, head: Head, entries: &[Entry]) -> rusqlite::Result<Committed> {
         let mut ancestors = self.thread.ancestors.clone();
         ancestors.push(self.thread.id.clone());
         let thread = Thread {
@@ -348,7 +349,13 @@ impl Applying<'_> {
             self.append(thread.no, seq, entry)?;
         }
         let ask = Effect::Ask { turn: head.turn, up_to: head.seq };
-        Ok(Born { thread: Arc::new(thread), effects: vec![ask], due: head.due(self.limits) })
+        Ok(Committed {
+            thread: Arc::new(thread),
+            effects: vec![ask],
+            settled: Vec::new(),
+            due: head.due(self.limits),
+            status: head.status(),
+        })
     }
 
     /// An effect that is promised and has no row of its own yet.
@@ -358,13 +365,6 @@ impl Applying<'_> {
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
-}
-
-/// A thread that a step made.
-pub(super) struct Born {
-    pub(super) thread: Arc<Thread>,
-    pub(super) effects: Vec<Effect>,
-    pub(super) due: Option<Timestamp>,
 }
 
 pub(super) fn letter_name(letter: Letter) -> &'static str {
@@ -427,6 +427,26 @@ fn entry_at(conn: &Connection, thread: ThreadNo, seq: Seq) -> rusqlite::Result<E
     statement.query_row([key(thread, seq)], |row| {
         serde_json::from_str(row.get_ref(0)?.as_str()?).map_err(unreadable)
     })
+}
+
+/// What a request of the same digest led to.
+pub(super) fn repeated(conn: &Connection, digest: &Digest) -> rusqlite::Result<Option<(ThreadId, u64)>> {
+    let mut statement = conn.prepare_cached("SELECT thread, turn FROM repeats WHERE digest = ?1")?;
+    let found = |row: &Row<'_>| Ok((id(row, 0)?, row.get::<_, i64>(1)?.unsigned_abs()));
+    statement.query_row([digest.as_slice()], found).optional()
+}
+
+pub(super) fn remember(
+    conn: &Connection,
+    digest: &Digest,
+    thread: &ThreadId,
+    turn: u64,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO repeats (digest, thread, turn, at) VALUES (?1, ?2, ?3, ?4)";
+    let row = params![digest.as_slice(), thread.as_str(), turn.cast_signed(), now.0];
+    conn.prepare_cached(sql)?.execute(row)?;
+    Ok(())
 }
 
 /// Whether a head is still at that version.

@@ -3,11 +3,12 @@
 //! Servers differ in how they send calls: in pieces with an index, whole, without an index, with the same index
 //! for all, without ids. A piece that could belong to two calls begins a new one only if it names a tool.
 
+use rap_agent::Usage;
 use rap_agent::prompt::Names;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::model::{Answer, Error, ModelCall, Usage, arguments};
+use crate::model::{Answer, Error, ModelCall, arguments};
 
 /// The most calls of one answer.
 const CALLS: usize = 256;
@@ -135,7 +136,7 @@ impl Assembly {
             return Err(Error::retry(format!("the model's server: {}", error_message(&error))));
         }
         if let Some(tokens) = chunk.usage.take() {
-            self.usage = tokens.into();
+            self.usage = tokens.usage();
         }
         let choice = chunk.choices.take().and_then(|choices| choices.into_iter().next());
         match choice.as_ref().and_then(|choice| choice.finish_reason.as_deref()) {
@@ -250,12 +251,12 @@ impl Call {
     }
 }
 
-impl From<Tokens> for Usage {
-    fn from(tokens: Tokens) -> Usage {
-        let cached = tokens.prompt_tokens_details.and_then(|details| details.cached_tokens);
+impl Tokens {
+    fn usage(&self) -> Usage {
+        let cached = self.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens);
         Usage {
-            input: tokens.prompt_tokens.unwrap_or(0),
-            output: tokens.completion_tokens.unwrap_or(0),
+            input: self.prompt_tokens.unwrap_or(0),
+            output: self.completion_tokens.unwrap_or(0),
             cached: cached.unwrap_or(0),
         }
     }

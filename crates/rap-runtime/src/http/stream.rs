@@ -1,0 +1,330 @@
+//! The event stream. Only `entry` events have ids: whoever connects again with the last one gets every entry after it,
+//! once, then a snapshot of what can change, then what happens.
+//!
+//! A stream reads entries from the store, never from memory, so that it can neither lose nor repeat one. A reader that
+//! is too slow is told so and dropped; it slows nobody.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use rap_agent::{Seq, Status};
+use rap_protocol::{CallId, ThreadId, Timestamp};
+use serde_json::{Value, json};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::{Refused, json};
+use crate::engine::Engine;
+use crate::hub::{Listener, Live};
+use crate::store::{self, ThreadRow};
+
+/// How many entries are read at a time.
+const PAGE: usize = 200;
+/// How many events wait for a reader.
+const WAITING: usize = 64;
+/// How long a reader may take for one event before it is dropped.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// A silent stream shows that it is alive.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+/// How many threads the stream of all threads remembers.
+const REMEMBERED: usize = 10_000;
+
+/// Why a stream ends.
+enum End {
+    /// The reader is gone.
+    Gone,
+    /// It says so.
+    Said(&'static str),
+    Failed(store::Error),
+}
+
+impl From<store::Error> for End {
+    fn from(error: store::Error) -> Self {
+        End::Failed(error)
+    }
+}
+
+type Flow<T = ()> = Result<T, End>;
+
+struct Writer(mpsc::Sender<Result<Bytes, Infallible>>);
+
+impl Writer {
+    async fn send(&self, event: &str, data: &Value) -> Flow {
+        self.write(format!("event: {event}\ndata: {data}\n\n")).await
+    }
+
+    async fn send_entry(&self, seq: Seq, entry: &Value) -> Flow {
+        self.write(format!("id: {seq}\nevent: entry\ndata: {entry}\n\n")).await
+    }
+
+    async fn write(&self, frame: String) -> Flow {
+        self.0.send_timeout(Ok(frame.into()), PATIENCE).await.map_err(|_| End::Gone)
+    }
+
+    /// The last words, if the reader still takes any.
+    fn end(&self, end: End) {
+        let reason = match end {
+            End::Gone => return,
+            End::Said(reason) => reason,
+            End::Failed(error) => {
+                tracing::warn!(%error, "a stream could not go on");
+                "the store is not available; connect again"
+            }
+        };
+        self.0.try_send(Ok(format!("event: end\ndata: {}\n\n", json!({"reason": reason})).into())).ok();
+    }
+}
+
+fn response(receiver: mpsc::Receiver<Result<Bytes, Infallible>>) -> Response {
+    let mut response = Body::from_stream(ReceiverStream::new(receiver)).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+pub(super) async fn thread_events(
+    State(engine): State<Arc<Engine>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Refused> {
+    let id = ThreadId::new(id).map_err(|_| store::Error::NoThread)?;
+    let sent = last_event_id(&headers)?;
+    let no = engine.store.thread(id.clone()).await?.thread.no;
+    // Whoever listens before reading misses nothing in between.
+    let listener = engine.hub.listen(no);
+    let (sender, receiver) = mpsc::channel(WAITING);
+    let writer = Writer(sender);
+    let stream = ThreadStream { engine: Arc::clone(&engine), id, sent, shown: Shown::default() };
+    engine.spawn(async move {
+        let end = stream.run(&writer, listener).await;
+        writer.end(end);
+    });
+    Ok(response(receiver))
+}
+
+fn last_event_id(headers: &HeaderMap) -> Result<Seq, Refused> {
+    let Some(given) = headers.get("last-event-id") else { return Ok(0) };
+    let number = given.to_str().ok().and_then(|text| text.trim().parse::<u32>().ok());
+    number.map(Seq::from).ok_or_else(|| Refused::invalid("Last-Event-ID: expected the id of an entry event"))
+}
+
+struct ThreadStream {
+    engine: Arc<Engine>,
+    id: ThreadId,
+    /// The last entry that was sent.
+    sent: Seq,
+    shown: Shown,
+}
+
+/// What the reader was told last.
+#[derive(Default)]
+struct Shown {
+    status: Option<Value>,
+    calls: HashMap<CallId, Value>,
+    questions: HashMap<String, Value>,
+    views: HashMap<(String, String), Timestamp>,
+}
+
+impl ThreadStream {
+    async fn run(mut self, writer: &Writer, mut listener: Listener) -> End {
+        let engine = Arc::clone(&self.engine);
+        if let Err(end) = self.catch_up(writer).await {
+            return end;
+        }
+        loop {
+            let flow = tokio::select! {
+                () = engine.stop.cancelled() => return End::Said("the runtime is stopping; connect again"),
+                () = tokio::time::sleep(HEARTBEAT) => writer.write(": alive\n\n".into()).await,
+                live = listener.live.recv() => match live {
+                    Ok(Live::Moved { .. }) => {
+                        // Many moves at once need one look.
+                        self.catch_up(writer).await
+                    }
+                    Ok(Live::Delta { turn, attempt, text }) => {
+                        writer.send("delta", &json!({"turn": turn, "attempt": attempt, "text": &*text})).await
+                    }
+                    Ok(Live::Notice { text, .. }) => writer.send("notice", &json!({"text": &*text})).await,
+                    Err(RecvError::Lagged(_)) => {
+                        return End::Said("too slow; connect again with Last-Event-ID");
+                    }
+                    Err(RecvError::Closed) => return End::Said("the runtime is stopping; connect again"),
+                },
+            };
+            if let Err(end) = flow {
+                return end;
+            }
+        }
+    }
+
+    /// Sends the entries that are new, then whatever else has changed.
+    async fn catch_up(&mut self, writer: &Writer) -> Flow {
+        let store = &self.engine.store;
+        let row = store.thread(self.id.clone()).await?;
+        while self.sent < row.head.seq {
+            let thread = Arc::clone(&row.thread);
+            let entries = store.history_for_people(thread, self.sent, row.head.seq, PAGE).await?;
+            if entries.is_empty() {
+                break;
+            }
+            for (seq, entry) in entries {
+                writer.send_entry(seq, &json::entry(seq, entry)).await?;
+                self.sent = seq;
+            }
+        }
+        self.show_calls(writer, &row).await?;
+        self.show_questions(writer, &row).await?;
+        self.show_views(writer, &row).await?;
+        let status = json!({
+            "status": row.head.status(),
+            "turn": row.head.turn,
+            "held": row.head.held.inputs + row.head.queued.inputs,
+            "why": json::why(&row.head),
+        });
+        if self.shown.status.as_ref() != Some(&status) {
+            writer.send("status", &status).await?;
+            self.shown.status = Some(status);
+        }
+        Ok(())
+    }
+
+    async fn show_calls(&mut self, writer: &Writer, row: &ThreadRow) -> Flow {
+        let mut open = HashMap::new();
+        for call in row.head.open_calls() {
+            let shown = json::waiting(call);
+            if !self.shown.calls.contains_key(&call.id) {
+                let mut event = shown.clone();
+                event["state"] = json!("open");
+                writer.send("call", &event).await?;
+            }
+            open.insert(call.id.clone(), shown);
+        }
+        for (id, mut event) in std::mem::replace(&mut self.shown.calls, open) {
+            if !self.shown.calls.contains_key(&id) {
+                event["state"] = json!("settled");
+                writer.send("call", &event).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn show_questions(&mut self, writer: &Writer, row: &ThreadRow) -> Flow {
+        let mut asked = HashMap::new();
+        if !row.head.questions.is_empty() {
+            for item in self.engine.store.inbox(Some(row.thread.no), PAGE).await? {
+                let shown = json::inbox_item(&item);
+                let key = shown.to_string();
+                if !self.shown.questions.contains_key(&key) {
+                    let kind = shown["kind"].as_str().unwrap_or("choice").to_owned();
+                    writer.send(&kind, &shown).await?;
+                }
+                asked.insert(key, shown);
+            }
+        }
+        self.shown.questions = asked;
+        Ok(())
+    }
+
+    async fn show_views(&mut self, writer: &Writer, row: &ThreadRow) -> Flow {
+        let mut views = self.engine.store.views(row.thread.no).await?;
+        views.reverse();
+        for view in views {
+            let key = (view.server.clone(), view.view_type.clone());
+            if self.shown.views.get(&key) != Some(&view.at) {
+                writer.send("view", &json::view(&view)).await?;
+                self.shown.views.insert(key, view.at);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What happens in all threads: their status, and what waits for a person.
+pub(super) async fn all_events(State(engine): State<Arc<Engine>>) -> Response {
+    let listener = engine.hub.listen_to_all();
+    let (sender, receiver) = mpsc::channel(WAITING);
+    let writer = Writer(sender);
+    let stream = AllStream { engine: Arc::clone(&engine), statuses: HashMap::new(), asked: HashMap::new() };
+    engine.spawn(async move {
+        let end = stream.run(&writer, listener).await;
+        writer.end(end);
+    });
+    response(receiver)
+}
+
+struct AllStream {
+    engine: Arc<Engine>,
+    statuses: HashMap<ThreadId, Status>,
+    /// Questions that were told, by thread.
+    asked: HashMap<ThreadId, Vec<Value>>,
+}
+
+impl AllStream {
+    async fn run(mut self, writer: &Writer, mut listener: Listener) -> End {
+        let engine = Arc::clone(&self.engine);
+        if let Err(end) = self.show_inbox(writer).await {
+            return end;
+        }
+        loop {
+            let flow = tokio::select! {
+                () = engine.stop.cancelled() => return End::Said("the runtime is stopping; connect again"),
+                () = tokio::time::sleep(HEARTBEAT) => writer.write(": alive\n\n".into()).await,
+                live = listener.live.recv() => match live {
+                    Ok(Live::Moved { thread, status }) => self.moved(writer, thread, status).await,
+                    Ok(Live::Notice { thread, text }) => {
+                        writer.send("notice", &json!({"thread_id": thread, "text": &*text})).await
+                    }
+                    Ok(Live::Delta { .. }) => Ok(()),
+                    Err(RecvError::Lagged(_)) => return End::Said("too slow; connect again"),
+                    Err(RecvError::Closed) => return End::Said("the runtime is stopping; connect again"),
+                },
+            };
+            if let Err(end) = flow {
+                return end;
+            }
+        }
+    }
+
+    async fn show_inbox(&mut self, writer: &Writer) -> Flow {
+        for item in self.engine.store.inbox(None, PAGE).await? {
+            self.show_question(writer, item.thread.clone(), json::inbox_item(&item)).await?;
+        }
+        Ok(())
+    }
+
+    async fn show_question(&mut self, writer: &Writer, thread: ThreadId, shown: Value) -> Flow {
+        let told = self.asked.entry(thread).or_default();
+        if !told.contains(&shown) {
+            let kind = shown["kind"].as_str().unwrap_or("choice").to_owned();
+            writer.send(&kind, &shown).await?;
+            told.push(shown);
+        }
+        Ok(())
+    }
+
+    async fn moved(&mut self, writer: &Writer, thread: ThreadId, status: Status) -> Flow {
+        if self.statuses.len() >= REMEMBERED {
+            self.statuses.clear();
+        }
+        if self.statuses.insert(thread.clone(), status) != Some(status) {
+            writer.send("status", &json!({"thread_id": thread, "status": status})).await?;
+        }
+        if status != Status::NeedsYou {
+            self.asked.remove(&thread);
+            return Ok(());
+        }
+        let no = self.engine.store.thread(thread.clone()).await?.thread.no;
+        for item in self.engine.store.inbox(Some(no), PAGE).await? {
+            self.show_question(writer, thread.clone(), json::inbox_item(&item)).await?;
+        }
+        Ok(())
+    }
+}
