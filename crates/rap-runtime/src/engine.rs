@@ -53,6 +53,18 @@ pub enum StartError {
     Key(#[from] secret_box::Error),
 }
 
+/// Where work was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// In the step that has just been committed.
+    Step,
+    /// In its table, a moment ago; it may be done since.
+    Table {
+        /// How often it was tried before.
+        attempts: u32,
+    },
+}
+
 pub(crate) struct Engine {
     pub(crate) store: Store,
     pub(crate) settings: Settings,
@@ -133,11 +145,11 @@ impl Engine {
         }
         for effect in effects {
             match effect {
-                Effect::Ask { turn, up_to } => self.start_asking(&thread, turn, up_to),
+                Effect::Ask { turn, up_to } => self.start_asking(&thread, turn, up_to, Source::Step),
                 Effect::Abandon { turn } => self.underway.abandon(thread.no, turn),
                 Effect::Invoke { call, arguments } => {
                     self.look_by(call.until);
-                    self.start_invoking(&thread, call, arguments, 0);
+                    self.start_invoking(&thread, call, arguments, Source::Step);
                 }
                 Effect::NotifyCancel { call } => self.notify_cancel(&thread, call),
                 Effect::NotifyClose => self.notify_close(&thread),

@@ -13,7 +13,7 @@ use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
 use rap_protocol::{ChoiceAnswer, Timestamp};
 use rusqlite::params;
 
-use super::{Engine, STORE_PAUSE};
+use super::{Engine, STORE_PAUSE, Source};
 use crate::store::{self, DueAnswer, Target, now, random};
 
 /// How much of each kind is read at a time. More than can be under way, so that what is under way hides nothing.
@@ -62,11 +62,12 @@ impl Engine {
         let at = now();
         if self.overflow.swap(false, Ordering::SeqCst) {
             for (thread, turn, up_to) in self.store.asks(AT_A_TIME).await? {
-                self.start_asking(&thread, turn, up_to);
+                self.start_asking(&thread, turn, up_to, Source::Table { attempts: 0 });
             }
         }
         for due in self.store.due_invocations(at, AT_A_TIME).await? {
-            self.start_invoking(&due.thread, due.call, due.arguments, due.attempts);
+            let source = Source::Table { attempts: due.attempts };
+            self.start_invoking(&due.thread, due.call, due.arguments, source);
         }
         for answer in self.store.due_answers(at, AT_A_TIME).await? {
             self.start_answering(answer);
