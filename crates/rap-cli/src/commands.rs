@@ -1,6 +1,7 @@
 //! The commands that talk to a runtime. They, and they alone, write to the terminal.
 
 pub mod calls;
+pub mod chat;
 pub mod inbox;
 pub mod subs;
 pub mod threads;

@@ -26,6 +26,8 @@ enum Command {
     Init(Init),
     /// Run the runtime: callback endpoint, client API, page.
     Serve(Serve),
+    /// Talk to an agent, and see what it does.
+    Chat(commands::chat::Chat),
     /// Work with threads: what agents are at, and what they are told.
     Threads(Client<commands::threads::Command>),
     /// What agents have called and wait for.
@@ -93,6 +95,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Init(flags) => write_config(&flags),
         Command::Serve(flags) => serve(flags),
+        Command::Chat(chat) => wait(commands::chat::run(chat)),
         Command::Threads(Client { command, connection }) => wait(commands::threads::run(command, connection)),
         Command::Calls(Client { command, connection }) => wait(commands::calls::run(command, connection)),
         Command::Subs(Client { command, connection }) => wait(commands::subs::run(command, connection)),

@@ -31,17 +31,23 @@ impl Rest {
 
     /// What was expected was not said.
     pub fn forget(&mut self, text: &str) {
-        if let Some(place) = self.awaited.iter().position(|awaited| awaited == text) {
-            self.awaited.remove(place);
-        }
+        self.find(text);
+    }
+
+    fn find(&mut self, text: &str) -> Option<String> {
+        let place = self.awaited.iter().position(|awaited| awaited == text)?;
+        Some(self.awaited.remove(place))
     }
 
     /// Takes note of an event.
     pub fn see(&mut self, event: &Event) {
         match event {
             Event::Entry(entry) => {
-                if let Item::User { text, from: None } = &entry.item {
-                    self.forget(text);
+                // It wakes the agent; what the thread was at before is out of date.
+                if let Item::User { text, from: None } = &entry.item
+                    && self.find(text).is_some()
+                {
+                    self.status = None;
                 }
             }
             Event::Call(news) => {
@@ -83,5 +89,65 @@ impl Rest {
             _ => false,
         };
         settled && self.awaited.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn status(status: &str, why: Value) -> Event {
+        Event::Status(serde_json::from_value(json!({"status": status, "turn": 1, "why": why})).unwrap())
+    }
+
+    fn call(state: &str) -> Event {
+        let since = "1970-01-01T00:00:00.000Z";
+        let news = json!({"call_id": "c", "tool": "t", "since": since, "until": null, "state": state});
+        Event::Call(serde_json::from_value(news).unwrap())
+    }
+
+    fn user(text: &str) -> Event {
+        let at = "1970-01-01T00:00:00.000Z";
+        Event::Entry(
+            serde_json::from_value(json!({"seq": 1, "at": at, "kind": "user", "text": text})).unwrap(),
+        )
+    }
+
+    /// Whether rest is reached after each event.
+    fn check(rest: &mut Rest, events: &[(Event, bool)]) {
+        for (number, (event, reached)) in events.iter().enumerate() {
+            rest.see(event);
+            assert_eq!(rest.is_reached(), *reached, "after event {number}: {event:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_said_has_to_be_taken_up_first() {
+        let idle = || status("idle", Value::Null);
+        let events = [
+            (idle(), false),
+            (user("other"), false),
+            (idle(), false),
+            (user("hi"), false),
+            (status("running", Value::Null), false),
+            (idle(), true),
+        ];
+        check(&mut Rest::expecting("hi"), &events);
+    }
+
+    #[test]
+    fn an_open_call_is_no_rest_and_a_question_neither() {
+        let events = [
+            (status("idle", Value::Null), true),
+            (call("open"), false),
+            (status("needs_you", Value::Null), false),
+            (status("waiting", Value::Null), false),
+            (call("settled"), false),
+            (status("idle", Value::Null), true),
+            (status("needs_you", json!("paused")), true),
+            (status("failed", json!("no model")), true),
+        ];
+        check(&mut Rest::default(), &events);
     }
 }

@@ -1,19 +1,25 @@
 //! A history as lines for people.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use anstyle::Style;
+use rap_protocol::Timestamp;
 
+use crate::age::elapsed;
 use crate::api::{Call, Entry, Item, text_of};
 use crate::table::{CYAN, DIM, GREEN, YELLOW, cut, one_line, plain, styled};
 
 /// How much of arguments and results is shown.
 const SHORT: usize = 200;
 
-/// Turns entries into lines. It remembers which tool a call belongs to.
+/// From this time on it is worth saying how long a call took.
+const LONG: Duration = Duration::from_secs(1);
+
+/// Turns entries into lines. It remembers which tool a call belongs to, and when it was called.
 #[derive(Debug, Default)]
 pub struct Transcript {
-    tools: HashMap<String, String>,
+    calls: HashMap<String, (String, Timestamp)>,
 }
 
 /// A line: who, and what.
@@ -52,17 +58,17 @@ impl Transcript {
             }
             Item::Assistant { text, calls } => {
                 let said = (!text.is_empty()).then(|| Line { who: "agent", what: plain(text) });
-                let called: Vec<Line> = calls.iter().map(|call| self.call(call)).collect();
+                let called: Vec<Line> = calls.iter().map(|call| self.call(call, entry.at)).collect();
                 said.into_iter().chain(called).collect()
             }
-            Item::Result { call_id, content, .. } => vec![self.result(call_id, &text_of(content))],
+            Item::Result { call_id, content, .. } => vec![self.result(call_id, &text_of(content), entry.at)],
             Item::Other => Vec::new(),
         }
     }
 
-    fn call(&mut self, call: &Call) -> Line {
+    fn call(&mut self, call: &Call, at: Timestamp) -> Line {
         let Call { id, name, .. } = call;
-        self.tools.insert(id.clone(), name.clone());
+        self.calls.insert(id.clone(), (name.clone(), at));
         if call.synthetic {
             return Line { who: "woken", what: format!("by {} {}", occasion(call), one_line(name)) };
         }
@@ -70,9 +76,12 @@ impl Transcript {
         Line { who: "call", what: format!("{} {arguments} ({id})", one_line(name)) }
     }
 
-    fn result(&self, call: &str, text: &str) -> Line {
-        let tool = self.tools.get(call).map_or(call, String::as_str);
-        Line { who: "result", what: format!("{}: {}", one_line(tool), cut(&one_line(text), SHORT)) }
+    fn result(&self, call: &str, text: &str, at: Timestamp) -> Line {
+        let made = self.calls.get(call);
+        let tool = made.map_or(call, |(tool, _)| tool.as_str());
+        let took = made.map(|(_, since)| at.since(*since)).filter(|took| *took >= LONG);
+        let took = took.map_or(String::new(), |took| format!(" after {}", elapsed(took)));
+        Line { who: "result", what: format!("{}{took}: {}", one_line(tool), cut(&one_line(text), SHORT)) }
     }
 }
 
