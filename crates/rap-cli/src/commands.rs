@@ -2,6 +2,7 @@
 
 pub mod calls;
 pub mod chat;
+pub mod demo;
 pub mod inbox;
 pub mod subs;
 pub mod threads;

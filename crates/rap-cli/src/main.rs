@@ -11,6 +11,7 @@ use clap_complete::Shell;
 use rap_cli::commands::{self, Connection};
 use rap_cli::config::{Config, Environment, FILE_NAME, File, Flag, Sources};
 use rap_cli::init::{self, Existing};
+use rap_cli::serve::Lifetime;
 
 /// Agents that wait, wake and remember: the Reactive Agent Protocol.
 #[derive(Parser)]
@@ -22,6 +23,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// See what this is about, in half a minute: no key, no configuration, no network.
+    Demo(commands::demo::Demo),
     /// Write a commented rap.toml that lists every setting.
     Init(Init),
     /// Run the runtime: callback endpoint, client API, page.
@@ -73,6 +76,9 @@ struct Serve {
     /// Where everything is kept; goes over store.url.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
+    /// Stop when stdin is closed, as it is when whoever started this is gone.
+    #[arg(long, hide = true)]
+    while_stdin_is_open: bool,
 }
 
 fn main() -> ExitCode {
@@ -95,6 +101,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Init(flags) => write_config(&flags),
         Command::Serve(flags) => serve(flags),
+        Command::Demo(demo) => wait(commands::demo::run(demo)),
         Command::Chat(chat) => wait(commands::chat::run(chat)),
         Command::Threads(Client { command, connection }) => wait(commands::threads::run(command, connection)),
         Command::Calls(Client { command, connection }) => wait(commands::calls::run(command, connection)),
@@ -125,10 +132,11 @@ fn write_config(flags: &Init) -> anyhow::Result<()> {
 }
 
 fn serve(flags: Serve) -> anyhow::Result<()> {
+    let lifetime = if flags.while_stdin_is_open { Lifetime::OfStdin } else { Lifetime::UntilSignal };
     let config = Config::load(&flags.sources())?;
     log_to_stderr();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(rap_cli::serve::serve(config))
+    runtime.block_on(rap_cli::serve::serve(config, lifetime))
 }
 
 /// `RUST_LOG` says how much; `info` unless it is set.

@@ -126,6 +126,21 @@ pub fn cut(text: &str, width: usize) -> String {
     short
 }
 
+/// The text in lines of this width, cut between words; a longer word stands alone.
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut().filter(|line| line.width() + 1 + word.width() <= width) {
+            Some(line) => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,5 +171,11 @@ mod tests {
         assert_eq!(cut("日本語のテキスト", 7), "日本語…");
         assert_eq!(cut("short", 5), "short");
         assert_eq!(cut("longer", 5), "long…");
+    }
+
+    #[test]
+    fn text_is_wrapped_between_words() {
+        assert_eq!(wrap("one two  three extraordinary x", 9), ["one two", "three", "extraordinary", "x"]);
+        assert!(wrap("", 9).is_empty());
     }
 }

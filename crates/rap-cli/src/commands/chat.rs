@@ -12,6 +12,7 @@ use anyhow::bail;
 use clap::Args;
 use http::HeaderValue;
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 
 use self::console::{Console, Input};
 use self::streamed::{Piece, Streamed};
@@ -121,6 +122,7 @@ enum Flow {
 impl Conversation {
     async fn run(mut self) -> anyhow::Result<()> {
         let mut tick = tokio::time::interval(Duration::from_secs(1));
+        let mut interrupts = signal(SignalKind::interrupt())?;
         loop {
             let reads = self.wants_input();
             let flow = tokio::select! {
@@ -132,7 +134,7 @@ impl Conversation {
                     }
                     flow
                 }
-                _ = tokio::signal::ctrl_c() => self.stop().await?,
+                _ = interrupts.recv() => self.stop().await?,
                 _ = tick.tick() => {
                     self.say_outgoing().await?;
                     self.tell_elapsed()?;
