@@ -14,7 +14,7 @@ mod tests;
 mod underway;
 mod upkeep;
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use rap_agent::{Effect, Message};
 use rap_io::client::{Client, ClientLimits};
 use rap_io::secret_box::{self, Key};
 use rap_io::writer::Lane;
-use rap_protocol::CallId;
+use rap_protocol::{CallId, Timestamp};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -53,6 +53,18 @@ pub enum StartError {
     Key(#[from] secret_box::Error),
 }
 
+/// Where work was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// In the step that has just been committed.
+    Step,
+    /// In its table, a moment ago; it may be done since.
+    Table {
+        /// How often it was tried before.
+        attempts: u32,
+    },
+}
+
 pub(crate) struct Engine {
     pub(crate) store: Store,
     pub(crate) settings: Settings,
@@ -68,6 +80,8 @@ pub(crate) struct Engine {
     /// Something that was promised found no place.
     overflow: AtomicBool,
     poke: Notify,
+    /// When upkeep looks again by itself.
+    sweeps_at: AtomicI64,
     /// An acknowledgement waits to be written.
     acknowledged: Notify,
     tasks: TaskTracker,
@@ -107,6 +121,7 @@ impl Engine {
             notify_places: Arc::new(Semaphore::new(NOTIFICATIONS)),
             overflow: AtomicBool::new(false),
             poke: Notify::new(),
+            sweeps_at: AtomicI64::new(i64::MAX),
             acknowledged: Notify::new(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -130,15 +145,23 @@ impl Engine {
         }
         for effect in effects {
             match effect {
-                Effect::Ask { turn, up_to } => self.start_asking(&thread, turn, up_to),
+                Effect::Ask { turn, up_to } => self.start_asking(&thread, turn, up_to, Source::Step),
                 Effect::Abandon { turn } => self.underway.abandon(thread.no, turn),
-                Effect::Invoke { call, arguments } => self.start_invoking(&thread, call, arguments, 0),
+                Effect::Invoke { call, arguments } => {
+                    self.look_by(call.until);
+                    self.start_invoking(&thread, call, arguments, Source::Step);
+                }
                 Effect::NotifyCancel { call } => self.notify_cancel(&thread, call),
                 Effect::NotifyClose => self.notify_close(&thread),
                 Effect::Answer { .. } | Effect::Tell { .. } => self.poke.notify_one(),
             }
         }
-        if due.is_some() {
+        self.look_by(due);
+    }
+
+    /// Upkeep has to look at this time, or before.
+    fn look_by(&self, due: Option<Timestamp>) {
+        if due.is_some_and(|due| due.0 < self.sweeps_at.load(Ordering::SeqCst)) {
             self.poke.notify_one();
         }
     }
@@ -195,7 +218,7 @@ impl Engine {
     }
 
     /// The callback URL of a call: the same in every attempt.
-    fn callback_url(&self, thread: &store::Thread, call: &CallId, since: rap_protocol::Timestamp) -> String {
+    fn callback_url(&self, thread: &store::Thread, call: &CallId, since: Timestamp) -> String {
         let grant = crate::token::Grant {
             thread: thread.no,
             incarnation: thread.incarnation,

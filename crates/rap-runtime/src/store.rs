@@ -138,10 +138,14 @@ impl Target {
 }
 
 /// What the sender of a message hears of its step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Receipt {
+    pub(crate) thread: ThreadId,
     pub(crate) turn: u64,
 }
+
+/// Tells the requests of clients apart: the same one twice counts once.
+pub(crate) type Digest = [u8; 32];
 
 /// A step that is on disk, and what is to be done now.
 pub(crate) struct Committed {
@@ -242,9 +246,21 @@ impl Store {
     }
 
     /// Makes a root thread, and tells it what was said first.
-    pub(crate) async fn create(&self, new: NewThread) -> Result<Receipt, Error> {
+    pub(crate) async fn create(&self, new: NewThread, digest: Option<Digest>) -> Result<Receipt, Error> {
         let shared = Arc::clone(&self.shared);
-        self.run(Lane::External, move |conn| shared.create(conn, new)).await
+        self.run(Lane::External, move |conn| once(conn, digest, || shared.create(conn, new))).await
+    }
+
+    /// Applies a message of a client, which may be a repeat of one that was applied.
+    pub(crate) async fn step_once(
+        &self,
+        target: Target,
+        message: Message,
+        digest: Option<Digest>,
+    ) -> Result<Receipt, Error> {
+        let shared = Arc::clone(&self.shared);
+        let job = move |conn: &Connection| once(conn, digest, || shared.apply(conn, &target, message));
+        self.run(Lane::External, job).await
     }
 
     /// Hands a letter to its receiver and removes it, unless the receiver can not take any message at the moment.
@@ -320,7 +336,9 @@ impl Shared {
         let Some(loaded) = rows::insert_root(conn, &new, now())? else {
             return Ok(Ran::Refused(Error::Exists));
         };
-        let Some(text) = new.message else { return Ok(Ran::Done(Vec::new(), Receipt { turn: 0 })) };
+        let Some(text) = new.message else {
+            return Ok(Ran::Done(Vec::new(), Receipt { thread: loaded.thread.id.clone(), turn: 0 }));
+        };
         let target = Target::No(loaded.thread.no);
         let said = Message::Said { text, on_busy: rap_agent::OnBusy::Join };
         let ran = self.attempt(conn, loaded, &target, said)?;
@@ -393,7 +411,7 @@ impl Shared {
             status: next.status(),
         };
         let born = self.write_all(conn, &mut step, writes, now)?;
-        let receipt = Receipt { turn: next.turn };
+        let receipt = Receipt { thread: thread.id.clone(), turn: next.turn };
         self.cache().put(Loaded { thread, head: next, version: version + 1 });
         Ok(Some(Ran::Done([step].into_iter().chain(born).collect(), receipt)))
     }
@@ -422,6 +440,23 @@ impl Shared {
         }
         Ok(born)
     }
+}
+
+/// Does it, unless a request of the same digest was done before; then what that led to is the answer.
+fn once(
+    conn: &Connection,
+    digest: Option<Digest>,
+    job: impl FnOnce() -> rusqlite::Result<Ran>,
+) -> rusqlite::Result<Ran> {
+    let Some(digest) = digest else { return job() };
+    if let Some((thread, turn)) = rows::repeated(conn, &digest)? {
+        return Ok(Ran::Done(Vec::new(), Receipt { thread, turn }));
+    }
+    let ran = job()?;
+    if let Ran::Done(_, receipt) = &ran {
+        rows::remember(conn, &digest, &receipt.thread, receipt.turn, now())?;
+    }
+    Ok(ran)
 }
 
 /// Adds what the rules need to know besides the head.

@@ -9,7 +9,7 @@ use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
 use serde_json::json;
 
 use super::plan::{UsedIds, plan};
-use super::{Engine, STORE_PAUSE};
+use super::{Engine, STORE_PAUSE, Source};
 use crate::hub::Live;
 use crate::model::{self, Offered, Question, Wants};
 use crate::settings::Agent;
@@ -26,7 +26,13 @@ enum Failure {
 }
 
 impl Engine {
-    pub(super) fn start_asking(self: &Arc<Self>, thread: &Arc<Thread>, turn: u64, up_to: Seq) {
+    pub(super) fn start_asking(
+        self: &Arc<Self>,
+        thread: &Arc<Thread>,
+        turn: u64,
+        up_to: Seq,
+        source: Source,
+    ) {
         let Some(abandoned) = self.underway.begin_ask(thread.no, turn) else { return };
         let Some(place) = self.place(&self.ask_places) else {
             return self.underway.end_ask(thread.no, turn);
@@ -36,7 +42,7 @@ impl Engine {
             let answered = tokio::select! {
                 () = abandoned.cancelled() => None,
                 () = engine.stop.cancelled() => None,
-                message = engine.ask(&thread, turn, up_to) => Some(message),
+                message = engine.ask_if_due(&thread, turn, up_to, source) => message,
             };
             if let Some(message) = answered {
                 engine.take_answer(&thread, message).await;
@@ -46,6 +52,20 @@ impl Engine {
             engine.place_is_free();
         };
         self.tasks.spawn_on(ask, &self.handle);
+    }
+
+    /// What was read from the table may have been answered since: an answer is paid for.
+    async fn ask_if_due(
+        &self,
+        thread: &Arc<Thread>,
+        turn: u64,
+        up_to: Seq,
+        source: Source,
+    ) -> Option<Message> {
+        if source != Source::Step && matches!(self.store.is_asking(thread.no, turn).await, Ok(false)) {
+            return None;
+        }
+        Some(self.ask(thread, turn, up_to).await)
     }
 
     /// The answer is kept until it is on disk, or nobody waits for it any more; then only its cost counts.

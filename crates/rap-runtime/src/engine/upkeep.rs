@@ -13,7 +13,7 @@ use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
 use rap_protocol::{ChoiceAnswer, Timestamp};
 use rusqlite::params;
 
-use super::{Engine, STORE_PAUSE};
+use super::{Engine, STORE_PAUSE, Source};
 use crate::store::{self, DueAnswer, Target, now, random};
 
 /// How much of each kind is read at a time. More than can be under way, so that what is under way hides nothing.
@@ -31,14 +31,16 @@ impl Engine {
     pub(super) async fn upkeep(self: Arc<Self>) {
         let mut prune_at = now().plus(PRUNE_EVERY);
         // The first time everything is looked for.
-        self.overflow.store(true, Ordering::Relaxed);
+        self.overflow.store(true, Ordering::SeqCst);
         loop {
+            // Whatever becomes due from now on may be missed by this look, and pokes.
+            self.sweeps_at.store(i64::MAX, Ordering::SeqCst);
             let pause = match self.sweep().await {
                 Ok(next) => next.map_or(LONGEST_SLEEP, |next| next.since(now())).min(LONGEST_SLEEP),
                 Err(store::Error::Closed) => return,
                 Err(error) => {
                     tracing::warn!(%error, "upkeep could not be done");
-                    self.leave_for_later();
+                    self.overflow.store(true, Ordering::SeqCst);
                     STORE_PAUSE.1
                 }
             };
@@ -46,6 +48,7 @@ impl Engine {
                 self.prune().await;
                 prune_at = now().plus(PRUNE_EVERY);
             }
+            self.sweeps_at.store(now().plus(pause).0, Ordering::SeqCst);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.poke.notified() => {}
@@ -57,13 +60,14 @@ impl Engine {
     /// Begins everything that is due; gives the time at which something else will be.
     async fn sweep(self: &Arc<Self>) -> Result<Option<Timestamp>, store::Error> {
         let at = now();
-        if self.overflow.swap(false, Ordering::Relaxed) {
+        if self.overflow.swap(false, Ordering::SeqCst) {
             for (thread, turn, up_to) in self.store.asks(AT_A_TIME).await? {
-                self.start_asking(&thread, turn, up_to);
+                self.start_asking(&thread, turn, up_to, Source::Table { attempts: 0 });
             }
         }
         for due in self.store.due_invocations(at, AT_A_TIME).await? {
-            self.start_invoking(&due.thread, due.call, due.arguments, due.attempts);
+            let source = Source::Table { attempts: due.attempts };
+            self.start_invoking(&due.thread, due.call, due.arguments, source);
         }
         for answer in self.store.due_answers(at, AT_A_TIME).await? {
             self.start_answering(answer);
@@ -149,13 +153,18 @@ impl Engine {
         }
     }
 
-    /// Marks of events are kept for a time only.
+    /// Marks of events and of clients' requests are kept for a time only.
     async fn prune(&self) {
         let before = now().minus(self.settings.limits.event_marks_for);
         let pruned = self.store.write(move |conn| {
             let mut statement = conn.prepare_cached(
                 "DELETE FROM seen WHERE (thread, call, event) IN \
                  (SELECT thread, call, event FROM seen WHERE at < ?1 ORDER BY at LIMIT ?2)",
+            )?;
+            statement.execute(params![before.0, PRUNE_ROWS])?;
+            let mut statement = conn.prepare_cached(
+                "DELETE FROM repeats WHERE digest IN \
+                 (SELECT digest FROM repeats WHERE at < ?1 ORDER BY at LIMIT ?2)",
             )?;
             statement.execute(params![before.0, PRUNE_ROWS])
         });

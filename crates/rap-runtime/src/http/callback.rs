@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use rap_agent::{Choice, Event, Ignored, Message, Outcome};
 use rap_protocol::{Callback, EventId, ThreadId, parse_callback};
 use sha2::{Digest, Sha256};
 
-use super::{Refused, body};
+use super::{InPath, Refused, body};
 use crate::engine::Engine;
 use crate::store::{Error, Target, now};
 use crate::token::Grant;
@@ -19,7 +19,7 @@ const EVENT_ID_HEADERS: [&str; 2] = ["webhook-id", "idempotency-key"];
 
 pub(super) async fn callback(
     State(engine): State<Arc<Engine>>,
-    Path(token): Path<String>,
+    InPath(token): InPath<String>,
     headers: HeaderMap,
     request: Body,
 ) -> Result<StatusCode, Refused> {

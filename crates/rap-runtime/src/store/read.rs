@@ -268,6 +268,26 @@ impl Store {
         .await
     }
 
+    /// Whether a question still has to be asked.
+    pub(crate) async fn is_asking(&self, thread: ThreadNo, turn: u64) -> Result<bool, Error> {
+        self.read(move |conn| {
+            let mut statement = conn.prepare_cached("SELECT 1 FROM threads WHERE no = ?1 AND ask = ?2")?;
+            statement.exists(params![thread, turn.cast_signed()])
+        })
+        .await
+    }
+
+    /// Whether an invocation still has to be sent.
+    pub(crate) async fn is_due(&self, thread: ThreadNo, call: CallId, now: Timestamp) -> Result<bool, Error> {
+        self.read(move |conn| {
+            let mut statement = conn.prepare_cached(
+                "SELECT 1 FROM calls WHERE thread = ?1 AND id = ?2 AND state = 0 AND invoke_at <= ?3",
+            )?;
+            statement.exists(params![thread, call.as_str(), now.0])
+        })
+        .await
+    }
+
     pub(crate) async fn due_invocations(
         &self,
         now: Timestamp,
@@ -337,7 +357,7 @@ impl Store {
         let secrets = self.shared.key.clone();
         self.read(move |conn| {
             let mut statement = conn.prepare_cached(
-                "SELECT thread, no, call, body, answer, attempts, asked_at FROM questions \
+                "SELECT thread, no, call, body, answer, attempts, answered_at FROM questions \
                  WHERE answer_at <= ?1 ORDER BY answer_at LIMIT ?2",
             )?;
             let mut rows_found = statement.query(params![now.0, limit as i64])?;
