@@ -7,7 +7,6 @@ mod base_url;
 mod document;
 mod limits;
 mod mistake;
-mod nearest;
 mod outside;
 mod read;
 mod section;

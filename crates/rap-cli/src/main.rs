@@ -6,24 +6,56 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
+use rap_cli::commands::{self, Connection};
 use rap_cli::config::{Config, Environment, FILE_NAME, File, Flag, Sources};
 use rap_cli::init::{self, Existing};
+use rap_cli::serve::Lifetime;
 
 /// Agents that wait, wake and remember: the Reactive Agent Protocol.
-#[derive(Debug, Parser)]
+#[derive(Parser)]
 #[command(name = "rap", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Subcommand)]
 enum Command {
+    /// See what this is about, in half a minute: no key, no configuration, no network.
+    Demo(commands::demo::Demo),
     /// Write a commented rap.toml that lists every setting.
     Init(Init),
     /// Run the runtime: callback endpoint, client API, page.
     Serve(Serve),
+    /// Talk to an agent, and see what it does.
+    Chat(commands::chat::Chat),
+    /// Work with threads: what agents are at, and what they are told.
+    Threads(Client<commands::threads::Command>),
+    /// What agents have called and wait for.
+    Calls(Client<commands::calls::Command>),
+    /// What agents are subscribed to.
+    Subs(Client<commands::subs::Command>),
+    /// Every question that waits for a person.
+    Inbox(Client<commands::inbox::Command>),
+    /// Which tools there are, and what is wrong with the others.
+    Tools(Client<commands::tools::Command>),
+    /// Print a script that completes rap's commands in a shell.
+    #[command(after_help = "Example: rap completions bash > ~/.local/share/bash-completion/completions/rap")]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+}
+
+/// Commands that talk to a runtime.
+#[derive(Args)]
+struct Client<C: Subcommand> {
+    #[command(subcommand)]
+    command: C,
+    #[command(flatten)]
+    connection: Connection,
 }
 
 #[derive(Debug, Args)]
@@ -44,6 +76,9 @@ struct Serve {
     /// Where everything is kept; goes over store.url.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
+    /// Stop when stdin is closed, as it is when whoever started this is gone.
+    #[arg(long, hide = true)]
+    while_stdin_is_open: bool,
 }
 
 fn main() -> ExitCode {
@@ -53,6 +88,8 @@ fn main() -> ExitCode {
     };
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads our output has seen enough of it.
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&format!("{error:#}"));
             ExitCode::FAILURE
@@ -64,7 +101,27 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Init(flags) => write_config(&flags),
         Command::Serve(flags) => serve(flags),
+        Command::Demo(demo) => wait(commands::demo::run(demo)),
+        Command::Chat(chat) => wait(commands::chat::run(chat)),
+        Command::Threads(Client { command, connection }) => wait(commands::threads::run(command, connection)),
+        Command::Calls(Client { command, connection }) => wait(commands::calls::run(command, connection)),
+        Command::Subs(Client { command, connection }) => wait(commands::subs::run(command, connection)),
+        Command::Inbox(Client { command, connection }) => wait(commands::inbox::run(command, connection)),
+        Command::Tools(Client { command, connection }) => wait(commands::tools::run(command, connection)),
+        Command::Completions { shell } => complete(shell),
     }
+}
+
+/// Runs a client: one thread is enough for it.
+fn wait(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}
+
+fn complete(shell: Shell) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "rap", &mut script);
+    io::stdout().write_all(&script)?;
+    Ok(())
 }
 
 fn write_config(flags: &Init) -> anyhow::Result<()> {
@@ -75,10 +132,11 @@ fn write_config(flags: &Init) -> anyhow::Result<()> {
 }
 
 fn serve(flags: Serve) -> anyhow::Result<()> {
+    let lifetime = if flags.while_stdin_is_open { Lifetime::OfStdin } else { Lifetime::UntilSignal };
     let config = Config::load(&flags.sources())?;
     log_to_stderr();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(rap_cli::serve::serve(config))
+    runtime.block_on(rap_cli::serve::serve(config, lifetime))
 }
 
 /// `RUST_LOG` says how much; `info` unless it is set.
@@ -118,6 +176,10 @@ fn explain(error: &clap::Error) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(_closed) => ExitCode::FAILURE,
     }
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 fn complain(text: &str) {

@@ -12,8 +12,17 @@ use tokio::net::TcpListener;
 
 use crate::config::{self, Config, Provider, Store};
 
-/// Runs until SIGTERM or SIGINT. A second signal ends the process at once.
-pub async fn serve(config: Config) -> anyhow::Result<()> {
+/// How long a runtime runs, if nothing goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lifetime {
+    /// Until SIGTERM or SIGINT.
+    UntilSignal,
+    /// That long, and no longer than stdin is open.
+    OfStdin,
+}
+
+/// Runs until its lifetime is over. A second signal ends the process at once.
+pub async fn serve(config: Config, lifetime: Lifetime) -> anyhow::Result<()> {
     let mut signals = Signals::listen();
     let listen = config.server.listen;
     let listener = TcpListener::bind(listen).await.with_context(|| format!("can not listen on {listen}"))?;
@@ -24,7 +33,10 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let runtime = Runtime::start(settings)?;
     tracing::info!(%url, database = %database.display(), tool_servers = servers, "listening on {bound}");
     let stop = async {
-        signals.next().await;
+        tokio::select! {
+            _ = signals.next() => {}
+            () = stdin_closed(), if lifetime == Lifetime::OfStdin => {}
+        }
         tracing::info!("stopping");
         tokio::spawn(async move {
             signals.next().await;
@@ -35,6 +47,17 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     runtime.serve(listener, stop).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// A thread of its own waits for it, so that nothing that is read there keeps the runtime from stopping.
+async fn stdin_closed() {
+    let (sender, closed) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        // An error ends it as well. If nobody waits any more, the runtime stops already.
+        std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()).ok();
+        sender.send(()).ok();
+    });
+    closed.await.ok();
 }
 
 fn settings(config: Config, bound: SocketAddr) -> anyhow::Result<Settings> {

@@ -208,8 +208,27 @@ impl Client {
         headers: &[(HeaderName, HeaderValue)],
         body: Bytes,
     ) -> Result<Streaming, Error> {
+        self.stream(Method::POST, url, headers, body).await
+    }
+
+    /// GETs a document that is read as it comes. Any status is an answer.
+    pub async fn get_stream(
+        &self,
+        url: &Url,
+        headers: &[(HeaderName, HeaderValue)],
+    ) -> Result<Streaming, Error> {
+        self.stream(Method::GET, url, headers, Bytes::new()).await
+    }
+
+    async fn stream(
+        &self,
+        method: Method,
+        url: &Url,
+        headers: &[(HeaderName, HeaderValue)],
+        body: Bytes,
+    ) -> Result<Streaming, Error> {
         let deadline = Instant::now() + self.limits.stream_head;
-        let (head, body) = self.send(Method::POST, url, headers, body, deadline).await?.into_parts();
+        let (head, body) = self.send(method, url, headers, body, deadline).await?.into_parts();
         Ok(Streaming {
             status: head.status.as_u16(),
             retry_after: retry_after(&head.headers),

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use super::document::{Setting, Table, Value};
 use super::mistake::{Mistake, Place, Problem};
-use super::nearest::nearest;
+use crate::nearest::nearest;
 
 /// What is noted while tables are read.
 #[derive(Default)]

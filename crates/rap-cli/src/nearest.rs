@@ -1,7 +1,7 @@
-//! Which key somebody meant.
+//! Which key or name somebody meant.
 
 /// The known word that looks most like this one, if any does: a few letters off, or its beginning.
-pub(super) fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str> {
+pub(crate) fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str> {
     let word = word.to_lowercase().replace('-', "_");
     let few = match word.len() {
         0..=4 => 1,
@@ -12,6 +12,18 @@ pub(super) fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str
     let closest = known.iter().map(off).min().filter(|(distance, _)| *distance <= few);
     let longer = || known.iter().copied().find(|known| word.len() >= 3 && known.starts_with(&word));
     closest.map(|(_, known)| known).or_else(longer)
+}
+
+/// The known names that this one may be a typo or the beginning of; three at most.
+pub(crate) fn similar<'a>(word: &str, known: &[&'a str]) -> Vec<&'a str> {
+    let few = (word.chars().count() / 3).clamp(1, 3);
+    let off = |known: &&'a str| {
+        let distance = if !word.is_empty() && known.starts_with(word) { 0 } else { distance(word, known) };
+        (distance, *known)
+    };
+    let mut close: Vec<_> = known.iter().map(off).filter(|(distance, _)| *distance <= few).collect();
+    close.sort_unstable();
+    close.into_iter().take(3).map(|(_, known)| known).collect()
 }
 
 /// How many letters have to be inserted, removed or replaced to come from one to the other.
@@ -56,6 +68,20 @@ mod tests {
     fn another_word_finds_none() {
         for word in ["", "x", "port", "service_host", "port_7420_tcp", "banana"] {
             assert_eq!(nearest(word, &KNOWN), None, "{word}");
+        }
+    }
+
+    #[test]
+    fn names_that_look_alike_are_found() {
+        let known = ["bread", "broad", "cake", "thread-1", "thread-2"];
+        for (word, expected) in [
+            ("bred", &["bread"][..]),
+            ("thread", &["thread-1", "thread-2"]),
+            ("thread-3", &["thread-1", "thread-2"]),
+            ("", &[]),
+            ("soup", &[]),
+        ] {
+            assert_eq!(similar(word, &known), expected, "{word}");
         }
     }
 

@@ -1,0 +1,100 @@
+//! Times as people say them.
+
+use std::time::{Duration, SystemTime};
+
+use rap_protocol::Timestamp;
+
+/// Now.
+pub fn now() -> Timestamp {
+    SystemTime::now().into()
+}
+
+/// Reads what the API writes: `2026-11-16T09:30:00.000Z`.
+pub fn parse(text: &str) -> Option<Timestamp> {
+    let (date, clock) = text.strip_suffix('Z')?.split_once('T')?;
+    let mut date = date.splitn(3, '-').map(str::parse::<i64>);
+    let (year, month, day) = (date.next()?.ok()?, date.next()?.ok()?, date.next()?.ok()?);
+    let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "0"));
+    let mut clock = clock.splitn(3, ':').map(str::parse::<i64>);
+    let (hour, minute, second) = (clock.next()?.ok()?, clock.next()?.ok()?, clock.next()?.ok()?);
+    let millis: i64 = format!("{fraction:0<3}").get(..3)?.parse().ok()?;
+    if !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+        return None;
+    }
+    let seconds = days(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second;
+    Some(Timestamp(seconds * 1000 + millis))
+}
+
+/// Days since the beginning of 1970. Years are counted from March, so that the day some have more is their last.
+fn days(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    era * 146_097 + day_of_era - 719_468
+}
+
+/// `3 min ago`, `just now`, `in 2 h`.
+pub fn ago(at: Timestamp, now: Timestamp) -> String {
+    if at > now {
+        return format!("in {}", span(at.since(now)));
+    }
+    let elapsed = now.since(at);
+    if elapsed < Duration::from_secs(1) { "just now".into() } else { format!("{} ago", span(elapsed)) }
+}
+
+/// `8 s`, `3 min`, `2 h`, `5 days`: the largest unit that fits, cut and not rounded.
+pub fn span(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let (count, unit) = match seconds {
+        0..60 => (seconds, "s"),
+        60..3600 => (seconds / 60, "min"),
+        3600..172_800 => (seconds / 3600, "h"),
+        _ => (seconds / 86_400, "days"),
+    };
+    format!("{count} {unit}")
+}
+
+/// `0.4 s`, `12 s`: with a tenth where that says something.
+pub fn elapsed(duration: Duration) -> String {
+    if duration < Duration::from_secs(10) {
+        format!("{:.1} s", duration.as_secs_f64())
+    } else {
+        span(duration)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_api_writes_is_read() {
+        for at in [0, 951_782_400_000, 1_794_821_400_123, -1, 68_169_600_000, 4_107_542_399_999] {
+            assert_eq!(parse(&Timestamp(at).to_rfc3339()), Some(Timestamp(at)));
+        }
+        for text in ["", "yesterday", "2026-13-01T00:00:00Z", "2026-11-16 09:30", "2026-11-16T09:30Z"] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn times_are_said_in_the_largest_unit() {
+        let table = [
+            (0, "just now"),
+            (999, "just now"),
+            (1_000, "1 s ago"),
+            (59_999, "59 s ago"),
+            (60_000, "1 min ago"),
+            (3 * 3_600_000, "3 h ago"),
+            (47 * 3_600_000, "47 h ago"),
+            (48 * 3_600_000, "2 days ago"),
+            (-90_000, "in 1 min"),
+        ];
+        for (millis, expected) in table {
+            assert_eq!(ago(Timestamp(0), Timestamp(millis)), expected);
+        }
+        assert_eq!(elapsed(Duration::from_millis(440)), "0.4 s");
+        assert_eq!(elapsed(Duration::from_secs(75)), "1 min");
+    }
+}

@@ -1,0 +1,74 @@
+//! `rap subs`: what agents are subscribed to.
+
+use clap::Subcommand;
+use serde::Deserialize;
+
+use super::{Connection, Shape, print, print_json};
+use crate::age::{self, span};
+use crate::api::Subscription;
+use crate::table::{Table, terminal_width};
+
+/// What to do with subscriptions.
+#[derive(Subcommand)]
+pub enum Command {
+    /// List the subscriptions of all threads, the oldest first.
+    Ls {
+        /// How many at most, up to 1000.
+        #[arg(long, value_name = "N", default_value_t = 100)]
+        limit: usize,
+        /// How it is shown.
+        #[command(flatten)]
+        shape: Shape,
+    },
+    /// End a subscription; its tool is told, and sends no more events.
+    #[command(after_help = "Example: rap subs cancel t019 call_2_1")]
+    Cancel {
+        /// The thread that subscribed.
+        thread: String,
+        /// The call that made the subscription.
+        call: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct Held {
+    thread_id: String,
+    server: String,
+    #[serde(flatten)]
+    subscription: Subscription,
+}
+
+/// Does it.
+pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
+    let client = connection.client()?;
+    match command {
+        Command::Ls { limit, shape } => {
+            let mut answer = client.get(&["v1", "subscriptions"], &[("limit", &limit.to_string())]).await?;
+            if shape.json {
+                return print_json(&answer);
+            }
+            let held: Vec<Held> = client.typed(answer["subscriptions"].take())?;
+            show(&held)
+        }
+        Command::Cancel { thread, call } => super::cancel(&client, &thread, &call).await,
+    }
+}
+
+fn show(held: &[Held]) -> anyhow::Result<()> {
+    if held.is_empty() {
+        return Ok(print("nothing is subscribed to\n")?);
+    }
+    let now = age::now();
+    let mut table = Table::new(["THREAD", "CALL", "TOOL", "FOR", "SERVER"]);
+    for Held { thread_id, server, subscription } in held {
+        let Subscription { call_id, tool, since } = subscription;
+        table.row([
+            thread_id.clone(),
+            call_id.clone(),
+            tool.clone(),
+            span(now.since(*since)),
+            server.clone(),
+        ]);
+    }
+    Ok(print(&table.render(terminal_width()))?)
+}

@@ -1,0 +1,153 @@
+//! A history as lines for people.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anstyle::Style;
+use rap_protocol::Timestamp;
+
+use crate::age::elapsed;
+use crate::api::{Call, Entry, Item, text_of};
+use crate::table::{CYAN, DIM, GREEN, YELLOW, cut, one_line, plain, styled};
+
+/// How much of arguments and results is shown.
+const SHORT: usize = 200;
+
+/// From this time on it is worth saying how long a call took.
+const LONG: Duration = Duration::from_secs(1);
+
+/// Turns entries into lines. It remembers which tool a call belongs to, and when it was called.
+#[derive(Debug, Default)]
+pub struct Transcript {
+    calls: HashMap<String, (String, Timestamp)>,
+}
+
+/// A line: who, and what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// `you`, `agent`, `call`, `result`, `woken` or `note`.
+    pub who: &'static str,
+    /// What was said or happened.
+    pub what: String,
+}
+
+impl Line {
+    /// As it is printed: who in a column of its own, further lines below the first.
+    pub fn render(&self) -> String {
+        let indented = self.what.replace('\n', "\n        ");
+        format!("{}{:pad$}{indented}", styled(colour(self.who), self.who), "", pad = 8 - self.who.len())
+    }
+}
+
+fn colour(who: &str) -> Style {
+    match who {
+        "you" => CYAN,
+        "agent" => GREEN,
+        "woken" => YELLOW,
+        _ => DIM,
+    }
+}
+
+impl Transcript {
+    /// The lines of an entry.
+    pub fn lines(&mut self, entry: &Entry) -> Vec<Line> {
+        match &entry.item {
+            Item::User { text, from: None } => vec![Line { who: "you", what: plain(text) }],
+            Item::User { text, from: Some(_) } | Item::Notice { text } => {
+                vec![Line { who: "note", what: plain(text) }]
+            }
+            Item::Assistant { text, calls } => {
+                let said = (!text.is_empty()).then(|| Line { who: "agent", what: plain(text) });
+                let called: Vec<Line> = calls.iter().map(|call| self.call(call, entry.at)).collect();
+                said.into_iter().chain(called).collect()
+            }
+            Item::Result { call_id, content, .. } => vec![self.result(call_id, &text_of(content), entry.at)],
+            Item::Other => Vec::new(),
+        }
+    }
+
+    fn call(&mut self, call: &Call, at: Timestamp) -> Line {
+        let Call { id, name, .. } = call;
+        self.calls.insert(id.clone(), (name.clone(), at));
+        if call.synthetic {
+            return Line { who: "woken", what: format!("by {} {}", occasion(call), one_line(name)) };
+        }
+        let arguments = cut(&one_line(&call.arguments.to_string()), SHORT);
+        Line { who: "call", what: format!("{} {arguments} ({id})", one_line(name)) }
+    }
+
+    fn result(&self, call: &str, text: &str, at: Timestamp) -> Line {
+        let made = self.calls.get(call);
+        let tool = made.map_or(call, |(tool, _)| tool.as_str());
+        let took = made.map(|(_, since)| at.since(*since)).filter(|took| *took >= LONG);
+        let took = took.map_or(String::new(), |took| format!(" after {}", elapsed(took)));
+        Line { who: "result", what: format!("{}{took}: {}", one_line(tool), cut(&one_line(text), SHORT)) }
+    }
+}
+
+/// What a call stands for that the runtime made.
+fn occasion(call: &Call) -> &'static str {
+    let kind = call.arguments["kind"].as_str().unwrap_or("");
+    if kind.ends_with("(subscription has ended)") {
+        "the last event of"
+    } else if kind.ends_with("(subscription remains active)") {
+        "an event of"
+    } else {
+        "the late result of"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn check(entries: &[Value], expected: &[&str]) {
+        let mut transcript = Transcript::default();
+        let mut lines = Vec::new();
+        for (seq, entry) in entries.iter().enumerate() {
+            let mut entry = entry.clone();
+            entry["seq"] = json!(seq);
+            entry["at"] = json!("1970-01-01T00:00:00.000Z");
+            lines.extend(transcript.lines(&serde_json::from_value(entry).unwrap()));
+        }
+        let lines: Vec<String> =
+            lines.iter().map(|line| anstream::adapter::strip_str(&line.render()).to_string()).collect();
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn entries_become_lines() {
+        let call = json!({"id": "c1", "name": "slow", "arguments": {"seconds": 2}, "synthetic": false});
+        let event = |kind: &str| {
+            json!({"kind": "assistant", "text": "", "calls": [{"id": "e", "name": "tick",
+            "arguments": {"kind": kind}, "synthetic": true}]})
+        };
+        check(
+            &[
+                json!({"kind": "user", "text": "hi\nthere"}),
+                json!({"kind": "user", "text": "an event", "from": "runtime"}),
+                json!({"kind": "assistant", "text": "I call.", "calls": [call]}),
+                json!({"kind": "result", "call_id": "c1", "content": [{"type": "text", "text": "a\x1b[2J"}]}),
+                json!({"kind": "result", "call_id": "c2", "content": "b"}),
+                event("interrupt:c1 (subscription remains active)"),
+                event("interrupt:c1 (subscription has ended)"),
+                event("interrupt:c1 (result of a call that was still running)"),
+                json!({"kind": "notice", "text": "n"}),
+                json!({"kind": "of a later version"}),
+            ],
+            &[
+                "you     hi\n        there",
+                "note    an event",
+                "agent   I call.",
+                "call    slow {\"seconds\":2} (c1)",
+                "result  slow: a [2J",
+                "result  c2: b",
+                "woken   by an event of tick",
+                "woken   by the last event of tick",
+                "woken   by the late result of tick",
+                "note    n",
+            ],
+        );
+    }
+}
