@@ -32,8 +32,10 @@ async fn an_invocation_that_was_not_acknowledged_is_sent_again_after_a_crash_and
     api.until_acknowledged(&call).await;
     // Once that is on disk, it is not sent any more.
     rap.kill();
-    let _rap = home.start();
+    let rap = home.start();
     assert_eq!(api.call_back(&call, &call.result("done")).await, 200);
+    rap.kill();
+    let _rap = home.start();
     api.until_said("t", "work: done").await;
     assert_eq!(tools.pending(), []);
 }
@@ -290,7 +292,7 @@ async fn all_that_was_acknowledged_is_there_once_however_often_the_process_is_ki
     }
 }
 
-/// Proves: TR-06
+/// Proves: LC-17
 #[tokio::test(flavor = "multi_thread")]
 async fn what_finds_no_place_is_done_in_the_end_also_after_a_crash() {
     let mut tools = Tools::start().await;
@@ -320,7 +322,6 @@ async fn what_finds_no_place_is_done_in_the_end_also_after_a_crash() {
     worker.abort();
 }
 
-/// Proves: LC-38
 #[tokio::test(flavor = "multi_thread")]
 async fn the_answer_of_a_person_reaches_the_tool_after_a_crash() {
     let mut tools = Tools::start().await;
@@ -384,7 +385,6 @@ async fn timers_that_came_due_while_it_was_down_fire_at_the_start() {
     }
 }
 
-/// Proves: LC-38
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_ends_within_two_seconds_and_nothing_is_lost() {
     let mut tools = Tools::start().await;
@@ -416,7 +416,6 @@ async fn sigterm_ends_within_two_seconds_and_nothing_is_lost() {
     api.until_said("asks", "at last").await;
 }
 
-/// Proves: LC-38
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_sigterm_ends_at_once() {
     let mut tools = Tools::start().await;

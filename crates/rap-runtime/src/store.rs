@@ -78,6 +78,9 @@ pub(crate) enum Error {
     Ignored(#[from] Ignored),
     #[error("the thread is set aside after an internal error")]
     SetAside,
+    /// Trying again does not help.
+    #[error("what is stored can not be read: {0}")]
+    Illegible(String),
     #[error("too much waits to be written")]
     Busy,
     #[error("the database is not available: {0}")]
@@ -95,8 +98,17 @@ impl From<writer::Error> for Error {
             writer::Error::Unavailable(why) => Error::Unavailable(why),
             writer::Error::Sql(error) => {
                 tracing::error!(%error, "a statement failed");
-                Error::Unavailable(error.to_string())
+                error.into()
             }
+        }
+    }
+}
+
+impl From<rusqlite::Error> for Error {
+    fn from(error: rusqlite::Error) -> Self {
+        match rows::is_illegible(&error) {
+            true => Error::Illegible(error.to_string()),
+            false => Error::Unavailable(error.to_string()),
         }
     }
 }
@@ -256,7 +268,7 @@ impl Store {
         let shared = Arc::clone(&self.shared);
         let job = move |conn: &Connection| {
             let ran = shared.apply(conn, &Target::Id(letter.receiver), letter.message)?;
-            if !matches!(ran, Ran::Refused(Error::SetAside | Error::Unavailable(_))) {
+            if !matches!(ran, Ran::Refused(Error::SetAside | Error::Illegible(_) | Error::Unavailable(_))) {
                 conn.prepare_cached("DELETE FROM letters WHERE no = ?1")?.execute([letter.no])?;
             }
             Ok(ran)

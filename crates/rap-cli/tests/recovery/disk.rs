@@ -33,7 +33,11 @@ async fn without_room_on_the_disk_nothing_is_taken_and_nothing_lost_and_it_recov
     tools.acknowledge(Mode::Later);
     api.create("sends", "call work {}").await;
     let sending = tools.next().await;
-    api.create("asks", "sleep 0.3\nsay at last").await;
+    api.create("asks", "say hello").await;
+    api.until_status("asks", "idle").await;
+    assert_eq!(api.say("asks", "sleep 0.3\nsay at last", "join").await.status, 202);
+    // The first question of a session has something to write before the model is asked.
+    api.create("fresh", "say fresh").await;
     limit_files(&rap, "0");
     tools.acknowledge(Mode::With(200));
     for number in 0..5 {
@@ -63,6 +67,7 @@ async fn without_room_on_the_disk_nothing_is_taken_and_nothing_lost_and_it_recov
     assert_eq!(api.call_back(&call, &call.result("done")).await, 200);
     api.until_acknowledged(&sending).await;
     api.until_said("asks", "at last").await;
+    api.until_said("fresh", "fresh").await;
     api.until_said("idle", "again").await;
     api.until_said("waits", "work: done").await;
     // It was acknowledged and kept in mind, so it is not sent again.
@@ -70,9 +75,10 @@ async fn without_room_on_the_disk_nothing_is_taken_and_nothing_lost_and_it_recov
     let check = || async {
         assert_eq!(api.texts("idle").await, ["say hello", "hello", "say again", "again"]);
         assert_eq!(api.texts("waits").await, ["call work {}", "done", "work: done"]);
-        assert_eq!(api.texts("asks").await, ["sleep 0.3\nsay at last", "at last"]);
+        assert_eq!(api.texts("asks").await, ["say hello", "hello", "sleep 0.3\nsay at last", "at last"]);
+        assert_eq!(api.texts("fresh").await, ["say fresh", "fresh"]);
         let threads = api.get("/v1/threads").await.body["threads"].as_array().unwrap().len();
-        assert_eq!(threads, 4);
+        assert_eq!(threads, 5);
     };
     check().await;
     rap.kill();

@@ -9,7 +9,7 @@ use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
 use serde_json::json;
 
 use super::plan::{UsedIds, plan};
-use super::{Engine, Source};
+use super::{Engine, STORE_PAUSE, Source};
 use crate::hub::Live;
 use crate::model::{self, Offered, Question, Wants};
 use crate::settings::Agent;
@@ -105,7 +105,16 @@ impl Engine {
                     return Message::TurnFailed { turn, why, again: Again::No };
                 }
                 Ok(Err(Failure::Model(model::Error::Retry { why, retry_after }))) => (why, retry_after),
-                Ok(Err(Failure::Store(error))) => (error.to_string(), None),
+                Ok(Err(Failure::Store(store::Error::Unavailable(why)))) => {
+                    // The model has nothing to do with it, and that it failed could not be written either.
+                    tracing::warn!(thread = %thread.id, turn, why, "the question waits for the store");
+                    number -= 1;
+                    tokio::time::sleep(STORE_PAUSE.1).await;
+                    continue;
+                }
+                Ok(Err(Failure::Store(error))) => {
+                    return Message::TurnFailed { turn, why: error.to_string(), again: Again::No };
+                }
                 Err(_) => (format!("no answer within {:?}", limits.model_timeout), None),
             };
             tracing::warn!(thread = %thread.id, turn, attempt = number, why, "the model could not be asked");

@@ -170,7 +170,7 @@ impl Store {
             done
         };
         match tokio::task::spawn_blocking(read).await {
-            Ok(done) => done.map_err(|error: rusqlite::Error| Error::Unavailable(error.to_string())),
+            Ok(done) => done.map_err(Error::from),
             Err(_panicked) => Err(Error::SetAside),
         }
     }
@@ -571,9 +571,7 @@ fn open_call(row: &Row<'_>) -> rusqlite::Result<(ThreadNo, rap_agent::OpenCall, 
 /// What stands in a row and can not be understood stops its own thread, not the others.
 fn legible<T>(thread: ThreadNo, read: rusqlite::Result<T>) -> rusqlite::Result<Option<T>> {
     match read {
-        Err(
-            error @ (rusqlite::Error::FromSqlConversionFailure(..) | rusqlite::Error::QueryReturnedNoRows),
-        ) => {
+        Err(error) if rows::is_illegible(&error) => {
             tracing::error!(thread, %error, "a thread is left alone: what is stored of it can not be read");
             Ok(None)
         }

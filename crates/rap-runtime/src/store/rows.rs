@@ -57,6 +57,22 @@ pub(super) fn unreadable(error: impl std::error::Error + Send + Sync + 'static) 
     rusqlite::Error::FromSqlConversionFailure(0, Type::Text, Box::new(error))
 }
 
+/// Whether the database gave what it has, and that makes no sense.
+pub(super) fn is_illegible(error: &rusqlite::Error) -> bool {
+    use rusqlite::Error::{
+        FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, QueryReturnedNoRows,
+        StatementChangedRows,
+    };
+    matches!(
+        error,
+        FromSqlConversionFailure(..)
+            | IntegralValueOutOfRange(..)
+            | InvalidColumnType(..)
+            | QueryReturnedNoRows
+            | StatementChangedRows(_)
+    )
+}
+
 pub(super) fn load(conn: &Connection, no: ThreadNo) -> rusqlite::Result<Option<Loaded>> {
     let sql = format!("SELECT {THREAD_COLUMNS} FROM threads WHERE no = ?1");
     conn.prepare_cached(&sql)?.query_row([no], loaded).optional()

@@ -53,9 +53,9 @@ async fn a_thread_that_can_not_be_read_takes_nothing_and_stops_no_other() {
     fixture.alter("UPDATE threads SET head = '{\"phase\": \"confused\"}' WHERE id = 'bad'");
     let before = fixture.rows();
     for message in [said("one"), answered(1, "two"), Message::Close] {
-        assert!(matches!(fixture.tell("bad", message).await, Err(Error::Unavailable(_))));
+        assert!(matches!(fixture.tell("bad", message).await, Err(Error::Illegible(_))));
     }
-    assert!(matches!(fixture.store.thread(id("bad")).await, Err(Error::Unavailable(_))));
+    assert!(matches!(fixture.store.thread(id("bad")).await, Err(Error::Illegible(_))));
     assert_eq!(fixture.rows(), before);
     fixture.tell("good", answered(1, "hello to you")).await.unwrap();
     fixture.tell("good", said("more")).await.unwrap();
