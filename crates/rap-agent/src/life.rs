@@ -53,7 +53,6 @@ impl Stepping<'_> {
         if self.head.children.len() == before {
             return Err(Ignored::Duplicate);
         }
-        self.close_if_done();
         Ok(())
     }
 

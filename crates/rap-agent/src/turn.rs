@@ -46,7 +46,6 @@ impl Stepping<'_> {
         if self.head.running.is_empty() {
             self.head.settled = self.head.seq;
         }
-        self.close_if_done();
     }
 
     /// A thread that was made for an event ends with it, as soon as it has nothing left to do.

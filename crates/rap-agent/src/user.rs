@@ -104,7 +104,6 @@ impl Stepping<'_> {
         } else {
             return Err(Ignored::SettledCall);
         }
-        self.close_if_done();
         Ok(())
     }
 

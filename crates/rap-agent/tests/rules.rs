@@ -952,14 +952,11 @@ fn an_events_child_with_a_child_of_its_own_is_closed_after_it() {
     );
 }
 
-/// Somebody has it in hand.
 #[test]
-fn an_events_child_that_was_interrupted_stays_open() {
+fn an_events_child_that_was_interrupted_has_nothing_left_to_do() {
     check_child(
         "
-        interrupt                  -> idle; abandon 1
-        said go on                 -> asking 2; user go on; ask 2
-        answer done:               -> closed; assistant done; notice the thread was closed; notify close; tell t0 ChildClosed
+        interrupt                  -> closed; notice the thread was closed; abandon 1; notify close; tell t0 ChildClosed
         ",
     );
 }

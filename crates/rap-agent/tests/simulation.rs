@@ -5,9 +5,15 @@
 
 #[path = "simulation/mod.rs"]
 mod sim;
+mod strict;
 
+use std::cell::Cell;
 use std::env;
+use std::rc::Rc;
 
+use rap_agent::prompt::{Prompt, anthropic, openai};
+use rap_agent::{Entry, Item};
+use serde_json::Value;
 use sim::fault::Fault;
 
 /// Seeds in each part.
@@ -129,15 +135,40 @@ fn a_call_id_that_is_not_new_is_caught() {
     is_caught(Fault::TrustsIds, &["I5", "I6"]);
 }
 
-/// Tests of prompts can take the histories of the simulation.
+/// Every history that a model is asked about gives a request that both providers accept, in which each result of the
+/// history stands once: nothing is dropped, nothing made up.
 #[test]
-fn histories_are_offered_to_other_tests() {
-    use std::{cell::Cell, rc::Rc};
+fn every_history_of_the_simulation_is_a_prompt_that_providers_accept() {
     let histories = Rc::new(Cell::new(0));
-    let counted = Rc::clone(&histories);
-    for seed in 0..20 {
-        let counted = Rc::clone(&counted);
-        sim::histories::each(seed, move |_| counted.set(counted.get() + 1));
+    for seed in 0..PROMPT_SEEDS {
+        let counted = Rc::clone(&histories);
+        sim::histories::each(seed, move |history| {
+            counted.set(counted.get() + 1);
+            check_prompt(seed, history);
+        });
     }
-    assert!(histories.get() > 200, "{} histories in 20 seeds", histories.get());
+    assert!(histories.get() > 1000, "only {} histories", histories.get());
+}
+
+const PROMPT_SEEDS: u64 = 200;
+
+fn check_prompt(seed: u64, history: &[&Entry]) {
+    let entries: Vec<Entry> = history.iter().map(|entry| (*entry).clone()).collect();
+    let prompt = Prompt::new("be good", &entries, &[]);
+    let openai = Value::Object(openai::request(&prompt).body);
+    let anthropic = Value::Object(anthropic::request(&prompt).body);
+    strict::openai_accepts(&openai).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    strict::anthropic_accepts(&anthropic).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    let calls: usize = entries
+        .iter()
+        .map(|entry| match &entry.item {
+            Item::Assistant { calls, .. } => calls.len(),
+            _ => 0,
+        })
+        .sum();
+    let results = entries.iter().filter(|entry| matches!(entry.item, Item::Result { .. })).count();
+    let told = openai["messages"].as_array().into_iter().flatten();
+    let told = told.filter(|message| message["role"] == "tool").count();
+    // A thread that waits has calls without a result; they show a placeholder.
+    assert!(results <= calls && told == calls, "seed {seed}: {calls} calls, {results} results, {told} told");
 }

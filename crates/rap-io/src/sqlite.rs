@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{Connection, MAIN_DB, OpenFlags, Transaction, TransactionBehavior, ffi};
 
 /// How long a statement waits for another process before it fails. Short, since the writer's other jobs wait
 /// as well.
@@ -22,13 +22,20 @@ const CHECKPOINT_PAGES: i64 = 8_000;
 
 /// Opens or creates the database file with the settings that all our databases have.
 pub fn open_sqlite(path: &Path) -> rusqlite::Result<Connection> {
-    open_with(path, OpenFlags::SQLITE_OPEN_CREATE)
+    writable(open_with(path, OpenFlags::SQLITE_OPEN_CREATE)?)
+}
+
+/// Opens a file that has to be there, for reading alone; it may be read-only.
+pub fn open_for_reading(path: &Path) -> rusqlite::Result<Connection> {
+    let conn = open_with(path, OpenFlags::empty())?;
+    conn.pragma_update(None, "query_only", true)?;
+    Ok(conn)
 }
 
 /// The same for a file that has to be there, and stay there: a commit to a file that was removed or replaced while it
 /// was open would be lost with the process, so it fails. Uses the connection's commit hook.
 pub fn open_existing(path: &Path) -> rusqlite::Result<Connection> {
-    let mut conn = open_with(path, OpenFlags::empty())?;
+    let mut conn = writable(open_with(path, OpenFlags::empty())?)?;
     let (path, opened) = (path.to_owned(), identity(path));
     conn.commit_hook(Some(move || {
         let lost = opened.is_none() || identity(&path) != opened;
@@ -41,6 +48,15 @@ pub fn open_existing(path: &Path) -> rusqlite::Result<Connection> {
         }
         lost
     }))?;
+    Ok(conn)
+}
+
+/// A file that we may not write is opened all the same, and would be noticed only when something has to be written.
+fn writable(conn: Connection) -> rusqlite::Result<Connection> {
+    if conn.is_readonly(MAIN_DB)? {
+        let read_only = ffi::Error::new(ffi::SQLITE_READONLY);
+        return Err(rusqlite::Error::SqliteFailure(read_only, Some("the file is read-only".into())));
+    }
     Ok(conn)
 }
 

@@ -9,6 +9,8 @@ mod ask;
 mod invoke;
 mod notify;
 mod plan;
+#[cfg(test)]
+mod tests;
 mod underway;
 mod upkeep;
 

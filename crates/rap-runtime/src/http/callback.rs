@@ -1,6 +1,5 @@
 //! The callback endpoint: where tools speak. 200 means that what was said is on disk, or was there before.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -8,6 +7,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use rap_agent::{Choice, Event, Ignored, Message, Outcome};
 use rap_protocol::{Callback, EventId, ThreadId, parse_callback};
+use sha2::{Digest, Sha256};
 
 use super::{InPath, Refused, body};
 use crate::engine::Engine;
@@ -101,9 +101,9 @@ fn event_id(headers: &HeaderMap) -> Option<EventId> {
     EventId::new(given.to_str().ok()?).ok()
 }
 
-/// Tells the questions of one call apart; the URL itself is sealed.
+/// Tells the questions of one call apart; the URL itself is sealed. It is stored, so it must never change.
 fn digest(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
+    let digest = Sha256::digest(text);
+    let (first, _) = digest.split_first_chunk::<8>().expect("bug: a digest has 32 bytes");
+    u64::from_le_bytes(*first)
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rap_agent::{Entry, Head, Message, Seq};
-use rap_io::sqlite::open_existing;
+use rap_io::sqlite::open_for_reading;
 use rap_protocol::{CallId, ResponseUrl, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::Deserialize;
@@ -34,11 +34,7 @@ impl Readers {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         match idle {
             Some(conn) => Ok(conn),
-            None => {
-                let conn = open_existing(&self.path)?;
-                conn.pragma_update(None, "query_only", true)?;
-                Ok(conn)
-            }
+            None => open_for_reading(&self.path),
         }
     }
 
