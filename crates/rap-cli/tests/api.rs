@@ -313,3 +313,49 @@ async fn without_tokens_a_foreign_host_is_refused() {
     }
     assert_eq!(rap.get("/v1/threads/sneaky").await.status, 404);
 }
+
+/// Proves: LC-30, LC-38
+#[tokio::test]
+async fn a_repeat_with_the_same_key_is_harmless() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let post = async |rap: &Rap, path: &str, key: &str, body: Value| {
+        let headers = [JSON, ("Idempotency-Key", key)];
+        rap.send("POST", path, &headers, body.to_string().as_bytes()).await
+    };
+    let made = post(&rap, "/v1/threads", "k", json!({"message": "say one"})).await.expect(201);
+    let thread = made["id"].as_str().unwrap().to_owned();
+    rap.until_line(&thread, "assistant: one").await;
+    let again = post(&rap, "/v1/threads", "k", json!({"message": "say one"})).await.expect(201);
+    assert_eq!(again["id"], *thread);
+
+    let messages = format!("/v1/threads/{thread}/messages");
+    for _ in 0..2 {
+        let said = post(&rap, &messages, "k", json!({"text": "say two"})).await.expect(202);
+        assert_eq!(said, json!({"turn": 2}));
+    }
+    rap.until_line(&thread, "assistant: two").await;
+    let rap = rap.restarted();
+    post(&rap, &messages, "k", json!({"text": "say two"})).await.expect(202);
+    post(&rap, "/v1/threads", "k", json!({"message": "say one"})).await.expect(201);
+    post(&rap, &messages, "other", json!({"text": "say three"})).await.expect(202);
+    rap.until_line(&thread, "assistant: three").await;
+    let story = [
+        "user: say one",
+        "assistant: one",
+        "user: say two",
+        "assistant: two",
+        "user: say three",
+        "assistant: three",
+    ];
+    assert_eq!(rap.story(&thread).await, story);
+    assert_eq!(rap.get("/v1/threads").await.expect(200)["threads"].as_array().unwrap().len(), 1);
+
+    // A key counts for one thread, whatever that is called.
+    post(&rap, "/v1/threads", "same", json!({"id": "threads"})).await.expect(201);
+    post(&rap, "/v1/threads/threads/messages", "same", json!({"text": "say hello"})).await.expect(202);
+    rap.until_line("threads", "assistant: hello").await;
+    for key in ["", &"x".repeat(257)] {
+        assert_eq!(post(&rap, "/v1/threads", key, json!({})).await.refusal(), (400, "invalid"));
+    }
+}

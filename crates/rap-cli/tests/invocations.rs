@@ -306,8 +306,10 @@ async fn one_place_is_enough_for_many_threads() {
     }
     for thread in &threads {
         rap.until_line(thread, "assistant: work: done\nwork: done\nwork: done").await;
+        // Three calls and six words: no question was asked twice.
+        assert_eq!(rap.thread(thread).await["usage"]["output"], 9);
     }
-    assert_eq!(tools.count(INVOKE), 60);
+    assert_eq!(tools.count(INVOKE), 60, "none was sent twice");
 }
 
 /// Arguments are checked before anything is sent, and what is wrong is named by its path.

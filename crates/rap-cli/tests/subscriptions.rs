@@ -398,12 +398,16 @@ async fn a_child_that_has_nothing_left_to_do_is_closed() {
     rap.until_status(&child, "closed").await;
 
     // A client cancels what it waits for.
-    watch.says(&watch.event("two")).await;
-    let inner = tools.invocation().await;
-    inner.confirms("watching").await;
-    rap.until_idle(inner.thread()).await;
-    rap.order(inner.thread(), &format!("calls/{}/cancel", inner.id())).await.expect(202);
-    rap.until_status(inner.thread(), "closed").await;
+    for order in ["calls/ID/cancel", "interrupt"] {
+        watch.says(&watch.event("again")).await;
+        let inner = tools.invocation().await;
+        if order != "interrupt" {
+            inner.confirms("watching").await;
+            rap.until_idle(inner.thread()).await;
+        }
+        rap.order(inner.thread(), &order.replace("ID", inner.id())).await.expect(202);
+        rap.until_status(inner.thread(), "closed").await;
+    }
     rap.until(&thread, "without children", |thread| thread["children"] == 0).await;
 }
 

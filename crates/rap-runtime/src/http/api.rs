@@ -133,7 +133,8 @@ pub(super) async fn create_thread(
         return Err(Refused::invalid(format!("title: at most {TITLE_CHARS} characters")));
     }
     let new = NewThread { id, agent: known_agent(&engine, agent)?, user_id, title, message };
-    let receipt = engine.store.create(new, digest(&headers, "threads")?).await?;
+    // No thread can have this name: an id has no slash in it.
+    let receipt = engine.store.create(new, digest(&headers, "/v1/threads")?).await?;
     let row = engine.store.thread(receipt.thread).await?;
     Ok((StatusCode::CREATED, Json(json::thread(&row))))
 }
