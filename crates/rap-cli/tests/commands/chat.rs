@@ -1,0 +1,123 @@
+//! Talking to an agent.
+
+use crate::support::{Running, Runtime, plain};
+
+#[test]
+fn lines_of_a_pipe_are_said_one_after_the_other() {
+    let runtime = Runtime::start();
+    let mut chat = Running::on_pipes(runtime.command(&["chat"]));
+    chat.type_in("say hello\ncall slow {\"seconds\": 1.2}\ncall choose\nblue\nsay bye\n");
+    chat.end_input();
+    assert_eq!(chat.exit(), Some(0));
+    let expected = "you     say hello\n\
+                    agent   hello\n\
+                    you     call slow {\"seconds\": 1.2}\n\
+                    call    slow {\"seconds\":1.2} (call_2_1)\n\
+                    result  slow after 1.2 s: slept 1.2\n\
+                    agent   slow: slept 1.2\n\
+                    you     call choose\n\
+                    call    choose {} (call_4_1)\n\
+                    choose asks: Which colour?\n  1) red\n  2) green (default)\n  3) blue\n        \
+                    answer with a number; anything else is said to the agent\n\
+                    result  choose: chose blue\n\
+                    agent   choose: chose blue\n\
+                    you     say bye\n\
+                    agent   bye\n";
+    assert_eq!(chat.seen, expected);
+}
+
+#[test]
+fn an_event_wakes_the_agent_in_front_of_everybody() {
+    let runtime = Runtime::start();
+    runtime.ok(&["threads", "new", "--id", "t"]);
+    let mut chat = Running::on_pipes(runtime.command(&["chat", "t"]));
+    chat.type_in("call tick {\"after_ms\": 300}\n");
+    chat.expect("result  tick: Ticking. Subscription ID: call_1_1\n");
+    chat.expect("woken   by an event of tick\nresult  tick: tick tock\n");
+    chat.expect("agent   tick: tick tock\n");
+    chat.end_input();
+    assert_eq!(chat.exit(), Some(0));
+}
+
+#[test]
+fn a_question_that_nobody_is_left_to_answer_is_a_failure() {
+    let runtime = Runtime::start();
+    runtime.ok(&["threads", "new", "--id", "t"]);
+    let mut chat = Running::on_pipes(runtime.command(&["chat", "t"]));
+    chat.type_in("call choose\n");
+    chat.end_input();
+    assert_eq!(chat.exit(), Some(1));
+    assert!(chat.seen.contains("rap: answer with: rap inbox answer t call_1_1 CHOICE\n"), "{}", chat.seen);
+}
+
+#[test]
+fn a_chat_goes_on_after_a_restart_of_the_runtime() {
+    let mut runtime = Runtime::start();
+    let mut chat = Running::on_pipes(runtime.command(&["chat"]));
+    chat.type_in("say one\n");
+    chat.expect("agent   one\n");
+    chat.type_in("call slow {\"seconds\": 2}\n");
+    chat.expect("call    slow");
+    runtime.kill();
+    chat.expect("the connection is lost; connecting again\n");
+    runtime.start_again();
+    chat.expect("connected again\n");
+    chat.expect("agent   slow: slept 2\n");
+    runtime.kill();
+    chat.expect("the connection is lost; connecting again\n");
+    chat.type_in("say two\n");
+    chat.end_input();
+    runtime.start_again();
+    assert_eq!(chat.exit(), Some(0));
+    let seen = plain(&chat.seen);
+    assert!(seen.ends_with("you     say two\nagent   two\n"), "{seen}");
+    for once in ["you     say one", "agent   one", "you     say two", "result  slow", "agent   slow"] {
+        assert_eq!(seen.matches(once).count(), 1, "{once}: {seen}");
+    }
+}
+
+#[test]
+fn a_terminal_streams_asks_stops_and_leaves() {
+    let runtime = Runtime::start();
+    runtime.ok(&["threads", "new", "say before", "--id", "t", "--wait"]);
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat", "t"]), 80);
+    chat.expect("thread t, agent default; ^C stops the agent, ^C twice or ^D leaves");
+    chat.expect("agent   before");
+    chat.type_in("say one\r");
+    chat.expect("agent   one");
+    chat.type_in("call choose\r");
+    chat.expect("3) blue");
+    chat.type_in("3\r");
+    chat.expect("agent   choose: chose blue");
+    chat.type_in("call authorize\r");
+    chat.expect("authorize wants you to sign in: open http://127.0.0.1:");
+    chat.type_in("\x03");
+    chat.expect("stopped; ^C again or ^D leaves");
+    chat.expect("interrupted");
+    chat.type_in("say two\r");
+    chat.expect("agent   two");
+    chat.type_in("\x04");
+    chat.expect("come back with: rap chat t");
+    assert_eq!(chat.exit(), Some(0));
+    assert_eq!(runtime.json(&["threads", "show", "t", "--json"])["status"], "idle");
+}
+
+#[test]
+fn interrupting_twice_leaves_a_terminal() {
+    let runtime = Runtime::start();
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
+    chat.expect("> ");
+    chat.type_in("\x03");
+    chat.expect("^C again or ^D leaves");
+    chat.type_in("\x03");
+    assert_eq!(chat.exit(), Some(0));
+}
+
+#[test]
+fn a_call_that_runs_says_for_how_long() {
+    let runtime = Runtime::start();
+    let mut chat = Running::on_pipes(runtime.command(&["chat"]));
+    chat.type_in("call slow {\"seconds\": 6.5}\n");
+    chat.expect("… slow (call_1_1) has been running for 5 s\n");
+    chat.expect("result  slow after 6.5 s: slept 6.5\n");
+}

@@ -1,0 +1,148 @@
+//! What listings and descriptions show.
+
+use crate::support::{Running, Runtime, plain};
+
+/// A thread in each state.
+fn busy_runtime() -> Runtime {
+    let runtime = Runtime::start();
+    runtime.ok(&["threads", "new", "say hi", "--id", "calm", "--title", "A calm one", "--wait"]);
+    runtime.ok(&["threads", "new", "call slow {\"seconds\": 1000}", "--id", "slow"]);
+    runtime.ok(&["threads", "new", "call choose", "--id", "pick"]);
+    runtime.ok(&["threads", "new", "call authorize", "--id", "auth"]);
+    runtime.ok(&["threads", "new", "call tick {\"after_ms\": 1000000}", "--id", "tick", "--wait"]);
+    runtime.until_status("slow", "waiting");
+    runtime.until_status("pick", "needs_you");
+    runtime.until_status("auth", "needs_you");
+    runtime
+}
+
+/// The row of a table that begins with this word.
+fn row<'a>(table: &'a str, first: &str) -> &'a str {
+    table
+        .lines()
+        .find(|line| line.split_whitespace().next() == Some(first))
+        .unwrap_or_else(|| panic!("{table}"))
+}
+
+#[test]
+fn listings_show_what_agents_wait_on() {
+    let runtime = busy_runtime();
+    let threads = runtime.ok(&["threads", "ls"]);
+    assert!(threads.starts_with("ID    STATUS     AGENT"), "{threads}");
+    assert!(row(&threads, "calm").contains("A calm one"));
+    assert!(row(&threads, "slow").contains("waiting") && row(&threads, "slow").contains("slow for"));
+    assert!(row(&threads, "pick").contains("needs you"));
+    assert!(row(&threads, "tick").ends_with("events of tick"));
+    let calls = runtime.ok(&["calls", "ls"]);
+    assert!(row(&calls, "slow").contains("call_1_1") && row(&calls, "slow").ends_with("none      taken"));
+    let subscriptions = runtime.ok(&["subs", "ls"]);
+    assert!(row(&subscriptions, "tick").contains("call_1_1  tick"), "{subscriptions}");
+    let inbox = runtime.ok(&["inbox", "ls"]);
+    assert!(row(&inbox, "pick").ends_with("Which colour? 1) red, 2) green, 3) blue"), "{inbox}");
+    assert!(row(&inbox, "auth").contains("sign in: http://127.0.0.1:"), "{inbox}");
+    let tools = runtime.ok(&["tools", "ls"]);
+    assert!(row(&tools, "echo").ends_with("Says back what it is told."), "{tools}");
+}
+
+#[test]
+fn listings_give_the_json_of_the_api() {
+    let runtime = busy_runtime();
+    let threads = runtime.json(&["threads", "ls", "--json"]);
+    assert_eq!(threads["threads"].as_array().unwrap().len(), 5);
+    assert_eq!(runtime.json(&["calls", "ls", "--json"])["calls"][0]["call_id"], "call_1_1");
+    assert_eq!(runtime.json(&["subs", "ls", "--json"])["subscriptions"][0]["thread_id"], "tick");
+    assert_eq!(runtime.json(&["inbox", "ls", "--json"])["items"].as_array().unwrap().len(), 2);
+    assert_eq!(runtime.json(&["tools", "ls", "--json"])["servers"][0]["name"], "sink");
+    assert_eq!(runtime.json(&["threads", "show", "calm", "--json"])["title"], "A calm one");
+    let entries = runtime.ok(&["threads", "tail", "calm", "--json", "--once"]);
+    let entries: Vec<serde_json::Value> =
+        entries.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(entries.len(), 2);
+    assert_eq!((&entries[0]["kind"], &entries[1]["text"]), (&"user".into(), &"hi".into()));
+}
+
+#[test]
+fn show_says_what_a_sleeping_agent_waits_on() {
+    let runtime = busy_runtime();
+    let show = |thread| runtime.ok(&["threads", "show", thread]);
+    let slow = show("slow");
+    assert!(slow.contains("waiting on 1 call\n  waits for `slow` (call_1_1) for"), "{slow}");
+    assert!(slow.ends_with("; no time-out\n"), "{slow}");
+    let pick = show("pick");
+    let answer = "Which colour? red, green, blue; answer with: rap inbox answer pick call_1_1 CHOICE";
+    assert!(pick.contains("needs you:\n  `choose` asked ") && pick.contains(answer), "{pick}");
+    assert!(show("auth").contains("to sign in: open http://127.0.0.1:"), "{}", show("auth"));
+    assert!(show("tick").contains("subscribed to `tick` (call_1_1) for"), "{}", show("tick"));
+    assert!(show("calm").contains("talk to it with: rap chat calm"), "{}", show("calm"));
+    runtime.ok(&["threads", "close", "calm"]);
+    assert!(show("calm").contains("closed just now") || show("calm").contains("closed 1 s ago"));
+}
+
+#[test]
+fn threads_are_filtered_and_paged() {
+    let runtime = busy_runtime();
+    let waiting = runtime.ok(&["threads", "ls", "--status", "waiting"]);
+    assert_eq!(waiting.lines().count(), 2, "{waiting}");
+    let needy = runtime.json(&["threads", "ls", "--status", "needs-you", "--json"]);
+    assert_eq!(needy["threads"].as_array().unwrap().len(), 2);
+    let two = runtime.run(&["threads", "ls", "--limit", "2"]);
+    assert_eq!((two.out.lines().count(), two.err.as_str()), (3, "there are more: --all lists them\n"));
+    assert_eq!(runtime.ok(&["threads", "ls", "--all"]).lines().count(), 6);
+    assert!(runtime.ok(&["threads", "ls", "--parent", "calm"]).starts_with("there are no such threads"));
+}
+
+#[test]
+fn an_empty_listing_says_so() {
+    let runtime = Runtime::start();
+    let table = [
+        ("threads", "there are no such threads; rap chat makes one\n"),
+        ("calls", "no call is open\n"),
+        ("subs", "nothing is subscribed to\n"),
+        ("inbox", "nothing waits for you\n"),
+    ];
+    for (listing, expected) in table {
+        assert_eq!(runtime.ok(&[listing, "ls"]), expected);
+    }
+}
+
+#[test]
+fn a_table_fits_its_terminal() {
+    let runtime = Runtime::start();
+    let title = "a title that is much longer than any terminal of sixty columns could ever show";
+    runtime.ok(&["threads", "new", "--id", "long", "--title", title]);
+    let mut listing = Running::on_a_terminal(runtime.command(&["threads", "ls"]), 60);
+    assert_eq!(listing.exit(), Some(0));
+    assert!(listing.seen.contains("\x1b[1mID"), "headings are bold: {:?}", listing.seen);
+    let text = plain(&listing.seen);
+    assert!(text.contains("a title that") && text.contains('…'), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
+    assert!(runtime.ok(&["threads", "ls"]).contains(title), "a pipe gets all of it");
+}
+
+#[test]
+fn tail_goes_on_until_the_thread_is_closed() {
+    let runtime = Runtime::start();
+    runtime.ok(&["threads", "new", "say one", "--id", "t", "--wait"]);
+    let mut tail = Running::on_pipes(runtime.command(&["threads", "tail", "t"]));
+    tail.expect("you     say one\nagent   one\n");
+    runtime.ok(&["threads", "send", "t", "call echo {\"text\": \"two\"}"]);
+    tail.expect("call    echo {\"text\":\"two\"} (call_2_1)\n");
+    tail.expect("result  echo: echo two\nagent   echo: echo two\n");
+    runtime.ok(&["threads", "close", "t"]);
+    tail.expect("(closed)");
+    assert_eq!(tail.exit(), Some(0));
+}
+
+#[test]
+fn tail_goes_on_after_a_restart() {
+    let mut runtime = Runtime::start();
+    runtime.ok(&["threads", "new", "say one", "--id", "t", "--wait"]);
+    let mut tail = Running::on_pipes(runtime.command(&["threads", "tail", "t"]));
+    tail.expect("agent   one\n");
+    runtime.kill();
+    tail.expect("the connection is lost; connecting again\n");
+    runtime.start_again();
+    runtime.ok(&["threads", "send", "t", "say two"]);
+    tail.expect("agent   two\n");
+    assert_eq!(plain(&tail.seen).matches("agent   one").count(), 1);
+}

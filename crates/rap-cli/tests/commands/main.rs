@@ -1,0 +1,8 @@
+//! The real binary against a real runtime: what each command prints, and how it exits.
+
+mod chat;
+mod demo;
+mod listings;
+mod mistakes;
+mod orders;
+mod support;

@@ -1,0 +1,337 @@
+//! A real runtime, a real tool server, and the real binary.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rap_tool::prelude::*;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Nothing in these tests takes this long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Says back what it is told.
+#[derive(Deserialize, JsonSchema)]
+struct Echo {
+    text: String,
+}
+
+/// Takes its time.
+#[derive(Deserialize, JsonSchema)]
+struct Slow {
+    seconds: f64,
+}
+
+/// Ticks once after so many milliseconds.
+#[derive(Deserialize, JsonSchema)]
+struct Tick {
+    after_ms: u64,
+}
+
+/// Lets the user choose a colour.
+#[derive(Deserialize, JsonSchema)]
+struct Choose {}
+
+/// Sends the user to a page of consent.
+#[derive(Deserialize, JsonSchema)]
+struct Authorize {}
+
+async fn slow(args: Slow, call: Call) -> Result<String> {
+    tokio::select! {
+        () = tokio::time::sleep(Duration::from_secs_f64(args.seconds)) => Ok(format!("slept {}", args.seconds)),
+        () = call.cancelled() => Err(Error::new("stopped early")),
+    }
+}
+
+async fn tick(args: Tick, subscribe: Subscribe) -> Result<()> {
+    let subscription = subscribe.confirm("Ticking.").await?;
+    tokio::time::sleep(Duration::from_millis(args.after_ms)).await;
+    subscription.send(Event::new("tick tock").associative()).await?;
+    std::future::pending().await
+}
+
+async fn choose(_: Choose, call: Call) -> Result<String> {
+    let colours = ["red", "green", "blue"];
+    let chosen = call.choose("Which colour?", colours, 1).await?;
+    Ok(format!("chose {}", colours[chosen]))
+}
+
+async fn authorize(_: Authorize, call: Call) -> Result<&'static str> {
+    call.authorize(call.redirect_url()).await?;
+    Ok("authorized")
+}
+
+/// A tool server in a thread of its own, which ends with the process.
+fn serve_tools(data: &Path) -> String {
+    let server = ToolServer::new("sink")
+        .tool("echo", |args: Echo, _: Call| async move { Ok(format!("echo {}", args.text)) })
+        .tool("slow", slow)
+        .subscription("tick", tick)
+        .tool("choose", choose)
+        .tool("authorize", authorize)
+        .data(data);
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let bound = server.bind("127.0.0.1:0").await.unwrap();
+            sender.send(bound.url().to_owned()).unwrap();
+            bound.run_until(std::future::pending()).await;
+        });
+    });
+    receiver.recv().unwrap()
+}
+
+/// A runtime as a process. It is killed when it is dropped.
+pub struct Runtime {
+    directory: TempDir,
+    address: String,
+    child: Child,
+}
+
+impl Runtime {
+    pub fn start() -> Runtime {
+        Runtime::start_with("")
+    }
+
+    /// With more in `[server]`.
+    pub fn start_with(server: &str) -> Runtime {
+        let directory = tempfile::tempdir().unwrap();
+        let tools = serve_tools(&directory.path().join("tools"));
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let config =
+            format!("[server]\nlisten = \"{address}\"\n{server}\n[[tool_server]]\nurl = \"{tools}\"\n");
+        std::fs::write(directory.path().join("rap.toml"), config).unwrap();
+        let child = spawn(directory.path(), &address);
+        Runtime { directory, address, child }
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub fn start_again(&mut self) {
+        self.child = spawn(self.directory.path(), &self.address);
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = rap(arguments);
+        command.env("RAP_URL", self.url());
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Told {
+        told(&mut self.command(arguments))
+    }
+
+    /// What it prints, if it does what it is told.
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let told = self.run(arguments);
+        assert_eq!(told.code, Some(0), "rap {}: {told:?}", arguments.join(" "));
+        told.out
+    }
+
+    /// What it complains of, if it fails.
+    pub fn fails(&self, arguments: &[&str]) -> String {
+        let told = self.run(arguments);
+        assert_eq!((told.code, told.out.as_str()), (Some(1), ""), "rap {}", arguments.join(" "));
+        told.err
+    }
+
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(arguments)).unwrap()
+    }
+
+    /// Waits until the thread is at this.
+    pub fn until_status(&self, thread: &str, status: &str) {
+        let is_so = || self.json(&["threads", "show", thread, "--json"])["status"] == status;
+        until(&format!("{thread} is {status}"), is_so);
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn spawn(directory: &Path, address: &str) -> Child {
+    let mut command = rap(&["serve"]);
+    command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let child = command.spawn().unwrap();
+    until("the runtime listens", || TcpStream::connect(address).is_ok());
+    child
+}
+
+/// The binary, away from the environment of whoever runs the tests.
+pub fn rap(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rap"));
+    command.args(arguments).env_clear().stdin(Stdio::null());
+    command
+}
+
+#[derive(Debug)]
+pub struct Told {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+pub fn told(command: &mut Command) -> Told {
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Told { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+pub fn until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited too long until {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A running command, whose output is read as it comes.
+pub struct Running {
+    child: Child,
+    input: Option<Box<dyn Write>>,
+    output: mpsc::Receiver<String>,
+    pub seen: String,
+}
+
+impl Running {
+    /// With pipes on both sides.
+    pub fn on_pipes(mut command: Command) -> Running {
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (sender, output) = mpsc::channel();
+        let input: ChildStdin = child.stdin.take().unwrap();
+        follow(BufReader::new(child.stdout.take().unwrap()), sender.clone());
+        follow(BufReader::new(child.stderr.take().unwrap()), sender);
+        Running { child, input: Some(Box::new(input)), output, seen: String::new() }
+    }
+
+    /// On a terminal of this width.
+    pub fn on_a_terminal(mut command: Command, width: u16) -> Running {
+        use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+        use rustix::termios::{Winsize, tcsetwinsize};
+        let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&terminal).unwrap();
+        unlockpt(&terminal).unwrap();
+        tcsetwinsize(&terminal, Winsize { ws_row: 24, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        let name = ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap();
+        let side = || std::fs::File::options().read(true).write(true).open(&name).unwrap();
+        command.env("TERM", "xterm").stdin(side()).stdout(side()).stderr(side());
+        let child = command.spawn().unwrap();
+        // The command holds the other side as long as it is there.
+        drop(command);
+        let terminal = std::fs::File::from(terminal);
+        let (sender, output) = mpsc::channel();
+        let mut screen = terminal.try_clone().unwrap();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // A terminal whose other side is closed can not be read.
+            while let Ok(count @ 1..) = screen.read(&mut bytes) {
+                if sender.send(String::from_utf8_lossy(&bytes[..count]).into_owned()).is_err() {
+                    return;
+                }
+            }
+        });
+        Running { child, input: Some(Box::new(terminal)), output, seen: String::new() }
+    }
+
+    pub fn type_in(&mut self, text: &str) {
+        let input = self.input.as_mut().unwrap();
+        input.write_all(text.as_bytes()).unwrap();
+        input.flush().unwrap();
+    }
+
+    pub fn end_input(&mut self) {
+        self.input = None;
+    }
+
+    /// Waits until this was printed, behind everything that was waited for before.
+    pub fn expect(&mut self, text: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut fresh = String::new();
+        loop {
+            if let Some(at) = plain(&fresh).find(text) {
+                let rest = plain(&fresh)[at + text.len()..].to_owned();
+                self.seen.push_str(&fresh);
+                self.unseen(rest);
+                return;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.output.recv_timeout(left) {
+                Ok(more) => fresh.push_str(&more),
+                Err(_) => panic!("`{text}` was not printed, but:\n{}{fresh}", self.seen),
+            }
+        }
+    }
+
+    /// What came together with what was waited for is looked at again.
+    fn unseen(&mut self, rest: String) {
+        let (sender, output) = mpsc::channel();
+        let later = std::mem::replace(&mut self.output, output);
+        sender.send(rest).unwrap();
+        std::thread::spawn(move || {
+            for more in later {
+                if sender.send(more).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for its end; what it printed is in `seen`.
+    pub fn exit(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + PATIENCE * 3;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                while let Ok(more) = self.output.recv_timeout(Duration::from_millis(200)) {
+                    self.seen.push_str(&more);
+                }
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn follow(reader: impl BufRead + Send + 'static, sender: mpsc::Sender<String>) {
+    std::thread::spawn(move || {
+        for line in reader.lines() {
+            let Ok(line) = line else { return };
+            if sender.send(format!("{line}\n")).is_err() {
+                return;
+            }
+        }
+    });
+}
+
+/// Without colours and the movements of a cursor.
+pub fn plain(text: &str) -> String {
+    anstream::adapter::strip_str(text).to_string()
+}
