@@ -192,6 +192,7 @@ fn offered(agent: &Agent, tools: &SessionTools) -> Arc<[Offered]> {
     remote.chain([cancel_subscription()]).collect()
 }
 
+// Argued: SE-28 the description asks for it; `close_thread`, which would name what is active, is not there yet
 fn cancel_subscription() -> Offered {
     let schema = json!({
         "type": "object",
