@@ -36,7 +36,7 @@ fn id(text: &str) -> ThreadId {
 async fn create(engine: &Engine, thread: &str) {
     let message = Some("say hello".into());
     let new = NewThread { id: id(thread), agent: "default".into(), user_id: None, title: None, message };
-    engine.store.create(new).await.unwrap();
+    engine.store.create(new, None).await.unwrap();
     until(engine, thread, Status::Idle).await;
 }
 

@@ -82,7 +82,7 @@ impl Fixture {
     }
 
     async fn create(&self, thread: &str, message: Option<&str>) -> Receipt {
-        self.store.create(new(thread, message)).await.unwrap()
+        self.store.create(new(thread, message), None).await.unwrap()
     }
 
     async fn tell(&self, thread: &str, message: Message) -> Result<Receipt, Error> {
@@ -241,7 +241,7 @@ async fn queue_step(store: &Store, thread: &str, message: Message) -> Pending<Re
 
 async fn queue_create(store: &Store, thread: &str, message: &str) -> Pending<Receipt> {
     let (store, new) = (store.clone(), new(thread, Some(message)));
-    queue(async move { store.create(new).await }).await
+    queue(async move { store.create(new, None).await }).await
 }
 
 async fn queue_sql(store: &Store, sql: &'static str) -> Pending<()> {

@@ -25,8 +25,8 @@ async fn every_reply_of_a_batch_waits_for_its_commit_refusals_included() {
     assert_eq!(fixture.rows(), before);
     assert!(fixture.acted.take().is_empty());
     last.release().await.unwrap();
-    assert_eq!(made.await.unwrap(), Receipt { turn: 1 });
-    assert_eq!(taken.await.unwrap(), Receipt { turn: 1 });
+    assert_eq!(made.await.unwrap().turn, 1);
+    assert_eq!(taken.await.unwrap().turn, 1);
     assert!(matches!(refused.await, Err(Error::Ignored(Ignored::Busy))));
     assert!(matches!(unknown.await, Err(Error::NoThread)));
     assert!(matches!(exists.await, Err(Error::Exists)));
@@ -58,7 +58,7 @@ async fn check_lost(sql: &'static str) {
     assert!(fixture.acted.take().is_empty(), "{sql}");
     assert!(matches!(fixture.tell("new", said("hello")).await, Err(Error::NoThread)), "{sql}");
     let next = fixture.tell("old", said_when_busy("four", OnBusy::Reject)).await.unwrap();
-    assert_eq!(next, Receipt { turn: 2 }, "{sql}");
+    assert_eq!(next.turn, 2, "{sql}");
     assert_eq!(fixture.words("old").await, ["hello", "hello to you", "four"], "{sql}");
     assert_eq!(fixture.acted.take().len(), 1, "{sql}");
 }
@@ -121,7 +121,7 @@ async fn a_step_that_finds_no_room_on_the_disk_is_refused_and_what_fits_is_taken
         assert_eq!(fixture.rows(), before);
     }
     assert!(fixture.acted.take().is_empty());
-    assert_eq!(fixture.tell("thread", said("small")).await.unwrap(), Receipt { turn: 1 });
+    assert_eq!(fixture.tell("thread", said("small")).await.unwrap().turn, 1);
     pages(1_000_000).await;
     fixture.tell("thread", said(&large)).await.unwrap();
     assert_eq!(fixture.words("thread").await, ["small", &large]);
@@ -183,13 +183,13 @@ async fn a_step_never_rests_on_a_head_that_is_not_the_one_in_the_database() {
     // Remembered is a busy one; in the database it is idle: what the remembered one would refuse is taken.
     write_behind(&fixture, "thread", &Head { turn: 7, ..idle.clone() });
     let taken = fixture.tell("thread", said_when_busy("two", OnBusy::Reject)).await.unwrap();
-    assert_eq!(taken, Receipt { turn: 8 });
+    assert_eq!(taken.turn, 8);
     assert_eq!(fixture.words("thread").await, ["hello", "hello to you", "two"]);
     // Both kinds step, but differently.
     let now = fixture.head("thread").await;
     write_behind(&fixture, "thread", &Head { turn: 20, ..now });
     assert!(matches!(fixture.tell("thread", answered(8, "stale")).await, Err(Error::Ignored(_))));
-    assert_eq!(fixture.tell("thread", answered(20, "fresh")).await.unwrap(), Receipt { turn: 20 });
+    assert_eq!(fixture.tell("thread", answered(20, "fresh")).await.unwrap().turn, 20);
 }
 
 /// Proves: LC-38
@@ -276,6 +276,36 @@ async fn what_is_written_beside_a_step_stands_with_it_or_neither_does() {
     let refused = step(answered(7, "stale"), mark).await;
     assert!(matches!(refused, Err(Error::Ignored(Ignored::StaleTurn))), "{refused:?}");
     assert!(fixture.store.toolset("mark".into()).await.unwrap().is_none());
-    assert_eq!(step(answered(1, "an answer"), mark).await.unwrap(), Receipt { turn: 1 });
+    assert_eq!(step(answered(1, "an answer"), mark).await.unwrap().turn, 1);
     assert!(fixture.store.toolset("mark".into()).await.unwrap().is_some());
+}
+
+/// Proves: LC-30, LC-38
+#[tokio::test]
+async fn a_request_of_a_client_that_is_repeated_counts_once_also_after_a_lost_batch_and_a_restart() {
+    let fixture = Fixture::new();
+    let digest = Some([7; 32]);
+    let store = fixture.store.clone();
+    let gate = Gate::hold(&store).await;
+    let again = store.clone();
+    let made = queue(async move { again.create(new("thread", Some("hello")), digest).await }).await;
+    let loses = queue_sql(&store, "ROLLBACK").await;
+    assert!(gate.release().await.is_err() && made.await.is_err() && loses.await.is_err());
+    // Nothing of it stands, so the repeat is the first.
+    let first = store.create(new("thread", Some("hello")), digest).await.unwrap();
+    assert_eq!(store.create(new("thread", Some("hello")), digest).await.unwrap(), first);
+    drop(store);
+    let fixture = fixture.reopen().await;
+    assert_eq!(fixture.store.create(new("thread", Some("hello")), digest).await.unwrap(), first);
+    let other = fixture.store.create(new("thread", Some("hello")), Some([8; 32])).await;
+    assert!(matches!(other, Err(Error::Exists)), "{other:?}");
+    let say = |digest| {
+        let later = said_when_busy("later", OnBusy::Enqueue);
+        fixture.store.step_once(target("thread"), later, Some(digest))
+    };
+    assert_eq!(say([9; 32]).await.unwrap(), say([9; 32]).await.unwrap());
+    assert_eq!(fixture.head("thread").await.queued.inputs, 1);
+    say([10; 32]).await.unwrap();
+    assert_eq!(fixture.head("thread").await.queued.inputs, 2);
+    assert_eq!(fixture.words("thread").await, ["hello"]);
 }
