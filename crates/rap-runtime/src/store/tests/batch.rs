@@ -279,3 +279,33 @@ async fn what_is_written_beside_a_step_stands_with_it_or_neither_does() {
     assert_eq!(step(answered(1, "an answer"), mark).await.unwrap().turn, 1);
     assert!(fixture.store.toolset("mark".into()).await.unwrap().is_some());
 }
+
+/// Proves: LC-30, LC-38
+#[tokio::test]
+async fn a_request_of_a_client_that_is_repeated_counts_once_also_after_a_lost_batch_and_a_restart() {
+    let fixture = Fixture::new();
+    let digest = Some([7; 32]);
+    let store = fixture.store.clone();
+    let gate = Gate::hold(&store).await;
+    let again = store.clone();
+    let made = queue(async move { again.create(new("thread", Some("hello")), digest).await }).await;
+    let loses = queue_sql(&store, "ROLLBACK").await;
+    assert!(gate.release().await.is_err() && made.await.is_err() && loses.await.is_err());
+    // Nothing of it stands, so the repeat is the first.
+    let first = store.create(new("thread", Some("hello")), digest).await.unwrap();
+    assert_eq!(store.create(new("thread", Some("hello")), digest).await.unwrap(), first);
+    drop(store);
+    let fixture = fixture.reopen().await;
+    assert_eq!(fixture.store.create(new("thread", Some("hello")), digest).await.unwrap(), first);
+    let other = fixture.store.create(new("thread", Some("hello")), Some([8; 32])).await;
+    assert!(matches!(other, Err(Error::Exists)), "{other:?}");
+    let say = |digest| {
+        let later = said_when_busy("later", OnBusy::Enqueue);
+        fixture.store.step_once(target("thread"), later, Some(digest))
+    };
+    assert_eq!(say([9; 32]).await.unwrap(), say([9; 32]).await.unwrap());
+    assert_eq!(fixture.head("thread").await.queued.inputs, 1);
+    say([10; 32]).await.unwrap();
+    assert_eq!(fixture.head("thread").await.queued.inputs, 2);
+    assert_eq!(fixture.words("thread").await, ["hello"]);
+}
