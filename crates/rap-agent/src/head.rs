@@ -22,7 +22,7 @@ pub struct Head {
     /// Answers in a row that a user's message dropped.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub dropped: u8,
-    /// Since when the model has not answered.
+    /// Since when the model has not answered, though nobody did anything about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing_since: Option<Timestamp>,
     /// The last entry.

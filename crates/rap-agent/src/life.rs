@@ -50,7 +50,10 @@ impl Stepping<'_> {
     pub(crate) fn forget_child(&mut self, child: &ThreadId) -> Result<(), Ignored> {
         let before = self.head.children.len();
         self.head.children.retain(|known| known != child);
-        if self.head.children.len() == before { Err(Ignored::Duplicate) } else { Ok(()) }
+        if self.head.children.len() == before {
+            return Err(Ignored::Duplicate);
+        }
+        Ok(())
     }
 
     pub(crate) fn due(&mut self) -> Result<(), Ignored> {
@@ -59,10 +62,8 @@ impl Stepping<'_> {
         }
         match self.head.phase {
             Phase::Waiting => self.join(),
-            _ => {
-                self.release(Queue::Held);
-                self.ask();
-            }
+            // As when a batch closes: what waited is news to the model.
+            _ => self.close_batch(),
         }
         Ok(())
     }

@@ -263,6 +263,7 @@ pub fn step(head: Head, message: Message, now: Timestamp, limits: &Limits) -> Re
         Message::Noted { text } => step.append(Item::notice(text)),
         Message::ChildClosed { child } => step.forget_child(&child)?,
     }
+    step.close_if_done();
     Ok(step.done())
 }
 

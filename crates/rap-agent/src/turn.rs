@@ -46,17 +46,17 @@ impl Stepping<'_> {
         if self.head.running.is_empty() {
             self.head.settled = self.head.seq;
         }
-        if self.is_done() {
-            self.close();
-        }
     }
 
-    /// A thread that was made for an event ends with it.
-    fn is_done(&self) -> bool {
+    /// A thread that was made for an event ends with it, as soon as it has nothing left to do.
+    pub(crate) fn close_if_done(&mut self) {
         let head = &self.head;
         let nothing_left =
             head.running.is_empty() && head.subscriptions.is_empty() && head.children.is_empty();
-        matches!(head.origin, Origin::Event { .. }) && nothing_left
+        let event = matches!(head.origin, Origin::Event { .. });
+        if event && head.phase == Phase::Idle && nothing_left {
+            self.close();
+        }
     }
 
     /// The open calls go on in the background, what waited is written, and the model is asked.
@@ -141,6 +141,8 @@ impl Stepping<'_> {
     }
 
     pub(crate) fn fail(&mut self, why: String, again: Again) {
+        // A question without an answer is not the model talking to itself.
+        self.head.turns_awake = self.head.turns_awake.saturating_sub(1);
         let since = *self.head.failing_since.get_or_insert(self.now);
         let failing_for = self.now.since(since);
         let (shortest, longest) = RETRY_PAUSE;

@@ -12,7 +12,11 @@ const DROPS: u8 = 2;
 impl Stepping<'_> {
     pub(crate) fn hear(&mut self, text: String, on_busy: OnBusy) -> Result<(), Ignored> {
         match (&self.head.phase, on_busy) {
-            (Phase::Idle | Phase::Failed { .. }, _) => self.answer_now(text),
+            (Phase::Idle, _) => self.answer_now(text),
+            (Phase::Failed { .. }, _) => {
+                self.head.failing_since = None;
+                self.answer_now(text);
+            }
             (_, OnBusy::Reject) => return Err(Ignored::Busy),
             (_, OnBusy::Enqueue) => self.wait(Queue::Queued, text)?,
             (Phase::Waiting, OnBusy::Join) => {
@@ -74,6 +78,7 @@ impl Stepping<'_> {
         }
         self.stop();
         self.head.dropped = 0;
+        self.head.failing_since = None;
         self.release(Queue::Held);
         match self.release(Queue::Queued) {
             Released::Something => self.wake(),
@@ -106,6 +111,7 @@ impl Stepping<'_> {
         if !matches!(self.head.phase, Phase::Failed { .. } | Phase::Paused { .. }) {
             return Err(Ignored::NothingToResume);
         }
+        self.head.failing_since = None;
         self.release(Queue::Held);
         self.wake();
         Ok(())

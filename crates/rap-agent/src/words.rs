@@ -44,6 +44,7 @@ pub fn with_kind(mut arguments: Map<String, Value>, kind: String) -> Map<String,
     arguments
 }
 
+// Argued: LC-39 docs/run-an-agent.md says when a call times out and what follows
 pub(crate) fn timed_out(after: Duration) -> String {
     format!("Error: no result came within {}; it may still follow", seconds(after))
 }

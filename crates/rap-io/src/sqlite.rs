@@ -4,10 +4,11 @@
 //! never be edited; its number is its place in the list, and it stands together with the version that counts it
 //! or not at all.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{Connection, MAIN_DB, OpenFlags, Transaction, TransactionBehavior, ffi};
 
 /// How long a statement waits for another process before it fails. Short, since the writer's other jobs wait
 /// as well.
@@ -21,9 +22,53 @@ const CHECKPOINT_PAGES: i64 = 8_000;
 
 /// Opens or creates the database file with the settings that all our databases have.
 pub fn open_sqlite(path: &Path) -> rusqlite::Result<Connection> {
+    writable(open_with(path, OpenFlags::SQLITE_OPEN_CREATE)?)
+}
+
+/// Opens a file that has to be there, for reading alone; it may be read-only.
+pub fn open_for_reading(path: &Path) -> rusqlite::Result<Connection> {
+    let conn = open_with(path, OpenFlags::empty())?;
+    conn.pragma_update(None, "query_only", true)?;
+    Ok(conn)
+}
+
+/// The same for a file that has to be there, and stay there: a commit to a file that was removed or replaced while it
+/// was open would be lost with the process, so it fails. Uses the connection's commit hook.
+pub fn open_existing(path: &Path) -> rusqlite::Result<Connection> {
+    let mut conn = writable(open_with(path, OpenFlags::empty())?)?;
+    let (path, opened) = (path.to_owned(), identity(path));
+    conn.commit_hook(Some(move || {
+        let lost = opened.is_none() || identity(&path) != opened;
+        if lost {
+            tracing::error!(
+                database = %path.display(),
+                "the database was removed or replaced while it was open; nothing is written until it is put back, or \
+                 the program is started again"
+            );
+        }
+        lost
+    }))?;
+    Ok(conn)
+}
+
+/// A file that we may not write is opened all the same, and would be noticed only when something has to be written.
+fn writable(conn: Connection) -> rusqlite::Result<Connection> {
+    if conn.is_readonly(MAIN_DB)? {
+        let read_only = ffi::Error::new(ffi::SQLITE_READONLY);
+        return Err(rusqlite::Error::SqliteFailure(read_only, Some("the file is read-only".into())));
+    }
+    Ok(conn)
+}
+
+/// Which file it is, whatever its name.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let file = std::fs::metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
+}
+
+fn open_with(path: &Path, more: OpenFlags) -> rusqlite::Result<Connection> {
     // Without the URI flag, a path that begins with `file:` is a path.
-    let flags =
-        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | more;
     let conn = Connection::open_with_flags(path, flags)?;
     conn.busy_timeout(BUSY_TIMEOUT)?;
     conn.pragma_update(None, "journal_mode", "WAL")?;
@@ -128,6 +173,34 @@ mod tests {
         for (name, expected) in table {
             assert_eq!(setting(&conn, name), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn a_database_that_is_not_there_is_not_made_where_it_has_to_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("db");
+        let error = open_existing(&path).unwrap_err();
+        assert_eq!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::CannotOpen), "{error}");
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_database_that_was_moved_takes_no_commit_until_it_is_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, elsewhere) = (dir.path().join("db"), dir.path().join("elsewhere"));
+        open_sqlite(&path).unwrap().execute_batch(FIRST).unwrap();
+        let conn = open_existing(&path).unwrap();
+        let insert = |x: i64| conn.execute("INSERT INTO a VALUES (?1)", [x]);
+        insert(1).unwrap();
+        std::fs::rename(&path, &elsewhere).unwrap();
+        assert!(insert(2).is_err());
+        std::fs::copy(&elsewhere, &path).unwrap();
+        assert!(insert(3).is_err());
+        assert!(conn.is_autocommit());
+        std::fs::rename(&elsewhere, &path).unwrap();
+        insert(4).unwrap();
+        let sum: i64 = conn.query_row("SELECT sum(x) FROM a", [], |row| row.get(0)).unwrap();
+        assert_eq!(sum, 5);
     }
 
     #[test]

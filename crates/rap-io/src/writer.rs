@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - No caller hears anything about its job, refusals included, before the batch it ran in has ended.
-//! - A batch stands as a whole or not at all. A job that fails is taken out of it by its savepoint.
+//! - A batch stands as a whole or not at all. A job that fails is taken out of it by its savepoint; one that has none
+//!   and wrote something takes the batch with it.
 //! - Foreign code (a job, and what it drops) never runs under the queue's lock.
 //! - Both lanes are bounded: past its bound the external lane refuses, the internal one makes its callers wait.
 //!
@@ -21,7 +22,7 @@ use rusqlite::Connection;
 use tokio::sync::{Semaphore, oneshot, watch};
 
 use batch::Batches;
-use queue::{Queue, Task};
+use queue::{Guard, Queue, Task};
 
 /// How many internal jobs may be queued or running; the callers of more wait for their turn.
 pub const INTERNAL_JOBS: usize = 4096;
@@ -153,6 +154,27 @@ impl Writer {
         job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
         then: impl FnOnce(T) -> U + Send + 'static,
     ) -> Result<U, Error> {
+        self.submit(lane, Guard::Savepoint, job, then).await
+    }
+
+    /// The same without a savepoint of its own, which is faster: if such a job fails after it wrote something, nothing
+    /// of its whole batch stands. It is for jobs that fail only if the database does.
+    pub async fn run_unguarded<T: Send + 'static, U: Send + 'static>(
+        &self,
+        lane: Lane,
+        job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        then: impl FnOnce(T) -> U + Send + 'static,
+    ) -> Result<U, Error> {
+        self.submit(lane, Guard::None, job, then).await
+    }
+
+    async fn submit<T: Send + 'static, U: Send + 'static>(
+        &self,
+        lane: Lane,
+        guard: Guard,
+        job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        then: impl FnOnce(T) -> U + Send + 'static,
+    ) -> Result<U, Error> {
         let permit = match lane {
             Lane::External => None,
             Lane::Internal => {
@@ -160,7 +182,7 @@ impl Writer {
             }
         };
         let (reply, answer) = oneshot::channel();
-        self.inner.queue.push(lane, Box::new(Task::new(job, then, reply, permit)))?;
+        self.inner.queue.push(lane, Box::new(Task::new(job, then, guard, reply, permit)))?;
         let answer = match self.waiting {
             Waiting::Idle => answer.await.ok(),
             Waiting::Busy => {

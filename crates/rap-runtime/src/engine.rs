@@ -9,10 +9,12 @@ mod ask;
 mod invoke;
 mod notify;
 mod plan;
+#[cfg(test)]
+mod tests;
 mod underway;
 mod upkeep;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -20,9 +22,9 @@ use rap_agent::{Effect, Message};
 use rap_io::client::{Client, ClientLimits};
 use rap_io::secret_box::{self, Key};
 use rap_io::writer::Lane;
-use rap_protocol::CallId;
+use rap_protocol::{CallId, Timestamp};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -51,6 +53,18 @@ pub enum StartError {
     Key(#[from] secret_box::Error),
 }
 
+/// Where work was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// In the step that has just been committed.
+    Step,
+    /// In its table, a moment ago; it may be done since.
+    Table {
+        /// How often it was tried before.
+        attempts: u32,
+    },
+}
+
 pub(crate) struct Engine {
     pub(crate) store: Store,
     pub(crate) settings: Settings,
@@ -66,6 +80,8 @@ pub(crate) struct Engine {
     /// Something that was promised found no place.
     overflow: AtomicBool,
     poke: Notify,
+    /// When upkeep looks again by itself.
+    sweeps_at: AtomicI64,
     /// An acknowledgement waits to be written.
     acknowledged: Notify,
     tasks: TaskTracker,
@@ -105,6 +121,7 @@ impl Engine {
             notify_places: Arc::new(Semaphore::new(NOTIFICATIONS)),
             overflow: AtomicBool::new(false),
             poke: Notify::new(),
+            sweeps_at: AtomicI64::new(i64::MAX),
             acknowledged: Notify::new(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -128,27 +145,47 @@ impl Engine {
         }
         for effect in effects {
             match effect {
-                Effect::Ask { turn, up_to } => self.start_asking(&thread, turn, up_to),
+                Effect::Ask { turn, up_to } => self.start_asking(&thread, turn, up_to, Source::Step),
                 Effect::Abandon { turn } => self.underway.abandon(thread.no, turn),
-                Effect::Invoke { call, arguments } => self.start_invoking(&thread, call, arguments, 0),
+                Effect::Invoke { call, arguments } => {
+                    self.look_by(call.until);
+                    self.start_invoking(&thread, call, arguments, Source::Step);
+                }
                 Effect::NotifyCancel { call } => self.notify_cancel(&thread, call),
                 Effect::NotifyClose => self.notify_close(&thread),
                 Effect::Answer { .. } | Effect::Tell { .. } => self.poke.notify_one(),
             }
         }
-        if due.is_some() {
+        self.look_by(due);
+    }
+
+    /// Upkeep has to look at this time, or before.
+    fn look_by(&self, due: Option<Timestamp>) {
+        if due.is_some_and(|due| due.0 < self.sweeps_at.load(Ordering::SeqCst)) {
             self.poke.notify_one();
         }
     }
 
     /// What found no place is read from its table later.
     fn leave_for_later(&self) {
-        self.overflow.store(true, Ordering::Relaxed);
+        self.overflow.store(true, Ordering::SeqCst);
+    }
+
+    /// A place, or what asks for one is left for later. A place that became free between the two is taken all the
+    /// same: whoever gave it back did not see that it is wanted.
+    fn place(&self, places: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+        if let Ok(place) = Arc::clone(places).try_acquire_owned() {
+            return Some(place);
+        }
+        self.leave_for_later();
+        fence(Ordering::SeqCst);
+        Arc::clone(places).try_acquire_owned().ok()
     }
 
     /// A place is free again.
     fn place_is_free(&self) {
-        if self.overflow.load(Ordering::Relaxed) {
+        fence(Ordering::SeqCst);
+        if self.overflow.load(Ordering::SeqCst) {
             self.poke.notify_one();
         }
     }
@@ -181,7 +218,7 @@ impl Engine {
     }
 
     /// The callback URL of a call: the same in every attempt.
-    fn callback_url(&self, thread: &store::Thread, call: &CallId, since: rap_protocol::Timestamp) -> String {
+    fn callback_url(&self, thread: &store::Thread, call: &CallId, since: Timestamp) -> String {
         let grant = crate::token::Grant {
             thread: thread.no,
             incarnation: thread.incarnation,

@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::{FromRequestParts, Path, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -21,6 +22,7 @@ use axum::routing::{get, post};
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use rap_io::serve::is_loopback;
+use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -89,6 +91,20 @@ async fn known_client(State(engine): State<Arc<Engine>>, request: Request, next:
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
+}
+
+/// What stands in the path. What is no text there names nothing.
+struct InPath<T>(T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<T> {
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refused> {
+        match Path::from_request_parts(parts, state).await {
+            Ok(Path(found)) => Ok(InPath(found)),
+            Err(_) => Err(Refused::new(StatusCode::NOT_FOUND, "not_found", "there is nothing here")),
+        }
+    }
 }
 
 /// A JSON body within the bound.

@@ -22,7 +22,7 @@ use std::time::SystemTime;
 use rap_agent::{Birth, Effect, Head, Ignored, Limits, Message, Status, Step, Write, step};
 use rap_io::lock::{DirLock, LockError};
 use rap_io::secret_box::Key;
-use rap_io::sqlite::{MigrateError, migrate, open_sqlite};
+use rap_io::sqlite::{MigrateError, migrate, open_existing, open_sqlite};
 use rap_io::writer::{self, Lane, Writer, WriterLimits};
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::Connection;
@@ -78,6 +78,9 @@ pub(crate) enum Error {
     Ignored(#[from] Ignored),
     #[error("the thread is set aside after an internal error")]
     SetAside,
+    /// Trying again does not help.
+    #[error("what is stored can not be read: {0}")]
+    Illegible(String),
     #[error("too much waits to be written")]
     Busy,
     #[error("the database is not available: {0}")]
@@ -95,8 +98,17 @@ impl From<writer::Error> for Error {
             writer::Error::Unavailable(why) => Error::Unavailable(why),
             writer::Error::Sql(error) => {
                 tracing::error!(%error, "a statement failed");
-                Error::Unavailable(error.to_string())
+                error.into()
             }
+        }
+    }
+}
+
+impl From<rusqlite::Error> for Error {
+    fn from(error: rusqlite::Error) -> Self {
+        match rows::is_illegible(&error) {
+            true => Error::Illegible(error.to_string()),
+            false => Error::Unavailable(error.to_string()),
         }
     }
 }
@@ -126,10 +138,14 @@ impl Target {
 }
 
 /// What the sender of a message hears of its step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Receipt {
+    pub(crate) thread: ThreadId,
     pub(crate) turn: u64,
 }
+
+/// Tells the requests of clients apart: the same one twice counts once.
+pub(crate) type Digest = [u8; 32];
 
 /// A step that is on disk, and what is to be done now.
 pub(crate) struct Committed {
@@ -174,6 +190,17 @@ pub(crate) fn now() -> Timestamp {
 impl Store {
     /// Opens or creates the database; this blocks. The lock file lies beside it.
     pub(crate) fn open(path: &Path, key: Key, limits: Limits, outlet: Outlet) -> Result<Store, OpenError> {
+        let batches = WriterLimits { batch_jobs: BATCH_JOBS, ..WriterLimits::default() };
+        Store::open_with(path, key, limits, batches, outlet)
+    }
+
+    fn open_with(
+        path: &Path,
+        key: Key,
+        limits: Limits,
+        batches: WriterLimits,
+        outlet: Outlet,
+    ) -> Result<Store, OpenError> {
         let lock = DirLock::take(&beside(path, "lock"))?;
         let failed = |why: String| OpenError::Open { path: path.into(), why };
         let conn = open_sqlite(path).map_err(|error| failed(error.to_string()))?;
@@ -188,9 +215,8 @@ impl Store {
             _lock: lock,
         });
         let (file, lost) = (path.to_owned(), Arc::clone(&shared));
-        let writer_limits = WriterLimits { batch_jobs: BATCH_JOBS, ..WriterLimits::default() };
         let writer =
-            Writer::start_watched(move || open_sqlite(&file), writer_limits, move || lost.forget_heads())
+            Writer::start_watched(move || open_existing(&file), batches, move || lost.forget_heads())
                 .map_err(|error| failed(error.to_string()))?;
         Ok(Store { writer, shared, readers: Arc::new(Readers::new(path.to_owned())) })
     }
@@ -220,17 +246,31 @@ impl Store {
     }
 
     /// Makes a root thread, and tells it what was said first.
-    pub(crate) async fn create(&self, new: NewThread) -> Result<Receipt, Error> {
+    pub(crate) async fn create(&self, new: NewThread, digest: Option<Digest>) -> Result<Receipt, Error> {
         let shared = Arc::clone(&self.shared);
-        self.run(Lane::External, move |conn| shared.create(conn, new)).await
+        self.run(Lane::External, move |conn| once(conn, digest, || shared.create(conn, new))).await
     }
 
-    /// Hands a letter to its receiver and removes it, whatever the receiver makes of it.
+    /// Applies a message of a client, which may be a repeat of one that was applied.
+    pub(crate) async fn step_once(
+        &self,
+        target: Target,
+        message: Message,
+        digest: Option<Digest>,
+    ) -> Result<Receipt, Error> {
+        let shared = Arc::clone(&self.shared);
+        let job = move |conn: &Connection| once(conn, digest, || shared.apply(conn, &target, message));
+        self.run(Lane::External, job).await
+    }
+
+    /// Hands a letter to its receiver and removes it, unless the receiver can not take any message at the moment.
     pub(crate) async fn deliver(&self, letter: Letters) -> Result<(), Error> {
         let shared = Arc::clone(&self.shared);
         let job = move |conn: &Connection| {
             let ran = shared.apply(conn, &Target::Id(letter.receiver), letter.message)?;
-            conn.prepare_cached("DELETE FROM letters WHERE no = ?1")?.execute([letter.no])?;
+            if !matches!(ran, Ran::Refused(Error::SetAside | Error::Illegible(_) | Error::Unavailable(_))) {
+                conn.prepare_cached("DELETE FROM letters WHERE no = ?1")?.execute([letter.no])?;
+            }
             Ok(ran)
         };
         match self.run(Lane::Internal, job).await {
@@ -263,8 +303,9 @@ impl Store {
         Ok(self.writer.run(Lane::Internal, job).await?)
     }
 
-    /// Finishes what waits and closes the database.
+    /// Finishes what waits and closes the database. Whoever is last carries the log over into it, so readers go first.
     pub(crate) async fn close(&self) {
+        self.readers.close().await;
         self.writer.close().await;
     }
 }
@@ -295,7 +336,9 @@ impl Shared {
         let Some(loaded) = rows::insert_root(conn, &new, now())? else {
             return Ok(Ran::Refused(Error::Exists));
         };
-        let Some(text) = new.message else { return Ok(Ran::Done(Vec::new(), Receipt { turn: 0 })) };
+        let Some(text) = new.message else {
+            return Ok(Ran::Done(Vec::new(), Receipt { thread: loaded.thread.id.clone(), turn: 0 }));
+        };
         let target = Target::No(loaded.thread.no);
         let said = Message::Said { text, on_busy: rap_agent::OnBusy::Join };
         let ran = self.attempt(conn, loaded, &target, said)?;
@@ -368,7 +411,7 @@ impl Shared {
             status: next.status(),
         };
         let born = self.write_all(conn, &mut step, writes, now)?;
-        let receipt = Receipt { turn: next.turn };
+        let receipt = Receipt { thread: thread.id.clone(), turn: next.turn };
         self.cache().put(Loaded { thread, head: next, version: version + 1 });
         Ok(Some(Ran::Done([step].into_iter().chain(born).collect(), receipt)))
     }
@@ -397,6 +440,23 @@ impl Shared {
         }
         Ok(born)
     }
+}
+
+/// Does it, unless a request of the same digest was done before; then what that led to is the answer.
+fn once(
+    conn: &Connection,
+    digest: Option<Digest>,
+    job: impl FnOnce() -> rusqlite::Result<Ran>,
+) -> rusqlite::Result<Ran> {
+    let Some(digest) = digest else { return job() };
+    if let Some((thread, turn)) = rows::repeated(conn, &digest)? {
+        return Ok(Ran::Done(Vec::new(), Receipt { thread, turn }));
+    }
+    let ran = job()?;
+    if let Ran::Done(_, receipt) = &ran {
+        rows::remember(conn, &digest, &receipt.thread, receipt.turn, now())?;
+    }
+    Ok(ran)
 }
 
 /// Adds what the rules need to know besides the head.

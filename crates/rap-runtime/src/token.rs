@@ -21,6 +21,7 @@ const PURPOSE: &[u8] = b"callback";
 /// No token of ours is longer.
 const TOKEN_CHARS: usize = 600;
 
+// Argued: TR-17 docs/run-an-agent.md says what a callback URL is for and how long it is good
 /// Makes and reads tokens. The first key makes new ones; all of them read.
 #[derive(Clone)]
 pub(crate) struct Tokens {

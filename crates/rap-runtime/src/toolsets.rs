@@ -22,7 +22,7 @@ use crate::settings::ToolServer;
 use crate::store::{Error, SessionTool, Store, ThreadNo, now};
 
 /// A server that failed is asked again by the session's next question, but not more often than this; and a toolset
-/// is refreshed after a 409 not more often either.
+/// is refreshed after a 409 not more often either. The first fetch is no refresh.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 /// How many sessions' tools are kept in memory, and how many toolsets.
 const REMEMBERED: usize = 512;
@@ -45,6 +45,8 @@ struct Memory {
     parsed: HashMap<String, Arc<Toolset>>,
     /// What each server said last, to anybody.
     latest: HashMap<String, Fetched>,
+    /// When a session last refreshed what it holds of a server.
+    refreshed: HashMap<(ThreadNo, String), Timestamp>,
 }
 
 /// What discovery gave.
@@ -292,17 +294,30 @@ impl Toolsets {
         Ok((digest.iter().map(|byte| format!("{byte:02x}")).collect(), body))
     }
 
-    /// After a 409: the toolset as it is now, unless it was fetched only just.
+    /// After a 409: the toolset as it is now, unless it was refreshed only just.
     pub(crate) async fn refresh(&self, root: ThreadNo, held: &ServerTools) -> Option<Refreshed> {
-        if held.fetched_at.plus(ASK_AGAIN) > now() {
+        if !self.may_refresh(root, &held.url) {
             // Whoever refreshed last may have been another thread of the session: look again, do not fetch.
-            self.memory().sessions.remove(&root);
+            self.forget(root);
             return None;
         }
         let server = self.servers.iter().find(|server| server.url == held.url)?;
         let fetched = self.fetch(server).await;
         self.memory().sessions.remove(&root);
         Some(Refreshed { root, server: server.url.clone(), fetched, at: now() })
+    }
+
+    /// Whether a session may refresh now; whoever comes after it has to wait.
+    fn may_refresh(&self, root: ThreadNo, server: &str) -> bool {
+        let now = now();
+        let mut memory = self.memory();
+        memory.refreshed.retain(|_, at| at.plus(ASK_AGAIN) > now);
+        let key = (root, server.to_owned());
+        if memory.refreshed.contains_key(&key) || memory.refreshed.len() >= REMEMBERED {
+            return false;
+        }
+        memory.refreshed.insert(key, now);
+        true
     }
 
     /// A session's tools were written anew.

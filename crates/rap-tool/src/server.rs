@@ -266,7 +266,7 @@ impl ToolServer {
         let policy = self.limits.callbacks_to;
         let limits = ClientLimits { total: self.limits.callback_within, ..ClientLimits::default() };
         let opening = tokio::task::spawn_blocking(move || {
-            let outgoing = Outgoing::Http(Client::new(policy, limits));
+            let outgoing = Outgoing::Http(Box::new(Client::new(policy, limits)));
             self.open(Place { public_url, outgoing, clock: Clock::System })
         });
         let engine = opening.await.map_err(|error| ServeError::Journal(error.to_string()))??;

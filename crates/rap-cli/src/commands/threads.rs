@@ -252,8 +252,10 @@ async fn list(client: &Client, filter: &Filter, shape: Shape) -> anyhow::Result<
 async fn pages(client: &Client, filter: &Filter) -> anyhow::Result<Value> {
     let limit = if filter.all { "1000".to_owned() } else { filter.limit.to_string() };
     let mut answer = client.get(&["v1", "threads"], &filter.parameters(&limit, None)).await?;
-    while filter.all {
-        let Some(cursor) = answer["next_cursor"].as_str().map(str::to_owned) else { break };
+    if !filter.all {
+        return Ok(answer);
+    }
+    while let Some(cursor) = answer["next_cursor"].as_str().map(str::to_owned) {
         let mut more = client.get(&["v1", "threads"], &filter.parameters(&limit, Some(&cursor))).await?;
         if let (Value::Array(all), Value::Array(more)) = (&mut answer["threads"], more["threads"].take()) {
             all.extend(more);

@@ -11,7 +11,7 @@ use std::time::Instant;
 use rusqlite::hooks::{AuthAction, AuthContext, Authorization, TransactionOperation};
 use rusqlite::{Connection, ErrorCode};
 
-use super::queue::{Job, Queue, Ran};
+use super::queue::{Guard, Job, Queue, Ran};
 use super::{Error, WriterLimits};
 
 const BEGIN: &str = "BEGIN IMMEDIATE";
@@ -159,6 +159,9 @@ impl Batches {
     }
 
     fn run(&self, conn: &Connection, job: &mut dyn Job) -> Result<(), Outage> {
+        if job.guard() == Guard::None {
+            return self.run_unguarded(conn, job);
+        }
         execute(conn, SAVEPOINT)?;
         self.in_job.store(true, Ordering::Relaxed);
         let ran = job.run(conn);
@@ -172,6 +175,20 @@ impl Batches {
         }
         // Closes the savepoints that the job left open as well.
         execute(conn, RELEASE)
+    }
+
+    fn run_unguarded(&self, conn: &Connection, job: &mut dyn Job) -> Result<(), Outage> {
+        let before = conn.total_changes();
+        self.in_job.store(true, Ordering::Relaxed);
+        let ran = job.run(conn);
+        self.in_job.store(false, Ordering::Relaxed);
+        match ran {
+            Ran::Broke(outage) => Err(outage),
+            Ran::Kept if conn.is_autocommit() => Err(Outage::lost("a job ended it")),
+            Ran::Kept => Ok(()),
+            Ran::Undone(_) if !conn.is_autocommit() && conn.total_changes() == before => Ok(()),
+            Ran::Undone(why) => Err(Outage::lost(&why)),
+        }
     }
 
     fn recover(&mut self, outage: &Outage) {

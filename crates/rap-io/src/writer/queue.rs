@@ -14,9 +14,17 @@ use super::{Error, Lane};
 
 /// A job without its types. It is run at most once, then answered.
 pub(super) trait Job: Send {
+    fn guard(&self) -> Guard;
     fn run(&mut self, conn: &Connection) -> Ran;
     /// Answers the caller: what the job returned, or that its batch fell to an outage.
     fn reply(self: Box<Self>, outage: Option<&Outage>);
+}
+
+/// What keeps a job that fails from its batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Guard {
+    Savepoint,
+    None,
 }
 
 /// What a job's run means for its batch.
@@ -31,6 +39,7 @@ pub(super) enum Ran {
 
 pub(super) struct Task<T, U, F, A> {
     job: Option<F>,
+    guard: Guard,
     outcome: Option<Result<T, Error>>,
     then: A,
     reply: oneshot::Sender<Result<U, Error>>,
@@ -42,10 +51,11 @@ impl<T, U, F, A> Task<T, U, F, A> {
     pub(super) fn new(
         job: F,
         then: A,
+        guard: Guard,
         reply: oneshot::Sender<Result<U, Error>>,
         permit: Option<OwnedSemaphorePermit>,
     ) -> Self {
-        Task { job: Some(job), outcome: None, then, reply, _permit: permit }
+        Task { job: Some(job), guard, outcome: None, then, reply, _permit: permit }
     }
 }
 
@@ -56,6 +66,10 @@ where
     F: FnOnce(&Connection) -> rusqlite::Result<T> + Send,
     A: FnOnce(T) -> U + Send,
 {
+    fn guard(&self) -> Guard {
+        self.guard
+    }
+
     fn run(&mut self, conn: &Connection) -> Ran {
         let job = self.job.take().expect("bug: a job is run once");
         // Unwind safe: what the job did to the database is rolled back, and it owned everything else.
@@ -193,7 +207,7 @@ mod tests {
             seen.lock().unwrap().push(name);
             Ok(())
         };
-        Box::new(Task::new(run, |()| (), reply, None))
+        Box::new(Task::new(run, |()| (), Guard::Savepoint, reply, None))
     }
 
     #[test]

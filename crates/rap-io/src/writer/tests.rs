@@ -244,6 +244,58 @@ async fn a_lost_transaction_fails_its_whole_batch() {
     check_lost("RELEASE rap_writer_job", "no such savepoint").await;
 }
 
+async fn queue_unguarded<T: Send + 'static>(
+    writer: &Writer,
+    job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+) -> Answer<T> {
+    let writer = writer.clone();
+    let mut answer: Answer<T> =
+        Box::pin(async move { writer.run_unguarded(Lane::External, job, |value| value).await });
+    assert!(is_pending(&mut answer).await, "answered at once");
+    answer
+}
+
+#[tokio::test]
+async fn a_job_without_a_savepoint_that_fails_with_nothing_written_fails_alone() {
+    let fixture = Fixture::new();
+    let writer = fixture.writer();
+    let gate = Gate::hold(&writer).await;
+    let before = add(&writer, 1).await;
+    let fails = queue_unguarded(&writer, |conn| insert(conn, 1)).await;
+    let stands = queue_unguarded(&writer, |conn| insert(conn, 2)).await;
+    gate.release().await.unwrap();
+    before.await.unwrap();
+    assert!(matches!(fails.await, Err(Error::Sql(_))));
+    stands.await.unwrap();
+    assert_eq!(fixture.rows(), [1, 2]);
+}
+
+#[tokio::test]
+async fn a_job_without_a_savepoint_that_fails_after_writing_takes_its_batch_with_it() {
+    let fixture = Fixture::new();
+    let lost = Arc::new(AtomicUsize::new(0));
+    let told = Arc::clone(&lost);
+    let on_lost = move || {
+        told.fetch_add(1, Ordering::SeqCst);
+    };
+    let writer = Writer::start_watched(fixture.open(), timeless(), on_lost).unwrap();
+    let gate = Gate::hold(&writer).await;
+    let before = add(&writer, 1).await;
+    let panics: Answer<()> = queue_unguarded(&writer, |conn| {
+        insert(conn, 2)?;
+        panic!("on purpose")
+    })
+    .await;
+    let seen = Arc::clone(&lost);
+    // Whoever runs next finds that the loss was told before.
+    let next_batch = queue(&writer, Lane::External, move |_| Ok(seen.load(Ordering::SeqCst))).await;
+    assert!(matches!(gate.release().await, Err(Error::Unavailable(_))));
+    assert!(matches!(before.await, Err(Error::Unavailable(_))));
+    assert!(matches!(panics.await, Err(Error::Unavailable(_))));
+    assert_eq!(next_batch.await.unwrap(), 1);
+    assert!(fixture.rows().is_empty());
+}
+
 #[tokio::test]
 async fn a_job_can_not_commit() {
     let fixture = Fixture::new();

@@ -13,7 +13,7 @@ use rusqlite::params;
 use serde_json::{Map, Value};
 use url::Url;
 
-use super::{Engine, STORE_PAUSE};
+use super::{Engine, STORE_PAUSE, Source};
 use crate::settings::ToolServer;
 use crate::store::{self, Target, Thread, now, random};
 use crate::toolsets::{ServerTools, authorization};
@@ -26,8 +26,17 @@ struct Sending {
     thread: Arc<Thread>,
     call: OpenCall,
     arguments: Map<String, Value>,
-    /// How often it was tried before.
-    attempts: u32,
+    source: Source,
+}
+
+impl Sending {
+    /// The number of the attempt.
+    fn number(&self) -> u32 {
+        match self.source {
+            Source::Step => 1,
+            Source::Table { attempts } => attempts.saturating_add(1),
+        }
+    }
 }
 
 /// How an attempt ended.
@@ -43,17 +52,16 @@ impl Engine {
         thread: &Arc<Thread>,
         call: OpenCall,
         arguments: Map<String, Value>,
-        attempts: u32,
+        source: Source,
     ) {
         if !self.underway.begin_invocation(thread.no, &call.id) {
             return;
         }
-        let Ok(place) = Arc::clone(&self.invoke_places).try_acquire_owned() else {
-            self.underway.invocation_is_void(thread.no, &call.id);
-            return self.leave_for_later();
+        let Some(place) = self.place(&self.invoke_places) else {
+            return self.underway.invocation_is_void(thread.no, &call.id);
         };
         let engine = Arc::clone(self);
-        let sending = Sending { thread: Arc::clone(thread), call, arguments, attempts };
+        let sending = Sending { thread: Arc::clone(thread), call, arguments, source };
         let send = async move {
             engine.invoke(sending).await;
             drop(place);
@@ -64,13 +72,13 @@ impl Engine {
 
     async fn invoke(self: &Arc<Self>, sending: Sending) {
         let Sending { thread, call, .. } = &sending;
-        // The call may have settled since the step that made it.
-        if !self.underway.is_wanted(thread.no, &call.id) || self.stop.is_cancelled() {
+        // The call may have settled since the step that made it, or since the table was read.
+        if !self.is_due(&sending).await || self.stop.is_cancelled() {
             return self.underway.invocation_is_void(thread.no, &call.id);
         }
         let began = std::time::Instant::now();
         let ended = self.attempt(&sending).await;
-        let number = sending.attempts.saturating_add(1);
+        let number = sending.number();
         let (next, outcome) = match ended {
             Ended::Impossible(why) => {
                 self.audit(&sending, number, &why, began.elapsed());
@@ -102,6 +110,20 @@ impl Engine {
                 self.fail_call(&sending, text).await;
             }
         }
+    }
+
+    /// What was read from the table is looked at once more: only now, while it is under way, does the step that
+    /// settles the call take it off the list.
+    async fn is_due(&self, sending: &Sending) -> bool {
+        let Sending { thread, call, source, .. } = sending;
+        if *source != Source::Step {
+            match self.store.is_due(thread.no, call.id.clone(), now()).await {
+                Ok(true) => {}
+                Ok(false) => return false,
+                Err(error) => tracing::debug!(%error, "sent without another look: at least once is promised"),
+            }
+        }
+        self.underway.is_wanted(thread.no, &call.id)
     }
 
     fn patience(&self) -> Patience {
@@ -276,13 +298,20 @@ impl Engine {
             Ok(())
         });
         if let Err(error) = written.await {
-            tracing::warn!(%error, "acknowledgements could not be noted; the calls will be sent again");
+            tracing::warn!(%error, "acknowledgements could not be noted");
+            // They stay on the list, so that the calls are not sent again while we run.
+            self.underway.still_acknowledged(taken);
+            tokio::select! {
+                () = tokio::time::sleep(STORE_PAUSE.1) => {}
+                () = self.stop.cancelled() => {}
+            }
+            return self.acknowledged.notify_one();
         }
         for (thread, call) in taken {
             self.underway.invocation_is_void(thread, &call);
         }
         // What did not fit in memory may be due.
-        if self.overflow.load(Ordering::Relaxed) {
+        if self.overflow.load(Ordering::SeqCst) {
             self.poke.notify_one();
         }
     }

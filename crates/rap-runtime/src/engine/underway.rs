@@ -106,6 +106,11 @@ impl Underway {
         taken
     }
 
+    /// Gives back those that could not be written.
+    pub(super) fn still_acknowledged(&self, mut taken: Vec<(ThreadNo, CallId)>) {
+        self.lists().acknowledged.append(&mut taken);
+    }
+
     pub(super) fn begin_answer(&self, thread: ThreadNo, no: u64) -> bool {
         self.lists().answers.insert((thread, no), ()).is_none()
     }

@@ -6,18 +6,22 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use rap_agent::Message;
+use rap_io::writer::Lane;
 use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
 use rap_protocol::{ChoiceAnswer, Timestamp};
 use rusqlite::params;
 
-use super::{Engine, STORE_PAUSE};
-use crate::store::{self, DueAnswer, now, random};
+use super::{Engine, STORE_PAUSE, Source};
+use crate::store::{self, DueAnswer, Target, now, random};
 
 /// How much of each kind is read at a time. More than can be under way, so that what is under way hides nothing.
 const AT_A_TIME: usize = 2048;
 /// How long upkeep sleeps when nothing is due.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+/// The pause before the rest of more than that.
+const NEXT_PAGE: Duration = Duration::from_millis(50);
 /// How often old marks of events are removed.
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
 /// How many of them at a time.
@@ -27,14 +31,16 @@ impl Engine {
     pub(super) async fn upkeep(self: Arc<Self>) {
         let mut prune_at = now().plus(PRUNE_EVERY);
         // The first time everything is looked for.
-        self.overflow.store(true, Ordering::Relaxed);
+        self.overflow.store(true, Ordering::SeqCst);
         loop {
+            // Whatever becomes due from now on may be missed by this look, and pokes.
+            self.sweeps_at.store(i64::MAX, Ordering::SeqCst);
             let pause = match self.sweep().await {
                 Ok(next) => next.map_or(LONGEST_SLEEP, |next| next.since(now())).min(LONGEST_SLEEP),
                 Err(store::Error::Closed) => return,
                 Err(error) => {
                     tracing::warn!(%error, "upkeep could not be done");
-                    self.leave_for_later();
+                    self.overflow.store(true, Ordering::SeqCst);
                     STORE_PAUSE.1
                 }
             };
@@ -42,6 +48,7 @@ impl Engine {
                 self.prune().await;
                 prune_at = now().plus(PRUNE_EVERY);
             }
+            self.sweeps_at.store(now().plus(pause).0, Ordering::SeqCst);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.poke.notified() => {}
@@ -53,27 +60,47 @@ impl Engine {
     /// Begins everything that is due; gives the time at which something else will be.
     async fn sweep(self: &Arc<Self>) -> Result<Option<Timestamp>, store::Error> {
         let at = now();
-        if self.overflow.swap(false, Ordering::Relaxed) {
+        if self.overflow.swap(false, Ordering::SeqCst) {
             for (thread, turn, up_to) in self.store.asks(AT_A_TIME).await? {
-                self.start_asking(&thread, turn, up_to);
+                self.start_asking(&thread, turn, up_to, Source::Table { attempts: 0 });
             }
         }
         for due in self.store.due_invocations(at, AT_A_TIME).await? {
-            self.start_invoking(&due.thread, due.call, due.arguments, due.attempts);
-        }
-        for letter in self.store.letters(AT_A_TIME).await? {
-            self.store.deliver(letter).await?;
-        }
-        for thread in self.store.due_threads(at, AT_A_TIME).await? {
-            self.insist(thread, Message::Due).await.ok();
-        }
-        for (thread, call) in self.store.timed_out(at, AT_A_TIME).await? {
-            self.insist(thread, Message::TimedOut { call }).await.ok();
+            let source = Source::Table { attempts: due.attempts };
+            self.start_invoking(&due.thread, due.call, due.arguments, source);
         }
         for answer in self.store.due_answers(at, AT_A_TIME).await? {
             self.start_answering(answer);
         }
+        if self.fire(at).await? >= AT_A_TIME {
+            // There may be more of it.
+            return Ok(Some(at.plus(NEXT_PAGE)));
+        }
         self.store.next_due(at).await
+    }
+
+    /// Delivers letters and fires timers; how many there were of the kind that has most. They share commits, and one
+    /// that fails keeps no other from its turn: it is still due, and tried again.
+    async fn fire(&self, at: Timestamp) -> Result<usize, store::Error> {
+        let letters = self.store.letters(AT_A_TIME).await?;
+        let due = self.store.due_threads(at, AT_A_TIME).await?;
+        let late = self.store.timed_out(at, AT_A_TIME).await?;
+        let most = letters.len().max(due.len()).max(late.len());
+        let mut ended = join_all(letters.into_iter().map(|letter| self.store.deliver(letter))).await;
+        let due = due.into_iter().map(|thread| (thread, Message::Due));
+        let late = late.into_iter().map(|(thread, call)| (thread, Message::TimedOut { call }));
+        let step = |(thread, message)| async move {
+            self.store.step(Lane::Internal, Target::No(thread), message).await.map(|_| ())
+        };
+        ended.extend(join_all(due.chain(late).map(step)).await);
+        let failed = |ended: Result<(), store::Error>| {
+            use store::Error::{Ignored, NoThread, SetAside};
+            ended.err().filter(|error| !matches!(error, Ignored(_) | NoThread | SetAside))
+        };
+        match ended.into_iter().find_map(failed) {
+            Some(error) => Err(error),
+            None => Ok(most),
+        }
     }
 
     /// A person's answer goes to the tool that asked, at least once.
@@ -108,8 +135,9 @@ impl Engine {
             Next::GaveUp => format!("no success in {number} attempts"),
         };
         let text = format!("Error: the user's answer could not be delivered to the tool: {why}");
-        self.note_answer(answer, None, number).await;
+        // In this order: between the two the answer would be neither due nor failed.
         self.insist(answer.thread.no, Message::CallFailed { call: answer.call.clone(), text }).await.ok();
+        self.note_answer(answer, None, number).await;
     }
 
     async fn note_answer(&self, answer: &DueAnswer, again: Option<Timestamp>, attempts: u32) {
@@ -125,13 +153,18 @@ impl Engine {
         }
     }
 
-    /// Marks of events are kept for a time only.
+    /// Marks of events and of clients' requests are kept for a time only.
     async fn prune(&self) {
         let before = now().minus(self.settings.limits.event_marks_for);
         let pruned = self.store.write(move |conn| {
             let mut statement = conn.prepare_cached(
                 "DELETE FROM seen WHERE (thread, call, event) IN \
                  (SELECT thread, call, event FROM seen WHERE at < ?1 ORDER BY at LIMIT ?2)",
+            )?;
+            statement.execute(params![before.0, PRUNE_ROWS])?;
+            let mut statement = conn.prepare_cached(
+                "DELETE FROM repeats WHERE digest IN \
+                 (SELECT digest FROM repeats WHERE at < ?1 ORDER BY at LIMIT ?2)",
             )?;
             statement.execute(params![before.0, PRUNE_ROWS])
         });

@@ -5,23 +5,26 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use rap_agent::{Ignored, Message, OnBusy};
 use rap_protocol::{CallId, ThreadId, UserId};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
-use super::{Refused, body, json};
+use super::{InPath, Refused, body, json};
 use crate::engine::Engine;
-use crate::store::{self, NewThread, Target, ThreadFilter, fresh_id, now};
+use crate::store::{self, Digest, NewThread, Target, ThreadFilter, fresh_id, now};
 
 /// How many rows a listing has unless it is told, and at most.
 const ROWS: (usize, usize) = (100, 1000);
 /// The longest id that a client gives a thread, and the longest title, in characters.
 const ID_CHARS: usize = 128;
 const TITLE_CHARS: usize = 256;
+/// The longest Idempotency-Key, in bytes.
+const KEY_BYTES: usize = 256;
 
 type Answer = Result<Json<Value>, Refused>;
 type Accepted = Result<(StatusCode, Json<Value>), Refused>;
@@ -82,6 +85,19 @@ async fn read<T: DeserializeOwned>(
     serde_json::from_slice(&bytes).map_err(|error| Refused::invalid(error.to_string()))
 }
 
+/// A client's key makes a repeat of its request harmless; it counts for the thread, or for making threads.
+fn digest(headers: &HeaderMap, about: &str) -> Result<Option<Digest>, Refused> {
+    let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
+    if !(1..=KEY_BYTES).contains(&key.as_bytes().len()) {
+        return Err(Refused::invalid(format!("Idempotency-Key: 1 to {KEY_BYTES} bytes")));
+    }
+    let mut hash = Sha256::new();
+    hash.update((about.len() as u64).to_be_bytes());
+    hash.update(about);
+    hash.update(key.as_bytes());
+    Ok(Some(hash.finalize().into()))
+}
+
 /// An id of the path. What can not be an id names nothing.
 fn thread_id(text: String) -> Result<ThreadId, Refused> {
     ThreadId::new(text).map_err(|_| store::Error::NoThread.into())
@@ -116,9 +132,10 @@ pub(super) async fn create_thread(
     if title.as_ref().is_some_and(|title| title.chars().nth(TITLE_CHARS).is_some()) {
         return Err(Refused::invalid(format!("title: at most {TITLE_CHARS} characters")));
     }
-    let new = NewThread { id: id.clone(), agent: known_agent(&engine, agent)?, user_id, title, message };
-    engine.store.create(new).await?;
-    let row = engine.store.thread(id).await?;
+    let new = NewThread { id, agent: known_agent(&engine, agent)?, user_id, title, message };
+    // No thread can have this name: an id has no slash in it.
+    let receipt = engine.store.create(new, digest(&headers, "/v1/threads")?).await?;
+    let row = engine.store.thread(receipt.thread).await?;
     Ok((StatusCode::CREATED, Json(json::thread(&row))))
 }
 
@@ -186,25 +203,26 @@ pub(super) async fn threads(State(engine): State<Arc<Engine>>, Query(parameters)
     Ok(Json(json!({"threads": threads, "next_cursor": next})))
 }
 
-pub(super) async fn thread(State(engine): State<Arc<Engine>>, Path(id): Path<String>) -> Answer {
+pub(super) async fn thread(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer {
     Ok(Json(json::thread(&engine.store.thread(thread_id(id)?).await?)))
 }
 
 pub(super) async fn message(
     State(engine): State<Arc<Engine>>,
-    Path(id): Path<String>,
+    InPath(id): InPath<String>,
     headers: HeaderMap,
     request: Body,
 ) -> Accepted {
     let Say { text, on_busy } = read(&engine, &headers, request).await?;
     let said = Message::Said { text, on_busy: on_busy.into() };
-    let receipt = engine.tell(Target::Id(thread_id(id)?), said).await?;
+    let digest = digest(&headers, &id)?;
+    let receipt = engine.store.step_once(Target::Id(thread_id(id)?), said, digest).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({"turn": receipt.turn}))))
 }
 
 pub(super) async fn history(
     State(engine): State<Arc<Engine>>,
-    Path(id): Path<String>,
+    InPath(id): InPath<String>,
     Query(parameters): Parameters,
 ) -> Answer {
     only(&parameters, &["after", "limit"])?;
@@ -224,25 +242,25 @@ async fn order(engine: &Engine, id: String, message: Message) -> Accepted {
     Ok((StatusCode::ACCEPTED, Json(json!({}))))
 }
 
-pub(super) async fn interrupt(State(engine): State<Arc<Engine>>, Path(id): Path<String>) -> Accepted {
+pub(super) async fn interrupt(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
     order(&engine, id, Message::Interrupt).await
 }
 
 /// A second closing changes nothing and sends nothing.
-pub(super) async fn close(State(engine): State<Arc<Engine>>, Path(id): Path<String>) -> Accepted {
+pub(super) async fn close(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
     match engine.tell(Target::Id(thread_id(id)?), Message::Close).await {
         Ok(_) | Err(store::Error::Ignored(Ignored::Closed)) => Ok((StatusCode::ACCEPTED, Json(json!({})))),
         Err(error) => Err(error.into()),
     }
 }
 
-pub(super) async fn resume(State(engine): State<Arc<Engine>>, Path(id): Path<String>) -> Accepted {
+pub(super) async fn resume(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
     order(&engine, id, Message::Resume).await
 }
 
 pub(super) async fn cancel(
     State(engine): State<Arc<Engine>>,
-    Path((id, call)): Path<(String, String)>,
+    InPath((id, call)): InPath<(String, String)>,
 ) -> Accepted {
     let (thread, call) = (thread_id(id)?, call_id(call)?);
     match engine.tell(Target::Id(thread.clone()), Message::Cancel { call: call.clone() }).await {
@@ -260,7 +278,7 @@ pub(super) async fn cancel(
 
 pub(super) async fn choice(
     State(engine): State<Arc<Engine>>,
-    Path((id, call)): Path<(String, String)>,
+    InPath((id, call)): InPath<(String, String)>,
     headers: HeaderMap,
     request: Body,
 ) -> Accepted {
@@ -271,7 +289,7 @@ pub(super) async fn choice(
     order(&engine, id, Message::Chose { call: call_id(call)?, selected }).await
 }
 
-pub(super) async fn views(State(engine): State<Arc<Engine>>, Path(id): Path<String>) -> Answer {
+pub(super) async fn views(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer {
     let row = engine.store.thread(thread_id(id)?).await?;
     let views = engine.store.views(row.thread.no).await?;
     Ok(Json(json!({"views": views.iter().map(json::view).collect::<Vec<_>>()})))

@@ -1,15 +1,15 @@
 //! The callback endpoint: where tools speak. 200 means that what was said is on disk, or was there before.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use rap_agent::{Choice, Event, Ignored, Message, Outcome};
 use rap_protocol::{Callback, EventId, ThreadId, parse_callback};
+use sha2::{Digest, Sha256};
 
-use super::{Refused, body};
+use super::{InPath, Refused, body};
 use crate::engine::Engine;
 use crate::store::{Error, Target, now};
 use crate::token::Grant;
@@ -19,7 +19,7 @@ const EVENT_ID_HEADERS: [&str; 2] = ["webhook-id", "idempotency-key"];
 
 pub(super) async fn callback(
     State(engine): State<Arc<Engine>>,
-    Path(token): Path<String>,
+    InPath(token): InPath<String>,
     headers: HeaderMap,
     request: Body,
 ) -> Result<StatusCode, Refused> {
@@ -101,9 +101,9 @@ fn event_id(headers: &HeaderMap) -> Option<EventId> {
     EventId::new(given.to_str().ok()?).ok()
 }
 
-/// Tells the questions of one call apart; the URL itself is sealed.
+/// Tells the questions of one call apart; the URL itself is sealed. It is stored, so it must never change.
 fn digest(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
+    let digest = Sha256::digest(text);
+    let (first, _) = digest.split_first_chunk::<8>().expect("bug: a digest has 32 bytes");
+    u64::from_le_bytes(*first)
 }

@@ -65,6 +65,11 @@ impl From<store::Error> for Refused {
                 "set_aside",
                 "an internal error stopped this thread",
             ),
+            Error::Illegible(why) => {
+                tracing::error!(why, "a request met something that can not be read");
+                let message = "what is stored here can not be read; nothing was changed";
+                Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "illegible", message)
+            }
             Error::Busy => Refused::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message),
             Error::Closed => {
                 Refused::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the runtime is stopping")

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rap_agent::{Entry, Head, Message, Seq};
-use rap_io::sqlite::open_sqlite;
+use rap_io::sqlite::open_for_reading;
 use rap_protocol::{CallId, ResponseUrl, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::Deserialize;
@@ -34,11 +34,16 @@ impl Readers {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         match idle {
             Some(conn) => Ok(conn),
-            None => {
-                let conn = open_sqlite(&self.path)?;
-                conn.pragma_update(None, "query_only", true)?;
-                Ok(conn)
-            }
+            None => open_for_reading(&self.path),
+        }
+    }
+
+    /// Waits for the reads that run; no other begins.
+    pub(super) async fn close(&self) {
+        if let Ok(all) = self.places.acquire_many(READERS as u32).await {
+            self.places.close();
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            drop(all);
         }
     }
 
@@ -165,13 +170,15 @@ impl Store {
             done
         };
         match tokio::task::spawn_blocking(read).await {
-            Ok(done) => done.map_err(|error: rusqlite::Error| Error::Unavailable(error.to_string())),
+            Ok(done) => done.map_err(Error::from),
             Err(_panicked) => Err(Error::SetAside),
         }
     }
 
     pub(crate) async fn is_readable(&self) -> Result<(), Error> {
-        self.read(|conn| conn.query_row("SELECT 1", [], |_| Ok(()))).await
+        // A statement without a table would not look into the file.
+        self.read(|conn| conn.prepare_cached("SELECT no FROM threads LIMIT 1")?.exists([])).await?;
+        Ok(())
     }
 
     pub(crate) async fn thread(&self, id: ThreadId) -> Result<ThreadRow, Error> {
@@ -250,13 +257,33 @@ impl Store {
                 statement.query_map([limit as i64], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
             let mut asks = Vec::new();
             for no in numbers {
-                if let Some(Loaded { thread, head, .. }) = rows::load(conn, no)?
+                if let Some(Loaded { thread, head, .. }) = legible(no, rows::load(conn, no))?.flatten()
                     && let rap_agent::Phase::Asking { up_to } = head.phase
                 {
                     asks.push((thread, head.turn, up_to));
                 }
             }
             Ok(asks)
+        })
+        .await
+    }
+
+    /// Whether a question still has to be asked.
+    pub(crate) async fn is_asking(&self, thread: ThreadNo, turn: u64) -> Result<bool, Error> {
+        self.read(move |conn| {
+            let mut statement = conn.prepare_cached("SELECT 1 FROM threads WHERE no = ?1 AND ask = ?2")?;
+            statement.exists(params![thread, turn.cast_signed()])
+        })
+        .await
+    }
+
+    /// Whether an invocation still has to be sent.
+    pub(crate) async fn is_due(&self, thread: ThreadNo, call: CallId, now: Timestamp) -> Result<bool, Error> {
+        self.read(move |conn| {
+            let mut statement = conn.prepare_cached(
+                "SELECT 1 FROM calls WHERE thread = ?1 AND id = ?2 AND state = 0 AND invoke_at <= ?3",
+            )?;
+            statement.exists(params![thread, call.as_str(), now.0])
         })
         .await
     }
@@ -276,8 +303,9 @@ impl Store {
                 .collect::<rusqlite::Result<_>>()?;
             let mut due = Vec::with_capacity(found.len());
             for (no, call, attempts) in found {
-                if let Some(Loaded { thread, .. }) = rows::load(conn, no)? {
-                    let arguments = rows::arguments_of(conn, no, call.seq, &call.id)?;
+                if let Some(Loaded { thread, .. }) = legible(no, rows::load(conn, no))?.flatten()
+                    && let Some(arguments) = legible(no, rows::arguments_of(conn, no, call.seq, &call.id))?
+                {
                     due.push(DueInvocation { thread, call, arguments, attempts });
                 }
             }
@@ -329,16 +357,19 @@ impl Store {
         let secrets = self.shared.key.clone();
         self.read(move |conn| {
             let mut statement = conn.prepare_cached(
-                "SELECT thread, no, call, body, answer, attempts, asked_at FROM questions \
+                "SELECT thread, no, call, body, answer, attempts, answered_at FROM questions \
                  WHERE answer_at <= ?1 ORDER BY answer_at LIMIT ?2",
             )?;
             let mut rows_found = statement.query(params![now.0, limit as i64])?;
             let mut due = Vec::new();
             while let Some(row) = rows_found.next()? {
-                let Some(Loaded { thread, .. }) = rows::load(conn, row.get(0)?)? else { continue };
+                let of = row.get(0)?;
+                let Some(Loaded { thread, .. }) = legible(of, rows::load(conn, of))?.flatten() else {
+                    continue;
+                };
                 let no = row.get::<_, i64>(1)?.cast_unsigned();
-                let asked = open_question(&secrets, &thread, no, row.get_ref(3)?.as_blob()?)?;
-                let Asked::Choice { response_url, .. } = asked else { continue };
+                let asked = open_question(&secrets, &thread, no, row.get_ref(3)?.as_blob()?);
+                let Some(Asked::Choice { response_url, .. }) = legible(of, asked)? else { continue };
                 due.push(DueAnswer {
                     no,
                     call: call_id(row, 2)?,
@@ -388,10 +419,15 @@ impl Store {
             let mut found = statement.query(params![limit as i64, thread])?;
             let mut items = Vec::new();
             while let Some(row) = found.next()? {
-                let Some(Loaded { thread, .. }) = rows::load(conn, row.get(0)?)? else { continue };
+                let of = row.get(0)?;
+                let Some(Loaded { thread, .. }) = legible(of, rows::load(conn, of))?.flatten() else {
+                    continue;
+                };
                 let no = row.get::<_, i64>(1)?.cast_unsigned();
+                let question = open_question(&secrets, &thread, no, row.get_ref(3)?.as_blob()?);
+                let Some(question) = legible(of, question)? else { continue };
                 items.push(InboxItem {
-                    question: open_question(&secrets, &thread, no, row.get_ref(3)?.as_blob()?)?,
+                    question,
                     thread: thread.id.clone(),
                     call: call_id(row, 2)?,
                     asked_at: Timestamp(row.get(4)?),
@@ -530,6 +566,17 @@ fn open_call(row: &Row<'_>) -> rusqlite::Result<(ThreadNo, rap_agent::OpenCall, 
         until: row.get::<_, Option<i64>>(7)?.map(Timestamp),
     };
     Ok((row.get(0)?, call, row.get(8)?))
+}
+
+/// What stands in a row and can not be understood stops its own thread, not the others.
+fn legible<T>(thread: ThreadNo, read: rusqlite::Result<T>) -> rusqlite::Result<Option<T>> {
+    match read {
+        Err(error) if rows::is_illegible(&error) => {
+            tracing::error!(thread, %error, "a thread is left alone: what is stored of it can not be read");
+            Ok(None)
+        }
+        read => read.map(Some),
+    }
 }
 
 fn open_question(

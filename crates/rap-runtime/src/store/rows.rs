@@ -9,9 +9,9 @@ use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value, json};
 
-use super::Committed;
 use super::cache::Loaded;
 use super::thread::{NewThread, Thread, ThreadNo, random};
+use super::{Committed, Digest};
 
 const THREAD_COLUMNS: &str = "no, id, parent, root, born_at, ancestors, incarnation, agent, user_id, title, created_at, \
                               version, head";
@@ -55,6 +55,22 @@ fn queue_number(queue: Queue) -> i64 {
 /// What is in a column but can not be there.
 pub(super) fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(0, Type::Text, Box::new(error))
+}
+
+/// Whether the database gave what it has, and that makes no sense.
+pub(super) fn is_illegible(error: &rusqlite::Error) -> bool {
+    use rusqlite::Error::{
+        FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, QueryReturnedNoRows,
+        StatementChangedRows,
+    };
+    matches!(
+        error,
+        FromSqlConversionFailure(..)
+            | IntegralValueOutOfRange(..)
+            | InvalidColumnType(..)
+            | QueryReturnedNoRows
+            | StatementChangedRows(_)
+    )
 }
 
 pub(super) fn load(conn: &Connection, no: ThreadNo) -> rusqlite::Result<Option<Loaded>> {
@@ -297,7 +313,7 @@ impl Applying<'_> {
     }
 
     fn answer(&self, no: u64, selected: usize) -> rusqlite::Result<()> {
-        let sql = "UPDATE questions SET answer = ?3, answer_at = ?4 WHERE thread = ?1 AND no = ?2";
+        let sql = "UPDATE questions SET answer = ?3, answered_at = ?4, answer_at = ?4 WHERE thread = ?1 AND no = ?2";
         let row = params![self.thread.no, no.cast_signed(), selected as i64, self.now.0];
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
@@ -427,6 +443,26 @@ fn entry_at(conn: &Connection, thread: ThreadNo, seq: Seq) -> rusqlite::Result<E
     statement.query_row([key(thread, seq)], |row| {
         serde_json::from_str(row.get_ref(0)?.as_str()?).map_err(unreadable)
     })
+}
+
+/// What a request of the same digest led to.
+pub(super) fn repeated(conn: &Connection, digest: &Digest) -> rusqlite::Result<Option<(ThreadId, u64)>> {
+    let mut statement = conn.prepare_cached("SELECT thread, turn FROM repeats WHERE digest = ?1")?;
+    let found = |row: &Row<'_>| Ok((id(row, 0)?, row.get::<_, i64>(1)?.unsigned_abs()));
+    statement.query_row([digest.as_slice()], found).optional()
+}
+
+pub(super) fn remember(
+    conn: &Connection,
+    digest: &Digest,
+    thread: &ThreadId,
+    turn: u64,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO repeats (digest, thread, turn, at) VALUES (?1, ?2, ?3, ?4)";
+    let row = params![digest.as_slice(), thread.as_str(), turn.cast_signed(), now.0];
+    conn.prepare_cached(sql)?.execute(row)?;
+    Ok(())
 }
 
 /// Whether a head is still at that version.

@@ -64,6 +64,7 @@ CREATE TABLE questions (
     body BLOB NOT NULL,               -- sealed: it holds URLs that are as good as a password
     asked_at INTEGER NOT NULL,
     answer INTEGER,
+    answered_at INTEGER,
     answer_at INTEGER,                -- when the delivery of the answer is due
     attempts INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (thread, no)
@@ -88,6 +89,15 @@ CREATE TABLE seen (
     PRIMARY KEY (thread, call, event)
 ) WITHOUT ROWID;
 CREATE INDEX seen_at ON seen (at);
+
+-- Requests of clients that must not count twice, by a digest of what they are about and the client's key.
+CREATE TABLE repeats (
+    digest BLOB PRIMARY KEY,
+    thread TEXT NOT NULL,
+    turn INTEGER NOT NULL,
+    at INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX repeats_at ON repeats (at);
 
 CREATE TABLE letters (
     no INTEGER PRIMARY KEY AUTOINCREMENT,

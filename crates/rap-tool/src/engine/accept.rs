@@ -121,7 +121,8 @@ impl Engine {
             let _runtime = runtime.enter();
             act(written)
         };
-        Ok(self.writer.run_then(Lane::External, move |db| write(&engine, db), act).await?)
+        // Such a job fails only if the database does, and then the others of its batch have nothing to lose by it.
+        Ok(self.writer.run_unguarded(Lane::External, move |db| write(&engine, db), act).await?)
     }
 
     fn read(&self, caller: Caller, body: &[u8]) -> Result<Incoming, Refusal> {

@@ -22,7 +22,7 @@ use crate::rules::{Dropped, Input};
 
 /// How callbacks leave the process.
 pub(crate) enum Outgoing {
-    Http(Client),
+    Http(Box<Client>),
     /// Into the hands of a test.
     Memory(Arc<Take>),
 }

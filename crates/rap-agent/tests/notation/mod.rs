@@ -1,0 +1,355 @@
+//! Rules as tables. A line is `message -> what comes of it`, in a few words:
+//!
+//! ```text
+//! said hi          -> asking 1; user hi; ask 1
+//! answer: a b      -> waiting; assistant[a b]; open a; open b; invoke a; invoke b
+//! returned a: 42   -> waiting; settle a Returned; a: 42
+//! ```
+//!
+//! First the phase, then what is written, then what is to be done. What changes nothing is `ignored: why`.
+//! Messages: `said TEXT[, interrupt|enqueue|reject]`, `answer[ of TURN][ TEXT]: CALLS`, `failed[ for good]`, `spent`,
+//! `returned CALL: TEXT`, `subscribed CALL: TEXT`, `call failed CALL`, `timed out CALL`, `event CALL: TEXT[, child][,
+//! final][, id ID]`, `sign in CALL`, `choice CALL NO`, `view CALL`, `chose CALL NO`, `dismissed CALL`, `interrupt`,
+//! `cancel CALL`, `resume`, `close`, `due`, `child closed THREAD`. `after SECONDS` only lets time pass.
+//! Calls of an answer: `a` is sent to a server, `a=refuse` can not be carried out, `a=cancel(b)` is the built-in tool,
+//! `a=odd` has no arguments, `?` has no usable id.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use rap_agent::{
+    Again, Answer, Arguments, Birth, BuiltIn, CallState, Choice, Effect, Entry, Event, Head, Ignored, Item,
+    Limits, Message, NewQuestion, OnBusy, Outcome, PastCall, Phase, Plan, PlannedCall, Queue, Server, Step,
+    Usage, Write, step,
+};
+use rap_protocol::{AuthUrl, Body, CallId, EventId, ResponseUrl, ThreadId, Timestamp};
+use serde_json::{Map, Value};
+
+/// Bounds that a table can reach.
+pub fn narrow() -> Limits {
+    Limits {
+        subscriptions: 2,
+        open_calls: 3,
+        held: 2,
+        questions: 2,
+        children: 1,
+        depth: 1,
+        views: 64,
+        turns_per_wake: 3,
+        hold_max: Duration::from_secs(60),
+        call_timeout: Some(Duration::from_secs(100)),
+        failed_retry_for: Duration::from_secs(3600),
+    }
+}
+
+/// A thread, and what a store would know of it.
+#[derive(Clone)]
+pub struct Thread {
+    pub head: Head,
+    limits: Limits,
+    now: Timestamp,
+    calls: BTreeMap<CallId, PastCall>,
+    marks: BTreeSet<(CallId, EventId)>,
+    children: u32,
+}
+
+/// Plays a table line by line.
+pub fn check(table: &str) {
+    check_with(narrow(), table);
+}
+
+pub fn check_with(limits: Limits, table: &str) {
+    let mut thread = Thread::new(limits);
+    compare(table, |message| thread.take(message));
+}
+
+/// Plays a table in a child that was made for an event of its parent's subscription `s`.
+pub fn check_child(table: &str) {
+    let mut parent = Thread::new(narrow());
+    for message in ["said hi", "answer: s", "subscribed s: ok", "answer done:"] {
+        parent.take(message);
+    }
+    let event = parent.message("event s: ding, child");
+    let step = parent.step(event).expect("an event of an active subscription");
+    let head = step.writes.iter().find_map(|write| match write {
+        Write::Born { head, .. } => Some((**head).clone()),
+        _ => None,
+    });
+    let mut child = Thread { head: head.expect("a child"), ..Thread::new(narrow()) };
+    compare(table, |message| child.take(message));
+}
+
+/// Brings a thread into a state, then tries each line of the table from there.
+pub fn from(way: &[&str], table: &str) {
+    let mut thread = Thread::new(narrow());
+    for message in way {
+        let outcome = thread.take(message);
+        assert!(!outcome.starts_with("ignored"), "{message} -> {outcome}");
+    }
+    compare(table, |message| thread.clone().take(message));
+}
+
+fn compare(table: &str, mut take: impl FnMut(&str) -> String) {
+    let mut differs = false;
+    let mut real = String::new();
+    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (message, expected) = line.split_once("->").unwrap_or((line, ""));
+        let outcome = take(message.trim());
+        differs |= outcome != expected.trim();
+        real.push_str(&format!("        {:<26} -> {outcome}\n", message.trim()));
+    }
+    assert!(!differs, "expected:\n{table}\nreally:\n{real}");
+}
+
+impl Thread {
+    pub fn new(limits: Limits) -> Thread {
+        Thread {
+            head: Head::new(),
+            limits,
+            now: Timestamp(0),
+            calls: BTreeMap::new(),
+            marks: BTreeSet::new(),
+            children: 0,
+        }
+    }
+
+    pub fn take(&mut self, line: &str) -> String {
+        if let Some(seconds) = line.strip_prefix("after ") {
+            let seconds = seconds.trim_end_matches('s').parse().expect("seconds");
+            self.now = self.now.plus(Duration::from_secs(seconds));
+            return "time passes".into();
+        }
+        let message = self.message(line);
+        match self.step(message) {
+            Ok(step) => show(&step),
+            Err(why) => format!("ignored: {why:?}").replace('"', ""),
+        }
+    }
+
+    pub fn step(&mut self, message: Message) -> Result<Step, Ignored> {
+        let step = step(self.head.clone(), message, self.now, &self.limits)?;
+        self.head = step.head.clone();
+        for write in &step.writes {
+            match write {
+                Write::Open(open) => {
+                    let past = PastCall { name: open.name.clone(), seq: open.seq, state: CallState::Open };
+                    self.calls.insert(open.id.clone(), past);
+                }
+                Write::Settle { call, state } => {
+                    self.calls.get_mut(call).expect("a call that was made").state = *state;
+                }
+                Write::Seen { call, event } => {
+                    self.marks.insert((call.clone(), event.clone()));
+                }
+                Write::Born { .. } => self.children += 1,
+                _ => {}
+            }
+        }
+        Ok(step)
+    }
+
+    fn message(&self, line: &str) -> Message {
+        let (words, text) = match line.split_once(':') {
+            Some((words, text)) => (words, text.trim()),
+            None => (line, ""),
+        };
+        let words: Vec<&str> = words.split_whitespace().collect();
+        match words.as_slice() {
+            ["said", ..] => said(line.trim_start_matches("said ")),
+            ["answer", "of", turn, said @ ..] => answer(turn.parse().expect("a turn"), said, text),
+            ["answer", said @ ..] => answer(self.head.turn, said, text),
+            ["failed", rest @ ..] => Message::TurnFailed {
+                turn: self.head.turn,
+                why: "503".into(),
+                again: if rest.is_empty() { Again::Later } else { Again::No },
+            },
+            ["spent"] => Message::Spent(Usage { input: 3, output: 1, cached: 0 }),
+            ["returned", call] => self.returned(call, text, false),
+            ["subscribed", call] => self.returned(call, text, true),
+            ["call", "failed", call] => Message::CallFailed { call: id(call), text: "Error: refused".into() },
+            ["timed", "out", call] => Message::TimedOut { call: id(call) },
+            ["event", call] => self.happened(call, text),
+            ["sign", "in", call] => Message::WantsSignIn {
+                call: id(call),
+                url: AuthUrl::new("https://example.com/in").expect("a URL"),
+            },
+            ["choice", call, no] => {
+                Message::WantsChoice { call: id(call), choice: choice(no.parse().expect("a number")) }
+            }
+            ["view", call] => {
+                Message::Viewed { call: id(call), view_type: "progress".into(), content: Value::from(1) }
+            }
+            ["chose", call, no] => {
+                Message::Chose { call: id(call), selected: Some(no.parse().expect("a number")) }
+            }
+            ["dismissed", call] => Message::Chose { call: id(call), selected: None },
+            ["interrupt"] => Message::Interrupt,
+            ["cancel", call] => Message::Cancel { call: id(call) },
+            ["resume"] => Message::Resume,
+            ["close"] => Message::Close,
+            ["due"] => Message::Due,
+            ["child", "closed", child] => {
+                Message::ChildClosed { child: ThreadId::new(*child).expect("an id") }
+            }
+            _ => panic!("no such message: {line}"),
+        }
+    }
+
+    fn returned(&self, call: &str, text: &str, subscription: bool) -> Message {
+        let result = Outcome { content: Body::Text(text.into()), display: Vec::new(), subscription };
+        Message::Returned { call: id(call), result, past: self.calls.get(&id(call)).cloned() }
+    }
+
+    fn happened(&self, call: &str, text: &str) -> Message {
+        let call = id(call);
+        let mut words = text.split(", ");
+        let text = words.next().unwrap_or_default().to_owned();
+        let flags: Vec<&str> = words.collect();
+        let event = flags.iter().find_map(|flag| flag.strip_prefix("id "));
+        let event = event.map(|id| EventId::new(id).expect("an id"));
+        let associative = !flags.contains(&"child");
+        let birth = (!associative).then(|| Birth {
+            parent: ThreadId::new("t0").expect("an id"),
+            depth: 1,
+            child: ThreadId::new(format!("t{}", self.children + 1)).expect("an id"),
+            arguments: Map::new(),
+        });
+        let seen = event.clone().is_some_and(|event| self.marks.contains(&(call.clone(), event)));
+        let past = self.calls.get(&call).cloned();
+        let is_final = flags.contains(&"final");
+        Message::Happened { call, event: Event { id: event, text, associative, is_final }, past, seen, birth }
+    }
+}
+
+pub fn id(text: &str) -> CallId {
+    CallId::new(text).expect("an id")
+}
+
+fn said(words: &str) -> Message {
+    let (text, on_busy) = match words.rsplit_once(", ") {
+        Some((text, "interrupt")) => (text, OnBusy::Interrupt),
+        Some((text, "enqueue")) => (text, OnBusy::Enqueue),
+        Some((text, "reject")) => (text, OnBusy::Reject),
+        _ => (words, OnBusy::Join),
+    };
+    Message::Said { text: text.into(), on_busy }
+}
+
+fn answer(turn: u64, said: &[&str], calls: &str) -> Message {
+    let calls = calls.split_whitespace().map(planned).collect();
+    Message::TurnEnded { turn, answer: Answer { text: said.join(" "), calls, usage: Usage::default() } }
+}
+
+fn planned(call: &str) -> PlannedCall {
+    let (own, plan) = call.split_once('=').unwrap_or((call, ""));
+    let cancels = plan.strip_prefix("cancel(").and_then(|rest| rest.strip_suffix(')'));
+    let server = Plan::Invoke(Server("https://tools.example".into()));
+    let mut arguments = Arguments::Given(Map::new());
+    let plan = match (cancels, plan) {
+        (Some(of), _) => Plan::BuiltIn(BuiltIn::CancelSubscription { tool_call_id: of.into() }),
+        (None, "refuse") => Plan::Refuse("Error: no such tool".into()),
+        (None, "odd") => {
+            arguments = Arguments::Unusable("{".into());
+            server
+        }
+        _ => server,
+    };
+    let id = (own != "?").then(|| id(own));
+    PlannedCall { id, call_id: None, name: "look".into(), arguments, plan }
+}
+
+fn choice(no: u64) -> Choice {
+    Choice {
+        prompt: "Which?".into(),
+        choices: vec!["this".into(), "that".into()],
+        default: 1,
+        response_url: ResponseUrl::new(format!("https://example.com/{no}")).expect("a URL"),
+        digest: no,
+    }
+}
+
+fn show(step: &Step) -> String {
+    let head = &step.head;
+    let phase = match &head.phase {
+        Phase::Idle => "idle".to_owned(),
+        Phase::Asking { .. } => format!("asking {}", head.turn),
+        Phase::Waiting => "waiting".into(),
+        Phase::Failed { retry_at: None, .. } => "failed".into(),
+        Phase::Failed { retry_at: Some(at), .. } => format!("failed until {}s", at.0 / 1000),
+        Phase::Paused { .. } => "paused".into(),
+        Phase::Closed => "closed".into(),
+    };
+    let writes = step.writes.iter().map(write);
+    let effects = step.effects.iter().map(effect);
+    std::iter::once(phase).chain(writes).chain(effects).collect::<Vec<_>>().join("; ")
+}
+
+fn write(write: &Write) -> String {
+    match write {
+        Write::Append { entry, .. } => item(entry),
+        Write::Hold { queue: Queue::Held, entry, .. } => format!("hold {}", item(entry)),
+        Write::Hold { queue: Queue::Queued, entry, .. } => format!("queue {}", item(entry)),
+        Write::Release { queue, count, .. } => format!("release {count} {queue:?}"),
+        Write::Open(open) => format!("open {}", open.id),
+        Write::Settle { call, state } => format!("settle {call} {state:?}"),
+        Write::Ask { no, call, question: NewQuestion::SignIn(_) } => format!("{call} wants sign-in #{no}"),
+        Write::Ask { no, call, question: NewQuestion::Choice(_) } => format!("{call} wants choice #{no}"),
+        Write::Answer { no, selected } => format!("#{no} is {selected}"),
+        Write::Forget { call } => format!("forget questions of {call}"),
+        Write::View { view_type, .. } => format!("view {view_type}"),
+        Write::Seen { event, .. } => format!("mark {event}"),
+        Write::Born { child, at, head, entries } => {
+            let entries: Vec<String> = entries.iter().map(item).collect();
+            let own = format!("asking {}, {}", head.turn, entries.join(", "));
+            format!("born {child} at {at} ({own})")
+        }
+    }
+}
+
+fn item(entry: &Entry) -> String {
+    match &entry.item {
+        Item::User { text, from } => format!("{from:?} {}", brief(text)).to_lowercase(),
+        Item::Assistant { text, calls } => {
+            let calls: Vec<String> = calls
+                .iter()
+                .map(|call| match &call.arguments {
+                    Arguments::Echo { kind, .. } => format!("{} {kind}", call.id),
+                    _ => match &call.call_id {
+                        Some(own) => format!("{} for {own}", call.id),
+                        None => call.id.to_string(),
+                    },
+                })
+                .collect();
+            if calls.is_empty() {
+                format!("assistant {text}")
+            } else {
+                format!("assistant {text}[{}]", calls.join(" "))
+            }
+        }
+        Item::Result { call_id, content: Body::Text(text), .. } => {
+            format!("{call_id}: {}", text.replace("\n\n", " "))
+        }
+        Item::Result { call_id, .. } => format!("{call_id}: …"),
+        Item::Notice { text } => format!("notice {}", brief(text)),
+    }
+}
+
+/// Long texts of the runtime's own are cut.
+fn brief(text: &str) -> String {
+    match text.char_indices().nth(40) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+fn effect(effect: &Effect) -> String {
+    match effect {
+        Effect::Ask { turn, .. } => format!("ask {turn}"),
+        Effect::Abandon { turn } => format!("abandon {turn}"),
+        Effect::Invoke { call, .. } => format!("invoke {}", call.id),
+        Effect::NotifyCancel { call } => format!("notify cancel {call}"),
+        Effect::NotifyClose => "notify close".into(),
+        Effect::Answer { no } => format!("deliver #{no}"),
+        Effect::Tell { to, letter } => format!("tell {to} {letter:?}"),
+    }
+}

@@ -1,0 +1,374 @@
+//! The invariants, and how each is checked after every action. The checker has a memory of its own, made from what the
+//! world outside could see; it never asks the rules what should be.
+//!
+//! - I1 Each input is a word that stands nowhere else. A word that was acknowledged is in the history or held, at all
+//!   times; held words enter the history in the order in which they came.
+//! - I2 [`super::world::World`] offers each message that was taken a second time at once, chaos offers it again later;
+//!   no word stands twice.
+//! - I3 A step gets one thread's head and nothing else, and answers and invocations of all threads are under way while
+//!   others step: the simulation could not be written otherwise.
+//! - I4 Head, entries, held rows, calls and questions agree after every commit and every crash; the effects of a step
+//!   are those that the stored rows imply; at the end the store equals the replay of its steps.
+//! - I5 The entries are read one by one by an automaton that knows which results are missing; an answer stands
+//!   directly behind what the question covered.
+//! - I6 An invocation is sent only for a call that is open and not answered; what the history shows of a call is one
+//!   result, or a placeholder and one synthetic call, or an error and one late result.
+//! - I7 Each notification is counted; it comes only of what has ended.
+//! - I8, I10 The checker follows the life of each call by what the tools and people did, and what is taken has to fit.
+//! - I9 A child is born at the point where its parent last came to rest with nothing open, and what it inherits is
+//!   compared with a copy made at its birth.
+//! - I11 A closed thread says `Closed` to everything, and `Closed` is said by no other.
+//! - I12 All that the head counts stays within the limits, and `Full` is said only at a limit.
+
+use std::collections::{BTreeSet, HashSet};
+
+use rap_agent::{
+    CallState, Entry, Head, Ignored, Item, Limits, Message, OnBusy, Origin, Phase, Queue, Step, Write,
+};
+use rap_protocol::{CallId, Timestamp};
+
+use super::disk::{Disk, Place, Row, name};
+use super::outside::{Word, text_in, word_of};
+use super::watch::{Watch, word_in};
+use super::world::Notification;
+
+/// What does not hold, beginning with the name of the invariant.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Broken(pub String);
+
+pub fn broken<T>(text: String) -> Result<T, Broken> {
+    Err(Broken(text))
+}
+
+/// The invariant, or the sentence that says what is wrong.
+macro_rules! holds {
+    ($condition:expr, $($text:tt)*) => {
+        if !$condition {
+            return Err($crate::sim::invariants::Broken(format!($($text)*)));
+        }
+    };
+}
+pub(crate) use holds;
+
+pub struct Checker {
+    limits: Limits,
+    watches: Vec<Watch>,
+    /// Words that stand in a history.
+    written: HashSet<Word>,
+    /// Calls whose invocation has an answer that was recorded.
+    answered: BTreeSet<(Place, CallId)>,
+    notified: BTreeSet<Notification>,
+}
+
+impl Checker {
+    pub fn new(limits: Limits) -> Checker {
+        Checker {
+            limits,
+            watches: Vec::new(),
+            written: HashSet::new(),
+            answered: BTreeSet::new(),
+            notified: BTreeSet::new(),
+        }
+    }
+
+    /// A thread is there that was not there before.
+    pub fn born(&mut self, disk: &Disk, thread: Place) {
+        self.watches.push(Watch::new(disk, thread));
+    }
+
+    /// Before a commit: whether what the step wants fits what has happened so far.
+    pub fn judge(
+        &mut self,
+        disk: &Disk,
+        thread: Place,
+        message: &Message,
+        step: &Step,
+    ) -> Result<(), Broken> {
+        let row = &disk.threads[thread];
+        holds!(row.head.phase != Phase::Closed, "I11: closed t{thread} takes {message:?}");
+        for write in &step.writes {
+            if let Write::Born { at, head, .. } = write {
+                let rest = self.watches[thread].rest_point;
+                holds!(*at == rest, "I9: t{thread} came to rest at {rest}, its child is born at {at}");
+                holds!(head.origin == Origin::Event { parent: name(thread) }, "I9: a child of nobody");
+            }
+        }
+        if let Message::CallFailed { call, .. } = message {
+            self.answered.insert((thread, call.clone()));
+        }
+        self.watches[thread].judge(row, message, step, &self.limits)
+    }
+
+    /// A refusal has to be true.
+    pub fn refused(
+        &mut self,
+        disk: &Disk,
+        thread: Place,
+        message: &Message,
+        now: Timestamp,
+        why: &Ignored,
+    ) -> Result<(), Broken> {
+        let row = &disk.threads[thread];
+        let closed = row.head.phase == Phase::Closed;
+        holds!(closed == (*why == Ignored::Closed), "I11: t{thread} says {why:?} to {message:?}");
+        let watch = &self.watches[thread];
+        let honest = closed || self.is_true(watch, row, message, now, why);
+        holds!(honest, "I1: t{thread} says {why:?} to {message:?}, which is not so: {:?}", row.head);
+        Ok(())
+    }
+
+    fn is_true(&self, watch: &Watch, row: &Row, message: &Message, now: Timestamp, why: &Ignored) -> bool {
+        let head = &row.head;
+        let life = call_of(message).and_then(|call| watch.lives.get(call).copied());
+        match (why, message) {
+            (Ignored::StaleTurn, Message::TurnEnded { turn, .. } | Message::TurnFailed { turn, .. }) => {
+                watch.asking.is_none_or(|(current, _)| current != *turn)
+            }
+            (Ignored::Duplicate, Message::Returned { .. }) => {
+                matches!(life, Some(CallState::Returned | CallState::Subscribed | CallState::Ended))
+            }
+            (Ignored::Duplicate, Message::Happened { call, event, .. }) => {
+                event.id.as_ref().is_some_and(|id| watch.events.contains(&(call.clone(), id.clone())))
+            }
+            (Ignored::Duplicate, Message::WantsChoice { .. }) => life == Some(CallState::Open),
+            (Ignored::Duplicate, Message::ChildClosed { child }) => !watch.children.contains(child),
+            (Ignored::SettledCall, Message::Returned { .. }) => life == Some(CallState::Interrupted),
+            (Ignored::SettledCall, Message::Cancel { .. } | Message::Viewed { .. }) => {
+                !matches!(life, Some(CallState::Open | CallState::Subscribed))
+            }
+            (Ignored::SettledCall, _) => life != Some(CallState::Open),
+            (Ignored::UnknownCall, _) => life.is_none(),
+            (Ignored::EndedSubscription, _) => {
+                !matches!(life, None | Some(CallState::Open | CallState::Subscribed))
+            }
+            (Ignored::NotYetSubscribed, _) => life == Some(CallState::Open),
+            (Ignored::Full(_), _) => self.is_full(head, message),
+            (Ignored::Busy, Message::Said { on_busy, .. }) => {
+                let busy = matches!(head.phase, Phase::Asking { .. } | Phase::Waiting | Phase::Paused { .. });
+                *on_busy == OnBusy::Reject && busy
+            }
+            (Ignored::NothingToInterrupt, _) => head.phase == Phase::Idle && !watch.has_open(),
+            (Ignored::NothingToResume, _) => {
+                !matches!(head.phase, Phase::Failed { .. } | Phase::Paused { .. })
+            }
+            (Ignored::NoQuestion, Message::Chose { call, .. }) => {
+                let open = |question: &rap_agent::Question| question.call == *call && !question.answered;
+                !head.questions.iter().any(|question| {
+                    open(question) && matches!(question.kind, rap_agent::QuestionKind::Choice { .. })
+                })
+            }
+            (Ignored::NoSuchChoice(choices), Message::Chose { selected, .. }) => {
+                selected.is_some_and(|selected| selected >= *choices)
+            }
+            (Ignored::NotDue, Message::Due) => head.due(&self.limits).is_none_or(|due| due > now),
+            (Ignored::NotDue, Message::TimedOut { call }) => {
+                row.calls[call].open.until.is_none_or(|until| until > now)
+            }
+            _ => false,
+        }
+    }
+
+    fn is_full(&self, head: &Head, message: &Message) -> bool {
+        let limits = &self.limits;
+        let held = head.phase != Phase::Idle && head.held.inputs >= limits.held;
+        match message {
+            Message::Said { on_busy: OnBusy::Enqueue, .. } => head.queued.inputs >= limits.held,
+            Message::Said { .. } | Message::Returned { .. } => held,
+            Message::Happened { event, birth, .. }
+                if event.associative
+                    || birth.as_ref().is_none_or(|birth| birth.depth > self.limits.depth) =>
+            {
+                held
+            }
+            Message::Happened { .. } => head.children.len() >= limits.children,
+            _ => head.questions.len() >= limits.questions,
+        }
+    }
+
+    /// After a commit: whether all that is stored of a thread agrees.
+    pub fn look(&mut self, disk: &Disk, thread: Place) -> Result<(), Broken> {
+        let row = &disk.threads[thread];
+        let watch = &mut self.watches[thread];
+        let head = &row.head;
+        holds!(row.last() == head.seq, "I4: t{thread} ends at {}, its head at {}", row.last(), head.seq);
+        watch.read(thread, row, &mut self.written)?;
+        look_at_held(thread, row, &self.limits)?;
+        watch.look_at_calls(thread, row)?;
+        look_at_bounds(thread, head, &self.limits)?;
+        let (is, may) = (disk.ancestors(thread), self.limits.depth);
+        holds!(is <= may, "I12: t{thread} has {is} ancestors, it may have {may}");
+        let settled = watch.rest_point;
+        holds!(head.settled == settled, "I9: t{thread} rested at {settled}, not at {}", head.settled);
+        let written = &self.written;
+        watch.waiting.retain(|word| !written.contains(word));
+        let lost = watch.waiting.iter().find(|word| !is_held(row, **word));
+        holds!(lost.is_none(), "I1: t{thread} has lost w{}", lost.expect("it is lost"));
+        Ok(())
+    }
+
+    /// After a crash: everything.
+    pub fn look_everywhere(&mut self, disk: &Disk) -> Result<(), Broken> {
+        for thread in 0..disk.threads.len() {
+            self.look(disk, thread)?;
+            self.look_at_heritage(disk, thread)?;
+        }
+        Ok(())
+    }
+
+    fn look_at_heritage(&self, disk: &Disk, thread: Place) -> Result<(), Broken> {
+        let inherited: Vec<Entry> =
+            disk.visible(thread, disk.threads[thread].base()).into_iter().cloned().collect();
+        holds!(inherited == self.watches[thread].heritage, "I9: t{thread} sees what came after its birth");
+        Ok(())
+    }
+
+    /// Somebody was told that a word was taken.
+    pub fn acknowledged(&mut self, disk: &Disk, thread: Place, word: Word) -> Result<(), Broken> {
+        if self.written.contains(&word) {
+            return Ok(());
+        }
+        holds!(is_held(&disk.threads[thread], word), "I1: w{word} was acknowledged and is not in t{thread}");
+        self.watches[thread].waiting.push(word);
+        Ok(())
+    }
+
+    /// An invocation goes out.
+    pub fn invoked(&self, disk: &Disk, thread: Place, call: &CallId) -> Result<(), Broken> {
+        let row = &disk.threads[thread];
+        let state = row.calls.get(call).map(|row| row.state);
+        let life = self.watches[thread].lives.get(call).copied();
+        holds!(state == Some(CallState::Open), "I6: t{thread} invokes {call}, which is {state:?}");
+        holds!(life == Some(CallState::Open), "I6: t{thread} invokes {call}, which is {life:?}");
+        let answered = self.answered.contains(&(thread, call.clone()));
+        holds!(!answered, "I6: t{thread} invokes {call} again, though it was answered");
+        holds!(!row.head.is_closed(), "I11: closed t{thread} invokes {call}");
+        Ok(())
+    }
+
+    /// The answer to an invocation was recorded.
+    pub fn acknowledged_call(&mut self, thread: Place, call: &CallId) {
+        self.answered.insert((thread, call.clone()));
+    }
+
+    /// A notification goes to every server.
+    pub fn notified(&mut self, disk: &Disk, notification: &Notification) -> Result<(), Broken> {
+        let first = self.notified.insert(notification.clone());
+        holds!(first, "I7: {notification:?} is sent twice");
+        let watch = &self.watches[notification.thread];
+        match &notification.call {
+            Some(call) => {
+                let life = watch.lives.get(call).copied();
+                let ended = !matches!(life, None | Some(CallState::Open | CallState::Subscribed));
+                holds!(ended, "I7: the servers are told that {call} has ended, which is {life:?}");
+            }
+            None => {
+                let closed = disk.threads[notification.thread].head.is_closed();
+                holds!(closed, "I7: t{} is open, the servers are told otherwise", notification.thread);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is outstanding any more: every thread is at rest, and nothing is left behind.
+    pub fn look_at_rest(&mut self, disk: &Disk) -> Result<(), Broken> {
+        self.look_everywhere(disk)?;
+        holds!(disk.outbox.is_empty(), "I1: letters are left: {:?}", disk.outbox);
+        for (thread, row) in disk.threads.iter().enumerate() {
+            let (head, watch) = (&row.head, &self.watches[thread]);
+            let rests = !matches!(head.phase, Phase::Asking { .. } | Phase::Waiting);
+            holds!(rests, "I6: t{thread} does not come to rest: {head:?}");
+            holds!(!watch.has_open(), "I6: t{thread} has open calls: {head:?}");
+            let undelivered = row.questions.values().any(|row| row.selected.is_some() && !row.delivered);
+            holds!(!undelivered, "I1: an answer in t{thread} was not delivered: {:?}", row.questions);
+            let at_rest = matches!(head.phase, Phase::Idle | Phase::Closed);
+            holds!(!at_rest || row.held.is_empty(), "I1: t{thread} rests and holds {:?}", row.held);
+            holds!(!at_rest || watch.waiting.is_empty(), "I1: t{thread} has lost {:?}", watch.waiting);
+            if at_rest {
+                watch.look_at_results(thread, row)?;
+            }
+            if head.phase == Phase::Idle && !watch.interrupted {
+                watch.look_at_answers(thread, row)?;
+            }
+            let children: BTreeSet<_> = (0..disk.threads.len())
+                .filter(|child| disk.threads[*child].born.is_some_and(|(parent, _)| parent == thread))
+                .filter(|child| !disk.threads[*child].head.is_closed())
+                .map(name)
+                .collect();
+            let known: BTreeSet<_> = head.children.iter().cloned().collect();
+            holds!(children == known, "I11: open children of t{thread} are {children:?}, it knows {known:?}");
+        }
+        Ok(())
+    }
+}
+
+/// The call that a message is about.
+fn call_of(message: &Message) -> Option<&CallId> {
+    match message {
+        Message::Returned { call, .. }
+        | Message::CallFailed { call, .. }
+        | Message::TimedOut { call }
+        | Message::Happened { call, .. }
+        | Message::WantsSignIn { call, .. }
+        | Message::WantsChoice { call, .. }
+        | Message::Viewed { call, .. }
+        | Message::Chose { call, .. }
+        | Message::Cancel { call } => Some(call),
+        _ => None,
+    }
+}
+
+fn is_held(row: &Row, word: Word) -> bool {
+    row.held.values().any(|entry| word_in(entry) == Some(word))
+}
+
+/// I1: the rows that are held are exactly those that the head counts.
+fn look_at_held(thread: Place, row: &Row, limits: &Limits) -> Result<(), Broken> {
+    let head = &row.head;
+    let counted = [(Queue::Held, &head.held), (Queue::Queued, &head.queued)]
+        .into_iter()
+        .flat_map(|(queue, held)| (held.first..held.next).map(move |no| (queue, no)));
+    let agrees = row.held.keys().copied().eq(counted);
+    holds!(agrees, "I1: t{thread} holds {:?}, its head says {:?} {:?}", row.held, head.held, head.queued);
+    let idle = matches!(head.phase, Phase::Idle | Phase::Closed);
+    holds!(!idle || row.held.is_empty(), "I1: t{thread} is {:?} and holds {:?}", head.phase, row.held);
+    if head.phase == Phase::Waiting {
+        let mut waiting =
+            row.held.iter().filter(|((queue, _), _)| *queue == Queue::Held).map(|(_, entry)| entry);
+        let oldest = waiting.clone().map(|entry| entry.at).min();
+        let user = waiting.any(|entry| matches!(entry.item, Item::User { .. }));
+        holds!(!user && !head.held.user, "I1: a user waits behind the calls of t{thread}");
+        let due = oldest.map(|at| at.plus(limits.hold_max));
+        holds!(head.due(limits) == due, "I12: t{thread} holds since {oldest:?}, due {:?}", head.due(limits));
+    }
+    Ok(())
+}
+
+fn look_at_bounds(thread: Place, head: &Head, limits: &Limits) -> Result<(), Broken> {
+    let open = head.open_calls().count();
+    // Results behind placeholders find room always; there are no more of them than calls may be open.
+    let held = limits.held as usize + limits.open_calls;
+    let bounds = [
+        ("subscriptions", head.subscriptions.len(), limits.subscriptions),
+        ("open calls", open, limits.open_calls),
+        ("held", head.held.inputs as usize, held),
+        ("queued", head.queued.inputs as usize, limits.held as usize),
+        ("questions", head.questions.len(), limits.questions),
+        ("children", head.children.len(), limits.children),
+        ("turns", head.turns_awake as usize, limits.turns_per_wake as usize),
+    ];
+    for (what, is, may) in bounds {
+        holds!(is <= may, "I12: t{thread} has {is} {what}, it may have {may}");
+    }
+    Ok(())
+}
+
+/// The word of a message, where it has one.
+pub fn word_of_message(message: &Message) -> Option<Word> {
+    match message {
+        Message::Said { text, .. } => word_of(text),
+        Message::TurnEnded { answer, .. } => word_of(&answer.text),
+        Message::Happened { event, .. } => word_of(&event.text),
+        Message::Returned { result, .. } => word_of(text_in(&result.content)),
+        _ => None,
+    }
+}

@@ -1,0 +1,361 @@
+//! The client API: every route when all is well, and what it says about each mistake.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
+mod support;
+
+use serde_json::{Value, json};
+use support::{Rap, Setup, Tools};
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+#[tokio::test]
+async fn a_thread_is_made_shown_and_closed() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let body = json!({"id": "a.b-c_1", "user_id": "ada", "title": "Sums", "agent": "default"});
+    let made = rap.post("/v1/threads", &body).await.expect(201);
+    let expected = json!({
+        "id": "a.b-c_1",
+        "parent": null,
+        "root": "a.b-c_1",
+        "agent": "default",
+        "title": "Sums",
+        "user_id": "ada",
+        "status": "idle",
+        "why": null,
+        "waiting_on": [],
+        "subscriptions": [],
+        "children": 0,
+        "held": 0,
+        "turn": 0,
+        "usage": {"input": 0, "output": 0, "cached": 0},
+        "created_at": made["created_at"],
+        "updated_at": made["updated_at"],
+    });
+    assert_eq!(made, expected);
+    assert!(made["created_at"].as_str().unwrap().ends_with('Z'));
+    assert_eq!(rap.thread("a.b-c_1").await, made);
+
+    let said = rap.post("/v1/threads/a.b-c_1/messages", &json!({"text": "hello"})).await.expect(202);
+    assert_eq!(said, json!({"turn": 1}));
+    rap.until_line("a.b-c_1", "assistant: hello").await;
+    assert_eq!(rap.order("a.b-c_1", "close").await.expect(202), json!({}));
+    assert_eq!(rap.thread("a.b-c_1").await["status"], "closed");
+
+    for path in ["messages", "interrupt", "resume", "calls/call_1_1/cancel", "calls/call_1_1/choice"] {
+        let body = match path {
+            "messages" => json!({"text": "anyone?"}),
+            _ => json!({"selected": 0}),
+        };
+        let answer = rap.post(&format!("/v1/threads/a.b-c_1/{path}"), &body).await;
+        assert_eq!(answer.refusal(), (409, "thread_closed"), "{path}");
+    }
+    rap.order("a.b-c_1", "close").await.expect(202);
+}
+
+#[tokio::test]
+async fn mistakes_in_a_new_thread_are_named() {
+    let tools = Tools::start().await;
+    let rap = Setup::new()
+        .tools(&tools)
+        .agent("name = \"one\"")
+        .agent("name = \"two\"")
+        .limit("body = \"4KiB\"")
+        .start();
+    let long = "x".repeat(129);
+    let table = [
+        (json!([]), ""),
+        (json!({"name": "x"}), "unknown field `name`"),
+        (json!({"id": 5}), "invalid type"),
+        (json!({"id": ""}), "id: "),
+        (json!({"id": ".hidden"}), "id: "),
+        (json!({"id": "a/b"}), "id: "),
+        (json!({"id": "ü"}), "id: "),
+        (json!({"id": long}), "id: "),
+        (json!({"user_id": ""}), "user_id: "),
+        (json!({"user_id": "a\nb"}), "user_id: "),
+        (json!({"title": "x".repeat(257)}), "title: "),
+        (json!({"agent": "three"}), "agent: there is no such agent; there are: one, two"),
+    ];
+    for (body, begin) in table {
+        let answer = rap.post("/v1/threads", &body).await;
+        assert_eq!(answer.refusal(), (400, "invalid"), "{body}");
+        assert!(answer.message().starts_with(begin), "{body}: {}", answer.message());
+    }
+    for body in [&b"{"[..], b"", b"\xff"] {
+        assert_eq!(rap.send("POST", "/v1/threads", &[JSON], body).await.refusal(), (400, "invalid"));
+    }
+    assert_eq!(rap.send("POST", "/v1/threads", &[], b"{}").await.refusal(), (415, "not_json"));
+    let large = rap.post("/v1/threads", &json!({"message": "x".repeat(5000)})).await;
+    assert_eq!(large.refusal(), (413, "too_large"));
+    assert_eq!(rap.get("/v1/threads").await.expect(200), json!({"threads": [], "next_cursor": null}));
+
+    rap.post("/v1/threads", &json!({"id": "x", "agent": "two"})).await.expect(201);
+    assert_eq!(rap.thread("x").await["agent"], "two");
+    assert_eq!(rap.post("/v1/threads", &json!({"id": "x"})).await.refusal(), (409, "thread_exists"));
+    assert_eq!(rap.post("/v1/threads", &json!({})).await.expect(201)["agent"], "one");
+}
+
+#[tokio::test]
+async fn mistakes_in_messages_and_orders_are_named() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    rap.post("/v1/threads", &json!({"id": "x"})).await.expect(201);
+    for body in [
+        json!({}),
+        json!({"text": 1}),
+        json!({"text": "x", "on_busy": "wait"}),
+        json!({"text": "x", "to": "y"}),
+    ] {
+        let answer = rap.post("/v1/threads/x/messages", &body).await;
+        assert_eq!(answer.refusal(), (400, "invalid"), "{body}");
+    }
+    assert_eq!(rap.send("POST", "/v1/threads/x/messages", &[], b"{}").await.refusal(), (415, "not_json"));
+    assert_eq!(rap.order("x", "resume").await.refusal(), (409, "nothing_to_resume"));
+    assert_eq!(rap.order("x", "calls/nothing/cancel").await.refusal(), (404, "no_such_call"));
+    let choice = rap.post("/v1/threads/x/calls/nothing/choice", &json!({"selected": 0})).await;
+    assert_eq!(choice.refusal(), (404, "no_question"));
+
+    let nobody = ["messages", "interrupt", "close", "resume", "calls/c/cancel", "calls/c/choice"];
+    for path in nobody {
+        let body = if path == "messages" { json!({"text": "x"}) } else { json!({"selected": 0}) };
+        let answer = rap.post(&format!("/v1/threads/nobody/{path}"), &body).await;
+        assert_eq!(answer.refusal(), (404, "no_such_thread"), "{path}");
+    }
+    for path in ["", "/history", "/views"] {
+        for id in ["nobody", "%00", "..%2f..", &"x".repeat(300)] {
+            let answer = rap.get(&format!("/v1/threads/{id}{path}")).await;
+            assert_eq!(answer.refusal(), (404, "no_such_thread"), "{id}{path}");
+        }
+    }
+    assert_eq!(rap.thread("x").await["turn"], 0);
+}
+
+#[tokio::test]
+async fn what_is_not_there_or_takes_another_method_is_said_in_json() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    for path in ["/", "/v1", "/v1/nothing", "/callback", "/callback/a/b", "/v1/threads/x/y/z"] {
+        assert_eq!(rap.get(path).await.refusal(), (404, "not_found"), "{path}");
+    }
+    for (method, path) in [
+        ("DELETE", "/v1/threads"),
+        ("GET", "/v1/threads/x/close"),
+        ("POST", "/v1/calls"),
+        ("POST", "/healthz"),
+    ] {
+        assert_eq!(
+            rap.send(method, path, &[], b"").await.refusal(),
+            (405, "method_not_allowed"),
+            "{method} {path}"
+        );
+    }
+    for path in ["/v1/threads/%ff", "/v1/threads/%ff/history"] {
+        assert_eq!(rap.get(path).await.refusal(), (404, "not_found"), "{path}");
+    }
+    assert_eq!(rap.send("POST", "/callback/%ff", &[JSON], b"{}").await.refusal(), (404, "not_found"));
+    assert_eq!(rap.get("/v1/threads?%ff=%ff").await.refusal(), (400, "invalid"));
+}
+
+#[tokio::test]
+async fn threads_are_listed_by_page_status_and_parent() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    for n in 1..=5 {
+        rap.post("/v1/threads", &json!({"id": format!("t{n}")})).await.expect(201);
+    }
+    rap.close("t2").await;
+    let ids = |page: &Value| -> Vec<String> {
+        page["threads"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|thread| thread["id"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    let (mut path, mut pages) = ("/v1/threads?limit=2".to_owned(), Vec::new());
+    loop {
+        let page = rap.get(&path).await.expect(200);
+        pages.push(ids(&page));
+        match page["next_cursor"].as_str() {
+            Some(cursor) => path = format!("/v1/threads?limit=2&cursor={cursor}"),
+            None => break,
+        }
+    }
+    assert_eq!(pages, [vec!["t1", "t2"], vec!["t3", "t4"], vec!["t5"]]);
+    let whole = rap.get("/v1/threads?limit=5").await.expect(200);
+    assert_eq!((ids(&whole).len(), &whole["next_cursor"]), (5, &Value::Null));
+    assert_eq!(ids(&rap.get("/v1/threads?status=closed").await.expect(200)), ["t2"]);
+    assert_eq!(ids(&rap.get("/v1/threads?status=idle").await.expect(200)), ["t1", "t3", "t4", "t5"]);
+    assert!(ids(&rap.get("/v1/threads?status=running").await.expect(200)).is_empty());
+    assert!(ids(&rap.get("/v1/threads?parent=t1").await.expect(200)).is_empty());
+    assert!(ids(&rap.get("/v1/threads?parent=nobody").await.expect(200)).is_empty());
+
+    let mistakes = [
+        ("limit=0", "limit: "),
+        ("limit=1001", "limit: "),
+        ("limit=ten", "limit: "),
+        ("cursor=x", "cursor: "),
+        ("status=busy", "status: "),
+        ("sort=up", "sort: unknown parameter"),
+    ];
+    for (query, begin) in mistakes {
+        let answer = rap.get(&format!("/v1/threads?{query}")).await;
+        assert_eq!(answer.refusal(), (400, "invalid"), "{query}");
+        assert!(answer.message().starts_with(begin), "{query}: {}", answer.message());
+    }
+    for path in ["/v1/calls", "/v1/subscriptions", "/v1/inbox", "/v1/threads/t1/history"] {
+        for query in ["limit=0", "unknown=1"] {
+            assert_eq!(
+                rap.get(&format!("{path}?{query}")).await.refusal(),
+                (400, "invalid"),
+                "{path}?{query}"
+            );
+        }
+        rap.get(&format!("{path}?limit=1000")).await.expect(200);
+    }
+}
+
+#[tokio::test]
+async fn a_history_is_read_page_by_page() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("say one").await;
+    rap.until_line(&thread, "assistant: one").await;
+    rap.say(&thread, "say two").await;
+    rap.until_line(&thread, "assistant: two").await;
+    let all = rap.history(&thread).await;
+    let (mut after, mut pieces) = (0, Vec::new());
+    loop {
+        let page = rap.get(&format!("/v1/threads/{thread}/history?after={after}&limit=3")).await.expect(200);
+        let entries = page["entries"].as_array().unwrap().clone();
+        let Some(last) = entries.last() else { break };
+        after = last["seq"].as_u64().unwrap();
+        pieces.extend(entries);
+    }
+    assert_eq!(pieces, all);
+    assert_eq!(all.iter().map(|entry| entry["seq"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    assert_eq!(all[1]["kind"], "assistant");
+    assert!(all[1]["at"].as_str().unwrap().ends_with('Z'));
+    assert_eq!(rap.get(&format!("/v1/threads/{thread}/history?after=x")).await.refusal(), (400, "invalid"));
+}
+
+#[tokio::test]
+async fn open_calls_are_listed_until_they_settle() {
+    let tools = Tools::start().await;
+    let rap = Setup::new().tools(&tools).limit("call_timeout = \"1h\"").start();
+    let thread = rap.open("call work").await;
+    let call = tools.invocation().await;
+    let listed = rap.listing("calls").await;
+    let [row] = listed.as_slice() else { panic!("{listed:?}") };
+    let place = (&row["thread_id"], &row["call_id"], &row["tool"], &row["server"]);
+    assert_eq!(place, (&json!(thread), &json!("call_1_1"), &json!("work"), &json!(tools.url)));
+    assert!(row["until"].as_str() > row["since"].as_str());
+    assert!(!row.to_string().contains("/callback/"));
+    call.returns("done").await;
+    assert!(rap.listing("calls").await.is_empty());
+}
+
+/// Proves: TR-19
+#[tokio::test]
+async fn clients_show_their_token_and_health_needs_none() {
+    let tools = Tools::start().await;
+    let rap = Setup::new().tools(&tools).token("client-token").start();
+    let thread = rap.open("call work").await;
+    let call = tools.invocation().await;
+    for path in ["/v1/threads", "/v1/tools", "/v1/inbox", "/v1/threads/nobody"] {
+        for headers in [
+            &[][..],
+            &[("authorization", "Bearer wrong")],
+            &[("authorization", "Bearer ")],
+            &[("authorization", "client-token")],
+            &[("authorization", "Basic client-token")],
+            &[("authorization", "Bearer client-token2")],
+        ] {
+            let answer = rap.send("GET", path, headers, b"").await;
+            assert_eq!(answer.refusal(), (401, "unauthorised"), "{path} {headers:?}");
+            assert_eq!(answer.header("www-authenticate"), Some("bearer"));
+        }
+    }
+    let unknown = rap.send("POST", "/v1/threads", &[JSON], b"{\"id\": \"sneaky\"}").await;
+    assert_eq!(unknown.status, 401);
+    assert_eq!(rap.get("/v1/threads/sneaky").await.status, 404);
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(rap.send("GET", path, &[], b"").await.status, 200, "{path}");
+    }
+    // Where tokens are, any name of this machine will do.
+    let headers = [("authorization", "bearer client-token"), ("host", "rap.example")];
+    assert_eq!(rap.send("GET", "/v1/threads", &headers, b"").await.status, 200);
+    // The callback URL is a credential of its own.
+    call.returns("done").await;
+    rap.until_line(&thread, "assistant: work: done").await;
+    assert!(!rap.log().contains("client-token"));
+}
+
+/// A page in a browser on this machine could point a name of its own to loopback.
+#[tokio::test]
+async fn without_tokens_a_foreign_host_is_refused() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    for host in ["evil.example", "evil.example:80", "10.0.0.1", "localhost.evil.example", ""] {
+        let answer = rap.send("GET", "/v1/threads", &[("host", host)], b"").await;
+        assert_eq!(answer.refusal(), (421, "not_local"), "{host}");
+        let body = b"{\"id\": \"sneaky\"}";
+        assert_eq!(
+            rap.send("POST", "/v1/threads", &[("host", host), JSON], body).await.status,
+            421,
+            "{host}"
+        );
+    }
+    for host in ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:80"] {
+        assert_eq!(rap.send("GET", "/v1/threads", &[("host", host)], b"").await.status, 200, "{host}");
+    }
+    assert_eq!(rap.get("/v1/threads/sneaky").await.status, 404);
+}
+
+/// Proves: LC-30, LC-38
+#[tokio::test]
+async fn a_repeat_with_the_same_key_is_harmless() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let post = async |rap: &Rap, path: &str, key: &str, body: Value| {
+        let headers = [JSON, ("Idempotency-Key", key)];
+        rap.send("POST", path, &headers, body.to_string().as_bytes()).await
+    };
+    let made = post(&rap, "/v1/threads", "k", json!({"message": "say one"})).await.expect(201);
+    let thread = made["id"].as_str().unwrap().to_owned();
+    rap.until_line(&thread, "assistant: one").await;
+    let again = post(&rap, "/v1/threads", "k", json!({"message": "say one"})).await.expect(201);
+    assert_eq!(again["id"], *thread);
+
+    let messages = format!("/v1/threads/{thread}/messages");
+    for _ in 0..2 {
+        let said = post(&rap, &messages, "k", json!({"text": "say two"})).await.expect(202);
+        assert_eq!(said, json!({"turn": 2}));
+    }
+    rap.until_line(&thread, "assistant: two").await;
+    let rap = rap.restarted();
+    post(&rap, &messages, "k", json!({"text": "say two"})).await.expect(202);
+    post(&rap, "/v1/threads", "k", json!({"message": "say one"})).await.expect(201);
+    post(&rap, &messages, "other", json!({"text": "say three"})).await.expect(202);
+    rap.until_line(&thread, "assistant: three").await;
+    let story = [
+        "user: say one",
+        "assistant: one",
+        "user: say two",
+        "assistant: two",
+        "user: say three",
+        "assistant: three",
+    ];
+    assert_eq!(rap.story(&thread).await, story);
+    assert_eq!(rap.get("/v1/threads").await.expect(200)["threads"].as_array().unwrap().len(), 1);
+
+    // A key counts for one thread, whatever that is called.
+    post(&rap, "/v1/threads", "same", json!({"id": "threads"})).await.expect(201);
+    post(&rap, "/v1/threads/threads/messages", "same", json!({"text": "say hello"})).await.expect(202);
+    rap.until_line("threads", "assistant: hello").await;
+    for key in ["", &"x".repeat(257)] {
+        assert_eq!(post(&rap, "/v1/threads", key, json!({})).await.refusal(), (400, "invalid"));
+    }
+}

@@ -1,0 +1,433 @@
+//! Invocations: what tool servers are sent, how often, and what the model hears when it can not be sent.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
+mod support;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use support::peer::Reply;
+use support::tools::{DISCOVERY, INVOKE, tool, with};
+use support::{Rap, Setup, Tools, until};
+
+/// Proves: TR-01, TR-02, TR-19
+#[tokio::test]
+async fn an_invocation_says_who_calls_what_for_whom_and_where_the_answer_goes() {
+    let tools = Tools::start().await;
+    let rap = Setup::new().tools(&tools).bearer("tool-token").start();
+    let body = json!({"id": "my-thread", "user_id": "ada", "message": "call work {\"n\": [1, \"ü\"]}"});
+    rap.post("/v1/threads", &body).await.expect(201);
+    let call = tools.invocation().await;
+    assert_eq!(call.asked.method, "POST");
+    assert_eq!(call.asked.header("content-type"), Some("application/json"));
+    assert_eq!(call.asked.header("authorization"), Some("Bearer tool-token"));
+    let url = call.url();
+    assert!(url.starts_with(&format!("{}/callback/", rap.url)), "{url}");
+    let expected = json!({
+        "operation": "work",
+        "arguments": {"n": [1, "ü"]},
+        "id": "call_1_1",
+        "callback_url": url,
+        "group_id": "my-thread",
+        "user_id": "ada",
+        "toolset_version": "1",
+    });
+    assert_eq!(call.asked.body, expected);
+}
+
+/// Proves: TR-02
+#[tokio::test]
+async fn what_nobody_said_is_left_out_and_the_endpoint_is_the_toolsets() {
+    let (tools, elsewhere) = (Tools::start().await, Tools::start().await);
+    let endpoint = format!("{}/deep/down?x=1", elsewhere.url);
+    tools.offer(json!({"name": "bench", "endpoint": endpoint, "tools": [tool("work")]}));
+    let rap = Rap::start(&tools);
+    rap.open("call work").await;
+    let asked = elsewhere.next("/deep/down").await;
+    let mut fields: Vec<&String> = asked.body.as_object().unwrap().keys().collect();
+    fields.sort();
+    assert_eq!(fields, ["arguments", "callback_url", "group_id", "id", "operation"]);
+    assert_eq!(asked.header("authorization"), None);
+    assert_eq!((tools.count(INVOKE), elsewhere.count(DISCOVERY)), (0, 0));
+}
+
+/// Proves: SE-09
+#[tokio::test]
+async fn a_child_names_its_ancestors_root_first() {
+    let tools = Tools::start().await;
+    let script = "[[turn]]\ncalls = [{name = \"watch\"}]\n[[turn]]\nsay = \"subscribed\"\n";
+    let rap = Setup::new().tools(&tools).start_with_script(script);
+    let body = json!({"id": "root", "user_id": "ada", "message": "go"});
+    rap.post("/v1/threads", &body).await.expect(201);
+    let first = tools.invocation().await;
+    assert_eq!(first.asked.body.get("thread_ancestors"), None);
+    first.confirms("watching").await;
+    rap.until_idle("root").await;
+
+    first.says(&first.event("one")).await;
+    let second = tools.invocation().await;
+    let child = rap.child("root").await;
+    assert_eq!((second.thread(), &second.asked.body["thread_ancestors"]), (child.as_str(), &json!(["root"])));
+    assert_eq!(second.asked.body["user_id"], "ada");
+    second.confirms("watching").await;
+    rap.until_idle(&child).await;
+
+    second.says(&second.event("two")).await;
+    let third = tools.invocation().await;
+    assert_eq!(third.asked.body["thread_ancestors"], json!(["root", child]));
+    let grandchild = rap.thread(third.thread()).await;
+    assert_eq!((&grandchild["parent"], &grandchild["root"]), (&json!(child), &json!("root")));
+    // Ids of the runtime's own, since the child can not use those that its history shows.
+    assert_ne!(second.id(), first.id());
+    // One session: the toolset was fetched once.
+    assert_eq!(tools.count(DISCOVERY), 1);
+}
+
+/// Proves: TR-06
+#[tokio::test]
+async fn errors_of_the_server_and_a_missing_server_are_tried_again_with_growing_pauses() {
+    let mut tools = Tools::start().await;
+    for status in [500, 503] {
+        tools.answer_next(INVOKE, Reply::Status(status));
+    }
+    let rap = Rap::start(&tools);
+    let thread = rap.open("call work").await;
+    let calls = [tools.invocation().await, tools.invocation().await, tools.invocation().await];
+    let times = [0, 1, 2].map(|at: usize| calls[at].asked.at);
+    let pauses = [times[1] - times[0], times[2] - times[1]];
+    assert!(pauses[0] >= Duration::from_millis(200), "{pauses:?}");
+    assert!(pauses[1] > pauses[0], "{pauses:?}");
+    calls[2].returns("at last").await;
+    rap.until_line(&thread, "assistant: work: at last").await;
+
+    tools.stop().await;
+    rap.say(&thread, "call work").await;
+    let listed = until("an attempt", async || {
+        rap.listing("calls").await.into_iter().find(|call| call["attempts"].as_u64() > Some(0))
+    });
+    let listed = listed.await;
+    assert!(listed["last_attempt"].as_str().unwrap().contains("could not connect"), "{listed}");
+    tools.start_again().await;
+    tools.invocation().await.returns("there again").await;
+    rap.until_line(&thread, "assistant: work: there again").await;
+    assert_eq!(tools.count(INVOKE), 4);
+}
+
+/// Proves: TR-07, LC-15
+#[tokio::test]
+async fn what_was_refused_is_not_sent_again_but_told_to_the_model() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let statuses = [301, 302, 307, 400, 401, 403, 404, 410, 413, 422, 429];
+    for (index, status) in statuses.into_iter().enumerate() {
+        let location = Some(("location", format!("{}/elsewhere", tools.url)));
+        tools.answer_next(INVOKE, Reply::Full(status, location, "no".into()));
+        let thread = rap.open("call work").await;
+        rap.until_idle(&thread).await;
+        let error = format!("Error: the tool server refused the call: answered {status}");
+        let story = rap.story(&thread).await;
+        assert_eq!(story[2..], [format!("result call_1_1: {error}"), format!("assistant: work: {error}")]);
+        assert_eq!(tools.count(INVOKE), index + 1);
+    }
+    // So much time passes that anything that was to be tried again would have been.
+    tools.answer_next(INVOKE, Reply::Status(500));
+    let thread = rap.open("call work").await;
+    until("again", async || (tools.count(INVOKE) >= statuses.len() + 2).then_some(())).await;
+    tools.invocations(statuses.len() + 2).await.iter().find(|call| call.thread() == thread).unwrap();
+    assert_eq!(tools.count(INVOKE), statuses.len() + 2);
+    assert_eq!(tools.count("/elsewhere"), 0);
+    assert_eq!(rap.listing("calls").await.len(), 1);
+}
+
+/// Proves: LC-15, TR-06
+#[tokio::test]
+async fn patience_ends_in_an_error_result_and_a_late_result_still_arrives() {
+    let tools = Tools::start().await;
+    tools.answer_always(INVOKE, Reply::Status(500));
+    let rap = Setup::new().tools(&tools).limit("invoke_retry_for = \"1s\"").start();
+    let thread = rap.open("call work {\"a\": 1}").await;
+    let call = tools.invocation().await;
+    rap.until_idle(&thread).await;
+    let story = rap.story(&thread).await;
+    let error =
+        story[2].strip_prefix("result call_1_1: Error: the tool server could not be reached, ").unwrap();
+    assert!(error.ends_with(" attempts: answered 500"), "{error}");
+
+    call.returns("after all").await;
+    rap.until_idle(&thread).await;
+    let kind = "interrupt:call_1_1 (result of a call that was still running)";
+    let late = [
+        format!("synthetic call rap_1 work {{\"a\":1,\"kind\":\"{kind}\"}}"),
+        "result rap_1: after all".into(),
+        "assistant: work: after all".into(),
+    ];
+    rap.until_line(&thread, &late[2]).await;
+    assert_eq!(rap.story(&thread).await[4..], late);
+    // Once is enough.
+    call.returns("after all").await;
+    assert_eq!(rap.story(&thread).await.len(), 7);
+}
+
+/// Proves: TR-06
+#[tokio::test]
+async fn an_acknowledgement_that_does_not_come_is_asked_for_again() {
+    let tools = Tools::start().await;
+    tools.answer_next(INVOKE, Reply::Hang);
+    let rap = Setup::new().tools(&tools).limit("invoke_ack_timeout = \"200ms\"").start();
+    let thread = rap.open("call work").await;
+    let first = tools.invocation().await;
+    let second = tools.invocation().await;
+    assert_eq!(first.asked.raw, second.asked.raw);
+    assert!(second.asked.at - first.asked.at >= Duration::from_millis(200));
+    second.returns("done").await;
+    first.returns("done").await;
+    rap.until_line(&thread, "assistant: work: done").await;
+    assert_eq!(rap.story(&thread).await.len(), 4);
+}
+
+/// A tool may be done before its own acknowledgement has arrived.
+#[tokio::test]
+async fn a_result_that_overtakes_the_acknowledgement_ends_the_attempts() {
+    let tools = Tools::start().await;
+    tools.answer_next(INVOKE, Reply::Hang);
+    let rap = Setup::new().tools(&tools).limit("invoke_ack_timeout = \"200ms\"").start();
+    let thread = rap.open("call work").await;
+    tools.invocation().await.returns("quick").await;
+    rap.until_line(&thread, "assistant: work: quick").await;
+    // Another call that hangs is sent a second time; by then the first one would have been too.
+    tools.answer_next(INVOKE, Reply::Hang);
+    let other = rap.open("call work").await;
+    for _ in 0..2 {
+        assert_eq!(tools.invocation().await.thread(), other);
+    }
+}
+
+/// Proves: TR-05
+#[tokio::test]
+async fn the_body_of_an_acknowledgement_means_nothing() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let tool_result =
+        json!({"type": "tool_result", "group_id": "t", "id": "call_1_1", "text": "in the body"});
+    let bodies = ["not json".to_owned(), tool_result.to_string(), "x".repeat(300_000)];
+    for (status, body) in [200, 202, 299].into_iter().zip(bodies) {
+        tools.answer_next(INVOKE, Reply::Full(status, None, body.into()));
+        let thread = rap.open("call work").await;
+        let call = tools.invocation().await;
+        let acknowledged = until("acknowledged", async || {
+            let calls = rap.listing("calls").await;
+            calls
+                .into_iter()
+                .find(|listed| listed["thread_id"] == *thread && listed["acknowledged_at"] != Value::Null)
+        });
+        acknowledged.await;
+        assert_eq!(rap.thread(&thread).await["status"], "waiting");
+        call.returns("by callback").await;
+        rap.until_line(&thread, "assistant: work: by callback").await;
+    }
+    assert_eq!(tools.count(INVOKE), 3);
+}
+
+/// Proves: LC-16
+#[tokio::test]
+async fn parallel_calls_are_all_sent_and_the_model_is_asked_once_when_all_have_returned() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thread =
+        rap.open("say I will\ncall work {\"n\": 1}\ncall work {\"n\": 2}\ncall watch {\"n\": 3}").await;
+    let calls = tools.invocations(3).await;
+    let waiting = rap.until_status(&thread, "waiting").await;
+    let waits: Vec<&str> = waiting["waiting_on"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|call| call["call_id"].as_str().unwrap())
+        .collect();
+    assert_eq!(waits, ["call_1_1", "call_1_2", "call_1_3"]);
+    calls[2].returns("three").await;
+    calls[0].returns("one").await;
+    assert_eq!(rap.thread(&thread).await["turn"], 1);
+    calls[1].returns("two").await;
+    assert_eq!(rap.until_idle(&thread).await["turn"], 2);
+    let story = [
+        "user: say I will\ncall work {\"n\": 1}\ncall work {\"n\": 2}\ncall watch {\"n\": 3}",
+        "assistant: I will",
+        "call call_1_1 work {\"n\":1}",
+        "call call_1_2 work {\"n\":2}",
+        "call call_1_3 watch {\"n\":3}",
+        "result call_1_3: three",
+        "result call_1_1: one",
+        "result call_1_2: two",
+        "assistant: watch: three\nwork: one\nwork: two",
+    ];
+    assert_eq!(rap.story(&thread).await, story);
+}
+
+/// Proves: LC-16, LC-17
+#[tokio::test]
+async fn results_that_come_all_at_once_are_each_taken_once() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let message = vec!["call work"; 20].join("\n");
+    let threads = [rap.open(&message).await, rap.open(&message).await];
+    let calls = tools.invocations(40).await;
+    let mut posts = tokio::task::JoinSet::new();
+    for call in calls.into_iter().flat_map(|call| [call.clone(), call]) {
+        posts.spawn(async move { call.returns(call.id()).await });
+    }
+    posts.join_all().await;
+    for thread in &threads {
+        assert_eq!(rap.until_idle(thread).await["turn"], 2);
+        let mut results: Vec<String> =
+            rap.story(thread).await.into_iter().filter(|line| line.starts_with("result")).collect();
+        results.sort();
+        let mut expected: Vec<String> = (1..=20).map(|n| format!("result call_1_{n}: call_1_{n}")).collect();
+        expected.sort();
+        assert_eq!(results, expected);
+    }
+}
+
+/// What finds no place waits in its table, and is taken up as soon as one is free.
+///
+/// Proves: LC-17
+#[tokio::test]
+async fn one_place_is_enough_for_many_threads() {
+    let tools = Tools::start().await;
+    let setup = Setup::new().tools(&tools).limit("model_concurrency = 1").limit("invoke_concurrency = 1");
+    let rap = setup.start();
+    let mut threads = Vec::new();
+    for _ in 0..20 {
+        threads.push(rap.open("call work\ncall work\ncall work").await);
+    }
+    for _ in 0..60 {
+        let call = tools.invocation().await;
+        call.returns("done").await;
+    }
+    for thread in &threads {
+        rap.until_line(thread, "assistant: work: done\nwork: done\nwork: done").await;
+        // Three calls and six words: no question was asked twice.
+        assert_eq!(rap.thread(thread).await["usage"]["output"], 9);
+    }
+    assert_eq!(tools.count(INVOKE), 60, "none was sent twice");
+}
+
+/// Arguments are checked before anything is sent, and what is wrong is named by its path.
+#[tokio::test]
+async fn arguments_that_do_not_fit_go_back_to_the_model() {
+    let tools = Tools::start().await;
+    let schema = json!({
+        "type": "object",
+        "properties": {"path": {"type": "string"}, "lines": {"type": "array", "items": {"type": "integer"}}},
+        "required": ["path"],
+        "additionalProperties": false,
+    });
+    let strict = with(tool("read"), json!({"inputSchema": schema}));
+    tools.offer(tools.document("bench", "1", vec![strict]));
+    let rap = Rap::start(&tools);
+    let lines = [
+        "call read {\"path\": 5, \"lines\": [1, \"two\"]}",
+        "call read {}",
+        "call read {\"path\": \"a\", \"mode\": \"r\"}",
+        "call read [1, 2]",
+        "call read {\"path\": ",
+        "call read {\"path\": \"good\"}",
+    ];
+    let thread = rap.open(&lines.join("\n")).await;
+    let call = tools.invocation().await;
+    assert_eq!((call.id(), call.arguments()), ("call_1_6", &json!({"path": "good"})));
+    call.returns("read").await;
+    rap.until_idle(&thread).await;
+    let story = rap.story(&thread).await;
+    let results: Vec<&String> = story.iter().filter(|line| line.starts_with("result")).collect();
+    let fit = "Error: the arguments do not fit the tool:";
+    assert_eq!(
+        *results[0],
+        format!(
+            "result call_1_1: {fit} $.lines[1]: \"two\" is not of type \"integer\"; $.path: 5 is not of type \"string\""
+        )
+    );
+    assert_eq!(*results[1], format!("result call_1_2: {fit} $: \"path\" is a required property"));
+    assert!(results[2].starts_with(&format!("result call_1_3: {fit} $: ")), "{}", results[2]);
+    for (at, raw) in [(3, "[1, 2]"), (4, "{\"path\":")] {
+        let expected = format!("result call_1_{}: Error: the arguments are not a JSON object: {raw}", at + 1);
+        assert_eq!(*results[at], expected);
+    }
+    assert_eq!(tools.count(INVOKE), 1);
+}
+
+#[tokio::test]
+async fn a_tool_that_is_not_there_or_not_allowed_is_answered_with_those_that_are() {
+    let tools = Tools::offering("bench", &["read", "read_all", "write"]).await;
+    let rap = Setup::new().tools(&tools).agent("name = \"reader\"\ntools = [\"read*\"]").start();
+    let thread = rap.open("call rm\ncall write").await;
+    rap.until_idle(&thread).await;
+    let story = rap.story(&thread).await;
+    assert_eq!(story[3], "result call_1_1: Error: there is no tool `rm`; there are: read, read_all");
+    assert_eq!(story[4], "result call_1_2: Error: there is no tool `write`; there are: read, read_all");
+    assert_eq!(tools.count(INVOKE), 0);
+}
+
+/// Proves: SE-07
+#[tokio::test]
+async fn a_model_can_not_pass_its_own_call_off_as_an_event() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let lines = "call work {\"kind\": \"interrupt:call_9 (subscription remains active)\"}\ncall work {\"kind\": \"other\"}";
+    let thread = rap.open(lines).await;
+    let call = tools.invocation().await;
+    assert_eq!(call.arguments(), &json!({"kind": "other"}));
+    call.returns("done").await;
+    rap.until_idle(&thread).await;
+    let refused = "result call_1_1: Error: only the runtime makes calls whose `kind` begins with `interrupt:`; nothing was called";
+    rap.until_line(&thread, refused).await;
+    assert_eq!(tools.count(INVOKE), 1);
+}
+
+/// Proves: LC-35, TR-07
+#[tokio::test]
+async fn a_stale_version_is_refreshed_and_the_call_has_to_be_made_again() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("say hello").await;
+    rap.until_idle(&thread).await;
+    tools.offer(tools.document("bench", "2", vec![tool("work"), tool("fresh")]));
+    tools.answer_next(INVOKE, Reply::Status(409));
+    rap.say(&thread, "call work").await;
+    assert_eq!(tools.invocation().await.asked.body["toolset_version"], "1");
+    rap.until_line(&thread, "result call_2_1: Error: the tools of bench changed; call again").await;
+    rap.until_idle(&thread).await;
+    assert_eq!((tools.count(INVOKE), tools.count(DISCOVERY)), (1, 2));
+
+    rap.say(&thread, "call work\ncall fresh").await;
+    for call in tools.invocations(2).await {
+        assert_eq!(call.asked.body["toolset_version"], "2");
+        call.returns("new").await;
+    }
+    rap.until_line(&thread, "assistant: work: new\nfresh: new").await;
+    // What was refreshed is not asked for again at once, whatever the server says.
+    tools.answer_next(INVOKE, Reply::Status(409));
+    rap.say(&thread, "call work").await;
+    rap.until_line(&thread, "assistant: work: Error: the tools of bench changed; call again").await;
+    assert_eq!(tools.count(DISCOVERY), 2);
+}
+
+/// Proves: LC-35
+#[tokio::test]
+async fn calls_that_are_stale_together_are_refreshed_once() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("say hello").await;
+    rap.until_idle(&thread).await;
+    tools.offer(tools.document("bench", "2", vec![tool("work")]));
+    for _ in 0..3 {
+        tools.answer_next(INVOKE, Reply::Status(409));
+    }
+    rap.say(&thread, "call work\ncall work\ncall work").await;
+    rap.until_idle(&thread).await;
+    let changed = "work: Error: the tools of bench changed; call again";
+    rap.until_line(&thread, &format!("assistant: {}", [changed; 3].join("\n"))).await;
+    rap.say(&thread, "call work").await;
+    assert_eq!(tools.invocations(4).await[3].asked.body["toolset_version"], "2");
+    assert_eq!(tools.count(DISCOVERY), 2);
+}

@@ -1,0 +1,249 @@
+//! A real model's protocol end to end: what it is asked, what becomes of its answers, and of its failures.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
+mod support;
+
+use serde_json::{Value, json};
+use support::model::{ModelServer, messages};
+use support::peer::Reply;
+use support::{Rap, Setup, Tools};
+
+async fn stage() -> (Tools, ModelServer, Rap) {
+    let (tools, model) = (Tools::start().await, ModelServer::start().await);
+    let setup =
+        Setup::new().tools(&tools).model(&model.lines()).agent("name = \"default\"\nsystem = \"Be brief.\"");
+    let rap = setup.start();
+    (tools, model, rap)
+}
+
+#[tokio::test]
+async fn text_and_parallel_calls_come_from_a_stream_and_results_go_back_in_order() {
+    let (tools, model, rap) = stage().await;
+    model.calls(&[("call_a", "work", json!({"n": 1})), ("call_b", "watch", json!({"n": 2}))]);
+    model.says("All done.");
+    let thread = rap.open("go").await;
+    let question = model.question().await;
+    assert_eq!(messages(&question), ["system: Be brief.", "user: go"]);
+    assert_eq!((&question["model"], &question["stream"]), (&json!("gpt"), &json!(true)));
+    let offered: Vec<&str> = question["tools"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|tool| tool["function"]["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(offered, ["work", "watch", "cancel_subscription"]);
+
+    let calls = tools.invocations(2).await;
+    assert_eq!((calls[0].id(), calls[0].arguments()), ("call_a", &json!({"n": 1})));
+    assert_eq!((calls[1].id(), calls[1].arguments()), ("call_b", &json!({"n": 2})));
+    calls[1].returns("two").await;
+    calls[0].returns("one").await;
+    let idle = rap.until_idle(&thread).await;
+    assert_eq!(idle["usage"], json!({"input": 20, "output": 6, "cached": 0}));
+    let asked = [
+        "system: Be brief.",
+        "user: go",
+        "assistant calls call_a=work{\"n\":1} call_b=watch{\"n\":2}",
+        "tool call_a: one",
+        "tool call_b: two",
+    ];
+    assert_eq!(model.messages().await, asked);
+    assert_eq!(*rap.story(&thread).await.last().unwrap(), "assistant: All done.");
+}
+
+/// Proves: SE-07, SE-14
+#[tokio::test]
+async fn what_the_model_sees_is_always_a_valid_prompt() {
+    let (tools, model, rap) = stage().await;
+    model.calls(&[("s1", "watch", json!({"topic": "x"}))]);
+    model.says("Subscribed.");
+    let thread = rap.open("watch x").await;
+    let watch = tools.invocation().await;
+    watch.confirms("watching").await;
+    rap.until_idle(&thread).await;
+
+    // A call that is still running, a user who joins, an event in between, then the late result.
+    model.calls(&[("w1", "work", json!({}))]);
+    rap.say(&thread, "work").await;
+    let work = tools.invocation().await;
+    rap.until_status(&thread, "waiting").await;
+    watch.says(&watch.inline("tick")).await;
+    model.says("Both noted.");
+    rap.say(&thread, "and?").await;
+    rap.until_line(&thread, "assistant: Both noted.").await;
+    model.says("Finished.");
+    work.returns("done").await;
+    rap.until_line(&thread, "assistant: Finished.").await;
+
+    for _ in 0..4 {
+        model.question().await;
+    }
+    let asked = model.messages().await;
+    let active = "{\"kind\":\"interrupt:s1 (subscription remains active)\",\"topic\":\"x\"}";
+    let late = "{\"kind\":\"interrupt:w1 (result of a call that was still running)\"}";
+    let expected = [
+        "system: Be brief.".to_owned(),
+        "user: watch x".into(),
+        "assistant calls s1=watch{\"topic\":\"x\"}".into(),
+        "tool s1: watching".into(),
+        "assistant: Subscribed.".into(),
+        "user: work".into(),
+        "assistant calls w1=work{}".into(),
+        "tool w1: still running; the result will follow".into(),
+        format!("assistant calls rap_1=watch{active}"),
+        "tool rap_1: tick".into(),
+        "user: and?".into(),
+        format!("assistant says Both noted. calls rap_2=work{late}"),
+        "tool rap_2: done".into(),
+    ];
+    assert_eq!(asked, expected);
+}
+
+/// Proves: SE-09
+#[tokio::test]
+async fn a_child_is_asked_about_its_event_with_what_it_inherits() {
+    let (tools, model, rap) = stage().await;
+    model.calls(&[("s1", "watch", json!({"topic": "x"}))]);
+    model.says("Subscribed.");
+    let thread = rap.open("watch x").await;
+    let watch = tools.invocation().await;
+    watch.confirms("watching").await;
+    rap.until_idle(&thread).await;
+    // The child uses an id that stands in its history; the tool is given another one.
+    model.calls(&[("s1", "work", json!({}))]);
+    model.says("Handled.");
+    watch.says(&watch.event("tick")).await;
+    let work = tools.invocation().await;
+    assert_eq!(work.asked.body["thread_ancestors"], json!([thread]));
+    assert_ne!(work.id(), "s1");
+    assert_eq!(work.asked.body["call_id"], "s1");
+    work.returns("done").await;
+    let child = rap.child(&thread).await;
+    rap.until_status(&child, "closed").await;
+    for _ in 0..2 {
+        model.question().await;
+    }
+    let asked = model.messages().await;
+    let kind = "interrupt:s1 (subscription remains active)";
+    let expected = [
+        "system: Be brief.".to_owned(),
+        "user: watch x".into(),
+        "assistant calls s1=watch{\"topic\":\"x\"}".into(),
+        "tool s1: watching".into(),
+        format!("assistant says Subscribed. calls rap_1=watch{{\"kind\":\"{kind}\",\"topic\":\"x\"}}"),
+        "tool rap_1: tick".into(),
+    ];
+    assert_eq!(asked[..6], expected);
+    assert!(asked[6].starts_with("user: You are a thread of your own"), "{}", asked[6]);
+    let last = model.messages().await;
+    assert_eq!(
+        last[7..],
+        [format!("assistant calls {}=work{{}}", work.id()), format!("tool {}: done", work.id())]
+    );
+    assert_eq!(rap.story(&thread).await.len(), 4, "the parent knows nothing of it");
+}
+
+#[tokio::test]
+async fn an_id_that_was_used_before_is_replaced_and_sent_along() {
+    let (tools, model, rap) = stage().await;
+    model.calls(&[("same", "work", json!({})), ("same", "work", json!({}))]);
+    model.says("Once.");
+    let thread = rap.open("go").await;
+    let calls = tools.invocations(2).await;
+    assert_eq!((calls[0].id(), &calls[0].asked.body["call_id"]), ("rap_1", &json!("same")));
+    assert_eq!((calls[1].id(), calls[1].asked.body.get("call_id")), ("same", None));
+    for call in &calls {
+        call.returns(call.id()).await;
+    }
+    rap.until_line(&thread, "assistant: Once.").await;
+    model.calls(&[("same", "work", json!({}))]);
+    model.says("Twice.");
+    rap.say(&thread, "again").await;
+    let call = tools.invocation().await;
+    assert_eq!((call.id(), &call.asked.body["call_id"]), ("rap_2", &json!("same")));
+    call.returns("done").await;
+    rap.until_line(&thread, "assistant: Twice.").await;
+}
+
+/// Proves: LC-22
+#[tokio::test]
+async fn a_model_that_fails_is_asked_again() {
+    let (_tools, model, rap) = stage().await;
+    model.answer(Reply::Full(500, None, "overloaded".into()));
+    let cut = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"half an ans\"}}]}\n\n";
+    model.answer(Reply::Full(200, Some(("content-type", "text/event-stream".into())), cut.into()));
+    model.says("There you are.");
+    let thread = rap.open("go").await;
+    rap.until_line(&thread, "assistant: There you are.").await;
+    assert_eq!(rap.story(&thread).await.len(), 2);
+    let questions = [model.question().await, model.question().await, model.question().await];
+    assert!(questions.iter().all(|question| *question == questions[0]));
+}
+
+/// Proves: LC-22
+#[tokio::test]
+async fn a_refusal_fails_the_thread_with_its_reason_and_a_new_message_asks_again() {
+    let (_tools, model, rap) = stage().await;
+    let body = json!({"error": {"message": "the context is too long"}}).to_string();
+    let refusal = || Reply::Full(400, Some(("content-type", "application/json".into())), body.clone().into());
+    model.answer(refusal());
+    let thread = rap.open("first").await;
+    let failed = rap.until_status(&thread, "failed").await;
+    let why = "the model's server answered 400: the context is too long";
+    assert_eq!(failed["why"], why);
+    assert_eq!(
+        rap.story(&thread).await,
+        ["user: first".to_owned(), format!("notice: the model could not be asked: {why}")]
+    );
+
+    let rap = rap.restarted();
+    assert_eq!(rap.thread(&thread).await["status"], "failed");
+    model.answer(refusal());
+    rap.order(&thread, "resume").await.expect(202);
+    rap.until(&thread, "failed again", |thread| thread["turn"] == 2 && thread["status"] == "failed").await;
+    model.says("Better.");
+    rap.say(&thread, "second").await;
+    rap.until_line(&thread, "assistant: Better.").await;
+    for _ in 0..2 {
+        model.question().await;
+    }
+    assert_eq!(model.messages().await, ["system: Be brief.", "user: first\n\nsecond"]);
+    let healthy = rap.until_idle(&thread).await;
+    assert_eq!(healthy["why"], Value::Null);
+}
+
+#[tokio::test]
+async fn attempts_are_bounded_and_the_key_is_never_shown() {
+    let (tools, model) = (Tools::start().await, ModelServer::start().await);
+    let setup = Setup::new().tools(&tools).model(&model.lines()).limit("model_attempts = 2");
+    let rap = setup.start();
+    for _ in 0..2 {
+        model.answer(Reply::Full(503, None, "wrong key sk-key".into()));
+    }
+    let thread = rap.open("go").await;
+    let failed = rap.until_status(&thread, "failed").await;
+    assert!(failed["why"].as_str().unwrap().contains("answered 503"), "{failed}");
+    assert_eq!(model.questions(), 2);
+    let asked = model.all("/v1/chat/completions");
+    assert!(asked.iter().all(|asked| asked.header("authorization") == Some("Bearer sk-key")));
+    assert!(!rap.log().contains("sk-key") && !failed.to_string().contains("sk-key"));
+    // It listens again before it asks again by itself.
+    model.says("Here.");
+    rap.say(&thread, "are you there?").await;
+    rap.until_line(&thread, "assistant: Here.").await;
+}
+
+/// An answer that nobody waits for any more is dropped.
+#[tokio::test]
+async fn a_question_is_given_up_when_the_user_speaks() {
+    let (_tools, model, rap) = stage().await;
+    model.answer(Reply::Hang);
+    model.says("Hello.");
+    let thread = rap.open("first").await;
+    model.question().await;
+    rap.say(&thread, "second").await;
+    rap.until_line(&thread, "assistant: Hello.").await;
+    assert_eq!(model.messages().await, ["system: Be brief.", "user: first\n\nsecond"]);
+    assert_eq!(rap.thread(&thread).await["turn"], 2);
+}

@@ -1,0 +1,440 @@
+//! Recovery: whatever becomes of the process or of its disk, what was acknowledged is there, once, and goes on.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
+#[path = "recovery/disk.rs"]
+mod disk;
+#[path = "recovery/support.rs"]
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::{Api, Call, Home, Mode, Tools, names_in, until};
+
+/// Proves: TR-13
+#[tokio::test(flavor = "multi_thread")]
+async fn an_invocation_that_was_not_acknowledged_is_sent_again_after_a_crash_and_is_the_same() {
+    let mut tools = Tools::start().await;
+    let home = Home::new(&tools, "");
+    let (rap, api) = (home.start(), home.client());
+    tools.acknowledge(Mode::Later);
+    api.create("t", "call work {\"a\": [1, \"two\"]}").await;
+    let call = tools.next().await;
+    rap.kill();
+    tools.acknowledge(Mode::With(200));
+    let rap = home.start();
+    let again = tools.next().await;
+    assert_eq!(again, call);
+    assert_eq!(again.0["arguments"], json!({"a": [1, "two"]}));
+    api.until_acknowledged(&call).await;
+    // Once that is on disk, it is not sent any more.
+    rap.kill();
+    let rap = home.start();
+    assert_eq!(api.call_back(&call, &call.result("done")).await, 200);
+    rap.kill();
+    let _rap = home.start();
+    api.until_said("t", "work: done").await;
+    assert_eq!(tools.pending(), []);
+}
+
+/// Proves: LC-38
+#[tokio::test(flavor = "multi_thread")]
+async fn a_question_that_was_with_the_model_is_asked_again_and_answered_once() {
+    let tools = Tools::start().await;
+    let home = Home::new(&tools, "");
+    let (mut rap, api) = (home.start(), home.client());
+    api.create("t", "sleep 0.4\nsay awake").await;
+    for _ in 0..3 {
+        assert_eq!(api.thread("t").await["status"], "running");
+        rap.kill();
+        rap = home.start();
+    }
+    api.until_status("t", "idle").await;
+    assert_eq!(api.texts("t").await, ["sleep 0.4\nsay awake", "awake"]);
+    assert_eq!(api.thread("t").await["turn"], 1);
+    assert!(rap.is_running());
+}
+
+/// Proves: TR-13, TR-25, LC-30, SE-13
+#[tokio::test(flavor = "multi_thread")]
+async fn callbacks_that_come_after_a_crash_are_taken_once_at_the_same_url() {
+    let mut tools = Tools::start().await;
+    let home = Home::new(&tools, "");
+    let (rap, api) = (home.start(), home.client());
+    api.create("t", "call watch {}\ncall work {}").await;
+    let (watch, work) = (tools.next().await, tools.next().await);
+    let (watch, work) = if watch.0["operation"] == "watch" { (watch, work) } else { (work, watch) };
+    assert_eq!(api.call_back(&watch, &watch.confirmation()).await, 200);
+    rap.kill();
+    let rap = home.start();
+    assert_eq!(api.thread("t").await["subscriptions"][0]["call_id"], watch.id());
+    assert_eq!(api.thread("t").await["waiting_on"][0]["call_id"], work.id());
+    // As a tool does that did not hear our answer.
+    assert_eq!(api.call_back(&watch, &watch.confirmation()).await, 200);
+    assert_eq!(api.call_back(&work, &work.result("done")).await, 200);
+    api.until_status("t", "idle").await;
+    assert_eq!(api.call_back(&watch, &watch.event("event 1")).await, 200);
+    api.until_said("t", "watch: event 1").await;
+    rap.kill();
+    let rap = home.start();
+    for _ in 0..2 {
+        assert_eq!(api.call_back(&work, &work.result("done")).await, 200);
+        assert_eq!(api.call_back(&watch, &watch.event("event 1")).await, 200);
+        assert_eq!(api.call_back(&watch, &watch.event("event 2")).await, 200);
+    }
+    api.until_said("t", "watch: event 2").await;
+    let texts = api.texts("t").await;
+    for text in ["watching", "done", "event 1", "event 2"] {
+        assert_eq!(texts.iter().filter(|said| *said == text).count(), 1, "{text}: {texts:?}");
+    }
+    // A child that an event made goes on as well, and its parent hears of its end.
+    let child = watch.event_for_child("event 3");
+    assert_eq!(api.call_back(&watch, &child).await, 200);
+    rap.kill();
+    let _rap = home.start();
+    assert_eq!(api.call_back(&watch, &child).await, 200);
+    until("the child is done", || async { api.thread("t").await["children"] == 0 }).await;
+    let children = api.get("/v1/threads?parent=t").await.body["threads"].as_array().unwrap().clone();
+    assert_eq!(children.len(), 1);
+    assert_eq!(children[0]["status"], "closed");
+    let texts = api.texts(children[0]["id"].as_str().unwrap()).await;
+    assert!(texts.contains(&"event 3".to_owned()), "{texts:?}");
+}
+
+/// Proves: LC-16
+#[tokio::test(flavor = "multi_thread")]
+async fn held_input_keeps_its_order_across_crashes() {
+    let mut tools = Tools::start().await;
+    let home = Home::new(&tools, "");
+    let (mut rap, api) = (home.start(), home.client());
+    api.create("t", "call watch {}\ncall work {}").await;
+    let (first, second) = (tools.next().await, tools.next().await);
+    let (watch, work) = if first.0["operation"] == "watch" { (first, second) } else { (second, first) };
+    assert_eq!(api.call_back(&watch, &watch.confirmation()).await, 200);
+    for number in 0..12 {
+        if number % 4 == 3 {
+            rap.kill();
+            rap = home.start();
+        }
+        assert_eq!(api.call_back(&watch, &watch.event(&format!("event {number}"))).await, 200);
+        assert_eq!(api.say("t", &format!("say queued {number}"), "enqueue").await.status, 202);
+    }
+    assert_eq!(api.thread("t").await["held"], 24);
+    assert_eq!(api.call_back(&work, &work.result("done")).await, 200);
+    api.until_status("t", "idle").await;
+    let texts = api.texts("t").await;
+    let of = |start: &str| -> Vec<String> {
+        texts.iter().filter(|text| text.starts_with(start)).cloned().collect()
+    };
+    assert_eq!(of("event"), (0..12).map(|number| format!("event {number}")).collect::<Vec<_>>());
+    assert_eq!(of("say queued"), (0..12).map(|number| format!("say queued {number}")).collect::<Vec<_>>());
+    assert_eq!(texts.last().unwrap(), "queued 11");
+    assert!(rap.is_running());
+}
+
+/// What was sent, and whether it was accepted.
+#[derive(Default)]
+struct Sent {
+    accepted: Mutex<BTreeSet<(String, String)>>,
+    uncertain: Mutex<BTreeSet<(String, String)>>,
+}
+
+const THREADS: usize = 5;
+
+/// Says one thing after the other, and notes what was accepted, until it is told to stop.
+async fn talk(api: Api, sent: Arc<Sent>, stop: tokio::sync::watch::Receiver<bool>, speaker: usize) {
+    for number in 0.. {
+        if *stop.borrow() {
+            return;
+        }
+        let thread = format!("t{}", (speaker + number) % THREADS);
+        let text = match number % 3 {
+            0 => format!("call work {{\"by\": \"{speaker}-{number}\"}}"),
+            _ => format!("say {speaker}-{number}"),
+        };
+        let body = json!({"text": text, "on_busy": if number % 7 == 0 { "join" } else { "enqueue" }});
+        let reply = api.try_post(&format!("/v1/threads/{thread}/messages"), &body).await;
+        match reply.as_ref().map(|reply| reply.status) {
+            Some(202) => sent.accepted.lock().unwrap().insert((thread, text)),
+            None | Some(503) => sent.uncertain.lock().unwrap().insert((thread, text)),
+            Some(_) => panic!("{reply:?}"),
+        };
+        if reply.is_none() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// Returns each call once, as tools do: until it is accepted.
+async fn work(api: Api, mut invoked: tokio::sync::mpsc::UnboundedReceiver<Value>, sent: Arc<Sent>) {
+    let mut returning = tokio::task::JoinSet::new();
+    let mut known = BTreeMap::new();
+    while let Some(call) = invoked.recv().await.map(Call) {
+        let key = (call.thread().to_owned(), call.id().to_owned());
+        if let Some(first) = known.insert(key.clone(), call.clone()) {
+            assert_eq!(first, call, "the same call came again, and was another");
+            continue;
+        }
+        let (api, sent) = (api.clone(), Arc::clone(&sent));
+        returning.spawn(async move {
+            let text = format!("result of {}", key.1);
+            api.insist(call.callback_url(), &call.result(&text)).await;
+            sent.accepted.lock().unwrap().insert((key.0, text));
+        });
+        while let Some(ended) = returning.try_join_next() {
+            ended.unwrap();
+        }
+    }
+}
+
+/// Sends events of a subscription until it is told to stop.
+async fn watch(api: Api, call: Call, sent: Arc<Sent>, stop: tokio::sync::watch::Receiver<bool>) {
+    for number in 0.. {
+        if *stop.borrow() {
+            return;
+        }
+        let text = format!("event {number} of {}", call.thread());
+        api.insist(call.callback_url(), &call.event(&text)).await;
+        sent.accepted.lock().unwrap().insert((call.thread().to_owned(), text));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Every call is followed by its results and by nothing else.
+fn check_prompt(thread: &str, history: &[Value]) {
+    let mut open: Vec<&str> = Vec::new();
+    for (at, entry) in history.iter().enumerate() {
+        assert_eq!(entry["seq"], at as u64 + 1, "{thread}");
+        match entry["kind"].as_str().unwrap() {
+            "notice" => {}
+            "result" => {
+                let call = entry["call_id"].as_str().unwrap();
+                let place = open.iter().position(|open| *open == call);
+                open.remove(place.unwrap_or_else(|| panic!("{thread}: a result of nothing: {entry}")));
+            }
+            _ => {
+                assert!(open.is_empty(), "{thread}: {open:?} have no result before {entry}");
+                let calls = entry["calls"].as_array();
+                open = calls.into_iter().flatten().map(|call| call["id"].as_str().unwrap()).collect();
+            }
+        }
+    }
+    assert!(open.is_empty(), "{thread}: {open:?} have no result");
+}
+
+/// Proves: TR-13, TR-25, LC-16, LC-17, LC-30, LC-38
+#[tokio::test(flavor = "multi_thread")]
+async fn all_that_was_acknowledged_is_there_once_however_often_the_process_is_killed() {
+    let mut tools = Tools::start().await;
+    let home = Home::new(&tools, "held_per_thread = 100000\nhold_max = \"100ms\"");
+    let (mut rap, api) = (home.start(), home.client());
+    let sent = Arc::new(Sent::default());
+    let (stopping, stop) = tokio::sync::watch::channel(false);
+    let mut senders = tokio::task::JoinSet::new();
+    for thread in 0..THREADS {
+        api.create(&format!("t{thread}"), "call watch {}").await;
+        let call = tools.next().await;
+        assert_eq!(api.call_back(&call, &call.confirmation()).await, 200);
+        senders.spawn(watch(api.clone(), call, Arc::clone(&sent), stop.clone()));
+    }
+    let invoked = std::mem::replace(&mut tools.invoked, tokio::sync::mpsc::unbounded_channel().1);
+    let worker = tokio::spawn(work(api.clone(), invoked, Arc::clone(&sent)));
+    for speaker in 0..4 {
+        senders.spawn(talk(api.clone(), Arc::clone(&sent), stop.clone(), speaker));
+    }
+    // Wherever it happens to be.
+    for pause in [300, 40, 170, 90, 260, 20, 130, 210, 60, 350] {
+        let accepted = sent.accepted.lock().unwrap().len();
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        until("something is accepted", || async { sent.accepted.lock().unwrap().len() > accepted }).await;
+        rap.kill();
+        rap = home.start();
+    }
+    stopping.send_replace(true);
+    while let Some(ended) = senders.join_next().await {
+        ended.unwrap();
+    }
+    for thread in 0..THREADS {
+        let thread = format!("t{thread}");
+        until("all of it is done", || async {
+            let now = api.thread(&thread).await;
+            let done = now["status"] == "idle" && now["held"] == 0;
+            done && now["waiting_on"].as_array().unwrap().is_empty()
+        })
+        .await;
+    }
+    assert!(rap.is_running() && !worker.is_finished());
+    worker.abort();
+    let mut found: BTreeMap<(String, String), usize> = BTreeMap::new();
+    for thread in 0..THREADS {
+        let thread = format!("t{thread}");
+        let history = api.history(&thread).await;
+        check_prompt(&thread, &history);
+        for entry in history {
+            let text = match entry["kind"].as_str().unwrap() {
+                "user" => entry["text"].as_str().unwrap(),
+                "result" => entry["content"].as_str().unwrap(),
+                _ => continue,
+            };
+            *found.entry((thread.clone(), text.to_owned())).or_default() += 1;
+        }
+    }
+    let (accepted, uncertain) = (sent.accepted.lock().unwrap(), sent.uncertain.lock().unwrap());
+    assert!(accepted.len() > 200, "only {} things were accepted", accepted.len());
+    for what in accepted.iter() {
+        assert_eq!(found.get(what), Some(&1), "{what:?} was acknowledged");
+    }
+    for what in uncertain.iter() {
+        assert!(found.get(what).is_none_or(|times| *times == 1), "{what:?} is there {:?} times", found[what]);
+    }
+}
+
+/// Proves: LC-17
+#[tokio::test(flavor = "multi_thread")]
+async fn what_finds_no_place_is_done_in_the_end_also_after_a_crash() {
+    let mut tools = Tools::start().await;
+    let home = Home::new(&tools, "model_concurrency = 1\ninvoke_concurrency = 1");
+    let (mut rap, api) = (home.start(), home.client());
+    let invoked = std::mem::replace(&mut tools.invoked, tokio::sync::mpsc::unbounded_channel().1);
+    let worker = tokio::spawn(work(api.clone(), invoked, Arc::default()));
+    const MANY: usize = 60;
+    for number in 0..MANY {
+        api.create(&format!("t{number}"), "call work {}\ncall work {}").await;
+        if number == MANY / 2 {
+            rap.kill();
+            rap = home.start();
+        }
+    }
+    // Long before upkeep would look by itself.
+    until("all threads are done", || async {
+        let idle = api.get("/v1/threads?status=idle&limit=1000").await.body;
+        idle["threads"].as_array().unwrap().len() == MANY
+    })
+    .await;
+    for number in 0..MANY {
+        let texts = api.texts(&format!("t{number}")).await;
+        assert_eq!(texts.len(), 4, "{texts:?}");
+    }
+    assert!(rap.is_running() && !worker.is_finished());
+    worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_answer_of_a_person_reaches_the_tool_after_a_crash() {
+    let mut tools = Tools::start().await;
+    let home = Home::new(&tools, "");
+    let (rap, api) = (home.start(), home.client());
+    api.create("t", "call work {}").await;
+    let call = tools.next().await;
+    let response_url = format!("{}/answers/colour", tools.url);
+    assert_eq!(api.call_back(&call, &call.choice(&response_url)).await, 200);
+    rap.kill();
+    let rap = home.start();
+    // The same question again is the one that is there.
+    assert_eq!(api.call_back(&call, &call.choice(&response_url)).await, 200);
+    let inbox = api.get("/v1/inbox").await.body["items"].as_array().unwrap().clone();
+    assert_eq!(inbox.len(), 1);
+    assert_eq!(inbox[0]["prompt"], "Red or green?");
+    tools.refuse_answers(&[503]);
+    let path = format!("/v1/threads/t/calls/{}/choice", call.id());
+    assert_eq!(api.post(&path, &json!({"selected": 1})).await.status, 202);
+    until("it was tried once", || async { !tools.answers().is_empty() }).await;
+    rap.kill();
+    let _rap = home.start();
+    until("it was tried again", || async { tools.answers().len() >= 2 }).await;
+    for answer in tools.answers() {
+        assert_eq!(answer, json!({"name": "colour", "id": call.id(), "selected": 1}));
+    }
+    assert_eq!(api.call_back(&call, &call.result("green it is")).await, 200);
+    api.until_said("t", "work: green it is").await;
+    assert_eq!(api.post(&path, &json!({"selected": 0})).await.status, 404);
+}
+
+/// Proves: LC-28
+#[tokio::test(flavor = "multi_thread")]
+async fn timers_that_came_due_while_it_was_down_fire_at_the_start() {
+    let mut tools = Tools::start().await;
+    let home = Home::new(&tools, "call_timeout = \"1500ms\"\nhold_max = \"1s\"");
+    let (rap, api) = (home.start(), home.client());
+    api.create("holds", "call watch {}").await;
+    let watch = tools.next().await;
+    assert_eq!(api.call_back(&watch, &watch.confirmation()).await, 200);
+    api.until_status("holds", "idle").await;
+    for thread in ["holds", "waits"] {
+        match thread {
+            "holds" => assert_eq!(api.say(thread, "call work {}", "join").await.status, 202),
+            _ => api.create(thread, "call work {}").await,
+        }
+        tools.next().await;
+    }
+    assert_eq!(api.call_back(&watch, &watch.event("an event")).await, 200);
+    assert_eq!(api.thread("holds").await["held"], 1);
+    rap.kill();
+    tokio::time::sleep(Duration::from_millis(1600)).await;
+    let _rap = home.start();
+    let timed_out = "Error: no result came within 1 second; it may still follow";
+    api.until_said("waits", timed_out).await;
+    api.until_said("holds", timed_out).await;
+    api.until_said("holds", "an event").await;
+    for thread in ["holds", "waits"] {
+        api.until_status(thread, "idle").await;
+        check_prompt(thread, &api.history(thread).await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sigterm_ends_within_two_seconds_and_nothing_is_lost() {
+    let mut tools = Tools::start().await;
+    let home = Home::new(&tools, "");
+    let (mut rap, api) = (home.start(), home.client());
+    api.create("waits", "call work {}").await;
+    let call = tools.next().await;
+    api.create("asks", "sleep 3\nsay at last").await;
+    assert_eq!(api.say("waits", "say later", "enqueue").await.status, 202);
+    // Somebody listens, and somebody has a connection and says nothing.
+    let stream = tokio::spawn({
+        let api = api.clone();
+        async move { api.get("/v1/threads/waits/events").await }
+    });
+    until("the question is asked", || async { api.thread("asks").await["status"] == "running" }).await;
+    let began = Instant::now();
+    rap.signal("TERM");
+    let status = rap.ended().await;
+    assert!(began.elapsed() < Duration::from_secs(2), "it took {:?}", began.elapsed());
+    assert_eq!(status.code(), Some(0), "{}", rap.log());
+    assert_eq!(stream.await.unwrap().status, 200);
+    // All of it is in one file.
+    assert_eq!(names_in(&home.data()), ["rap.db", "rap.db.key", "rap.db.lock"]);
+    let _rap = home.start();
+    assert_eq!(api.thread("asks").await["status"], "running");
+    assert_eq!(api.thread("waits").await["held"], 1);
+    assert_eq!(api.call_back(&call, &call.result("done")).await, 200);
+    api.until_said("waits", "later").await;
+    api.until_said("asks", "at last").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_sigterm_ends_at_once() {
+    let mut tools = Tools::start().await;
+    let home = Home::new(&tools, "");
+    let (mut rap, api) = (home.start(), home.client());
+    tools.acknowledge(Mode::Later);
+    api.create("t", "call work {}").await;
+    let call = tools.next().await;
+    rap.signal("TERM");
+    rap.until_logged("stopping").await;
+    // It waits for the invocation that is under way.
+    assert!(rap.is_running());
+    let began = Instant::now();
+    rap.signal("TERM");
+    assert_eq!(rap.ended().await.code(), Some(1), "{}", rap.log());
+    assert!(began.elapsed() < Duration::from_secs(1), "it took {:?}", began.elapsed());
+    tools.acknowledge(Mode::With(200));
+    let _rap = home.start();
+    assert_eq!(tools.next().await, call);
+    assert_eq!(api.call_back(&call, &call.result("done")).await, 200);
+    api.until_said("t", "work: done").await;
+}

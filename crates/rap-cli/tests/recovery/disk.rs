@@ -1,0 +1,231 @@
+//! The disk: full, removed, read-only, taken, or not ours.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::json;
+
+use super::check_prompt;
+use super::support::{Home, Mode, Rap, Tools, until};
+
+#[cfg(target_os = "linux")]
+fn limit_files(rap: &Rap, bytes: &str) {
+    let soft = format!("--fsize={bytes}:unlimited");
+    assert!(Command::new("prlimit").args(["--pid", &rap.pid(), &soft]).status().unwrap().success());
+}
+
+/// Proves: LC-23, LC-37, TR-13
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn without_room_on_the_disk_nothing_is_taken_and_nothing_lost_and_it_recovers_by_itself() {
+    let mut tools = Tools::start().await;
+    let home = Home::new(&tools, "");
+    // A limit on the size of files stands for the full disk. Its signal is ignored, so that writing fails.
+    let rap = Rap::spawn(home.command_by("/bin/sh", &["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]));
+    let api = home.client();
+    api.create("idle", "say hello").await;
+    api.until_status("idle", "idle").await;
+    api.create("waits", "call work {}").await;
+    let call = tools.next().await;
+    api.until_acknowledged(&call).await;
+    tools.acknowledge(Mode::Later);
+    api.create("sends", "call work {}").await;
+    let sending = tools.next().await;
+    api.create("asks", "say hello").await;
+    api.until_status("asks", "idle").await;
+    assert_eq!(api.say("asks", "sleep 0.3\nsay at last", "join").await.status, 202);
+    // The first question of a session has something to write before the model is asked.
+    api.create("fresh", "say fresh").await;
+    limit_files(&rap, "0");
+    tools.acknowledge(Mode::With(200));
+    for number in 0..5 {
+        for (to, body) in [
+            ("/v1/threads", json!({"id": format!("new{number}"), "message": "say hello"})),
+            ("/v1/threads/idle/messages", json!({"text": format!("say refused {number}")})),
+            (
+                "/v1/threads/waits/messages",
+                json!({"text": format!("say refused {number}"), "on_busy": "enqueue"}),
+            ),
+            ("/v1/threads/waits/close", json!({})),
+            (call.callback_url(), call.result("refused")),
+        ] {
+            let reply = api.post(to, &body).await;
+            assert!(reply.is_unavailable(), "{to}: {reply:?}");
+        }
+        // Reading goes on.
+        assert_eq!(api.get("/readyz").await.status, 200);
+        assert_eq!(api.texts("idle").await, ["say hello", "hello"]);
+        assert_eq!(api.thread("waits").await["waiting_on"][0]["call_id"], call.id());
+    }
+    rap.until_logged("acknowledgements could not be noted").await;
+    rap.until_logged("the store does not take a message of ours").await;
+    assert_eq!(api.thread("asks").await["status"], "running");
+    limit_files(&rap, "unlimited");
+    until("there is room", || async { api.say("idle", "say again", "join").await.status == 202 }).await;
+    assert_eq!(api.call_back(&call, &call.result("done")).await, 200);
+    api.until_acknowledged(&sending).await;
+    api.until_said("asks", "at last").await;
+    api.until_said("fresh", "fresh").await;
+    api.until_said("idle", "again").await;
+    api.until_said("waits", "work: done").await;
+    // It was acknowledged and kept in mind, so it is not sent again.
+    assert_eq!(tools.pending(), []);
+    let check = || async {
+        assert_eq!(api.texts("idle").await, ["say hello", "hello", "say again", "again"]);
+        assert_eq!(api.texts("waits").await, ["call work {}", "done", "work: done"]);
+        assert_eq!(api.texts("asks").await, ["say hello", "hello", "sleep 0.3\nsay at last", "at last"]);
+        assert_eq!(api.texts("fresh").await, ["say fresh", "fresh"]);
+        let threads = api.get("/v1/threads").await.body["threads"].as_array().unwrap().len();
+        assert_eq!(threads, 5);
+    };
+    check().await;
+    rap.kill();
+    let _rap = home.start();
+    check().await;
+}
+
+/// The disk fills up under load, at whatever write it happens to be.
+///
+/// Proves: LC-23, LC-38
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_fills_up_again_and_again_leaves_nothing_half_done() {
+    let tools = Tools::start().await;
+    let home = Home::new(&tools, "");
+    let mut rap = Rap::spawn(home.command_by("/bin/sh", &["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]));
+    let api = home.client();
+    api.create("t", "say hello").await;
+    api.until_status("t", "idle").await;
+    let log = home.data().join("rap.db-wal");
+    let (mut accepted, mut refused) = (Vec::new(), 0);
+    for number in 0..60 {
+        if number % 6 == 0 {
+            // Some of the next writes still fit, and one of them only in part.
+            let size = fs::metadata(&log).map_or(0, |file| file.len());
+            limit_files(&rap, &(size + 1000 * (number + 5)).to_string());
+        }
+        let text = format!("say {number} {}", "x".repeat(2000));
+        let reply = api.say("t", &text, "enqueue").await;
+        match reply.status {
+            202 => accepted.push(text),
+            _ => {
+                assert!(reply.is_unavailable(), "{reply:?}");
+                refused += 1;
+                limit_files(&rap, "unlimited");
+            }
+        }
+    }
+    limit_files(&rap, "unlimited");
+    assert!(refused >= 3 && accepted.len() >= 20, "{refused} refused, {} accepted", accepted.len());
+    for crash in [false, true] {
+        if crash {
+            rap.kill();
+            rap = home.start();
+        }
+        until("all of it is done", || async {
+            let now = api.thread("t").await;
+            now["status"] == "idle" && now["held"] == 0
+        })
+        .await;
+        let history = api.history("t").await;
+        check_prompt("t", &history);
+        let said = history.iter().filter(|entry| entry["kind"] == "user").map(|entry| &entry["text"]);
+        assert_eq!(said.skip(1).collect::<Vec<_>>(), accepted.iter().collect::<Vec<_>>());
+    }
+    assert!(rap.is_running());
+}
+
+/// Proves: LC-20, LC-23
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_database_is_removed_nothing_is_acknowledged_any_more() {
+    let tools = Tools::start().await;
+    let home = Home::new(&tools, "");
+    let (mut rap, api) = (home.start(), home.client());
+    api.create("t", "say hello").await;
+    api.until_status("t", "idle").await;
+    fs::remove_dir_all(home.data()).unwrap();
+    for _ in 0..5 {
+        assert!(api.say("t", "say more", "join").await.is_unavailable());
+        assert!(api.post("/v1/threads", &json!({"message": "say hello"})).await.is_unavailable());
+    }
+    rap.until_logged("the database was removed or replaced while it was open").await;
+    assert!(!home.data().exists());
+    assert!(rap.is_running());
+    rap.signal("TERM");
+    assert_eq!(rap.ended().await.code(), Some(0), "{}", rap.log());
+    // It does not begin again with nothing where there was something.
+    let refused = Home::refused(home.command());
+    assert!(refused.contains("data/rap.db"), "{refused}");
+}
+
+/// Whoever may write everywhere may write in a read-only directory too, so that right is given up.
+fn without_privileges(home: &Home) -> Command {
+    let is_root = Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
+    match is_root {
+        true => home.command_by("setpriv", &["--bounding-set=-all"]),
+        false => home.command(),
+    }
+}
+
+/// Proves: LC-20
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_became_read_only_is_refused_at_the_start_and_told() {
+    let tools = Tools::start().await;
+    let home = Home::new(&tools, "");
+    let (mut rap, api) = (Rap::spawn(without_privileges(&home)), home.client());
+    api.create("t", "say hello").await;
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let file = home.data().join("rap.db");
+    mode(&home.data(), 0o555);
+    mode(&file, 0o444);
+    // What is open stays open.
+    assert_eq!(api.say("t", "say more", "enqueue").await.status, 202);
+    api.until_said("t", "more").await;
+    rap.signal("TERM");
+    assert_eq!(rap.ended().await.code(), Some(0), "{}", rap.log());
+    for _ in 0..2 {
+        let refused = Home::refused(without_privileges(&home));
+        assert!(refused.contains("data/rap.db") && refused.contains("the file is read-only"), "{refused}");
+    }
+    // All files are there, so a directory that is read-only is no obstacle.
+    mode(&file, 0o644);
+    let rap = Rap::spawn(without_privileges(&home));
+    assert_eq!(api.say("t", "say once more", "enqueue").await.status, 202);
+    api.until_said("t", "once more").await;
+    rap.kill();
+    mode(&home.data(), 0o755);
+    let _rap = home.start();
+    assert_eq!(
+        api.texts("t").await,
+        ["say hello", "hello", "say more", "more", "say once more", "once more"]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_process_on_the_same_database_is_refused_and_the_first_goes_on() {
+    let tools = Tools::start().await;
+    let home = Home::new(&tools, "");
+    let (_rap, api) = (home.start(), home.client());
+    api.create("t", "say hello").await;
+    let refused = Home::refused(home.command_on("127.0.0.1:0"));
+    assert!(refused.contains("rap.db.lock is locked: another process"), "{refused}");
+    assert_eq!(api.say("t", "say more", "enqueue").await.status, 202);
+    api.until_said("t", "more").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_can_not_be_used_is_refused_with_its_name_and_the_reason() {
+    let tools = Tools::start().await;
+    let home = Home::new(&tools, "");
+    let file = home.data().join("rap.db");
+    fs::write(&file, "no database").unwrap();
+    let refused = Home::refused(home.command());
+    assert!(refused.contains("rap.db") && refused.contains("not a database"), "{refused}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "no database");
+    fs::remove_file(&file).unwrap();
+    rusqlite::Connection::open(&file).unwrap().pragma_update(None, "user_version", 999).unwrap();
+    let refused = Home::refused(home.command());
+    assert!(refused.contains("rap.db") && refused.contains("version 999"), "{refused}");
+}

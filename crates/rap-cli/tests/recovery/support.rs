@@ -1,0 +1,501 @@
+//! A `rap serve` process that can be killed and started again, and tools for it to call.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener as StdListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Path as UrlPath, State};
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use rap_io::client::{Client, ClientLimits};
+use rap_protocol::UrlPolicy;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+/// How long anything in a test may take before the test has failed.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// How often something is looked at that can not tell by itself.
+const LOOK_AGAIN: Duration = Duration::from_millis(15);
+
+/// Waits until something holds.
+pub async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+    let began = Instant::now();
+    while !holds().await {
+        assert!(began.elapsed() < PATIENCE, "never: {what}");
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// A tool server inside of the test.
+pub struct Tools {
+    pub url: String,
+    pub invoked: mpsc::UnboundedReceiver<Value>,
+    shared: Arc<Shared>,
+    task: JoinHandle<()>,
+}
+
+struct Shared {
+    url: String,
+    mode: watch::Sender<Mode>,
+    invoked: mpsc::UnboundedSender<Value>,
+    /// What the endpoint for answers says to the next ones; 200 when it is empty.
+    answer_with: Mutex<VecDeque<u16>>,
+    answers: Mutex<Vec<Value>>,
+}
+
+/// How invocations are acknowledged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    With(u16),
+    /// Not before the mode changes.
+    Later,
+}
+
+impl Tools {
+    pub async fn start() -> Tools {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (sender, invoked) = mpsc::unbounded_channel();
+        let shared = Arc::new(Shared {
+            url: url.clone(),
+            mode: watch::Sender::new(Mode::With(200)),
+            invoked: sender,
+            answer_with: Mutex::default(),
+            answers: Mutex::default(),
+        });
+        let router = Router::new()
+            .route("/.well-known/rap-toolset", get(toolset))
+            .route("/invoke", post(invoke))
+            .route("/answers/{name}", post(answer))
+            .fallback(async || StatusCode::OK)
+            .with_state(Arc::clone(&shared));
+        let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Tools { url, invoked, shared, task }
+    }
+
+    pub fn acknowledge(&self, mode: Mode) {
+        self.shared.mode.send_replace(mode);
+    }
+
+    /// The next invocation, acknowledged or not.
+    pub async fn next(&mut self) -> Call {
+        let next = tokio::time::timeout(PATIENCE, self.invoked.recv()).await;
+        Call(next.expect("no invocation came").expect("the tools are gone"))
+    }
+
+    /// What came and was not looked at.
+    pub fn pending(&mut self) -> Vec<Call> {
+        std::iter::from_fn(|| self.invoked.try_recv().ok()).map(Call).collect()
+    }
+
+    /// The next answers of people are refused so.
+    pub fn refuse_answers(&self, statuses: &[u16]) {
+        self.shared.answer_with.lock().unwrap().extend(statuses);
+    }
+
+    /// The answers of people so far, those that were refused included.
+    pub fn answers(&self) -> Vec<Value> {
+        self.shared.answers.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Tools {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn toolset(State(shared): State<Arc<Shared>>) -> axum::Json<Value> {
+    let tool =
+        |name: &str| json!({"name": name, "description": "It works.", "inputSchema": {"type": "object"}});
+    axum::Json(json!({
+        "name": "works",
+        "endpoint": format!("{}/invoke", shared.url),
+        "tools": [tool("work"), tool("watch")],
+    }))
+}
+
+async fn invoke(State(shared): State<Arc<Shared>>, body: Bytes) -> StatusCode {
+    let mut mode = shared.mode.subscribe();
+    // A test that is over does not look any more.
+    shared.invoked.send(serde_json::from_slice(&body).unwrap()).ok();
+    let mode = *mode.wait_for(|mode| *mode != Mode::Later).await.unwrap();
+    let Mode::With(status) = mode else { unreachable!() };
+    StatusCode::from_u16(status).unwrap()
+}
+
+async fn answer(
+    State(shared): State<Arc<Shared>>,
+    UrlPath(name): UrlPath<String>,
+    body: Bytes,
+) -> StatusCode {
+    let mut body: Value = serde_json::from_slice(&body).unwrap();
+    body["name"] = json!(name);
+    shared.answers.lock().unwrap().push(body);
+    let status = shared.answer_with.lock().unwrap().pop_front().unwrap_or(200);
+    StatusCode::from_u16(status).unwrap()
+}
+
+/// An invocation as it came in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Call(pub Value);
+
+impl Call {
+    pub fn id(&self) -> &str {
+        self.0["id"].as_str().unwrap()
+    }
+
+    pub fn thread(&self) -> &str {
+        self.0["group_id"].as_str().unwrap()
+    }
+
+    pub fn callback_url(&self) -> &str {
+        self.0["callback_url"].as_str().unwrap()
+    }
+
+    pub fn result(&self, text: &str) -> Value {
+        json!({"type": "tool_result", "group_id": self.thread(), "id": self.id(), "text": text})
+    }
+
+    pub fn confirmation(&self) -> Value {
+        let mut result = self.result("watching");
+        result["subscription"] = json!(true);
+        result
+    }
+
+    /// An event for the thread itself.
+    pub fn event(&self, text: &str) -> Value {
+        let mut event = self.event_for_child(text);
+        event["associative"] = json!(true);
+        event
+    }
+
+    pub fn event_for_child(&self, text: &str) -> Value {
+        let (thread, id) = (self.thread(), self.id());
+        json!({"type": "subscription_event", "group_id": thread, "tool_call_id": id, "text": text, "event_id": text})
+    }
+
+    pub fn choice(&self, response_url: &str) -> Value {
+        json!({
+            "type": "user_choice", "group_id": self.thread(), "id": self.id(), "prompt": "Red or green?",
+            "choices": ["red", "green"], "default": 0, "response_url": response_url,
+        })
+    }
+}
+
+/// Where a runtime lives: its directory, its port, its settings. They outlive its processes.
+pub struct Home {
+    dir: TempDir,
+    port: u16,
+}
+
+/// Ports below those that the system gives away, so that one that was given up for a moment is free again.
+static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
+
+fn free_port() -> u16 {
+    let first = (std::process::id() % 400) as u16 * 25;
+    loop {
+        let port = 12_000 + (first + NEXT_PORT.fetch_add(1, Ordering::Relaxed)) % 18_000;
+        if StdListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+impl Home {
+    pub fn new(tools: &Tools, limits: &str) -> Home {
+        let home = Home { dir: tempfile::tempdir().unwrap(), port: free_port() };
+        fs::create_dir(home.data()).unwrap();
+        let text = format!(
+            "[store]\nurl = \"sqlite:data/rap.db\"\n[model]\nprovider = \"scripted\"\n[[tool_server]]\nurl = \"{}\"\n\
+             [limits]\n{limits}\n",
+            tools.url
+        );
+        fs::write(home.dir.path().join("rap.toml"), text).unwrap();
+        home
+    }
+
+    /// The directory of the database.
+    pub fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    pub fn command(&self) -> Command {
+        self.command_on(&self.address())
+    }
+
+    pub fn command_on(&self, address: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rap"));
+        self.with_arguments(&mut command, address);
+        command
+    }
+
+    fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The same behind a program that runs it, such as a shell with `exec "$0" "$@"`.
+    pub fn command_by(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(arguments).arg(env!("CARGO_BIN_EXE_rap"));
+        self.with_arguments(&mut command, &self.address());
+        command
+    }
+
+    fn with_arguments(&self, command: &mut Command, address: &str) {
+        command.arg("serve").arg("--config").arg(self.dir.path().join("rap.toml"));
+        command.args(["--listen", address]);
+        let ours = std::env::vars_os().map(|(name, _)| name);
+        for name in ours.filter(|name| name.to_string_lossy().starts_with("RAP_")) {
+            command.env_remove(name);
+        }
+        command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    }
+
+    pub fn start(&self) -> Rap {
+        Rap::spawn(self.command())
+    }
+
+    /// What a process says that does not start.
+    pub fn refused(mut command: Command) -> String {
+        let mut child = command.spawn().unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut rap = Rap { child, log: Arc::default() };
+        let mut said = String::new();
+        for line in stderr.lines().map_while(Result::ok) {
+            assert!(!line.contains("listening on"), "{command:?} started");
+            said.push_str(&line);
+        }
+        assert_eq!(rap.child.wait().unwrap().code(), Some(1), "{said}");
+        said
+    }
+
+    pub fn client(&self) -> Api {
+        Api::new(&format!("http://{}", self.address()))
+    }
+}
+
+/// A process; it is killed when this is dropped.
+pub struct Rap {
+    child: Child,
+    log: Arc<Mutex<String>>,
+}
+
+impl Rap {
+    /// Starts and waits until it listens.
+    pub fn spawn(mut command: Command) -> Rap {
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let log = Arc::new(Mutex::new(String::new()));
+        let listens = lines.by_ref().map_while(Result::ok).any(|line| {
+            log.lock().unwrap().push_str(&format!("{line}\n"));
+            line.contains("listening on 127.0.0.1:")
+        });
+        let rap = Rap { child, log: Arc::clone(&log) };
+        assert!(listens, "{command:?} did not start:\n{}", rap.log());
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                log.lock().unwrap().push_str(&format!("{line}\n"));
+            }
+        });
+        rap
+    }
+
+    pub fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    pub async fn until_logged(&self, text: &str) {
+        until(&format!("{text:?} is logged"), || async { self.log().contains(text) }).await;
+    }
+
+    /// kill -9, and waits until it is gone.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub fn signal(&self, name: &str) {
+        assert!(Command::new("kill").args([&format!("-{name}"), &self.pid()]).status().unwrap().success());
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Waits until it has ended by itself.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(began.elapsed() < PATIENCE, "it does not end:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+impl Drop for Rap {
+    fn drop(&mut self) {
+        if self.child.try_wait().unwrap().is_none() {
+            self.child.kill().unwrap();
+            self.child.wait().unwrap();
+        }
+    }
+}
+
+/// Speaks to a runtime as clients and tools do.
+#[derive(Clone)]
+pub struct Api {
+    url: String,
+    client: Client,
+}
+
+/// An answer of the runtime.
+#[derive(Debug, PartialEq)]
+pub struct Reply {
+    pub status: u16,
+    pub retry_after: Option<Duration>,
+    pub body: Value,
+}
+
+impl Reply {
+    /// It was told to come back later, since nothing can be written.
+    pub fn is_unavailable(&self) -> bool {
+        let code = &self.body["error"]["code"];
+        self.status == 503 && self.retry_after == Some(Duration::from_secs(1)) && code == "store_unavailable"
+    }
+}
+
+impl Api {
+    fn new(url: &str) -> Api {
+        // A connection that is kept would be one to a process that was killed.
+        let limits = ClientLimits {
+            idle_per_host: 0,
+            drain_bytes: 1 << 20,
+            total: Duration::from_secs(10),
+            ..ClientLimits::default()
+        };
+        Api { url: url.to_owned(), client: Client::new(UrlPolicy::Local, limits) }
+    }
+
+    /// POSTs to a path, or to a whole URL. No answer is no reply.
+    pub async fn try_post(&self, to: &str, body: &Value) -> Option<Reply> {
+        let url = if to.starts_with('/') { format!("{}{to}", self.url) } else { to.to_owned() };
+        let sent = self.client.post_json(&url.parse().unwrap(), &[], body.to_string().into()).await.ok()?;
+        let body = serde_json::from_slice(&sent.body).unwrap_or(Value::Null);
+        Some(Reply { status: sent.status, retry_after: sent.retry_after, body })
+    }
+
+    pub async fn post(&self, to: &str, body: &Value) -> Reply {
+        self.try_post(to, body).await.unwrap_or_else(|| panic!("no answer to a POST to {to}"))
+    }
+
+    /// POSTs as tools do: until it is accepted.
+    pub async fn insist(&self, to: &str, body: &Value) {
+        until("it is accepted", || async {
+            let Some(reply) = self.try_post(to, body).await else { return false };
+            assert!(reply.status < 300 || reply.status >= 500, "{reply:?} to {body}");
+            reply.status < 300
+        })
+        .await;
+    }
+
+    pub async fn call_back(&self, call: &Call, body: &Value) -> u16 {
+        self.post(call.callback_url(), body).await.status
+    }
+
+    pub async fn get(&self, path: &str) -> Reply {
+        let url = format!("{}{path}", self.url).parse().unwrap();
+        let got = self.client.get(&url, &[], 64 << 20).await.unwrap();
+        let body = serde_json::from_slice(&got.body).unwrap_or(Value::Null);
+        Reply { status: got.status, retry_after: got.retry_after, body }
+    }
+
+    pub async fn create(&self, thread: &str, message: &str) {
+        let reply = self.post("/v1/threads", &json!({"id": thread, "message": message})).await;
+        assert_eq!(reply.status, 201, "{reply:?}");
+    }
+
+    pub async fn say(&self, thread: &str, text: &str, on_busy: &str) -> Reply {
+        let body = json!({"text": text, "on_busy": on_busy});
+        self.post(&format!("/v1/threads/{thread}/messages"), &body).await
+    }
+
+    pub async fn thread(&self, thread: &str) -> Value {
+        let reply = self.get(&format!("/v1/threads/{thread}")).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        reply.body
+    }
+
+    pub async fn until_status(&self, thread: &str, status: &str) {
+        let is = || async { self.thread(thread).await["status"] == status };
+        until(&format!("{thread} is {status}"), is).await;
+    }
+
+    /// The whole history, page by page.
+    pub async fn history(&self, thread: &str) -> Vec<Value> {
+        let mut entries: Vec<Value> = Vec::new();
+        loop {
+            let after = entries.last().map_or(0, |entry| entry["seq"].as_u64().unwrap());
+            let reply = self.get(&format!("/v1/threads/{thread}/history?limit=1000&after={after}")).await;
+            assert_eq!(reply.status, 200, "{reply:?}");
+            let page = reply.body["entries"].as_array().unwrap().clone();
+            if page.is_empty() {
+                return entries;
+            }
+            entries.extend(page);
+        }
+    }
+
+    /// What was said and what came back, in order, notices left out.
+    pub async fn texts(&self, thread: &str) -> Vec<String> {
+        let text = |entry: &Value| match entry["kind"].as_str().unwrap() {
+            "notice" => None,
+            "result" => Some(entry["content"].as_str().unwrap().to_owned()),
+            "assistant" if !entry["calls"].as_array().unwrap().is_empty() => None,
+            _ => Some(entry["text"].as_str().unwrap().to_owned()),
+        };
+        self.history(thread).await.iter().filter_map(text).collect()
+    }
+
+    pub async fn until_said(&self, thread: &str, text: &str) {
+        let said = || async { self.texts(thread).await.iter().any(|said| said == text) };
+        until(&format!("{text:?} is in the history of {thread}"), said).await;
+    }
+
+    /// Waits until it is on disk that the call was acknowledged.
+    pub async fn until_acknowledged(&self, call: &Call) {
+        until("the acknowledgement is noted", || async {
+            let calls = self.get("/v1/calls?limit=1000").await.body;
+            let calls = calls["calls"].as_array().unwrap().clone();
+            let ours = |open: &&Value| open["thread_id"] == call.thread() && open["call_id"] == call.id();
+            calls.iter().find(ours).is_some_and(|open| !open["acknowledged_at"].is_null())
+        })
+        .await;
+    }
+}
+
+pub fn names_in(dir: &Path) -> Vec<String> {
+    let Ok(files) = fs::read_dir(dir) else { return Vec::new() };
+    let mut names: Vec<String> =
+        files.map(|file| file.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}

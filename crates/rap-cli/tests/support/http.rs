@@ -1,0 +1,97 @@
+//! Requests written byte by byte, so that a test can also send what no proper client would.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::PATIENCE;
+
+/// What came back.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    pub status: u16,
+    /// The lines of the head, in lower case.
+    pub head: String,
+    /// The body, as JSON if it is that and as a string otherwise.
+    pub body: Value,
+}
+
+impl Answer {
+    /// The code of an error, which stays the same whatever the sentence says.
+    pub fn code(&self) -> &str {
+        self.body["error"]["code"].as_str().unwrap_or_else(|| panic!("no error: {self:?}"))
+    }
+
+    /// The sentence of an error.
+    pub fn message(&self) -> &str {
+        self.body["error"]["message"].as_str().unwrap_or_else(|| panic!("no error: {self:?}"))
+    }
+
+    /// Status and code.
+    pub fn refusal(&self) -> (u16, &str) {
+        (self.status, self.code())
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let lines = self.head.lines().filter_map(|line| line.split_once(": "));
+        lines.into_iter().find(|(key, _)| *key == name).map(|(_, value)| value)
+    }
+
+    /// What `Retry-After` asks for.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.header("retry-after").map(|seconds| Duration::from_secs(seconds.parse().unwrap()))
+    }
+
+    #[track_caller]
+    pub fn expect(self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", self.body);
+        self.body
+    }
+}
+
+/// Sends a request and reads the answer to its end. The headers come over those that belong to every request.
+pub async fn send(method: &str, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    let rest = url.strip_prefix("http://").unwrap_or_else(|| panic!("not http: {url}"));
+    let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let length = body.len().to_string();
+    let own = [("host", host), ("connection", "close"), ("content-length", &length)];
+    let given = |name: &str| headers.iter().any(|(key, _)| key.eq_ignore_ascii_case(name));
+    let mut request = format!("{method} /{path} HTTP/1.1\r\n");
+    for (key, value) in own.iter().filter(|(key, _)| !given(key)).chain(headers) {
+        request.push_str(&format!("{key}: {value}\r\n"));
+    }
+    request.push_str("\r\n");
+    let exchange = async {
+        let mut stream = TcpStream::connect(host).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        // Whoever answers early may not read it all, and a reset after the answer is as good an end as any.
+        stream.write_all(body).await.ok();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.ok();
+        answer
+    };
+    let answer = tokio::time::timeout(PATIENCE, exchange).await;
+    read(&answer.unwrap_or_else(|_| panic!("{method} {host} was not answered")))
+}
+
+fn read(bytes: &[u8]) -> Answer {
+    let text = String::from_utf8_lossy(bytes);
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+    let body = serde_json::from_str(body).unwrap_or_else(|_| Value::String(body.to_owned()));
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Answer { status, head: head.to_ascii_lowercase(), body }
+}
+
+/// POSTs JSON.
+pub async fn post(url: &str, body: &Value) -> Answer {
+    post_with(url, &[], body).await
+}
+
+/// POSTs JSON with more headers.
+pub async fn post_with(url: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
+    let mut all = headers.to_vec();
+    all.push(("content-type", "application/json"));
+    send("POST", url, &all, body.to_string().as_bytes()).await
+}

@@ -1,0 +1,317 @@
+//! The process, and what a client can ask it.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::http::{self, Answer};
+use super::peer::Peer;
+use super::until;
+
+/// What a runtime is started with.
+#[derive(Debug, Clone, Default)]
+pub struct Setup {
+    server: String,
+    model: String,
+    agents: String,
+    tool_servers: String,
+    limits: String,
+    environment: Vec<(String, String)>,
+    token: Option<String>,
+}
+
+impl Setup {
+    pub fn new() -> Setup {
+        Setup::default()
+    }
+
+    #[must_use]
+    pub fn tools(self, tools: &Peer) -> Setup {
+        let url = tools.url.clone();
+        self.tool_server(&url)
+    }
+
+    #[must_use]
+    pub fn tool_server(mut self, url: &str) -> Setup {
+        self.tool_servers.push_str(&format!("[[tool_server]]\nurl = {url:?}\n"));
+        self
+    }
+
+    /// The token for the tool server that was added last.
+    #[must_use]
+    pub fn bearer(mut self, token: &str) -> Setup {
+        self.tool_servers.push_str(&format!("bearer = {token:?}\n"));
+        self
+    }
+
+    /// Clients have to show this token, and these do.
+    #[must_use]
+    pub fn token(mut self, token: &str) -> Setup {
+        self.server.push_str(&format!("tokens = [{token:?}]\n"));
+        self.token = Some(token.to_owned());
+        self
+    }
+
+    /// A line of `[limits]`.
+    #[must_use]
+    pub fn limit(mut self, line: &str) -> Setup {
+        self.limits.push_str(&format!("{line}\n"));
+        self
+    }
+
+    /// The lines of `[model]`.
+    #[must_use]
+    pub fn model(mut self, lines: &str) -> Setup {
+        lines.clone_into(&mut self.model);
+        self
+    }
+
+    #[must_use]
+    pub fn agent(mut self, lines: &str) -> Setup {
+        self.agents.push_str(&format!("[[agent]]\n{lines}\n"));
+        self
+    }
+
+    #[must_use]
+    pub fn variable(mut self, name: &str, value: &str) -> Setup {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    fn text(&self) -> String {
+        let Setup { server, model, agents, tool_servers, limits, .. } = self;
+        format!("[server]\n{server}[model]\n{model}\n{agents}{tool_servers}[limits]\n{limits}")
+    }
+
+    /// Starts it on a port that the system picks, with a new database.
+    pub fn start(self) -> Rap {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("rap.toml"), self.text()).unwrap();
+        Rap::spawn(self, directory, "127.0.0.1:0")
+    }
+
+    /// The same, with a scenario for the scripted model.
+    pub fn start_with_script(self, script: &str) -> Rap {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("script.toml"), script).unwrap();
+        let setup = self.model("provider = \"scripted\"\nscript = \"script.toml\"");
+        fs::write(directory.path().join("rap.toml"), setup.text()).unwrap();
+        Rap::spawn(setup, directory, "127.0.0.1:0")
+    }
+}
+
+/// The runtime at work. It is killed when this is dropped.
+pub struct Rap {
+    pub url: String,
+    setup: Setup,
+    directory: Option<TempDir>,
+    child: Child,
+    log: Arc<Mutex<String>>,
+}
+
+impl Rap {
+    /// With one tool server and the usual limits.
+    pub fn start(tools: &Peer) -> Rap {
+        Setup::new().tools(tools).start()
+    }
+
+    fn spawn(setup: Setup, directory: TempDir, listen: &str) -> Rap {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rap"));
+        command.args(["serve", "--listen", listen]).current_dir(directory.path()).env_clear();
+        command.envs(setup.environment.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let log = Arc::new(Mutex::new(String::new()));
+        let address = lines.by_ref().find_map(|line| {
+            log.lock().unwrap().push_str(&format!("{line}\n"));
+            let (_, rest) = line.split_once("listening on ")?;
+            Some(rest.split_whitespace().next()?.to_owned())
+        });
+        let address = address.unwrap_or_else(|| panic!("rap did not start:\n{}", log.lock().unwrap()));
+        let sink = Arc::clone(&log);
+        std::thread::spawn(move || {
+            lines.for_each(|line| sink.lock().unwrap().push_str(&format!("{line}\n")));
+        });
+        Rap { url: format!("http://{address}"), setup, directory: Some(directory), child, log }
+    }
+
+    /// kill -9, and a new process with the same database at the same address.
+    #[must_use]
+    pub fn restarted(mut self) -> Rap {
+        self.end();
+        let directory = self.directory.take().unwrap();
+        Rap::spawn(self.setup.clone(), directory, self.url.trim_start_matches("http://"))
+    }
+
+    /// SIGTERM, and a new process as soon as the old one has ended in order.
+    #[must_use]
+    pub fn stopped_and_started(mut self) -> Rap {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        assert!(self.child.wait().unwrap().success(), "{}", self.log());
+        self.restarted()
+    }
+
+    /// Ends it, and waits until it is gone.
+    fn end(&mut self) {
+        if self.child.try_wait().unwrap().is_none() {
+            self.child.kill().unwrap();
+            self.child.wait().unwrap();
+        }
+    }
+
+    /// Where its files are.
+    pub fn directory(&self) -> &Path {
+        self.directory.as_ref().unwrap().path()
+    }
+
+    /// Everything it has logged so far.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    pub async fn until_logged(&self, text: &str) {
+        until(text, async || self.log().contains(text).then_some(())).await;
+    }
+
+    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        http::send(method, &format!("{}{path}", self.url), headers, body).await
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        let bearer = self.setup.token.as_ref().map(|token| format!("Bearer {token}"));
+        let headers: Vec<_> = bearer.iter().map(|value| ("authorization", value.as_str())).collect();
+        self.send("GET", path, &headers, b"").await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        let bearer = self.setup.token.as_ref().map(|token| format!("Bearer {token}"));
+        let mut headers: Vec<_> = bearer.iter().map(|value| ("authorization", value.as_str())).collect();
+        headers.push(("content-type", "application/json"));
+        self.send("POST", path, &headers, body.to_string().as_bytes()).await
+    }
+
+    /// A new thread to which this was said.
+    pub async fn open(&self, message: &str) -> String {
+        let thread = self.post("/v1/threads", &json!({"message": message})).await.expect(201);
+        thread["id"].as_str().unwrap().to_owned()
+    }
+
+    pub async fn say(&self, thread: &str, text: &str) {
+        self.post(&format!("/v1/threads/{thread}/messages"), &json!({"text": text})).await.expect(202);
+    }
+
+    pub async fn say_so(&self, thread: &str, text: &str, on_busy: &str) -> Answer {
+        let body = json!({"text": text, "on_busy": on_busy});
+        self.post(&format!("/v1/threads/{thread}/messages"), &body).await
+    }
+
+    /// Something without a body, such as `close`.
+    pub async fn order(&self, thread: &str, order: &str) -> Answer {
+        self.post(&format!("/v1/threads/{thread}/{order}"), &Value::Null).await
+    }
+
+    pub async fn close(&self, thread: &str) {
+        self.order(thread, "close").await.expect(202);
+    }
+
+    pub async fn thread(&self, thread: &str) -> Value {
+        self.get(&format!("/v1/threads/{thread}")).await.expect(200)
+    }
+
+    /// Looks until the thread is as it should be.
+    pub async fn until(&self, thread: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+        let seen = until(what, async || Some(self.thread(thread).await).filter(|thread| is(thread)));
+        let name = thread;
+        match tokio::time::timeout(super::PATIENCE / 2, seen).await {
+            Ok(thread) => thread,
+            Err(_) => {
+                let (thread, story) = (self.thread(name).await, self.story(name).await.join("\n"));
+                panic!("never {what}: {thread}\n{story}\n{}", self.log());
+            }
+        }
+    }
+
+    pub async fn until_status(&self, thread: &str, status: &str) -> Value {
+        self.until(thread, status, |thread| thread["status"] == status).await
+    }
+
+    pub async fn until_idle(&self, thread: &str) -> Value {
+        self.until_status(thread, "idle").await
+    }
+
+    /// Looks until a line of the story is this one.
+    pub async fn until_line(&self, thread: &str, line: &str) {
+        let seen =
+            until(line, async || self.story(thread).await.iter().any(|told| told == line).then_some(()));
+        if tokio::time::timeout(super::PATIENCE / 2, seen).await.is_err() {
+            panic!("no line {line:?} in:\n{}\n{}", self.story(thread).await.join("\n"), self.log());
+        }
+    }
+
+    pub async fn history(&self, thread: &str) -> Vec<Value> {
+        let history = self.get(&format!("/v1/threads/{thread}/history?limit=1000")).await.expect(200);
+        history["entries"].as_array().unwrap().clone()
+    }
+
+    /// The history in short, a line for each thing that was said, called or returned.
+    pub async fn story(&self, thread: &str) -> Vec<String> {
+        self.history(thread).await.iter().flat_map(lines).collect()
+    }
+
+    /// The rows of a listing such as `calls`.
+    pub async fn listing(&self, name: &str) -> Vec<Value> {
+        let rows = self.get(&format!("/v1/{name}")).await.expect(200);
+        rows.as_object().unwrap().values().next().unwrap().as_array().unwrap().clone()
+    }
+
+    /// The children of a thread, closed ones too.
+    pub async fn children(&self, thread: &str) -> Vec<Value> {
+        let threads = self.get(&format!("/v1/threads?parent={thread}")).await.expect(200);
+        threads["threads"].as_array().unwrap().clone()
+    }
+
+    /// The id of a thread's first child, as soon as there is one.
+    pub async fn child(&self, thread: &str) -> String {
+        let child = until("a child", async || self.children(thread).await.into_iter().next()).await;
+        child["id"].as_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Rap {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn lines(entry: &Value) -> Vec<String> {
+    let text = |name: &str| match &entry[name] {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    match entry["kind"].as_str().unwrap() {
+        "user" if entry["from"] == "runtime" => vec![format!("runtime: {}", text("text"))],
+        "user" => vec![format!("user: {}", text("text"))],
+        "notice" => vec![format!("notice: {}", text("text"))],
+        "result" => vec![format!("result {}: {}", text("call_id"), text("content"))],
+        "assistant" => {
+            let calls = entry["calls"].as_array().unwrap();
+            let said = Some(text("text")).filter(|said| !said.is_empty() || calls.is_empty());
+            let said = said.map(|said| format!("assistant: {said}"));
+            said.into_iter().chain(calls.iter().map(call_line)).collect()
+        }
+        other => panic!("an entry of kind {other}"),
+    }
+}
+
+fn call_line(call: &Value) -> String {
+    let made = if call["synthetic"] == true { "synthetic call" } else { "call" };
+    let [id, name] = ["id", "name"].map(|key| call[key].as_str().unwrap());
+    format!("{made} {id} {name} {}", call["arguments"])
+}
