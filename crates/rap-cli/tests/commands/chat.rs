@@ -9,11 +9,14 @@ fn lines_of_a_pipe_are_said_one_after_the_other() {
     chat.type_in("say hello\ncall slow {\"seconds\": 1.2}\ncall choose\nblue\nsay bye\n");
     chat.end_input();
     assert_eq!(chat.exit(), Some(0));
+    // How long it took depends on the machine.
+    let (before, after) = chat.seen.split_once(" after 1.").unwrap();
+    let seen = format!("{before}{}", after.trim_start_matches(|c| c != ':'));
     let expected = "you     say hello\n\
                     agent   hello\n\
                     you     call slow {\"seconds\": 1.2}\n\
                     call    slow {\"seconds\":1.2} (call_2_1)\n\
-                    result  slow after 1.2 s: slept 1.2\n\
+                    result  slow: slept 1.2\n\
                     agent   slow: slept 1.2\n\
                     you     call choose\n\
                     call    choose {} (call_4_1)\n\
@@ -23,7 +26,7 @@ fn lines_of_a_pipe_are_said_one_after_the_other() {
                     agent   choose: chose blue\n\
                     you     say bye\n\
                     agent   bye\n";
-    assert_eq!(chat.seen, expected);
+    assert_eq!(seen, expected);
 }
 
 #[test]
@@ -109,6 +112,7 @@ fn interrupting_twice_leaves_a_terminal() {
     chat.expect("> ");
     chat.type_in("\x03");
     chat.expect("^C again or ^D leaves");
+    chat.expect("> ");
     chat.type_in("\x03");
     assert_eq!(chat.exit(), Some(0));
 }
@@ -119,5 +123,5 @@ fn a_call_that_runs_says_for_how_long() {
     let mut chat = Running::on_pipes(runtime.command(&["chat"]));
     chat.type_in("call slow {\"seconds\": 6.5}\n");
     chat.expect("… slow (call_1_1) has been running for 5 s\n");
-    chat.expect("result  slow after 6.5 s: slept 6.5\n");
+    chat.expect(": slept 6.5\n");
 }

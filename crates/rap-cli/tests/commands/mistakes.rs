@@ -66,7 +66,7 @@ fn what_can_not_be_done_is_said() {
             &["inbox", "answer", "t", "call_1_1", "purple"],
             "`purple` is none of the choices: 1) red, 2) green, 3) blue",
         ),
-        (&["threads", "new", "--id", "t"], "there is a thread with this id already"),
+        (&["threads", "new", "--id", "t"], "a thread of that id exists"),
         (&["threads", "new", "--agent", "nobody"], "agent: there is no such agent; there are: default"),
         (&["threads", "ls", "--limit", "0"], "limit: a number from 1 to 1000"),
     ];

@@ -42,11 +42,15 @@ fn what_is_said_to_a_busy_agent_is_up_to_the_sender() {
     runtime.until_status("t", "waiting");
     let refused = runtime.fails(&["threads", "send", "t", "say no", "--on-busy", "reject"]);
     assert_eq!(refused, "rap: the thread is busy\n");
+    let out = runtime.ok(&["threads", "send", "t", "say stopped", "--on-busy", "interrupt", "--wait"]);
+    assert_eq!(out, "stopped\n");
+    runtime.ok(&["threads", "send", "t", "call slow {\"seconds\": 1000}"]);
+    runtime.until_status("t", "waiting");
+    runtime.ok(&["threads", "send", "t", "say queued", "--on-busy", "enqueue"]);
+    assert!(runtime.ok(&["threads", "show", "t"]).contains("1 input waits to be taken up later"));
     runtime.ok(&["threads", "send", "t", "say joined"]);
     runtime.until_status("t", "idle");
     assert!(runtime.ok(&["threads", "show", "t"]).contains("while 1 call goes on"));
-    let out = runtime.ok(&["threads", "send", "t", "say stopped", "--on-busy", "interrupt", "--wait"]);
-    assert_eq!(out, "stopped\n");
 }
 
 #[test]

@@ -187,10 +187,23 @@ pub struct Told {
     pub err: String,
 }
 
+/// Runs a command to its end, which has to come.
 pub fn told(command: &mut Command) -> Told {
-    let output = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Told { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    let (out, err) = (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
+    let mut child = command.stdout(out.reopen().unwrap()).stderr(err.reopen().unwrap()).spawn().unwrap();
+    let text = |file: &tempfile::NamedTempFile| std::fs::read_to_string(file.path()).unwrap();
+    let deadline = Instant::now() + PATIENCE * 4;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Told { code: status.code(), out: text(&out), err: text(&err) };
+        }
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{command:?} does not end:\n{}{}", text(&out), text(&err));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 pub fn until(what: &str, is_so: impl Fn() -> bool) {
