@@ -42,11 +42,12 @@ impl std::str::FromStr for Token {
 }
 
 impl Connection {
-    /// A client for it. An empty token is none.
+    /// A client for it. What is set to nothing is not set.
     pub fn client(&self) -> Result<Client, Error> {
         let token =
             self.token.as_ref().map(|Token(secret)| secret).filter(|token| !token.expose().is_empty());
-        Client::new(&self.url, token)
+        let url = if self.url.is_empty() { DEFAULT_URL } else { &self.url };
+        Client::new(url, token)
     }
 }
 

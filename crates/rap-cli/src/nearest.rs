@@ -14,7 +14,7 @@ pub(crate) fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str
     closest.map(|(_, known)| known).or_else(longer)
 }
 
-/// The known names that this one may be a typo or the beginning of; three at most.
+/// The known names that look most like this one, or begin with it; three at most, and none that is far off.
 pub(crate) fn similar<'a>(word: &str, known: &[&'a str]) -> Vec<&'a str> {
     let few = (word.chars().count() / 3).clamp(1, 3);
     let off = |known: &&'a str| {
@@ -23,7 +23,9 @@ pub(crate) fn similar<'a>(word: &str, known: &[&'a str]) -> Vec<&'a str> {
     };
     let mut close: Vec<_> = known.iter().map(off).filter(|(distance, _)| *distance <= few).collect();
     close.sort_unstable();
-    close.into_iter().take(3).map(|(_, known)| known).collect()
+    let closest = close.first().map(|(distance, _)| *distance);
+    let as_close = close.iter().take_while(|(distance, _)| Some(*distance) == closest);
+    as_close.take(3).map(|(_, known)| *known).collect()
 }
 
 /// How many letters have to be inserted, removed or replaced to come from one to the other.

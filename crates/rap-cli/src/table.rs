@@ -122,6 +122,7 @@ pub fn cut(text: &str, width: usize) -> String {
         taken < width
     };
     let mut short: String = text.chars().take_while(fits).collect();
+    short.truncate(short.trim_end().len());
     short.push('…');
     short
 }

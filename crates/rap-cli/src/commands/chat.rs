@@ -330,8 +330,10 @@ impl Conversation {
                 self.note("answer with a number; anything else is said to the agent")?;
             }
             Asked::SignIn { auth_url } => {
-                self.console
-                    .show(&styled(YELLOW, &format!("{tool} wants you to sign in: open {auth_url}")))?;
+                self.console.show(&styled(
+                    YELLOW,
+                    &format!("{tool} wants you to sign in: open {}", one_line(auth_url)),
+                ))?;
             }
         }
         self.questions.push_back(question);

@@ -71,7 +71,8 @@ async fn remove(directory: TempDir) -> anyhow::Result<()> {
 async fn play(directory: &Path) -> anyhow::Result<Story> {
     let intro = "A runtime keeps agents in a database and asks a model what they do next; here it is a scripted \
                  one. Tools are servers of their own: they are called, and call back when they are done. In \
-                 between the agent is not in memory, not in a loop, not polling. See it sleep and wake:";
+                 between nothing runs for the agent, no loop and no polling, and all that it is stands on \
+                 disk. See it sleep and wake:";
     let title = styled(BOLD, "An agent that sleeps while it waits");
     print(&format!("{title}\n{}\n\n", paragraph(intro, 0, DIM)))?;
     let began = Instant::now();

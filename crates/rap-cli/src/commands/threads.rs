@@ -12,7 +12,7 @@ use super::{Connection, Shape, known, print, print_json};
 use crate::age;
 use crate::api::{Page, Status, Thread};
 use crate::client::{Client, idempotency_key};
-use crate::table::{BOLD, RED, Table, YELLOW, styled, terminal_width};
+use crate::table::{BOLD, RED, Table, YELLOW, one_line, styled, terminal_width};
 use crate::waits;
 
 /// What to do with threads.
@@ -292,7 +292,7 @@ async fn show(client: &Client, id: &str, shape: Shape) -> anyhow::Result<()> {
     };
     let questions: Vec<_> = questions.into_iter().filter(|question| question.thread_id == id).collect();
     let now = age::now();
-    let title = thread.title.as_ref().map_or(String::new(), |title| format!(" “{title}”"));
+    let title = thread.title.as_ref().map_or(String::new(), |title| format!(" “{}”", one_line(title)));
     let child = thread.parent.as_ref().map_or(String::new(), |parent| format!(", a child of {parent}"));
     let mut text = format!(
         "{}{title}\nagent {}, {}, made {}{child}\n",
@@ -303,7 +303,7 @@ async fn show(client: &Client, id: &str, shape: Shape) -> anyhow::Result<()> {
     );
     for (number, sentence) in waits::sentences(&thread, &questions, now).iter().enumerate() {
         let indent = if number == 0 { "" } else { "  " };
-        text.push_str(&format!("{indent}{}\n", crate::table::one_line(sentence)));
+        text.push_str(&format!("{indent}{}\n", one_line(sentence)));
     }
     Ok(print(&text)?)
 }

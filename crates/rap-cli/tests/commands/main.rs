@@ -1,5 +1,7 @@
 //! The real binary against a real runtime: what each command prints, and how it exits.
 
+#![allow(clippy::unwrap_used)]
+
 mod chat;
 mod demo;
 mod listings;

@@ -97,3 +97,17 @@ fn a_question_is_answered_by_number_by_words_or_not_at_all() {
         assert!(told.contains(&format!("chose {chosen}")), "{told}");
     }
 }
+
+#[test]
+fn a_thread_that_has_failed_says_why_and_is_resumed() {
+    let model = "[model]\nprovider = \"openai\"\nname = \"m\"\nbase_url = \"http://127.0.0.1:1\"\n\
+                 [limits]\nmodel_attempts = 1\n";
+    let runtime = Runtime::start_with(model);
+    let told = runtime.run(&["threads", "new", "hello", "--id", "t", "--wait"]);
+    assert_eq!((told.code, told.out.as_str()), (Some(1), ""));
+    assert!(told.err.contains("rap: the agent failed: "), "{}", told.err);
+    let shown = runtime.ok(&["threads", "show", "t"]);
+    assert!(shown.contains("\nfailed: ") && shown.contains("with: rap threads resume t\n"), "{shown}");
+    assert_eq!(runtime.ok(&["threads", "resume", "t"]), "t goes on\n");
+    runtime.until_status("t", "failed");
+}

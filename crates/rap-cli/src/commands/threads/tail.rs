@@ -31,7 +31,7 @@ pub(super) async fn tail(client: &Client, id: &str, tail: Tail) -> anyhow::Resul
                 }
             }
             News::Event(Event::Status(news)) => {
-                let why = news.why.map_or(String::new(), |why| format!(": {why}"));
+                let why = news.why.map_or(String::new(), |why| format!(": {}", one_line(&why)));
                 print(&format!("{}\n", styled(DIM, &format!("        ({}{why})", news.status.word()))))?;
                 if tail.once || news.status == Status::Closed {
                     return Ok(());
