@@ -1,7 +1,7 @@
 //! How threads, entries and what agents wait on look in the API.
 
 use rap_agent::{Arguments, Entry, Head, Item, OpenCall, Phase, Seq, Speaker};
-use rap_protocol::{Body, Timestamp};
+use rap_protocol::{Body, Timestamp, Tool};
 use serde_json::{Value, json};
 
 use crate::store::Asked;
@@ -29,6 +29,7 @@ pub(super) fn thread(row: &ThreadRow) -> Value {
         "user_id": thread.user_id,
         "status": head.status(),
         "why": why(head),
+        "retry_at": retry_at(head),
         "waiting_on": waiting_on,
         "subscriptions": subscriptions,
         "children": head.children.len(),
@@ -44,6 +45,14 @@ pub(super) fn thread(row: &ThreadRow) -> Value {
 pub(super) fn why(head: &Head) -> Option<&str> {
     match &head.phase {
         Phase::Failed { why, .. } | Phase::Paused { why } => Some(why),
+        _ => None,
+    }
+}
+
+/// When a failed thread asks again by itself.
+pub(super) fn retry_at(head: &Head) -> Option<String> {
+    match &head.phase {
+        Phase::Failed { retry_at, .. } => retry_at.map(time),
         _ => None,
     }
 }
@@ -148,11 +157,14 @@ pub(super) fn tools(tools: &SessionTools) -> Value {
         .iter()
         .map(|server| {
             let toolset = server.toolset.as_deref();
+            let offered = |tool: &&Tool| tools.find(tool.name.as_str()).is_some();
+            let offered: Vec<&Tool> =
+                toolset.iter().flat_map(|toolset| &toolset.tools).filter(offered).collect();
             json!({
                 "url": server.url,
                 "name": toolset.map(|toolset| &toolset.name),
                 "version": toolset.and_then(|toolset| toolset.version.as_ref()),
-                "tools": toolset.map(|toolset| &toolset.tools[..]).unwrap_or_default(),
+                "tools": offered,
                 "errors": server.errors,
             })
         })

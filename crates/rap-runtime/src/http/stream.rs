@@ -187,7 +187,9 @@ impl ThreadStream {
             "status": row.head.status(),
             "turn": row.head.turn,
             "held": row.head.held.inputs + row.head.queued.inputs,
+            "children": row.head.children.len(),
             "why": json::why(&row.head),
+            "retry_at": json::retry_at(&row.head),
         });
         if self.shown.status.as_ref() != Some(&status) {
             writer.send("status", &status).await?;
