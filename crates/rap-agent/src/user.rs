@@ -12,12 +12,14 @@ const DROPS: u8 = 2;
 impl Stepping<'_> {
     pub(crate) fn hear(&mut self, text: String, on_busy: OnBusy) -> Result<(), Ignored> {
         match (&self.head.phase, on_busy) {
-            (Phase::Idle | Phase::Failed { .. }, _) => {
+            // Nothing is in the way, but calls may go on in the background.
+            (Phase::Idle, OnBusy::Interrupt) => {
+                self.stop();
+                self.answer_now(text);
+            }
+            (Phase::Idle, _) => self.answer_now(text),
+            (Phase::Failed { .. }, _) => {
                 self.head.failing_since = None;
-                // Nothing is in the way, but calls may go on in the background.
-                if on_busy == OnBusy::Interrupt {
-                    self.stop();
-                }
                 self.answer_now(text);
             }
             (_, OnBusy::Reject) => return Err(Ignored::Busy),

@@ -140,7 +140,7 @@ fn what_a_failed_thread_does() {
         FAILED,
         "
         said again                 -> asking 3; user again; ask 3
-        said again, interrupt      -> asking 3; notice call r of look was interrupted; settle r Interrupted; user again; notify cancel r; ask 3
+        said again, interrupt      -> asking 3; user again; ask 3
         said again, enqueue        -> asking 3; user again; ask 3
         said again, reject         -> asking 3; user again; ask 3
         answer late:               -> ignored: StaleTurn
@@ -392,20 +392,6 @@ fn enqueued_words_wait_until_the_thread_would_be_idle() {
         returned a: 1              -> asking 2; settle a Returned; a: 1; ask 2
         answer done:               -> asking 3; assistant done; release 2 Queued; ask 3
         answer done:               -> idle; assistant done
-        ",
-    );
-}
-
-#[test]
-fn an_interrupting_message_ends_calls_in_the_background_of_an_idle_thread() {
-    check(
-        "
-        said hi                    -> asking 1; user hi; ask 1
-        answer: a                  -> waiting; assistant [a]; open a; invoke a
-        said more                  -> asking 2; a: still running; the result will follow; user more; ask 2
-        answer done:               -> idle; assistant done
-        said stop, interrupt       -> asking 3; notice call a of look was interrupted; settle a Interrupted; user stop; notify cancel a; ask 3
-        returned a: late           -> ignored: SettledCall
         ",
     );
 }
