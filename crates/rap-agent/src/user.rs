@@ -12,11 +12,6 @@ const DROPS: u8 = 2;
 impl Stepping<'_> {
     pub(crate) fn hear(&mut self, text: String, on_busy: OnBusy) -> Result<(), Ignored> {
         match (&self.head.phase, on_busy) {
-            // Nothing is in the way, but calls may go on in the background.
-            (Phase::Idle, OnBusy::Interrupt) => {
-                self.stop();
-                self.answer_now(text);
-            }
             (Phase::Idle, _) => self.answer_now(text),
             (Phase::Failed { .. }, _) => {
                 self.head.failing_since = None;
