@@ -313,3 +313,35 @@ async fn without_tokens_a_foreign_host_is_refused() {
     }
     assert_eq!(rap.get("/v1/threads/sneaky").await.status, 404);
 }
+
+/// A key of a request that makes threads is not that of a message, whatever the thread is called.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_key_for_a_new_thread_and_for_a_message_is_two_requests() {
+    let rap = Setup::new().start();
+    rap.post("/v1/threads", &json!({"id": "threads"})).await.expect(201);
+    let headers = [("content-type", "application/json"), ("idempotency-key", "one")];
+    let made = rap.send("POST", "/v1/threads", &headers, br#"{"id": "made"}"#).await;
+    assert_eq!(made.expect(201)["id"], "made");
+    for _ in 0..2 {
+        rap.send("POST", "/v1/threads/threads/messages", &headers, br#"{"text": "say hi"}"#)
+            .await
+            .expect(202);
+    }
+    rap.until_idle("threads").await;
+    assert_eq!(rap.story("threads").await, ["user: say hi", "assistant: hi"]);
+}
+
+/// Being on this machine is the credential where there is no token; the page of a foreign site in a browser here must
+/// not borrow it.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_tokens_the_page_of_another_site_is_refused() {
+    let rap = Setup::new().start();
+    rap.post("/v1/threads", &json!({"id": "t"})).await.expect(201);
+    let foreign = ["https://evil.example", "http://127.0.0.1:1", "null", "http://localhost.evil.example"];
+    for origin in foreign {
+        let closed = rap.send("POST", "/v1/threads/t/close", &[("origin", origin)], b"").await;
+        assert_eq!(closed.refusal(), (403, "foreign_origin"), "{origin}");
+    }
+    assert_eq!(rap.thread("t").await["status"], "idle");
+    rap.send("POST", "/v1/threads/t/close", &[("origin", &rap.url)], b"").await.expect(202);
+}

@@ -12,6 +12,7 @@ mod plan;
 mod underway;
 mod upkeep;
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -27,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::hub::{Hub, Live};
-use crate::settings::Settings;
+use crate::settings::{Limits, Settings, ToolServer};
 use crate::store::{self, Committed, OpenError, Receipt, Store, Target, ThreadNo, beside};
 use crate::token::Tokens;
 use crate::toolsets::Toolsets;
@@ -39,6 +40,15 @@ const NOTIFICATIONS: usize = 1024;
 const NOTIFY_WITHIN: Duration = Duration::from_secs(10);
 /// The pause before something that the store could not take is offered to it again; it doubles up to the second.
 const STORE_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// Why something is begun.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// The step that wants it was just committed.
+    Step,
+    /// It was read from its table, and what was read may have been overtaken since.
+    Table,
+}
 
 /// Why a runtime can not start.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +71,8 @@ pub(crate) struct Engine {
     notifier: Client,
     underway: Underway,
     ask_places: Arc<Semaphore>,
-    invoke_places: Arc<Semaphore>,
+    /// By server: one that does not answer keeps no place of another.
+    invoke_places: HashMap<String, Arc<Semaphore>>,
     notify_places: Arc<Semaphore>,
     /// Something that was promised found no place.
     overflow: AtomicBool,
@@ -103,7 +114,7 @@ impl Engine {
             hub: Hub::new(),
             underway: Underway::default(),
             ask_places: Arc::new(Semaphore::new(limits.model_concurrency)),
-            invoke_places: Arc::new(Semaphore::new(limits.invoke_concurrency)),
+            invoke_places: settings.tool_servers.iter().map(|server| places_of(server, limits)).collect(),
             notify_places: Arc::new(Semaphore::new(NOTIFICATIONS)),
             overflow: AtomicBool::new(false),
             poke: Notify::new(),
@@ -131,11 +142,11 @@ impl Engine {
         }
         for effect in effects {
             match effect {
-                Effect::Ask { turn, up_to } => self.start_asking(&thread, turn, up_to),
+                Effect::Ask { turn, up_to } => self.start_asking(&thread, turn, up_to, Cause::Step),
                 Effect::Abandon { turn } => self.underway.abandon(thread.no, turn),
                 Effect::Invoke { call, arguments } => {
                     self.look_by(call.until);
-                    self.start_invoking(&thread, call, arguments, 0);
+                    self.start_invoking(&thread, call, arguments, 0, Cause::Step);
                 }
                 Effect::NotifyCancel { call } => self.notify_cancel(&thread, call),
                 Effect::NotifyClose => self.notify_close(&thread),
@@ -166,6 +177,16 @@ impl Engine {
         self.leave_for_later();
         fence(Ordering::SeqCst);
         Arc::clone(places).try_acquire_owned().ok()
+    }
+
+    /// What found no place is not under way any more. Upkeep may have passed over it while it seemed to be, so that it
+    /// has to look again if there is a place by now.
+    fn look_again(&self, places: &Semaphore) {
+        self.leave_for_later();
+        fence(Ordering::SeqCst);
+        if places.available_permits() > 0 {
+            self.poke.notify_one();
+        }
     }
 
     /// A place is free again.
@@ -224,4 +245,8 @@ impl Engine {
         }
         self.store.close().await;
     }
+}
+
+fn places_of(server: &ToolServer, limits: &Limits) -> (String, Arc<Semaphore>) {
+    (server.url.clone(), Arc::new(Semaphore::new(limits.invoke_concurrency)))
 }

@@ -26,6 +26,8 @@ use crate::store::{Error, SessionTool, Store, ThreadNo, now};
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 /// How many sessions' tools are kept in memory, and how many toolsets.
 const REMEMBERED: usize = 512;
+/// How large the documents of the toolsets in memory are together. A server may have another one for each session.
+const REMEMBERED_BYTES: usize = 64 * 1024 * 1024;
 /// The largest toolset, in bytes.
 const TOOLSET_BYTES: usize = rap_protocol::limits::BODY_BYTES;
 
@@ -43,6 +45,8 @@ pub(crate) struct Toolsets {
 struct Memory {
     sessions: HashMap<ThreadNo, Arc<SessionTools>>,
     parsed: HashMap<String, Arc<Toolset>>,
+    /// The bytes of their documents.
+    parsed_bytes: usize,
     /// What each server said last, to anybody.
     latest: HashMap<String, Fetched>,
     /// When a session last refreshed what it holds of a server.
@@ -189,6 +193,17 @@ impl Toolsets {
         Ok((tools, news))
     }
 
+    /// What a session holds, without asking any server: an invocation waits for nobody but the server that it goes to.
+    pub(crate) async fn held(&self, store: &Store, root: ThreadNo) -> Result<Arc<SessionTools>, Error> {
+        let remembered = self.memory().sessions.get(&root).cloned();
+        if let Some(tools) = remembered {
+            return Ok(tools);
+        }
+        let tools = self.assemble(store, &store.session_tools(root).await?, &[]).await?;
+        self.remember(root, Arc::clone(&tools));
+        Ok(tools)
+    }
+
     fn remember(&self, root: ThreadNo, tools: Arc<SessionTools>) {
         let mut memory = self.memory();
         if memory.sessions.len() >= REMEMBERED {
@@ -215,7 +230,8 @@ impl Toolsets {
                     (held.and_then(|held| held.hash.clone()), None, Some(why.clone()), *at)
                 }
                 (None, Some(held)) => (held.hash.clone(), None, held.error.clone(), held.fetched_at),
-                (None, None) => (None, None, None, now()),
+                // It was never asked.
+                (None, None) => (None, None, None, Timestamp(0)),
             };
             let (toolset, error) = match hash {
                 None => (None, error),
@@ -246,15 +262,21 @@ impl Toolsets {
             Some(body) => body,
             None => Arc::new(store.toolset(hash.clone()).await?.unwrap_or_default()),
         };
+        let bytes = body.len();
         let parsed = tokio::task::spawn_blocking(move || parse_toolset(&body)).await;
         match parsed {
             Ok(Ok(toolset)) => {
                 let toolset = Arc::new(toolset);
                 let mut memory = self.memory();
-                if memory.parsed.len() >= REMEMBERED {
+                if memory.parsed.len() >= REMEMBERED || memory.parsed_bytes + bytes > REMEMBERED_BYTES {
+                    // Sessions hold on to what they were assembled from.
                     memory.parsed.clear();
+                    memory.sessions.clear();
+                    memory.parsed_bytes = 0;
                 }
-                memory.parsed.insert(hash, Arc::clone(&toolset));
+                if memory.parsed.insert(hash, Arc::clone(&toolset)).is_none() {
+                    memory.parsed_bytes += bytes;
+                }
                 Ok((Some(toolset), error))
             }
             Ok(Err(invalid)) => Ok((None, Some(format!("the toolset is not valid: {invalid}")))),

@@ -8,8 +8,8 @@ use rap_protocol::InputSchema;
 use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
 use serde_json::json;
 
-use super::Engine;
 use super::plan::{UsedIds, plan};
+use super::{Cause, Engine};
 use crate::hub::Live;
 use crate::model::{self, Offered, Question, Wants};
 use crate::settings::Agent;
@@ -26,17 +26,18 @@ enum Failure {
 }
 
 impl Engine {
-    pub(super) fn start_asking(self: &Arc<Self>, thread: &Arc<Thread>, turn: u64, up_to: Seq) {
+    pub(super) fn start_asking(self: &Arc<Self>, thread: &Arc<Thread>, turn: u64, up_to: Seq, cause: Cause) {
         let Some(abandoned) = self.underway.begin_ask(thread.no, turn) else { return };
         let Some(place) = self.place(&self.ask_places) else {
-            return self.underway.end_ask(thread.no, turn);
+            self.underway.end_ask(thread.no, turn);
+            return self.look_again(&self.ask_places);
         };
         let (engine, thread) = (Arc::clone(self), Arc::clone(thread));
         let ask = async move {
             let answered = tokio::select! {
                 () = abandoned.cancelled() => None,
                 () = engine.stop.cancelled() => None,
-                message = engine.ask(&thread, turn, up_to) => Some(message),
+                message = engine.ask_if_wanted(&thread, turn, up_to, cause) => message,
             };
             if let Some(message) = answered {
                 engine.take_answer(&thread, message).await;
@@ -46,6 +47,20 @@ impl Engine {
             engine.place_is_free();
         };
         self.tasks.spawn_on(ask, &self.handle);
+    }
+
+    async fn ask_if_wanted(
+        &self,
+        thread: &Arc<Thread>,
+        turn: u64,
+        up_to: Seq,
+        cause: Cause,
+    ) -> Option<Message> {
+        // A store that can not be read is no reason: the question is as good as any.
+        if cause == Cause::Table && matches!(self.store.is_asking(thread.no, turn).await, Ok(false)) {
+            return None;
+        }
+        Some(self.ask(thread, turn, up_to).await)
     }
 
     /// The answer is kept until it is on disk, or nobody waits for it any more; then only its cost counts.

@@ -13,7 +13,7 @@ use rusqlite::params;
 use serde_json::{Map, Value};
 use url::Url;
 
-use super::{Engine, STORE_PAUSE};
+use super::{Cause, Engine, STORE_PAUSE};
 use crate::settings::ToolServer;
 use crate::store::{self, Target, Thread, now, random};
 use crate::toolsets::{ServerTools, authorization};
@@ -28,6 +28,7 @@ struct Sending {
     arguments: Map<String, Value>,
     /// How often it was tried before.
     attempts: u32,
+    cause: Cause,
 }
 
 /// How an attempt ended.
@@ -44,15 +45,24 @@ impl Engine {
         call: OpenCall,
         arguments: Map<String, Value>,
         attempts: u32,
+        cause: Cause,
     ) {
         if !self.underway.begin_invocation(thread.no, &call.id) {
             return;
         }
-        let Some(place) = self.place(&self.invoke_places) else {
-            return self.underway.invocation_is_void(thread.no, &call.id);
+        let place = match self.invoke_places.get(&call.server.0) {
+            // Nothing is sent: it fails for the lack of its server.
+            None => None,
+            Some(places) => match self.place(places) {
+                Some(place) => Some(place),
+                None => {
+                    self.underway.invocation_is_void(thread.no, &call.id);
+                    return self.look_again(places);
+                }
+            },
         };
         let engine = Arc::clone(self);
-        let sending = Sending { thread: Arc::clone(thread), call, arguments, attempts };
+        let sending = Sending { thread: Arc::clone(thread), call, arguments, attempts, cause };
         let send = async move {
             engine.invoke(sending).await;
             drop(place);
@@ -63,8 +73,13 @@ impl Engine {
 
     async fn invoke(self: &Arc<Self>, sending: Sending) {
         let Sending { thread, call, .. } = &sending;
+        // From here on whatever settles the call is seen; what was read before may be old.
+        let due = match sending.cause {
+            Cause::Step => true,
+            Cause::Table => self.is_still_due(&sending).await,
+        };
         // The call may have settled since the step that made it.
-        if !self.underway.is_wanted(thread.no, &call.id) || self.stop.is_cancelled() {
+        if !due || !self.underway.is_wanted(thread.no, &call.id) || self.stop.is_cancelled() {
             return self.underway.invocation_is_void(thread.no, &call.id);
         }
         let began = std::time::Instant::now();
@@ -103,6 +118,15 @@ impl Engine {
         }
     }
 
+    async fn is_still_due(&self, sending: &Sending) -> bool {
+        let Sending { thread, call, attempts, .. } = sending;
+        let due = self.store.is_due(thread.no, call.id.clone(), *attempts, now()).await;
+        due.unwrap_or_else(|_unreadable| {
+            self.leave_for_later();
+            false
+        })
+    }
+
     fn patience(&self) -> Patience {
         Patience { give_up_after: self.settings.limits.invoke_retry_for, ..Patience::INVOCATION }
     }
@@ -130,8 +154,8 @@ impl Engine {
         else {
             return Ended::Impossible("the tool's server is no longer configured".into());
         };
-        let tools = match self.toolsets.session(&self.store, thread.root).await {
-            Ok((tools, _)) => tools,
+        let tools = match self.toolsets.held(&self.store, thread.root).await {
+            Ok(tools) => tools,
             Err(error) => return Ended::Answered(Outcome::NoAnswer, error.to_string()),
         };
         let Some(held) = tools.server(&call.server.0).filter(|held| held.toolset.is_some()) else {
@@ -213,8 +237,8 @@ impl Engine {
     /// The refreshed toolset and the error result come back as one message.
     async fn refresh_and_fail(&self, sending: &Sending) {
         let Sending { thread, call, .. } = sending;
-        let tools = self.toolsets.session(&self.store, thread.root).await.ok();
-        let held = tools.as_ref().and_then(|(tools, _)| tools.server(&call.server.0));
+        let tools = self.toolsets.held(&self.store, thread.root).await.ok();
+        let held = tools.as_ref().and_then(|tools| tools.server(&call.server.0));
         let name = held.and_then(|held| held.toolset.as_ref()).map_or("the server", |toolset| &toolset.name);
         let text = format!("Error: the tools of {name} changed; call again");
         let refreshed = match held {

@@ -85,12 +85,23 @@ async fn read<T: DeserializeOwned>(
     serde_json::from_slice(&bytes).map_err(|error| Refused::invalid(error.to_string()))
 }
 
+/// What a client's key is unique for.
+enum About<'a> {
+    NewThreads,
+    Thread(&'a str),
+}
+
 /// A client's key makes a repeat of its request harmless; it counts for the thread, or for making threads.
-fn digest(headers: &HeaderMap, about: &str) -> Result<Option<Digest>, Refused> {
+fn digest(headers: &HeaderMap, about: About<'_>) -> Result<Option<Digest>, Refused> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
     if !(1..=KEY_BYTES).contains(&key.as_bytes().len()) {
         return Err(Refused::invalid(format!("Idempotency-Key: 1 to {KEY_BYTES} bytes")));
     }
+    // No id is empty, so that no thread is taken for the making of threads.
+    let about = match about {
+        About::NewThreads => "",
+        About::Thread(id) => id,
+    };
     let mut hash = Sha256::new();
     hash.update((about.len() as u64).to_be_bytes());
     hash.update(about);
@@ -133,7 +144,7 @@ pub(super) async fn create_thread(
         return Err(Refused::invalid(format!("title: at most {TITLE_CHARS} characters")));
     }
     let new = NewThread { id, agent: known_agent(&engine, agent)?, user_id, title, message };
-    let receipt = engine.store.create(new, digest(&headers, "threads")?).await?;
+    let receipt = engine.store.create(new, digest(&headers, About::NewThreads)?).await?;
     let row = engine.store.thread(receipt.thread).await?;
     Ok((StatusCode::CREATED, Json(json::thread(&row))))
 }
@@ -214,7 +225,7 @@ pub(super) async fn message(
 ) -> Accepted {
     let Say { text, on_busy } = read(&engine, &headers, request).await?;
     let said = Message::Said { text, on_busy: on_busy.into() };
-    let digest = digest(&headers, &id)?;
+    let digest = digest(&headers, About::Thread(&id))?;
     let receipt = engine.store.step_once(Target::Id(thread_id(id)?), said, digest).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({"turn": receipt.turn}))))
 }

@@ -1,6 +1,5 @@
 //! The callback endpoint: where tools speak. 200 means that what was said is on disk, or was there before.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -8,6 +7,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use rap_agent::{Choice, Event, Ignored, Message, Outcome};
 use rap_protocol::{Callback, EventId, ThreadId, parse_callback};
+use sha2::{Digest, Sha256};
 
 use super::{InPath, Refused, body};
 use crate::engine::Engine;
@@ -103,7 +103,7 @@ fn event_id(headers: &HeaderMap) -> Option<EventId> {
 
 /// Tells the questions of one call apart; the URL itself is sealed.
 fn digest(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
+    // It is stored, so that it has to be the same in every version of the program.
+    let hash = Sha256::digest(text);
+    hash.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
 }

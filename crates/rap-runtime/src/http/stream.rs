@@ -6,11 +6,12 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -21,7 +22,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Refused, json};
+use super::{InPath, Refused, json};
 use crate::engine::Engine;
 use crate::hub::{Listener, Live};
 use crate::store::{self, ThreadRow};
@@ -93,7 +94,7 @@ fn response(receiver: mpsc::Receiver<Result<Bytes, Infallible>>) -> Response {
 
 pub(super) async fn thread_events(
     State(engine): State<Arc<Engine>>,
-    Path(id): Path<String>,
+    InPath(id): InPath<String>,
     headers: HeaderMap,
 ) -> Result<Response, Refused> {
     let id = ThreadId::new(id).map_err(|_| store::Error::NoThread)?;
@@ -131,7 +132,8 @@ struct Shown {
     status: Option<Value>,
     calls: HashMap<CallId, Value>,
     questions: HashMap<String, Value>,
-    views: HashMap<(String, String), Timestamp>,
+    /// When it was written, and what: two may be of the same millisecond.
+    views: HashMap<(String, String), (Timestamp, u64)>,
 }
 
 impl ThreadStream {
@@ -238,13 +240,20 @@ impl ThreadStream {
         views.reverse();
         for view in views {
             let key = (view.server.clone(), view.view_type.clone());
-            if self.shown.views.get(&key) != Some(&view.at) {
+            let stamp = (view.at, digest(&view.content));
+            if self.shown.views.get(&key) != Some(&stamp) {
                 writer.send("view", &json::view(&view)).await?;
-                self.shown.views.insert(key, view.at);
+                self.shown.views.insert(key, stamp);
             }
         }
         Ok(())
     }
+}
+
+fn digest(content: &Value) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    content.to_string().hash(&mut hasher);
+    hasher.finish()
 }
 
 /// What happens in all threads: their status, and what waits for a person.
@@ -313,6 +322,7 @@ impl AllStream {
     async fn moved(&mut self, writer: &Writer, thread: ThreadId, status: Status) -> Flow {
         if self.statuses.len() >= REMEMBERED {
             self.statuses.clear();
+            self.asked.clear();
         }
         if self.statuses.insert(thread.clone(), status) != Some(status) {
             writer.send("status", &json!({"thread_id": thread, "status": status})).await?;

@@ -250,13 +250,15 @@ impl Store {
 
     /// Threads whose model has to be asked.
     pub(crate) async fn asks(&self, limit: usize) -> Result<Vec<(Arc<Thread>, u64, Seq)>, Error> {
+        let aside = self.shared.aside().clone();
         self.read(move |conn| {
             let mut statement =
                 conn.prepare_cached("SELECT no FROM threads WHERE ask IS NOT NULL LIMIT ?1")?;
             let numbers: Vec<ThreadNo> =
                 statement.query_map([limit as i64], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
             let mut asks = Vec::new();
-            for no in numbers {
+            // A thread that is set aside would not take the answer.
+            for no in numbers.into_iter().filter(|no| !aside.contains(no)) {
                 if let Some(Loaded { thread, head, .. }) = legible(no, rows::load(conn, no))?.flatten()
                     && let rap_agent::Phase::Asking { up_to } = head.phase
                 {
@@ -273,6 +275,7 @@ impl Store {
         now: Timestamp,
         limit: usize,
     ) -> Result<Vec<DueInvocation>, Error> {
+        let aside = self.shared.aside().clone();
         self.read(move |conn| {
             let mut statement = conn.prepare_cached(
                 "SELECT thread, id, call_id, name, server, seq, since, until, attempts FROM calls \
@@ -282,7 +285,8 @@ impl Store {
                 .query_map(params![now.0, limit as i64], open_call)?
                 .collect::<rusqlite::Result<_>>()?;
             let mut due = Vec::with_capacity(found.len());
-            for (no, call, attempts) in found {
+            // A thread that is set aside would not take a refusal, and the call be sent again and again.
+            for (no, call, attempts) in found.into_iter().filter(|(no, ..)| !aside.contains(no)) {
                 if let Some(Loaded { thread, .. }) = legible(no, rows::load(conn, no))?.flatten()
                     && let Some(arguments) = legible(no, rows::arguments_of(conn, no, call.seq, &call.id))?
                 {
@@ -290,6 +294,47 @@ impl Store {
                 }
             }
             Ok(due)
+        })
+        .await
+    }
+
+    /// Whether an invocation is due that was tried so often.
+    pub(crate) async fn is_due(
+        &self,
+        thread: ThreadNo,
+        call: CallId,
+        attempts: u32,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
+        self.read(move |conn| {
+            let sql = "SELECT 1 FROM calls \
+                       WHERE thread = ?1 AND id = ?2 AND state = 0 AND attempts = ?3 AND invoke_at <= ?4";
+            conn.prepare_cached(sql)?.exists(params![thread, call.as_str(), attempts, now.0])
+        })
+        .await
+    }
+
+    /// Whether a thread waits for the answer to this question.
+    pub(crate) async fn is_asking(&self, thread: ThreadNo, turn: u64) -> Result<bool, Error> {
+        self.read(move |conn| {
+            let sql = "SELECT 1 FROM threads WHERE no = ?1 AND ask = ?2";
+            conn.prepare_cached(sql)?.exists(params![thread, turn.cast_signed()])
+        })
+        .await
+    }
+
+    /// Whether a person's answer has yet to be delivered, after so many attempts.
+    pub(crate) async fn is_answer_due(
+        &self,
+        thread: ThreadNo,
+        no: u64,
+        attempts: u32,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
+        self.read(move |conn| {
+            let sql = "SELECT 1 FROM questions \
+                       WHERE thread = ?1 AND no = ?2 AND attempts = ?3 AND answer_at <= ?4";
+            conn.prepare_cached(sql)?.exists(params![thread, no.cast_signed(), attempts, now.0])
         })
         .await
     }
@@ -303,16 +348,19 @@ impl Store {
         .await
     }
 
+    /// Open calls whose time was over after one point in time and up to another.
     pub(crate) async fn timed_out(
         &self,
+        after: Timestamp,
         now: Timestamp,
         limit: usize,
     ) -> Result<Vec<(ThreadNo, CallId)>, Error> {
         self.read(move |conn| {
-            let mut statement = conn
-                .prepare_cached("SELECT thread, id FROM calls WHERE until <= ?1 ORDER BY until LIMIT ?2")?;
+            let mut statement = conn.prepare_cached(
+                "SELECT thread, id FROM calls WHERE until > ?1 AND until <= ?2 ORDER BY until LIMIT ?3",
+            )?;
             let found = |row: &Row<'_>| Ok((row.get(0)?, call_id(row, 1)?));
-            statement.query_map(params![now.0, limit as i64], found)?.collect()
+            statement.query_map(params![after.0, now.0, limit as i64], found)?.collect()
         })
         .await
     }

@@ -921,3 +921,15 @@ async fn a_thread_of_another_incarnation_is_another_thread() {
     assert_eq!(fixture.words("thread").await, ["hello"]);
     assert!(!words::INTERRUPTED.is_empty());
 }
+
+#[tokio::test]
+async fn a_thread_whose_making_was_undone_is_not_remembered_under_the_number_of_another() {
+    let fixture = Fixture::new();
+    fixture.look().execute_batch("DROP TABLE repeats").unwrap();
+    let undone = fixture.store.create(new("undone", Some("hello")), Some([7; 32])).await;
+    assert!(matches!(undone, Err(Error::Unavailable(_))), "{undone:?}");
+    fixture.create("other", None).await;
+    let lost = fixture.tell("undone", said("this is not for the other one")).await;
+    assert!(matches!(lost, Err(Error::NoThread)), "{lost:?}");
+    assert!(fixture.words("other").await.is_empty());
+}
