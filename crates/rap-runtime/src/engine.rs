@@ -243,6 +243,8 @@ impl Engine {
         if tokio::time::timeout(self.settings.limits.stop_within, self.tasks.wait()).await.is_err() {
             tracing::info!("some work is left for the next start");
         }
+        // What was acknowledged meanwhile need not be sent again at the next start.
+        self.record_now().await;
         self.store.close().await;
     }
 }

@@ -283,7 +283,7 @@ impl Engine {
         }
     }
 
-    async fn record_now(&self) {
+    pub(super) async fn record_now(&self) {
         let taken = self.underway.take_acknowledged();
         if taken.is_empty() {
             return;

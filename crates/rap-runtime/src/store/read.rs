@@ -21,13 +21,13 @@ const READERS: usize = 4;
 
 pub(super) struct Readers {
     path: PathBuf,
-    places: Semaphore,
+    places: Arc<Semaphore>,
     idle: Mutex<Vec<Connection>>,
 }
 
 impl Readers {
     pub(super) fn new(path: PathBuf) -> Self {
-        Readers { path, places: Semaphore::new(READERS), idle: Mutex::default() }
+        Readers { path, places: Arc::new(Semaphore::new(READERS)), idle: Mutex::default() }
     }
 
     fn take(&self) -> rusqlite::Result<Connection> {
@@ -160,8 +160,10 @@ impl Store {
         job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
         let readers = Arc::clone(&self.readers);
-        let _place = self.readers.places.acquire().await.map_err(|_| Error::Closed)?;
+        let place = Arc::clone(&readers.places).acquire_owned().await.map_err(|_| Error::Closed)?;
         let read = move || {
+            // The read goes on if nobody waits for it any more, and keeps its place as long.
+            let _place = place;
             let conn = readers.take()?;
             let done = conn.unchecked_transaction().and_then(|transaction| job(&transaction));
             if done.is_ok() {
