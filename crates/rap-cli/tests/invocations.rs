@@ -451,3 +451,16 @@ async fn a_schema_that_takes_for_ever_to_check_stops_nobody() {
     let second = rap.open("call bomb {}").await;
     rap.until_line(&second, refused).await;
 }
+
+/// No thread waits for the HTTP of another.
+#[tokio::test]
+async fn a_server_that_does_not_answer_holds_up_no_other() {
+    let (deaf, tools) = (Tools::offering("deaf", &["shout"]).await, Tools::start().await);
+    deaf.answer_always(INVOKE, Reply::Hang);
+    let rap = Setup::new().tools(&deaf).tools(&tools).limit("invoke_concurrency = 1").start();
+    rap.open("call shout").await;
+    deaf.invocation().await;
+    let thread = rap.open("call work").await;
+    tools.invocation().await.returns("done").await;
+    rap.until_line(&thread, "assistant: work: done").await;
+}

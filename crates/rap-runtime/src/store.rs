@@ -32,8 +32,8 @@ use read::Readers;
 use rows::Applying;
 
 pub(crate) use read::{
-    Asked, CallRow, DueAnswer, InboxItem, Letters, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow,
-    ViewRow,
+    Asked, CallRow, DueAnswer, InboxItem, Letters, Page, SessionTool, SubscriptionRow, ThreadFilter,
+    ThreadRow, ViewRow,
 };
 pub(crate) use thread::{NewThread, Thread, ThreadNo, fresh_id, random};
 

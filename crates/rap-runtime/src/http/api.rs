@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{InPath, Refused, body, json};
 use crate::engine::Engine;
-use crate::store::{self, Digest, NewThread, Target, ThreadFilter, fresh_id, now};
+use crate::store::{self, Digest, NewThread, Page, Target, ThreadFilter, fresh_id, now};
 
 /// How many rows a listing has unless it is told, and at most.
 const ROWS: (usize, usize) = (100, 1000);
@@ -238,7 +238,7 @@ pub(super) async fn history(
     only(&parameters, &["after", "limit"])?;
     let (after, limit) = (number(&parameters, "after")?, rows(&parameters)?);
     let row = engine.store.thread(thread_id(id)?).await?;
-    let entries = engine.store.history_for_people(row.thread, after, row.head.seq, limit).await?;
+    let entries = engine.store.history_for_people(row.thread, after, row.head.seq, Page::rows(limit)).await?;
     let entries: Vec<Value> = entries.into_iter().map(|(seq, entry)| json::entry(seq, entry)).collect();
     Ok(Json(json!({"entries": entries})))
 }

@@ -25,10 +25,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::{InPath, Refused, json};
 use crate::engine::Engine;
 use crate::hub::{Listener, Live};
-use crate::store::{self, ThreadRow};
+use crate::store::{self, Page, ThreadRow};
 
-/// How many entries are read at a time.
+/// How many entries are read at a time, and about how many bytes of them.
 const PAGE: usize = 200;
+const PAGE_BYTES: usize = 1024 * 1024;
 /// How many events wait for a reader.
 const WAITING: usize = 64;
 /// How long a reader may take for one event before it is dropped.
@@ -173,7 +174,8 @@ impl ThreadStream {
         let row = store.thread(self.id.clone()).await?;
         while self.sent < row.head.seq {
             let thread = Arc::clone(&row.thread);
-            let entries = store.history_for_people(thread, self.sent, row.head.seq, PAGE).await?;
+            let page = Page { rows: PAGE, bytes: PAGE_BYTES };
+            let entries = store.history_for_people(thread, self.sent, row.head.seq, page).await?;
             if entries.is_empty() {
                 break;
             }

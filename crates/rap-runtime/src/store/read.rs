@@ -71,6 +71,20 @@ pub(crate) struct ThreadFilter {
     pub(crate) limit: usize,
 }
 
+/// How much of a history is read at a time. One entry is always read, however large it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Page {
+    pub(crate) rows: usize,
+    pub(crate) bytes: usize,
+}
+
+impl Page {
+    /// So many entries, however large they are.
+    pub(crate) fn rows(rows: usize) -> Page {
+        Page { rows, bytes: usize::MAX }
+    }
+}
+
 /// An invocation that has to be sent.
 pub(crate) struct DueInvocation {
     pub(crate) thread: Arc<Thread>,
@@ -213,7 +227,7 @@ impl Store {
         up_to: Seq,
         limit: usize,
     ) -> Result<Vec<(Seq, Entry)>, Error> {
-        self.read(move |conn| history(conn, &thread, after, up_to, limit)).await
+        self.read(move |conn| history(conn, &thread, after, up_to, Page::rows(limit))).await
     }
 
     /// The same, and synthetic calls show the arguments of their original.
@@ -222,10 +236,10 @@ impl Store {
         thread: Arc<Thread>,
         after: Seq,
         up_to: Seq,
-        limit: usize,
+        page: Page,
     ) -> Result<Vec<(Seq, Entry)>, Error> {
         self.read(move |conn| {
-            let mut entries = history(conn, &thread, after, up_to, limit)?;
+            let mut entries = history(conn, &thread, after, up_to, page)?;
             let line: Vec<ThreadNo> = pieces(conn, &thread, up_to)?.into_iter().map(|(no, ..)| no).collect();
             for (_, entry) in &mut entries {
                 if let rap_agent::Item::Assistant { calls, .. } = &mut entry.item {
@@ -245,7 +259,7 @@ impl Store {
     ) -> Result<Vec<(Seq, Entry)>, Error> {
         self.read(move |conn| {
             let from = last_user(conn, &thread, up_to)?;
-            history(conn, &thread, from.saturating_sub(1), up_to, usize::MAX)
+            history(conn, &thread, from.saturating_sub(1), up_to, Page::rows(usize::MAX))
         })
         .await
     }
@@ -640,9 +654,10 @@ fn history(
     thread: &Thread,
     after: Seq,
     up_to: Seq,
-    limit: usize,
+    page: Page,
 ) -> rusqlite::Result<Vec<(Seq, Entry)>> {
     let mut entries = Vec::new();
+    let mut bytes = 0;
     let mut statement = conn.prepare_cached(
         "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3",
     )?;
@@ -651,15 +666,18 @@ fn history(
         if from >= to {
             continue;
         }
-        let left = i64::try_from(limit - entries.len()).unwrap_or(i64::MAX);
-        let found = statement.query_map(params![key(no, from), key(no, to), left], |row| {
-            let entry: Entry = serde_json::from_str(row.get_ref(1)?.as_str()?).map_err(unreadable)?;
-            Ok((row.get::<_, i64>(0)?.unsigned_abs(), entry))
-        })?;
-        for entry in found {
-            entries.push(entry?);
+        let left = i64::try_from(page.rows - entries.len()).unwrap_or(i64::MAX);
+        let mut found = statement.query(params![key(no, from), key(no, to), left])?;
+        while let Some(row) = found.next()? {
+            let body = row.get_ref(1)?.as_str()?;
+            bytes += body.len();
+            let entry: Entry = serde_json::from_str(body).map_err(unreadable)?;
+            entries.push((row.get::<_, i64>(0)?.unsigned_abs(), entry));
+            if bytes >= page.bytes {
+                return Ok(entries);
+            }
         }
-        if entries.len() >= limit {
+        if entries.len() >= page.rows {
             break;
         }
     }
