@@ -136,7 +136,10 @@ fn serve(flags: Serve) -> anyhow::Result<()> {
     let config = Config::load(&flags.sources())?;
     log_to_stderr();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(rap_cli::serve::serve(config, lifetime))
+    let served = runtime.block_on(rap_cli::serve::serve(config, lifetime));
+    // A name that is being resolved can not be stopped, and nobody waits for it.
+    runtime.shutdown_background();
+    served
 }
 
 /// `RUST_LOG` says how much; `info` unless it is set.

@@ -359,3 +359,18 @@ async fn a_repeat_with_the_same_key_is_harmless() {
         assert_eq!(post(&rap, "/v1/threads", key, json!({})).await.refusal(), (400, "invalid"));
     }
 }
+
+/// Being on this machine is the credential where there is no token; the page of a foreign site in a browser here must
+/// not borrow it.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_tokens_the_page_of_another_site_is_refused() {
+    let rap = Setup::new().start();
+    rap.post("/v1/threads", &json!({"id": "t"})).await.expect(201);
+    let foreign = ["https://evil.example", "http://127.0.0.1:1", "null", "http://localhost.evil.example"];
+    for origin in foreign {
+        let closed = rap.send("POST", "/v1/threads/t/close", &[("origin", origin)], b"").await;
+        assert_eq!(closed.refusal(), (403, "foreign_origin"), "{origin}");
+    }
+    assert_eq!(rap.thread("t").await["status"], "idle");
+    rap.send("POST", "/v1/threads/t/close", &[("origin", &rap.url)], b"").await.expect(202);
+}

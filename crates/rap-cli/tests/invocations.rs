@@ -431,3 +431,38 @@ async fn calls_that_are_stale_together_are_refreshed_once() {
     assert_eq!(tools.invocations(4).await[3].asked.body["toolset_version"], "2");
     assert_eq!(tools.count(DISCOVERY), 2);
 }
+
+/// A schema that doubles sixty times. Whoever checks it to its end never comes back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_that_takes_for_ever_to_check_stops_nobody() {
+    let tools = Tools::start().await;
+    let twice = |next: usize| json!({"allOf": [{"$ref": format!("#/$defs/{next}")}, {"$ref": format!("#/$defs/{next}")}]});
+    let mut parts: serde_json::Map<_, _> = (0..60).map(|no| (no.to_string(), twice(no + 1))).collect();
+    parts.insert("60".into(), json!({}));
+    let mut bomb = tool("bomb");
+    bomb["inputSchema"] = json!({"type": "object", "$ref": "#/$defs/0", "$defs": parts});
+    tools.offer(tools.document("bench", "1", vec![tool("work"), bomb]));
+    let rap = Rap::start(&tools);
+    let first = rap.open("call bomb {}").await;
+    let other = rap.open("call work {}").await;
+    tools.invocation().await.returns("done").await;
+    rap.until_idle(&other).await;
+    let refused =
+        "result call_1_1: Error: the arguments can not be checked: the tool's schema takes too long";
+    rap.until_line(&first, refused).await;
+    let second = rap.open("call bomb {}").await;
+    rap.until_line(&second, refused).await;
+}
+
+/// No thread waits for the HTTP of another.
+#[tokio::test]
+async fn a_server_that_does_not_answer_holds_up_no_other() {
+    let (deaf, tools) = (Tools::offering("deaf", &["shout"]).await, Tools::start().await);
+    deaf.answer_always(INVOKE, Reply::Hang);
+    let rap = Setup::new().tools(&deaf).tools(&tools).limit("invoke_concurrency = 1").start();
+    rap.open("call shout").await;
+    deaf.invocation().await;
+    let thread = rap.open("call work").await;
+    tools.invocation().await.returns("done").await;
+    rap.until_line(&thread, "assistant: work: done").await;
+}

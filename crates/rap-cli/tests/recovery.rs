@@ -385,6 +385,23 @@ async fn timers_that_came_due_while_it_was_down_fire_at_the_start() {
     }
 }
 
+/// A tool that could not deliver while we were down is not too late for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_that_comes_right_after_the_start_is_in_time() {
+    let mut tools = Tools::start().await;
+    let home = Home::new(&tools, "call_timeout = \"3s\"");
+    let (rap, api) = (home.start(), home.client());
+    api.create("waits", "call work {}").await;
+    let call = tools.next().await;
+    rap.kill();
+    tokio::time::sleep(Duration::from_millis(3100)).await;
+    let _rap = home.start();
+    assert_eq!(api.call_back(&call, &call.result("done")).await, 200);
+    api.until_said("waits", "work: done").await;
+    api.until_status("waits", "idle").await;
+    assert_eq!(api.history("waits").await.len(), 4);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_ends_within_two_seconds_and_nothing_is_lost() {
     let mut tools = Tools::start().await;

@@ -14,6 +14,7 @@ mod tests;
 mod underway;
 mod upkeep;
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -29,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::hub::{Hub, Live};
-use crate::settings::Settings;
+use crate::settings::{Limits, Settings, ToolServer};
 use crate::store::{self, Committed, OpenError, Receipt, Store, Target, ThreadNo, beside};
 use crate::token::Tokens;
 use crate::toolsets::Toolsets;
@@ -75,7 +76,8 @@ pub(crate) struct Engine {
     notifier: Client,
     underway: Underway,
     ask_places: Arc<Semaphore>,
-    invoke_places: Arc<Semaphore>,
+    /// By server: one that does not answer keeps no place of another.
+    invoke_places: HashMap<String, Arc<Semaphore>>,
     notify_places: Arc<Semaphore>,
     /// Something that was promised found no place.
     overflow: AtomicBool,
@@ -117,7 +119,7 @@ impl Engine {
             hub: Hub::new(),
             underway: Underway::default(),
             ask_places: Arc::new(Semaphore::new(limits.model_concurrency)),
-            invoke_places: Arc::new(Semaphore::new(limits.invoke_concurrency)),
+            invoke_places: settings.tool_servers.iter().map(|server| places_of(server, limits)).collect(),
             notify_places: Arc::new(Semaphore::new(NOTIFICATIONS)),
             overflow: AtomicBool::new(false),
             poke: Notify::new(),
@@ -182,6 +184,16 @@ impl Engine {
         Arc::clone(places).try_acquire_owned().ok()
     }
 
+    /// What found no place is not under way any more. Upkeep may have passed over it while it seemed to be, so that it
+    /// has to look again if there is a place by now.
+    fn look_again(&self, places: &Semaphore) {
+        self.leave_for_later();
+        fence(Ordering::SeqCst);
+        if places.available_permits() > 0 {
+            self.poke.notify_one();
+        }
+    }
+
     /// A place is free again.
     fn place_is_free(&self) {
         fence(Ordering::SeqCst);
@@ -236,6 +248,12 @@ impl Engine {
         if tokio::time::timeout(self.settings.limits.stop_within, self.tasks.wait()).await.is_err() {
             tracing::info!("some work is left for the next start");
         }
+        // What was acknowledged meanwhile need not be sent again at the next start.
+        self.record_now().await;
         self.store.close().await;
     }
+}
+
+fn places_of(server: &ToolServer, limits: &Limits) -> (String, Arc<Semaphore>) {
+    (server.url.clone(), Arc::new(Semaphore::new(limits.invoke_concurrency)))
 }

@@ -73,6 +73,10 @@ async fn known_client(State(engine): State<Arc<Engine>>, request: Request, next:
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("");
         let public = engine.settings.public_url.split('/').nth(2).unwrap_or("");
         if is_loopback(host) || host.eq_ignore_ascii_case(public) {
+            if is_of_another_site(headers, host) {
+                let message = "without tokens, the pages of other sites are not served; set server.tokens";
+                return Refused::new(StatusCode::FORBIDDEN, "foreign_origin", message).into_response();
+            }
             return next.run(request).await;
         }
         let message = "without tokens, clients on this machine alone are served; set server.tokens";
@@ -86,6 +90,14 @@ async fn known_client(State(engine): State<Arc<Engine>>, request: Request, next:
         })
     });
     if known { next.run(request).await } else { Refused::unauthorised().into_response() }
+}
+
+/// A browser says whose page sends a request. Not all of them need a preflight: a POST without a body does not.
+fn is_of_another_site(headers: &HeaderMap, host: &str) -> bool {
+    headers.get(header::ORIGIN).is_some_and(|origin| {
+        let authority = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+        !authority.is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host))
+    })
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {

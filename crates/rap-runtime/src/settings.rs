@@ -72,7 +72,7 @@ pub struct Limits {
     pub invoke_retry_for: Duration,
     /// How long a tool server may take to acknowledge.
     pub invoke_ack_timeout: Duration,
-    /// Invocations under way at a time.
+    /// Invocations under way at a time, to each tool server.
     pub invoke_concurrency: usize,
     /// How often a question is put to the model before the thread has failed.
     pub model_attempts: u32,
@@ -115,7 +115,7 @@ impl Default for Limits {
             event_marks_for: Duration::from_secs(7 * 24 * 3600),
             connections: 4096,
             request_within: Duration::from_secs(30),
-            stop_within: Duration::from_secs(2),
+            stop_within: Duration::from_millis(1500),
         }
     }
 }

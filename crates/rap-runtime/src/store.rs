@@ -32,8 +32,8 @@ use read::Readers;
 use rows::Applying;
 
 pub(crate) use read::{
-    Asked, CallRow, DueAnswer, InboxItem, Letters, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow,
-    ViewRow,
+    Asked, CallRow, DueAnswer, InboxItem, Letters, Page, SessionTool, SubscriptionRow, ThreadFilter,
+    ThreadRow, ViewRow,
 };
 pub(crate) use thread::{NewThread, Thread, ThreadNo, fresh_id, random};
 
@@ -132,6 +132,7 @@ impl Target {
         match self {
             Target::Token { incarnation, .. } if thread.incarnation != *incarnation => Some(Error::NoThread),
             Target::Token { id, .. } if thread.id != *id => Some(Error::WrongThread),
+            Target::Id(id) if thread.id != *id => Some(Error::NoThread),
             _ => None,
         }
     }
@@ -284,11 +285,19 @@ impl Store {
         lane: Lane,
         job: impl FnOnce(&Connection) -> rusqlite::Result<Ran> + Send + 'static,
     ) -> Result<Receipt, Error> {
-        let shared = Arc::clone(&self.shared);
+        let (shared, outlet) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
+        let job = move |conn: &Connection| {
+            let ran = job(conn);
+            if ran.is_err() {
+                // It is undone as a whole, also where the head was remembered already.
+                shared.forget_heads();
+            }
+            ran
+        };
         let then = move |ran| match ran {
             Ran::Refused(error) => Err(error),
             Ran::Done(committed, receipt) => {
-                committed.into_iter().for_each(|step| (shared.outlet)(step));
+                committed.into_iter().for_each(|step| (outlet.outlet)(step));
                 Ok(receipt)
             }
         };

@@ -4,7 +4,7 @@
 //! with what it holds when a server is down; a new one asks anew. A toolset is valid as a whole or not at all, a
 //! name that two servers take is offered by neither, and no server may take the name of a built-in tool.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use rap_agent::words;
 use rap_io::client::Client;
 use rap_protocol::{DISCOVERY_PATH, Timestamp, Tool, Toolset, parse_toolset};
 use rusqlite::{Connection, params};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use url::Url;
 
@@ -26,6 +27,8 @@ use crate::store::{Error, SessionTool, Store, ThreadNo, now};
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 /// How many sessions' tools are kept in memory, and how many toolsets.
 const REMEMBERED: usize = 512;
+/// How large the documents of the toolsets in memory are together. A server may have another one for each session.
+const REMEMBERED_BYTES: usize = 64 * 1024 * 1024;
 /// The largest toolset, in bytes.
 const TOOLSET_BYTES: usize = rap_protocol::limits::BODY_BYTES;
 
@@ -43,10 +46,14 @@ pub(crate) struct Toolsets {
 struct Memory {
     sessions: HashMap<ThreadNo, Arc<SessionTools>>,
     parsed: HashMap<String, Arc<Toolset>>,
+    /// The bytes of their documents.
+    parsed_bytes: usize,
     /// What each server said last, to anybody.
     latest: HashMap<String, Fetched>,
     /// When a session last refreshed what it holds of a server.
     refreshed: HashMap<(ThreadNo, String), Timestamp>,
+    /// Tools whose schemas take too long to check, with their servers.
+    unchecked: HashSet<(String, String)>,
 }
 
 /// What discovery gave.
@@ -61,6 +68,8 @@ pub(crate) struct SessionTools {
     pub(crate) servers: Vec<ServerTools>,
     /// By name: the place of the server, and of the tool in it.
     offered: HashMap<String, (usize, usize)>,
+    /// Those whose schema refers to parts of itself.
+    intricate: HashSet<String>,
     /// What each agent may use, as its model is told.
     offers: Mutex<HashMap<String, Arc<[Offered]>>>,
 }
@@ -88,6 +97,11 @@ impl SessionTools {
         let server = &self.servers[server];
         let toolset = server.toolset.as_deref()?;
         Some((server, toolset, &toolset.tools[tool]))
+    }
+
+    /// Whether checking arguments of this tool may take any time.
+    pub(crate) fn is_intricate(&self, name: &str) -> bool {
+        self.intricate.contains(name)
     }
 
     /// All that is offered, in the order of servers and tools.
@@ -139,7 +153,13 @@ impl SessionTools {
                 servers[*at].errors.push(why);
             }
         }
-        SessionTools { servers, offered, offers: Mutex::default() }
+        let refers = |(at, place): &(usize, usize)| {
+            let toolset = servers[*at].toolset.as_deref();
+            toolset.is_some_and(|toolset| has_reference(toolset.tools[*place].input_schema.document()))
+        };
+        let intricate = offered.iter().filter(|(_, place)| refers(place)).map(|(name, _)| name.clone());
+        let intricate = intricate.collect();
+        SessionTools { servers, offered, intricate, offers: Mutex::default() }
     }
 }
 
@@ -189,6 +209,17 @@ impl Toolsets {
         Ok((tools, news))
     }
 
+    /// What a session holds, without asking any server: an invocation waits for nobody but the server that it goes to.
+    pub(crate) async fn held(&self, store: &Store, root: ThreadNo) -> Result<Arc<SessionTools>, Error> {
+        let remembered = self.memory().sessions.get(&root).cloned();
+        if let Some(tools) = remembered {
+            return Ok(tools);
+        }
+        let tools = self.assemble(store, &store.session_tools(root).await?, &[]).await?;
+        self.remember(root, Arc::clone(&tools));
+        Ok(tools)
+    }
+
     fn remember(&self, root: ThreadNo, tools: Arc<SessionTools>) {
         let mut memory = self.memory();
         if memory.sessions.len() >= REMEMBERED {
@@ -215,7 +246,8 @@ impl Toolsets {
                     (held.and_then(|held| held.hash.clone()), None, Some(why.clone()), *at)
                 }
                 (None, Some(held)) => (held.hash.clone(), None, held.error.clone(), held.fetched_at),
-                (None, None) => (None, None, None, now()),
+                // It was never asked.
+                (None, None) => (None, None, None, Timestamp(0)),
             };
             let (toolset, error) = match hash {
                 None => (None, error),
@@ -246,15 +278,21 @@ impl Toolsets {
             Some(body) => body,
             None => Arc::new(store.toolset(hash.clone()).await?.unwrap_or_default()),
         };
+        let bytes = body.len();
         let parsed = tokio::task::spawn_blocking(move || parse_toolset(&body)).await;
         match parsed {
             Ok(Ok(toolset)) => {
                 let toolset = Arc::new(toolset);
                 let mut memory = self.memory();
-                if memory.parsed.len() >= REMEMBERED {
+                if memory.parsed.len() >= REMEMBERED || memory.parsed_bytes + bytes > REMEMBERED_BYTES {
+                    // Sessions hold on to what they were assembled from.
                     memory.parsed.clear();
+                    memory.sessions.clear();
+                    memory.parsed_bytes = 0;
                 }
-                memory.parsed.insert(hash, Arc::clone(&toolset));
+                if memory.parsed.insert(hash, Arc::clone(&toolset)).is_none() {
+                    memory.parsed_bytes += bytes;
+                }
                 Ok((Some(toolset), error))
             }
             Ok(Err(invalid)) => Ok((None, Some(format!("the toolset is not valid: {invalid}")))),
@@ -320,6 +358,28 @@ impl Toolsets {
         true
     }
 
+    /// Which of these tools are not to be checked any more.
+    pub(crate) fn unchecked(&self, tools: &SessionTools, names: &[&str]) -> HashSet<String> {
+        let memory = self.memory();
+        let given_up = |name: &&str| {
+            tools.find(name).is_some_and(|(server, ..)| {
+                memory.unchecked.contains(&(server.url.clone(), (*name).to_owned()))
+            })
+        };
+        names.iter().copied().filter(given_up).map(str::to_owned).collect()
+    }
+
+    /// None of these tools is checked any more.
+    pub(crate) fn give_up_checking(&self, tools: &SessionTools, names: &[&str]) -> HashSet<String> {
+        let mut memory = self.memory();
+        for name in names {
+            if let Some((server, ..)) = tools.find(name) {
+                memory.unchecked.insert((server.url.clone(), (*name).to_owned()));
+            }
+        }
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
     /// A session's tools were written anew.
     pub(crate) fn forget(&self, root: ThreadNo) {
         self.memory().sessions.remove(&root);
@@ -370,6 +430,19 @@ impl Refreshed {
         )?;
         statement.execute(params![self.root, self.server, hash, error, self.at.0])?;
         Ok(())
+    }
+}
+
+/// Whether a schema refers to a part of itself. Without that, checking takes no more steps than it has parts, for each
+/// part of what is checked.
+fn has_reference(schema: &Value) -> bool {
+    const REFERENCES: [&str; 3] = ["$ref", "$dynamicRef", "$recursiveRef"];
+    match schema {
+        Value::Object(fields) => {
+            fields.iter().any(|(key, value)| REFERENCES.contains(&key.as_str()) || has_reference(value))
+        }
+        Value::Array(items) => items.iter().any(has_reference),
+        _ => false,
     }
 }
 

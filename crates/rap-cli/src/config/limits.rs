@@ -62,7 +62,7 @@ limits! {
     view_bytes: usize = 256 * 1024, size(1..=BODY_BYTES as u64);
     /// How long a tool server may take to accept an invocation.
     invoke_ack_timeout: Duration = Duration::from_secs(10), duration(Zero::Refused);
-    /// How many invocations are under way at the same time.
+    /// How many invocations to one tool server are under way at the same time.
     invoke_concurrency: u32 = 256, count(1..=u32::MAX);
     /// How many questions to models are under way at the same time.
     model_concurrency: u32 = 64, count(1..=u32::MAX);

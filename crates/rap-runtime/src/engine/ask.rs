@@ -1,9 +1,10 @@
 //! Questions to the model: at least once each. Nothing is locked while the model thinks.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rap_agent::{Again, Answer, Entry, Message, Seq, words};
+use rap_agent::{Again, Answer, Entry, Message, PlannedCall, Seq, words};
 use rap_protocol::InputSchema;
 use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
 use serde_json::json;
@@ -11,13 +12,15 @@ use serde_json::json;
 use super::plan::{UsedIds, plan};
 use super::{Engine, STORE_PAUSE, Source};
 use crate::hub::Live;
-use crate::model::{self, Offered, Question, Wants};
+use crate::model::{self, ModelCall, Offered, Question, Wants};
 use crate::settings::Agent;
 use crate::store::{self, Thread, now, random};
 use crate::toolsets::SessionTools;
 
 /// The first and the longest pause between two attempts to ask.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+/// How long arguments may take to be checked.
+const CHECK_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why a question has no answer.
 enum Failure {
@@ -35,7 +38,8 @@ impl Engine {
     ) {
         let Some(abandoned) = self.underway.begin_ask(thread.no, turn) else { return };
         let Some(place) = self.place(&self.ask_places) else {
-            return self.underway.end_ask(thread.no, turn);
+            self.underway.end_ask(thread.no, turn);
+            return self.look_again(&self.ask_places);
         };
         let (engine, thread) = (Arc::clone(self), Arc::clone(thread));
         let ask = async move {
@@ -162,8 +166,39 @@ impl Engine {
             }
         };
         let answer = model.ask(question, &mut on_delta).await.map_err(Failure::Model)?;
-        let calls = plan(answer.calls, &used, agent, &tools);
+        let calls = self.planned(answer.calls, used, agent, tools).await;
         Ok(Answer { text: answer.text, calls, usage: answer.usage })
+    }
+
+    /// A schema that refers to its own parts can take longer than anybody lives, and is not ours. It is checked beside
+    /// the others' work and within a time; beyond it the tool is not called any more.
+    async fn planned(
+        &self,
+        calls: Vec<ModelCall>,
+        used: UsedIds,
+        agent: &Agent,
+        tools: Arc<SessionTools>,
+    ) -> Vec<PlannedCall> {
+        let intricate: Vec<&str> =
+            calls.iter().map(|call| call.name.as_str()).filter(|name| tools.is_intricate(name)).collect();
+        if intricate.is_empty() {
+            return plan(calls, &used, agent, &tools, &HashSet::new());
+        }
+        let unchecked = self.toolsets.unchecked(&tools, &intricate);
+        let (own_calls, own_agent, own_tools) = (calls.clone(), agent.clone(), Arc::clone(&tools));
+        let (own_used, own_unchecked) = (used.clone(), unchecked.clone());
+        let work = tokio::task::spawn_blocking(move || {
+            plan(own_calls, &own_used, &own_agent, &own_tools, &own_unchecked)
+        });
+        if let Ok(Ok(planned)) = tokio::time::timeout(CHECK_WITHIN, work).await {
+            return planned;
+        }
+        tracing::error!(
+            tools = ?intricate,
+            "the schema of a tool takes too long to check; it is not called until the next start"
+        );
+        let unchecked = self.toolsets.give_up_checking(&tools, &intricate);
+        plan(calls, &used, agent, &tools, &unchecked)
     }
 
     fn agent(&self, name: &str) -> &Agent {

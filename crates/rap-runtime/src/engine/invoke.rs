@@ -57,8 +57,16 @@ impl Engine {
         if !self.underway.begin_invocation(thread.no, &call.id) {
             return;
         }
-        let Some(place) = self.place(&self.invoke_places) else {
-            return self.underway.invocation_is_void(thread.no, &call.id);
+        let place = match self.invoke_places.get(&call.server.0) {
+            // Nothing is sent: it fails for the lack of its server.
+            None => None,
+            Some(places) => match self.place(places) {
+                Some(place) => Some(place),
+                None => {
+                    self.underway.invocation_is_void(thread.no, &call.id);
+                    return self.look_again(places);
+                }
+            },
         };
         let engine = Arc::clone(self);
         let sending = Sending { thread: Arc::clone(thread), call, arguments, source };
@@ -116,8 +124,8 @@ impl Engine {
     /// settles the call take it off the list.
     async fn is_due(&self, sending: &Sending) -> bool {
         let Sending { thread, call, source, .. } = sending;
-        if *source != Source::Step {
-            match self.store.is_due(thread.no, call.id.clone(), now()).await {
+        if let Source::Table { attempts } = source {
+            match self.store.is_due(thread.no, call.id.clone(), *attempts, now()).await {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(error) => tracing::debug!(%error, "sent without another look: at least once is promised"),
@@ -153,8 +161,8 @@ impl Engine {
         else {
             return Ended::Impossible("the tool's server is no longer configured".into());
         };
-        let tools = match self.toolsets.session(&self.store, thread.root).await {
-            Ok((tools, _)) => tools,
+        let tools = match self.toolsets.held(&self.store, thread.root).await {
+            Ok(tools) => tools,
             Err(error) => return Ended::Answered(Outcome::NoAnswer, error.to_string()),
         };
         let Some(held) = tools.server(&call.server.0).filter(|held| held.toolset.is_some()) else {
@@ -236,8 +244,8 @@ impl Engine {
     /// The refreshed toolset and the error result come back as one message.
     async fn refresh_and_fail(&self, sending: &Sending) {
         let Sending { thread, call, .. } = sending;
-        let tools = self.toolsets.session(&self.store, thread.root).await.ok();
-        let held = tools.as_ref().and_then(|(tools, _)| tools.server(&call.server.0));
+        let tools = self.toolsets.held(&self.store, thread.root).await.ok();
+        let held = tools.as_ref().and_then(|tools| tools.server(&call.server.0));
         let name = held.and_then(|held| held.toolset.as_ref()).map_or("the server", |toolset| &toolset.name);
         let text = format!("Error: the tools of {name} changed; call again");
         let refreshed = match held {
@@ -282,7 +290,7 @@ impl Engine {
         }
     }
 
-    async fn record_now(&self) {
+    pub(super) async fn record_now(&self) {
         let taken = self.underway.take_acknowledged();
         if taken.is_empty() {
             return;

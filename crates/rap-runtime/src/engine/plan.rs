@@ -15,6 +15,7 @@ use crate::toolsets::SessionTools;
 const NAMES: usize = 20;
 
 /// The ids that a model has seen and must not use again.
+#[derive(Clone)]
 pub(super) enum UsedIds {
     These(HashSet<CallId>),
     /// Nobody has looked; the model's ids are not used.
@@ -43,6 +44,7 @@ pub(super) fn plan(
     used: &UsedIds,
     agent: &Agent,
     tools: &SessionTools,
+    unchecked: &HashSet<String>,
 ) -> Vec<PlannedCall> {
     let planned = |call: ModelCall| {
         let given = CallId::new(call.id).ok();
@@ -50,7 +52,11 @@ pub(super) fn plan(
             Some(id) if used.allow(&id) => (Some(id), None),
             unusable => (None, unusable),
         };
-        let plan = decide(&call.name, &call.arguments, agent, tools);
+        let plan = if unchecked.contains(&call.name) {
+            Plan::Refuse("Error: the arguments can not be checked: the tool's schema takes too long".into())
+        } else {
+            decide(&call.name, &call.arguments, agent, tools)
+        };
         let arguments = match call.arguments {
             Ok(arguments) => Arguments::Given(arguments),
             Err(text) => Arguments::Unusable(text),

@@ -16,7 +16,7 @@ use rusqlite::params;
 use super::{Engine, STORE_PAUSE, Source};
 use crate::store::{self, DueAnswer, Target, now, random};
 
-/// How much of each kind is read at a time. More than can be under way, so that what is under way hides nothing.
+/// How much of each kind is read at a time, besides what can be under way and would hide the rest.
 const AT_A_TIME: usize = 2048;
 /// How long upkeep sleeps when nothing is due.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
@@ -24,18 +24,22 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 const NEXT_PAGE: Duration = Duration::from_millis(50);
 /// How often old marks of events are removed.
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
-/// How many of them at a time.
-const PRUNE_ROWS: i64 = 10_000;
+/// How many of them at a time, and the pause before the rest of more than that.
+const PRUNE_ROWS: usize = 10_000;
+const PRUNE_PAUSE: Duration = Duration::from_secs(1);
+/// The longest time that a call has after a start if its own time was over before. A shorter time-out is enough.
+const GRACE: Duration = Duration::from_secs(30);
 
 impl Engine {
     pub(super) async fn upkeep(self: Arc<Self>) {
-        let mut prune_at = now().plus(PRUNE_EVERY);
+        let began = now();
+        let mut prune_at = began.plus(PRUNE_EVERY);
         // The first time everything is looked for.
         self.overflow.store(true, Ordering::SeqCst);
         loop {
             // Whatever becomes due from now on may be missed by this look, and pokes.
             self.sweeps_at.store(i64::MAX, Ordering::SeqCst);
-            let pause = match self.sweep().await {
+            let pause = match self.sweep(began).await {
                 Ok(next) => next.map_or(LONGEST_SLEEP, |next| next.since(now())).min(LONGEST_SLEEP),
                 Err(store::Error::Closed) => return,
                 Err(error) => {
@@ -45,9 +49,9 @@ impl Engine {
                 }
             };
             if prune_at <= now() {
-                self.prune().await;
-                prune_at = now().plus(PRUNE_EVERY);
+                prune_at = now().plus(self.prune().await);
             }
+            let pause = pause.min(prune_at.since(now()));
             self.sweeps_at.store(now().plus(pause).0, Ordering::SeqCst);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
@@ -58,33 +62,38 @@ impl Engine {
     }
 
     /// Begins everything that is due; gives the time at which something else will be.
-    async fn sweep(self: &Arc<Self>) -> Result<Option<Timestamp>, store::Error> {
+    async fn sweep(self: &Arc<Self>, began: Timestamp) -> Result<Option<Timestamp>, store::Error> {
         let at = now();
         if self.overflow.swap(false, Ordering::SeqCst) {
-            for (thread, turn, up_to) in self.store.asks(AT_A_TIME).await? {
+            let under_way = self.settings.limits.model_concurrency;
+            for (thread, turn, up_to) in self.store.asks(AT_A_TIME.saturating_add(under_way)).await? {
                 self.start_asking(&thread, turn, up_to, Source::Table { attempts: 0 });
             }
         }
-        for due in self.store.due_invocations(at, AT_A_TIME).await? {
+        let under_way = self.settings.limits.invoke_concurrency.saturating_mul(self.invoke_places.len());
+        for due in self.store.due_invocations(at, AT_A_TIME.saturating_add(under_way)).await? {
             let source = Source::Table { attempts: due.attempts };
             self.start_invoking(&due.thread, due.call, due.arguments, source);
         }
         for answer in self.store.due_answers(at, AT_A_TIME).await? {
             self.start_answering(answer);
         }
-        if self.fire(at).await? >= AT_A_TIME {
+        // Results that could not be delivered while we were down are on their way.
+        let grace = began.plus(self.settings.limits.thread.call_timeout.unwrap_or(GRACE).min(GRACE));
+        let (late_after, again) = if at < grace { (began, Some(grace)) } else { (Timestamp(i64::MIN), None) };
+        if self.fire(at, late_after).await? >= AT_A_TIME {
             // There may be more of it.
             return Ok(Some(at.plus(NEXT_PAGE)));
         }
-        self.store.next_due(at).await
+        Ok([self.store.next_due(at).await?, again].into_iter().flatten().min())
     }
 
     /// Delivers letters and fires timers; how many there were of the kind that has most. They share commits, and one
     /// that fails keeps no other from its turn: it is still due, and tried again.
-    async fn fire(&self, at: Timestamp) -> Result<usize, store::Error> {
+    async fn fire(&self, at: Timestamp, late_after: Timestamp) -> Result<usize, store::Error> {
         let letters = self.store.letters(AT_A_TIME).await?;
         let due = self.store.due_threads(at, AT_A_TIME).await?;
-        let late = self.store.timed_out(at, AT_A_TIME).await?;
+        let late = self.store.timed_out(late_after, at, AT_A_TIME).await?;
         let most = letters.len().max(due.len()).max(late.len());
         let mut ended = join_all(letters.into_iter().map(|letter| self.store.deliver(letter))).await;
         let due = due.into_iter().map(|thread| (thread, Message::Due));
@@ -117,6 +126,11 @@ impl Engine {
     }
 
     async fn answer(&self, answer: &DueAnswer) {
+        // What was read may be old: an answer that was delivered since would be refused now, and its call fail for it.
+        let due = self.store.is_answer_due(answer.thread.no, answer.no, answer.attempts, now()).await;
+        if !matches!(due, Ok(true)) {
+            return;
+        }
         let body = ChoiceAnswer { id: answer.call.clone(), selected: answer.selected };
         let body = Bytes::from(serde_json::to_vec(&body).expect("bug: an answer is JSON"));
         let sent = self.invoker.post_json(&answer.response_url.to_url(), &[], body).await;
@@ -153,23 +167,28 @@ impl Engine {
         }
     }
 
-    /// Marks of events and of clients' requests are kept for a time only.
-    async fn prune(&self) {
+    /// Marks of events and of clients' requests are kept for a time only. Gives the pause until the next time.
+    async fn prune(&self) -> Duration {
         let before = now().minus(self.settings.limits.event_marks_for);
         let pruned = self.store.write(move |conn| {
             let mut statement = conn.prepare_cached(
                 "DELETE FROM seen WHERE (thread, call, event) IN \
                  (SELECT thread, call, event FROM seen WHERE at < ?1 ORDER BY at LIMIT ?2)",
             )?;
-            statement.execute(params![before.0, PRUNE_ROWS])?;
+            let seen = statement.execute(params![before.0, PRUNE_ROWS as i64])?;
             let mut statement = conn.prepare_cached(
                 "DELETE FROM repeats WHERE digest IN \
                  (SELECT digest FROM repeats WHERE at < ?1 ORDER BY at LIMIT ?2)",
             )?;
-            statement.execute(params![before.0, PRUNE_ROWS])
+            Ok(seen.max(statement.execute(params![before.0, PRUNE_ROWS as i64])?))
         });
-        if let Err(error) = pruned.await {
-            tracing::warn!(%error, "old marks of events could not be removed");
+        match pruned.await {
+            Ok(rows) if rows >= PRUNE_ROWS => PRUNE_PAUSE,
+            Ok(_) => PRUNE_EVERY,
+            Err(error) => {
+                tracing::warn!(%error, "old marks of events could not be removed");
+                PRUNE_EVERY
+            }
         }
     }
 }

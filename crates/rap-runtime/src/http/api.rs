@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{InPath, Refused, body, json};
 use crate::engine::Engine;
-use crate::store::{self, Digest, NewThread, Target, ThreadFilter, fresh_id, now};
+use crate::store::{self, Digest, NewThread, Page, Target, ThreadFilter, fresh_id, now};
 
 /// How many rows a listing has unless it is told, and at most.
 const ROWS: (usize, usize) = (100, 1000);
@@ -85,12 +85,23 @@ async fn read<T: DeserializeOwned>(
     serde_json::from_slice(&bytes).map_err(|error| Refused::invalid(error.to_string()))
 }
 
+/// What a client's key is unique for.
+enum About<'a> {
+    NewThreads,
+    Thread(&'a str),
+}
+
 /// A client's key makes a repeat of its request harmless; it counts for the thread, or for making threads.
-fn digest(headers: &HeaderMap, about: &str) -> Result<Option<Digest>, Refused> {
+fn digest(headers: &HeaderMap, about: About<'_>) -> Result<Option<Digest>, Refused> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
     if !(1..=KEY_BYTES).contains(&key.as_bytes().len()) {
         return Err(Refused::invalid(format!("Idempotency-Key: 1 to {KEY_BYTES} bytes")));
     }
+    // No id is empty, so that no thread is taken for the making of threads.
+    let about = match about {
+        About::NewThreads => "",
+        About::Thread(id) => id,
+    };
     let mut hash = Sha256::new();
     hash.update((about.len() as u64).to_be_bytes());
     hash.update(about);
@@ -133,8 +144,7 @@ pub(super) async fn create_thread(
         return Err(Refused::invalid(format!("title: at most {TITLE_CHARS} characters")));
     }
     let new = NewThread { id, agent: known_agent(&engine, agent)?, user_id, title, message };
-    // No thread can have this name: an id has no slash in it.
-    let receipt = engine.store.create(new, digest(&headers, "/v1/threads")?).await?;
+    let receipt = engine.store.create(new, digest(&headers, About::NewThreads)?).await?;
     let row = engine.store.thread(receipt.thread).await?;
     Ok((StatusCode::CREATED, Json(json::thread(&row))))
 }
@@ -215,7 +225,7 @@ pub(super) async fn message(
 ) -> Accepted {
     let Say { text, on_busy } = read(&engine, &headers, request).await?;
     let said = Message::Said { text, on_busy: on_busy.into() };
-    let digest = digest(&headers, &id)?;
+    let digest = digest(&headers, About::Thread(&id))?;
     let receipt = engine.store.step_once(Target::Id(thread_id(id)?), said, digest).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({"turn": receipt.turn}))))
 }
@@ -228,7 +238,7 @@ pub(super) async fn history(
     only(&parameters, &["after", "limit"])?;
     let (after, limit) = (number(&parameters, "after")?, rows(&parameters)?);
     let row = engine.store.thread(thread_id(id)?).await?;
-    let entries = engine.store.history_for_people(row.thread, after, row.head.seq, limit).await?;
+    let entries = engine.store.history_for_people(row.thread, after, row.head.seq, Page::rows(limit)).await?;
     let entries: Vec<Value> = entries.into_iter().map(|(seq, entry)| json::entry(seq, entry)).collect();
     Ok(Json(json!({"entries": entries})))
 }

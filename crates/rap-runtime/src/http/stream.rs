@@ -6,11 +6,12 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -21,13 +22,14 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Refused, json};
+use super::{InPath, Refused, json};
 use crate::engine::Engine;
 use crate::hub::{Listener, Live};
-use crate::store::{self, ThreadRow};
+use crate::store::{self, Page, ThreadRow};
 
-/// How many entries are read at a time.
+/// How many entries are read at a time, and about how many bytes of them.
 const PAGE: usize = 200;
+const PAGE_BYTES: usize = 1024 * 1024;
 /// How many events wait for a reader.
 const WAITING: usize = 64;
 /// How long a reader may take for one event before it is dropped.
@@ -93,7 +95,7 @@ fn response(receiver: mpsc::Receiver<Result<Bytes, Infallible>>) -> Response {
 
 pub(super) async fn thread_events(
     State(engine): State<Arc<Engine>>,
-    Path(id): Path<String>,
+    InPath(id): InPath<String>,
     headers: HeaderMap,
 ) -> Result<Response, Refused> {
     let id = ThreadId::new(id).map_err(|_| store::Error::NoThread)?;
@@ -131,7 +133,8 @@ struct Shown {
     status: Option<Value>,
     calls: HashMap<CallId, Value>,
     questions: HashMap<String, Value>,
-    views: HashMap<(String, String), Timestamp>,
+    /// When it was written, and what: two may be of the same millisecond.
+    views: HashMap<(String, String), (Timestamp, u64)>,
 }
 
 impl ThreadStream {
@@ -171,7 +174,8 @@ impl ThreadStream {
         let row = store.thread(self.id.clone()).await?;
         while self.sent < row.head.seq {
             let thread = Arc::clone(&row.thread);
-            let entries = store.history_for_people(thread, self.sent, row.head.seq, PAGE).await?;
+            let page = Page { rows: PAGE, bytes: PAGE_BYTES };
+            let entries = store.history_for_people(thread, self.sent, row.head.seq, page).await?;
             if entries.is_empty() {
                 break;
             }
@@ -240,13 +244,20 @@ impl ThreadStream {
         views.reverse();
         for view in views {
             let key = (view.server.clone(), view.view_type.clone());
-            if self.shown.views.get(&key) != Some(&view.at) {
+            let stamp = (view.at, digest(&view.content));
+            if self.shown.views.get(&key) != Some(&stamp) {
                 writer.send("view", &json::view(&view)).await?;
-                self.shown.views.insert(key, view.at);
+                self.shown.views.insert(key, stamp);
             }
         }
         Ok(())
     }
+}
+
+fn digest(content: &Value) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    content.to_string().hash(&mut hasher);
+    hasher.finish()
 }
 
 /// What happens in all threads: their status, and what waits for a person.
@@ -315,6 +326,7 @@ impl AllStream {
     async fn moved(&mut self, writer: &Writer, thread: ThreadId, status: Status) -> Flow {
         if self.statuses.len() >= REMEMBERED {
             self.statuses.clear();
+            self.asked.clear();
         }
         if self.statuses.insert(thread.clone(), status) != Some(status) {
             writer.send("status", &json!({"thread_id": thread, "status": status})).await?;

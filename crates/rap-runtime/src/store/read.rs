@@ -21,13 +21,13 @@ const READERS: usize = 4;
 
 pub(super) struct Readers {
     path: PathBuf,
-    places: Semaphore,
+    places: Arc<Semaphore>,
     idle: Mutex<Vec<Connection>>,
 }
 
 impl Readers {
     pub(super) fn new(path: PathBuf) -> Self {
-        Readers { path, places: Semaphore::new(READERS), idle: Mutex::default() }
+        Readers { path, places: Arc::new(Semaphore::new(READERS)), idle: Mutex::default() }
     }
 
     fn take(&self) -> rusqlite::Result<Connection> {
@@ -69,6 +69,20 @@ pub(crate) struct ThreadFilter {
     /// After this number.
     pub(crate) after: ThreadNo,
     pub(crate) limit: usize,
+}
+
+/// How much of a history is read at a time. One entry is always read, however large it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Page {
+    pub(crate) rows: usize,
+    pub(crate) bytes: usize,
+}
+
+impl Page {
+    /// So many entries, however large they are.
+    pub(crate) fn rows(rows: usize) -> Page {
+        Page { rows, bytes: usize::MAX }
+    }
 }
 
 /// An invocation that has to be sent.
@@ -160,8 +174,10 @@ impl Store {
         job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
         let readers = Arc::clone(&self.readers);
-        let _place = self.readers.places.acquire().await.map_err(|_| Error::Closed)?;
+        let place = Arc::clone(&readers.places).acquire_owned().await.map_err(|_| Error::Closed)?;
         let read = move || {
+            // The read goes on if nobody waits for it any more, and keeps its place as long.
+            let _place = place;
             let conn = readers.take()?;
             let done = conn.unchecked_transaction().and_then(|transaction| job(&transaction));
             if done.is_ok() {
@@ -211,7 +227,7 @@ impl Store {
         up_to: Seq,
         limit: usize,
     ) -> Result<Vec<(Seq, Entry)>, Error> {
-        self.read(move |conn| history(conn, &thread, after, up_to, limit)).await
+        self.read(move |conn| history(conn, &thread, after, up_to, Page::rows(limit))).await
     }
 
     /// The same, and synthetic calls show the arguments of their original.
@@ -220,10 +236,10 @@ impl Store {
         thread: Arc<Thread>,
         after: Seq,
         up_to: Seq,
-        limit: usize,
+        page: Page,
     ) -> Result<Vec<(Seq, Entry)>, Error> {
         self.read(move |conn| {
-            let mut entries = history(conn, &thread, after, up_to, limit)?;
+            let mut entries = history(conn, &thread, after, up_to, page)?;
             let line: Vec<ThreadNo> = pieces(conn, &thread, up_to)?.into_iter().map(|(no, ..)| no).collect();
             for (_, entry) in &mut entries {
                 if let rap_agent::Item::Assistant { calls, .. } = &mut entry.item {
@@ -243,20 +259,22 @@ impl Store {
     ) -> Result<Vec<(Seq, Entry)>, Error> {
         self.read(move |conn| {
             let from = last_user(conn, &thread, up_to)?;
-            history(conn, &thread, from.saturating_sub(1), up_to, usize::MAX)
+            history(conn, &thread, from.saturating_sub(1), up_to, Page::rows(usize::MAX))
         })
         .await
     }
 
     /// Threads whose model has to be asked.
     pub(crate) async fn asks(&self, limit: usize) -> Result<Vec<(Arc<Thread>, u64, Seq)>, Error> {
+        let aside = self.shared.aside().clone();
         self.read(move |conn| {
             let mut statement =
                 conn.prepare_cached("SELECT no FROM threads WHERE ask IS NOT NULL LIMIT ?1")?;
             let numbers: Vec<ThreadNo> =
                 statement.query_map([limit as i64], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
             let mut asks = Vec::new();
-            for no in numbers {
+            // A thread that is set aside would not take the answer.
+            for no in numbers.into_iter().filter(|no| !aside.contains(no)) {
                 if let Some(Loaded { thread, head, .. }) = legible(no, rows::load(conn, no))?.flatten()
                     && let rap_agent::Phase::Asking { up_to } = head.phase
                 {
@@ -277,22 +295,12 @@ impl Store {
         .await
     }
 
-    /// Whether an invocation still has to be sent.
-    pub(crate) async fn is_due(&self, thread: ThreadNo, call: CallId, now: Timestamp) -> Result<bool, Error> {
-        self.read(move |conn| {
-            let mut statement = conn.prepare_cached(
-                "SELECT 1 FROM calls WHERE thread = ?1 AND id = ?2 AND state = 0 AND invoke_at <= ?3",
-            )?;
-            statement.exists(params![thread, call.as_str(), now.0])
-        })
-        .await
-    }
-
     pub(crate) async fn due_invocations(
         &self,
         now: Timestamp,
         limit: usize,
     ) -> Result<Vec<DueInvocation>, Error> {
+        let aside = self.shared.aside().clone();
         self.read(move |conn| {
             let mut statement = conn.prepare_cached(
                 "SELECT thread, id, call_id, name, server, seq, since, until, attempts FROM calls \
@@ -302,7 +310,8 @@ impl Store {
                 .query_map(params![now.0, limit as i64], open_call)?
                 .collect::<rusqlite::Result<_>>()?;
             let mut due = Vec::with_capacity(found.len());
-            for (no, call, attempts) in found {
+            // A thread that is set aside would not take a refusal, and the call be sent again and again.
+            for (no, call, attempts) in found.into_iter().filter(|(no, ..)| !aside.contains(no)) {
                 if let Some(Loaded { thread, .. }) = legible(no, rows::load(conn, no))?.flatten()
                     && let Some(arguments) = legible(no, rows::arguments_of(conn, no, call.seq, &call.id))?
                 {
@@ -310,6 +319,38 @@ impl Store {
                 }
             }
             Ok(due)
+        })
+        .await
+    }
+
+    /// Whether an invocation is due that was tried so often.
+    pub(crate) async fn is_due(
+        &self,
+        thread: ThreadNo,
+        call: CallId,
+        attempts: u32,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
+        self.read(move |conn| {
+            let sql = "SELECT 1 FROM calls \
+                       WHERE thread = ?1 AND id = ?2 AND state = 0 AND attempts = ?3 AND invoke_at <= ?4";
+            conn.prepare_cached(sql)?.exists(params![thread, call.as_str(), attempts, now.0])
+        })
+        .await
+    }
+
+    /// Whether a person's answer has yet to be delivered, after so many attempts.
+    pub(crate) async fn is_answer_due(
+        &self,
+        thread: ThreadNo,
+        no: u64,
+        attempts: u32,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
+        self.read(move |conn| {
+            let sql = "SELECT 1 FROM questions \
+                       WHERE thread = ?1 AND no = ?2 AND attempts = ?3 AND answer_at <= ?4";
+            conn.prepare_cached(sql)?.exists(params![thread, no.cast_signed(), attempts, now.0])
         })
         .await
     }
@@ -323,16 +364,19 @@ impl Store {
         .await
     }
 
+    /// Open calls whose time was over after one point in time and up to another.
     pub(crate) async fn timed_out(
         &self,
+        after: Timestamp,
         now: Timestamp,
         limit: usize,
     ) -> Result<Vec<(ThreadNo, CallId)>, Error> {
         self.read(move |conn| {
-            let mut statement = conn
-                .prepare_cached("SELECT thread, id FROM calls WHERE until <= ?1 ORDER BY until LIMIT ?2")?;
+            let mut statement = conn.prepare_cached(
+                "SELECT thread, id FROM calls WHERE until > ?1 AND until <= ?2 ORDER BY until LIMIT ?3",
+            )?;
             let found = |row: &Row<'_>| Ok((row.get(0)?, call_id(row, 1)?));
-            statement.query_map(params![now.0, limit as i64], found)?.collect()
+            statement.query_map(params![after.0, now.0, limit as i64], found)?.collect()
         })
         .await
     }
@@ -608,9 +652,10 @@ fn history(
     thread: &Thread,
     after: Seq,
     up_to: Seq,
-    limit: usize,
+    page: Page,
 ) -> rusqlite::Result<Vec<(Seq, Entry)>> {
     let mut entries = Vec::new();
+    let mut bytes = 0;
     let mut statement = conn.prepare_cached(
         "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3",
     )?;
@@ -619,15 +664,18 @@ fn history(
         if from >= to {
             continue;
         }
-        let left = i64::try_from(limit - entries.len()).unwrap_or(i64::MAX);
-        let found = statement.query_map(params![key(no, from), key(no, to), left], |row| {
-            let entry: Entry = serde_json::from_str(row.get_ref(1)?.as_str()?).map_err(unreadable)?;
-            Ok((row.get::<_, i64>(0)?.unsigned_abs(), entry))
-        })?;
-        for entry in found {
-            entries.push(entry?);
+        let left = i64::try_from(page.rows - entries.len()).unwrap_or(i64::MAX);
+        let mut found = statement.query(params![key(no, from), key(no, to), left])?;
+        while let Some(row) = found.next()? {
+            let body = row.get_ref(1)?.as_str()?;
+            bytes += body.len();
+            let entry: Entry = serde_json::from_str(body).map_err(unreadable)?;
+            entries.push((row.get::<_, i64>(0)?.unsigned_abs(), entry));
+            if bytes >= page.bytes {
+                return Ok(entries);
+            }
         }
-        if entries.len() >= limit {
+        if entries.len() >= page.rows {
             break;
         }
     }

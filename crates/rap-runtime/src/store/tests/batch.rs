@@ -309,3 +309,17 @@ async fn a_request_of_a_client_that_is_repeated_counts_once_also_after_a_lost_ba
     assert_eq!(fixture.head("thread").await.queued.inputs, 2);
     assert_eq!(fixture.words("thread").await, ["hello"]);
 }
+
+#[tokio::test]
+async fn a_thread_whose_making_was_undone_is_not_remembered_under_the_number_of_another() {
+    let fixture = Fixture::new();
+    // The step is done by the time its mark is refused.
+    let refuse = "CREATE TRIGGER refuse BEFORE INSERT ON repeats BEGIN SELECT RAISE(ABORT, 'no room'); END";
+    fixture.look().execute_batch(refuse).unwrap();
+    let undone = fixture.store.create(new("undone", Some("hello")), Some([7; 32])).await;
+    assert!(matches!(undone, Err(Error::Unavailable(_))), "{undone:?}");
+    fixture.create("other", None).await;
+    let lost = fixture.tell("undone", said("this is not for the other one")).await;
+    assert!(matches!(lost, Err(Error::NoThread)), "{lost:?}");
+    assert!(fixture.words("other").await.is_empty());
+}

@@ -82,7 +82,8 @@ async fn a_child_sees_its_ancestors_up_to_its_birth_and_nothing_after_it() {
         assert_eq!(seen, rows[..up_to as usize]);
     }
     // People see the arguments of the call that a synthetic one repeats.
-    let seen = fixture.store.history_for_people(row.thread, 0, row.head.seq, usize::MAX).await.unwrap();
+    let seen =
+        fixture.store.history_for_people(row.thread, 0, row.head.seq, Page::rows(usize::MAX)).await.unwrap();
     let echoes: Vec<Value> = seen
         .into_iter()
         .filter_map(|(_, entry)| match entry.item {
