@@ -24,6 +24,7 @@ async fn a_thread_is_made_shown_and_closed() {
         "user_id": "ada",
         "status": "idle",
         "why": null,
+        "retry_at": null,
         "waiting_on": [],
         "subscriptions": [],
         "children": 0,
