@@ -331,7 +331,8 @@ async fn no_log_ever_shows_a_callback_path() {
     assert_eq!(call.post(&call.inline("x")).await.status, 410);
     tools.next("/close_thread").await;
     let log = rap.log();
-    assert!(log.contains("rap::audit"), "something is logged: {log}");
+    // One line for the invocation, however often it was tried.
+    assert_eq!(log.matches("rap::audit").count(), 1, "{log}");
     for secret in [&token[..], &token[8..40], "/callback/", "topsecret"] {
         assert!(!log.contains(secret), "{secret} is in the log:\n{log}");
     }
