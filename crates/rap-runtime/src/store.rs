@@ -8,6 +8,7 @@
 //! - A head is updated only at the version it was read at. A lost batch drops every head that is remembered.
 
 mod cache;
+mod due;
 mod read;
 mod rows;
 #[cfg(test)]
@@ -31,9 +32,9 @@ use cache::{Cache, Loaded};
 use read::Readers;
 use rows::Applying;
 
+pub(crate) use due::{DueAnswer, Letters};
 pub(crate) use read::{
-    Asked, CallRow, DueAnswer, InboxItem, Letters, Page, SessionTool, SubscriptionRow, ThreadFilter,
-    ThreadRow, ViewRow,
+    Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow, ViewRow,
 };
 pub(crate) use thread::{NewThread, Thread, ThreadNo, fresh_id, random};
 

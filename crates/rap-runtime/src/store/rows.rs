@@ -1,4 +1,4 @@
-//! Rows: how a thread, its entries and its calls are written and read. SQL lives here and in `read.rs`.
+//! Rows: how a thread, its entries and its calls are written and read. SQL lives here, in `read.rs` and in `due.rs`.
 
 use std::sync::Arc;
 
