@@ -13,6 +13,7 @@ use std::io::Write;
 use anyhow::anyhow;
 use clap::Args;
 use rap_protocol::Secret;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::client::{Client, DEFAULT_URL, Error};
@@ -57,6 +58,34 @@ pub struct Shape {
     /// Print the API's JSON instead of a table.
     #[arg(long)]
     pub json: bool,
+}
+
+/// What a listing of everything of a kind takes.
+#[derive(Args, Clone, Copy)]
+pub struct Listing {
+    /// How many at most, up to 1000.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    limit: usize,
+    /// How it is shown.
+    #[command(flatten)]
+    shape: Shape,
+}
+
+impl Listing {
+    /// The rows of `/v1/PATH`, which stand under `name`; none if they were printed as JSON.
+    async fn rows<T: DeserializeOwned>(
+        self,
+        client: &Client,
+        path: &str,
+        name: &str,
+    ) -> anyhow::Result<Option<Vec<T>>> {
+        let mut answer = client.get(&["v1", path], &[("limit", &self.limit.to_string())]).await?;
+        if self.shape.json {
+            print_json(&answer)?;
+            return Ok(None);
+        }
+        Ok(Some(client.typed(answer[name].take())?))
+    }
 }
 
 /// Prints on stdout.

@@ -27,7 +27,7 @@ enum Command {
     Demo(commands::demo::Demo),
     /// Write a commented rap.toml that lists every setting.
     Init(Init),
-    /// Run the runtime: callback endpoint, client API, page.
+    /// Run the runtime: callback endpoint and client API.
     Serve(Serve),
     /// Talk to an agent, and see what it does.
     Chat(commands::chat::Chat),

@@ -12,7 +12,7 @@ use rap_protocol::{Body, CallId, Content, Image};
 use serde_json::{Map, Value};
 
 use super::{IMAGE_BYTES, IMAGES, IMAGES_BYTES, Prompt};
-use crate::words::STILL_RUNNING;
+use crate::words::{STILL_RUNNING, with_kind};
 use crate::{Arguments, CallEntry, Entry, Item};
 
 /// Said for the user where a history begins with the assistant.
@@ -124,7 +124,7 @@ impl<'a> Builder<'a> {
         self.originals.insert(&call.id, (name, given));
         let mut arguments = given.map_or_else(|| Cow::Owned(Map::new()), Cow::Borrowed);
         if let Arguments::Echo { kind, .. } = &call.arguments {
-            arguments = Cow::Owned(with_kind(arguments.into_owned(), kind));
+            arguments = Cow::Owned(with_kind(arguments.into_owned(), kind.to_owned()));
         }
         Call { id: call.id.as_str(), name, arguments, result: Vec::new() }
     }
@@ -219,17 +219,6 @@ fn shown<'a>(text: &'a str, room: &mut usize) -> Option<Part<'a>> {
     let whole = text.len();
     let kept = spoken(&text[..end]).unwrap_or_default();
     Some(Part::Text(format!("{kept}\n[cut: {end} of {whole} bytes are shown]").into()))
-}
-
-fn with_kind(mut arguments: Map<String, Value>, kind: &str) -> Map<String, Value> {
-    if let Some(own) = arguments.insert("kind".into(), kind.into()) {
-        let mut key = "kind_".to_owned();
-        while arguments.contains_key(&key) {
-            key.push('_');
-        }
-        arguments.insert(key, own);
-    }
-    arguments
 }
 
 fn missing<'a>(image: &Image, why: &str) -> Part<'a> {

@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use serde::Deserialize;
 
-use super::{Connection, Shape, print, print_json};
+use super::{Connection, Listing, print};
 use crate::age::{self, span};
 use crate::api::Waiting;
 use crate::table::{Table, terminal_width};
@@ -12,14 +12,7 @@ use crate::table::{Table, terminal_width};
 #[derive(Subcommand)]
 pub enum Command {
     /// List the open calls of all threads, the oldest first.
-    Ls {
-        /// How many at most, up to 1000.
-        #[arg(long, value_name = "N", default_value_t = 100)]
-        limit: usize,
-        /// How it is shown.
-        #[command(flatten)]
-        shape: Shape,
-    },
+    Ls(Listing),
     /// Cancel an open call; its tool is told, and the agent sees that it was interrupted.
     #[command(after_help = "Example: rap calls cancel t019 call_2_1")]
     Cancel {
@@ -44,14 +37,10 @@ struct OpenCall {
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
-        Command::Ls { limit, shape } => {
-            let mut answer = client.get(&["v1", "calls"], &[("limit", &limit.to_string())]).await?;
-            if shape.json {
-                return print_json(&answer);
-            }
-            let calls: Vec<OpenCall> = client.typed(answer["calls"].take())?;
-            show(&calls)
-        }
+        Command::Ls(listing) => match listing.rows(&client, "calls", "calls").await? {
+            None => Ok(()),
+            Some(calls) => show(&calls),
+        },
         Command::Cancel { thread, call } => super::cancel(&client, &thread, &call).await,
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::{anyhow, bail};
 use clap::Subcommand;
 
-use super::{Connection, Shape, known, print, print_json};
+use super::{Connection, Listing, known, print};
 use crate::age;
 use crate::api::{Asked, Question};
 use crate::client::Client;
@@ -13,14 +13,7 @@ use crate::table::{Table, terminal_width};
 #[derive(Subcommand)]
 pub enum Command {
     /// List every question that waits for a person, the oldest first.
-    Ls {
-        /// How many at most, up to 1000.
-        #[arg(long, value_name = "N", default_value_t = 100)]
-        limit: usize,
-        /// How it is shown.
-        #[command(flatten)]
-        shape: Shape,
-    },
+    Ls(Listing),
     /// Answer a question, with the number of a choice (from 1) or its words.
     #[command(after_help = "Examples:\n  rap inbox answer t019 call_2_1 green\n  \
                             rap inbox answer t019 call_2_1 --dismiss")]
@@ -42,14 +35,10 @@ pub enum Command {
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
-        Command::Ls { limit, shape } => {
-            let mut answer = client.get(&["v1", "inbox"], &[("limit", &limit.to_string())]).await?;
-            if shape.json {
-                return print_json(&answer);
-            }
-            let questions: Vec<Question> = client.typed(answer["items"].take())?;
-            show(&questions)
-        }
+        Command::Ls(listing) => match listing.rows(&client, "inbox", "items").await? {
+            None => Ok(()),
+            Some(questions) => show(&questions),
+        },
         Command::Answer { thread, call, choice, .. } => {
             answer(&client, &thread, &call, choice.as_deref()).await
         }

@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use serde::Deserialize;
 
-use super::{Connection, Shape, print, print_json};
+use super::{Connection, Listing, print};
 use crate::age::{self, span};
 use crate::api::Subscription;
 use crate::table::{Table, terminal_width};
@@ -12,14 +12,7 @@ use crate::table::{Table, terminal_width};
 #[derive(Subcommand)]
 pub enum Command {
     /// List the subscriptions of all threads, the oldest first.
-    Ls {
-        /// How many at most, up to 1000.
-        #[arg(long, value_name = "N", default_value_t = 100)]
-        limit: usize,
-        /// How it is shown.
-        #[command(flatten)]
-        shape: Shape,
-    },
+    Ls(Listing),
     /// End a subscription; its tool is told, and sends no more events.
     #[command(after_help = "Example: rap subs cancel t019 call_2_1")]
     Cancel {
@@ -42,14 +35,10 @@ struct Held {
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
-        Command::Ls { limit, shape } => {
-            let mut answer = client.get(&["v1", "subscriptions"], &[("limit", &limit.to_string())]).await?;
-            if shape.json {
-                return print_json(&answer);
-            }
-            let held: Vec<Held> = client.typed(answer["subscriptions"].take())?;
-            show(&held)
-        }
+        Command::Ls(listing) => match listing.rows(&client, "subscriptions", "subscriptions").await? {
+            None => Ok(()),
+            Some(held) => show(&held),
+        },
         Command::Cancel { thread, call } => super::cancel(&client, &thread, &call).await,
     }
 }
