@@ -39,6 +39,8 @@ enum Command {
     Subs(Client<commands::subs::Command>),
     /// Every question that waits for a person.
     Inbox(Client<commands::inbox::Command>),
+    /// What was refused, retried or given up, of everything sent and received.
+    Deliveries(Client<commands::deliveries::Command>),
     /// Which tools there are, and what is wrong with the others.
     Tools(Client<commands::tools::Command>),
     /// Print a script that completes rap's commands in a shell.
@@ -107,6 +109,9 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Calls(Client { command, connection }) => wait(commands::calls::run(command, connection)),
         Command::Subs(Client { command, connection }) => wait(commands::subs::run(command, connection)),
         Command::Inbox(Client { command, connection }) => wait(commands::inbox::run(command, connection)),
+        Command::Deliveries(Client { command, connection }) => {
+            wait(commands::deliveries::run(command, connection))
+        }
         Command::Tools(Client { command, connection }) => wait(commands::tools::run(command, connection)),
         Command::Completions { shell } => complete(shell),
     }

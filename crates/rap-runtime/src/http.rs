@@ -5,6 +5,7 @@
 
 mod api;
 mod callback;
+mod deliveries;
 mod json;
 mod refused;
 mod stream;
@@ -46,6 +47,9 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .route("/v1/calls", get(api::calls))
         .route("/v1/subscriptions", get(api::subscriptions))
         .route("/v1/inbox", get(api::inbox))
+        .route("/v1/deliveries", get(deliveries::deliveries))
+        .route("/v1/deliveries/{id}", get(deliveries::delivery))
+        .route("/v1/deliveries/{id}/redeliver", post(deliveries::redeliver))
         .route("/v1/tools", get(api::tools))
         .layer(middleware::from_fn_with_state(Arc::clone(&engine), known_client));
     Router::new()
@@ -53,6 +57,7 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .route("/callback/{token}", post(callback::callback))
         .route("/healthz", get(async || "ok"))
         .route("/readyz", get(api::ready))
+        .route("/metrics", get(api::metrics))
         .fallback(async || Refused::new(StatusCode::NOT_FOUND, "not_found", "there is nothing here"))
         .method_not_allowed_fallback(async || {
             Refused::new(

@@ -23,6 +23,8 @@ pub(crate) enum Live {
     Delta { turn: u64, attempt: u32, text: Arc<str> },
     /// Something that people should know now; it is not stored.
     Notice { thread: ThreadId, text: Arc<str> },
+    /// A line of the ledger is new, or has changed.
+    Delivery { no: i64 },
 }
 
 pub(crate) struct Hub {
@@ -75,7 +77,12 @@ impl Hub {
 
     /// Whether anybody listens to anything.
     pub(crate) fn is_heard(&self) -> bool {
-        self.listeners.load(Ordering::Relaxed) > 0
+        self.listeners() > 0
+    }
+
+    /// How many listen.
+    pub(crate) fn listeners(&self) -> usize {
+        self.listeners.load(Ordering::Relaxed)
     }
 
     /// Tells whoever listens. It never blocks; who is too slow loses it and learns that.
@@ -88,7 +95,12 @@ impl Hub {
             sender.send(live.clone()).ok();
         }
         if !matches!(live, Live::Delta { .. }) {
-            self.all.send(live).ok();
+            self.tell_all(live);
         }
+    }
+
+    /// Tells those who listen to all threads.
+    pub(crate) fn tell_all(&self, live: Live) {
+        self.all.send(live).ok();
     }
 }

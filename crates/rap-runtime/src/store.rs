@@ -8,7 +8,9 @@
 //! - A head is updated only at the version it was read at. A lost batch drops every head that is remembered.
 
 mod cache;
+mod census;
 mod due;
+mod ledger;
 mod read;
 mod rows;
 #[cfg(test)]
@@ -18,7 +20,7 @@ mod thread;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use rap_agent::{Birth, Effect, Head, Ignored, Limits, Message, Status, Step, Write, step};
 use rap_io::lock::{DirLock, LockError};
@@ -29,10 +31,13 @@ use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::Connection;
 
 use cache::{Cache, Loaded};
+use census::Steps;
 use read::Readers;
 use rows::Applying;
 
+pub(crate) use census::COUNTED;
 pub(crate) use due::{DueAnswer, Letters};
+pub(crate) use ledger::{DeliveryFilter, DeliveryRow, Fate, Kind, Line, Redelivery, prune_old};
 pub(crate) use read::{
     Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow, ViewRow,
 };
@@ -177,6 +182,7 @@ struct Shared {
     limits: Limits,
     key: Key,
     outlet: Outlet,
+    steps: Steps,
     _lock: DirLock,
 }
 
@@ -214,6 +220,7 @@ impl Store {
             limits,
             key,
             outlet,
+            steps: Steps::default(),
             _lock: lock,
         });
         let (file, lost) = (path.to_owned(), Arc::clone(&shared));
@@ -287,6 +294,7 @@ impl Store {
         job: impl FnOnce(&Connection) -> rusqlite::Result<Ran> + Send + 'static,
     ) -> Result<Receipt, Error> {
         let (shared, outlet) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
+        let began = Instant::now();
         let job = move |conn: &Connection| {
             let ran = job(conn);
             if ran.is_err() {
@@ -296,8 +304,13 @@ impl Store {
             ran
         };
         let then = move |ran| match ran {
-            Ran::Refused(error) => Err(error),
+            Ran::Refused(error) => {
+                outlet.steps.refused.count();
+                Err(error)
+            }
             Ran::Done(committed, receipt) => {
+                outlet.steps.applied.count();
+                outlet.steps.seconds.took(began.elapsed());
                 committed.into_iter().for_each(|step| (outlet.outlet)(step));
                 Ok(receipt)
             }

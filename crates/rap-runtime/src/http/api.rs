@@ -6,8 +6,10 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use rap_agent::{Ignored, Message, OnBusy};
+use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{CallId, ThreadId, UserId};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -27,7 +29,7 @@ const TITLE_CHARS: usize = 256;
 const KEY_BYTES: usize = 256;
 
 type Answer = Result<Json<Value>, Refused>;
-type Accepted = Result<(StatusCode, Json<Value>), Refused>;
+pub(super) type Accepted = Result<(StatusCode, Json<Value>), Refused>;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -160,9 +162,9 @@ fn known_agent(engine: &Engine, name: Option<String>) -> Result<String, Refused>
 }
 
 /// What stands behind the question mark, each key once.
-type Parameters = Query<HashMap<String, String>>;
+pub(super) type Parameters = Query<HashMap<String, String>>;
 
-fn rows(parameters: &HashMap<String, String>) -> Result<usize, Refused> {
+pub(super) fn rows(parameters: &HashMap<String, String>) -> Result<usize, Refused> {
     let (usual, most) = ROWS;
     match parameters.get("limit") {
         None => Ok(usual),
@@ -173,16 +175,19 @@ fn rows(parameters: &HashMap<String, String>) -> Result<usize, Refused> {
     }
 }
 
-fn number(parameters: &HashMap<String, String>, name: &str) -> Result<u64, Refused> {
-    let Some(text) = parameters.get(name) else { return Ok(0) };
-    let number: Result<u64, _> = text.parse();
-    number
-        .ok()
-        .filter(|number| *number <= u64::from(u32::MAX))
-        .ok_or_else(|| Refused::invalid(format!("{name}: expected what an earlier answer gave")))
+pub(super) fn number(parameters: &HashMap<String, String>, name: &str) -> Result<Option<u32>, Refused> {
+    let Some(text) = parameters.get(name) else { return Ok(None) };
+    let wrong = |_| Refused::invalid(format!("{name}: expected what an earlier answer gave"));
+    text.parse().map(Some).map_err(wrong)
 }
 
-fn only(parameters: &HashMap<String, String>, known: &[&str]) -> Result<(), Refused> {
+/// A thread by which a listing is filtered; it need not exist.
+pub(super) fn named(parameters: &HashMap<String, String>, name: &str) -> Result<Option<ThreadId>, Refused> {
+    let id = parameters.get(name).cloned().map(ThreadId::new).transpose();
+    id.map_err(|error| Refused::invalid(format!("{name}: {error}")))
+}
+
+pub(super) fn only(parameters: &HashMap<String, String>, known: &[&str]) -> Result<(), Refused> {
     match parameters.keys().find(|key| !known.contains(&key.as_str())) {
         None => Ok(()),
         Some(key) => {
@@ -201,8 +206,8 @@ pub(super) async fn threads(State(engine): State<Arc<Engine>>, Query(parameters)
     }
     let filter = ThreadFilter {
         status,
-        parent: parameters.get("parent").cloned().map(thread_id).transpose()?,
-        after: number(&parameters, "cursor")?.cast_signed(),
+        parent: named(&parameters, "parent")?,
+        after: number(&parameters, "cursor")?.unwrap_or(0).into(),
         limit: limit + 1,
     };
     let mut found = engine.store.threads(filter).await?;
@@ -236,9 +241,10 @@ pub(super) async fn history(
     Query(parameters): Parameters,
 ) -> Answer {
     only(&parameters, &["after", "limit"])?;
-    let (after, limit) = (number(&parameters, "after")?, rows(&parameters)?);
+    let (after, limit) = (number(&parameters, "after")?.unwrap_or(0), rows(&parameters)?);
     let row = engine.store.thread(thread_id(id)?).await?;
-    let entries = engine.store.history_for_people(row.thread, after, row.head.seq, Page::rows(limit)).await?;
+    let entries =
+        engine.store.history_for_people(row.thread, after.into(), row.head.seq, Page::rows(limit)).await?;
     let entries: Vec<Value> = entries.into_iter().map(|(seq, entry)| json::entry(seq, entry)).collect();
     Ok(Json(json!({"entries": entries})))
 }
@@ -334,4 +340,9 @@ pub(super) async fn tools(State(engine): State<Arc<Engine>>) -> Answer {
 pub(super) async fn ready(State(engine): State<Arc<Engine>>) -> Result<&'static str, Refused> {
     engine.store.is_readable().await?;
     Ok("ready")
+}
+
+pub(super) async fn metrics(State(engine): State<Arc<Engine>>) -> Result<Response, Refused> {
+    let text = engine.exposition().await?;
+    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
 }

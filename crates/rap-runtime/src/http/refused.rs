@@ -27,12 +27,27 @@ impl Refused {
         Refused::new(StatusCode::BAD_REQUEST, "invalid", message)
     }
 
+    pub(crate) fn code(&self) -> &'static str {
+        self.code
+    }
+
+    /// Whether the same would be refused again.
+    pub(crate) fn is_final(&self) -> bool {
+        self.status.is_client_error()
+    }
+
     pub(crate) fn unauthorised() -> Refused {
         Refused::new(
             StatusCode::UNAUTHORIZED,
             "unauthorised",
             "send the header Authorization: Bearer <token>",
         )
+    }
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "answered {}: {}", self.status.as_u16(), self.message)
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{InPath, Refused, json};
+use super::{InPath, Refused, deliveries, json};
 use crate::engine::Engine;
 use crate::hub::{Listener, Live};
 use crate::store::{self, Page, ThreadRow};
@@ -156,6 +156,7 @@ impl ThreadStream {
                         writer.send("delta", &json!({"turn": turn, "attempt": attempt, "text": &*text})).await
                     }
                     Ok(Live::Notice { text, .. }) => writer.send("notice", &json!({"text": &*text})).await,
+                    Ok(Live::Delivery { .. }) => Ok(()),
                     Err(RecvError::Lagged(_)) => {
                         return End::Said("too slow; connect again with Last-Event-ID");
                     }
@@ -295,6 +296,7 @@ impl AllStream {
                     Ok(Live::Notice { thread, text }) => {
                         writer.send("notice", &json!({"thread_id": thread, "text": &*text})).await
                     }
+                    Ok(Live::Delivery { no }) => self.show_delivery(writer, no).await,
                     Ok(Live::Delta { .. }) => Ok(()),
                     Err(RecvError::Lagged(_)) => return End::Said("too slow; connect again"),
                     Err(RecvError::Closed) => return End::Said("the runtime is stopping; connect again"),
@@ -311,6 +313,13 @@ impl AllStream {
             self.show_question(writer, item.thread.clone(), json::inbox_item(&item)).await?;
         }
         Ok(())
+    }
+
+    async fn show_delivery(&self, writer: &Writer, no: i64) -> Flow {
+        match self.engine.store.delivery(no).await? {
+            Some(row) => writer.send("delivery", &json!(deliveries::Delivery::from(row))).await,
+            None => Ok(()),
+        }
     }
 
     async fn show_question(&mut self, writer: &Writer, thread: ThreadId, shown: Value) -> Flow {
