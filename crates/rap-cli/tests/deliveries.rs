@@ -52,7 +52,7 @@ async fn an_invocation_that_is_retried_is_one_line_until_it_is_delivered() {
     assert_eq!(redeliver(&rap, &delivered).await.refusal(), (409, "already_delivered"));
     calls[2].returns("done").await;
     rap.until_idle(&thread).await;
-    assert_eq!(rap.listing("deliveries").await, [delivered.clone()]);
+    assert_eq!(rap.listing("deliveries").await, std::slice::from_ref(&delivered));
     assert_eq!(redeliver(&rap, &delivered).await.refusal(), (409, "call_settled"));
     let one = rap.get(&format!("/v1/deliveries/{}", delivered["id"].as_str().unwrap())).await;
     assert_eq!(one.expect(200), delivered);

@@ -8,54 +8,73 @@ use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use rap_agent::{Ignored, Message, OnBusy};
+use rap_agent::{Ignored, Message, OnBusy, Status};
 use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{CallId, ThreadId, UserId};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::{InPath, Refused, body, json};
+use super::json::{
+    Calls, Done, Entries, Entry, Inbox, ListedCall, ListedSubscription, Question, STATUSES, Subscriptions,
+    Thread, Threads, Tools, Turn, View, Views,
+};
+use super::query::{self, Given};
+use super::{InPath, Refused, body};
 use crate::engine::Engine;
 use crate::store::{self, Digest, NewThread, Page, Target, ThreadFilter, fresh_id, now};
 
-/// How many rows a listing has unless it is told, and at most.
-const ROWS: (usize, usize) = (100, 1000);
 /// The longest id that a client gives a thread, and the longest title, in characters.
 const ID_CHARS: usize = 128;
 const TITLE_CHARS: usize = 256;
 /// The longest Idempotency-Key, in bytes.
-const KEY_BYTES: usize = 256;
+pub(super) const KEY_BYTES: usize = 256;
 
-type Answer = Result<Json<Value>, Refused>;
-pub(super) type Accepted = Result<(StatusCode, Json<Value>), Refused>;
+type Answer<T> = Result<Json<T>, Refused>;
+pub(super) type Accepted<T = Done> = Result<(StatusCode, Json<T>), Refused>;
 
-#[derive(Deserialize)]
+pub(super) const DONE: (StatusCode, Json<Done>) = (StatusCode::ACCEPTED, Json(Done {}));
+
+/// A thread to be made.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct CreateThread {
+pub(super) struct CreateThread {
+    /// An id of the client's own.
+    #[schemars(regex(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}$"))]
     id: Option<String>,
+    /// Which agent of the configuration; its first one if not given.
     agent: Option<String>,
+    /// The end user on whose behalf tools are called.
+    #[schemars(length(min = 1, max = 256), regex(pattern = "^[ -~]+$"))]
     user_id: Option<String>,
+    #[schemars(length(max = 256))]
     title: Option<String>,
+    /// What the user says first.
     message: Option<String>,
 }
 
-#[derive(Deserialize)]
+/// Something said to an agent.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Say {
+pub(super) struct Say {
     text: String,
     #[serde(default)]
     on_busy: Busy,
 }
 
-#[derive(Deserialize, Default)]
+/// What becomes of a message to a busy agent.
+#[derive(Deserialize, JsonSchema, Default)]
 #[serde(rename_all = "snake_case")]
 enum Busy {
+    /// It is answered at once; calls go on.
     #[default]
     Join,
+    /// What the agent does is stopped first.
     Interrupt,
+    /// It waits until the agent has come to rest.
     Enqueue,
+    /// It is refused.
     Reject,
 }
 
@@ -70,10 +89,13 @@ impl From<Busy> for OnBusy {
     }
 }
 
-#[derive(Deserialize)]
+/// An answer to a question: `selected`, or `dismiss`.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Choose {
+pub(super) struct Choose {
+    /// The number of the choice, counted from 0.
     selected: Option<usize>,
+    /// Leaves it to the default.
     #[serde(default)]
     dismiss: bool,
 }
@@ -134,7 +156,7 @@ pub(super) async fn create_thread(
     State(engine): State<Arc<Engine>>,
     headers: HeaderMap,
     request: Body,
-) -> Accepted {
+) -> Accepted<Thread> {
     let CreateThread { id, agent, user_id, title, message } = read(&engine, &headers, request).await?;
     let id = match id {
         Some(id) => own_id(id)?,
@@ -148,7 +170,7 @@ pub(super) async fn create_thread(
     let new = NewThread { id, agent: known_agent(&engine, agent)?, user_id, title, message };
     let receipt = engine.store.create(new, digest(&headers, About::NewThreads)?).await?;
     let row = engine.store.thread(receipt.thread).await?;
-    Ok((StatusCode::CREATED, Json(json::thread(&row))))
+    Ok((StatusCode::CREATED, Json(Thread::from(&row))))
 }
 
 fn known_agent(engine: &Engine, name: Option<String>) -> Result<String, Refused> {
@@ -164,62 +186,27 @@ fn known_agent(engine: &Engine, name: Option<String>) -> Result<String, Refused>
 /// What stands behind the question mark, each key once.
 pub(super) type Parameters = Query<HashMap<String, String>>;
 
-pub(super) fn rows(parameters: &HashMap<String, String>) -> Result<usize, Refused> {
-    let (usual, most) = ROWS;
-    match parameters.get("limit") {
-        None => Ok(usual),
-        Some(text) => match text.parse() {
-            Ok(limit) if (1..=most).contains(&limit) => Ok(limit),
-            _ => Err(Refused::invalid(format!("limit: a number from 1 to {most}"))),
-        },
-    }
-}
-
-pub(super) fn number(parameters: &HashMap<String, String>, name: &str) -> Result<Option<u32>, Refused> {
-    let Some(text) = parameters.get(name) else { return Ok(None) };
-    let wrong = |_| Refused::invalid(format!("{name}: expected what an earlier answer gave"));
-    text.parse().map(Some).map_err(wrong)
-}
-
-/// A thread by which a listing is filtered; it need not exist.
-pub(super) fn named(parameters: &HashMap<String, String>, name: &str) -> Result<Option<ThreadId>, Refused> {
-    let id = parameters.get(name).cloned().map(ThreadId::new).transpose();
-    id.map_err(|error| Refused::invalid(format!("{name}: {error}")))
-}
-
-pub(super) fn only(parameters: &HashMap<String, String>, known: &[&str]) -> Result<(), Refused> {
-    match parameters.keys().find(|key| !known.contains(&key.as_str())) {
-        None => Ok(()),
-        Some(key) => {
-            Err(Refused::invalid(format!("{key}: unknown parameter; there are: {}", known.join(", "))))
-        }
-    }
-}
-
-pub(super) async fn threads(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer {
-    only(&parameters, &["status", "parent", "limit", "cursor"])?;
-    let limit = rows(&parameters)?;
-    let status = parameters.get("status").cloned();
-    const STATUSES: [&str; 6] = ["closed", "failed", "running", "needs_you", "waiting", "idle"];
-    if status.as_ref().is_some_and(|status| !STATUSES.contains(&status.as_str())) {
-        return Err(Refused::invalid(format!("status: one of {}", STATUSES.join(", "))));
-    }
+pub(super) async fn threads(
+    State(engine): State<Arc<Engine>>,
+    Query(parameters): Parameters,
+) -> Answer<Threads> {
+    let given = Given::check(parameters, query::OF_THREADS)?;
+    let limit = given.rows()?;
     let filter = ThreadFilter {
-        status,
-        parent: named(&parameters, "parent")?,
-        after: number(&parameters, "cursor")?.unwrap_or(0).into(),
+        status: given.one_of("status", &STATUSES, Status::as_str)?,
+        parent: given.thread("parent")?,
+        after: given.place("cursor")?.unwrap_or(0).into(),
         limit: limit + 1,
     };
     let mut found = engine.store.threads(filter).await?;
     let more = found.len() > limit;
     found.truncate(limit);
-    let next = found.last().filter(|_| more).map(|row| row.thread.no.to_string());
-    let threads: Vec<Value> = found.iter().map(json::thread).collect();
-    Ok(Json(json!({"threads": threads, "next_cursor": next})))
+    let next_cursor = found.last().filter(|_| more).map(|row| row.thread.no.to_string());
+    Ok(Json(Threads { threads: found.iter().map(Thread::from).collect(), next_cursor }))
 }
 
-pub(super) async fn thread(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer {
-    Ok(Json(json::thread(&engine.store.thread(thread_id(id)?).await?)))
+pub(super) async fn thread(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer<Thread> {
+    Ok(Json(Thread::from(&engine.store.thread(thread_id(id)?).await?)))
 }
 
 pub(super) async fn message(
@@ -227,26 +214,24 @@ pub(super) async fn message(
     InPath(id): InPath<String>,
     headers: HeaderMap,
     request: Body,
-) -> Accepted {
+) -> Accepted<Turn> {
     let Say { text, on_busy } = read(&engine, &headers, request).await?;
     let said = Message::Said { text, on_busy: on_busy.into() };
     let digest = digest(&headers, About::Thread(&id))?;
     let receipt = engine.store.step_once(Target::Id(thread_id(id)?), said, digest).await?;
-    Ok((StatusCode::ACCEPTED, Json(json!({"turn": receipt.turn}))))
+    Ok((StatusCode::ACCEPTED, Json(Turn { turn: receipt.turn })))
 }
 
 pub(super) async fn history(
     State(engine): State<Arc<Engine>>,
     InPath(id): InPath<String>,
     Query(parameters): Parameters,
-) -> Answer {
-    only(&parameters, &["after", "limit"])?;
-    let (after, limit) = (number(&parameters, "after")?.unwrap_or(0), rows(&parameters)?);
+) -> Answer<Entries> {
+    let given = Given::check(parameters, query::OF_HISTORY)?;
+    let (after, page) = (given.place("after")?.unwrap_or(0), Page::rows(given.rows()?));
     let row = engine.store.thread(thread_id(id)?).await?;
-    let entries =
-        engine.store.history_for_people(row.thread, after.into(), row.head.seq, Page::rows(limit)).await?;
-    let entries: Vec<Value> = entries.into_iter().map(|(seq, entry)| json::entry(seq, entry)).collect();
-    Ok(Json(json!({"entries": entries})))
+    let entries = engine.store.history_for_people(row.thread, after.into(), row.head.seq, page).await?;
+    Ok(Json(Entries { entries: entries.into_iter().map(Entry::from).collect() }))
 }
 
 /// A message whose sender need not know whether it changed anything.
@@ -255,7 +240,7 @@ async fn order(engine: &Engine, id: String, message: Message) -> Accepted {
         Ok(_) | Err(store::Error::Ignored(Ignored::NothingToInterrupt)) => {}
         Err(error) => return Err(error.into()),
     }
-    Ok((StatusCode::ACCEPTED, Json(json!({}))))
+    Ok(DONE)
 }
 
 pub(super) async fn interrupt(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
@@ -265,7 +250,7 @@ pub(super) async fn interrupt(State(engine): State<Arc<Engine>>, InPath(id): InP
 /// A second closing changes nothing and sends nothing.
 pub(super) async fn close(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
     match engine.tell(Target::Id(thread_id(id)?), Message::Close).await {
-        Ok(_) | Err(store::Error::Ignored(Ignored::Closed)) => Ok((StatusCode::ACCEPTED, Json(json!({})))),
+        Ok(_) | Err(store::Error::Ignored(Ignored::Closed)) => Ok(DONE),
         Err(error) => Err(error.into()),
     }
 }
@@ -289,7 +274,7 @@ pub(super) async fn cancel(
         }
         Err(error) => return Err(error.into()),
     }
-    Ok((StatusCode::ACCEPTED, Json(json!({}))))
+    Ok(DONE)
 }
 
 pub(super) async fn choice(
@@ -305,36 +290,35 @@ pub(super) async fn choice(
     order(&engine, id, Message::Chose { call: call_id(call)?, selected }).await
 }
 
-pub(super) async fn views(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer {
+pub(super) async fn views(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer<Views> {
     let row = engine.store.thread(thread_id(id)?).await?;
     let views = engine.store.views(row.thread.no).await?;
-    Ok(Json(json!({"views": views.iter().map(json::view).collect::<Vec<_>>()})))
+    Ok(Json(Views { views: views.into_iter().map(View::from).collect() }))
 }
 
-pub(super) async fn calls(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer {
-    only(&parameters, &["limit"])?;
-    let calls = engine.store.calls(rows(&parameters)?).await?;
-    Ok(Json(json!({"calls": calls.iter().map(json::open_call).collect::<Vec<_>>()})))
+pub(super) async fn calls(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer<Calls> {
+    let limit = Given::check(parameters, query::OF_LISTINGS)?.rows()?;
+    let calls = engine.store.calls(limit).await?;
+    Ok(Json(Calls { calls: calls.into_iter().map(ListedCall::from).collect() }))
 }
 
 pub(super) async fn subscriptions(
     State(engine): State<Arc<Engine>>,
     Query(parameters): Parameters,
-) -> Answer {
-    only(&parameters, &["limit"])?;
-    let found = engine.store.subscriptions(rows(&parameters)?).await?;
-    Ok(Json(json!({"subscriptions": found.iter().map(json::subscription).collect::<Vec<_>>()})))
+) -> Answer<Subscriptions> {
+    let limit = Given::check(parameters, query::OF_LISTINGS)?.rows()?;
+    let found = engine.store.subscriptions(limit).await?;
+    Ok(Json(Subscriptions { subscriptions: found.into_iter().map(ListedSubscription::from).collect() }))
 }
 
-pub(super) async fn inbox(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer {
-    only(&parameters, &["limit"])?;
-    let items = engine.store.inbox(None, rows(&parameters)?).await?;
-    Ok(Json(json!({"items": items.iter().map(json::inbox_item).collect::<Vec<_>>()})))
+pub(super) async fn inbox(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer<Inbox> {
+    let limit = Given::check(parameters, query::OF_LISTINGS)?.rows()?;
+    let items = engine.store.inbox(None, limit).await?;
+    Ok(Json(Inbox { items: items.into_iter().map(Question::from).collect() }))
 }
 
-pub(super) async fn tools(State(engine): State<Arc<Engine>>) -> Answer {
-    let tools = engine.toolsets.survey(&engine.store).await?;
-    Ok(Json(json::tools(&tools)))
+pub(super) async fn tools(State(engine): State<Arc<Engine>>) -> Answer<Tools> {
+    Ok(Json(Tools::from(&*engine.toolsets.survey(&engine.store).await?)))
 }
 
 pub(super) async fn ready(State(engine): State<Arc<Engine>>) -> Result<&'static str, Refused> {

@@ -7,9 +7,10 @@ use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::json;
 
-use super::api::{Accepted, Parameters, named, number, only, rows};
+use super::api::{Accepted, DONE, Parameters};
+use super::json::Time;
+use super::query::{self, Given};
 use super::{InPath, Refused};
 use crate::engine::Engine;
 use crate::store::{DeliveryFilter, DeliveryRow, Fate, Kind, Redelivery, now};
@@ -34,11 +35,11 @@ pub(super) struct Delivery {
     /// How the last attempt ended.
     detail: String,
     /// When the first attempt that failed ended.
-    first_at: String,
+    first_at: Time,
     /// When the last attempt ended.
-    last_at: String,
+    last_at: Time,
     /// When it is tried again.
-    next_at: Option<String>,
+    next_at: Option<Time>,
 }
 
 impl From<DeliveryRow> for Delivery {
@@ -54,9 +55,9 @@ impl From<DeliveryRow> for Delivery {
             outcome: row.outcome,
             attempts: row.attempts,
             detail: row.detail,
-            first_at: row.first_at.to_rfc3339(),
-            last_at: row.last_at.to_rfc3339(),
-            next_at: row.next_at.filter(|_| row.outcome == Fate::Retrying).map(|at| at.to_rfc3339()),
+            first_at: row.first_at.into(),
+            last_at: row.last_at.into(),
+            next_at: row.next_at.filter(|_| row.outcome == Fate::Retrying).map(Time::from),
         }
     }
 }
@@ -73,17 +74,12 @@ pub(super) async fn deliveries(
     State(engine): State<Arc<Engine>>,
     Query(parameters): Parameters,
 ) -> Result<Json<Deliveries>, Refused> {
-    only(&parameters, &["thread", "outcome", "limit", "cursor"])?;
-    let limit = rows(&parameters)?;
-    let fate = |text: &String| {
-        let words = Fate::ALL.map(Fate::as_str).join(", ");
-        let known = Fate::ALL.into_iter().find(|fate| fate.as_str() == text);
-        known.ok_or_else(|| Refused::invalid(format!("outcome: one of {words}")))
-    };
+    let given = Given::check(parameters, query::OF_DELIVERIES)?;
+    let limit = given.rows()?;
     let filter = DeliveryFilter {
-        thread: named(&parameters, "thread")?,
-        outcome: parameters.get("outcome").map(fate).transpose()?,
-        before: number(&parameters, "cursor")?.map(i64::from),
+        thread: given.thread("thread")?,
+        outcome: given.one_of("outcome", &Fate::ALL, Fate::as_str)?,
+        before: given.place("cursor")?.map(i64::from),
         limit: limit + 1,
     };
     let mut found = engine.store.deliveries(filter).await?;
@@ -113,7 +109,7 @@ pub(super) async fn redeliver(State(engine): State<Arc<Engine>>, InPath(id): InP
     match engine.store.redeliver(no, now()).await? {
         Redelivery::Due => {
             engine.look_now();
-            Ok((StatusCode::ACCEPTED, Json(json!({}))))
+            Ok(DONE)
         }
         Redelivery::NoSuchDelivery => Err(none()),
         Redelivery::NotAnInvocation => conflict(

@@ -4,8 +4,8 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use rap_agent::Ignored;
-use serde_json::json;
 
+use super::json::{Problem, Reason};
 use crate::store;
 
 /// How long a sender should wait when we are busy, in seconds.
@@ -53,7 +53,7 @@ impl std::fmt::Display for Refused {
 
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
-        let body = Json(json!({"error": {"code": self.code, "message": self.message}}));
+        let body = Json(Problem { error: Reason { code: self.code, message: self.message } });
         let mut response = (self.status, body).into_response();
         let headers = response.headers_mut();
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
