@@ -12,8 +12,8 @@ use rap_agent::{Ignored, Message, OnBusy, Status};
 use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{CallId, ThreadId, UserId};
 use schemars::JsonSchema;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use sha2::{Digest as _, Sha256};
 
 use super::json::{
@@ -92,12 +92,27 @@ impl From<Busy> for OnBusy {
 /// An answer to a question: `selected`, or `dismiss`.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(extend("oneOf" = [
+    {"required": ["selected"], "properties": {"selected": {"type": "integer"}, "dismiss": {"const": false}}},
+    {"required": ["dismiss"], "properties": {"selected": {"type": "null"}, "dismiss": {"const": true}}},
+]))]
 pub(super) struct Choose {
     /// The number of the choice, counted from 0.
-    selected: Option<usize>,
+    #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(max = rap_protocol::limits::CHOICES))]
+    selected: Option<u32>,
     /// Leaves it to the default.
     #[serde(default)]
     dismiss: bool,
+}
+
+/// A whole number is one also where it is written as `1.0`.
+fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    const MOST: f64 = rap_protocol::limits::CHOICES as f64;
+    let Some(given) = Option::<f64>::deserialize(deserializer)? else { return Ok(None) };
+    let whole = given.fract() == 0.0 && (0.0..=MOST).contains(&given);
+    let wrong = || serde::de::Error::custom("expected the number of a choice, counted from 0");
+    if whole { Ok(Some(given as u32)) } else { Err(wrong()) }
 }
 
 async fn read<T: DeserializeOwned>(
@@ -118,8 +133,9 @@ enum About<'a> {
 /// A client's key makes a repeat of its request harmless; it counts for the thread, or for making threads.
 fn digest(headers: &HeaderMap, about: About<'_>) -> Result<Option<Digest>, Refused> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
-    if !(1..=KEY_BYTES).contains(&key.as_bytes().len()) {
-        return Err(Refused::invalid(format!("Idempotency-Key: 1 to {KEY_BYTES} bytes")));
+    let plain = key.as_bytes().iter().all(|byte| matches!(byte, b' '..=b'~'));
+    if !plain || !(1..=KEY_BYTES).contains(&key.len()) {
+        return Err(Refused::invalid(format!("Idempotency-Key: 1 to {KEY_BYTES} characters of ASCII")));
     }
     // No id is empty, so that no thread is taken for the making of threads.
     let about = match about {
@@ -287,7 +303,12 @@ pub(super) async fn choice(
     if selected.is_some() == dismiss {
         return Err(Refused::invalid("give either `selected`, counted from 0, or `dismiss: true`"));
     }
-    order(&engine, id, Message::Chose { call: call_id(call)?, selected }).await
+    order(
+        &engine,
+        id,
+        Message::Chose { call: call_id(call)?, selected: selected.map(|number| number as usize) },
+    )
+    .await
 }
 
 pub(super) async fn views(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer<Views> {

@@ -16,11 +16,12 @@ use super::json::{Calls, Done, Entries, Inbox, Problem, Subscriptions, Thread, T
 use super::query::{OF_DELIVERIES, OF_HISTORY, OF_LISTINGS, OF_THREADS, Parameter};
 use super::{api, deliveries, stream};
 use crate::engine::Engine;
+use crate::settings::Settings;
 
 const IDEMPOTENCY_KEY: Parameter = Parameter {
     name: "Idempotency-Key",
     about: "Makes a repeat of the request harmless.",
-    schema: || json!({"type": "string", "minLength": 1, "maxLength": api::KEY_BYTES, "pattern": "^[!-~]+$"}),
+    schema: || json!({"type": "string", "maxLength": api::KEY_BYTES, "pattern": "^[!-~]([ -~]*[!-~])?$"}),
 };
 const LAST_EVENT_ID: Parameter = Parameter {
     name: "Last-Event-ID",
@@ -198,11 +199,12 @@ pub(super) fn routers() -> (Router<Arc<Engine>>, Router<Arc<Engine>>) {
 }
 
 async fn openapi(State(engine): State<Arc<Engine>>) -> Json<Value> {
-    Json(document(engine.settings.tokens.is_empty()))
+    Json(document(&engine.settings))
 }
 
-/// The description of the API, with tokens or without.
-fn document(without_tokens: bool) -> Value {
+/// The description of the API as it is configured: with tokens or without, and with these agents.
+fn document(settings: &Settings) -> Value {
+    let without_tokens = settings.tokens.is_empty();
     let at_components = |settings: &mut SchemaSettings| {
         settings.definitions_path = "/components/schemas".into();
         settings.meta_schema = None;
@@ -216,6 +218,8 @@ fn document(without_tokens: bool) -> Value {
     }
     let mut schemas = given.take_definitions(true);
     schemas.extend(answers.take_definitions(true));
+    let agents = settings.agents.iter().map(|agent| json!(agent.name)).chain([Value::Null]);
+    schemas[&*CreateThread::schema_name()]["properties"]["agent"]["enum"] = agents.collect();
     let mut document = json!({
         "openapi": "3.1.0",
         "info": {
