@@ -80,6 +80,8 @@ pub(crate) enum Error {
     WrongThread,
     #[error("a thread of that id exists")]
     Exists,
+    #[error("the Idempotency-Key was used for another request; make a new key for each request")]
+    KeyReused,
     #[error(transparent)]
     Ignored(#[from] Ignored),
     #[error("the thread is set aside after an internal error")]
@@ -152,7 +154,13 @@ pub(crate) struct Receipt {
 }
 
 /// Tells the requests of clients apart: the same one twice counts once.
-pub(crate) type Digest = [u8; 32];
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Once {
+    /// A digest of the client's key and what it counts for.
+    pub(crate) key: [u8; 32],
+    /// A digest of what is asked.
+    pub(crate) request: [u8; 32],
+}
 
 /// A step that is on disk, and what is to be done now.
 pub(crate) struct Committed {
@@ -255,9 +263,9 @@ impl Store {
     }
 
     /// Makes a root thread, and tells it what was said first.
-    pub(crate) async fn create(&self, new: NewThread, digest: Option<Digest>) -> Result<Receipt, Error> {
+    pub(crate) async fn create(&self, new: NewThread, mark: Option<Once>) -> Result<Receipt, Error> {
         let shared = Arc::clone(&self.shared);
-        self.run(Lane::External, move |conn| once(conn, digest, || shared.create(conn, new))).await
+        self.run(Lane::External, move |conn| once(conn, mark, || shared.create(conn, new))).await
     }
 
     /// Applies a message of a client, which may be a repeat of one that was applied.
@@ -265,10 +273,10 @@ impl Store {
         &self,
         target: Target,
         message: Message,
-        digest: Option<Digest>,
+        mark: Option<Once>,
     ) -> Result<Receipt, Error> {
         let shared = Arc::clone(&self.shared);
-        let job = move |conn: &Connection| once(conn, digest, || shared.apply(conn, &target, message));
+        let job = move |conn: &Connection| once(conn, mark, || shared.apply(conn, &target, message));
         self.run(Lane::External, job).await
     }
 
@@ -465,19 +473,19 @@ impl Shared {
     }
 }
 
-/// Does it, unless a request of the same digest was done before; then what that led to is the answer.
+/// Does it, unless a request with the same key was done before; then what that led to is the answer, if it was the same.
 fn once(
     conn: &Connection,
-    digest: Option<Digest>,
+    mark: Option<Once>,
     job: impl FnOnce() -> rusqlite::Result<Ran>,
 ) -> rusqlite::Result<Ran> {
-    let Some(digest) = digest else { return job() };
-    if let Some((thread, turn)) = rows::repeated(conn, &digest)? {
-        return Ok(Ran::Done(Vec::new(), Receipt { thread, turn }));
+    let Some(mark) = mark else { return job() };
+    if let Some((receipt, same)) = rows::repeated(conn, &mark)? {
+        return Ok(if same { Ran::Done(Vec::new(), receipt) } else { Ran::Refused(Error::KeyReused) });
     }
     let ran = job()?;
     if let Ran::Done(_, receipt) = &ran {
-        rows::remember(conn, &digest, &receipt.thread, receipt.turn, now())?;
+        rows::remember(conn, &mark, receipt, now())?;
     }
     Ok(ran)
 }

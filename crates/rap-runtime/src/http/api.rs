@@ -13,7 +13,7 @@ use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{CallId, ThreadId, UserId};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::json::{
@@ -23,7 +23,7 @@ use super::json::{
 use super::query::{self, Given};
 use super::{InPath, Refused, body};
 use crate::engine::Engine;
-use crate::store::{self, Digest, NewThread, Page, Target, ThreadFilter, fresh_id, now};
+use crate::store::{self, NewThread, Once, Page, Target, ThreadFilter, fresh_id, now};
 
 /// The longest id that a client gives a thread, and the longest title, in characters.
 const ID_CHARS: usize = 128;
@@ -37,7 +37,7 @@ pub(super) type Accepted<T = Done> = Result<(StatusCode, Json<T>), Refused>;
 pub(super) const DONE: (StatusCode, Json<Done>) = (StatusCode::ACCEPTED, Json(Done {}));
 
 /// A thread to be made.
-#[derive(Deserialize, JsonSchema)]
+#[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CreateThread {
     /// An id of the client's own.
@@ -46,7 +46,7 @@ pub(super) struct CreateThread {
     /// Which agent of the configuration; its first one if not given.
     agent: Option<String>,
     /// The end user on whose behalf tools are called.
-    #[schemars(length(min = 1, max = 256), regex(pattern = "^[ -~]+$"))]
+    #[schemars(regex(pattern = query::ID))]
     user_id: Option<String>,
     #[schemars(length(max = 256))]
     title: Option<String>,
@@ -55,7 +55,7 @@ pub(super) struct CreateThread {
 }
 
 /// Something said to an agent.
-#[derive(Deserialize, JsonSchema)]
+#[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Say {
     text: String,
@@ -64,7 +64,7 @@ pub(super) struct Say {
 }
 
 /// What becomes of a message to a busy agent.
-#[derive(Deserialize, JsonSchema, Default)]
+#[derive(Deserialize, Serialize, JsonSchema, Default)]
 #[serde(rename_all = "snake_case")]
 enum Busy {
     /// It is answered at once; calls go on.
@@ -130,8 +130,9 @@ enum About<'a> {
     Thread(&'a str),
 }
 
-/// A client's key makes a repeat of its request harmless; it counts for the thread, or for making threads.
-fn digest(headers: &HeaderMap, about: About<'_>) -> Result<Option<Digest>, Refused> {
+/// A client's key makes a repeat of its request harmless; it counts for the thread, or for making threads. What is asked
+/// is compared as it was understood, so that a default may be given or left out.
+fn once(headers: &HeaderMap, about: About<'_>, asked: &impl Serialize) -> Result<Option<Once>, Refused> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
     let plain = key.as_bytes().iter().all(|byte| matches!(byte, b' '..=b'~'));
     if !plain || !(1..=KEY_BYTES).contains(&key.len()) {
@@ -146,7 +147,8 @@ fn digest(headers: &HeaderMap, about: About<'_>) -> Result<Option<Digest>, Refus
     hash.update((about.len() as u64).to_be_bytes());
     hash.update(about);
     hash.update(key.as_bytes());
-    Ok(Some(hash.finalize().into()))
+    let asked = serde_json::to_vec(asked).expect("bug: a request is JSON");
+    Ok(Some(Once { key: hash.finalize().into(), request: Sha256::digest(asked).into() }))
 }
 
 /// An id of the path. What can not be an id names nothing.
@@ -173,7 +175,9 @@ pub(super) async fn create_thread(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Thread> {
-    let CreateThread { id, agent, user_id, title, message } = read(&engine, &headers, request).await?;
+    let asked: CreateThread = read(&engine, &headers, request).await?;
+    let mark = once(&headers, About::NewThreads, &asked)?;
+    let CreateThread { id, agent, user_id, title, message } = asked;
     let id = match id {
         Some(id) => own_id(id)?,
         None => fresh_id(now()),
@@ -184,7 +188,7 @@ pub(super) async fn create_thread(
         return Err(Refused::invalid(format!("title: at most {TITLE_CHARS} characters")));
     }
     let new = NewThread { id, agent: known_agent(&engine, agent)?, user_id, title, message };
-    let receipt = engine.store.create(new, digest(&headers, About::NewThreads)?).await?;
+    let receipt = engine.store.create(new, mark).await?;
     let row = engine.store.thread(receipt.thread).await?;
     Ok((StatusCode::CREATED, Json(Thread::from(&row))))
 }
@@ -231,10 +235,11 @@ pub(super) async fn message(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Turn> {
-    let Say { text, on_busy } = read(&engine, &headers, request).await?;
+    let asked: Say = read(&engine, &headers, request).await?;
+    let mark = once(&headers, About::Thread(&id), &asked)?;
+    let Say { text, on_busy } = asked;
     let said = Message::Said { text, on_busy: on_busy.into() };
-    let digest = digest(&headers, About::Thread(&id))?;
-    let receipt = engine.store.step_once(Target::Id(thread_id(id)?), said, digest).await?;
+    let receipt = engine.store.step_once(Target::Id(thread_id(id)?), said, mark).await?;
     Ok((StatusCode::ACCEPTED, Json(Turn { turn: receipt.turn })))
 }
 

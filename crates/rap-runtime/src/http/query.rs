@@ -50,8 +50,11 @@ fn number() -> Value {
     json!({"type": "integer", "minimum": 0, "maximum": u32::MAX})
 }
 
+/// What an id of the wire is, 256 bytes of text without control characters, as far as characters can say it.
+pub(super) const ID: &str = r"^([ -~]{1,256}|[^\u0000-\u001f\u007f-\u009f]{1,64})$";
+
 fn id() -> Value {
-    json!({"type": "string", "minLength": 1, "maxLength": rap_protocol::limits::ID_BYTES, "pattern": "^[!-~]+$"})
+    json!({"type": "string", "pattern": ID})
 }
 
 pub(super) const OF_THREADS: &[Parameter] = &[STATUS, PARENT, LIMIT, CURSOR];

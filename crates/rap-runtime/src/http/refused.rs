@@ -74,6 +74,7 @@ impl From<store::Error> for Refused {
             Error::NoThread => Refused::new(StatusCode::NOT_FOUND, "no_such_thread", message),
             Error::WrongThread => Refused::new(StatusCode::FORBIDDEN, "wrong_thread", message),
             Error::Exists => Refused::new(StatusCode::CONFLICT, "thread_exists", message),
+            Error::KeyReused => Refused::new(StatusCode::CONFLICT, "key_reused", message),
             Error::Ignored(ignored) => ignored.into(),
             Error::SetAside => Refused::new(
                 StatusCode::SERVICE_UNAVAILABLE,

@@ -93,6 +93,7 @@ CREATE INDEX seen_at ON seen (at);
 -- Requests of clients that must not count twice, by a digest of what they are about and the client's key.
 CREATE TABLE repeats (
     digest BLOB PRIMARY KEY,
+    request BLOB NOT NULL,            -- a digest of what was asked
     thread TEXT NOT NULL,
     turn INTEGER NOT NULL,
     at INTEGER NOT NULL
