@@ -228,6 +228,7 @@ async fn every_listing_checks_what_it_is_asked() {
         ("/v1/threads/t1/history", places("after").to_vec()),
         ("/v1/calls", vec!["cursor=1".into()]),
         ("/v1/subscriptions", vec!["cursor=1".into()]),
+        ("/v1/timers", vec!["cursor=1".into()]),
         ("/v1/inbox", vec!["cursor=1".into()]),
     ];
     for (path, more) in table {

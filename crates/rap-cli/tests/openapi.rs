@@ -111,7 +111,7 @@ async fn the_description_is_for_everybody_and_names_every_path_of_the_api() {
             assert_eq!(answer.status, if open { 200 } else { 401 }, "{method} {path}");
         }
     }
-    assert_eq!(paths.len(), 23);
+    assert_eq!(paths.len(), 24);
 }
 
 #[tokio::test]

@@ -37,9 +37,10 @@ impl Said {
     }
 }
 
-const PATHS: [&str; 9] = [
+const PATHS: [&str; 10] = [
     "/v1/threads",
     "/v1/calls",
+    "/v1/timers",
     "/v1/subscriptions",
     "/v1/deliveries",
     "/v1/tools",
@@ -49,7 +50,9 @@ const PATHS: [&str; 9] = [
     "/readyz",
 ];
 
-const COMMANDS: [&[&str]; 12] = [
+const COMMANDS: [&[&str]; 14] = [
+    &["timers", "ls"],
+    &["timers", "ls", "--json"],
     &["threads", "ls"],
     &["threads", "ls", "--json"],
     &["calls", "ls"],

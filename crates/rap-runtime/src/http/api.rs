@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::json::{
     Calls, Done, Entries, Entry, Inbox, ListedCall, ListedSubscription, Question, STATUSES, Subscriptions,
-    Thread, Threads, Tools, Turn, View, Views,
+    Thread, Threads, Timer, Timers, Tools, Turn, View, Views,
 };
 use super::query::{self, Given};
 use super::{InPath, Refused, body};
@@ -335,6 +335,15 @@ pub(super) async fn subscriptions(
     let limit = Given::check(parameters, query::OF_LISTINGS)?.rows()?;
     let found = engine.store.subscriptions(limit).await?;
     Ok(Json(Subscriptions { subscriptions: found.into_iter().map(ListedSubscription::from).collect() }))
+}
+
+pub(super) async fn timers(
+    State(engine): State<Arc<Engine>>,
+    Query(parameters): Parameters,
+) -> Answer<Timers> {
+    let limit = Given::check(parameters, query::OF_LISTINGS)?.rows()?;
+    let timers = engine.store.timers(limit).await?;
+    Ok(Json(Timers { timers: timers.into_iter().map(Timer::from).collect() }))
 }
 
 pub(super) async fn inbox(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer<Inbox> {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::store;
-use crate::store::{CallRow, InboxItem, SubscriptionRow, ThreadRow, ViewRow};
+use crate::store::{CallRow, InboxItem, SubscriptionRow, ThreadRow, TimerRow, ViewRow};
 use crate::toolsets::SessionTools;
 
 /// What a thread can be at.
@@ -227,9 +227,10 @@ enum Item {
     /// Something said to the model.
     User {
         text: String,
-        /// `runtime` where it was not a user who said it.
+        /// Who said it, where it was not a user: `runtime` or `parent`.
         #[serde(skip_serializing_if = "Option::is_none")]
-        from: Option<&'static str>,
+        #[schemars(with = "Option<String>")]
+        from: Option<Speaker>,
     },
     /// What the model said and called.
     Assistant { text: String, calls: Vec<Call> },
@@ -272,7 +273,7 @@ impl From<(Seq, rap_agent::Entry)> for Entry {
     fn from((seq, entry): (Seq, rap_agent::Entry)) -> Entry {
         let item = match entry.item {
             rap_agent::Item::User { text, from } => {
-                Item::User { text, from: (from == Speaker::Runtime).then_some("runtime") }
+                Item::User { text, from: Some(from).filter(|from| *from != Speaker::User) }
             }
             rap_agent::Item::Assistant { text, calls } => {
                 Item::Assistant { text, calls: calls.into_iter().map(Call::from).collect() }
@@ -370,6 +371,32 @@ impl From<SubscriptionRow> for ListedSubscription {
     fn from(row: SubscriptionRow) -> ListedSubscription {
         let SubscriptionRow { thread, call, tool, server, since } = row;
         ListedSubscription { thread_id: thread, call_id: call, tool, server, since: since.into() }
+    }
+}
+
+/// Everything that happens at a time by itself.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Timers {
+    pub(super) timers: Vec<Timer>,
+}
+
+/// Something that happens at a time by itself.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Timer {
+    #[schemars(with = "String")]
+    thread_id: ThreadId,
+    #[schemars(with = "Option<String>")]
+    call_id: Option<CallId>,
+    tool: Option<String>,
+    #[schemars(extend("enum" = ["timeout", "sleep", "schedule", "retry"]))]
+    kind: &'static str,
+    at: Time,
+}
+
+impl From<TimerRow> for Timer {
+    fn from(row: TimerRow) -> Timer {
+        let TimerRow { thread, call, tool, kind, at } = row;
+        Timer { thread_id: thread, call_id: call, tool, kind, at: at.into() }
     }
 }
 

@@ -12,7 +12,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use super::api::{Choose, CreateThread, Say};
-use super::json::{Calls, Done, Entries, Inbox, Problem, Subscriptions, Thread, Threads, Tools, Turn, Views};
+use super::json::{
+    Calls, Done, Entries, Inbox, Problem, Subscriptions, Thread, Threads, Timers, Tools, Turn, Views,
+};
 use super::query::{OF_DELIVERIES, OF_HISTORY, OF_LISTINGS, OF_THREADS, Parameter};
 use super::{api, deliveries, stream};
 use crate::engine::Engine;
@@ -168,6 +170,9 @@ fn operations() -> Vec<Operation> {
         get("/v1/subscriptions", api::subscriptions, "Active subscriptions.")
             .query(OF_LISTINGS)
             .gives::<Subscriptions>(200),
+        get("/v1/timers", api::timers, "What happens at a time by itself.")
+            .query(OF_LISTINGS)
+            .gives::<Timers>(200),
         get("/v1/inbox", api::inbox, "Every question that waits for a person.")
             .query(OF_LISTINGS)
             .gives::<Inbox>(200),
