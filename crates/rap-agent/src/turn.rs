@@ -8,7 +8,7 @@ use crate::step::{Released, Stepping};
 use crate::words;
 use crate::{
     Again, Answer, Arguments, BuiltIn, CallEntry, CallState, Effect, Item, OpenCall, Origin, Phase, Plan,
-    PlannedCall, Queue, Server, Write,
+    PlannedCall, Queue, Server, Thoughts, Write,
 };
 
 /// The shortest and the longest pause before a failed thread asks again by itself.
@@ -16,15 +16,15 @@ const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::fr
 
 impl Stepping<'_> {
     pub(crate) fn take_answer(&mut self, answer: Answer) {
-        let Answer { text, calls, usage } = answer;
+        let Answer { text, calls, thoughts, usage } = answer;
         self.head.usage.add(usage);
         self.head.dropped = 0;
         self.head.failing_since = None;
         if calls.is_empty() {
-            self.append(Item::Assistant { text, calls: Vec::new() });
+            self.append(Item::Assistant { text, calls: Vec::new(), thoughts });
             return self.rest();
         }
-        self.take_calls(text, calls);
+        self.take_calls(text, calls, thoughts);
         if self.head.batch.is_empty() {
             return self.close_batch();
         }
@@ -66,18 +66,18 @@ impl Stepping<'_> {
         self.wake();
     }
 
-    fn take_calls(&mut self, text: String, planned: Vec<PlannedCall>) {
+    fn take_calls(&mut self, text: String, planned: Vec<PlannedCall>, thoughts: Option<Thoughts>) {
         let mut calls: Vec<CallEntry> = Vec::with_capacity(planned.len());
         let mut plans = Vec::with_capacity(planned.len());
-        for PlannedCall { id, call_id, name, arguments, plan } in planned {
+        for PlannedCall { id, call_id, name, arguments, display, plan } in planned {
             let (id, call_id) = match id {
                 Some(id) if self.is_new(&id, &calls) => (id, call_id),
                 unusable => (self.mint(), call_id.or(unusable)),
             };
-            calls.push(CallEntry { id, call_id, name, arguments });
+            calls.push(CallEntry { id, call_id, name, arguments, display });
             plans.push(plan);
         }
-        self.append(Item::Assistant { text, calls: calls.clone() });
+        self.append(Item::Assistant { text, calls: calls.clone(), thoughts });
         let seq = self.head.seq;
         for (call, plan) in calls.into_iter().zip(plans) {
             match plan {

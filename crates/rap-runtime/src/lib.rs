@@ -3,6 +3,7 @@
 //! [`Runtime::start`] opens the database and takes up what was left; [`Runtime::serve`] listens for tools and clients.
 //! The rules are those of [`rap_agent`]; this crate reads, steps, commits and carries out what a step asks for.
 
+mod display;
 mod engine;
 mod glob;
 mod http;
@@ -23,7 +24,7 @@ use tokio::net::TcpListener;
 use crate::engine::Engine;
 pub use crate::engine::StartError;
 pub use crate::glob::ToolGlob;
-pub use crate::settings::{Agent, Limits, Settings, ToolServer};
+pub use crate::settings::{Agent, AgentModel, Limits, Settings, ToolServer};
 pub use crate::store::OpenError;
 
 /// A runtime at work.

@@ -237,7 +237,7 @@ fn said(words: &str) -> Message {
 
 fn answer(turn: u64, said: &[&str], calls: &str) -> Message {
     let calls = calls.split_whitespace().map(planned).collect();
-    Message::TurnEnded { turn, answer: Answer { text: said.join(" "), calls, usage: Usage::default() } }
+    Message::TurnEnded { turn, answer: Answer { text: said.join(" "), calls, ..Answer::default() } }
 }
 
 fn planned(call: &str) -> PlannedCall {
@@ -255,7 +255,7 @@ fn planned(call: &str) -> PlannedCall {
         _ => server,
     };
     let id = (own != "?").then(|| id(own));
-    PlannedCall { id, call_id: None, name: "look".into(), arguments, plan }
+    PlannedCall { id, call_id: None, name: "look".into(), arguments, display: None, plan }
 }
 
 fn choice(no: u64) -> Choice {
@@ -309,7 +309,7 @@ fn write(write: &Write) -> String {
 fn item(entry: &Entry) -> String {
     match &entry.item {
         Item::User { text, from } => format!("{from:?} {}", brief(text)).to_lowercase(),
-        Item::Assistant { text, calls } => {
+        Item::Assistant { text, calls, .. } => {
             let calls: Vec<String> = calls
                 .iter()
                 .map(|call| match &call.arguments {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rap_agent::{
     Again, Answer, Arguments, BuiltIn, CallState, Item, Limits, Message, OnBusy, Phase, Plan, PlannedCall,
-    Server, Usage,
+    Server, Thought, ThoughtKind, Thoughts, Usage,
 };
 use rap_protocol::CallId;
 use serde_json::{Map, Value};
@@ -252,7 +252,12 @@ impl Chaos {
             }
         }
         let word = self.world.outside.word();
-        Answer { text: text_of(word), calls, usage: Usage { input: 10, output: 2, cached: 1 } }
+        let usage = Usage { input: 10, output: 2, cached: 1 };
+        // Every other answer comes after a thought.
+        let kind = ThoughtKind::Open { text: "hm".into(), signature: "s".into() };
+        let thoughts = Thoughts { model: "m".into(), parts: vec![Thought { at: 0, kind }] };
+        let thoughts = word.is_multiple_of(2).then_some(thoughts);
+        Answer { text: text_of(word), calls, thoughts, usage }
     }
 
     /// What the model worker does with a call: the model's id is used where it is new in all that the thread sees.
@@ -278,7 +283,7 @@ impl Chaos {
             }
             _ => ("look", given, Plan::Invoke(server)),
         };
-        PlannedCall { id, call_id, name: name.into(), arguments, plan }
+        PlannedCall { id, call_id, name: name.into(), arguments, display: None, plan }
     }
 
     fn model_id(&mut self, thread: Place, number: u64, batch: &[PlannedCall]) -> Option<CallId> {

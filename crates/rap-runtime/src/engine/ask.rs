@@ -10,10 +10,11 @@ use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
 use serde_json::json;
 
 use super::plan::{UsedIds, plan};
+use super::show::show;
 use super::{Engine, STORE_PAUSE, Source};
 use crate::hub::Live;
 use crate::model::{self, ModelCall, Offered, Question, Wants};
-use crate::settings::Agent;
+use crate::settings::{Agent, Rights};
 use crate::store::{self, Thread, now, random};
 use crate::toolsets::SessionTools;
 
@@ -148,14 +149,19 @@ impl Engine {
             // It is for people; without it the question is the same.
             self.insist(thread.no, Message::Noted { text }).await.ok();
         }
-        let entries = self.entries(thread, up_to).await.map_err(Failure::Store)?;
-        let model = &self.settings.model;
+        let cause = self.store.cause(Arc::clone(thread)).await.map_err(Failure::Store)?;
+        let rights = agent.rights(cause);
+        let (model, images) = match &agent.model {
+            Some(own) => (&*own.model, own.images),
+            None => (&self.settings.model, self.settings.images),
+        };
+        let entries = self.entries(thread, up_to, model.wants()).await.map_err(Failure::Store)?;
         let question = Question {
             system: agent.system.clone(),
             entries,
-            tools: tools.offer_to(&agent.name, || offered(agent, &tools)),
+            tools: tools.offer_to((agent.name.clone(), cause), || offered(&rights, &tools)),
             turn,
-            images: self.settings.images,
+            images,
         };
         // A model that does not see what the thread inherits may well use an id of it again.
         let blind = model.wants() != Wants::Everything && thread.parent.is_some();
@@ -166,8 +172,9 @@ impl Engine {
             }
         };
         let answer = model.ask(question, &mut on_delta).await.map_err(Failure::Model)?;
-        let calls = self.planned(answer.calls, used, agent, tools).await;
-        Ok(Answer { text: answer.text, calls, usage: answer.usage })
+        let mut calls = self.planned(answer.calls, used, rights, Arc::clone(&tools)).await;
+        show(&mut calls, &tools).await;
+        Ok(Answer { text: answer.text, calls, thoughts: answer.thoughts, usage: answer.usage })
     }
 
     /// A schema that refers to its own parts can take longer than anybody lives, and is not ours. It is checked beside
@@ -176,19 +183,19 @@ impl Engine {
         &self,
         calls: Vec<ModelCall>,
         used: UsedIds,
-        agent: &Agent,
+        rights: Rights,
         tools: Arc<SessionTools>,
     ) -> Vec<PlannedCall> {
         let intricate: Vec<&str> =
             calls.iter().map(|call| call.name.as_str()).filter(|name| tools.is_intricate(name)).collect();
         if intricate.is_empty() {
-            return plan(calls, &used, agent, &tools, &HashSet::new());
+            return plan(calls, &used, &rights, &tools, &HashSet::new());
         }
         let unchecked = self.toolsets.unchecked(&tools, &intricate);
-        let (own_calls, own_agent, own_tools) = (calls.clone(), agent.clone(), Arc::clone(&tools));
+        let (own_calls, own_rights, own_tools) = (calls.clone(), rights.clone(), Arc::clone(&tools));
         let (own_used, own_unchecked) = (used.clone(), unchecked.clone());
         let work = tokio::task::spawn_blocking(move || {
-            plan(own_calls, &own_used, &own_agent, &own_tools, &own_unchecked)
+            plan(own_calls, &own_used, &own_rights, &own_tools, &own_unchecked)
         });
         if let Ok(Ok(planned)) = tokio::time::timeout(CHECK_WITHIN, work).await {
             return planned;
@@ -198,7 +205,7 @@ impl Engine {
             "the schema of a tool takes too long to check; it is not called until the next start"
         );
         let unchecked = self.toolsets.give_up_checking(&tools, &intricate);
-        plan(calls, &used, agent, &tools, &unchecked)
+        plan(calls, &used, &rights, &tools, &unchecked)
     }
 
     fn agent(&self, name: &str) -> &Agent {
@@ -206,9 +213,14 @@ impl Engine {
         agents.iter().find(|agent| agent.name == name).unwrap_or_else(|| &agents[0])
     }
 
-    async fn entries(&self, thread: &Arc<Thread>, up_to: Seq) -> Result<Vec<Entry>, store::Error> {
+    async fn entries(
+        &self,
+        thread: &Arc<Thread>,
+        up_to: Seq,
+        wants: Wants,
+    ) -> Result<Vec<Entry>, store::Error> {
         let thread = Arc::clone(thread);
-        let found = match self.settings.model.wants() {
+        let found = match wants {
             Wants::Everything => self.store.history(thread, 0, up_to, usize::MAX).await?,
             Wants::SinceLastUser => self.store.since_last_user(thread, up_to).await?,
             Wants::Nothing => Vec::new(),
@@ -218,8 +230,8 @@ impl Engine {
 }
 
 /// What the model may call: the tools of the servers, and the runtime's own.
-fn offered(agent: &Agent, tools: &SessionTools) -> Arc<[Offered]> {
-    let remote = tools.offered().filter(|tool| agent.may_use(tool.name.as_str())).map(|tool| Offered {
+fn offered(rights: &Rights, tools: &SessionTools) -> Arc<[Offered]> {
+    let remote = tools.offered().filter(|tool| rights.may_use(tool.name.as_str())).map(|tool| Offered {
         name: tool.name.as_str().to_owned(),
         description: tool.description.clone(),
         schema: tool.input_schema.clone(),

@@ -8,7 +8,7 @@ use rap_protocol::CallId;
 use serde_json::{Map, Value};
 
 use crate::model::ModelCall;
-use crate::settings::Agent;
+use crate::settings::Rights;
 use crate::toolsets::SessionTools;
 
 /// How many names of tools an error repeats.
@@ -42,7 +42,7 @@ impl UsedIds {
 pub(super) fn plan(
     calls: Vec<ModelCall>,
     used: &UsedIds,
-    agent: &Agent,
+    rights: &Rights,
     tools: &SessionTools,
     unchecked: &HashSet<String>,
 ) -> Vec<PlannedCall> {
@@ -55,13 +55,13 @@ pub(super) fn plan(
         let plan = if unchecked.contains(&call.name) {
             Plan::Refuse("Error: the arguments can not be checked: the tool's schema takes too long".into())
         } else {
-            decide(&call.name, &call.arguments, agent, tools)
+            decide(&call.name, &call.arguments, rights, tools)
         };
         let arguments = match call.arguments {
             Ok(arguments) => Arguments::Given(arguments),
             Err(text) => Arguments::Unusable(text),
         };
-        PlannedCall { id, call_id, name: call.name, arguments, plan }
+        PlannedCall { id, call_id, name: call.name, arguments, display: None, plan }
     };
     calls.into_iter().map(planned).collect()
 }
@@ -69,7 +69,7 @@ pub(super) fn plan(
 fn decide(
     name: &str,
     arguments: &Result<Map<String, Value>, String>,
-    agent: &Agent,
+    rights: &Rights,
     tools: &SessionTools,
 ) -> Plan {
     let arguments = match arguments {
@@ -91,8 +91,8 @@ fn decide(
             None => Plan::Refuse("Error: $.tool_call_id: expected a string, the id of a subscription".into()),
         };
     }
-    let found = tools.find(name).filter(|(_, _, tool)| agent.may_use(tool.name.as_str()));
-    let Some((server, _, tool)) = found else { return Plan::Refuse(no_such_tool(name, agent, tools)) };
+    let found = tools.find(name).filter(|(_, _, tool)| rights.may_use(tool.name.as_str()));
+    let Some((server, _, tool)) = found else { return Plan::Refuse(no_such_tool(name, rights, tools)) };
     match tool.input_schema.validate(&Value::Object(arguments.clone())) {
         Ok(()) => Plan::Invoke(Server(server.url.clone())),
         Err(violations) => {
@@ -102,12 +102,12 @@ fn decide(
     }
 }
 
-fn no_such_tool(name: &str, agent: &Agent, tools: &SessionTools) -> String {
+fn no_such_tool(name: &str, rights: &Rights, tools: &SessionTools) -> String {
     let shown: String = name.chars().take(128).collect();
     let names: Vec<&str> = tools
         .offered()
         .map(|tool| tool.name.as_str())
-        .filter(|name| agent.may_use(name))
+        .filter(|name| rights.may_use(name))
         .take(NAMES)
         .collect();
     if names.is_empty() {

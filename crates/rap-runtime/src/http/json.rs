@@ -4,6 +4,7 @@ use rap_agent::{Arguments, Entry, Head, Item, OpenCall, Phase, Seq, Speaker};
 use rap_protocol::{Body, Timestamp, Tool};
 use serde_json::{Value, json};
 
+use crate::display;
 use crate::store::Asked;
 use crate::store::{CallRow, InboxItem, SubscriptionRow, ThreadRow, ViewRow};
 use crate::toolsets::SessionTools;
@@ -72,7 +73,7 @@ pub(super) fn entry(seq: Seq, entry: Entry) -> Value {
         Item::User { text, from: Speaker::Runtime } => {
             json!({"kind": "user", "text": text, "from": "runtime"})
         }
-        Item::Assistant { text, calls } => {
+        Item::Assistant { text, calls, .. } => {
             let calls: Vec<Value> = calls.into_iter().map(call).collect();
             json!({"kind": "assistant", "text": text, "calls": calls})
         }
@@ -105,7 +106,14 @@ fn call(call: rap_agent::CallEntry) -> Value {
             json!(rap_agent::words::with_kind(arguments.unwrap_or_default(), kind))
         }
     };
-    json!({"id": call.id, "name": call.name, "arguments": arguments, "synthetic": synthetic})
+    let display = call.display.unwrap_or_else(|| display::plainly(&call.name, &arguments));
+    json!({
+        "id": call.id,
+        "name": call.name,
+        "arguments": arguments,
+        "display": display,
+        "synthetic": synthetic,
+    })
 }
 
 pub(super) fn open_call(row: &CallRow) -> Value {

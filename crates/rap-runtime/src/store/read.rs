@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rap_agent::{Entry, Head, Seq};
+use rap_agent::{Entry, Head, Origin, Seq};
 use rap_io::sqlite::open_for_reading;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -15,6 +15,7 @@ use super::cache::Loaded;
 use super::rows::{self, call_id, id, key, unreadable};
 use super::thread::{Thread, ThreadNo};
 use super::{Error, Store};
+use crate::settings::Cause;
 
 /// How many reads run at a time.
 const READERS: usize = 4;
@@ -221,6 +222,25 @@ impl Store {
                 }
             }
             Ok(entries)
+        })
+        .await
+    }
+
+    /// What set a thread going, or one that it descends from: whoever works for an event has no more rights than that.
+    pub(crate) async fn cause(&self, thread: Arc<Thread>) -> Result<Cause, Error> {
+        if thread.parent.is_none() {
+            return Ok(Cause::Client);
+        }
+        self.read(move |conn| {
+            let mut next = Some(thread.no);
+            while let Some(no) = next {
+                let Some(Loaded { thread, head, .. }) = rows::load(conn, no)? else { break };
+                if matches!(head.origin, Origin::Event { .. }) {
+                    return Ok(Cause::Event);
+                }
+                next = thread.parent;
+            }
+            Ok(Cause::Client)
         })
         .await
     }
