@@ -2,68 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod items;
 mod strict;
 
+use items::{body, call, call_with, calls, echo, entries, image, result, returns, says, unmarked};
 use proptest::prelude::*;
-use rap_agent::prompt::{self, Prompt, Request, Thinking, ToolSpec, anthropic, openai};
-use rap_agent::words::{NOT_THE_USER, STILL_RUNNING, event_kind};
-use rap_agent::{Arguments, CallEntry, Entry, Item, Thought, ThoughtKind, Thoughts};
-use rap_protocol::{Body, CallId, Content, Image, Timestamp};
+use rap_agent::prompt::{self, Prompt, Thinking, ToolSpec, anthropic, openai};
+use rap_agent::words::{NOT_THE_USER, STILL_RUNNING};
+use rap_agent::{Arguments, CallEntry, Item, Thought, ThoughtKind, Thoughts};
+use rap_protocol::{Body, CallId, Content, Image};
 use serde_json::{Map, Value, json};
-
-fn id(text: &str) -> CallId {
-    CallId::new(text).unwrap()
-}
-
-fn entries(items: Vec<Item>) -> Vec<Entry> {
-    items.into_iter().map(|item| Entry { at: Timestamp(0), item }).collect()
-}
-
-fn says(text: &str) -> Item {
-    Item::answered(text, Vec::new())
-}
-
-fn calls(text: &str, calls: Vec<CallEntry>) -> Item {
-    Item::answered(text, calls)
-}
-
-/// The same by a model that has thought before, and before each of these places in its text.
-fn thinks(text: &str, places: &[usize], calls: Vec<CallEntry>) -> Item {
-    let kind = |at| ThoughtKind::Open { text: format!("thought {at}"), signature: "sig".into() };
-    let parts = places.iter().map(|at| Thought { at: *at, kind: kind(at) }).collect();
-    Item::Assistant { text: text.into(), calls, thoughts: Some(Thoughts { model: "m".into(), parts }) }
-}
-
-fn call(call_id: &str, name: &str, arguments: Value) -> CallEntry {
-    let Value::Object(arguments) = arguments else { panic!("not an object") };
-    call_with(call_id, name, Arguments::Given(arguments))
-}
-
-fn call_with(call_id: &str, name: &str, arguments: Arguments) -> CallEntry {
-    CallEntry { id: id(call_id), call_id: None, name: name.into(), arguments, display: None }
-}
-
-fn echo(call_id: &str, of: &str, arguments: Option<Value>) -> CallEntry {
-    let arguments = arguments.map(|value| value.as_object().unwrap().clone());
-    let arguments = Arguments::Echo { of: id(of), kind: event_kind(&id(of)), arguments };
-    call_with(call_id, "echoed", arguments)
-}
-
-fn returns(call_id: &str, content: Body) -> Item {
-    Item::Result { call_id: id(call_id), content, display: Vec::new(), synthetic: false }
-}
-
-fn result(call_id: &str, text: &str) -> Item {
-    returns(call_id, Body::Text(text.into()))
-}
-
-fn image(media_type: &str) -> Content {
-    Content::Image(Image { data: "aGk=".into(), media_type: media_type.into() })
-}
-
-fn body(request: Request) -> Value {
-    Value::Object(request.body)
-}
 
 /// The messages for both providers, after a look whether they would be accepted. Marks for the cache are left out.
 fn both(items: Vec<Item>) -> (Value, Value) {
@@ -73,37 +21,6 @@ fn both(items: Vec<Item>) -> (Value, Value) {
     strict::openai_accepts(&openai).unwrap();
     strict::anthropic_accepts(&anthropic, strict::Thinking::Off).unwrap();
     (openai["messages"].clone(), unmarked(anthropic)["messages"].clone())
-}
-
-fn unmarked(body: Value) -> Value {
-    let text = body.to_string();
-    let mark = "\"cache_control\":{\"type\":\"ephemeral\"}";
-    serde_json::from_str(&text.replace(&format!("{mark},"), "").replace(&format!(",{mark}"), "")).unwrap()
-}
-
-/// The messages for Anthropic's API with a model `m` that always thinks.
-fn thought_over(items: Vec<Item>) -> Value {
-    let entries = entries(items);
-    let prompt = Prompt { thinking: Thinking::First { model: "m" }, ..Prompt::new("", &entries, &[]) };
-    let body = body(anthropic::request(&prompt));
-    strict::anthropic_accepts(&body, strict::Thinking::First).unwrap_or_else(|why| panic!("{why}: {body}"));
-    unmarked(body)["messages"].clone()
-}
-
-/// Who says what, block by block.
-fn told(messages: &Value) -> Vec<String> {
-    let block = |block: &Value| match block["type"].as_str().unwrap() {
-        "text" => block["text"].as_str().unwrap().to_owned(),
-        "tool_use" => format!("calls {}", block["id"].as_str().unwrap()),
-        "tool_result" => format!("returns {}", block["tool_use_id"].as_str().unwrap()),
-        "thinking" => format!("<{}>", block["thinking"].as_str().unwrap()),
-        other => format!("<{other}>"),
-    };
-    let message = |message: &Value| {
-        let blocks: Vec<_> = message["content"].as_array().unwrap().iter().map(block).collect();
-        format!("{}: {}", message["role"].as_str().unwrap(), blocks.join(" | "))
-    };
-    messages.as_array().unwrap().iter().map(message).collect()
 }
 
 fn arguments(message: &Value, index: usize) -> Value {
@@ -371,122 +288,6 @@ fn calls_beyond_one_message_are_told_in_several() {
     assert_eq!(batches.iter().map(|batch| batch.len()).collect::<Vec<_>>(), [128, 128, 44]);
 }
 
-#[test]
-fn what_a_model_thought_is_sent_back_where_it_was_thought() {
-    let items = vec![
-        Item::said("go"),
-        thinks("ab", &[0, 1, 2], vec![call("c1", "t", json!({}))]),
-        result("c1", "one"),
-        calls("", vec![call("c2", "t", json!({}))]),
-        result("c2", "two"),
-    ];
-    let expected = [
-        "user: go",
-        "assistant: <thought 0> | a | <thought 1> | b | <thought 2> | calls c1",
-        "user: returns c1",
-        "assistant: calls c2",
-        "user: returns c2",
-    ];
-    assert_eq!(told(&thought_over(items.clone())), expected);
-    let entries = entries(items);
-    for thinking in [Thinking::Off, Thinking::Free { model: "another" }] {
-        let prompt = Prompt { thinking, ..Prompt::new("", &entries, &[]) };
-        let body = unmarked(body(anthropic::request(&prompt)));
-        assert_eq!(told(&body["messages"])[1], "assistant: ab | calls c1");
-    }
-}
-
-#[test]
-fn a_thought_that_nothing_follows_or_that_is_not_whole_is_left_out() {
-    let cut = ThoughtKind::Open { text: "half a th".into(), signature: String::new() };
-    let sealed = ThoughtKind::Sealed { data: "xyz".into() };
-    let parts = [cut, sealed].map(|kind| Thought { at: 0, kind }).to_vec();
-    let thoughts = Some(Thoughts { model: "m".into(), parts });
-    let messages = thought_over(vec![
-        Item::said("go"),
-        thinks("done", &[0, 4], vec![]),
-        Item::said("on"),
-        Item::Assistant { text: "yes".into(), calls: vec![], thoughts },
-        Item::said("and on"),
-    ]);
-    let expected = [
-        "user: go",
-        "assistant: <thought 0> | done",
-        "user: on",
-        "assistant: <redacted_thinking> | yes",
-        "user: and on",
-    ];
-    assert_eq!(told(&messages), expected);
-}
-
-#[test]
-fn a_turn_that_no_thought_begins_is_closed_before_the_model_goes_on() {
-    let event = |id: &str| vec![calls("", vec![echo(id, "c1", None)]), result(id, "tick")];
-    // The event joins an answer that began with a thought: nothing has to be done.
-    let mut items = vec![Item::said("watch"), thinks("", &[0], vec![call("c1", "t", json!({}))])];
-    items.extend([result("c1", "watching"), thinks("ok", &[0], vec![])]);
-    items.extend(event("e1"));
-    assert_eq!(
-        told(&thought_over(items.clone()))[3..],
-        ["assistant: <thought 0> | ok | calls e1", "user: returns e1"]
-    );
-    // Behind the user's words there is no thought yet.
-    items.extend([Item::said("and?")]);
-    items.extend(event("e2"));
-    items.extend(event("e3"));
-    let noted = [
-        "user: returns e1 | and?",
-        "assistant: calls e2",
-        "user: returns e2",
-        "assistant: (Noted.)",
-        "user: (Go on.)",
-        "assistant: calls e3",
-        "user: returns e3",
-        "assistant: (Noted.)",
-    ];
-    let messages = told(&thought_over(items.clone()));
-    assert_eq!(messages[4..12], noted);
-    assert_eq!(messages[12..], ["user: (Go on.)"]);
-    items.push(Item::said("well?"));
-    assert_eq!(told(&thought_over(items))[12..], ["user: well?"]);
-}
-
-fn marks(body: &Value) -> Vec<String> {
-    let blocks = |message: &Value| message["content"].as_array().unwrap().clone();
-    let all = body["tools"].as_array().into_iter().flatten().cloned();
-    let all = all.chain(body["system"].as_array().into_iter().flatten().cloned());
-    let all = all.chain(body["messages"].as_array().unwrap().iter().flat_map(blocks));
-    let marked = all.filter(|block| block.get("cache_control").is_some());
-    let name = |block: Value| {
-        let names = ["name", "text", "tool_use_id"].map(|key| block[key].as_str().map(str::to_owned));
-        names.into_iter().flatten().next().unwrap()
-    };
-    marked.map(name).collect()
-}
-
-#[test]
-fn what_stays_the_same_is_marked_for_the_cache() {
-    let schema = json!({"type": "object"});
-    let tools = ["a", "b"].map(|name| ToolSpec { name, description: "", schema: &schema });
-    let mut items = vec![Item::said("go")];
-    let mut check = |more: Vec<Item>, expected: &[&str]| {
-        items.extend(more);
-        let entries = entries(items.clone());
-        let body = body(anthropic::request(&Prompt::new("be good", &entries, &tools)));
-        strict::anthropic_accepts(&body, strict::Thinking::Off).unwrap();
-        assert_eq!(marks(&body), expected);
-    };
-    check(vec![], &["b", "be good", "go"]);
-    check(vec![calls("so", vec![call("c1", "a", json!({}))]), result("c1", "1")], &["b", "be good", "c1"]);
-    check(vec![says("done"), Item::said("more")], &["b", "be good", "done", "more"]);
-    check(
-        vec![calls("", vec![call("c2", "a", json!({}))]), result("c2", "2")],
-        &["b", "be good", "done", "c2"],
-    );
-    check(vec![says("fine")], &["b", "be good", "fine"]);
-    check(vec![calls("", vec![echo("e1", "c1", None)]), result("e1", "3")], &["b", "be good", "fine", "e1"]);
-}
-
 fn any_id() -> impl Strategy<Value = CallId> {
     let texts = ["c1", "c2", "c3", "c4", "c 1", "ü☃", "c1_0000000000000000"].map(String::from);
     let odd = "[a-c./ ]{1,3}|x{41}|x{64,256}";
@@ -593,50 +394,6 @@ fn any_schema() -> impl Strategy<Value = Value> {
     })
 }
 
-/// What can happen to a thread between two questions.
-#[derive(Debug, Clone, Copy)]
-enum Exchange {
-    Said,
-    Answered { thinks: bool },
-    Called { thinks: bool, speaks: bool },
-    Woken,
-}
-
-fn any_exchange() -> impl Strategy<Value = Exchange> {
-    prop_oneof![
-        Just(Exchange::Said),
-        any::<bool>().prop_map(|thinks| Exchange::Answered { thinks }),
-        any::<(bool, bool)>().prop_map(|(thinks, speaks)| Exchange::Called { thinks, speaks }),
-        Just(Exchange::Woken),
-    ]
-}
-
-fn exchange_entries(exchange: Exchange, number: usize) -> Vec<Item> {
-    let id = format!("c{number}");
-    let places = |thinks: bool| if thinks { vec![0] } else { vec![] };
-    match exchange {
-        Exchange::Said => vec![Item::said(format!("say {number}"))],
-        Exchange::Answered { thinks: thought } => {
-            vec![thinks("answer", &places(thought), vec![]), Item::said("and then?")]
-        }
-        Exchange::Called { thinks: thought, speaks } => {
-            let text = if speaks { "let me see" } else { "" };
-            vec![thinks(text, &places(thought), vec![call(&id, "t", json!({}))]), result(&id, "done")]
-        }
-        Exchange::Woken => vec![calls("", vec![echo(&id, "c0", None)]), result(&id, "tick")],
-    }
-}
-
-/// Every block with its role, in order.
-fn flat(body: &Value) -> Vec<String> {
-    let blocks = |message: &Value| {
-        let role = message["role"].clone();
-        let blocks = message["content"].as_array().unwrap().clone();
-        blocks.into_iter().map(move |block| format!("{role} {block}"))
-    };
-    body["messages"].as_array().unwrap().iter().flat_map(blocks).collect()
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -672,28 +429,5 @@ proptest! {
         }
         prop_assert_eq!(openai, body(openai::request(&prompt)));
         prop_assert_eq!(anthropic, body(anthropic::request(&prompt)));
-    }
-
-    /// What is marked for the cache is in every request that comes after.
-    #[test]
-    fn what_was_marked_for_the_cache_begins_every_longer_request(
-        items in proptest::collection::vec(any_exchange(), 1..10),
-        model in prop_oneof![Just("m"), Just("n")],
-        first in any::<bool>(),
-    ) {
-        let thinking = if first { Thinking::First { model } } else { Thinking::Free { model } };
-        let mut history = Vec::new();
-        let mut before: Vec<String> = Vec::new();
-        for (number, exchange) in items.into_iter().enumerate() {
-            history.extend(exchange_entries(exchange, number));
-            let entries = entries(history.clone());
-            let prompt = Prompt { thinking, ..Prompt::new("s", &entries, &[]) };
-            let body = body(anthropic::request(&prompt));
-            let blocks = flat(&unmarked(body.clone()));
-            prop_assert!(blocks.starts_with(&before), "{before:#?} is not the begin of {blocks:#?}");
-            let marked = flat(&body);
-            let end = marked.iter().rposition(|block| block.contains("cache_control")).unwrap();
-            before = blocks[..=end].to_vec();
-        }
     }
 }

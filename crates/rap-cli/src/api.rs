@@ -100,6 +100,9 @@ pub struct Waiting {
     pub call_id: String,
     /// What was called.
     pub tool: String,
+    /// The call, as its tool wants people to see it.
+    #[serde(default)]
+    pub display: Option<String>,
     /// When.
     #[serde(deserialize_with = "time")]
     pub since: Timestamp,

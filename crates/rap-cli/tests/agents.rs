@@ -70,6 +70,28 @@ async fn each_agent_has_its_own_words_model_tools_and_limits() {
     assert_eq!(other.questions(), 1);
 }
 
+/// Another agent may have other tools.
+#[tokio::test]
+async fn no_other_agent_stands_in_for_one_that_is_gone() {
+    let tools = Tools::start().await;
+    let setup = Setup::new().tools(&tools).agent("name = \"first\"").agent("name = \"second\"");
+    let rap = setup.start();
+    let thread = open(&rap, "second", "say one").await;
+    rap.until_idle(&thread).await;
+    let configuration = rap.directory().join("rap.toml");
+    let text = std::fs::read_to_string(&configuration).unwrap();
+    std::fs::write(&configuration, text.replace("second", "third")).unwrap();
+    let rap = rap.restarted();
+    rap.say(&thread, "call work").await;
+    let failed = rap.until_status(&thread, "failed").await;
+    assert_eq!(failed["why"], "there is no agent `second` in the configuration any more");
+    std::fs::write(&configuration, text).unwrap();
+    let rap = rap.restarted();
+    rap.order(&thread, "resume").await.expect(202);
+    tools.invocation().await.returns("done").await;
+    rap.until_idle(&thread).await;
+}
+
 #[tokio::test]
 async fn a_thread_made_by_an_event_uses_only_what_its_agent_allows_there() {
     let (tools, model) =

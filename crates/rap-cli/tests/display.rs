@@ -41,6 +41,9 @@ async fn people_see_what_a_tool_made_for_them_and_the_model_sees_the_result() {
     let rap = Setup::new().tools(&tools).model(&model.lines()).start();
     let thread = rap.open("go").await;
     let calls = tools.invocations(2).await;
+    let shown = command(&rap, &["threads", "show", &thread]);
+    assert!(shown.contains("waits for `read`, Read x.txt, (a) for "), "{shown}");
+    assert!(shown.contains("waits for `bare` (b) for "), "{shown}");
     let image = json!({"type": "image", "content": {"data": "aGk=", "mediaType": "image/png"}});
     let text = json!({"type": "text", "content": "3 lines"});
     let later = json!({"type": "hologram", "content": 5});

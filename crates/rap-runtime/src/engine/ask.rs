@@ -143,7 +143,7 @@ impl Engine {
         attempt: u32,
         up_to: Seq,
     ) -> Result<Answer, Failure> {
-        let agent = self.agent(&thread.agent);
+        let agent = self.agent(&thread.agent)?;
         let (tools, news) = self.toolsets.session(&self.store, thread.root).await.map_err(Failure::Store)?;
         for text in news {
             // It is for people; without it the question is the same.
@@ -208,9 +208,11 @@ impl Engine {
         plan(calls, &used, &rights, &tools, &unchecked)
     }
 
-    fn agent(&self, name: &str) -> &Agent {
-        let agents = &self.settings.agents;
-        agents.iter().find(|agent| agent.name == name).unwrap_or_else(|| &agents[0])
+    /// Another agent may have other tools, so none stands in for one that is gone.
+    fn agent(&self, name: &str) -> Result<&Agent, Failure> {
+        let found = self.settings.agents.iter().find(|agent| agent.name == name);
+        let why = || format!("there is no agent `{name}` in the configuration any more");
+        found.ok_or_else(|| Failure::Model(model::Error::Refused { why: why() }))
     }
 
     async fn entries(

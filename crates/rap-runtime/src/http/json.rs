@@ -1,7 +1,9 @@
 //! How threads, entries and what agents wait on look in the API.
 
+use std::collections::HashMap;
+
 use rap_agent::{Arguments, Entry, Head, Item, OpenCall, Phase, Seq, Speaker};
-use rap_protocol::{Body, Timestamp, Tool};
+use rap_protocol::{Body, CallId, Timestamp, Tool};
 use serde_json::{Value, json};
 
 use crate::display;
@@ -40,6 +42,17 @@ pub(super) fn thread(row: &ThreadRow) -> Value {
         "created_at": time(thread.created_at),
         "updated_at": time(row.updated_at),
     })
+}
+
+/// The same with what people see of its open calls, where their tools have said how to show them.
+pub(super) fn thread_with(row: &ThreadRow, displays: &HashMap<CallId, String>) -> Value {
+    let mut thread = thread(row);
+    for (waiting, call) in
+        thread["waiting_on"].as_array_mut().into_iter().flatten().zip(row.head.open_calls())
+    {
+        waiting["display"] = json!(displays.get(&call.id));
+    }
+    thread
 }
 
 /// Why a thread has failed or is paused.
