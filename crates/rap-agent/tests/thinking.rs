@@ -73,6 +73,9 @@ fn a_thought_that_nothing_follows_or_that_is_not_whole_is_left_out() {
         Item::said("on"),
         Item::Assistant { text: "yes".into(), calls: vec![], thoughts },
         Item::said("and on"),
+        thinks("one", &[0], vec![]),
+        thinks("two", &[0], vec![]),
+        Item::said("on and on"),
     ]);
     let expected = [
         "user: go",
@@ -80,6 +83,8 @@ fn a_thought_that_nothing_follows_or_that_is_not_whole_is_left_out() {
         "user: on",
         "assistant: <redacted_thinking> | yes",
         "user: and on",
+        "assistant: <thought 0> | one | two",
+        "user: on and on",
     ];
     assert_eq!(told(&messages), expected);
 }
