@@ -33,9 +33,6 @@ const REMEMBERED_BYTES: usize = 64 * 1024 * 1024;
 /// The largest toolset, in bytes.
 const TOOLSET_BYTES: usize = rap_protocol::limits::BODY_BYTES;
 
-/// The names that no tool server may take.
-pub(crate) const BUILT_IN: [&str; 1] = [words::CANCEL_SUBSCRIPTION];
-
 pub(crate) struct Toolsets {
     servers: Vec<ToolServer>,
     client: Client,
@@ -64,8 +61,8 @@ enum Fetched {
     Failed(String),
 }
 
-/// By agent, and by what set its thread going.
-type Offers = HashMap<(String, Cause), Arc<[Offered]>>;
+/// What an offer depends on: the agent, what set its thread going, and whether that has a parent.
+type Offeree = (String, Cause, bool);
 
 /// The tools of a session.
 pub(crate) struct SessionTools {
@@ -75,7 +72,7 @@ pub(crate) struct SessionTools {
     /// Those whose schema refers to parts of itself.
     intricate: HashSet<String>,
     /// What each agent may use, as its model is told.
-    offers: Mutex<Offers>,
+    offers: Mutex<HashMap<Offeree, Arc<[Offered]>>>,
 }
 
 /// A toolset, and how its calls are shown.
@@ -125,14 +122,10 @@ impl SessionTools {
             .filter(|tool| self.offered.contains_key(tool.name.as_str()))
     }
 
-    /// The same for one agent in threads of one cause, made once.
-    pub(crate) fn offer_to(
-        &self,
-        agent: (String, Cause),
-        make: impl FnOnce() -> Arc<[Offered]>,
-    ) -> Arc<[Offered]> {
+    /// The same for one agent in threads of one kind, made once.
+    pub(crate) fn offer_to(&self, offeree: Offeree, make: impl FnOnce() -> Arc<[Offered]>) -> Arc<[Offered]> {
         let mut offers = self.offers.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(offers.entry(agent).or_insert_with(make))
+        Arc::clone(offers.entry(offeree).or_insert_with(make))
     }
 
     pub(crate) fn server(&self, url: &str) -> Option<&ServerTools> {
@@ -150,7 +143,7 @@ impl SessionTools {
         let mut offered = HashMap::new();
         let mut clashes: Vec<(String, Vec<(usize, usize)>)> = Vec::new();
         for (name, places) in takers {
-            if places.len() == 1 && !BUILT_IN.contains(&name.as_str()) {
+            if places.len() == 1 && !words::BUILT_IN.contains(&name.as_str()) {
                 offered.insert(name, places[0]);
             } else {
                 clashes.push((name, places));
@@ -159,7 +152,7 @@ impl SessionTools {
         clashes.sort();
         for (name, places) in clashes {
             for (at, _) in &places {
-                let why = if BUILT_IN.contains(&name.as_str()) {
+                let why = if words::BUILT_IN.contains(&name.as_str()) {
                     format!("{name}: not offered; the runtime has a tool of this name itself")
                 } else {
                     let others = places.iter().filter(|(other, _)| other != at);

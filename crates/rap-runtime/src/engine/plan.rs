@@ -2,13 +2,16 @@
 //! the step needs neither toolset nor schema. A mistake goes back to the model as a result that names it.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
-use rap_agent::{Arguments, BuiltIn, Entry, Item, Plan, PlannedCall, Server, words};
+use rap_agent::{Arguments, Entry, Item, Plan, PlannedCall, Server, words};
 use rap_protocol::CallId;
 use serde_json::{Map, Value};
 
+use super::built_in;
 use crate::model::ModelCall;
 use crate::settings::Rights;
+use crate::store::{Thread, now};
 use crate::toolsets::SessionTools;
 
 /// How many names of tools an error repeats.
@@ -39,10 +42,17 @@ impl UsedIds {
     }
 }
 
+/// Who calls: a thread, with what its agent may use there.
+#[derive(Clone)]
+pub(super) struct Caller {
+    pub(super) thread: Arc<Thread>,
+    pub(super) rights: Rights,
+}
+
 pub(super) fn plan(
     calls: Vec<ModelCall>,
     used: &UsedIds,
-    rights: &Rights,
+    caller: &Caller,
     tools: &SessionTools,
     unchecked: &HashSet<String>,
 ) -> Vec<PlannedCall> {
@@ -55,7 +65,7 @@ pub(super) fn plan(
         let plan = if unchecked.contains(&call.name) {
             Plan::Refuse("Error: the arguments can not be checked: the tool's schema takes too long".into())
         } else {
-            decide(&call.name, &call.arguments, rights, tools)
+            decide(&call.name, &call.arguments, caller, tools)
         };
         let arguments = match call.arguments {
             Ok(arguments) => Arguments::Given(arguments),
@@ -69,7 +79,7 @@ pub(super) fn plan(
 fn decide(
     name: &str,
     arguments: &Result<Map<String, Value>, String>,
-    rights: &Rights,
+    caller: &Caller,
     tools: &SessionTools,
 ) -> Plan {
     let arguments = match arguments {
@@ -85,14 +95,13 @@ fn decide(
             "Error: only the runtime makes calls whose `kind` begins with `interrupt:`; nothing was called";
         return Plan::Refuse(why.into());
     }
-    if name == words::CANCEL_SUBSCRIPTION {
-        return match arguments.get("tool_call_id").and_then(Value::as_str) {
-            Some(id) => Plan::BuiltIn(BuiltIn::CancelSubscription { tool_call_id: id.to_owned() }),
-            None => Plan::Refuse("Error: $.tool_call_id: expected a string, the id of a subscription".into()),
-        };
+    if let Some(plan) = built_in::plan(name, arguments, &caller.thread, now()) {
+        return plan;
     }
-    let found = tools.find(name).filter(|(_, _, tool)| rights.may_use(tool.name.as_str()));
-    let Some((server, _, tool)) = found else { return Plan::Refuse(no_such_tool(name, rights, tools)) };
+    let found = tools.find(name).filter(|(_, _, tool)| caller.rights.may_use(tool.name.as_str()));
+    let Some((server, _, tool)) = found else {
+        return Plan::Refuse(no_such_tool(name, &caller.rights, tools));
+    };
     match tool.input_schema.validate(&Value::Object(arguments.clone())) {
         Ok(()) => Plan::Invoke(Server(server.url.clone())),
         Err(violations) => {
