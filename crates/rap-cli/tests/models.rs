@@ -33,7 +33,7 @@ async fn text_and_parallel_calls_come_from_a_stream_and_results_go_back_in_order
         .iter()
         .map(|tool| tool["function"]["name"].as_str().unwrap())
         .collect();
-    assert_eq!(offered, ["work", "watch", "cancel_subscription"]);
+    assert_eq!(offered[..3], ["work", "watch", "cancel_subscription"]);
 
     let calls = tools.invocations(2).await;
     assert_eq!((calls[0].id(), calls[0].arguments()), ("call_a", &json!({"n": 1})));
