@@ -471,12 +471,10 @@ impl Stepping<'_> {
 
     pub(crate) fn synthetic_with(&mut self, name: &str, arguments: Arguments, result: Outcome) -> Vec<Item> {
         let id = self.mint();
-        let call = CallEntry { id: id.clone(), call_id: None, name: name.to_owned(), arguments };
+        let call =
+            CallEntry { id: id.clone(), call_id: None, name: name.to_owned(), arguments, display: None };
         let Outcome { content, display, .. } = result;
-        vec![
-            Item::Assistant { text: String::new(), calls: vec![call] },
-            Item::Result { call_id: id, content, display, synthetic: true },
-        ]
+        vec![Item::answered("", vec![call]), Item::Result { call_id: id, content, display, synthetic: true }]
     }
 
     /// The call's last word; what it asks is void.

@@ -225,7 +225,7 @@ impl Thread {
 
     fn answer(&self, turn: u64, said: &[&str], calls: &str) -> Message {
         let calls = calls.split_whitespace().map(|call| planned(call, self.children + 1)).collect();
-        Message::TurnEnded { turn, answer: Answer { text: said.join(" "), calls, usage: Usage::default() } }
+        Message::TurnEnded { turn, answer: Answer { text: said.join(" "), calls, ..Answer::default() } }
     }
 
     fn returned(&self, call: &str, text: &str, subscription: bool) -> Message {
@@ -293,7 +293,7 @@ fn planned(call: &str, child: u32) -> PlannedCall {
         tool => Plan::BuiltIn(built_in(tool, with, child)),
     };
     let id = (own != "?").then(|| id(own));
-    PlannedCall { id, call_id: None, name: "look".into(), arguments, plan }
+    PlannedCall { id, call_id: None, name: "look".into(), arguments, display: None, plan }
 }
 
 fn built_in(tool: &str, with: &str, child: u32) -> BuiltIn {
@@ -369,7 +369,7 @@ fn write(write: &Write) -> String {
 fn item(entry: &Entry) -> String {
     match &entry.item {
         Item::User { text, from } => format!("{from:?} {}", brief(text)).to_lowercase(),
-        Item::Assistant { text, calls } => {
+        Item::Assistant { text, calls, .. } => {
             let calls: Vec<String> = calls
                 .iter()
                 .map(|call| match &call.arguments {
