@@ -88,6 +88,9 @@ impl Stepping<'_> {
             turns_awake: 1,
             seq,
             settled: at,
+            answered: at,
+            // Of a summary that was made since, the child knows nothing.
+            summarised: Some(self.head.summarised).filter(|covers| *covers <= at).unwrap_or(0),
             minted: self.head.minted,
             ..Head::new()
         };

@@ -65,6 +65,8 @@ impl Stepping<'_> {
             turns_awake: 1,
             seq,
             settled: self.head.settled,
+            answered: self.head.answered,
+            summarised: self.head.summarised,
             minted: self.head.minted,
             ..Head::new()
         };

@@ -56,6 +56,13 @@ pub enum Item {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         synthetic: bool,
     },
+    /// What was said so far, in short. A model sees it instead of the entries that it covers; those stay where they are.
+    Summary {
+        /// What the model that made it said, and what the runtime knows to be open.
+        text: String,
+        /// It covers everything up to here: a point at which every call had a result.
+        covers: Seq,
+    },
     /// Something for people; no model sees it.
     Notice {
         /// What happened.

@@ -29,6 +29,15 @@ pub struct Head {
     pub seq: Seq,
     /// The last point at which nothing was open and nothing unanswered. Children of events are born here.
     pub settled: Seq,
+    /// The model has answered everything up to here, and every call had a result there. A summary ends here.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub answered: Seq,
+    /// What the last summary covers.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub summarised: Seq,
+    /// How many tokens the model read for its last answer; 0 where nobody knows, or it would be far less by now.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub read: u64,
     /// How many ids the thread has made.
     pub minted: u64,
     /// The calls of the last assistant entry that have no result yet.
@@ -63,6 +72,10 @@ pub struct Head {
 }
 
 fn is_zero(number: &u8) -> bool {
+    *number == 0
+}
+
+fn is_none(number: &u64) -> bool {
     *number == 0
 }
 
@@ -348,6 +361,9 @@ impl Head {
             failing_since: None,
             seq: 0,
             settled: 0,
+            answered: 0,
+            summarised: 0,
+            read: 0,
             minted: 0,
             batch: Vec::new(),
             running: Vec::new(),
@@ -383,6 +399,11 @@ impl Head {
     /// Whether it takes no message any more.
     pub fn is_closed(&self) -> bool {
         self.phase == Phase::Closed
+    }
+
+    /// Up to where a summary would cover the history, if there is anything that the last one does not cover.
+    pub fn coverable(&self) -> Option<Seq> {
+        (self.answered > self.summarised).then_some(self.answered)
     }
 
     /// All open calls, those with a placeholder too.

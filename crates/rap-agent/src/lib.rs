@@ -25,6 +25,7 @@ mod life;
 mod message;
 pub mod prompt;
 mod step;
+mod summary;
 mod turn;
 mod user;
 pub mod words;

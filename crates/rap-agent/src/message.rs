@@ -34,6 +34,16 @@ pub enum Message {
         /// Whether it makes sense to ask again.
         again: Again,
     },
+    /// Instead of an answer, the model gave a summary of what it has answered before: everything up to
+    /// [`crate::Head::coverable`].
+    Summarised {
+        /// For which question there was no room.
+        turn: u64,
+        /// The summary.
+        text: String,
+        /// What it cost.
+        usage: Usage,
+    },
     /// An answer came that nobody waits for any more; it was paid for all the same.
     Spent(Usage),
     /// A tool sent a result.

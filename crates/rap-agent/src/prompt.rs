@@ -9,12 +9,14 @@ pub mod anthropic;
 mod names;
 pub mod openai;
 mod schema;
+mod summary;
 mod turns;
 
 use serde_json::{Map, Value};
 
 use crate::Entry;
 pub use names::Names;
+pub use summary::{SUMMARISE, seen, to_summarise, tokens};
 
 /// How much text of one result a model sees unless it is told otherwise, in bytes.
 pub const RESULT_BYTES: usize = 256 * 1024;

@@ -300,13 +300,16 @@ pub fn step(head: Head, message: Message, now: Timestamp, limits: &Limits) -> Re
     let mut step = Stepping { head, writes: Vec::new(), effects: Vec::new(), now, limits };
     match message {
         Message::Said { text, on_busy } => step.hear(text, on_busy)?,
-        Message::TurnEnded { turn, .. } | Message::TurnFailed { turn, .. }
+        Message::TurnEnded { turn, .. }
+        | Message::TurnFailed { turn, .. }
+        | Message::Summarised { turn, .. }
             if step.head.asking() != Some(turn) =>
         {
             return Err(Ignored::StaleTurn);
         }
         Message::TurnEnded { answer, .. } => step.take_answer(answer),
         Message::TurnFailed { why, again, .. } => step.fail(why, again),
+        Message::Summarised { text, usage, .. } => step.summarise(text, usage)?,
         Message::Spent(usage) => step.head.usage.add(usage),
         Message::Returned { call, result, past } => step.take_result(call, result, past)?,
         Message::CallFailed { call, text } => step.give_up(&call, CallState::Failed, text)?,

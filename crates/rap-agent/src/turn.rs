@@ -23,6 +23,10 @@ const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::fr
 impl Stepping<'_> {
     pub(crate) fn take_answer(&mut self, answer: Answer) {
         let Answer { text, calls, thoughts, usage } = answer;
+        if let Phase::Asking { up_to } = self.head.phase {
+            self.head.answered = up_to;
+        }
+        self.head.read = usage.input;
         self.head.usage.add(usage);
         self.head.dropped = 0;
         self.head.failing_since = None;

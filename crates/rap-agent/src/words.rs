@@ -5,6 +5,8 @@ use std::time::Duration;
 use rap_protocol::{CallId, ThreadId};
 use serde_json::{Map, Value};
 
+use crate::Head;
+
 /// The result of a call that was interrupted.
 pub const INTERRUPTED: &str = "interrupted";
 /// The result of a call that still runs when the model is asked.
@@ -205,6 +207,24 @@ pub(crate) fn closing<'a>(active: impl Iterator<Item = &'a str>) -> String {
         [] => "the thread is closed".into(),
         ids => format!("the thread is closed; with it end the subscriptions {}", ids.join(", ")),
     }
+}
+
+/// What the runtime knows to be open, behind a summary, so that nothing depends on the model for it.
+pub(crate) fn still_open(head: &Head) -> String {
+    let call = |(id, tool): (&CallId, &str)| format!("{id} ({tool})");
+    let running = head.open_calls().map(|open| call((&open.id, &open.name)));
+    let active = head.subscriptions.iter().map(|active| call((&active.id, &active.name)));
+    let children = head.children.iter().map(ThreadId::to_string);
+    let running = listed("Calls that are still running; their results will follow:", running);
+    let active = listed(&format!("Active subscriptions, which {CANCEL_SUBSCRIPTION} ends:"), active);
+    let children =
+        listed(&format!("Threads that this one started, which {SEND_MESSAGE_TO_CHILD} reaches:"), children);
+    [running, active, children].concat()
+}
+
+fn listed(title: &str, lines: impl Iterator<Item = String>) -> String {
+    let lines: String = lines.map(|line| format!("\n- {line}")).collect();
+    if lines.is_empty() { lines } else { format!("\n\n{title}{lines}") }
 }
 
 pub(crate) fn talks_to_itself(turns: u32) -> String {

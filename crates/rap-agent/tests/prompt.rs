@@ -355,6 +355,7 @@ fn any_item() -> impl Strategy<Value = Item> {
     prop_oneof![
         2 => any_text().prop_map(Item::said),
         1 => any_text().prop_map(Item::notice),
+        1 => (any_text(), 0..20_u64).prop_map(|(text, covers)| Item::Summary { text, covers }),
         3 => (any_text(), proptest::collection::vec(any_call(), 0..4), any_thoughts())
             .prop_map(|(text, calls, thoughts)| Item::Assistant { text, calls, thoughts }),
         4 => (any_id(), body).prop_map(|(call_id, content)| Item::Result {
@@ -404,8 +405,14 @@ proptest! {
         tools in proptest::collection::vec((any_name(), any_text(), any_schema()), 0..5),
         images in any::<bool>(),
         result_bytes in 0..100_usize,
+        shown in 0..3,
+        first in 1..9_u64,
     ) {
-        let entries = entries(items);
+        let entries = match (shown, entries(items)) {
+            (0, entries) => entries,
+            (1, entries) => prompt::seen((first..).zip(entries).collect()),
+            (_, entries) => prompt::to_summarise(prompt::seen((first..).zip(entries).collect())),
+        };
         let tools: Vec<_> = tools
             .iter()
             .map(|(name, description, schema)| ToolSpec { name, description, schema })

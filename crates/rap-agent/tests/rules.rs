@@ -997,6 +997,7 @@ fn every_kind_of_entry_reads_back_as_it_was_written() {
         },
         Item::Result { call_id: notation::id("a"), content, display, synthetic: false },
         Item::made(notation::id("b"), "Error: no"),
+        Item::Summary { text: "much was said".into(), covers: 4 },
         Item::notice("a notice"),
     ];
     for item in items {

@@ -8,10 +8,11 @@ mod sim;
 mod strict;
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::env;
 use std::rc::Rc;
 
-use rap_agent::prompt::{Prompt, Thinking, anthropic, openai};
+use rap_agent::prompt::{Prompt, Thinking, anthropic, openai, seen};
 use rap_agent::{Entry, Item};
 use serde_json::Value;
 use sim::fault::Fault;
@@ -139,22 +140,44 @@ fn a_call_id_that_is_not_new_is_caught() {
 /// history stands once: nothing is dropped, nothing made up.
 #[test]
 fn every_history_of_the_simulation_is_a_prompt_that_providers_accept() {
-    let histories = Rc::new(Cell::new(0));
+    let (histories, summaries) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
     for seed in 0..PROMPT_SEEDS {
-        let counted = Rc::clone(&histories);
+        let (counted, summed) = (Rc::clone(&histories), Rc::clone(&summaries));
         sim::histories::each(seed, move |history| {
             counted.set(counted.get() + 1);
-            check_prompt(seed, history);
+            let entries: Vec<Entry> = history.iter().map(|entry| (*entry).clone()).collect();
+            let short = seen((1..).zip(entries.clone()).collect());
+            check_prompt(seed, &entries);
+            if short != entries {
+                summed.set(summed.get() + 1);
+                check_prompt(seed, &short);
+                check_summary(seed, &entries, &short);
+            }
         });
     }
     assert!(histories.get() > 1000, "only {} histories", histories.get());
+    assert!(summaries.get() > 100, "only {} with a summary", summaries.get());
 }
 
 const PROMPT_SEEDS: u64 = 200;
 
-fn check_prompt(seed: u64, history: &[&Entry]) {
-    let entries: Vec<Entry> = history.iter().map(|entry| (*entry).clone()).collect();
-    let prompt = Prompt::new("be good", &entries, &[]);
+/// With a summary, a prompt begins with it, and every call that is still there is told as it was without it.
+fn check_summary(seed: u64, whole: &[Entry], short: &[Entry]) {
+    let [whole, short] =
+        [whole, short].map(|entries| Value::Object(openai::request(&Prompt::new("", entries, &[])).body));
+    let first = short["messages"][0]["content"].as_str().unwrap_or_default();
+    assert!(first.contains("much was said"), "seed {seed}: {first}");
+    let [whole, short] = [&whole, &short].map(|body| {
+        let messages = body["messages"].as_array().into_iter().flatten();
+        let calls = messages.flat_map(|message| message["tool_calls"].as_array().into_iter().flatten());
+        calls.map(|call| (call["id"].to_string(), call["function"].clone())).collect::<BTreeMap<_, _>>()
+    });
+    let changed = short.iter().find(|(id, function)| whole.get(*id) != Some(function));
+    assert!(changed.is_none(), "seed {seed}: {changed:?}");
+}
+
+fn check_prompt(seed: u64, entries: &[Entry]) {
+    let prompt = Prompt::new("be good", entries, &[]);
     let openai = Value::Object(openai::request(&prompt).body);
     let anthropic = Value::Object(anthropic::request(&prompt).body);
     strict::openai_accepts(&openai).unwrap_or_else(|why| panic!("seed {seed}: {why}"));

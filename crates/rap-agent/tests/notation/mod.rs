@@ -7,7 +7,7 @@
 //! ```
 //!
 //! First the phase, then what is written, then what is to be done. What changes nothing is `ignored: why`.
-//! Messages: `said TEXT[, interrupt|enqueue|reject]`, `answer[ of TURN][ TEXT]: CALLS`, `failed[ for good]`, `spent`,
+//! Messages: `said TEXT[, interrupt|enqueue|reject]`, `answer[ of TURN][ TEXT]: CALLS`, `failed[ for good]`, `summarised[ of TURN]: TEXT`, `spent`,
 //! `returned CALL: TEXT`, `subscribed CALL: TEXT`, `call failed CALL`, `timed out CALL`, `event CALL: TEXT[, child][,
 //! final][, id ID]`, `sign in CALL`, `choice CALL NO`, `view CALL`, `chose CALL NO`, `dismissed CALL`, `interrupt`,
 //! `cancel CALL`, `resume`, `close`, `due`, `child closed THREAD`, `child rests THREAD`, `report THREAD CALL: TEXT`, `told: TEXT`, `ticked CALL:
@@ -177,6 +177,8 @@ impl Thread {
                 why: "503".into(),
                 again: if rest.is_empty() { Again::Later } else { Again::No },
             },
+            ["summarised", "of", turn] => summarised(turn.parse().expect("a turn"), text),
+            ["summarised"] => summarised(self.head.turn, text),
             ["spent"] => Message::Spent(Usage { input: 3, output: 1, cached: 0 }),
             ["returned", call] => self.returned(call, text, false),
             ["subscribed", call] => self.returned(call, text, true),
@@ -261,6 +263,10 @@ fn said(words: &str) -> Message {
         _ => (words, OnBusy::Join),
     };
     Message::Said { text: text.into(), on_busy }
+}
+
+fn summarised(turn: u64, text: &str) -> Message {
+    Message::Summarised { turn, text: text.into(), usage: Usage { input: 3, output: 1, cached: 0 } }
 }
 
 fn thread_id(text: &str) -> ThreadId {
@@ -394,6 +400,9 @@ fn item(entry: &Entry) -> String {
             format!("{call_id}: {text}")
         }
         Item::Result { call_id, .. } => format!("{call_id}: …"),
+        Item::Summary { text, covers } => {
+            format!("summary to {covers}: {}", text.replace('\n', " ").replace("  ", " "))
+        }
         Item::Notice { text } => format!("notice {}", brief(text)),
     }
 }

@@ -224,6 +224,10 @@ impl Chaos {
             let again = if self.rng.percent(60) { Again::Later } else { Again::No };
             return self.world.fail(asked, again);
         }
+        let long = self.world.disk.threads[asked.thread].head.coverable().is_some();
+        if long && self.rng.percent(12) {
+            return self.world.summarise(asked);
+        }
         let answer = self.think(&asked);
         self.world.answer(asked, answer)
     }
@@ -237,8 +241,10 @@ impl Chaos {
             _ if turns > 1 => Asked { thread, turn: 1 + self.rng.below(turns as usize - 1) as u64, up_to: 0 },
             _ => return Ok(()),
         };
-        if self.rng.percent(20) {
-            return self.world.fail(asked, Again::Later);
+        match self.rng.below(10) {
+            0 | 1 => return self.world.fail(asked, Again::Later),
+            2 => return self.world.summarise(asked),
+            _ => {}
         }
         let answer = self.think(&asked);
         self.world.answer(asked, answer)

@@ -42,6 +42,8 @@ pub struct Watch {
     alone: u32,
     /// Answers in a row that somebody who joined has dropped.
     dropped: u32,
+    /// What the last summary covers.
+    covered: Seq,
     /// Since when the model has not answered, though nobody did anything about it.
     failing: Option<Timestamp>,
     /// In which order words came that may not overtake each other.
@@ -122,6 +124,7 @@ impl Watch {
         let asking = self.asking;
         let cancelled = self.live(row, message, step, limits)?;
         self.judge_turn(row, message, step)?;
+        self.judge_summary(row, message, step)?;
         self.judge_effects(row, message, step, asking, cancelled)?;
         self.judge_loneliness(message, step, limits)?;
         self.judge_retry(row, message, step, limits)?;
@@ -318,7 +321,10 @@ impl Watch {
             }
             _ => {}
         }
-        if let Message::TurnEnded { turn, .. } | Message::TurnFailed { turn, .. } = message {
+        if let Message::TurnEnded { turn, .. }
+        | Message::TurnFailed { turn, .. }
+        | Message::Summarised { turn, .. } = message
+        {
             let Some((_, up_to)) = self.asking.take().filter(|(current, _)| current == turn) else {
                 return broken(format!("I2: an answer to question {turn} is taken, which is not asked"));
             };
@@ -334,6 +340,42 @@ impl Watch {
                 self.rest_point = row.last() + 1;
             }
         }
+        Ok(())
+    }
+
+    /// I5: a summary covers whole batches and nothing that the model has not answered; it names all that is open.
+    fn judge_summary(&mut self, row: &Row, message: &Message, step: &Step) -> Result<(), Broken> {
+        let Message::Summarised { .. } = message else { return Ok(()) };
+        let Some(Write::Append { entry: Entry { item: Item::Summary { text, covers }, .. }, .. }) =
+            step.writes.first()
+        else {
+            return broken("I5: there is no summary".into());
+        };
+        holds!(*covers > self.covered, "I2: {covers} is covered twice");
+        self.covered = *covers;
+        let all: Vec<&Entry> = self.heritage.iter().chain(&row.entries).collect();
+        let (covered, rest) = all.split_at(*covers as usize);
+        let mut open = BTreeSet::new();
+        for entry in covered {
+            match &entry.item {
+                Item::Assistant { calls, .. } => open.extend(calls.iter().map(|call| &call.id)),
+                Item::Result { call_id, .. } => _ = open.remove(call_id),
+                _ => {}
+            }
+        }
+        holds!(open.is_empty(), "I5: a summary covers {open:?} without their results");
+        let next = rest.iter().find(|entry| !matches!(entry.item, Item::Notice { .. }));
+        let answers = match next.map(|entry| &entry.item) {
+            Some(Item::Assistant { calls, .. }) => !calls.iter().any(|call| call.arguments.is_synthetic()),
+            _ => false,
+        };
+        let answered = answers || *covers == row.base();
+        holds!(answered, "I1: a summary to {covers} covers what nobody has answered: {next:?}");
+        let lives = self.lives.iter();
+        let alive = lives.filter(|(_, life)| matches!(life, CallState::Open | CallState::Subscribed));
+        let names = alive.map(|(call, _)| call.as_str()).chain(self.children.iter().map(ThreadId::as_str));
+        let unnamed = names.into_iter().find(|name| !text.contains(&format!("\n- {name}")));
+        holds!(unnamed.is_none(), "I10: {unnamed:?} is open and not in the summary {text:?}");
         Ok(())
     }
 
@@ -389,7 +431,10 @@ impl Watch {
         holds!(asks == new, "I4: {asks:?} is asked, and {asking:?} is stored");
         let covers = asks.iter().all(|(_, up_to)| *up_to == step.head.seq);
         holds!(covers, "I5: the question {asks:?} does not cover the entries up to {}", step.head.seq);
-        let ended = matches!(message, Message::TurnEnded { .. } | Message::TurnFailed { .. });
+        let ended = matches!(
+            message,
+            Message::TurnEnded { .. } | Message::TurnFailed { .. } | Message::Summarised { .. }
+        );
         let given_up: Vec<u64> =
             asked.filter(|_| !ended && asking != asked).map(|(turn, _)| turn).into_iter().collect();
         holds!(abandoned == given_up, "I4: {abandoned:?} is abandoned instead of {given_up:?}");
@@ -433,7 +478,7 @@ impl Watch {
 
     /// I12: the model is asked so often without anything new, and no oftener. What failed does not count.
     fn judge_loneliness(&mut self, message: &Message, step: &Step, limits: &Limits) -> Result<(), Broken> {
-        if matches!(message, Message::TurnFailed { .. }) {
+        if matches!(message, Message::TurnFailed { .. } | Message::Summarised { .. }) {
             self.alone = self.alone.saturating_sub(1);
         }
         // Time that has passed is something from outside.
@@ -474,7 +519,9 @@ impl Watch {
         limits: &Limits,
     ) -> Result<(), Broken> {
         match message {
-            Message::TurnEnded { .. } | Message::Interrupt | Message::Resume => self.failing = None,
+            Message::TurnEnded { .. } | Message::Summarised { .. } | Message::Interrupt | Message::Resume => {
+                self.failing = None
+            }
             Message::Said { .. } if matches!(row.head.phase, Phase::Failed { .. }) => self.failing = None,
             Message::TurnFailed { again, .. } => {
                 let Some(Write::Append { entry, .. }) = step.writes.first() else {
@@ -641,7 +688,7 @@ impl Reader {
         let missing = &self.missing;
         match &entry.item {
             Item::Notice { .. } => {}
-            Item::User { text, .. } => {
+            Item::User { text, .. } | Item::Summary { text, .. } => {
                 holds!(missing.is_empty(), "I5: {text:?} stands in t{thread} before {missing:?}");
             }
             Item::Assistant { calls, .. } => {

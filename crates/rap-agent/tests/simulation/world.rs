@@ -366,6 +366,17 @@ impl World {
         Ok(())
     }
 
+    /// The model gives a summary instead.
+    pub fn summarise(&mut self, asked: Asked) -> Result<(), Broken> {
+        let Asked { thread, turn, .. } = asked;
+        let usage = Usage { input: 10, output: 5, cached: 0 };
+        let summarised = Message::Summarised { turn, text: "much was said".into(), usage };
+        if self.offer(thread, summarised, None)? == Reply::Refused(Ignored::StaleTurn) {
+            self.offer(thread, Message::Spent(usage), None)?;
+        }
+        Ok(())
+    }
+
     pub fn fail(&mut self, asked: Asked, again: Again) -> Result<(), Broken> {
         let Asked { thread, turn, .. } = asked;
         self.offer(thread, Message::TurnFailed { turn, why: "503".into(), again }, None)?;
