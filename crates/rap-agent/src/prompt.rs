@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::Entry;
 pub use names::Names;
-pub use summary::{SUMMARISE, seen, to_summarise, tokens};
+pub use summary::{SUMMARISE, bytes_as_tokens, seen, to_summarise, tokens};
 
 /// How much text of one result a model sees unless it is told otherwise, in bytes.
 pub const RESULT_BYTES: usize = 256 * 1024;

@@ -209,6 +209,13 @@ pub enum Item {
         #[serde(default)]
         synthetic: bool,
     },
+    /// What was said so far, in short.
+    Summary {
+        /// What the model sees instead.
+        text: String,
+        /// It stands for the entries up to here.
+        covers: u64,
+    },
     /// Something for people.
     Notice {
         /// What.

@@ -23,7 +23,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use rap_protocol::Secret;
-pub use rap_runtime::ToolGlob;
+pub use rap_runtime::{ToolGlob, Window};
 pub use rap_runtime::model::anthropic::Thinking;
 
 pub use self::base_url::BaseUrl;
@@ -87,6 +87,8 @@ pub struct Model {
     pub provider: Provider,
     /// Whether it can be shown images.
     pub images: bool,
+    /// How much it can read, and when a conversation is summarised.
+    pub window: Window,
 }
 
 /// Who answers a model's questions.
@@ -154,7 +156,7 @@ impl Default for Config {
         Config {
             server: Server::default(),
             store: Store::Sqlite("rap.db".into()),
-            model: Model { provider: Provider::Scripted { script: None }, images: true },
+            model: Model { provider: Provider::Scripted { script: None }, images: true, window: Window::default() },
             agents: vec![Agent::default()],
             tool_servers: Vec::new(),
             limits: Limits::default(),

@@ -64,7 +64,7 @@ async fn stdin_closed() {
 fn settings(config: Config, bound: SocketAddr) -> anyhow::Result<Settings> {
     let public_url = config.server.url_at(bound);
     let Store::Sqlite(database) = config.store;
-    let images = config.model.images;
+    let (images, window) = (config.model.images, config.model.window);
     let agents: Result<_, _> =
         config.agents.into_iter().map(|agent| own_agent(agent, &config.limits)).collect();
     let tool_server = |server: config::ToolServer| ToolServer {
@@ -78,6 +78,7 @@ fn settings(config: Config, bound: SocketAddr) -> anyhow::Result<Settings> {
         agents: agents?,
         model: model(config.model.provider, &config.limits)?,
         images,
+        window,
         tool_servers: config.tool_servers.into_iter().map(tool_server).collect(),
         url_policy: UrlPolicy::Local,
         limits: limits(&config.limits),
@@ -88,8 +89,8 @@ fn own_agent(agent: config::Agent, limits: &config::Limits) -> anyhow::Result<Ag
     let config::Agent { name, system, tools, event_tools, approve, model: own_model, limits: own_limits } =
         agent;
     let own_model = own_model.map(|own| {
-        let images = own.images;
-        anyhow::Ok(AgentModel { model: Arc::new(model(own.provider, limits)?), images })
+        let config::Model { provider, images, window } = own;
+        anyhow::Ok(AgentModel { model: Arc::new(model(provider, limits)?), images, window })
     });
     Ok(Agent {
         name,

@@ -68,6 +68,10 @@ impl Transcript {
                 let shown = displayed(display).map_or_else(|| short(&text_of(content)), |text| block(&text));
                 vec![self.result(call_id, &shown, entry.at)]
             }
+            Item::Summary { text, covers } => {
+                let what = format!("a summary stands for entries 1 to {covers}: {}", short(text));
+                vec![Line { who: "note", what }]
+            }
             Item::Other => Vec::new(),
         }
     }

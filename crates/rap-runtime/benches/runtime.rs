@@ -21,7 +21,7 @@ use rap_io::sqlite::{migrate, open_sqlite};
 use rap_io::writer::{Lane, Writer, WriterLimits};
 use rap_protocol::UrlPolicy;
 use rap_runtime::model::{Model, scripted::Scripted};
-use rap_runtime::{Agent, Limits, Runtime, Settings, ToolServer};
+use rap_runtime::{Agent, Limits, Runtime, Settings, ToolServer, Window};
 use rusqlite::{Connection, params};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -166,6 +166,7 @@ async fn runtime(data: &Path, tool: &str) -> Outcome<()> {
         agents: vec![Agent::default()],
         model: Model::Scripted(Scripted::from_file(&data.join("script.toml"))?),
         images: false,
+        window: Window::default(),
         tool_servers: vec![ToolServer { url: tool.into(), bearer: None }],
         url_policy: UrlPolicy::Local,
         limits,

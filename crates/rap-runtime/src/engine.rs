@@ -13,6 +13,7 @@ mod metrics;
 mod notify;
 mod plan;
 mod show;
+mod summary;
 #[cfg(test)]
 mod tests;
 mod underway;

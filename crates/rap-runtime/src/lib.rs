@@ -25,7 +25,7 @@ use tokio::net::TcpListener;
 use crate::engine::Engine;
 pub use crate::engine::StartError;
 pub use crate::glob::ToolGlob;
-pub use crate::settings::{Agent, AgentModel, Limits, Settings, ToolServer};
+pub use crate::settings::{Agent, AgentModel, Limits, Settings, ToolServer, Window};
 pub use crate::store::OpenError;
 
 /// A runtime at work.

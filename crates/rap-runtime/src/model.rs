@@ -7,6 +7,7 @@ pub mod anthropic;
 pub mod openai;
 mod remote;
 pub mod scripted;
+mod window;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,6 +78,12 @@ pub enum Error {
         /// How long the server asks us to wait.
         retry_after: Option<Duration>,
     },
+    /// The question is longer than what the model can read.
+    #[error("{why}")]
+    TooLong {
+        /// What the server said.
+        why: String,
+    },
     /// Asking the same again will not help.
     #[error("{why}")]
     Refused {
@@ -129,6 +136,16 @@ impl Model {
             Model::Scripted(model) => Ok(model.ask(&question, on_delta).await),
             Model::OpenAi(model) => model.ask(&question, on_delta).await,
             Model::Anthropic(model) => model.ask(&question, on_delta).await,
+        }
+    }
+
+    /// How many tokens it can read at once, as its server says; nobody knows for a scripted one. The server is asked
+    /// once. If it does not say, what is usual is taken.
+    pub async fn window(&self) -> Option<u64> {
+        match self {
+            Model::Scripted(_) => None,
+            Model::OpenAi(model) => Some(model.window().await),
+            Model::Anthropic(model) => Some(model.window().await),
         }
     }
 

@@ -23,6 +23,8 @@ pub struct Settings {
     pub model: Model,
     /// Whether that model takes images.
     pub images: bool,
+    /// How much that model can read.
+    pub window: Window,
     /// The tool servers.
     pub tool_servers: Vec<ToolServer>,
     /// Where URLs that come from tool servers may lead.
@@ -57,6 +59,23 @@ pub struct AgentModel {
     pub model: Arc<Model>,
     /// Whether it takes images.
     pub images: bool,
+    /// How much it can read.
+    pub window: Window,
+}
+
+/// How much a model can read at once, and how much of that a conversation may take before it is summarised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// In tokens; without it, the model's server is asked.
+    pub tokens: Option<u32>,
+    /// In percent of it.
+    pub summarise_at: u32,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Window { tokens: None, summarise_at: 75 }
+    }
 }
 
 impl Default for Agent {

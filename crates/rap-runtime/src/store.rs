@@ -13,6 +13,7 @@ mod due;
 mod ledger;
 mod read;
 mod rows;
+mod seen;
 #[cfg(test)]
 mod tests;
 mod thread;

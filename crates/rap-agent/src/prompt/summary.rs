@@ -92,6 +92,11 @@ fn plain(content: &Content) -> &str {
     }
 }
 
+/// About how many tokens that much text is for a model.
+pub fn bytes_as_tokens(bytes: usize) -> u64 {
+    (bytes / TOKEN_BYTES) as u64
+}
+
 /// About how many tokens the entries are for a model. It errs on the side of too many.
 pub fn tokens(entries: &[Entry]) -> u64 {
     entries.iter().map(|entry| entry_tokens(&entry.item) as u64).sum()

@@ -10,10 +10,12 @@ use super::document::{Setting, Value};
 use super::outside::Outside;
 use super::section::Section;
 use super::value::count;
-use super::{BaseUrl, Config, Model, Place, Problem, Provider, value};
+use super::{BaseUrl, Config, Model, Place, Problem, Provider, Window, value};
 
 /// The most tokens that an answer can be allowed.
 const TOKENS: u32 = 10_000_000;
+/// The least that a model is said to read, in tokens.
+const LEAST_WINDOW: u32 = 1_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProviderName {
@@ -44,7 +46,11 @@ pub(super) fn read_model(section: &mut Section<'_>, outside: &Outside<'_>) -> Mo
             Provider::Anthropic { name, base_url, api_key, max_tokens, thinking }
         }
     };
-    Model { provider, images }
+    let window = Window {
+        tokens: section.read("window", count(LEAST_WINDOW..=TOKENS)),
+        summarise_at: section.read("summarise_at", value::percent).unwrap_or(Window::default().summarise_at),
+    };
+    Model { provider, images, window }
 }
 
 fn require(section: &mut Section<'_>, place: &Place, chosen: ProviderName) {

@@ -135,7 +135,7 @@ fn every_setting_is_read() {
     let base_url = BaseUrl::new("http://127.0.0.1:11434/v1").unwrap();
     let api_key = Some(Secret::new("key"));
     let provider = Provider::OpenAi { name: "m".into(), base_url, api_key };
-    assert_eq!(config.model, Model { provider, images: false });
+    assert_eq!(config.model, Model { provider, images: false, window: Window::default() });
     assert_eq!(config.agents.len(), 2);
     assert_eq!(
         config.agents[0].tools.iter().map(ToolGlob::to_string).collect::<Vec<_>>(),

@@ -70,6 +70,15 @@ pub(super) fn count(bounds: RangeInclusive<u32>) -> impl FnOnce(&Setting) -> Res
     }
 }
 
+/// A share of something.
+pub(super) fn percent(setting: &Setting) -> Result<u32, Problem> {
+    shown(setting, "a share from \"1%\" to \"100%\"", |text| {
+        let (number, unit) = number_and_unit(text)?;
+        let number = u32::try_from(number).ok()?;
+        (unit == "%" && (1..=100).contains(&number)).then_some(number)
+    })
+}
+
 /// A number of bytes within bounds.
 pub(super) fn size(bounds: RangeInclusive<u64>) -> impl FnOnce(&Setting) -> Result<usize, Problem> {
     move |setting| {

@@ -324,6 +324,7 @@ fn lines(entry: &Value) -> Vec<String> {
     match entry["kind"].as_str().unwrap() {
         "user" if entry["from"] == "runtime" => vec![format!("runtime: {}", text("text"))],
         "user" => vec![format!("user: {}", text("text"))],
+        "summary" => vec![format!("summary to {}: {}", entry["covers"], text("text"))],
         "notice" => vec![format!("notice: {}", text("text"))],
         "result" => vec![format!("result {}: {}", text("call_id"), text("content"))],
         "assistant" => {

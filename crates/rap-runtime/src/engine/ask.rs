@@ -4,15 +4,16 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rap_agent::{Again, Answer, Entry, Message, PlannedCall, Seq};
+use rap_agent::{Again, Answer, Entry, Head, Message, PlannedCall, Seq};
 use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
 
 use super::plan::{Caller, UsedIds, plan};
 use super::show::show;
+use super::summary::{Asked, Long, is_full};
 use super::{Engine, STORE_PAUSE, Source, built_in};
 use crate::hub::Live;
 use crate::model::{self, ModelCall, Offered, Question, Wants};
-use crate::settings::{Agent, Cause, Rights};
+use crate::settings::{Agent, Cause, Rights, Settings};
 use crate::store::{self, Thread, now, random};
 use crate::toolsets::SessionTools;
 
@@ -75,6 +76,7 @@ impl Engine {
     async fn take_answer(&self, thread: &Thread, message: Message) {
         let usage = match &message {
             Message::TurnEnded { answer, .. } => Some(answer.usage),
+            Message::Summarised { usage, .. } => Some(*usage),
             _ => None,
         };
         match self.insist(thread.no, message).await {
@@ -103,8 +105,8 @@ impl Engine {
             let asked =
                 tokio::time::timeout(limits.model_timeout, self.ask_once(thread, turn, number, up_to)).await;
             let (why, retry_after) = match asked {
-                Ok(Ok(answer)) => return Message::TurnEnded { turn, answer },
-                Ok(Err(Failure::Model(model::Error::Refused { why }))) => {
+                Ok(Ok(message)) => return message,
+                Ok(Err(Failure::Model(model::Error::Refused { why } | model::Error::TooLong { why }))) => {
                     return Message::TurnFailed { turn, why, again: Again::No };
                 }
                 Ok(Err(Failure::Model(model::Error::Retry { why, retry_after }))) => (why, retry_after),
@@ -140,7 +142,7 @@ impl Engine {
         turn: u64,
         attempt: u32,
         up_to: Seq,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<Message, Failure> {
         let agent = self.agent(&thread.agent)?;
         let (tools, news) = self.toolsets.session(&self.store, thread.root).await.map_err(Failure::Store)?;
         for text in news {
@@ -148,34 +150,57 @@ impl Engine {
             self.insist(thread.no, Message::Noted { text }).await.ok();
         }
         let cause = self.store.cause(Arc::clone(thread)).await.map_err(Failure::Store)?;
-        let (model, images) = match &agent.model {
-            Some(own) => (&*own.model, own.images),
-            None => (&self.settings.model, self.settings.images),
-        };
-        let entries = self.entries(thread, up_to, model.wants()).await.map_err(Failure::Store)?;
+        let asked = self.asked(agent);
+        let head = self.store.thread(thread.id.clone()).await.map_err(Failure::Store)?.head;
         let question = Question {
             system: agent.system.clone(),
-            entries,
-            tools: self.offer(thread, agent, cause, &tools).await?,
+            entries: self.entries(thread, up_to, &asked).await.map_err(Failure::Store)?,
+            tools: self.offer(thread, agent, cause, &tools, &head),
             turn,
-            images,
+            images: asked.images,
         };
-        // A model that does not see what the thread inherits may well use an id of it again.
-        let blind = model.wants() != Wants::Everything && thread.parent.is_some();
+        let long = Long { thread, turn, agent, asked, head: &head };
+        // One that could not be made is not tried again for the same question, unless there is no other way.
+        if attempt == 1
+            && is_full(&long, up_to, &question).await
+            && let Some(summary) = self.summarise(&long).await.map_err(Failure::Store)?
+        {
+            return Ok(summary);
+        }
+        // A model that does not see all that the thread has made may well use an id of it again.
+        let blind = asked.model.wants() != Wants::Everything && thread.parent.is_some();
         let used = if blind { UsedIds::Unknown } else { UsedIds::of(&question.entries) };
-        let mut asked = self.metrics.asking();
+        let mut timed = self.metrics.asking();
         let mut on_delta = |text: &str| {
-            asked.said_something();
+            timed.said_something();
             if self.hub.is_heard() {
                 self.hub.tell(thread.no, Live::Delta { turn, attempt, text: text.into() });
             }
         };
-        let answer = model.ask(question, &mut on_delta).await;
-        let answer = asked.ended(answer).map_err(Failure::Model)?;
+        let answer = asked.model.ask(question, &mut on_delta).await;
+        let answer = match timed.ended(answer) {
+            Err(error @ model::Error::TooLong { .. }) => {
+                let summary = self.summarise(&long).await.map_err(Failure::Store)?;
+                return summary.ok_or(Failure::Model(error));
+            }
+            answer => answer.map_err(Failure::Model)?,
+        };
         let caller = Caller { thread: Arc::clone(thread), rights: agent.rights(cause) };
         let mut calls = self.planned(answer.calls, used, caller, Arc::clone(&tools)).await;
         show(&mut calls, &tools).await;
-        Ok(Answer { text: answer.text, calls, thoughts: answer.thoughts, usage: answer.usage })
+        let answer = Answer { text: answer.text, calls, thoughts: answer.thoughts, usage: answer.usage };
+        Ok(Message::TurnEnded { turn, answer })
+    }
+
+    /// Which model an agent asks.
+    fn asked<'a>(&'a self, agent: &'a Agent) -> Asked<'a> {
+        match &agent.model {
+            Some(own) => Asked { model: &own.model, images: own.images, window: own.window },
+            None => {
+                let Settings { model, images, window, .. } = &self.settings;
+                Asked { model, images: *images, window: *window }
+            }
+        }
     }
 
     /// A schema that refers to its own parts can take longer than anybody lives, and is not ours. It is checked beside
@@ -210,25 +235,25 @@ impl Engine {
     }
 
     /// What the model may call. Only what closes the thread depends on what the thread is doing.
-    async fn offer(
+    fn offer(
         &self,
         thread: &Thread,
         agent: &Agent,
         cause: Cause,
         tools: &SessionTools,
-    ) -> Result<Arc<[Offered]>, Failure> {
+        head: &Head,
+    ) -> Arc<[Offered]> {
         let child = thread.parent.is_some();
         let kind = (agent.name.clone(), cause, child);
         let offer = tools.offer_to(kind, || offered(&agent.rights(cause), tools, child));
-        let head = self.store.thread(thread.id.clone()).await.map_err(Failure::Store)?.head;
         if head.subscriptions.is_empty() {
-            return Ok(offer);
+            return offer;
         }
         let mut offer = offer.to_vec();
         if let Some(last) = offer.last_mut() {
             *last = built_in::close_thread(&head.subscriptions);
         }
-        Ok(offer.into())
+        offer.into()
     }
 
     /// Another agent may have other tools, so none stands in for one that is gone.
@@ -242,15 +267,17 @@ impl Engine {
         &self,
         thread: &Arc<Thread>,
         up_to: Seq,
-        wants: Wants,
+        asked: &Asked<'_>,
     ) -> Result<Vec<Entry>, store::Error> {
         let thread = Arc::clone(thread);
-        let found = match wants {
-            Wants::Everything => self.store.history(thread, 0, up_to, usize::MAX).await?,
-            Wants::SinceLastUser => self.store.since_last_user(thread, up_to).await?,
-            Wants::Nothing => Vec::new(),
-        };
-        Ok(found.into_iter().map(|(_, entry)| entry).collect())
+        match asked.model.wants() {
+            Wants::Nothing => Ok(Vec::new()),
+            Wants::SinceLastUser if asked.window.tokens.is_none() => {
+                let found = self.store.since_last_user(thread, up_to).await?;
+                Ok(found.into_iter().map(|(_, entry)| entry).collect())
+            }
+            _ => self.store.seen(thread, up_to).await,
+        }
     }
 }
 

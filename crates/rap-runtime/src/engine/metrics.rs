@@ -84,7 +84,7 @@ impl Asked<'_> {
                 metrics.output.add(answer.usage.output);
             }
             Err(model::Error::Retry { .. }) => metrics.failed.count(),
-            Err(model::Error::Refused { .. }) => metrics.refused.count(),
+            Err(model::Error::Refused { .. } | model::Error::TooLong { .. }) => metrics.refused.count(),
         }
         answer
     }

@@ -27,7 +27,11 @@ pub(super) enum UsedIds {
 }
 
 impl UsedIds {
+    /// Where a summary stands for entries, their ids are not known either.
     pub(super) fn of(entries: &[Entry]) -> UsedIds {
+        if entries.iter().any(|entry| matches!(entry.item, Item::Summary { .. })) {
+            return UsedIds::Unknown;
+        }
         let calls = entries.iter().flat_map(|entry| match &entry.item {
             Item::Assistant { calls, .. } => calls.as_slice(),
             _ => &[],

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::model::Model;
 use crate::model::scripted::Scripted;
-use crate::settings::{Agent, Limits};
+use crate::settings::{Agent, Limits, Window};
 use crate::store::NewThread;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -22,6 +22,7 @@ fn start(dir: &TempDir) -> Arc<Engine> {
         agents: vec![Agent::default()],
         model: Model::Scripted(Scripted::obedient()),
         images: false,
+        window: Window::default(),
         tool_servers: Vec::new(),
         url_policy: UrlPolicy::Local,
         limits: Limits::default(),

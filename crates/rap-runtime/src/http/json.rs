@@ -261,6 +261,8 @@ enum Item {
         /// Whether the runtime made it, or made the call that it answers.
         synthetic: bool,
     },
+    /// What was said so far, in short. The model sees it instead of the entries up to `covers`.
+    Summary { text: String, covers: Seq },
     /// Something for people, which no model sees.
     Notice { text: String },
 }
@@ -303,6 +305,7 @@ impl From<(Seq, rap_agent::Entry)> for Entry {
                 };
                 Item::Result { call_id, content, display, synthetic }
             }
+            rap_agent::Item::Summary { text, covers } => Item::Summary { text, covers },
             rap_agent::Item::Notice { text } => Item::Notice { text },
         };
         Entry { seq, at: entry.at.into(), item }

@@ -17,6 +17,7 @@ use url::Url;
 
 use self::assembly::Assembly;
 use super::remote::{self, Remote, broke_off, failed, linger, spec};
+use super::window::Window;
 use super::{Answer, Error, Question};
 
 /// Where Anthropic itself is.
@@ -29,6 +30,9 @@ pub const LEAST_THINKING: u32 = 1024;
 const VERSION: &str = "2023-06-01";
 /// How often one question is gone on with after a pause.
 const PAUSES: usize = 8;
+
+/// How many tokens a model can read, where its server does not say.
+pub const USUAL_WINDOW: u64 = 200_000;
 
 /// Which model is asked, and where.
 #[derive(Debug, Clone)]
@@ -62,6 +66,7 @@ pub enum Thinking {
 pub struct Anthropic {
     remote: Remote,
     name: String,
+    window: Window,
     max_tokens: u32,
     thinking: Thinking,
 }
@@ -71,11 +76,19 @@ impl Anthropic {
     pub fn new(client: Client, settings: Settings) -> Result<Self, Error> {
         let Settings { base_url, name, api_key, max_tokens, thinking } = settings;
         let versioned = base_url.path().trim_end_matches('/').ends_with("/v1");
-        let endpoint = remote::below(base_url, if versioned { "/messages" } else { "/v1/messages" });
+        let version = if versioned { "" } else { "/v1" };
+        let mut list = remote::below(base_url.clone(), &format!("{version}/models"));
+        list.set_query(Some("limit=1000"));
+        let window = Window::new(list, USUAL_WINDOW);
+        let endpoint = remote::below(base_url, &format!("{version}/messages"));
         let key_header = HeaderName::from_static("x-api-key");
         let remote = Remote::new(client, endpoint, api_key, key_header, "")?;
         let remote = remote.with(HeaderName::from_static("anthropic-version"), VERSION);
-        Ok(Anthropic { remote, name, max_tokens, thinking })
+        Ok(Anthropic { remote, name, window, max_tokens, thinking })
+    }
+
+    pub(super) async fn window(&self) -> u64 {
+        self.window.tokens(&self.remote, &self.name).await
     }
 
     pub(super) async fn ask(

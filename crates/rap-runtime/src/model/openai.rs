@@ -18,12 +18,16 @@ use url::Url;
 
 use self::assembly::Assembly;
 use super::remote::{self, Remote, broke_off, failed, linger, spec};
+use super::window::Window;
 use super::{Answer, Error, Question};
 
 /// Where OpenAI itself is.
 pub const DEFAULT_BASE_URL: &str = "https://api.openai.com/v1";
 /// How long the rest of a complete answer, which is its usage and `[DONE]`, is waited for.
 const REST: Duration = Duration::from_secs(5);
+
+/// How many tokens a model can read, where its server does not say.
+pub const USUAL_WINDOW: u64 = 128_000;
 
 /// Which model is asked, and where.
 #[derive(Debug, Clone)]
@@ -41,14 +45,20 @@ pub struct Settings {
 pub struct OpenAi {
     remote: Remote,
     name: String,
+    window: Window,
 }
 
 impl OpenAi {
     /// A model with these settings. A key that can not be sent is [`Error::Refused`].
     pub fn new(client: Client, settings: Settings) -> Result<Self, Error> {
         let Settings { base_url, name, api_key } = settings;
+        let window = Window::new(remote::below(base_url.clone(), "/models"), USUAL_WINDOW);
         let endpoint = remote::below(base_url, "/chat/completions");
-        Ok(OpenAi { remote: Remote::new(client, endpoint, api_key, AUTHORIZATION, "Bearer ")?, name })
+        Ok(OpenAi { remote: Remote::new(client, endpoint, api_key, AUTHORIZATION, "Bearer ")?, name, window })
+    }
+
+    pub(super) async fn window(&self) -> u64 {
+        self.window.tokens(&self.remote, &self.name).await
     }
 
     pub(super) async fn ask(

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::header::ACCEPT;
 use http::{HeaderName, HeaderValue};
 use rap_agent::prompt::ToolSpec;
-use rap_io::client::{self, Client, Streaming};
+use rap_io::client::{self, Client, Fetched, Streaming};
 use rap_protocol::{Secret, redact};
 use serde_json::{Map, Value};
 use tokio::time::{Duration, timeout};
@@ -24,6 +24,17 @@ pub(super) const CALLS: usize = 256;
 pub(super) const CUT: &str = "[cut: the answer reached the model's limit]";
 /// Said where the provider did not let it be.
 pub(super) const FILTERED: &str = "[cut: the model's provider stopped the answer]";
+/// What servers say of a question that is longer than what the model can read.
+const TOO_LONG: [&str; 8] = [
+    "context length",
+    "context_length",
+    "context window",
+    "context size",
+    "prompt is too long",
+    "input is too long",
+    "too many tokens",
+    "request_too_large",
+];
 /// How much of an error's body is read, in bytes.
 const ERROR_BYTES: usize = 16 * 1024;
 /// How long the end of a stream is waited for behind a whole answer, so that its connection can be used again.
@@ -76,10 +87,16 @@ impl Remote {
         if (200..300).contains(&stream.status) { Ok(stream) } else { Err(refusal(stream).await) }
     }
 
+    /// A document of the same server.
+    pub(super) async fn get(&self, url: &Url, max_bytes: usize) -> Result<Fetched, client::Error> {
+        self.client.get(url, &self.headers, max_bytes).await
+    }
+
     /// An error whose text holds no key, not even a masked one, and no path of a URL.
     pub(super) fn hidden(&self, error: Error) -> Error {
         match error {
             Error::Retry { why, retry_after } => Error::Retry { why: self.without_key(&why), retry_after },
+            Error::TooLong { why } => Error::TooLong { why: self.without_key(&why) },
             Error::Refused { why } => Error::Refused { why: self.without_key(&why) },
         }
     }
@@ -168,8 +185,15 @@ async fn refusal(mut stream: Streaming) -> Error {
     let why = format!("the model's server answered {status}: {}", why.replace(['\r', '\n'], " "));
     match status {
         408 | 425 | 429 | 500.. => Error::Retry { why, retry_after: stream.retry_after },
+        400 | 413 if says_too_long(&body) => Error::TooLong { why },
         _ => Error::refused(why),
     }
+}
+
+/// Whether a refusal is about the length of the question. There is no code that all servers use.
+fn says_too_long(body: &[u8]) -> bool {
+    let said = String::from_utf8_lossy(body).to_lowercase();
+    TOO_LONG.iter().any(|words| said.contains(words))
 }
 
 /// What an error body says, in any of the forms that servers use.

@@ -8,6 +8,7 @@ mod scenario;
 use std::path::Path;
 use std::time::Duration;
 
+use rap_agent::prompt::SUMMARISE;
 use rap_agent::{CallEntry, Entry, Item, Speaker, Usage, words};
 use rap_protocol::{Body, CallId, Content};
 use serde_json::Map;
@@ -18,6 +19,8 @@ use super::{Answer, ModelCall, Question, Wants, arguments};
 
 /// How much of a result its line repeats, in characters.
 const LINE_CHARS: usize = 4_000;
+/// How many messages of the user a summary repeats, the first line of each.
+const SUMMARISED: usize = 10;
 /// What is answered behind the end of a scenario.
 const ENDED: &str = "the script has ended";
 /// What is answered where nobody said anything.
@@ -57,6 +60,7 @@ impl Scripted {
 
     pub(super) async fn ask(&self, question: &Question, on_delta: &mut (dyn FnMut(&str) + Send)) -> Answer {
         let plan = match &self.scenario {
+            _ if is_to_summarise(&question.entries) => summarised(&question.entries),
             Some(scenario) => replay(scenario, question.turn),
             None => obey(&question.entries, question.turn),
         };
@@ -85,6 +89,19 @@ fn replay(scenario: &Scenario, turn: u64) -> Plan {
         calls.push(ModelCall { id, name: call.name.clone(), arguments: Ok(call.arguments.clone()) });
     }
     Plan { lines: item.say.iter().cloned().collect(), calls, sleep: item.sleep.0 }
+}
+
+fn is_to_summarise(entries: &[Entry]) -> bool {
+    entries.last().and_then(|entry| said_by(&entry.item, Speaker::Runtime)) == Some(SUMMARISE)
+}
+
+/// What was said last, a line each.
+fn summarised(entries: &[Entry]) -> Plan {
+    let said: Vec<&str> = entries.iter().filter_map(|entry| said_by(&entry.item, Speaker::User)).collect();
+    let line = |text: &&str| format!("- {}", text.lines().next().unwrap_or_default());
+    let heading = format!("{} entries; the user said:", entries.len() - 1);
+    let last = said[said.len().saturating_sub(SUMMARISED)..].iter().map(line);
+    Plan { lines: std::iter::once(heading).chain(last).collect(), ..Plan::default() }
 }
 
 /// Answers the last user message, if it has not been answered yet, and the results that came after that.

@@ -216,6 +216,7 @@ impl Store {
     }
 
     /// What a thread sees: what it inherits and what is its own, after one entry and up to another.
+    #[cfg(test)]
     pub(crate) async fn history(
         &self,
         thread: Arc<Thread>,
@@ -226,7 +227,7 @@ impl Store {
         self.read(move |conn| history(conn, &thread, after, up_to, Page::rows(limit))).await
     }
 
-    /// The same, and synthetic calls show the arguments of their original.
+    /// What a thread sees, after one entry and up to another. Synthetic calls show the arguments of their original.
     pub(crate) async fn history_for_people(
         &self,
         thread: Arc<Thread>,
@@ -499,7 +500,7 @@ pub(super) fn open_question(
 }
 
 /// The pieces of a history: each thread of the line of descent, and which of its entries are seen.
-fn pieces(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<(ThreadNo, Seq, Seq)>> {
+pub(super) fn pieces(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<(ThreadNo, Seq, Seq)>> {
     let mut pieces = vec![(thread.no, thread.born_at, up_to)];
     let (mut parent, mut end) = (thread.parent, thread.born_at.min(up_to));
     while let Some(no) = parent {
@@ -512,7 +513,7 @@ fn pieces(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Ve
     Ok(pieces)
 }
 
-fn history(
+pub(super) fn history(
     conn: &Connection,
     thread: &Thread,
     after: Seq,
@@ -548,7 +549,7 @@ fn history(
 }
 
 /// Gives a synthetic call the arguments of its original, which a thread of the line made.
-fn complete(
+pub(super) fn complete(
     conn: &Connection,
     line: &[ThreadNo],
     arguments: &mut rap_agent::Arguments,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rap_agent::{
-    CallState, Effect, Entry, Head, Letter, Limits, NewQuestion, PastCall, Queue, Seq, Write, words,
+    CallState, Effect, Entry, Head, Item, Letter, Limits, NewQuestion, PastCall, Queue, Seq, Write, words,
 };
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp, UserId};
@@ -236,6 +236,10 @@ impl Applying<'_> {
     fn append(&self, thread: ThreadNo, seq: Seq, entry: &Entry) -> rusqlite::Result<()> {
         let mut statement = self.conn.prepare_cached("INSERT INTO entries (key, body) VALUES (?1, ?2)")?;
         statement.execute(params![key(thread, seq), json_of(entry)])?;
+        if let Item::Summary { covers, .. } = entry.item {
+            let sql = "INSERT INTO summaries (thread, seq, covers) VALUES (?1, ?2, ?3)";
+            self.conn.prepare_cached(sql)?.execute(params![thread, seq.cast_signed(), covers.cast_signed()])?;
+        }
         Ok(())
     }
 

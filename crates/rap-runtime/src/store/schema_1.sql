@@ -29,6 +29,14 @@ CREATE TABLE entries (
     body TEXT NOT NULL
 );
 
+-- Where the summaries are among them. A model sees the last one instead of what it covers.
+CREATE TABLE summaries (
+    thread INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    covers INTEGER NOT NULL,
+    PRIMARY KEY (thread, seq)
+) WITHOUT ROWID;
+
 CREATE TABLE held (
     thread INTEGER NOT NULL,
     queue INTEGER NOT NULL,

@@ -213,7 +213,7 @@ fn happened(of: &str, text: &str, event: Option<&str>) -> Message {
 fn word(item: Item) -> String {
     match item {
         Item::User { text, .. } if text.starts_with("You are a thread of your own") => "born".into(),
-        Item::User { text, .. } | Item::Notice { text } => text,
+        Item::User { text, .. } | Item::Notice { text } | Item::Summary { text, .. } => text,
         Item::Assistant { text, calls, .. } if calls.is_empty() => text,
         Item::Assistant { calls, .. } => {
             calls.iter().map(|call| call.id.as_str().to_owned()).collect::<Vec<_>>().join("+")

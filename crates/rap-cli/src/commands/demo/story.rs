@@ -164,7 +164,7 @@ impl Story {
             Item::Assistant { text, calls } => self.tell_answer(text, calls),
             Item::Result { content, .. } => self.tell_result(&text_of(content)),
             Item::Notice { text } => self.explain(&plain(text)),
-            Item::Other => Ok(()),
+            Item::Summary { .. } | Item::Other => Ok(()),
         }
     }
 

@@ -9,7 +9,8 @@ fn a_model_of_anthropic_is_read() {
         let (base_url, api_key) =
             (BaseUrl::new("https://api.anthropic.com").unwrap(), Some(Secret::new("k")));
         let provider = Provider::Anthropic { name: "m".into(), base_url, api_key, max_tokens, thinking };
-        assert_eq!(Setup::new(&format!("{text}{more}")).config().model, Model { provider, images: true });
+        let expected = Model { provider, images: true, window: Window::default() };
+        assert_eq!(Setup::new(&format!("{text}{more}")).config().model, expected);
     };
     check("", 16384, Thinking::Off);
     check("thinking = \"off\"\nmax_tokens = 5", 5, Thinking::Off);
@@ -64,7 +65,7 @@ fn agents_have_models_tools_and_limits_of_their_own() {
     };
     assert_eq!((name.as_str(), api_key), ("small", &Some(Secret::new("k"))));
     assert_eq!(small.event_tools, [ToolGlob::new("read_*").unwrap()]);
-    let Some(Model { provider: Provider::OpenAi { name, .. }, images: false }) = &other.model else {
+    let Some(Model { provider: Provider::OpenAi { name, .. }, images: false, .. }) = &other.model else {
         panic!()
     };
     assert_eq!(name, "gpt");
