@@ -23,8 +23,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use rap_protocol::Secret;
-pub use rap_runtime::{ToolGlob, Window};
 pub use rap_runtime::model::anthropic::Thinking;
+pub use rap_runtime::{ToolGlob, Window};
 
 pub use self::base_url::BaseUrl;
 pub use self::limits::Limits;
@@ -156,7 +156,11 @@ impl Default for Config {
         Config {
             server: Server::default(),
             store: Store::Sqlite("rap.db".into()),
-            model: Model { provider: Provider::Scripted { script: None }, images: true, window: Window::default() },
+            model: Model {
+                provider: Provider::Scripted { script: None },
+                images: true,
+                window: Window::default(),
+            },
             agents: vec![Agent::default()],
             tool_servers: Vec::new(),
             limits: Limits::default(),

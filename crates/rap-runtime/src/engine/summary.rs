@@ -57,9 +57,8 @@ fn filled(head: &Head, up_to: Seq, question: &Question) -> u64 {
         let since = usize::try_from(up_to.saturating_sub(head.answered)).unwrap_or(usize::MAX);
         return head.read.saturating_add(tokens(&entries[entries.len().saturating_sub(since)..]));
     }
-    let tool = |tool: &Offered| {
-        tool.name.len() + tool.description.len() + tool.schema.document().to_string().len()
-    };
+    let tool =
+        |tool: &Offered| tool.name.len() + tool.description.len() + tool.schema.document().to_string().len();
     let bytes = question.system.len() + question.tools.iter().map(tool).sum::<usize>();
     tokens(entries).saturating_add(bytes_as_tokens(bytes))
 }
@@ -86,7 +85,8 @@ impl Engine {
             Err(error) => error.to_string(),
         };
         tracing::warn!(thread = %thread.id, turn, why, "no summary could be made");
-        let text = format!("no summary of this long conversation could be made: {why}; it will be tried again");
+        let text =
+            format!("no summary of this long conversation could be made: {why}; it will be tried again");
         // It is for people; without it the question is the same.
         self.insist(thread.no, Message::Noted { text }).await.ok();
         Ok(None)

@@ -41,7 +41,11 @@ impl Window {
             let answer = timeout(WITHIN, remote.get(&self.list, LIST_BYTES)).await;
             let found = answer.ok().and_then(Result::ok).and_then(|answer| listed(&answer, model));
             if found.is_none() {
-                tracing::info!(model, usual = self.usual, "the model's server does not say how much it reads");
+                tracing::info!(
+                    model,
+                    usual = self.usual,
+                    "the model's server does not say how much it reads"
+                );
             }
             found.unwrap_or(self.usual)
         };

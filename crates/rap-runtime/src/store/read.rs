@@ -500,7 +500,11 @@ pub(super) fn open_question(
 }
 
 /// The pieces of a history: each thread of the line of descent, and which of its entries are seen.
-pub(super) fn pieces(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<(ThreadNo, Seq, Seq)>> {
+pub(super) fn pieces(
+    conn: &Connection,
+    thread: &Thread,
+    up_to: Seq,
+) -> rusqlite::Result<Vec<(ThreadNo, Seq, Seq)>> {
     let mut pieces = vec![(thread.no, thread.born_at, up_to)];
     let (mut parent, mut end) = (thread.parent, thread.born_at.min(up_to));
     while let Some(no) = parent {

@@ -238,7 +238,11 @@ impl Applying<'_> {
         statement.execute(params![key(thread, seq), json_of(entry)])?;
         if let Item::Summary { covers, .. } = entry.item {
             let sql = "INSERT INTO summaries (thread, seq, covers) VALUES (?1, ?2, ?3)";
-            self.conn.prepare_cached(sql)?.execute(params![thread, seq.cast_signed(), covers.cast_signed()])?;
+            self.conn.prepare_cached(sql)?.execute(params![
+                thread,
+                seq.cast_signed(),
+                covers.cast_signed()
+            ])?;
         }
         Ok(())
     }
