@@ -187,6 +187,7 @@ mod tests {
                 event("interrupt:c1 (subscription remains active)"),
                 event("interrupt:c1 (subscription has ended)"),
                 event("interrupt:c1 (result of a call that was still running)"),
+                json!({"kind": "summary", "text": "much\nwas said", "covers": 7}),
                 json!({"kind": "notice", "text": "n"}),
                 json!({"kind": "of a later version"}),
             ],
@@ -200,6 +201,7 @@ mod tests {
                 "woken   by an event of tick",
                 "woken   by the last event of tick",
                 "woken   by the late result of tick",
+                "note    a summary stands for entries 1 to 7: much was said",
                 "note    n",
             ],
         );

@@ -319,15 +319,21 @@ async fn failures_are_told_apart_and_hold_no_key() {
         assert!(matches!(answer, Err(Error::Retry { retry_after: None, .. })), "{status}: {answer:?}");
     }
     let table = [
-        (400, "invalid_request_error", "prompt is too long", "answered 400: prompt is too long"),
+        (400, "invalid_request_error", "bad schema", "answered 400: bad schema"),
         (401, "authentication_error", &format!("invalid x-api-key {KEY}"), "invalid x-api-key [key]"),
         (403, "permission_error", "not yours", "answered 403: not yours"),
         (404, "not_found_error", "model: claude", "answered 404: model: claude"),
-        (413, "request_too_large", "too large", "answered 413: too large"),
     ];
     for (status, kind, message, expected) in table {
         let error = ask(failing(status, &body(kind, message))).await.unwrap_err();
         assert!(matches!(&error, Error::Refused { why } if why.contains(expected)), "{error}");
+    }
+    let long = "prompt is too long: 210000 tokens > 200000 maximum";
+    for (status, kind, message) in
+        [(400, "invalid_request_error", long), (413, "request_too_large", "too large")]
+    {
+        let error = ask(failing(status, &body(kind, message))).await.unwrap_err();
+        assert!(matches!(&error, Error::TooLong { why } if why.contains(message)), "{error}");
     }
 }
 

@@ -233,6 +233,15 @@ async fn failures_are_told_apart_and_hold_no_key() {
         let error = ask(failing(status, body)).await.unwrap_err();
         assert!(matches!(&error, Error::Refused { why } if why.contains(expected)), "{error}");
     }
+    let too_long = [
+        "{\"error\": {\"message\": \"no\", \"code\": \"context_length_exceeded\"}}",
+        "{\"error\": {\"message\": \"This model's maximum context length is 8192 tokens.\"}}",
+        "{\"error\": {\"message\": \"the request exceeds the available context size\"}}",
+    ];
+    for body in too_long {
+        let error = ask(failing(400, body)).await.unwrap_err();
+        assert!(matches!(error, Error::TooLong { .. }), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -199,6 +199,14 @@ fn types_are_checked() {
         ("[store]\nurl = true", "rap.toml:2: store.url: expected a string, found true"),
         ("[model]\nimages = \"false\"", "rap.toml:2: model.images: expected true or false, found \"false\""),
         (
+            "[model]\nwindow = 10",
+            "rap.toml:2: model.window: expected a whole number from 1000 to 10000000, found 10",
+        ),
+        (
+            "[model]\nsummarise_at = \"0%\"",
+            "rap.toml:2: model.summarise_at: expected a share from \"1%\" to \"100%\", found \"0%\"",
+        ),
+        (
             "[[agent]]\nname = \"a\"\nsystem = 1.5",
             "rap.toml:3: agent.system: expected a string, found a float",
         ),

@@ -3,6 +3,7 @@
 
 mod batch;
 mod file;
+mod seen;
 mod thread;
 
 use std::future::{Future, poll_fn};
@@ -106,7 +107,9 @@ impl Fixture {
     fn rows(&self) -> Vec<String> {
         let conn = self.look();
         let mut all = Vec::new();
-        for table in ["threads", "entries", "held", "calls", "questions", "views", "seen", "letters"] {
+        for table in
+            ["threads", "entries", "summaries", "held", "calls", "questions", "views", "seen", "letters"]
+        {
             let mut select = conn.prepare(&format!("SELECT * FROM {table} ORDER BY 1, 2")).unwrap();
             let columns = select.column_count();
             let row = |row: &rusqlite::Row<'_>| {

@@ -98,3 +98,17 @@ fn agents_have_models_tools_and_limits_of_their_own() {
         assert_eq!(Setup::new(&format!("{agent}\n{line}")).error(), format!("rap.toml:3: {expected}"));
     }
 }
+
+#[test]
+fn a_model_can_say_how_much_it_reads_and_when_that_is_too_much() {
+    let check = |lines: &str, tokens, summarise_at| {
+        assert_eq!(Setup::new(lines).config().model.window, Window { tokens, summarise_at }, "{lines}");
+    };
+    check("", None, 75);
+    check("[model]\nwindow = 32768\nsummarise_at = \"50%\"", Some(32_768), 50);
+    let variable = Setup::new("[model]\nwindow = 1000").variable("RAP_MODEL_WINDOW", "2000");
+    assert_eq!(variable.config().model.window.tokens, Some(2000));
+    let own = Setup::new("[model]\nwindow = 1000\n[[agent]]\nname = \"a\"\n[agent.model]\nwindow = 9000");
+    let own = own.config().agents[0].model.clone().unwrap();
+    assert_eq!(own.window.tokens, Some(9000));
+}

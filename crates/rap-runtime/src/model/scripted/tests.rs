@@ -165,3 +165,13 @@ fn a_bad_scenario_names_file_and_line() {
     let error = Scripted::from_file(Path::new("no/such/script.toml")).unwrap_err().to_string();
     assert!(error.contains("no/such/script.toml"), "{error}");
 }
+
+#[tokio::test]
+async fn a_summary_repeats_what_the_user_said() {
+    let said = (1..=12).map(|number| Item::said(format!("say {number}\nmore")));
+    let mut items: Vec<Item> = said.flat_map(|said| [said, says("yes")]).collect();
+    items.push(told(SUMMARISE));
+    let (text, calls) = ask(&Scripted::obedient(), items, 3).await;
+    let lines: String = (3..=12).map(|number| format!("\n- say {number}")).collect();
+    assert_eq!((text, calls.len()), (format!("24 entries; the user said:{lines}"), 0));
+}

@@ -1,0 +1,70 @@
+//! How much a model can read, as its server's list says.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::http::{HeaderMap, Uri};
+use axum::{Router, routing};
+use rap_io::client::{Client, ClientLimits};
+use rap_protocol::{Secret, UrlPolicy};
+use rap_runtime::model::{Model, anthropic, openai};
+use serde_json::{Value, json};
+use url::Url;
+
+/// The window of model `m` where the server lists this, asked twice; and how often the list was asked for.
+async fn window(list: Value, anthropic: bool) -> (u64, usize) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&count);
+    let answer = async move |uri: Uri, headers: HeaderMap| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(uri.query(), anthropic.then_some("limit=1000"));
+        let key = if anthropic { "x-api-key" } else { "authorization" };
+        assert!(headers[key].to_str().unwrap().ends_with("the-key"));
+        list.to_string()
+    };
+    let router = Router::new().route("/v1/models", routing::get(answer));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    let model = model(&url, anthropic);
+    let tokens = model.window().await.unwrap();
+    assert_eq!(model.window().await, Some(tokens));
+    (tokens, count.load(Ordering::SeqCst))
+}
+
+fn model(url: &str, is_anthropic: bool) -> Model {
+    let client = Client::new(UrlPolicy::Local, ClientLimits::default());
+    let (base_url, name, api_key) = (Url::parse(url).unwrap(), "m".to_owned(), Some(Secret::new("the-key")));
+    if is_anthropic {
+        let thinking = anthropic::Thinking::Off;
+        let settings = anthropic::Settings { base_url, name, api_key, max_tokens: 100, thinking };
+        return Model::Anthropic(Box::new(anthropic::Anthropic::new(client, settings).unwrap()));
+    }
+    let settings = openai::Settings { base_url, name, api_key };
+    Model::OpenAi(Box::new(openai::OpenAi::new(client, settings).unwrap()))
+}
+
+#[tokio::test]
+async fn the_list_of_models_is_asked_once_and_every_way_to_say_it_is_read() {
+    let fields = ["context_length", "max_model_len", "context_window", "max_context_length"];
+    for field in fields {
+        let list = json!({"data": [{"id": "other", field: 1}, {"id": "m", field: 32_768}]});
+        assert_eq!(window(list, false).await, (32_768, 1), "{field}");
+    }
+    let list = json!({"data": [{"id": "m", "context_window": 200_000, "max_input_tokens": 180_000}]});
+    assert_eq!(window(list, true).await, (180_000, 1));
+    assert_eq!(window(json!([{"name": "m", "context_length": 9_000}]), false).await, (9_000, 1));
+}
+
+#[tokio::test]
+async fn a_list_that_says_nothing_is_no_failure() {
+    let silent = [json!({}), json!({"data": []}), json!({"data": [{"id": "m"}]}), json!("no"), json!(null)];
+    for list in silent {
+        assert_eq!(window(list.clone(), false).await, (openai::USUAL_WINDOW, 1), "{list}");
+        assert_eq!(window(list, true).await, (anthropic::USUAL_WINDOW, 1));
+    }
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    assert_eq!(model(&format!("http://{free}/v1"), false).window().await, Some(openai::USUAL_WINDOW));
+}
