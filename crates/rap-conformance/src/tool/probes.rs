@@ -25,6 +25,7 @@ pub(super) const STAGES: &[&[&[Check]]] = &[
         subscriptions::CHECKS,
         authentication::CHECKS,
     ],
+    &[identity::CROWD],
     // It uses up what the server grants us.
     &[flood::CHECKS],
 ];

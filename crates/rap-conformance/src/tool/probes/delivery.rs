@@ -62,56 +62,69 @@ pub(super) const CHECKS: &[Check] = &[
     },
 ];
 
+/// Invokes, and observes meanwhile: a server may well acknowledge late, and that is for another probe to find.
+async fn observe(target: &Target, call: &Call, seen: impl Future<Output = Found>) -> Found {
+    let (_, found) = tokio::join!(target.invoke(call), seen);
+    found
+}
+
 async fn again_after_503(target: &Target) -> Found {
     let call = target.operation_answering(&[Reply::Status(503)])?;
-    target.invoke(&call).await?;
-    let first = call.result(target.patience).await?;
-    let second = |deliveries: &[Delivery]| results(deliveries).nth(1).cloned();
-    match call.inbox.until(target.patience.result, second).await {
-        Some(second) if second.message == first.message => Ok(()),
-        Some(_) => Err(call.fail("the second attempt says something else")),
-        None => Err(call.fail("it was sent once and then given up")),
-    }
+    let seen = async {
+        let first = call.result(target.patience).await?;
+        let second = |deliveries: &[Delivery]| results(deliveries).nth(1).cloned();
+        match call.inbox.until(target.patience.result, second).await {
+            Some(second) if second.message == first.message => Ok(()),
+            Some(_) => Err(call.fail("the second attempt says something else")),
+            None => Err(call.fail("it was sent once and then given up")),
+        }
+    };
+    observe(target, &call, seen).await
 }
 
 async fn paced(target: &Target) -> Found {
     let call = target.operation_answering(&[Reply::Status(503); 100])?;
-    target.invoke(&call).await?;
-    call.result(target.patience).await?;
-    let many = |deliveries: &[Delivery]| results(deliveries).nth(ATTEMPTS).map(|_| ());
-    match call.inbox.until(target.patience.quiet, many).await {
-        None => Ok(()),
-        Some(()) => {
-            let seconds = target.patience.quiet.as_secs_f64();
-            Err(call.fail(format!("more than {ATTEMPTS} attempts were made within {seconds} s")))
+    let seen = async {
+        call.result(target.patience).await?;
+        let many = |deliveries: &[Delivery]| results(deliveries).nth(ATTEMPTS).map(|_| ());
+        match call.inbox.until(target.patience.quiet, many).await {
+            None => Ok(()),
+            Some(()) => {
+                let seconds = target.patience.quiet.as_secs_f64();
+                Err(call.fail(format!("more than {ATTEMPTS} attempts were made within {seconds} s")))
+            }
         }
-    }
+    };
+    observe(target, &call, seen).await
 }
 
 async fn not_after_404(target: &Target) -> Found {
     let call = target.operation_answering(&[Reply::Status(404)])?;
-    target.invoke(&call).await?;
-    call.result(target.patience).await?;
-    let second = |deliveries: &[Delivery]| results(deliveries).nth(1).map(|_| ());
-    match call.inbox.until(target.patience.quiet, second).await {
-        None => Ok(()),
-        Some(()) => Err(call.fail("it was sent again after a 404")),
-    }
+    let seen = async {
+        call.result(target.patience).await?;
+        let second = |deliveries: &[Delivery]| results(deliveries).nth(1).map(|_| ());
+        match call.inbox.until(target.patience.quiet, second).await {
+            None => Ok(()),
+            Some(()) => Err(call.fail("it was sent again after a 404")),
+        }
+    };
+    observe(target, &call, seen).await
 }
 
 async fn not_after_400(target: &Target) -> Found {
     let call = target.operation_answering(&[Reply::Status(400)])?;
-    target.invoke(&call).await?;
-    let first = call.result(target.patience).await?;
-    let repeated = |deliveries: &[Delivery]| {
-        let again = |later: &Delivery| later.message == first.message;
-        let same = results(deliveries).skip(1).any(again);
-        (same || results(deliveries).count() > 2).then_some(())
+    let seen = async {
+        let first = call.result(target.patience).await?;
+        let repeated = |deliveries: &[Delivery]| {
+            let same = results(deliveries).skip(1).any(|later| later.message == first.message);
+            (same || results(deliveries).count() > 2).then_some(())
+        };
+        match call.inbox.until(target.patience.quiet, repeated).await {
+            None => Ok(()),
+            Some(()) => Err(call.fail("it was sent again after a 400")),
+        }
     };
-    match call.inbox.until(target.patience.quiet, repeated).await {
-        None => Ok(()),
-        Some(()) => Err(call.fail("it was sent again after a 400")),
-    }
+    observe(target, &call, seen).await
 }
 
 async fn again_after_a_lost_connection(target: &Target) -> Found {
@@ -123,22 +136,23 @@ async fn again_after_a_lost_connection(target: &Target) -> Found {
     let address = listener.local_addr().map_err(broken)?;
     let mut call = target.operation()?;
     call.invocation["callback_url"] = json!(format!("http://{address}/callback"));
-    target.invoke(&call).await?;
+    observe(target, &call, lose_one(target, &call, &listener)).await
+}
+
+async fn lose_one(target: &Target, call: &Call, listener: &TcpListener) -> Found {
     let Ok(Ok((stream, _))) = timeout(target.patience.result, listener.accept()).await else {
         return Err(Verdict::not_observable(
             "it did not connect to another port: see callback_url_is_opaque",
         ));
     };
-    read_some(stream).await;
-    match timeout(target.patience.result, listener.accept()).await {
-        Ok(Ok((stream, _))) => {
-            let mut stream = read_some(stream).await;
-            // Whether the server hears it does not matter to what we have seen.
-            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").await.ok();
-            Ok(())
-        }
-        _ => Err(lost(&call)),
-    }
+    drop(read_some(stream).await);
+    let Ok(Ok((stream, _))) = timeout(target.patience.result, listener.accept()).await else {
+        return Err(lost(call));
+    };
+    let mut stream = read_some(stream).await;
+    // Whether the server hears it does not matter to what we have seen.
+    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").await.ok();
+    Ok(())
 }
 
 fn lost(call: &Call) -> Verdict {
