@@ -217,7 +217,8 @@ async fn nothing_after(target: &Target, end: End) -> Found {
             target.notify(CLOSE_THREAD_PATH, &json!({"thread_id": call.thread}), Credentials::Ours).await?;
         }
     }
-    let ended = Instant::now() + ON_ITS_WAY;
+    tokio::time::sleep(ON_ITS_WAY).await;
+    let ended = Instant::now();
     call.inbox.release();
     let later = |deliveries: &[Delivery]| events(deliveries).find(|event| event.at > ended).map(|_| ());
     let seen = call.inbox.until(target.patience.quiet, later).await;
