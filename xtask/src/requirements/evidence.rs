@@ -32,7 +32,9 @@ impl Kind {
 
 /// The evidence in a file.
 pub(crate) fn of(file: &str, text: &str) -> Vec<Evidence> {
-    let found = comments(text).chain(probes(text));
+    // Those of tests look for nothing.
+    let has_probes = file.starts_with("crates/rap-conformance/src/") && !file.ends_with("tests.rs");
+    let found = comments(text).chain(has_probes.then(|| probes(text)).into_iter().flatten());
     let named = |(ids, kind): (Vec<String>, Kind)| ids.into_iter().map(move |id| (id, kind.clone()));
     found.flat_map(named).map(|(id, kind)| Evidence { id, file: file.to_owned(), kind }).collect()
 }
@@ -94,7 +96,7 @@ mod tests {
     use super::*;
 
     fn found(text: &str) -> Vec<(String, Kind)> {
-        of("f.rs", text).into_iter().map(|evidence| (evidence.id, evidence.kind)).collect()
+        of("crates/rap-conformance/src/f.rs", text).into_iter().map(|evidence| (evidence.id, evidence.kind)).collect()
     }
 
     #[test]
