@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rap_protocol::CLOSE_THREAD_PATH;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -9,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::report::{Exchange, Probe, Shown, Verdict};
 use crate::tool::inbox::{Delivery, Reply};
-use crate::tool::target::{Call, Target, results};
+use crate::tool::target::{Call, Credentials, Target, results};
 use crate::tool::{Check, Found};
 
 /// More attempts than this while all are answered 503 are no backoff.
@@ -95,7 +96,10 @@ async fn paced(target: &Target) -> Found {
             }
         }
     };
-    observe(target, &call, seen).await
+    let found = observe(target, &call, seen).await;
+    // Otherwise it may go on for days.
+    target.notify(CLOSE_THREAD_PATH, &json!({"thread_id": call.thread}), Credentials::Ours).await?;
+    found
 }
 
 async fn not_after_404(target: &Target) -> Found {
