@@ -370,7 +370,9 @@ async fn close(State(server): State<Arc<Server>>, headers: HeaderMap, body: Byte
     let mut calls = known.calls.values().filter(|call| call.address.group_id.as_str() == thread).peekable();
     let is_known = calls.peek().is_some();
     if fault != Fault::SendsEventsAfterClosing {
-        calls.for_each(|call| drop(call.stop.send_replace(true)));
+        for call in calls {
+            call.stop.send_replace(true);
+        }
     }
     let is_first = known.closed.insert(thread.clone());
     match fault {
