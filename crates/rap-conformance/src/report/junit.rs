@@ -20,7 +20,7 @@ impl Report {
             "tests=\"{}\" failures=\"{failures}\" errors=\"0\" skipped=\"{}\" time=\"{:.3}\"",
             passed + failed_must + failed_should + not_observable,
             warnings + not_observable,
-            self.took().as_secs_f64()
+            self.took.as_secs_f64()
         );
         let name = format!("rap check {} {}", self.subject.word(), escape(&self.target));
         line(&mut xml, &format!("<testsuites {counts}>\n<testsuite name=\"{name}\" {counts}>"));

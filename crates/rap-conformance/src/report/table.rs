@@ -44,7 +44,7 @@ impl Report {
             "{style}{word}{style:#}: {passed} requirements pass, {failed_must} MUST and {failed_should} SHOULD fail, \
              {not_observable} can not be observed; {} probes in {:.1} s",
             self.outcomes.len(),
-            self.took().as_secs_f64()
+            self.took.as_secs_f64()
         )
     }
 

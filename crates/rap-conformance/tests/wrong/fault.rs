@@ -17,7 +17,7 @@ pub enum Fault {
     SendsTwoResults,
     CountsRepeats,
     SendsPlainText,
-    SendsNoText,
+    SendsWrongTypes,
     RefusesUnknownFields,
     // Errors.
     RefusesUnknownOperations,

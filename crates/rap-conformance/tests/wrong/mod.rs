@@ -246,8 +246,8 @@ impl Server {
             return;
         }
         let result = self.result(call, text, crowded);
-        self.deliver(call, &result).await;
-        if self.fault == Fault::SendsTwoResults {
+        let status = self.deliver(call, &result).await;
+        if self.fault == Fault::SendsTwoResults && status == Some(200) {
             self.deliver(call, &result).await;
         }
     }
@@ -267,7 +267,7 @@ impl Server {
             Fault::NamesAnotherCall => result["id"] = "of_another".into(),
             Fault::NamesNoThread => result["group_id"] = "none".into(),
             Fault::ForgetsTheCallId => drop(result.as_object_mut().unwrap().remove("call_id")),
-            Fault::SendsNoText => result["text"] = json!(["pong"]),
+            Fault::SendsWrongTypes => result["subscription"] = "no".into(),
             _ => {}
         }
         result
@@ -305,7 +305,7 @@ impl Server {
     }
 
     /// Sends until it is answered below 500; what is refused as invalid is followed by an error.
-    async fn deliver(&self, call: &Call, message: &Value) {
+    async fn deliver(&self, call: &Call, message: &Value) -> Option<u16> {
         let is_event = message["type"] == "subscription_event";
         let mut url = call.address.callback_url.to_url();
         match self.fault {
@@ -326,12 +326,13 @@ impl Server {
                     let error = self.result(call, "Error: the result was refused (400)", false);
                     drop(self.client.post_json(&url, &headers, error.to_string().into()).await);
                 }
-                return;
+                return status;
             }
             if self.fault != Fault::NeverPauses {
                 tokio::time::sleep(Duration::from_millis(60) * 2_u32.pow(attempt.min(5))).await;
             }
         }
+        None
     }
 
     fn goes_on_after(&self, status: Option<u16>, is_event: bool) -> bool {

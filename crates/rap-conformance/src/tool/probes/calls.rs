@@ -117,7 +117,8 @@ async fn acknowledged_before_delivery(target: &Target) -> Found {
     let call = target.operation_answering(&[Reply::Held])?;
     let arrived = async {
         call.inbox.until(target.patience.result, |deliveries| results(deliveries).next().map(|_| ())).await;
-        tokio::time::sleep(target.patience.prompt).await;
+        // One that is merely late is for another probe to find.
+        tokio::time::sleep(target.patience.prompt + target.patience.quiet).await;
     };
     let outcome = tokio::select! {
         acknowledged = target.invoke(&call) => acknowledged.map(|_| ()),

@@ -225,14 +225,17 @@ async fn discreet(target: &Target, kind: Kind) -> Found {
     Err(Verdict::fail("the two answers differ", vec![known.exchange, unknown.exchange]))
 }
 
+/// The second call has the callback URL of the first, too: that is another probe's business.
 async fn call_after_close(target: &Target) -> Found {
     let first = finished(target).await?;
     send_about(target, Kind::Close, &first).await?;
-    let mut call = target.operation()?;
-    call.thread.clone_from(&first.thread);
-    call.invocation["group_id"] = first.thread.as_str().into();
-    target.invoke(&call).await?;
-    call.result(target.patience).await.map(|_| ())
+    let mut second = target.operation()?;
+    second.invocation["group_id"] = first.thread.as_str().into();
+    second.invocation["callback_url"] = first.inbox.url.as_str().into();
+    target.invoke(&second).await?;
+    let result = |deliveries: &[Delivery]| results(deliveries).nth(1).map(|_| ());
+    let seen = first.inbox.until(target.patience.result, result).await;
+    seen.ok_or_else(|| second.fail("the call was acknowledged and brought nothing"))
 }
 
 async fn cancel_after_result(target: &Target) -> Found {
