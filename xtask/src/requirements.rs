@@ -137,7 +137,8 @@ fn page(requirements: &[Requirement<'_>], evidence: &[Evidence]) -> String {
         line(&mut page, &format!("\n## {title}"));
         for requirement in requirements.iter().filter(|requirement| requirement.id.starts_with(prefix)) {
             let Requirement { id, level, who, text } = requirement;
-            line(&mut page, &format!("\n**{id}** {level}, {who}: {text}\n"));
+            // Markdown would take `<group_id>` for a tag.
+            line(&mut page, &format!("\n**{id}** {level}, {who}: {}\n", text.replace('<', "&lt;")));
             for known in evidence.iter().filter(|known| known.id == *id) {
                 line(&mut page, &format!("- {}", known.kind.in_words(&known.file)));
             }

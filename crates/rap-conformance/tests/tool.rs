@@ -15,7 +15,7 @@ use serde_json::json;
 use wrong::{Fault, TOKEN, WrongServer};
 
 /// How many servers are checked at the same time.
-const AT_ONCE: usize = 5;
+const AT_ONCE: usize = 8;
 
 fn options(server: &WrongServer) -> Options {
     let arguments = json!({"count": 3}).as_object().unwrap().clone();

@@ -59,11 +59,11 @@ impl Report {
     }
 
     fn what_failed(&self, id: &str) -> Vec<&str> {
-        let failed = |verdict| match verdict {
-            &Verdict::Fail { ref what, .. } => Some(what.as_str()),
+        let failed = self.about(id).filter_map(|outcome| match &outcome.verdict {
+            Verdict::Fail { what, .. } => Some(what.as_str()),
             _ => None,
-        };
-        self.about(id).filter_map(|outcome| failed(&outcome.verdict)).collect()
+        });
+        failed.collect()
     }
 
     fn story(&self, id: &str) -> String {

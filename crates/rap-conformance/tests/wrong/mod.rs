@@ -34,7 +34,7 @@ const LATE: Duration = Duration::from_millis(1_400);
 /// From this many calls at once, some servers lose their way.
 const CROWD: usize = 10;
 /// How many notifications are taken.
-const BURST: usize = 400;
+const BURST: usize = 150;
 /// After how many attempts a message is given up.
 const ATTEMPTS: u32 = 12;
 
