@@ -105,6 +105,7 @@ impl Subject {
             .filter(move |requirement| requirement.who == who || requirement.who == Who::Both)
     }
 
+    /// How it is called on the command line.
     fn word(self) -> &'static str {
         match self {
             Subject::Tool => "tool",
@@ -174,6 +175,11 @@ impl Report {
             began: Instant::now(),
             took: Duration::ZERO,
         }
+    }
+
+    /// Calls the implementation something else, once more is known of it.
+    pub fn set_target(&mut self, target: impl Into<String>) {
+        self.target = target.into();
     }
 
     /// Adds what a probe found.

@@ -15,7 +15,7 @@ use serde_json::json;
 use wrong::{Fault, TOKEN, WrongServer};
 
 /// How many servers are checked at the same time.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 12;
 
 fn options(server: &WrongServer) -> Options {
     let arguments = json!({"count": 3}).as_object().unwrap().clone();
@@ -180,6 +180,8 @@ async fn wrong_subscriptions_are_found() {
         (Fault::SendsEventsAfterTheFinalOne, &["nothing_follows_a_final_event"]),
         (Fault::SendsEventsAfterCancellation, &["nothing_follows_a_cancellation"]),
         (Fault::SendsEventsAfterClosing, &["closing_ends_subscriptions"]),
+        (Fault::CancelsByIdAlone, &["cancelling_spares_other_subscriptions"]),
+        (Fault::ClosesAllThreads, &["closing_spares_other_subscriptions"]),
     ])
     .await;
 }

@@ -22,6 +22,7 @@ impl Report {
     pub fn to_table(&self, strictness: Strictness, width: Option<usize>) -> String {
         let mut text = String::new();
         let out = &mut text;
+        line(out, &format!("rap check {} {}\n", self.subject.word(), plain(&self.target)));
         line(out, &format!("{BOLD}{:<6}  {:<10}  {:<14}  REQUIREMENT{BOLD:#}", "ID", "LEVEL", "RESULT"));
         for (requirement, standing) in self.standings() {
             let (style, result) = shown(requirement, &standing, strictness);

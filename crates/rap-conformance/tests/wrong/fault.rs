@@ -69,6 +69,8 @@ pub enum Fault {
     SendsEventsAfterTheFinalOne,
     SendsEventsAfterCancellation,
     SendsEventsAfterClosing,
+    CancelsByIdAlone,
+    ClosesAllThreads,
     // Authentication.
     LetsAnyoneInvoke,
     LetsAnyoneClose,

@@ -32,7 +32,7 @@ const WORK: Duration = Duration::from_millis(40);
 /// Longer than the checker calls prompt.
 const LATE: Duration = Duration::from_millis(1_400);
 /// From this many calls at once, some servers lose their way.
-const CROWD: usize = 10;
+const CROWD: usize = 13;
 /// How many notifications are taken.
 const BURST: usize = 150;
 /// After how many attempts a message is given up.
@@ -374,6 +374,9 @@ async fn close(State(server): State<Arc<Server>>, headers: HeaderMap, body: Byte
         for call in calls {
             call.stop.send_replace(true);
         }
+        for call in known.calls.values().filter(|_| fault == Fault::ClosesAllThreads) {
+            call.stop.send_replace(true);
+        }
     }
     let is_first = known.closed.insert(thread.clone());
     match fault {
@@ -405,10 +408,11 @@ async fn cancel(State(server): State<Arc<Server>>, headers: HeaderMap, body: Byt
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
     let mut known = server.state.lock().unwrap();
-    let is_meant = |call: &&Call| call.address.group_id.as_str() == thread && call.address.id.as_str() == id;
-    let call = known.calls.values().find(is_meant).cloned();
-    if let Some(call) = call.clone().filter(|_| fault != Fault::SendsEventsAfterCancellation) {
-        call.stop.send_replace(true);
+    let is_meant = |call: &Call| call.address.group_id.as_str() == thread && call.address.id.as_str() == id;
+    let is_wrongly_meant = |call: &Call| fault == Fault::CancelsByIdAlone && call.address.id.as_str() == id;
+    let call = known.calls.values().find(|call| is_meant(call)).cloned();
+    for call in known.calls.values().filter(|call| is_meant(call) || is_wrongly_meant(call)) {
+        call.stop.send_replace(fault != Fault::SendsEventsAfterCancellation);
     }
     if let Some(call) = call.clone().filter(|_| fault == Fault::SendsAResultForACancelledCallThatIsOver) {
         let server = Arc::clone(&server);

@@ -8,6 +8,9 @@ use crate::tool::inbox::{Delivery, Replies, Reply};
 use crate::tool::target::{Target, results};
 use crate::tool::{Check, Found};
 
+/// One late acknowledgement may be the network's doing, or a busy machine's.
+const ATTEMPTS: usize = 3;
+
 /// All others that call the operation wait for this one.
 pub(super) const FIRST: &[Check] = &[Check {
     probe: Probe {
@@ -32,7 +35,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "acknowledged_at_once",
             requirements: &["TR-03", "TR-04"],
-            checks: "The acknowledgement comes within a second.",
+            checks: "The acknowledgement comes within a second, at least once in three calls.",
         },
         run: |target| Box::pin(acknowledged_at_once(target)),
     },
@@ -105,12 +108,16 @@ async fn acknowledged_with_200(target: &Target) -> Found {
 }
 
 async fn acknowledged_at_once(target: &Target) -> Found {
-    let call = target.operation()?;
-    let took = target.invoke(&call).await?.took;
-    if took <= target.patience.prompt {
-        return Ok(());
+    let mut found = Ok(());
+    for _ in 0..ATTEMPTS {
+        let call = target.operation()?;
+        let took = target.invoke(&call).await?.took;
+        if took <= target.patience.prompt {
+            return Ok(());
+        }
+        found = Err(call.fail(format!("the acknowledgement took {:.1} s", took.as_secs_f64())));
     }
-    Err(call.fail(format!("the acknowledgement took {:.1} s", took.as_secs_f64())))
+    found
 }
 
 async fn acknowledged_before_delivery(target: &Target) -> Found {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::report::{Probe, Verdict};
 use crate::tool::inbox::Delivery;
-use crate::tool::target::{Call, Credentials, Said, Target, results};
+use crate::tool::target::{Call, Said, Target, results};
 use crate::tool::{Check, Found};
 
 /// Ids that break what trusts them. None does any harm where it works: the checker breaks nothing.
@@ -22,6 +22,8 @@ const HOSTILE: [&str; 11] = [
     "a\u{0}b\r\nX-Injected: yes",
     "",
 ];
+/// One late answer may be the network's doing, or a busy machine's.
+const ATTEMPTS: usize = 3;
 /// Longer than an id may be.
 const LONG: usize = 10_000;
 
@@ -54,7 +56,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "closing_is_answered_at_once",
             requirements: &["TC-12"],
-            checks: "The closing of a thread is answered within a second.",
+            checks: "The closing of a thread is answered within a second, at least once in three.",
         },
         run: |target| Box::pin(at_once(target)),
     },
@@ -149,7 +151,7 @@ impl Kind {
 }
 
 async fn send(target: &Target, kind: Kind, body: &Value) -> Result<Said, Verdict> {
-    target.notify(kind.path(), body, Credentials::Ours).await
+    target.notify(kind.path(), body).await
 }
 
 async fn send_about(target: &Target, kind: Kind, call: &Call) -> Result<Said, Verdict> {
@@ -186,12 +188,16 @@ async fn twice(target: &Target, kind: Kind) -> Found {
 }
 
 async fn at_once(target: &Target) -> Found {
-    let call = finished(target).await?;
-    let said = send_about(target, Kind::Close, &call).await?;
-    if said.took <= target.patience.prompt {
-        return Ok(());
+    let mut found = Ok(());
+    for _ in 0..ATTEMPTS {
+        let call = finished(target).await?;
+        let said = send_about(target, Kind::Close, &call).await?;
+        if said.took <= target.patience.prompt {
+            return Ok(());
+        }
+        found = Err(Verdict::fail(format!("it took {:.1} s", said.took.as_secs_f64()), vec![said.exchange]));
     }
-    Err(Verdict::fail(format!("it took {:.1} s", said.took.as_secs_f64()), vec![said.exchange]))
+    found
 }
 
 async fn hostile(target: &Target, kind: Kind) -> Found {
