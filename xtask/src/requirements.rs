@@ -1,8 +1,9 @@
-//! `cargo xtask requirements`: for each requirement of the specification, what proves it, in `docs/conformance.md`.
+//! `cargo xtask requirements`: for each requirement of the specification, what proves it, in
+//! `docs/conformance.md`.
 //!
-//! The page is written from `requirements.tsv`, the `Proves:` and `Argued:` lines of the code, and the probes of the
-//! checker. With `--check` nothing is written: a requirement without proof and argument, an id that does not exist, and
-//! a page that is out of date are errors.
+//! The page is written from `requirements.tsv`, the `Proves:` and `Argued:` lines of the code, and the probes
+//! of the checker. With `--check` nothing is written: a requirement without proof and argument, an id that
+//! does not exist, and a page that is out of date are errors.
 
 mod evidence;
 

@@ -1,7 +1,7 @@
 //! What the probes saw, by requirement, as a table, as JSON and as JUnit.
 //!
-//! Invariants: a requirement passes only if a probe that is about it passed and none failed; an exchange shows no
-//! callback URL, no token and no auth URL.
+//! Invariants: a requirement passes only if a probe that is about it passed and none failed; an exchange
+//! shows no callback URL, no token and no auth URL.
 
 mod exchange;
 mod json;

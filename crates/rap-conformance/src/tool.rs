@@ -1,7 +1,7 @@
 //! Checks a tool server: the checker plays the runtime.
 //!
-//! It calls one operation some fifty times and subscribes a few times, in threads whose names it makes up; it closes
-//! and cancels only those. Every wait has an end: [`Patience`].
+//! It calls one operation some fifty times and subscribes a few times, in threads whose names it makes up; it
+//! closes and cancels only those. Every wait has an end: [`Patience`].
 
 mod choice;
 mod inbox;

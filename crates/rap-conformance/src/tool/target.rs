@@ -211,7 +211,11 @@ impl Target {
         let inbox = self.listener.inbox(&token, rest, replies);
         let (thread, id) = (self.fresh("thread"), self.fresh("call"));
         let mut invocation = json!({
-            "operation": operation, "arguments": arguments, "id": id, "group_id": thread, "callback_url": inbox.url,
+            "operation": operation,
+            "arguments": arguments,
+            "id": id,
+            "group_id": thread,
+            "callback_url": inbox.url,
         });
         if let Some(version) = &self.toolset()?.version {
             invocation["toolset_version"] = version.as_str().into();

@@ -12,7 +12,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "invocation_needs_the_token",
             requirements: &["TR-19"],
-            checks: "An invocation without the token, or with another, is answered 401 and brings no result.",
+            checks: "An invocation without the token, or with another, is answered 401 and brings no \
+                     result.",
         },
         run: |target| Box::pin(invocation(target)),
     },

@@ -16,8 +16,8 @@ pub(super) const FIRST: &[Check] = &[Check {
     probe: Probe {
         name: "result_is_delivered",
         requirements: &["LC-02", "LC-05", "LC-09", "TC-03"],
-        checks: "An invocation at the toolset's endpoint brings a tool_result to its callback URL, in a thread that is \
-                 never closed.",
+        checks: "An invocation at the toolset's endpoint brings a tool_result to its callback URL, in a \
+                 thread that is never closed.",
     },
     run: |target| Box::pin(delivered(target)),
 }];
@@ -59,8 +59,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "repeat_counts_once",
             requirements: &["TR-25"],
-            checks: "The same invocation twice, as after a lost acknowledgement, is acknowledged twice and brings one \
-                     result.",
+            checks: "The same invocation twice, as after a lost acknowledgement, is acknowledged twice and \
+                     brings one result.",
         },
         run: |target| Box::pin(repeat(target)),
     },
@@ -68,8 +68,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "callbacks_are_json",
             requirements: &["TR-01"],
-            checks: "A callback is a POST of a JSON object with Content-Type: application/json, and has the fields of its \
-                     type.",
+            checks: "A callback is a POST of a JSON object with Content-Type: application/json, and has the \
+                     fields of its type.",
         },
         run: |target| Box::pin(json_posts(target)),
     },
@@ -77,7 +77,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "optional_fields_are_taken",
             requirements: &["LC-05", "LC-09"],
-            checks: "An invocation with all optional fields, and some that nobody knows, brings a result like any other.",
+            checks: "An invocation with all optional fields, and some that nobody knows, brings a result \
+                     like any other.",
         },
         run: |target| Box::pin(optional_fields(target)),
     },
@@ -129,7 +130,7 @@ async fn acknowledged_before_delivery(target: &Target) -> Found {
     };
     let outcome = tokio::select! {
         acknowledged = target.invoke(&call) => acknowledged.map(|_| ()),
-        () = arrived => Err(call.fail("the result was there, and its acknowledgement waited for our answer to it")),
+        () = arrived => Err(call.fail("the acknowledgement waited for our answer to the result")),
     };
     call.inbox.release();
     outcome

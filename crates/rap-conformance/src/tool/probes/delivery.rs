@@ -57,13 +57,15 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "invalid_result_is_not_sent_again",
             requirements: &["TR-15"],
-            checks: "A result that was answered 400 is not sent again; one error result may follow in its place.",
+            checks: "A result that was answered 400 is not sent again; one error result may follow in its \
+                     place.",
         },
         run: |target| Box::pin(not_after_400(target)),
     },
 ];
 
-/// Invokes, and observes meanwhile: a server may well acknowledge late, and that is for another probe to find.
+/// Invokes, and observes meanwhile: a server may well acknowledge late, and that is for another probe to
+/// find.
 async fn observe(target: &Target, call: &Call, seen: impl Future<Output = Found>) -> Found {
     let (_, found) = tokio::join!(target.invoke(call), seen);
     found

@@ -18,7 +18,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "result_names_its_call",
             requirements: &["LC-11", "TR-12"],
-            checks: "A result has the id and the group_id of its invocation, and so has everything that comes before it.",
+            checks: "A result has the id and the group_id of its invocation, and so has everything that \
+                     comes before it.",
         },
         run: |target| Box::pin(names(target)),
     },

@@ -64,8 +64,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "closing_takes_hostile_ids",
             requirements: &["TC-21"],
-            checks: "Thread ids that are paths, quotes, commands, control characters, empty or far too long are answered \
-                     200, and what is no string below 500.",
+            checks: "Thread ids that are paths, quotes, commands, control characters, empty or far too long \
+                     are answered 200, and what is no string below 500.",
         },
         run: |target| Box::pin(hostile(target, Kind::Close)),
     },
@@ -97,7 +97,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "cancelling_a_finished_call_is_200",
             requirements: &["CN-03", "CN-04", "CN-05"],
-            checks: "POST /cancel_tool_call with a call whose result was delivered is answered 200, and nothing follows.",
+            checks: "POST /cancel_tool_call with a call whose result was delivered is answered 200, and \
+                     nothing follows.",
         },
         run: |target| Box::pin(cancel_after_result(target)),
     },
@@ -113,8 +114,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "cancelling_takes_hostile_ids",
             requirements: &["CN-23"],
-            checks: "Call and thread ids that are paths, quotes, commands, control characters, empty or far too long are \
-                     answered 200, and what is no string below 500.",
+            checks: "Call and thread ids that are paths, quotes, commands, control characters, empty or far \
+                     too long are answered 200, and what is no string below 500.",
         },
         run: |target| Box::pin(hostile(target, Kind::Cancel)),
     },
