@@ -156,11 +156,6 @@ impl Target {
         self.toolset.as_ref().ok_or_else(hidden)
     }
 
-    /// Whether the user named the operation, and did not leave it to us.
-    pub(super) fn is_named(&self) -> bool {
-        self.named.is_some()
-    }
-
     pub(super) fn has_bearer(&self) -> bool {
         self.bearer.is_some()
     }
