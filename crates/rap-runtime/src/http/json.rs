@@ -127,6 +127,7 @@ pub(super) fn subscription(row: &SubscriptionRow) -> Value {
         "tool": row.tool,
         "server": row.server,
         "since": time(row.since),
+        "waiting": row.waiting,
     })
 }
 
