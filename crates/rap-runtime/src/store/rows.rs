@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::cache::Loaded;
 use super::thread::{NewThread, Thread, ThreadNo, random};
-use super::{Committed, Digest};
+use super::{Committed, Once, Receipt};
 
 const THREAD_COLUMNS: &str = "no, id, parent, root, born_at, ancestors, incarnation, agent, user_id, title, created_at, \
                               version, head";
@@ -487,22 +487,26 @@ fn entry_at(conn: &Connection, thread: ThreadNo, seq: Seq) -> rusqlite::Result<E
     })
 }
 
-/// What a request of the same digest led to.
-pub(super) fn repeated(conn: &Connection, digest: &Digest) -> rusqlite::Result<Option<(ThreadId, u64)>> {
-    let mut statement = conn.prepare_cached("SELECT thread, turn FROM repeats WHERE digest = ?1")?;
-    let found = |row: &Row<'_>| Ok((id(row, 0)?, row.get::<_, i64>(1)?.unsigned_abs()));
-    statement.query_row([digest.as_slice()], found).optional()
+/// What a request of the same key led to, and whether it was the same request.
+pub(super) fn repeated(conn: &Connection, once: &Once) -> rusqlite::Result<Option<(Receipt, bool)>> {
+    let mut statement =
+        conn.prepare_cached("SELECT thread, turn, request = ?2 FROM repeats WHERE digest = ?1")?;
+    let found = |row: &Row<'_>| {
+        let receipt = Receipt { thread: id(row, 0)?, turn: row.get::<_, i64>(1)?.unsigned_abs() };
+        Ok((receipt, row.get(2)?))
+    };
+    statement.query_row(params![once.key.as_slice(), once.request.as_slice()], found).optional()
 }
 
 pub(super) fn remember(
     conn: &Connection,
-    digest: &Digest,
-    thread: &ThreadId,
-    turn: u64,
+    once: &Once,
+    receipt: &Receipt,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO repeats (digest, thread, turn, at) VALUES (?1, ?2, ?3, ?4)";
-    let row = params![digest.as_slice(), thread.as_str(), turn.cast_signed(), now.0];
+    let sql = "INSERT INTO repeats (digest, request, thread, turn, at) VALUES (?1, ?2, ?3, ?4, ?5)";
+    let (thread, turn) = (receipt.thread.as_str(), receipt.turn.cast_signed());
+    let row = params![once.key.as_slice(), once.request.as_slice(), thread, turn, now.0];
     conn.prepare_cached(sql)?.execute(row)?;
     Ok(())
 }
