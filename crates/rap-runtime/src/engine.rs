@@ -167,7 +167,9 @@ impl Engine {
                 }
                 Effect::NotifyCancel { call } => self.notify_cancel(&thread, call),
                 Effect::NotifyClose => self.notify_close(&thread),
-                Effect::Answer { .. } | Effect::Tell { .. } => self.poke.notify_one(),
+                Effect::Dispatch { .. } | Effect::Answer { .. } | Effect::Tell { .. } => {
+                    self.poke.notify_one()
+                }
             }
         }
         self.look_by(due);

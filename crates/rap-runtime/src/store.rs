@@ -452,7 +452,7 @@ impl Shared {
         };
         let due = next.due(limits);
         let timers = writes.iter().filter_map(|write| match write {
-            Write::Open(call) => call.until,
+            Write::Open(call) | Write::Dispatch(call) => call.until,
             Write::Timer { at, .. } => *at,
             _ => None,
         });

@@ -100,8 +100,17 @@ pub(crate) struct InboxItem {
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Asked {
-    Choice { prompt: String, choices: Vec<String>, default: usize, response_url: String },
-    SignIn { auth_url: String },
+    Choice {
+        prompt: String,
+        choices: Vec<String>,
+        default: usize,
+        /// None where the runtime itself asks.
+        #[serde(default)]
+        response_url: Option<String>,
+    },
+    SignIn {
+        auth_url: String,
+    },
 }
 
 /// An open call for a listing.
