@@ -9,6 +9,7 @@ mod ask;
 pub(crate) mod built_in;
 mod invoke;
 mod ledger;
+mod lost;
 mod metrics;
 mod notify;
 mod plan;
@@ -145,6 +146,7 @@ impl Engine {
         });
         slot.set(Arc::downgrade(&engine)).unwrap_or_else(|_| unreachable!("bug: the slot is set once"));
         engine.tasks.spawn(Arc::clone(&engine).upkeep());
+        engine.tasks.spawn(Arc::clone(&engine).look_for_lost());
         engine.tasks.spawn(Arc::clone(&engine).record());
         Ok(engine)
     }

@@ -38,7 +38,7 @@ use read::Readers;
 use rows::Applying;
 
 pub(crate) use census::COUNTED;
-pub(crate) use due::{DueAnswer, Letters};
+pub(crate) use due::{Doubtful, DueAnswer, Letters};
 pub(crate) use ledger::{DeliveryFilter, DeliveryRow, Fate, Kind, Line, Redelivery, prune_old};
 pub(crate) use read::{
     Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow, TimerRow, ViewRow,

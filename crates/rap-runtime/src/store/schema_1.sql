@@ -68,9 +68,12 @@ CREATE TABLE calls (
     attempts INTEGER NOT NULL DEFAULT 0,
     outcome TEXT,                     -- of the last attempt
     acknowledged_at INTEGER,
+    asked_after INTEGER,              -- when its server was last asked whether anybody works on it
+    gone_since INTEGER,               -- since when its server says that nobody does
     PRIMARY KEY (thread, id)
 ) WITHOUT ROWID;
 CREATE INDEX calls_open ON calls (invoke_at) WHERE state = 0;
+CREATE INDEX calls_doubtful ON calls (coalesce(asked_after, acknowledged_at)) WHERE state = 0 AND acknowledged_at IS NOT NULL;
 CREATE INDEX calls_until ON calls (until) WHERE until IS NOT NULL;
 CREATE INDEX calls_subscribed ON calls (since) WHERE state = 5;
 
