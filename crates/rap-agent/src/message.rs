@@ -122,6 +122,15 @@ pub enum Message {
     ChildClosed {
         /// Which.
         child: ThreadId,
+        /// What the next child needs, should events wait for one.
+        birth: Option<Birth>,
+    },
+    /// A child that was made for events is not at work any more.
+    ChildRests {
+        /// Which.
+        child: ThreadId,
+        /// What the next child needs, should events wait for one.
+        birth: Option<Birth>,
     },
     /// A child reports.
     Reported {

@@ -107,6 +107,7 @@ fn limits(given: &config::Limits) -> Limits {
         held: given.held_per_thread,
         questions: given.questions_per_thread as usize,
         children: given.children_per_thread as usize,
+        event_children: given.event_children_per_subscription as usize,
         depth: given.depth as usize,
         views: given.views_per_thread as usize,
         turns_per_wake: given.turns_per_wake,

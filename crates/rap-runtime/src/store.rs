@@ -524,8 +524,7 @@ fn inform(
                 None
             } else {
                 let arguments = rows::arguments_of(conn, thread.no, subscription.seq, &call)?;
-                let depth = thread.ancestors.len() + 1;
-                Some(Birth { parent: thread.id.clone(), depth, child: fresh_id(now), arguments })
+                Some(Birth { arguments, ..birth(thread, now) })
             };
             Ok(Message::Happened { call, event, past: None, seen, birth })
         }
@@ -535,8 +534,19 @@ fn inform(
             let (text, next) = built_in::tick(&arguments, now);
             Ok(Message::Ticked { call, text, next })
         }
+        Message::ChildClosed { child, .. } => {
+            Ok(Message::ChildClosed { child, birth: Some(birth(thread, now)) })
+        }
+        Message::ChildRests { child, .. } => {
+            Ok(Message::ChildRests { child, birth: Some(birth(thread, now)) })
+        }
         other => Ok(other),
     }
+}
+
+fn birth(thread: &Thread, now: Timestamp) -> Birth {
+    let depth = thread.ancestors.len() + 1;
+    Birth { parent: thread.id.clone(), depth, child: fresh_id(now), arguments: serde_json::Map::new() }
 }
 
 /// A thread whose step panics is left alone from then on: what it would do next is unknown.

@@ -679,6 +679,7 @@ fn limits(rng: &mut Rng) -> Limits {
         held: 1 + rng.below(6) as u32,
         questions: 1 + rng.below(3),
         children: 1 + rng.below(3),
+        event_children: 1 + rng.below(2),
         depth: 1 + rng.below(3),
         views: 64,
         turns_per_wake: 2 + rng.below(6) as u32,

@@ -54,6 +54,8 @@ limits! {
     questions_per_thread: u32 = 64, count(0..=u32::MAX);
     /// How many children of one thread are not closed.
     children_per_thread: u32 = 64, count(0..=u32::MAX);
+    /// How many children of one subscription are at work on its events; more events wait for one of them to finish.
+    event_children_per_subscription: u32 = 4, count(1..=u32::MAX);
     /// How deep threads nest.
     depth: u32 = 8, count(0..=ANCESTORS as u32);
     /// How many views one thread keeps.

@@ -360,12 +360,14 @@ pub(super) struct ListedSubscription {
     /// The base URL of the tool's server.
     server: String,
     since: Time,
+    /// How many of its events wait for a child.
+    waiting: u64,
 }
 
 impl From<SubscriptionRow> for ListedSubscription {
     fn from(row: SubscriptionRow) -> ListedSubscription {
-        let SubscriptionRow { thread, call, tool, server, since } = row;
-        ListedSubscription { thread_id: thread, call_id: call, tool, server, since: since.into() }
+        let SubscriptionRow { thread, call, tool, server, since, waiting } = row;
+        ListedSubscription { thread_id: thread, call_id: call, tool, server, since: since.into(), waiting }
     }
 }
 

@@ -122,6 +122,8 @@ pub(crate) struct SubscriptionRow {
     pub(crate) tool: String,
     pub(crate) server: String,
     pub(crate) since: Timestamp,
+    /// How many of its events wait for a child.
+    pub(crate) waiting: u64,
 }
 
 /// Something that happens at a time by itself.
@@ -310,8 +312,9 @@ impl Store {
     pub(crate) async fn subscriptions(&self, limit: usize) -> Result<Vec<SubscriptionRow>, Error> {
         self.read(move |conn| {
             let mut statement = conn.prepare_cached(
-                "SELECT t.id, c.id, c.name, c.server, c.since FROM calls c JOIN threads t ON t.no = c.thread \
-                 WHERE c.state = 5 ORDER BY c.since LIMIT ?1",
+                "SELECT t.id, c.id, c.name, c.server, c.since, \
+                        (SELECT count(*) FROM backlog b WHERE b.thread = c.thread AND b.call = c.id) / 2 \
+                 FROM calls c JOIN threads t ON t.no = c.thread WHERE c.state = 5 ORDER BY c.since LIMIT ?1",
             )?;
             let subscription = |row: &Row<'_>| {
                 Ok(SubscriptionRow {
@@ -320,6 +323,7 @@ impl Store {
                     tool: row.get(2)?,
                     server: row.get(3)?,
                     since: Timestamp(row.get(4)?),
+                    waiting: row.get::<_, i64>(5)?.unsigned_abs(),
                 })
             };
             statement.query_map([limit as i64], subscription)?.collect()
