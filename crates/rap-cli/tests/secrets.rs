@@ -171,12 +171,15 @@ async fn no_secret_is_ever_said() {
 #[tokio::test]
 async fn what_is_logged_names_thread_and_call() {
     let tools = Tools::start().await;
-    let rap = Rap::start(&tools);
+    let rap = Setup::new().tools(&tools).variable("RUST_LOG", "debug").start();
     tools.answer_next(INVOKE, Reply::Status(500));
     let thread = rap.open("call work").await;
     let call = tools.invocations(2).await.remove(1);
     call.returns("done").await;
     rap.until_idle(&thread).await;
+    for status in ["running", "waiting", "idle"] {
+        rap.until_logged(&format!("step thread={thread} status=\"{status}\"")).await;
+    }
     let fields = [format!("thread={thread}"), "call=call_1_1".to_owned()];
     let lines = |what: &str| -> Vec<String> {
         let log = rap.log();

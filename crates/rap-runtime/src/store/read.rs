@@ -193,12 +193,9 @@ impl Store {
 
     pub(crate) async fn threads(&self, filter: ThreadFilter) -> Result<Vec<ThreadRow>, Error> {
         self.read(move |conn| {
-            let sql = format!(
-                "{THREAD_ROWS} WHERE t.no > ?1 AND (?2 IS NULL OR t.status = ?2) \
-                 AND (?3 IS NULL OR t.parent = (SELECT no FROM threads WHERE id = ?3)) ORDER BY t.no LIMIT ?4"
-            );
-            let parent = filter.parent.as_ref().map(ThreadId::as_str);
-            let row = params![filter.after, filter.status.map(Status::as_str), parent, filter.limit as i64];
+            let sql = threads_sql(&filter);
+            let parent = filter.parent.as_ref().map_or("", ThreadId::as_str);
+            let row = params![filter.after, parent, filter.limit as i64];
             conn.prepare_cached(&sql)?.query_map(row, thread_row)?.collect()
         })
         .await
@@ -415,6 +412,21 @@ const THREAD_ROWS: &str = "SELECT t.no, t.id, t.parent, t.root, t.born_at, t.anc
                            t.user_id, t.title, t.created_at, t.version, t.head, p.id, r.id, t.updated_at \
                            FROM threads t LEFT JOIN threads p ON p.no = t.parent JOIN threads r ON r.no = t.root";
 
+/// A filter is written out, so that its index is found: those that are few among a million are not searched for.
+fn threads_sql(filter: &ThreadFilter) -> String {
+    let status = match filter.status {
+        None => String::new(),
+        Some(Status::Running) => "AND t.ask IS NOT NULL".into(),
+        Some(status) => format!("AND t.status = '{}'", status.as_str()),
+    };
+    // Without a parent the parameter is there all the same.
+    let parent = match filter.parent {
+        None => "AND ?2 IS NOT NULL",
+        Some(_) => "AND t.parent = (SELECT no FROM threads WHERE id = ?2)",
+    };
+    format!("{THREAD_ROWS} WHERE t.no > ?1 {status} {parent} ORDER BY t.no LIMIT ?3")
+}
+
 fn thread_row(row: &Row<'_>) -> rusqlite::Result<ThreadRow> {
     let Loaded { thread, head, .. } = rows::loaded(row)?;
     let parent: Option<String> = row.get(13)?;
@@ -529,4 +541,33 @@ fn last_user(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result
         }
     }
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_are_few_are_found_by_an_index() {
+        let conn = Connection::open_in_memory().unwrap();
+        conn.execute_batch(include_str!("schema_1.sql")).unwrap();
+        let plan = |status, parent| {
+            let filter = ThreadFilter { status, parent, after: 0, limit: 1 };
+            let sql = format!("EXPLAIN QUERY PLAN {}", threads_sql(&filter));
+            let mut statement = conn.prepare(&sql).unwrap();
+            let mut first = statement.query_map(params![0, "", 1], |row| row.get::<_, String>(3)).unwrap();
+            first.next().unwrap().unwrap()
+        };
+        let table = [
+            (Some(Status::NeedsYou), None, "threads_needs_you"),
+            (Some(Status::Failed), None, "threads_failed"),
+            (Some(Status::Running), None, "threads_ask"),
+            (None, Some(ThreadId::new("p").unwrap()), "threads_parent"),
+            (None, None, "INTEGER PRIMARY KEY"),
+        ];
+        for (status, parent, index) in table {
+            let plan = plan(status, parent);
+            assert!(plan.starts_with("SEARCH t ") && plan.contains(index), "{index}: {plan}");
+        }
+    }
 }

@@ -180,3 +180,7 @@ CREATE TRIGGER thread_changes_status AFTER UPDATE OF status ON threads WHEN new.
         idle = idle + (new.status = 'idle') - (old.status = 'idle')
     WHERE no = 1;
 END;
+
+-- Threads that want somebody are few, and found without a look at the others.
+CREATE INDEX threads_failed ON threads (no) WHERE status = 'failed';
+CREATE INDEX threads_needs_you ON threads (no) WHERE status = 'needs_you';
