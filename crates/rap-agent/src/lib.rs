@@ -29,7 +29,7 @@ mod turn;
 mod user;
 pub mod words;
 
-pub use crate::entry::{Arguments, CallEntry, Entry, Item, Seq, Speaker};
+pub use crate::entry::{Arguments, CallEntry, Entry, Item, Seq, Speaker, Thought, ThoughtKind, Thoughts};
 pub use crate::head::{
     Backlog, Head, Held, Limits, OpenCall, Origin, Phase, Question, QuestionKind, Server, Status,
     Subscription, Usage,

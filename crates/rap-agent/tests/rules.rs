@@ -6,7 +6,7 @@
 mod notation;
 
 use notation::{Thread, check, check_child, check_with, from, narrow};
-use rap_agent::{Arguments, CallEntry, Entry, Item, Limits, Speaker, Status};
+use rap_agent::{Arguments, CallEntry, Entry, Item, Limits, Speaker, Status, Thought, ThoughtKind, Thoughts};
 use rap_protocol::{Body, Content, Image, Segment, Timestamp};
 use serde_json::{Map, Value};
 
@@ -517,7 +517,7 @@ fn an_event_that_is_not_associative_makes_a_child_at_the_last_settled_point() {
         child closed t2            -> ignored: Duplicate
         event s: dong, child, final -> idle; shelve of s assistant [rap_4 interrupt:s (subscription has ended)]; shelve of s rap_4: dong; settle s Ended
         event s: dang, child       -> ignored: EndedSubscription
-        close                      -> closed; discard what waits of s; notice 1 events of s that waited for a thread w…; notice the thread was closed; notify close; tell t3 Close
+        close                      -> closed; discard what waits of s; notice of the events of s, 1 that waited for a …; notice the thread was closed; notify close; tell t3 Close
         ",
     );
 }
@@ -970,6 +970,7 @@ fn every_kind_of_entry_reads_back_as_it_was_written() {
         call_id: Some(notation::id("own")),
         name: "look".into(),
         arguments,
+        display: Some("a look".into()),
     };
     let given = Map::from_iter([("kind".to_owned(), Value::from("mine"))]);
     let echo = |arguments| Arguments::Echo { of: notation::id("a"), kind: "interrupt:a".into(), arguments };
@@ -977,10 +978,13 @@ fn every_kind_of_entry_reads_back_as_it_was_written() {
     let content = Body::Content(vec![Content::Text { text: "see".into() }, Content::Image(image.clone())]);
     let diff = Segment::Diff { path: "a.txt".into(), patch: "+1".into() };
     let display = vec![Segment::Text("short".into()), diff, Segment::Image(image)];
+    let open = ThoughtKind::Open { text: "hm".into(), signature: "s".into() };
+    let sealed = ThoughtKind::Sealed { data: "d".into() };
+    let thoughts = vec![Thought { at: 0, kind: open }, Thought { at: 3, kind: sealed }];
     let items = [
         Item::said("hi"),
         Item::User { text: "you are a child".into(), from: Speaker::Runtime },
-        Item::Assistant { text: String::new(), calls: Vec::new() },
+        Item::answered("", Vec::new()),
         Item::Assistant {
             text: "looking".into(),
             calls: vec![
@@ -989,6 +993,7 @@ fn every_kind_of_entry_reads_back_as_it_was_written() {
                 call("c", echo(None)),
                 call("d", echo(Some(given))),
             ],
+            thoughts: Some(Thoughts { model: "m".into(), parts: thoughts }),
         },
         Item::Result { call_id: notation::id("a"), content, display, synthetic: false },
         Item::made(notation::id("b"), "Error: no"),

@@ -12,6 +12,7 @@ mod ledger;
 mod metrics;
 mod notify;
 mod plan;
+mod show;
 #[cfg(test)]
 mod tests;
 mod underway;
@@ -33,8 +34,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::hub::{Hub, Live};
-use crate::settings::{Limits, Settings, ToolServer};
-use crate::store::{self, Committed, OpenError, Receipt, Store, Target, ThreadNo, beside};
+use crate::settings::{Agent, Limits, Settings, ToolServer};
+use crate::store::{self, AgentLimits, Committed, OpenError, Receipt, Store, Target, ThreadNo, beside};
 use crate::token::Tokens;
 use crate::toolsets::Toolsets;
 use ledger::Ledger;
@@ -110,7 +111,10 @@ impl Engine {
             }
         });
         let limits = &settings.limits;
-        let store = Store::open(&settings.database, key.clone(), limits.thread.clone(), outlet)?;
+        let own = |agent: &Agent| Some((agent.name.clone(), agent.limits.clone()?));
+        let own = settings.agents.iter().filter_map(own).collect();
+        let bounds = AgentLimits { usual: limits.thread.clone(), own };
+        let store = Store::open(&settings.database, key.clone(), bounds, outlet)?;
         let client =
             |total| Client::new(settings.url_policy, ClientLimits { total, ..ClientLimits::default() });
         let engine = Arc::new(Engine {
@@ -164,7 +168,9 @@ impl Engine {
                 }
                 Effect::NotifyCancel { call } => self.notify_cancel(&thread, call),
                 Effect::NotifyClose => self.notify_close(&thread),
-                Effect::Answer { .. } | Effect::Tell { .. } => self.poke.notify_one(),
+                Effect::Dispatch { .. } | Effect::Answer { .. } | Effect::Tell { .. } => {
+                    self.poke.notify_one()
+                }
             }
         }
         self.look_by(due);

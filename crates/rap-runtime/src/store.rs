@@ -10,6 +10,7 @@
 mod cache;
 mod census;
 mod due;
+mod filter;
 mod ledger;
 mod read;
 mod rows;
@@ -17,7 +18,7 @@ mod rows;
 mod tests;
 mod thread;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
@@ -38,9 +39,10 @@ use rows::Applying;
 
 pub(crate) use census::COUNTED;
 pub(crate) use due::{DueAnswer, Letters};
+pub(crate) use filter::ThreadFilter;
 pub(crate) use ledger::{DeliveryFilter, DeliveryRow, Fate, Kind, Line, Redelivery, prune_old};
 pub(crate) use read::{
-    Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow, TimerRow, ViewRow,
+    Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadRow, TimerRow, ViewRow,
 };
 pub(crate) use thread::{NewThread, Thread, ThreadNo, fresh_id, random};
 
@@ -185,11 +187,24 @@ pub(crate) struct Store {
     readers: Arc<Readers>,
 }
 
+/// The bounds of threads: those of all, and those of agents that have their own.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct AgentLimits {
+    pub(crate) usual: Limits,
+    pub(crate) own: HashMap<String, Limits>,
+}
+
+impl AgentLimits {
+    fn of(&self, thread: &Thread) -> &Limits {
+        self.own.get(&thread.agent).unwrap_or(&self.usual)
+    }
+}
+
 struct Shared {
     cache: Mutex<Cache>,
     /// Threads in whose step something panicked.
     aside: Mutex<HashSet<ThreadNo>>,
-    limits: Limits,
+    limits: AgentLimits,
     key: Key,
     outlet: Outlet,
     steps: Steps,
@@ -207,7 +222,12 @@ pub(crate) fn now() -> Timestamp {
 
 impl Store {
     /// Opens or creates the database; this blocks. The lock file lies beside it.
-    pub(crate) fn open(path: &Path, key: Key, limits: Limits, outlet: Outlet) -> Result<Store, OpenError> {
+    pub(crate) fn open(
+        path: &Path,
+        key: Key,
+        limits: AgentLimits,
+        outlet: Outlet,
+    ) -> Result<Store, OpenError> {
         let batches = WriterLimits { batch_jobs: BATCH_JOBS, ..WriterLimits::default() };
         Store::open_with(path, key, limits, batches, outlet)
     }
@@ -215,7 +235,7 @@ impl Store {
     fn open_with(
         path: &Path,
         key: Key,
-        limits: Limits,
+        limits: AgentLimits,
         batches: WriterLimits,
         outlet: Outlet,
     ) -> Result<Store, OpenError> {
@@ -418,10 +438,10 @@ impl Shared {
             self.cache().put(Loaded { thread, head, version });
             return Ok(Some(Ran::Refused(error)));
         }
-        let now = now();
+        let (now, limits) = (now(), self.limits.of(&thread));
         let message = inform(conn, &thread, &head, message, now)?;
         fault(&message);
-        let Step { head: next, writes, effects } = match step(head.clone(), message, now, &self.limits) {
+        let Step { head: next, writes, effects } = match step(head.clone(), message, now, limits) {
             Ok(step) => step,
             Err(ignored) => {
                 // A refusal must not rest on a head that is not the one in the database.
@@ -432,9 +452,9 @@ impl Shared {
                 return Ok(Some(Ran::Refused(ignored.into())));
             }
         };
-        let due = next.due(&self.limits);
+        let due = next.due(limits);
         let timers = writes.iter().filter_map(|write| match write {
-            Write::Open(call) => call.until,
+            Write::Open(call) | Write::Dispatch(call) => call.until,
             Write::Timer { at, .. } => *at,
             _ => None,
         });
@@ -464,7 +484,8 @@ impl Shared {
         now: Timestamp,
     ) -> rusqlite::Result<Vec<Committed>> {
         let thread = Arc::clone(&step.thread);
-        let applying = Applying { conn, thread: &thread, key: &self.key, limits: &self.limits, now };
+        let limits = self.limits.of(&thread);
+        let applying = Applying { conn, thread: &thread, key: &self.key, limits, now };
         let mut born = Vec::new();
         for write in writes {
             if let Write::Settle { call, .. } = &write {

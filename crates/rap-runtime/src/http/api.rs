@@ -226,7 +226,9 @@ pub(super) async fn threads(
 }
 
 pub(super) async fn thread(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer<Thread> {
-    Ok(Json(Thread::from(&engine.store.thread(thread_id(id)?).await?)))
+    let row = engine.store.thread(thread_id(id)?).await?;
+    let displays = engine.store.displays(&row).await?;
+    Ok(Json(Thread::with(&row, &displays)))
 }
 
 pub(super) async fn message(

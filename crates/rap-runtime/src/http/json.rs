@@ -1,6 +1,7 @@
 //! How threads, entries and what agents wait on look in the API. `/openapi.json` describes these very types.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use rap_agent::{Arguments, Head, OpenCall, Phase, Seq, Speaker, Status, Usage};
 use rap_protocol::{Body, CallId, Segment, ThreadId, Timestamp, Tool};
@@ -8,6 +9,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::display;
 use crate::store::{self, CallRow, InboxItem, SubscriptionRow, ThreadRow, TimerRow, ViewRow};
 use crate::toolsets::SessionTools;
 
@@ -108,6 +110,17 @@ impl From<&ThreadRow> for Thread {
     }
 }
 
+impl Thread {
+    /// The same with what people see of its open calls, where their tools have said how to show them.
+    pub(super) fn with(row: &ThreadRow, displays: &HashMap<CallId, String>) -> Thread {
+        let mut thread = Thread::from(row);
+        for waiting in &mut thread.waiting_on {
+            waiting.display = displays.get(&waiting.call_id).cloned();
+        }
+        thread
+    }
+}
+
 /// Why a thread has failed or is paused.
 fn why(head: &Head) -> Option<&str> {
     match &head.phase {
@@ -177,6 +190,8 @@ pub(super) struct WaitingOn {
     since: Time,
     /// When it times out.
     until: Option<Time>,
+    /// What people see of it.
+    display: Option<String>,
 }
 
 impl From<&OpenCall> for WaitingOn {
@@ -186,6 +201,7 @@ impl From<&OpenCall> for WaitingOn {
             tool: call.name.clone(),
             since: call.since.into(),
             until: call.until.map(Time::from),
+            display: None,
         }
     }
 }
@@ -260,6 +276,8 @@ struct Call {
     name: String,
     /// An object, or the text that the model wrote instead of one.
     arguments: Value,
+    /// What people see of it.
+    display: String,
     /// Whether the runtime made it, to tell the model of an event or a late result.
     synthetic: bool,
 }
@@ -270,7 +288,7 @@ impl From<(Seq, rap_agent::Entry)> for Entry {
             rap_agent::Item::User { text, from } => {
                 Item::User { text, from: Some(from).filter(|from| *from != Speaker::User) }
             }
-            rap_agent::Item::Assistant { text, calls } => {
+            rap_agent::Item::Assistant { text, calls, .. } => {
                 Item::Assistant { text, calls: calls.into_iter().map(Call::from).collect() }
             }
             rap_agent::Item::Result { call_id, content, display, synthetic } => {
@@ -296,7 +314,8 @@ impl From<rap_agent::CallEntry> for Call {
                 json!(rap_agent::words::with_kind(arguments.unwrap_or_default(), kind))
             }
         };
-        Call { id: call.id, name: call.name, arguments, synthetic }
+        let display = call.display.unwrap_or_else(|| display::plainly(&call.name, &arguments));
+        Call { id: call.id, name: call.name, arguments, display, synthetic }
     }
 }
 

@@ -1,9 +1,10 @@
 //! Reading: short transactions on connections of their own, beside the writer.
 
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rap_agent::{Entry, Head, Seq, Status};
+use rap_agent::{Entry, Head, Item, Origin, Seq};
 use rap_io::sqlite::open_for_reading;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -12,9 +13,11 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use super::cache::Loaded;
+use super::filter::ThreadFilter;
 use super::rows::{self, call_id, id, key, unreadable};
 use super::thread::{Thread, ThreadNo};
 use super::{Error, Store};
+use crate::settings::Cause;
 
 /// How many reads run at a time.
 const READERS: usize = 4;
@@ -61,16 +64,6 @@ pub(crate) struct ThreadRow {
     pub(crate) updated_at: Timestamp,
 }
 
-/// Which threads to list.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ThreadFilter {
-    pub(crate) status: Option<Status>,
-    pub(crate) parent: Option<ThreadId>,
-    /// After this number.
-    pub(crate) after: ThreadNo,
-    pub(crate) limit: usize,
-}
-
 /// How much of a history is read at a time. One entry is always read, however large it is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Page {
@@ -98,8 +91,17 @@ pub(crate) struct InboxItem {
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Asked {
-    Choice { prompt: String, choices: Vec<String>, default: usize, response_url: String },
-    SignIn { auth_url: String },
+    Choice {
+        prompt: String,
+        choices: Vec<String>,
+        default: usize,
+        /// None where the runtime itself asks.
+        #[serde(default)]
+        response_url: Option<String>,
+    },
+    SignIn {
+        auth_url: String,
+    },
 }
 
 /// An open call for a listing.
@@ -193,7 +195,7 @@ impl Store {
 
     pub(crate) async fn threads(&self, filter: ThreadFilter) -> Result<Vec<ThreadRow>, Error> {
         self.read(move |conn| {
-            let sql = threads_sql(&filter);
+            let sql = format!("{THREAD_ROWS} {}", filter.condition());
             let parent = filter.parent.as_ref().map_or("", ThreadId::as_str);
             let row = params![filter.after, parent, filter.limit as i64];
             conn.prepare_cached(&sql)?.query_map(row, thread_row)?.collect()
@@ -224,11 +226,50 @@ impl Store {
             let mut entries = history(conn, &thread, after, up_to, page)?;
             let line: Vec<ThreadNo> = pieces(conn, &thread, up_to)?.into_iter().map(|(no, ..)| no).collect();
             for (_, entry) in &mut entries {
-                if let rap_agent::Item::Assistant { calls, .. } = &mut entry.item {
+                if let Item::Assistant { calls, .. } = &mut entry.item {
                     calls.iter_mut().try_for_each(|call| complete(conn, &line, &mut call.arguments))?;
                 }
             }
             Ok(entries)
+        })
+        .await
+    }
+
+    /// What people see of a thread's open calls, where their tools have said how to show them.
+    pub(crate) async fn displays(&self, row: &ThreadRow) -> Result<HashMap<CallId, String>, Error> {
+        let seqs: BTreeSet<Seq> = row.head.open_calls().map(|call| call.seq).collect();
+        if seqs.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let thread = Arc::clone(&row.thread);
+        self.read(move |conn| {
+            let mut displays = HashMap::new();
+            for seq in seqs {
+                for (_, entry) in history(conn, &thread, seq - 1, seq, Page::rows(1))? {
+                    let Item::Assistant { calls, .. } = entry.item else { continue };
+                    displays.extend(calls.into_iter().filter_map(|call| Some((call.id, call.display?))));
+                }
+            }
+            Ok(displays)
+        })
+        .await
+    }
+
+    /// What set a thread going, or one that it descends from: whoever works for an event has no more rights than that.
+    pub(crate) async fn cause(&self, thread: Arc<Thread>) -> Result<Cause, Error> {
+        if thread.parent.is_none() {
+            return Ok(Cause::Client);
+        }
+        self.read(move |conn| {
+            let mut next = Some(thread.no);
+            while let Some(no) = next {
+                let Some(Loaded { thread, head, .. }) = rows::load(conn, no)? else { break };
+                if matches!(head.origin, Origin::Event { .. }) {
+                    return Ok(Cause::Event);
+                }
+                next = thread.parent;
+            }
+            Ok(Cause::Client)
         })
         .await
     }
@@ -412,21 +453,6 @@ const THREAD_ROWS: &str = "SELECT t.no, t.id, t.parent, t.root, t.born_at, t.anc
                            t.user_id, t.title, t.created_at, t.version, t.head, p.id, r.id, t.updated_at \
                            FROM threads t LEFT JOIN threads p ON p.no = t.parent JOIN threads r ON r.no = t.root";
 
-/// A filter is written out, so that its index is found: those that are few among a million are not searched for.
-fn threads_sql(filter: &ThreadFilter) -> String {
-    let status = match filter.status {
-        None => String::new(),
-        Some(Status::Running) => "AND t.ask IS NOT NULL".into(),
-        Some(status) => format!("AND t.status = '{}'", status.as_str()),
-    };
-    // Without a parent the parameter is there all the same.
-    let parent = match filter.parent {
-        None => "AND ?2 IS NOT NULL",
-        Some(_) => "AND t.parent = (SELECT no FROM threads WHERE id = ?2)",
-    };
-    format!("{THREAD_ROWS} WHERE t.no > ?1 {status} {parent} ORDER BY t.no LIMIT ?3")
-}
-
 fn thread_row(row: &Row<'_>) -> rusqlite::Result<ThreadRow> {
     let Loaded { thread, head, .. } = rows::loaded(row)?;
     let parent: Option<String> = row.get(13)?;
@@ -541,33 +567,4 @@ fn last_user(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result
         }
     }
     Ok(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn threads_that_are_few_are_found_by_an_index() {
-        let conn = Connection::open_in_memory().unwrap();
-        conn.execute_batch(include_str!("schema_1.sql")).unwrap();
-        let plan = |status, parent| {
-            let filter = ThreadFilter { status, parent, after: 0, limit: 1 };
-            let sql = format!("EXPLAIN QUERY PLAN {}", threads_sql(&filter));
-            let mut statement = conn.prepare(&sql).unwrap();
-            let mut first = statement.query_map(params![0, "", 1], |row| row.get::<_, String>(3)).unwrap();
-            first.next().unwrap().unwrap()
-        };
-        let table = [
-            (Some(Status::NeedsYou), None, "threads_needs_you"),
-            (Some(Status::Failed), None, "threads_failed"),
-            (Some(Status::Running), None, "threads_ask"),
-            (None, Some(ThreadId::new("p").unwrap()), "threads_parent"),
-            (None, None, "INTEGER PRIMARY KEY"),
-        ];
-        for (status, parent, index) in table {
-            let plan = plan(status, parent);
-            assert!(plan.starts_with("SEARCH t ") && plan.contains(index), "{index}: {plan}");
-        }
-    }
 }

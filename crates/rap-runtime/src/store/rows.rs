@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use rap_agent::{CallState, Effect, Entry, Head, Letter, Limits, NewQuestion, PastCall, Queue, Seq, Write};
+use rap_agent::{
+    CallState, Effect, Entry, Head, Letter, Limits, NewQuestion, PastCall, Queue, Seq, Write, words,
+};
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp, UserId};
 use rusqlite::types::Type;
@@ -214,6 +216,7 @@ impl Applying<'_> {
             Write::Hold { queue, no, entry } => self.hold(queue, no, &entry)?,
             Write::Release { queue, first, count, seq } => self.release(queue, first, count, seq)?,
             Write::Open(call) => self.open(&call)?,
+            Write::Dispatch(call) => self.dispatch(&call)?,
             Write::Settle { call, state } => self.settle(&call, state)?,
             Write::Ask { no, call, question } => self.ask(no, &call, &question)?,
             Write::Answer { no, selected } => self.answer(no, selected)?,
@@ -273,8 +276,16 @@ impl Applying<'_> {
             call.seq.cast_signed(),
             call.since.0,
             call.until.map(|until| until.0),
-            (!call.server.is_runtime()).then_some(call.since.0),
+            call.is_sent().then_some(call.since.0),
         ])?;
+        Ok(())
+    }
+
+    fn dispatch(&self, call: &rap_agent::OpenCall) -> rusqlite::Result<()> {
+        let sql = "UPDATE calls SET since = ?3, until = ?4, invoke_at = ?3 WHERE thread = ?1 AND id = ?2";
+        let until = call.until.map(|until| until.0);
+        let row = params![self.thread.no, call.id.as_str(), call.since.0, until];
+        self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
 
@@ -300,6 +311,11 @@ impl Applying<'_> {
     fn ask(&self, no: u64, call: &CallId, question: &NewQuestion) -> rusqlite::Result<()> {
         let plain = match question {
             NewQuestion::SignIn(url) => json!({"auth_url": url.expose()}),
+            NewQuestion::Approval(prompt) => json!({
+                "prompt": prompt,
+                "choices": words::APPROVAL,
+                "default": words::REFUSE,
+            }),
             NewQuestion::Choice(choice) => json!({
                 "prompt": choice.prompt,
                 "choices": choice.choices,
