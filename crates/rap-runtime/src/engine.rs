@@ -154,6 +154,7 @@ impl Engine {
     /// Acts on a step that is on disk. Runs on the writer's thread.
     fn act(self: &Arc<Self>, committed: Committed) {
         let Committed { thread, effects, settled, due, status } = committed;
+        tracing::debug!(thread = %thread.id, status = status.as_str(), effects = effects.len(), "step");
         if self.hub.is_heard() {
             self.hub.tell(thread.no, Live::Moved { thread: thread.id.clone(), status });
         }
