@@ -8,5 +8,6 @@
 
 pub mod report;
 pub mod requirements;
+pub mod runtime;
 
 pub use report::{Exchange, Outcome, Probe, Progress, Report, Shown, Standing, Strictness, Subject, Verdict};
