@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
-use rap_cli::commands::{self, Connection};
+use rap_cli::commands::{self, Connection, WrongUsage};
 use rap_cli::config::{Config, Environment, FILE_NAME, File, Flag, Sources};
 use rap_cli::init::{self, Existing};
 use rap_cli::serve::Lifetime;
@@ -41,6 +41,9 @@ enum Command {
     Inbox(Client<commands::inbox::Command>),
     /// Which tools there are, and what is wrong with the others.
     Tools(Client<commands::tools::Command>),
+    /// Check an implementation of the protocol, requirement by requirement.
+    #[command(subcommand)]
+    Check(commands::check::Command),
     /// Print a script that completes rap's commands in a shell.
     #[command(after_help = "Example: rap completions bash > ~/.local/share/bash-completion/completions/rap")]
     Completions {
@@ -92,7 +95,7 @@ fn main() -> ExitCode {
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&format!("{error:#}"));
-            ExitCode::FAILURE
+            if error.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -108,6 +111,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Subs(Client { command, connection }) => wait(commands::subs::run(command, connection)),
         Command::Inbox(Client { command, connection }) => wait(commands::inbox::run(command, connection)),
         Command::Tools(Client { command, connection }) => wait(commands::tools::run(command, connection)),
+        Command::Check(command) => wait(commands::check::run(command)),
         Command::Completions { shell } => complete(shell),
     }
 }

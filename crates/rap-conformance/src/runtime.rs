@@ -38,6 +38,8 @@ use crate::{Outcome, Progress, Report, Subject, Verdict};
 
 /// How many scenes are played at a time.
 const SCENES: usize = 24;
+/// How often a runtime is spoken to that is not there yet.
+const CALL_AGAIN: Duration = Duration::from_secs(2);
 /// How much of an answer is read, in bytes.
 const ANSWER_BYTES: usize = 1024 * 1024;
 
@@ -65,6 +67,9 @@ pub enum Error {
     /// No directory for the runtime's files.
     #[error("can not write the runtime's files: {0}")]
     Directory(#[source] io::Error),
+    /// A command that makes no sense.
+    #[error(transparent)]
+    Placeholder(#[from] placeholders::Error),
     /// The template can not be read.
     #[error("can not read the template {path}: {error}")]
     Template {
@@ -132,6 +137,18 @@ impl Checker {
             ("model_url", stage.model_url()),
             ("model_key", "rapcheck".to_owned()),
         ]
+    }
+
+    /// Speaks to the runtime again and again until it has asked for tools: somebody is about to start it.
+    pub async fn wait_for_contact(&self, user: &User) {
+        let bench = Bench::new(Arc::clone(&self.stage), user.clone(), self.http.clone());
+        while self.stage.discoveries(tools::MAIN) == 0 {
+            let scene = bench.scene(None);
+            if scene.open(scene.note()).await.is_err() {
+                tracing::debug!("nobody there yet");
+            }
+            tokio::time::sleep(CALL_AGAIN).await;
+        }
     }
 
     /// Makes the first contact, plays all scenes and reports. Without a host nothing is killed.

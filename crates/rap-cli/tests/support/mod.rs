@@ -7,6 +7,7 @@ pub mod http;
 pub mod model;
 pub mod peer;
 pub mod rap;
+pub mod server;
 pub mod tools;
 
 use std::future::Future;

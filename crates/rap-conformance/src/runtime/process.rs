@@ -54,7 +54,7 @@ pub struct Process {
 
 impl Process {
     /// Writes what it needs. `values` are the placeholders that the checker itself fills.
-    pub fn prepare(launch: &Launch, values: &[(&str, &str)]) -> Result<Process, Error> {
+    pub fn prepare(launch: &Launch, values: &[(&'static str, String)]) -> Result<Process, Error> {
         let directory = tempfile::tempdir().map_err(Error::Directory)?;
         let data = directory.path().join("data");
         fs::create_dir(&data).map_err(Error::Directory)?;
@@ -64,7 +64,7 @@ impl Process {
         let (port, url) = (listen.port().to_string(), format!("http://{listen}"));
         let (listen, data) = (listen.to_string(), shown(&data));
         let config_path = shown(&config);
-        let mut all = values.to_vec();
+        let mut all: Vec<(&str, &str)> = values.iter().map(|(name, value)| (*name, value.as_str())).collect();
         all.extend([("listen", listen.as_str()), ("port", &port), ("url", &url)]);
         all.extend([("data", data.as_str()), ("config", &config_path)]);
         let everything = |name: &str| {
