@@ -132,6 +132,7 @@ pub struct Report {
     target: String,
     unobservable: &'static Unobservable,
     outcomes: Vec<Outcome>,
+    took: Option<Duration>,
 }
 
 /// How an implementation stands to one requirement.
@@ -164,12 +165,17 @@ pub struct Count {
 impl Report {
     /// A report on nothing yet. `target` is how the implementation is called in it.
     pub fn new(subject: Subject, target: impl Into<String>, unobservable: &'static Unobservable) -> Report {
-        Report { subject, target: target.into(), unobservable, outcomes: Vec::new() }
+        Report { subject, target: target.into(), unobservable, outcomes: Vec::new(), took: None }
     }
 
     /// Adds what a probe found.
     pub fn add(&mut self, outcome: Outcome) {
         self.outcomes.push(outcome);
+    }
+
+    /// How long all of it took, where probes ran at the same time.
+    pub fn ran_for(&mut self, took: Duration) {
+        self.took = Some(took);
     }
 
     /// What each probe found, in the order in which they ran.
@@ -225,7 +231,7 @@ impl Report {
     }
 
     fn took(&self) -> Duration {
-        self.outcomes.iter().map(|outcome| outcome.took).sum()
+        self.took.unwrap_or_else(|| self.outcomes.iter().map(|outcome| outcome.took).sum())
     }
 }
 

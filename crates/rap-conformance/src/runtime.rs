@@ -34,7 +34,7 @@ use self::crash::Crash;
 use self::probes::{Check, Phase};
 use self::scene::{Bench, Scene};
 use self::stage::Stage;
-use crate::{Outcome, Progress, Report, Subject, Verdict};
+use crate::{Outcome, Probe, Progress, Report, Subject, Verdict};
 
 /// How many scenes are played at a time.
 const SCENES: usize = 24;
@@ -105,6 +105,11 @@ pub enum Error {
 /// What [`Host::restart`] gives.
 pub type Restarted<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + Send + 'a>>;
 
+/// All probes of a runtime.
+pub fn probes() -> impl Iterator<Item = &'static Probe> {
+    probes::all().map(|check| &check.probe)
+}
+
 /// Who can kill the runtime.
 pub trait Host: Send + Sync {
     /// Ends the runtime without warning, as a power failure does, and starts it again where it was.
@@ -159,6 +164,7 @@ impl Checker {
         host: Option<&dyn Host>,
         progress: &(dyn Fn(Progress<'_>) + Sync),
     ) -> Result<Report, Error> {
+        let began = Instant::now();
         let bench = Bench::new(Arc::clone(&self.stage), user, self.http.clone());
         self.meet(&bench).await?;
         let mut report = Report::new(Subject::Runtime, target, probes::UNOBSERVABLE);
@@ -168,6 +174,7 @@ impl Checker {
                 report.add(outcome);
             }
         }
+        report.ran_for(began.elapsed());
         Ok(report)
     }
 
@@ -263,4 +270,34 @@ fn random_word(length: usize) -> String {
     let mut bytes = vec![0; length];
     getrandom::fill(&mut bytes).expect("bug: the system has random bytes");
     bytes.iter().map(|byte| char::from(b'a' + byte % 26)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn each_probe_has_a_name_of_its_own_and_names_requirements_of_runtimes() {
+        let mut names = HashSet::new();
+        for probe in probes() {
+            assert!(names.insert(probe.name), "{} is there twice", probe.name);
+            assert!(!probe.requirements.is_empty(), "{}", probe.name);
+            for id in probe.requirements {
+                let known = Subject::Runtime.requirements().any(|requirement| requirement.id == *id);
+                assert!(known, "{}: {id} is no requirement of runtimes", probe.name);
+            }
+        }
+    }
+
+    #[test]
+    fn each_requirement_of_runtimes_has_a_probe_or_a_reason_why_there_is_none() {
+        let probed: HashSet<&str> = probes().flat_map(|probe| probe.requirements).copied().collect();
+        for requirement in Subject::Runtime.requirements() {
+            let reasons = probes::UNOBSERVABLE.iter().filter(|(id, _)| *id == requirement.id).count();
+            let probed = usize::from(probed.contains(requirement.id));
+            assert_eq!(probed + reasons, 1, "{}: a probe or one reason", requirement.id);
+        }
+    }
 }

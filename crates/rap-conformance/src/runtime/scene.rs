@@ -30,7 +30,6 @@ pub(crate) struct Bench {
     pub(crate) http: Client,
     /// Whoever changes what the second server offers holds this.
     pub(crate) second: tokio::sync::Mutex<()>,
-    scenes: AtomicU32,
 }
 
 /// One scene. Clones are the same scene.
@@ -46,19 +45,13 @@ pub(crate) struct Scene {
 
 impl Bench {
     pub(crate) fn new(stage: Arc<Stage>, user: User, http: Client) -> Arc<Bench> {
-        Arc::new(Bench {
-            stage,
-            user,
-            http,
-            second: tokio::sync::Mutex::default(),
-            scenes: AtomicU32::new(1),
-        })
+        Arc::new(Bench { stage, user, http, second: tokio::sync::Mutex::default() })
     }
 
     pub(crate) fn scene(self: &Arc<Self>, crash: Option<Arc<Crash>>) -> Scene {
         Scene {
             bench: Arc::clone(self),
-            number: self.scenes.fetch_add(1, Ordering::Relaxed),
+            number: self.stage.scenes.fetch_add(1, Ordering::Relaxed),
             crash,
             steps: Arc::default(),
             taken: Arc::default(),

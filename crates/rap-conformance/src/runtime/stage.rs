@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -152,11 +153,12 @@ pub(crate) struct Stage {
     run: String,
     pub(crate) pace: Pace,
     pub(crate) token: Secret,
+    /// The number of the next scene.
+    pub(crate) scenes: AtomicU32,
     record: Mutex<Record>,
     arrivals: watch::Sender<usize>,
     /// Where the third server's tools will be, once somebody listens there.
     away: Mutex<Option<TcpSocket>>,
-    pub(crate) away_url: String,
 }
 
 impl fmt::Debug for Stage {
@@ -193,10 +195,10 @@ impl Stage {
             run,
             pace,
             token,
+            scenes: AtomicU32::new(1),
             record: Mutex::new(record),
             arrivals: watch::Sender::new(0),
             away: Mutex::new(Some(socket)),
-            away_url,
         });
         stage.serve(listener);
         Ok(stage)

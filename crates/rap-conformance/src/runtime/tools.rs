@@ -121,7 +121,7 @@ impl Conduct {
 }
 
 /// An invocation, and the voice of its tool.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Call {
     pub(crate) asked: Arc<Asked>,
     pub(crate) http: Client,
