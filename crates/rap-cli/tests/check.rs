@@ -59,7 +59,8 @@ fn our_own_server_meets_all_that_can_be_observed() {
 fn a_server_without_a_journal_meets_every_must_and_the_report_names_the_rest() {
     let server = Server::python(&[]);
     let operation = ["--operation", "wait", "--arguments", "{\"seconds\": 0}"];
-    let subscription = ["--subscription", "countdown", "--arguments", "{\"from\": 3, \"every_seconds\": 0.05}"];
+    let subscription =
+        ["--subscription", "countdown", "--arguments", "{\"from\": 3, \"every_seconds\": 0.05}"];
     let output = check(&server.url, &[&operation[..], &subscription, &["--format", "json"]].concat());
     let found = report(&output);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
@@ -74,10 +75,7 @@ fn a_server_that_is_not_there_fails_and_says_so() {
     let output = check("http://127.0.0.1:1", &[]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stdout).contains("toolset_is_served"), "{}", text(&output.stdout));
-    assert_eq!(
-        text(&output.stderr),
-        "rap: not everything that is asked for is met; the report says what\n"
-    );
+    assert_eq!(text(&output.stderr), "rap: not everything that is asked for is met; the report says what\n");
 }
 
 #[test]

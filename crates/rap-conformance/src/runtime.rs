@@ -127,7 +127,8 @@ impl Checker {
     pub async fn listen(listener: TcpListener, public: Option<&str>, pace: Pace) -> Result<Checker, Error> {
         let (run, token) = (random_word(6), Secret::new(random_word(24)));
         let stage = Stage::open(listener, public, run, token, pace).await.map_err(Error::Listen)?;
-        let limits = ClientLimits { total: pace.patience, drain_bytes: ANSWER_BYTES, ..ClientLimits::default() };
+        let limits =
+            ClientLimits { total: pace.patience, drain_bytes: ANSWER_BYTES, ..ClientLimits::default() };
         Ok(Checker { stage, http: Client::new(UrlPolicy::Local, limits) })
     }
 
@@ -223,14 +224,19 @@ impl Play<'_> {
 
     async fn crash(&self, checks: Vec<(usize, &'static Check)>) -> Vec<Outcome> {
         let Some(host) = self.host else {
-            let why = "the checker did not start the runtime and can not kill it; give its command behind `--`";
+            let why =
+                "the checker did not start the runtime and can not kill it; give its command behind `--`";
             let verdict = || Verdict::not_observable(why);
             let hidden = |(_, check): &(usize, &'static Check)| Outcome {
                 probe: &check.probe,
                 verdict: verdict(),
                 took: Duration::ZERO,
             };
-            return checks.iter().map(hidden).inspect(|outcome| (self.progress)(Progress::Done(outcome))).collect();
+            return checks
+                .iter()
+                .map(hidden)
+                .inspect(|outcome| (self.progress)(Progress::Done(outcome)))
+                .collect();
         };
         let crash = Arc::new(Crash::of(checks.len()));
         let played: FuturesUnordered<_> =

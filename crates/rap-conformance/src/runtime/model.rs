@@ -5,6 +5,7 @@
 //! or because somebody spoke in between, is answered the same way twice.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -51,26 +52,31 @@ pub(crate) struct Prompt {
     tools: Vec<Value>,
 }
 
-/// A prompt with the request that brought it.
+/// A request that brought a prompt.
 #[derive(Debug, Clone)]
-pub(crate) struct Question {
-    pub(crate) prompt: Prompt,
-    pub(crate) asked: Arc<Asked>,
+pub(crate) struct Question(Arc<Asked>);
+
+impl Deref for Question {
+    type Target = Prompt;
+
+    fn deref(&self) -> &Prompt {
+        self.0.prompt.as_ref().expect("bug: a question has a prompt")
+    }
 }
 
 impl Question {
-    pub(crate) fn of(asked: &Arc<Asked>) -> Question {
-        Question { prompt: Prompt::of(&asked.body), asked: Arc::clone(asked) }
+    pub(crate) fn of(asked: Arc<Asked>) -> Option<Question> {
+        asked.prompt.is_some().then_some(Question(asked))
     }
 
     /// The end of the prompt, which is what matters.
     pub(crate) fn exchange(&self) -> Exchange {
-        let messages = &self.prompt.messages;
+        let messages = &self.messages;
         let end = &messages[messages.len().saturating_sub(SHOWN)..];
         let shown = json!({"messages": end}).to_string();
-        let answer = &self.asked.reply;
+        let answer = &self.0.reply;
         Exchange::new(
-            Shown::new(format!("POST {}", self.asked.path), shown.as_bytes()),
+            Shown::new(format!("POST {}", self.0.path), shown.as_bytes()),
             Shown::new(answer.status.to_string(), &answer.body),
         )
     }
@@ -198,7 +204,8 @@ pub(crate) fn refusal(status: u16) -> Reply {
 
 /// The answer that these steps make together, streamed if that was asked for.
 pub(crate) fn answer(steps: &[&Step], request: &Value) -> Reply {
-    let texts: Vec<&str> = steps.iter().map(|step| step.text.as_str()).filter(|text| !text.is_empty()).collect();
+    let texts: Vec<&str> =
+        steps.iter().map(|step| step.text.as_str()).filter(|text| !text.is_empty()).collect();
     let text = if texts.is_empty() { "Noted.".to_owned() } else { texts.join("\n") };
     let offered = request["tools"].as_array().is_some_and(|tools| !tools.is_empty());
     let calls: Vec<&ModelCall> =

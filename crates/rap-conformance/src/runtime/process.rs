@@ -73,7 +73,9 @@ impl Process {
             launch.command.mentions(name) || variables || filed
         };
         let told = ["listen", "port", "url"].into_iter().any(everything);
-        if launch.command.mentions("config") || launch.environment.iter().any(|(_, value)| mentions(value, "config")) {
+        if launch.command.mentions("config")
+            || launch.environment.iter().any(|(_, value)| mentions(value, "config"))
+        {
             fs::write(&config, fill(&template, &all)).map_err(Error::Directory)?;
         }
         Ok(Process {
@@ -118,7 +120,8 @@ impl Process {
     }
 
     fn spawn(&self) -> Result<Child, Error> {
-        let log = File::options().create(true).append(true).open(self.log_path()).map_err(Error::Directory)?;
+        let log =
+            File::options().create(true).append(true).open(self.log_path()).map_err(Error::Directory)?;
         let (program, arguments) = self.words.split_first().expect("bug: a command has a first word");
         let mut command = Command::new(program);
         command.args(arguments).envs(self.environment.iter().map(|(name, value)| (name, value)));
@@ -185,7 +188,8 @@ async fn end(child: &mut Child) {
 fn template(launch: &Launch) -> Result<(String, String), Error> {
     let Some(path) = &launch.template else { return Ok((TEMPLATE.into(), TEMPLATE_NAME.into())) };
     let text = fs::read_to_string(path).map_err(|error| Error::Template { path: shown(path), error })?;
-    let name = path.file_name().map_or_else(|| TEMPLATE_NAME.into(), |name| name.to_string_lossy().into_owned());
+    let name =
+        path.file_name().map_or_else(|| TEMPLATE_NAME.into(), |name| name.to_string_lossy().into_owned());
     Ok((text, name))
 }
 

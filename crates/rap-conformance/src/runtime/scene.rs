@@ -4,14 +4,14 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rap_io::client::Client;
 use serde_json::{Value, json};
 
 use super::crash::Crash;
 use super::gate::Gate;
-use super::model::{ModelCall, Question, Step};
+use super::model::{ModelCall, Prompt, Question, Step};
 use super::stage::{Asked, Mark, Route, SERVERS, Stage};
 use super::tools::{self, Acknowledgement, Call, Conduct, MARK};
 use super::user::{Answered, User};
@@ -20,6 +20,8 @@ use crate::{Exchange, Verdict};
 /// What a probe found: nothing wrong, or a verdict.
 pub(crate) type Seen = Result<(), Verdict>;
 
+/// How often a thread is looked at.
+const LOOK: Duration = Duration::from_millis(20);
 /// How many exchanges a failure shows at most.
 const EXCHANGES: usize = 6;
 
@@ -180,35 +182,23 @@ impl Scene {
 
     /// What a report shows of this scene: the last of it.
     pub(crate) fn story(&self) -> Vec<Exchange> {
-        let mut story: Vec<Exchange> =
-            self.watched.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut story: Vec<Exchange> = self.watched.lock().unwrap_or_else(PoisonError::into_inner).clone();
         story.extend(self.invocations().iter().map(|asked| asked.exchange()));
         story.extend(self.questions().last().map(Question::exchange));
         story.split_off(story.len().saturating_sub(EXCHANGES))
     }
 
-    fn is_mine(&self, asked: &Asked) -> bool {
-        let marks = match asked.route {
-            Route::Invocation(_) => self.stage().marks(&asked.body["arguments"].to_string()),
-            _ => return false,
-        };
-        marks.first().is_some_and(|mark| mark.scene == self.number)
-    }
-
     /// Every attempt to send a call of this scene, so far.
     pub(crate) fn invocations(&self) -> Vec<Arc<Asked>> {
-        self.stage().asked(|asked| self.is_mine(asked))
+        self.stage().asked(|asked| asked.prompt.is_none() && asked.scene == Some(self.number))
     }
 
     /// Every question of this scene's threads, so far.
     pub(crate) fn questions(&self) -> Vec<Question> {
-        let asked = self.stage().asked(|asked| asked.route == Route::Question);
-        let questions = asked.iter().map(Question::of);
-        let mine = |question: &Question| {
-            let marks = question.prompt.marks(self.stage());
-            question.prompt.is_turn() && marks.first().is_some_and(|mark| mark.scene == self.number)
-        };
-        questions.filter(mine).collect()
+        let asked = self.stage().asked(|asked| {
+            asked.scene == Some(self.number) && asked.prompt.as_ref().is_some_and(Prompt::is_turn)
+        });
+        asked.into_iter().filter_map(Question::of).collect()
     }
 
     /// Looks whenever something arrives, for as long as the run is patient.
@@ -259,7 +249,24 @@ impl Scene {
         let word = self.word("watching");
         watch.confirms(&word).await?;
         self.heard(&word).await?;
+        self.at_rest(&thread).await?;
         Ok((thread, watch))
+    }
+
+    /// Waits until a thread has nothing to do, where that can be seen; otherwise as long as that should take.
+    pub(crate) async fn at_rest(&self, thread: &str) -> Seen {
+        let User::Api(api) = &self.bench.user else {
+            self.settle().await;
+            return Ok(());
+        };
+        let began = Instant::now();
+        while began.elapsed() < self.stage().pace.patience {
+            if api.get(&self.bench.http, &["threads", thread]).await?["status"] == "idle" {
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        wrong("a thread whose calls have returned does not come to rest", self.story())
     }
 
     /// The first question whose prompt is like this.
@@ -273,8 +280,7 @@ impl Scene {
 
     /// The first question in which the model reads these words.
     pub(crate) async fn heard(&self, words: &str) -> Result<Question, Verdict> {
-        self.question(&format!("a question that tells the model `{words}`"), |asked| asked.prompt.has(words))
-            .await
+        self.question(&format!("a question that tells the model `{words}`"), |asked| asked.has(words)).await
     }
 
     /// Says something without consequence in a thread and gives the question that it makes: what the thread knows.
@@ -291,7 +297,7 @@ impl Scene {
 
     /// Nobody's model has read these words.
     pub(crate) fn never_heard(&self, words: &str, what: &str) -> Seen {
-        match self.questions().into_iter().find(|asked| asked.prompt.has(words)) {
+        match self.questions().into_iter().find(|asked| asked.has(words)) {
             None => Ok(()),
             Some(asked) => {
                 let mut story = self.story();
@@ -347,6 +353,6 @@ impl Scene {
 
     /// How long what has to be quick may take: long enough for a busy machine, shorter than anything is held back.
     pub(crate) fn hold(&self) -> Duration {
-        self.stage().pace.patience / 6
+        self.stage().pace.patience / 4
     }
 }

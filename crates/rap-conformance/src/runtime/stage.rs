@@ -104,6 +104,10 @@ pub(crate) struct Asked {
     pub(crate) body: Value,
     pub(crate) at: Instant,
     pub(crate) reply: Reply,
+    /// The scene that it is about, by the first mark in it.
+    pub(crate) scene: Option<u32>,
+    /// What the model reads, if this is a question.
+    pub(crate) prompt: Option<Prompt>,
 }
 
 impl Asked {
@@ -242,9 +246,9 @@ impl Stage {
         format!("rapcheck-{}-{}-{}", self.run, mark.scene, mark.step)
     }
 
-    /// A word of a probe's own, to be looked for in prompts. It is no mark.
+    /// A word of a probe's own, to be looked for in prompts. It ends in a mark about which nothing is to be done.
     pub(crate) fn word(&self, scene: u32, word: &str) -> String {
-        format!("{word}.{}.{scene}", self.run)
+        format!("{word}.{}", self.written(Mark { scene, step: 0 }))
     }
 
     /// The marks of this run in a text, in order.
@@ -269,34 +273,36 @@ impl Stage {
         let path = parts.uri.path().to_owned();
         let route = Route::of(&path);
         let mut record = self.record();
+        let prompt = (route == Route::Question).then(|| Prompt::of(&body));
+        let marks = match (&prompt, route) {
+            (Some(prompt), _) => prompt.marks(self),
+            (None, Route::Invocation(_)) => self.marks(&body["arguments"].to_string()),
+            _ => Vec::new(),
+        };
         let (reply, gate) = match route {
             Route::Discovery(at) => (record.documents[at].clone(), None),
-            Route::Invocation(_) => self.acknowledge(&mut record, &body),
+            Route::Invocation(_) => acknowledge(&mut record, &marks),
             Route::Close(_) | Route::Cancel(_) => {
                 let thread = body["thread_id"].as_str().unwrap_or_default();
                 record.conducts.get(thread).cloned().unwrap_or_default().answer()
             }
-            Route::Question => self.answer(&mut record, &body),
             Route::Answer => (Reply::status(200), None),
-            Route::Other => (Reply::status(404), None),
+            Route::Question | Route::Other => match &prompt {
+                Some(prompt) => self.answer(&mut record, prompt, &body),
+                None => (Reply::status(404), None),
+            },
         };
         let axum::http::request::Parts { method, headers, .. } = parts;
-        let asked =
-            Arc::new(Asked { route, method, path, headers, raw, body, at: Instant::now(), reply });
+        let (at, scene) = (Instant::now(), marks.first().map(|mark| mark.scene));
+        let asked = Arc::new(Asked { route, method, path, headers, raw, body, at, reply, scene, prompt });
         record.asked.push(Arc::clone(&asked));
         drop(record);
         self.arrivals.send_modify(|count| *count += 1);
         (asked, gate)
     }
 
-    fn acknowledge(&self, record: &mut Record, body: &Value) -> (Reply, Option<Gate>) {
-        let marks = self.marks(&body["arguments"].to_string());
-        let waiting = marks.first().and_then(|mark| record.acknowledgements.get_mut(mark));
-        waiting.and_then(VecDeque::pop_front).unwrap_or_default().answer()
-    }
-
-    fn answer(&self, record: &mut Record, body: &Value) -> (Reply, Option<Gate>) {
-        let undone = Prompt::of(body).undone(self);
+    fn answer(&self, record: &mut Record, prompt: &Prompt, body: &Value) -> (Reply, Option<Gate>) {
+        let undone = prompt.undone(self);
         for mark in &undone {
             let step = record.steps.get_mut(mark);
             if let Some(status) = step.and_then(|step| step.refusals.pop_front()) {
@@ -307,6 +313,11 @@ impl Stage {
         let gate = steps.iter().find_map(|step| step.gate.clone());
         (model::answer(&steps, body), gate)
     }
+}
+
+fn acknowledge(record: &mut Record, marks: &[Mark]) -> (Reply, Option<Gate>) {
+    let waiting = marks.first().and_then(|mark| record.acknowledgements.get_mut(mark));
+    waiting.and_then(VecDeque::pop_front).unwrap_or_default().answer()
 }
 
 fn mark(text: &str) -> Option<Mark> {

@@ -35,6 +35,8 @@ pub(crate) const NEW: &str = "rapcheck_new";
 pub(crate) const AWAY: &str = "rapcheck_away";
 /// The argument that carries the mark.
 pub(crate) const MARK: &str = "mark";
+/// How much of what was posted a report can show, in bytes.
+const SHOWN_BYTES: usize = 4096;
 /// How long a tool waits before it repeats what was answered 5xx.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -133,14 +135,12 @@ pub(crate) struct Call {
 pub(crate) struct Posted {
     /// Nothing if there was no answer.
     pub(crate) status: Option<u16>,
+    /// Whether an answer was waited for in vain, and nobody hung up.
+    pub(crate) timed_out: bool,
     pub(crate) exchange: Exchange,
 }
 
 impl Posted {
-    pub(crate) fn is_accepted(&self) -> bool {
-        self.status.is_some_and(|status| (200..300).contains(&status))
-    }
-
     pub(crate) fn is_refused(&self) -> bool {
         self.status.is_some_and(|status| (400..500).contains(&status))
     }
@@ -238,15 +238,17 @@ pub(crate) async fn post(
     let kind = kind.map(|kind| (http::header::CONTENT_TYPE, HeaderValue::from_static(kind)));
     let headers: Vec<(HeaderName, HeaderValue)> = kind.into_iter().collect();
     let head = "POST (its callback URL)";
-    let shown = Shown::new(head, &body);
-    let (status, answer) = match http.post_json(&url, &headers, body).await {
+    let shown = Shown::new(head, &body[..body.len().min(SHOWN_BYTES)]);
+    let sent = http.post_json(&url, &headers, body).await;
+    let timed_out = matches!(sent, Err(client::Error::TimedOut));
+    let (status, answer) = match sent {
         Ok(reply) => (Some(reply.status), Shown::new(reply.status.to_string(), &reply.body)),
         Err(client::Error::Forbidden(why)) => {
             return Err(Verdict::fail(format!("the callback_url can not be used: {why}"), Vec::new()));
         }
         Err(error) => (None, Shown::head(error.to_string())),
     };
-    Ok(Posted { status, exchange: Exchange::new(shown, answer) })
+    Ok(Posted { status, timed_out, exchange: Exchange::new(shown, answer) })
 }
 
 /// The same with other fields.

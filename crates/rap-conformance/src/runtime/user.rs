@@ -142,9 +142,9 @@ impl User {
     pub(crate) fn api(&self, what: &str) -> Result<&Api, Verdict> {
         match self {
             User::Api(api) => Ok(api),
-            User::Command(_) => Err(Verdict::not_observable(format!(
-                "--say can not {what}; give the client API with --url"
-            ))),
+            User::Command(_) => {
+                Err(Verdict::not_observable(format!("--say can not {what}; give the client API with --url")))
+            }
         }
     }
 
@@ -165,7 +165,9 @@ impl User {
     pub(crate) async fn say(&self, http: &Client, thread: &str, text: &str) -> Result<(), Verdict> {
         match self {
             User::Api(api) => {
-                api.post(http, &["threads", thread, "messages"], &json!({"text": text})).await?.expect(202)?;
+                api.post(http, &["threads", thread, "messages"], &json!({"text": text}))
+                    .await?
+                    .expect(202)?;
                 Ok(())
             }
             User::Command(say) => say.run(thread, text),

@@ -93,7 +93,7 @@ impl Toy {
 
     async fn session(&self, root: &str) -> Tools {
         let known = if self.is(Fault::KeepsToolsForEver) {
-            self.state().sessions.values().next().cloned()
+            self.state().sessions.get("thread-1").cloned()
         } else {
             self.state().sessions.get(root).cloned()
         };
@@ -132,6 +132,9 @@ impl Toy {
             if self.is(Fault::LosesMessages) {
                 state.thread(&id).messages.pop();
             }
+            if self.release(&mut state, &id) {
+                self.ask(&mut state, &id);
+            }
             return;
         }
         self.take_answer(&mut state, &id, answered["choices"][0]["message"].clone(), &tools);
@@ -140,7 +143,8 @@ impl Toy {
     fn offered(&self, tools: &Tools) -> Vec<Value> {
         let function = |name: &Value, schema: &Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
         let remote = tools.iter().flatten().flat_map(|toolset| toolset["tools"].as_array().unwrap());
-        let mut offered: Vec<Value> = remote.map(|tool| function(&tool["name"], &tool["inputSchema"])).collect();
+        let mut offered: Vec<Value> =
+            remote.map(|tool| function(&tool["name"], &tool["inputSchema"])).collect();
         if !self.is(Fault::CancelNotOffered) {
             let schema = json!({"type": "object", "properties": {"tool_call_id": {"type": "string"}}});
             offered.push(function(&json!("cancel_subscription"), &schema));
@@ -149,7 +153,7 @@ impl Toy {
     }
 
     fn take_answer(&self, state: &mut State, id: &str, mut message: Value, tools: &Tools) {
-        let mut built_in = Vec::new();
+        let (mut built_in, mut refused) = (Vec::new(), Vec::new());
         let mut calls = Vec::new();
         for told in message["tool_calls"].as_array_mut().into_iter().flatten() {
             let mut call_id = told["id"].as_str().unwrap().to_owned();
@@ -169,7 +173,10 @@ impl Toy {
                     toolset["tools"].as_array().unwrap().iter().any(|tool| tool["name"] == *name)
                 })
             };
-            let server = tools.iter().position(offers).unwrap();
+            let Some(server) = tools.iter().position(offers) else {
+                refused.push(call_id);
+                continue;
+            };
             let key = state.fresh("");
             let url = if self.is(Fault::UrlFromIds) {
                 format!("{}/callback/{id}/{call_id}", self.0.url)
@@ -188,12 +195,15 @@ impl Toy {
                 response_url: None,
             });
         }
-        let any = !calls.is_empty() || !built_in.is_empty();
+        let any = !calls.is_empty() || !built_in.is_empty() || !refused.is_empty();
         let thread = state.thread(id);
         thread.messages.push(message);
         thread.batch = calls.iter().map(|call| call.id.clone()).collect();
         state.calls.extend(calls.iter().cloned());
         calls.into_iter().for_each(|call| self.spawn(self.clone().invoke(call)));
+        for call in refused {
+            state.thread(id).messages.push(result(&call, "Error: there is no such tool"));
+        }
         for (call, subscription) in built_in {
             let text = self.cancel_subscription(state, id, &subscription);
             state.thread(id).messages.push(result(&call, &text));
@@ -221,13 +231,13 @@ impl Toy {
             call.id == id && (call.thread == thread || foreign) && call.state == CallState::Subscribed
         });
         let Some(call) = found else {
-            if self.is(Fault::CancelsUnknown) {
+            if self.is(Fault::CancelsUnknown) && state.calls.iter().all(|call| call.id != id) {
                 return "cancelled".into();
             }
             return "Error: this thread has no such subscription".into();
         };
         if !self.is(Fault::CancelLeavesActive) {
-            call.state = CallState::Ended;
+            call.state = CallState::Interrupted;
         }
         let call = call.clone();
         if !self.is(Fault::CancelsQuietly) {
@@ -272,11 +282,10 @@ impl Toy {
             let items = self.synthetic(&mut state, call, &kind, text);
             return self.input(&mut state, &call.thread, items);
         };
-        thread.batch.remove(at);
-        thread.messages.push(result(&call.id, text));
-        if self.is(Fault::AsksEarly) {
-            self.let_run(&mut state, &call.thread);
-        }
+        // The first call that is open has it, whoever it is of.
+        let at = if self.is(Fault::SwapsResults) { 0 } else { at };
+        let whose = thread.batch.remove(at);
+        thread.messages.push(result(&whose, text));
         if state.thread(&call.thread).batch.is_empty() {
             self.release(&mut state, &call.thread);
             self.ask(&mut state, &call.thread);
@@ -300,20 +309,20 @@ impl Toy {
         }
         let inline = (event.associative && !self.is(Fault::NoEventInline)) || self.is(Fault::AllEventsInline);
         if inline {
-            self.take_inline(&mut state, call, &event.text, items);
+            self.take_inline(&mut state, call, items);
         } else {
             self.bear(&mut state, &call.thread, items);
         }
         true
     }
 
-    fn take_inline(&self, state: &mut State, call: &Call, text: &str, items: Vec<Value>) {
+    fn take_inline(&self, state: &mut State, call: &Call, items: Vec<Value>) {
         let second = self.is(Fault::EventsAsSecondResults);
         let thread = state.thread(&call.thread);
         if second {
             let own = |message: &Value| message["tool_call_id"] == *call.id;
             let at = thread.messages.iter().rposition(own).unwrap();
-            thread.messages.insert(at + 1, result(&call.id, text));
+            thread.messages.insert(at + 1, result(&call.id, "there is an event"));
         }
         let drops = (!thread.batch.is_empty() && self.is(Fault::DropsEventsBehindCalls))
             || (thread.asking.is_some() && self.is(Fault::DropsEventsBehindQuestions));

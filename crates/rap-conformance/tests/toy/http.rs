@@ -10,7 +10,7 @@ use rap_protocol::{Callback, parse_callback};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::{Call, Fault, Toy};
+use super::{Call, CallState, Fault, Toy};
 
 const BODY_BYTES: usize = 1024 * 1024;
 
@@ -50,6 +50,7 @@ impl Toy {
             ["v1", "threads", id, "history"] if method == Method::GET => {
                 (200, json!({"entries": self.state().threads[*id].notices}))
             }
+            ["v1", "threads", id] => (200, json!({"id": id, "status": self.status(id)})),
             ["v1", "threads", id, "messages"] => {
                 self.hear(id, &text("text"));
                 (202, json!({}))
@@ -70,6 +71,16 @@ impl Toy {
                 (202, json!({}))
             }
             _ => (404, json!({})),
+        }
+    }
+
+    fn status(&self, id: &str) -> &'static str {
+        let state = self.state();
+        let thread = &state.threads[id];
+        match thread.asking {
+            Some(_) => "running",
+            None if thread.batch.is_empty() => "idle",
+            None => "waiting",
         }
     }
 
@@ -112,6 +123,11 @@ impl Toy {
 
     async fn take(&self, call: Call, callback: Callback) -> Answer {
         match callback {
+            Callback::ToolResult(_)
+                if call.state == CallState::Interrupted && self.is(Fault::FailsAtLateResults) =>
+            {
+                (500, json!({}))
+            }
             Callback::ToolResult(result) => {
                 let text = match result.body {
                     rap_protocol::Body::Text(text) => text,

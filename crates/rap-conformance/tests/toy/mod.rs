@@ -138,20 +138,27 @@ impl Toy {
         if self.is(Fault::ForgetsAtRestart) {
             *state = State::default();
         }
+        // A first question, so that it is not a matter of luck whether it was asked before the crash.
+        let forgotten =
+            |thread: &Thread| self.is(Fault::ForgetsQuestionsAtRestart) && thread.messages.len() == 1;
         let asking: Vec<(String, u64)> = state
             .threads
             .iter()
+            .filter(|(_, thread)| !forgotten(thread))
             .filter_map(|(id, thread)| Some((id.clone(), thread.asking?)))
             .collect();
-        let unsent: Vec<Call> =
-            state.calls.iter().filter(|call| call.state == CallState::Open && !call.acknowledged).cloned().collect();
+        let unsent: Vec<Call> = state
+            .calls
+            .iter()
+            .filter(|call| call.state == CallState::Open && !call.acknowledged)
+            .cloned()
+            .collect();
         if self.is(Fault::ForgetsDuplicatesAtRestart) {
-            state.calls.iter_mut().for_each(|call| call.state = CallState::Open);
+            let returned = state.calls.iter_mut().filter(|call| call.state == CallState::Returned);
+            returned.for_each(|call| call.state = CallState::Open);
         }
         drop(state);
-        if !self.is(Fault::ForgetsQuestionsAtRestart) {
-            asking.into_iter().for_each(|(thread, turn)| self.spawn(self.clone().question(thread, turn)));
-        }
+        asking.into_iter().for_each(|(thread, turn)| self.spawn(self.clone().question(thread, turn)));
         for mut call in unsent {
             if self.is(Fault::NewUrlAfterRestart) {
                 call.url.push_str("?again");

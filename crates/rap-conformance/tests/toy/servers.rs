@@ -9,7 +9,7 @@ use url::Url;
 
 use super::{Call, Fault, Tools, Toy};
 
-const FIRST_PAUSE: Duration = Duration::from_millis(60);
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 impl Toy {
     fn authorization(&self) -> Vec<(HeaderName, HeaderValue)> {
@@ -57,7 +57,7 @@ impl Toy {
         let (url, mut body) = self.invocation(&call);
         let mut pause = FIRST_PAUSE;
         for attempt in 0.. {
-            if self.is(Fault::NewUrlPerAttempt) {
+            if attempt > 0 && self.is(Fault::NewUrlPerAttempt) {
                 body["callback_url"] = format!("{}?attempt={attempt}", call.url).into();
             }
             let sent = self.0.http.post_json(&url, &self.authorization(), body.to_string().into()).await;
@@ -84,7 +84,7 @@ impl Toy {
             }
             tokio::time::sleep(pause).await;
             if !self.is(Fault::SteadyRetries) {
-                pause *= 2;
+                pause *= 3;
             }
         }
     }
@@ -141,7 +141,7 @@ impl Toy {
             if self.is(one_by_one) {
                 task.await.unwrap();
             } else if self.is(stops) && at == 0 {
-                let early = tokio::time::timeout(Duration::from_millis(200), task).await;
+                let early = tokio::time::timeout(Duration::from_secs(1), task).await;
                 if early.is_ok_and(|status| status.unwrap() >= 500) {
                     return;
                 }

@@ -3,10 +3,10 @@
 use bytes::Bytes;
 use serde_json::{Value, json};
 
+use super::{Check, Phase};
 use crate::runtime::scene::{Scene, Seen, wrong};
 use crate::runtime::tools::{self, Call, Posted, WORK, with};
-use crate::Probe;
-use super::{Check, Phase};
+use crate::{Probe, Verdict};
 
 pub(super) const CHECKS: &[Check] = &[
     Check {
@@ -48,11 +48,20 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "mismatched_result",
-            requirements: &["TR-22", "LC-29"],
-            checks: "A result whose ids are not those of its URL is refused and reaches nobody.",
+            requirements: &["TR-22"],
+            checks: "A result whose ids are not those of its URL is refused.",
         },
         phase: Phase::Together,
-        run: |scene| Box::pin(mismatched(scene)),
+        run: |scene| Box::pin(astray_refused(scene)),
+    },
+    Check {
+        probe: Probe {
+            name: "mismatched_result_unheard",
+            requirements: &["LC-29"],
+            checks: "A result whose ids are not those of its URL reaches no conversation.",
+        },
+        phase: Phase::Together,
+        run: |scene| Box::pin(astray_unheard(scene)),
     },
     Check {
         probe: Probe {
@@ -119,9 +128,10 @@ async fn result(scene: Scene) -> Seen {
     let (_, call) = scene.called(WORK).await?;
     let word = scene.word("done");
     let content = json!([{"type": "text", "text": word}]);
-    call.insists(&with(call.result("not this"), json!({"content": content, "a field of the future": 1}))).await?;
+    call.insists(&with(call.result("not this"), json!({"content": content, "a field of the future": 1})))
+        .await?;
     let question = scene.heard(&word).await?;
-    match question.prompt.results_of(call.id()).as_slice() {
+    match question.results_of(call.id()).as_slice() {
         [only] if only.contains(&word) => Ok(()),
         _ => wrong("the result does not stand behind its call, or not alone", vec![question.exchange()]),
     }
@@ -143,7 +153,7 @@ async fn duplicate(scene: Scene) -> Seen {
     }
     let question = scene.looked_at(&thread).await?;
     scene.never_heard(&other, "a second result of a call")?;
-    match question.prompt.count(&word) {
+    match question.count(&word) {
         1 => Ok(()),
         times => wrong(format!("a result that came twice stands {times} times in the prompt"), scene.story()),
     }
@@ -207,22 +217,38 @@ async fn unguessable(scene: Scene) -> Seen {
     Ok(())
 }
 
-async fn mismatched(scene: Scene) -> Seen {
+const ASTRAY: &str = "a result whose ids are not those of its callback URL";
+
+/// Posts results of other calls to the URL of the one that comes back, with the word in them.
+async fn astray(scene: &Scene) -> Result<(Call, String, Vec<Posted>), Verdict> {
     let (_, call) = scene.called(WORK).await?;
     let (_, other) = scene.called(WORK).await?;
     let word = scene.word("astray");
-    let what = "a result whose ids are not those of its callback URL";
-    for (id, thread) in
-        [(other.id(), call.thread()), (call.id(), other.thread()), (other.id(), other.thread()), ("no-call", "no-thread")]
-    {
+    let mut answers = Vec::new();
+    for (id, thread) in [
+        (other.id(), call.thread()),
+        (call.id(), other.thread()),
+        (other.id(), other.thread()),
+        ("no-call", "no-thread"),
+    ] {
         let body = with(call.result(&word), json!({"id": id, "group_id": thread}));
         let posted = call.post(&body).await?;
         scene.watch(posted.exchange.clone());
-        refused(&posted, what)?;
+        answers.push(posted);
     }
+    Ok((call, word, answers))
+}
+
+async fn astray_refused(scene: Scene) -> Seen {
+    let (_, _, answers) = astray(&scene).await?;
+    answers.iter().try_for_each(|posted| refused(posted, ASTRAY))
+}
+
+async fn astray_unheard(scene: Scene) -> Seen {
+    let (call, word, _) = astray(&scene).await?;
     scene.settle().await;
-    scene.never_heard(&word, what)?;
-    only_the_real_one(&scene, &call, &word, what).await
+    scene.never_heard(&word, ASTRAY)?;
+    only_the_real_one(&scene, &call, &word, ASTRAY).await
 }
 
 async fn invalid(scene: Scene) -> Seen {
@@ -277,7 +303,7 @@ async fn hostile(scene: Scene) -> Seen {
     for (body, what) in [(deep, "a body of nested arrays"), (large, "a body of 32 MiB that never ends")] {
         let posted = call.post_raw("application/json", body.into()).await?;
         // Whoever has read enough may hang up.
-        if posted.is_accepted() || posted.status.is_some_and(|status| status >= 500) {
+        if posted.timed_out || posted.status.is_some_and(|status| !(400..500).contains(&status)) {
             return wrong(format!("{what} was not refused with 4xx"), vec![posted.exchange]);
         }
     }
@@ -319,7 +345,10 @@ async fn choice(scene: Scene) -> Seen {
     let answers = || scene.stage().asked(|asked| asked.path == path).into_iter().next();
     let asked = scene.until("the person's answer at its response_url", answers).await?;
     if asked.body["id"] != call.id() || asked.body["selected"] != json!(2) {
-        return wrong("the person's answer is not {\"id\", \"selected\"} of the question", vec![asked.exchange()]);
+        return wrong(
+            "the person's answer is not {\"id\", \"selected\"} of the question",
+            vec![asked.exchange()],
+        );
     }
     let word = scene.word("chosen");
     call.returns(&word).await?;

@@ -5,22 +5,31 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::{Probe, Verdict};
+use super::{Check, Phase};
 use crate::runtime::gate::Gate;
 use crate::runtime::scene::{Scene, Seen, wrong};
 use crate::runtime::stage::Route;
-use crate::runtime::tools::{Call, Conduct, WORK};
-use super::{Check, Phase};
+use crate::runtime::tools::{Call, Conduct, MAIN, WORK};
+use crate::{Probe, Verdict};
 
 pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "closing_told",
-            requirements: &["TC-01", "TC-13"],
-            checks: "Every tool server is told of a closing, whether or not it was used.",
+            requirements: &["TC-01"],
+            checks: "The tool server that was used is told of a closing.",
         },
         phase: Phase::Together,
         run: |scene| Box::pin(closing_told(scene)),
+    },
+    Check {
+        probe: Probe {
+            name: "closing_told_to_all",
+            requirements: &["TC-13"],
+            checks: "Every tool server is told of a closing, whether or not it was used.",
+        },
+        phase: Phase::Together,
+        run: |scene| Box::pin(closing_told_to_all(scene)),
     },
     Check {
         probe: Probe {
@@ -61,11 +70,20 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "cancelling_told",
-            requirements: &["CN-01", "CN-15"],
-            checks: "Every tool server is told of a cancellation, whichever has the call.",
+            requirements: &["CN-01"],
+            checks: "The tool server that has the call is told of its cancellation.",
         },
         phase: Phase::Together,
         run: |scene| Box::pin(cancelling_told(scene)),
+    },
+    Check {
+        probe: Probe {
+            name: "cancelling_told_to_all",
+            requirements: &["CN-15"],
+            checks: "Every tool server is told of a cancellation, whichever has the call.",
+        },
+        phase: Phase::Together,
+        run: |scene| Box::pin(cancelling_told_to_all(scene)),
     },
     Check {
         probe: Probe {
@@ -106,11 +124,20 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "late_result",
-            requirements: &["CN-10", "CN-14", "CN-24"],
-            checks: "The late result of an interrupted call is met without error and ignored.",
+            requirements: &["CN-10", "CN-14"],
+            checks: "The late result of an interrupted call is met without an error, and the thread goes on.",
         },
         phase: Phase::Together,
-        run: |scene| Box::pin(late_result(scene)),
+        run: |scene| Box::pin(late_result_met(scene)),
+    },
+    Check {
+        probe: Probe {
+            name: "late_result_ignored",
+            requirements: &["CN-24"],
+            checks: "The late result of an interrupted call does not reach the model.",
+        },
+        phase: Phase::Together,
+        run: |scene| Box::pin(late_result_ignored(scene)),
     },
 ];
 
@@ -155,14 +182,22 @@ impl About {
 async fn told(scene: Scene, about: About) -> Seen {
     let (thread, call) = scene.called(WORK).await?;
     about.happen(&scene, &thread).await?;
-    for (_, asked) in scene.all_told(about.route(), call.thread(), about.word()).await? {
-        let kind = asked.header("content-type").unwrap_or_default();
-        let json = kind.split(';').next().unwrap_or_default().trim() == "application/json";
-        if asked.method != "POST" || !json || asked.body != about.body(&call) {
-            let what = format!("{} was not told as it should be: {} {kind}", about.word(), asked.method);
-            return wrong(what, vec![asked.exchange()]);
-        }
+    let told = || scene.told(about.route(), call.thread()).into_iter().find(|(at, _)| *at == MAIN);
+    let (_, asked) = scene.until(&format!("{} at the server of the call", about.word()), told).await?;
+    let kind = asked.header("content-type").unwrap_or_default();
+    let json = kind.split(';').next().unwrap_or_default().trim() == "application/json";
+    if asked.method == "POST" && json && asked.body == about.body(&call) {
+        return Ok(());
     }
+    let what = format!("{} was not told as it should be: {} {kind}", about.word(), asked.method);
+    wrong(what, vec![asked.exchange()])
+}
+
+async fn told_to_all(scene: Scene, about: About) -> Seen {
+    scene.several_servers()?;
+    let (thread, call) = scene.called(WORK).await?;
+    about.happen(&scene, &thread).await?;
+    scene.all_told(about.route(), call.thread(), about.word()).await?;
     Ok(())
 }
 
@@ -240,8 +275,11 @@ async fn despite(scene: Scene, about: About) -> Seen {
 }
 
 async fn closing_told(scene: Scene) -> Seen {
-    scene.several_servers()?;
     told(scene, About::Closing).await
+}
+
+async fn closing_told_to_all(scene: Scene) -> Seen {
+    told_to_all(scene, About::Closing).await
 }
 
 async fn closing_prompt(scene: Scene) -> Seen {
@@ -261,8 +299,11 @@ async fn closing_despite(scene: Scene) -> Seen {
 }
 
 async fn cancelling_told(scene: Scene) -> Seen {
-    scene.several_servers()?;
     told(scene, About::Cancelling).await
+}
+
+async fn cancelling_told_to_all(scene: Scene) -> Seen {
+    told_to_all(scene, About::Cancelling).await
 }
 
 async fn cancelling_prompt(scene: Scene) -> Seen {
@@ -281,20 +322,29 @@ async fn cancelling_despite(scene: Scene) -> Seen {
     despite(scene, About::Cancelling).await
 }
 
-/// The call has its result already.
-async fn late_result(scene: Scene) -> Seen {
+/// A tool returns though its call was interrupted.
+async fn late_result_met(scene: Scene) -> Seen {
     let (thread, call) = scene.called(WORK).await?;
     scene.interrupt(&thread).await?;
-    let word = scene.word("late");
-    let posted = call.post(&call.result(&word)).await?;
+    let posted = call.post(&call.result(&scene.word("late"))).await?;
     scene.watch(posted.exchange.clone());
     if posted.status.is_none_or(|status| status >= 500) {
         return wrong("the result of a cancelled call was met with an error", scene.story());
     }
+    scene.looked_at(&thread).await?;
+    Ok(())
+}
+
+async fn late_result_ignored(scene: Scene) -> Seen {
+    let (thread, call) = scene.called(WORK).await?;
+    scene.interrupt(&thread).await?;
+    let word = scene.word("late");
+    let posted = call.post(&call.result(&word)).await?;
+    scene.watch(posted.exchange);
     let question = scene.looked_at(&thread).await?;
     scene.settle().await;
     scene.never_heard(&word, "the late result of an interrupted call")?;
-    match question.prompt.results_of(call.id()).as_slice() {
+    match question.results_of(call.id()).as_slice() {
         [only] if only.contains("interrupted") => Ok(()),
         _ => wrong("an interrupted call has no result `interrupted`", vec![question.exchange()]),
     }

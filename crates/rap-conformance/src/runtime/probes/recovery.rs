@@ -1,10 +1,10 @@
 //! Recovery: the runtime is killed without warning and started again; what it had accepted is there, once.
 
-use crate::{Probe, Verdict};
+use super::{Check, Phase};
 use crate::runtime::crash::Place;
 use crate::runtime::scene::{Scene, Seen, wrong};
 use crate::runtime::tools::{Acknowledgement, WORK};
-use super::{Check, Phase};
+use crate::{Probe, Verdict};
 
 pub(super) const CHECKS: &[Check] = &[
     Check {
@@ -28,7 +28,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "crash_after_an_event",
-            requirements: &["TR-13", "SE-13"],
+            requirements: &["TR-13"],
             checks: "An event that was answered 200, and its subscription, are there after the runtime is killed.",
         },
         phase: Phase::Crash,
@@ -107,10 +107,13 @@ async fn accepted_result(scene: Scene) -> Seen {
     back(&scene)?;
     two.returns(&words[1]).await?;
     let question = scene.heard(&words[1]).await?;
-    if question.prompt.results_of(one.id()) == [words[0].clone()] {
+    if question.results_of(one.id()) == [words[0].clone()] {
         return Ok(());
     }
-    wrong("a result that was answered 200 is gone after a crash", vec![one.asked.exchange(), question.exchange()])
+    wrong(
+        "a result that was answered 200 is gone after a crash",
+        vec![one.asked.exchange(), question.exchange()],
+    )
 }
 
 async fn accepted_event(scene: Scene) -> Seen {
@@ -139,9 +142,12 @@ async fn accepted_message(scene: Scene) -> Seen {
     back(&scene)?;
     scene.heard(&scene.stage().written(mark)).await?;
     let question = scene.looked_at(&thread).await?;
-    match question.prompt.count(&scene.stage().written(mark)) {
+    match question.count(&scene.stage().written(mark)) {
         1 => Ok(()),
-        times => wrong(format!("a message stands {times} times in the prompt after a crash"), vec![question.exchange()]),
+        times => wrong(
+            format!("a message stands {times} times in the prompt after a crash"),
+            vec![question.exchange()],
+        ),
     }
 }
 
@@ -179,9 +185,8 @@ async fn retry(scene: Scene) -> Seen {
     scene.acknowledge(mark, []);
     let before = scene.invocations().len();
     back(&scene)?;
-    let again = scene
-        .until("another attempt after the crash", || scene.invocations().get(before).cloned())
-        .await?;
+    let again =
+        scene.until("another attempt after the crash", || scene.invocations().get(before).cloned()).await?;
     if again.body["id"] != first.id() || again.body["callback_url"] != first.url() {
         return wrong("the same call has another `id` or `callback_url` after a crash", scene.story());
     }
@@ -204,7 +209,7 @@ async fn duplicate(scene: Scene) -> Seen {
     scene.watch(posted.exchange);
     scene.settle().await;
     let question = scene.looked_at(&thread).await?;
-    match question.prompt.count(&word) {
+    match question.count(&word) {
         1 => Ok(()),
         0 => wrong("what was said before a crash is gone", vec![question.exchange()]),
         times => wrong(format!("a result from before a crash counts {times} times"), scene.story()),

@@ -2,17 +2,17 @@
 
 use serde_json::{Value, json};
 
-use crate::{Probe, Verdict};
+use super::{Check, Phase};
 use crate::runtime::scene::{Scene, Seen, wrong};
 use crate::runtime::stage::{Mark, Route};
-use crate::runtime::tools::{Call, WORK, with};
-use super::{Check, Phase};
+use crate::runtime::tools::{Call, WATCH, WORK, with};
+use crate::{Probe, Verdict};
 
 pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "subscription_confirmed",
-            requirements: &["SE-13", "SE-05"],
+            requirements: &["SE-13"],
             checks: "A confirmed subscription is active: its events are accepted and wake the agent.",
         },
         phase: Phase::Together,
@@ -39,7 +39,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "event_in_its_thread",
-            requirements: &["SE-08", "SE-02"],
+            requirements: &["SE-08", "SE-02", "SE-05"],
             checks: "An associative event stands in the subscribing thread.",
         },
         phase: Phase::Together,
@@ -75,7 +75,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "events_behind_a_call",
-            requirements: &["SE-05", "LC-16"],
+            requirements: &["SE-05", "SE-08"],
             checks: "Events that come while a call is open are kept, in order.",
         },
         phase: Phase::Together,
@@ -84,7 +84,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "events_behind_a_question",
-            requirements: &["SE-05", "LC-16"],
+            requirements: &["SE-05", "SE-08"],
             checks: "Events that come while the model is asked are kept, in order.",
         },
         phase: Phase::Together,
@@ -187,9 +187,9 @@ async fn result(scene: &Scene, mark: Mark) -> Result<String, Verdict> {
     let written = scene.stage().written(mark);
     let of = |prompt: &crate::runtime::model::Prompt| prompt.results_of(&scene.call_id(mark, 0)).pop();
     let question = scene
-        .question(&format!("a question with the result of {written}"), |asked| of(&asked.prompt).is_some())
+        .question(&format!("a question with the result of {written}"), |asked| of(asked).is_some())
         .await?;
-    Ok(of(&question.prompt).unwrap_or_default())
+    Ok(of(&question).unwrap_or_default())
 }
 
 fn is_error(text: &str) -> bool {
@@ -197,14 +197,16 @@ fn is_error(text: &str) -> bool {
 }
 
 async fn confirmed(scene: Scene) -> Seen {
-    let (_, watch) = scene.called(crate::runtime::tools::WATCH).await?;
+    let (thread, watch) = scene.called(WATCH).await?;
     let (word, event) = (scene.word("watching"), scene.word("tick"));
     watch.confirms(&word).await?;
     let question = scene.heard(&word).await?;
-    if question.prompt.results_of(watch.id()).len() != 1 {
+    if question.results_of(watch.id()).len() != 1 {
         return wrong("the confirmation is not the result of its call", vec![question.exchange()]);
     }
-    watch.insists(&watch.inline(&event)).await?;
+    scene.at_rest(&thread).await?;
+    let posted = watch.says(&watch.inline(&event)).await?;
+    scene.watch(posted.exchange);
     scene.heard(&event).await?;
     Ok(())
 }
@@ -215,12 +217,15 @@ async fn synthetic(scene: Scene) -> Seen {
     watch.insists(&watch.inline(&event)).await?;
     let question = scene.heard(&event).await?;
     let shown = || vec![watch.asked.exchange(), question.exchange()];
-    let Some(call) = question.prompt.call_with_result(&event) else {
+    let Some(call) = question.call_with_result(&event) else {
         return wrong("an event is not the result of a synthetic call", shown());
     };
     let kind = call.arguments["kind"].as_str().unwrap_or_default();
     if call.name != watch.operation() || call.arguments["mark"] != watch.asked.body["arguments"]["mark"] {
-        return wrong("the synthetic call of an event does not echo the original call's name and arguments", shown());
+        return wrong(
+            "the synthetic call of an event does not echo the original call's name and arguments",
+            shown(),
+        );
     }
     let expected = format!("interrupt:{} (subscription remains active)", watch.id());
     if kind != expected {
@@ -235,7 +240,7 @@ async fn one_result(scene: Scene) -> Seen {
     watch.insists(&watch.inline(&event)).await?;
     scene.heard(&event).await?;
     let question = scene.looked_at(&thread).await?;
-    match question.prompt.results_of(watch.id()).len() {
+    match question.results_of(watch.id()).len() {
         1 => Ok(()),
         count => wrong(format!("the subscription's own call has {count} results"), vec![question.exchange()]),
     }
@@ -247,7 +252,7 @@ async fn inline(scene: Scene) -> Seen {
     watch.insists(&watch.inline(&event)).await?;
     scene.heard(&event).await?;
     let question = scene.looked_at(&thread).await?;
-    if question.prompt.has(&event) {
+    if question.has(&event) {
         return Ok(());
     }
     wrong("an associative event is not in the history of its thread", vec![question.exchange()])
@@ -258,11 +263,14 @@ async fn own_thread(scene: Scene) -> Seen {
     let event = scene.word("tick");
     watch.insists(&watch.event(&event)).await?;
     let question = scene.heard(&event).await?;
-    if !question.prompt.has(&scene.word("watching")) {
-        return wrong("the thread of an event does not inherit what was before it", vec![question.exchange()]);
+    if !question.has(&scene.word("watching")) {
+        return wrong(
+            "the thread of an event does not inherit what was before it",
+            vec![question.exchange()],
+        );
     }
     let question = scene.looked_at(&thread).await?;
-    if question.prompt.has(&event) {
+    if question.has(&event) {
         let what = "an event that is not associative stands in the history of the subscribing thread";
         return wrong(what, vec![question.exchange()]);
     }
@@ -276,7 +284,10 @@ async fn ancestors(scene: Scene) -> Seen {
     watch.insists(&watch.event(&scene.text(mark))).await?;
     let call = scene.call().await?;
     if call.thread() == watch.thread() {
-        return wrong("an event that is not associative was handled by the subscribing thread itself", scene.story());
+        return wrong(
+            "an event that is not associative was handled by the subscribing thread itself",
+            scene.story(),
+        );
     }
     let ancestors = &call.asked.body["thread_ancestors"];
     let last = ancestors.as_array().and_then(|ancestors| ancestors.last());
@@ -316,15 +327,15 @@ async fn behind_a_question(scene: Scene) -> Seen {
 
 /// All of them reach the model, each once and in order.
 async fn in_order(scene: &Scene, events: &[String]) -> Seen {
-    let all = |asked: &crate::runtime::model::Question| events.iter().all(|event| asked.prompt.has(event));
+    let all = |asked: &crate::runtime::model::Question| events.iter().all(|event| asked.has(event));
     let question = scene.question("a question with all three events", all).await?;
-    let calls = question.prompt.calls();
+    let calls = question.calls();
     let heard: Vec<&String> = calls.iter().flat_map(|call| &call.results).collect();
     let places: Vec<usize> = events
         .iter()
         .filter_map(|event| heard.iter().position(|result| result.contains(event.as_str())))
         .collect();
-    if events.iter().any(|event| question.prompt.count(event) != 1) {
+    if events.iter().any(|event| question.count(event) != 1) {
         return wrong("an event reached the model more than once", vec![question.exchange()]);
     }
     if places.is_sorted() { Ok(()) } else { wrong("events are out of order", vec![question.exchange()]) }
@@ -362,10 +373,11 @@ async fn offered(scene: Scene) -> Seen {
     let mark = scene.note();
     scene.open(mark).await?;
     let question = scene.heard(&scene.stage().written(mark)).await?;
-    let Some(schema) = question.prompt.offered("cancel_subscription") else {
+    let Some(schema) = question.offered("cancel_subscription") else {
         return wrong("the model is not offered a tool `cancel_subscription`", vec![question.exchange()]);
     };
-    let names: Vec<&String> = schema["properties"].as_object().into_iter().flat_map(|fields| fields.keys()).collect();
+    let names: Vec<&String> =
+        schema["properties"].as_object().into_iter().flat_map(|fields| fields.keys()).collect();
     if names == ["tool_call_id"] {
         return Ok(());
     }
@@ -454,8 +466,10 @@ async fn defaults(scene: Scene) -> Seen {
         scene.heard(event).await?;
     }
     let question = scene.looked_at(&thread).await?;
-    match events.iter().find(|event| question.prompt.has(event)) {
+    match events.iter().find(|event| question.has(event)) {
         None => Ok(()),
-        Some(_) => wrong("an event without `associative` was taken for one with it", vec![question.exchange()]),
+        Some(_) => {
+            wrong("an event without `associative` was taken for one with it", vec![question.exchange()])
+        }
     }
 }

@@ -1,11 +1,10 @@
 //! The conversation as a whole: what the model is asked, and when.
 
+use super::{Check, Phase};
+use crate::Probe;
 use crate::runtime::model::Question;
 use crate::runtime::scene::{Scene, Seen, wrong};
-use crate::runtime::stage::Route;
 use crate::runtime::tools::WORK;
-use crate::Probe;
-use super::{Check, Phase};
 
 pub(super) const CHECKS: &[Check] = &[
     Check {
@@ -29,7 +28,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "prompts_are_valid",
-            requirements: &["LC-16", "SE-06"],
+            requirements: &["LC-16"],
             checks: "In every prompt each call is followed by exactly its results, and nothing stands between.",
         },
         phase: Phase::Last,
@@ -61,7 +60,7 @@ async fn model_fails(scene: Scene) -> Seen {
     let thread = scene.open(mark).await?;
     scene.heard(&written).await?;
     let question = scene.looked_at(&thread).await?;
-    if question.prompt.has(&written) {
+    if question.has(&written) {
         return Ok(());
     }
     wrong("a message is lost because the model could not be asked", vec![question.exchange()])
@@ -69,12 +68,12 @@ async fn model_fails(scene: Scene) -> Seen {
 
 /// Every question of every scene.
 fn questions(scene: &Scene) -> Vec<Question> {
-    scene.stage().asked(|asked| asked.route == Route::Question).iter().map(Question::of).collect()
+    scene.stage().asked(|asked| asked.prompt.is_some()).into_iter().filter_map(Question::of).collect()
 }
 
 async fn valid(scene: Scene) -> Seen {
     for question in questions(&scene) {
-        if let Some(fault) = question.prompt.fault() {
+        if let Some(fault) = question.fault() {
             return wrong(format!("no model's server takes this prompt: {fault}"), vec![question.exchange()]);
         }
     }
@@ -83,7 +82,7 @@ async fn valid(scene: Scene) -> Seen {
 
 async fn apart(scene: Scene) -> Seen {
     for question in questions(&scene) {
-        let marks = question.prompt.marks(scene.stage());
+        let marks = question.marks(scene.stage());
         if marks.iter().any(|mark| mark.scene != marks[0].scene) {
             return wrong("two conversations are mixed in one prompt", vec![question.exchange()]);
         }
