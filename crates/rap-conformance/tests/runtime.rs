@@ -6,7 +6,7 @@ mod toy;
 
 use std::time::Duration;
 
-use rap_conformance::runtime::{Api, Checker, Host, Pace, User};
+use rap_conformance::runtime::{Api, Checker, Host, Pace, Say, User};
 use rap_conformance::{Report, Strictness, Verdict};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -17,15 +17,15 @@ const PACE: Pace = Pace { patience: Duration::from_secs(8), settle: Duration::fr
 /// How many runtimes are checked at a time: they wait most of the time, but not all of it.
 static PLACES: Semaphore = Semaphore::const_new(6);
 
-async fn checker() -> Checker {
+async fn checker(pace: Pace) -> Checker {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    Checker::listen(listener, None, PACE).await.unwrap()
+    Checker::listen(listener, None, pace).await.unwrap()
 }
 
 /// Checks the small runtime.
 async fn check(fault: Option<Fault>) -> Report {
     let _place = PLACES.acquire().await.unwrap();
-    let checker = checker().await;
+    let checker = checker(PACE).await;
     let toy = Toy::start(&checker.values(), fault).await;
     let api = User::Api(Api::new(toy.url().parse().unwrap(), None));
     let host: &dyn Host = &toy;
@@ -87,7 +87,7 @@ async fn wrong_attempts_are_found() {
         (Fault::NewUrlPerAttempt, &["retry_is_the_same"]),
         (Fault::RetriesRefusals, &["no_retry_after_4xx", "refusal_is_told"]),
         (Fault::NoResultOfRefusals, &["refusal_is_told"]),
-        (Fault::SwapsResults, &["parallel_calls", "crash_after_a_result"]),
+        (Fault::SwapsResults, &["parallel_calls"]),
         (Fault::UsesIdsTwice, &["repeated_call_id"]),
     ])
     .await;
@@ -204,4 +204,37 @@ async fn wrong_turns_and_restarts_are_found() {
         (Fault::NewUrlAfterRestart, &["crash_in_a_retry"]),
     ])
     .await;
+}
+
+/// A user who can only say something: what takes more is not observable, and nothing else is wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_only_speaks_is_enough_for_what_it_can_show() {
+    // Each word takes a process.
+    let checker = checker(Pace { patience: Duration::from_secs(60), ..PACE }).await;
+    let toy = Toy::start(&checker.values(), None).await;
+    let script = "import json, sys, urllib.request as r; url, thread, text = sys.argv[1:]; \
+                  body = json.dumps({'text': text}).encode(); r.urlopen(url + '/say/' + thread, body)";
+    let say = Say::new(&format!("python3 -c \"{script}\" {} {{thread}} {{text}}", toy.url())).unwrap();
+    let report = checker.run("toy", User::Command(say), None, &|_| {}).await.unwrap();
+    let table = report.to_table(Strictness::Strict, None);
+    assert_eq!(failed(&report), [""; 0], "{table}");
+    let hidden = |name: &str| {
+        let outcome = report.outcomes().iter().find(|outcome| outcome.probe.name == name).unwrap();
+        matches!(&outcome.verdict, Verdict::NotObservable { .. })
+    };
+    for name in ["closing_told", "cancelling_told", "late_result", "user_choice", "crash_in_a_call"] {
+        assert!(hidden(name), "{name}\n{table}");
+    }
+    for name in ["invocation_fields", "duplicate_result", "event_in_a_child", "cancel_subscription_told"] {
+        assert!(!hidden(name), "{name}\n{table}");
+    }
+}
+
+/// Nobody is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_can_not_be_spoken_to_is_an_error_and_no_report() {
+    let checker = checker(PACE).await;
+    let api = User::Api(Api::new("http://127.0.0.1:1".parse().unwrap(), None));
+    let error = checker.run("nobody", api, None, &|_| {}).await.unwrap_err().to_string();
+    assert!(error.contains("did not reach the model") && error.contains("could not connect"), "{error}");
 }

@@ -52,7 +52,6 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Check> {
 pub(crate) const UNOBSERVABLE: &[(&str, &str)] = &[
     ("TR-17", "it is about the runtime's documentation"),
     ("TR-24", "the checker is reached over plain HTTP"),
-    ("SE-25", "a limit can be of any size"),
     ("SE-28", "it is about what agents are told and decide"),
     ("LC-17", "it is allowed, not required"),
     ("LC-20", "the checker can not damage the runtime's state"),

@@ -175,6 +175,16 @@ impl Scene {
         Ok(())
     }
 
+    /// Whether the user can close a thread at all.
+    pub(crate) fn may_close(&self) -> Seen {
+        self.bench.user.api("close a thread").map(|_| ())
+    }
+
+    /// Whether the user can interrupt a thread at all.
+    pub(crate) fn may_interrupt(&self) -> Seen {
+        self.bench.user.api("interrupt a thread").map(|_| ())
+    }
+
     /// Keeps an exchange for the report.
     pub(crate) fn watch(&self, exchange: Exchange) {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner).push(exchange);

@@ -5,6 +5,7 @@ use url::Url;
 
 use super::{Call, CallState, Fault, State, Thread, Tools, Toy};
 
+const SUBSCRIPTIONS: usize = 32;
 const INTERRUPTED: &str = "interrupted";
 const RUNNING: &str = "still running; the result will follow";
 
@@ -275,7 +276,15 @@ impl Toy {
         if closed || !(matches!(before, CallState::Open | CallState::Running) || late || again) {
             return;
         }
-        known.state = if subscription { CallState::Subscribed } else { CallState::Returned };
+        known.state = CallState::Returned;
+        let active = state
+            .calls
+            .iter()
+            .filter(|other| other.thread == call.thread && other.state == CallState::Subscribed)
+            .count();
+        if subscription && active < SUBSCRIPTIONS {
+            state.call(&call.thread, &call.id).unwrap().state = CallState::Subscribed;
+        }
         let thread = state.thread(&call.thread);
         let Some(at) = thread.batch.iter().position(|open| *open == call.id) else {
             let kind = format!("interrupt:{} (result of a call that was still running)", call.id);

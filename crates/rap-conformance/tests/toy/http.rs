@@ -46,6 +46,11 @@ impl Toy {
         let text = |name: &str| body[name].as_str().unwrap_or_default().to_owned();
         match path {
             ["v1", "threads"] => (201, json!({"id": self.open(&text("message"))})),
+            ["say", id] => {
+                self.state().threads.entry((*id).to_owned()).or_default();
+                self.hear(id, &text("text"));
+                (200, json!({}))
+            }
             ["v1", "threads", id, ..] if !self.state().threads.contains_key(*id) => (404, json!({})),
             ["v1", "threads", id, "history"] if method == Method::GET => {
                 (200, json!({"entries": self.state().threads[*id].notices}))
@@ -136,7 +141,7 @@ impl Toy {
                 if self.is(Fault::AnswersBeforeStoring) {
                     let toy = self.clone();
                     self.spawn(async move {
-                        tokio::time::sleep(Duration::from_millis(20)).await;
+                        tokio::time::sleep(Duration::from_millis(300)).await;
                         toy.take_result(&call, &text, result.subscription);
                     });
                 } else {

@@ -170,6 +170,15 @@ impl About {
         }
     }
 
+    /// A call in a new thread, if the user can have it happen.
+    async fn called(self, scene: &Scene) -> Result<(String, Call), Verdict> {
+        match self {
+            About::Closing => scene.may_close()?,
+            About::Cancelling => scene.may_interrupt()?,
+        }
+        scene.called(WORK).await
+    }
+
     /// Does what servers are told of, to a thread with an open call.
     async fn happen(self, scene: &Scene, thread: &str) -> Seen {
         match self {
@@ -180,7 +189,7 @@ impl About {
 }
 
 async fn told(scene: Scene, about: About) -> Seen {
-    let (thread, call) = scene.called(WORK).await?;
+    let (thread, call) = about.called(&scene).await?;
     about.happen(&scene, &thread).await?;
     let told = || scene.told(about.route(), call.thread()).into_iter().find(|(at, _)| *at == MAIN);
     let (_, asked) = scene.until(&format!("{} at the server of the call", about.word()), told).await?;
@@ -195,7 +204,7 @@ async fn told(scene: Scene, about: About) -> Seen {
 
 async fn told_to_all(scene: Scene, about: About) -> Seen {
     scene.several_servers()?;
-    let (thread, call) = scene.called(WORK).await?;
+    let (thread, call) = about.called(&scene).await?;
     about.happen(&scene, &thread).await?;
     scene.all_told(about.route(), call.thread(), about.word()).await?;
     Ok(())
@@ -203,7 +212,7 @@ async fn told_to_all(scene: Scene, about: About) -> Seen {
 
 /// Holds the answers of all servers back, has it happen, and lets them go when it was done.
 async fn held(scene: &Scene, about: About) -> Result<(Call, Gate, Instant), Verdict> {
-    let (thread, call) = scene.called(WORK).await?;
+    let (thread, call) = about.called(scene).await?;
     let gate = Gate::closed(scene.hold());
     scene.conduct(call.thread(), Conduct::Holds(gate.clone()));
     let began = Instant::now();
@@ -239,7 +248,7 @@ async fn together(scene: Scene, about: About) -> Seen {
 
 /// All servers answer with errors.
 async fn failing(scene: &Scene, about: About) -> Result<Call, Verdict> {
-    let (thread, call) = scene.called(WORK).await?;
+    let (thread, call) = about.called(scene).await?;
     scene.conduct(call.thread(), Conduct::Fails);
     about.happen(scene, &thread).await?;
     Ok(call)
@@ -324,7 +333,7 @@ async fn cancelling_despite(scene: Scene) -> Seen {
 
 /// A tool returns though its call was interrupted.
 async fn late_result_met(scene: Scene) -> Seen {
-    let (thread, call) = scene.called(WORK).await?;
+    let (thread, call) = About::Cancelling.called(&scene).await?;
     scene.interrupt(&thread).await?;
     let posted = call.post(&call.result(&scene.word("late"))).await?;
     scene.watch(posted.exchange.clone());
@@ -336,7 +345,7 @@ async fn late_result_met(scene: Scene) -> Seen {
 }
 
 async fn late_result_ignored(scene: Scene) -> Seen {
-    let (thread, call) = scene.called(WORK).await?;
+    let (thread, call) = About::Cancelling.called(&scene).await?;
     scene.interrupt(&thread).await?;
     let word = scene.word("late");
     let posted = call.post(&call.result(&word)).await?;

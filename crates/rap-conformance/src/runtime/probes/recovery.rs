@@ -101,7 +101,9 @@ async fn open_call(scene: Scene) -> Seen {
 async fn accepted_result(scene: Scene) -> Seen {
     let place = place(&scene)?;
     scene.open(scene.calls(&[WORK, WORK])).await?;
-    let (one, two) = (scene.call().await?, scene.call().await?);
+    let mut calls = [scene.call().await?, scene.call().await?];
+    calls.sort_by_key(|call| call.id().to_owned());
+    let [one, two] = calls;
     let words = [scene.word("before"), scene.word("after")];
     place.pass(one.returns(&words[0])).await?;
     back(&scene)?;

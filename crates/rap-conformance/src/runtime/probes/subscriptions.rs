@@ -180,7 +180,19 @@ pub(super) const CHECKS: &[Check] = &[
         phase: Phase::Together,
         run: |scene| Box::pin(closing_cancels_nothing(scene)),
     },
+    Check {
+        probe: Probe {
+            name: "subscription_limit",
+            requirements: &["SE-25"],
+            checks: "The subscriptions of one thread have a limit.",
+        },
+        phase: Phase::Together,
+        run: |scene| Box::pin(limit(scene)),
+    },
 ];
+
+/// How many subscriptions of one thread are tried.
+const MANY: usize = 100;
 
 /// The result of a call that the model made under a mark, as soon as the model reads it.
 async fn result(scene: &Scene, mark: Mark) -> Result<String, Verdict> {
@@ -440,12 +452,14 @@ async fn cancelled_foreign(scene: Scene) -> Seen {
 }
 
 async fn closed(scene: Scene) -> Seen {
+    scene.may_close()?;
     let (thread, watch) = scene.subscribed().await?;
     scene.close(&thread).await?;
     unheard(&scene, &watch, "an event of a closed thread").await
 }
 
 async fn closing_cancels_nothing(scene: Scene) -> Seen {
+    scene.may_close()?;
     let (thread, watch) = scene.subscribed().await?;
     scene.close(&thread).await?;
     scene.settle().await;
@@ -472,4 +486,23 @@ async fn defaults(scene: Scene) -> Seen {
             wrong("an event without `associative` was taken for one with it", vec![question.exchange()])
         }
     }
+}
+
+/// Subscribes more often than anybody should, and sees by their events which subscriptions are active.
+async fn limit(scene: Scene) -> Seen {
+    scene.open(scene.calls(&[WATCH; MANY])).await?;
+    let mut calls = Vec::new();
+    for _ in 0..MANY {
+        calls.push(scene.call().await?);
+    }
+    for call in &calls {
+        call.confirms("watching").await?;
+    }
+    for call in &calls {
+        let posted = call.says(&with(call.inline("tick"), json!({"final": true}))).await?;
+        if posted.is_refused() {
+            return Ok(());
+        }
+    }
+    Err(Verdict::not_observable(format!("one thread had {MANY} subscriptions; a limit may lie above that")))
 }
