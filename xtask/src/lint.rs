@@ -1,4 +1,5 @@
-//! `cargo xtask lint`: formatting, clippy and rustdoc, each with warnings as errors, and the proof of requirements.
+//! `cargo xtask lint`: formatting, clippy and rustdoc, each with warnings as errors, and the proof of
+//! requirements.
 
 use std::process::{Command, ExitCode};
 

@@ -1,8 +1,9 @@
-//! `cargo xtask requirements`: for each requirement of the specification, what proves it, in `docs/conformance.md`.
+//! `cargo xtask requirements`: for each requirement of the specification, what proves it, in
+//! `docs/conformance.md`.
 //!
-//! The page is written from `requirements.tsv`, the `Proves:` and `Argued:` lines of the code, and the probes of the
-//! checker. With `--check` nothing is written: a requirement without proof and argument, an id that does not exist, and
-//! a page that is out of date are errors.
+//! The page is written from `requirements.tsv`, the `Proves:` and `Argued:` lines of the code, and the probes
+//! of the checker. With `--check` nothing is written: a requirement without proof and argument, an id that
+//! does not exist, and a page that is out of date are errors.
 
 mod evidence;
 
@@ -137,7 +138,8 @@ fn page(requirements: &[Requirement<'_>], evidence: &[Evidence]) -> String {
         line(&mut page, &format!("\n## {title}"));
         for requirement in requirements.iter().filter(|requirement| requirement.id.starts_with(prefix)) {
             let Requirement { id, level, who, text } = requirement;
-            line(&mut page, &format!("\n**{id}** {level}, {who}: {text}\n"));
+            // Markdown would take `<group_id>` for a tag.
+            line(&mut page, &format!("\n**{id}** {level}, {who}: {}\n", text.replace('<', "&lt;")));
             for known in evidence.iter().filter(|known| known.id == *id) {
                 line(&mut page, &format!("- {}", known.kind.in_words(&known.file)));
             }

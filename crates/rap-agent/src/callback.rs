@@ -20,9 +20,7 @@ impl Stepping<'_> {
         if let Some(open) = take(&mut self.head.batch, &call) {
             let Outcome { content, display, .. } = self.confirm(open, result);
             self.append(Item::Result { call_id: call, content, display, synthetic: false });
-            if self.head.batch.is_empty() {
-                self.close_batch();
-            }
+            self.move_on();
             return Ok(());
         }
         // The room for results behind placeholders is bounded by the number of open calls.
@@ -66,7 +64,8 @@ impl Stepping<'_> {
             self.effects.push(Effect::NotifyCancel { call: id });
         } else {
             self.settle(id.clone(), CallState::Subscribed);
-            self.head.subscriptions.push(Subscription { id, name, server, seq, since: self.now });
+            let since = self.now;
+            self.head.subscriptions.push(Subscription { id, name, server, seq, since, next: None });
         }
         result
     }
@@ -76,9 +75,7 @@ impl Stepping<'_> {
         if let Some(open) = take(&mut self.head.batch, call) {
             self.settle(open.id.clone(), state);
             self.append(Item::made(open.id, text));
-            if self.head.batch.is_empty() {
-                self.close_batch();
-            }
+            self.move_on();
         } else if let Some(open) = take(&mut self.head.running, call) {
             self.settle(open.id, state);
             let result = Outcome { content: Body::Text(text), display: Vec::new(), subscription: false };
@@ -93,6 +90,13 @@ impl Stepping<'_> {
     pub(crate) fn time_out(&mut self, call: &CallId) -> Result<(), Ignored> {
         let open = self.head.open_calls().find(|open| open.id == *call).ok_or(Ignored::SettledCall)?;
         let until = open.until.filter(|until| *until <= self.now).ok_or(Ignored::NotDue)?;
+        if open.server.is_runtime() {
+            self.rouse(|own| own.id == *call);
+            // Time that passes is something from outside.
+            self.head.turns_awake = 0;
+            self.move_on();
+            return Ok(());
+        }
         let text = words::timed_out(until.since(open.since));
         self.give_up(call, CallState::TimedOut, text)
     }
@@ -131,7 +135,7 @@ impl Stepping<'_> {
         Ok(())
     }
 
-    fn take_inline(&mut self, subscription: &Subscription, event: &Event) -> Result<(), Ignored> {
+    pub(crate) fn take_inline(&mut self, subscription: &Subscription, event: &Event) -> Result<(), Ignored> {
         self.room(Queue::Held)?;
         let items =
             self.synthetic(&subscription.name, &subscription.id, kind(subscription, event), happened(event));

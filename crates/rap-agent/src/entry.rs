@@ -69,6 +69,8 @@ pub enum Speaker {
     User,
     /// The runtime itself, to tell the model where it is.
     Runtime,
+    /// The model of the parent thread.
+    Parent,
 }
 
 impl Speaker {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::Seq;
+use crate::{Seq, words};
 
 /// What a thread is besides its history and its held input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -100,6 +100,17 @@ pub enum Origin {
     Event {
         /// The parent.
         parent: ThreadId,
+        /// The call that subscribed.
+        call: CallId,
+        /// The tool of that call.
+        tool: String,
+    },
+    /// Its parent's model made it.
+    Spawn {
+        /// The parent.
+        parent: ThreadId,
+        /// The call that made it.
+        call: CallId,
     },
 }
 
@@ -107,12 +118,35 @@ impl Origin {
     fn is_root(&self) -> bool {
         *self == Origin::Root
     }
+
+    /// The parent, the call of the parent that the thread was born of, and the tool of that call.
+    pub fn parent(&self) -> Option<(&ThreadId, &CallId, &str)> {
+        match self {
+            Origin::Root => None,
+            Origin::Event { parent, call, tool } => Some((parent, call, tool)),
+            Origin::Spawn { parent, call } => Some((parent, call, words::SPAWN_THREAD)),
+        }
+    }
 }
 
 /// Which tool server a call goes to: its base URL as it was configured.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Server(pub String);
+
+impl Server {
+    const RUNTIME: &str = "rap:runtime";
+
+    /// The runtime itself, which carries out its own calls: it sleeps, waits and keeps schedules.
+    pub fn runtime() -> Server {
+        Server(Server::RUNTIME.into())
+    }
+
+    /// Whether that is the runtime itself.
+    pub fn is_runtime(&self) -> bool {
+        self.0 == Server::RUNTIME
+    }
+}
 
 /// A call without a result, or with a placeholder for one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,7 +164,7 @@ pub struct OpenCall {
     pub seq: Seq,
     /// When it was made.
     pub since: Timestamp,
-    /// When it times out.
+    /// When it times out. A call of the runtime's own returns then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
 }
@@ -148,6 +182,9 @@ pub struct Subscription {
     pub seq: Seq,
     /// When it was confirmed.
     pub since: Timestamp,
+    /// When a schedule of the runtime's own has its next event.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<Timestamp>,
 }
 
 /// A question of an open call that waits for a person.

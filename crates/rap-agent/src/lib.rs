@@ -16,6 +16,7 @@
 //! assert_eq!(step.effects, [Effect::Ask { turn: 1, up_to: 1 }]);
 //! ```
 
+mod built_in;
 mod callback;
 mod entry;
 mod head;

@@ -33,7 +33,7 @@ impl Stepping<'_> {
         let seq = at + items.len() as u64;
         let head = Head {
             phase: Phase::Asking { up_to: seq },
-            origin: Origin::Event { parent },
+            origin: Origin::Event { parent, call: subscription.id.clone(), tool: subscription.name.clone() },
             turn: 1,
             turns_awake: 1,
             seq,
@@ -90,7 +90,7 @@ impl Stepping<'_> {
         for child in std::mem::take(&mut self.head.children) {
             self.effects.push(Effect::Tell { to: child, letter: Letter::Close });
         }
-        if let Origin::Event { parent } = &self.head.origin {
+        if let Some((parent, ..)) = self.head.origin.parent() {
             self.effects.push(Effect::Tell { to: parent.clone(), letter: Letter::ChildClosed });
         }
     }

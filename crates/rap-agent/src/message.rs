@@ -3,7 +3,7 @@
 //! A message carries what the rules need to know besides the head, so that a step never reads anything: what
 //! became of a call that is no longer open, whether an event was seen before, the id of a child to be born.
 
-use rap_protocol::{AuthUrl, Body, CallId, EventId, ResponseUrl, Segment, ThreadId};
+use rap_protocol::{AuthUrl, Body, CallId, EventId, ResponseUrl, Segment, ThreadId, Timestamp};
 use serde_json::{Map, Value};
 
 use crate::{Arguments, Seq, Server, Usage};
@@ -123,6 +123,31 @@ pub enum Message {
         /// Which.
         child: ThreadId,
     },
+    /// A child reports.
+    Reported {
+        /// Which.
+        child: ThreadId,
+        /// The call that it was born of.
+        call: CallId,
+        /// The tool of that call.
+        tool: String,
+        /// What it reports.
+        text: String,
+    },
+    /// The parent says something.
+    Told {
+        /// What.
+        text: String,
+    },
+    /// The time of a schedule has come.
+    Ticked {
+        /// The call that made the schedule.
+        call: CallId,
+        /// What it says.
+        text: String,
+        /// When it comes again.
+        next: Option<Timestamp>,
+    },
 }
 
 /// What a user's message does to a busy thread.
@@ -177,12 +202,50 @@ pub enum Plan {
 }
 
 /// A tool of the runtime itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum BuiltIn {
     /// `cancel_subscription {tool_call_id}`.
     CancelSubscription {
         /// As the model wrote it.
         tool_call_id: String,
+    },
+    /// `spawn_thread {instructions}`.
+    SpawnThread {
+        /// What the child is to do.
+        instructions: String,
+        /// The child.
+        birth: Birth,
+    },
+    /// `report_to_parent {report}`.
+    ReportToParent {
+        /// The report.
+        report: String,
+    },
+    /// `close_thread {report?}`.
+    CloseThread {
+        /// The last report.
+        report: Option<String>,
+    },
+    /// `send_message_to_child {thread_id, message}`.
+    SendMessageToChild {
+        /// As the model wrote it.
+        thread_id: String,
+        /// What the child is told.
+        message: String,
+    },
+    /// `sleep {seconds}` and `sleep_until {time, timezone}`.
+    Sleep {
+        /// When it is over.
+        until: Timestamp,
+    },
+    /// `wait {}`.
+    Wait,
+    /// `schedule {cron, timezone, text}`.
+    Schedule {
+        /// The first time.
+        next: Timestamp,
+        /// What the model hears of it.
+        confirmation: String,
     },
 }
 
@@ -219,7 +282,7 @@ pub struct Event {
     pub is_final: bool,
 }
 
-/// What a child for an event needs that the head does not know.
+/// What a child needs that the head does not know.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Birth {
     /// The thread itself.
@@ -228,7 +291,7 @@ pub struct Birth {
     pub depth: usize,
     /// The id of the child, if there is to be one.
     pub child: ThreadId,
-    /// The arguments of the call that subscribed.
+    /// The arguments of the call that it is born of.
     pub arguments: Map<String, Value>,
 }
 

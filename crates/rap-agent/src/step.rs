@@ -4,12 +4,13 @@
 //! history: its cost does not grow with the conversation.
 
 use rap_protocol::{AuthUrl, CallId, EventId, ThreadId, Timestamp};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::words;
 use crate::{
     Arguments, CallEntry, CallState, Choice, Entry, Head, Held, Item, Limits, Message, OpenCall, Outcome,
-    Phase, Seq, Server,
+    Phase, Seq, Server, Speaker,
 };
 
 /// What follows from a message.
@@ -91,6 +92,13 @@ pub enum Write {
         view_type: String,
         /// What it shows.
         content: Value,
+    },
+    /// When a call of the runtime's own fires next; never, if there is no time.
+    Timer {
+        /// The call.
+        call: CallId,
+        /// The time.
+        at: Option<Timestamp>,
     },
     /// An event that must not be taken twice.
     Seen {
@@ -174,12 +182,39 @@ pub enum Effect {
 }
 
 /// What threads tell each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Letter {
     /// The parent is closed, and so are you.
     Close,
     /// I, your child, am closed.
     ChildClosed,
+    /// I, your child, report.
+    Report {
+        /// The call that I was born of.
+        call: CallId,
+        /// The tool of that call.
+        tool: String,
+        /// What I report.
+        text: String,
+    },
+    /// I, your parent, tell you this.
+    Say {
+        /// What.
+        text: String,
+    },
+}
+
+impl Letter {
+    /// What the letter is to its receiver.
+    pub fn into_message(self, sender: ThreadId) -> Message {
+        match self {
+            Letter::Close => Message::Close,
+            Letter::ChildClosed => Message::ChildClosed { child: sender },
+            Letter::Report { call, tool, text } => Message::Reported { child: sender, call, tool, text },
+            Letter::Say { text } => Message::Told { text },
+        }
+    }
 }
 
 /// Why a message changes nothing. All of it is expected.
@@ -262,6 +297,9 @@ pub fn step(head: Head, message: Message, now: Timestamp, limits: &Limits) -> Re
         Message::Due => step.due()?,
         Message::Noted { text } => step.append(Item::notice(text)),
         Message::ChildClosed { child } => step.forget_child(&child)?,
+        Message::Reported { child, call, tool, text } => step.take_report(&child, &call, &tool, text),
+        Message::Told { text } => step.take_letter(vec![Item::User { text, from: Speaker::Parent }]),
+        Message::Ticked { call, text, next } => step.tick(&call, text, next)?,
     }
     step.close_if_done();
     Ok(step.done())
@@ -338,10 +376,10 @@ impl Stepping<'_> {
             for item in items {
                 self.append(item);
             }
-            self.wake();
-        } else {
-            self.hold(Queue::Held, items);
+            return self.wake();
         }
+        self.hold(Queue::Held, items);
+        self.stir();
     }
 
     /// Whether input would find room.
@@ -428,8 +466,21 @@ impl Stepping<'_> {
         }
     }
 
+    /// A call of the batch has its result. What only waits for something to happen has waited long enough, and when
+    /// all results are there, the model is asked.
+    pub(crate) fn move_on(&mut self) {
+        let waits = |call: &OpenCall| call.server.is_runtime() && call.until.is_none();
+        if self.head.batch.iter().all(waits) {
+            self.rouse(waits);
+        }
+        if self.head.batch.is_empty() {
+            self.close_batch();
+        }
+    }
+
     /// Open calls of the batch go on in the background.
     pub(crate) fn let_run(&mut self) {
+        self.rouse(|_| true);
         for call in std::mem::take(&mut self.head.batch) {
             self.append(Item::made(call.id.clone(), words::STILL_RUNNING));
             self.head.running.push(call);

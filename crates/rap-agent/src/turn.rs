@@ -1,4 +1,4 @@
-//! The model's side: its answers, its failures, and the built-in tools that run inside the step.
+//! The model's side: its answers and its failures.
 
 use std::time::Duration;
 
@@ -7,9 +7,15 @@ use rap_protocol::CallId;
 use crate::step::{Released, Stepping};
 use crate::words;
 use crate::{
-    Again, Answer, Arguments, BuiltIn, CallEntry, CallState, Effect, Item, OpenCall, Origin, Phase, Plan,
-    PlannedCall, Queue, Server, Write,
+    Again, Answer, Arguments, BuiltIn, CallEntry, Effect, Item, OpenCall, Origin, Phase, Plan, PlannedCall,
+    Queue, Seq, Server, Write,
 };
+
+/// The calls of an answer: the entry that makes them, and their ids.
+pub(crate) struct Batch {
+    pub(crate) seq: Seq,
+    pub(crate) calls: Vec<CallId>,
+}
 
 /// The shortest and the longest pause before a failed thread asks again by itself.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(3600));
@@ -24,14 +30,19 @@ impl Stepping<'_> {
             self.append(Item::Assistant { text, calls: Vec::new() });
             return self.rest();
         }
+        self.head.phase = Phase::Waiting;
         self.take_calls(text, calls);
+        if self.head.is_closed() {
+            return;
+        }
         if self.head.batch.is_empty() {
             return self.close_batch();
         }
-        self.head.phase = Phase::Waiting;
         // A user who spoke while the model was asked does not wait for the calls.
         if self.head.held.user {
             self.join();
+        } else if !self.head.held.is_empty() {
+            self.stir();
         }
     }
 
@@ -78,16 +89,22 @@ impl Stepping<'_> {
             plans.push(plan);
         }
         self.append(Item::Assistant { text, calls: calls.clone() });
-        let seq = self.head.seq;
+        let batch = Batch { seq: self.head.seq, calls: calls.iter().map(|call| call.id.clone()).collect() };
+        let mut closing = false;
         for (call, plan) in calls.into_iter().zip(plans) {
             match plan {
-                Plan::Invoke(server) => self.invoke(call, server, seq),
+                _ if closing => self.append(Item::made(call.id, words::NOT_CALLED)),
+                Plan::Invoke(server) => self.invoke(call, server, batch.seq),
                 Plan::BuiltIn(tool) => {
-                    let text = self.run_built_in(tool);
-                    self.append(Item::made(call.id, text));
+                    closing = matches!(tool, BuiltIn::CloseThread { .. });
+                    self.run_built_in(tool, call, &batch);
                 }
                 Plan::Refuse(text) => self.append(Item::made(call.id, text)),
             }
+        }
+        if closing {
+            self.effects.retain(|effect| !matches!(effect, Effect::Invoke { .. }));
+            self.close();
         }
     }
 
@@ -98,7 +115,7 @@ impl Stepping<'_> {
         !ours && !known && batch.iter().all(|call| call.id != *id)
     }
 
-    fn invoke(&mut self, call: CallEntry, server: Server, seq: u64) {
+    fn invoke(&mut self, call: CallEntry, server: Server, seq: Seq) {
         let limit = self.limits.open_calls;
         if self.head.open_calls().count() >= limit {
             return self.append(Item::made(call.id, words::too_many_open_calls(limit)));
@@ -118,26 +135,6 @@ impl Stepping<'_> {
         self.head.batch.push(open.clone());
         self.writes.push(Write::Open(open.clone()));
         self.effects.push(Effect::Invoke { call: open, arguments });
-    }
-
-    /// Built-in tools run synchronously: their result is in the same step, and nobody can come in between.
-    fn run_built_in(&mut self, tool: BuiltIn) -> String {
-        match tool {
-            BuiltIn::CancelSubscription { tool_call_id } => self.cancel_by_model(&tool_call_id),
-        }
-    }
-
-    fn cancel_by_model(&mut self, tool_call_id: &str) -> String {
-        let subscriptions = &mut self.head.subscriptions;
-        let Some(at) = subscriptions.iter().position(|subscription| subscription.id.as_str() == tool_call_id)
-        else {
-            let active = subscriptions.iter().map(|subscription| subscription.id.as_str());
-            return words::no_such_subscription(tool_call_id, active);
-        };
-        let call = subscriptions.remove(at).id;
-        self.settle(call.clone(), CallState::Ended);
-        self.effects.push(Effect::NotifyCancel { call });
-        words::subscription_cancelled(tool_call_id)
     }
 
     pub(crate) fn fail(&mut self, why: String, again: Again) {

@@ -4,7 +4,7 @@ use rap_protocol::CallId;
 
 use crate::step::{Released, Stepping, take};
 use crate::words;
-use crate::{CallState, Effect, Ignored, Item, OnBusy, Phase, QuestionKind, Queue, Write};
+use crate::{CallState, Effect, Ignored, Item, OnBusy, Phase, QuestionKind, Queue, Server, Write};
 
 /// How many answers in a row a user's messages may drop; the next message waits.
 const DROPS: u8 = 2;
@@ -59,17 +59,20 @@ impl Stepping<'_> {
         self.abandon();
         for call in std::mem::take(&mut self.head.batch) {
             self.append(Item::made(call.id.clone(), words::INTERRUPTED));
-            self.settle_cancelled(call.id, CallState::Interrupted);
+            self.settle_cancelled(call.id, &call.server, CallState::Interrupted);
         }
         for call in std::mem::take(&mut self.head.running) {
             self.append(Item::notice(format!("call {} of {} was interrupted", call.id, call.name)));
-            self.settle_cancelled(call.id, CallState::Interrupted);
+            self.settle_cancelled(call.id, &call.server, CallState::Interrupted);
         }
     }
 
-    fn settle_cancelled(&mut self, call: CallId, state: CallState) {
+    /// Ends a call, and tells the servers if one of them has it.
+    pub(crate) fn settle_cancelled(&mut self, call: CallId, server: &Server, state: CallState) {
         self.settle(call.clone(), state);
-        self.effects.push(Effect::NotifyCancel { call });
+        if !server.is_runtime() {
+            self.effects.push(Effect::NotifyCancel { call });
+        }
     }
 
     pub(crate) fn interrupt(&mut self) -> Result<(), Ignored> {
@@ -90,17 +93,15 @@ impl Stepping<'_> {
     pub(crate) fn cancel(&mut self, call: &CallId) -> Result<(), Ignored> {
         if let Some(open) = take(&mut self.head.batch, call) {
             self.append(Item::made(open.id.clone(), words::INTERRUPTED));
-            self.settle_cancelled(open.id, CallState::Interrupted);
-            if self.head.batch.is_empty() {
-                self.close_batch();
-            }
+            self.settle_cancelled(open.id, &open.server, CallState::Interrupted);
+            self.move_on();
         } else if let Some(open) = take(&mut self.head.running, call) {
             self.append(Item::notice(format!("call {} of {} was cancelled", open.id, open.name)));
-            self.settle_cancelled(open.id, CallState::Interrupted);
-        } else if self.head.subscription(call).is_some() {
-            self.head.subscriptions.retain(|subscription| subscription.id != *call);
+            self.settle_cancelled(open.id, &open.server, CallState::Interrupted);
+        } else if let Some(subscription) = self.head.subscription(call).cloned() {
+            self.head.subscriptions.retain(|other| other.id != *call);
             self.append(Item::notice(words::subscription_cancelled(call.as_str())));
-            self.settle_cancelled(call.clone(), CallState::Ended);
+            self.settle_cancelled(subscription.id, &subscription.server, CallState::Ended);
         } else {
             return Err(Ignored::SettledCall);
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rap_protocol::CallId;
+use rap_protocol::{CallId, ThreadId};
 use serde_json::{Map, Value};
 
 /// The result of a call that was interrupted.
@@ -15,6 +15,46 @@ pub const KIND_PREFIX: &str = "interrupt:";
 pub const MINTED_PREFIX: &str = "rap_";
 /// The built-in tool that ends a subscription.
 pub const CANCEL_SUBSCRIPTION: &str = "cancel_subscription";
+/// The built-in tool that starts a child.
+pub const SPAWN_THREAD: &str = "spawn_thread";
+/// The built-in tool by which a child reports.
+pub const REPORT_TO_PARENT: &str = "report_to_parent";
+/// The built-in tool that closes the thread.
+pub const CLOSE_THREAD: &str = "close_thread";
+/// The built-in tool that reaches a child.
+pub const SEND_MESSAGE_TO_CHILD: &str = "send_message_to_child";
+/// The built-in tool that sleeps for a time.
+pub const SLEEP: &str = "sleep";
+/// The built-in tool that sleeps until a time.
+pub const SLEEP_UNTIL: &str = "sleep_until";
+/// The built-in tool that waits for anything to happen.
+pub const WAIT: &str = "wait";
+/// The built-in tool that wakes the thread again and again.
+pub const SCHEDULE: &str = "schedule";
+/// All of them: no tool server may offer a tool of such a name.
+pub const BUILT_IN: [&str; 9] = [
+    CANCEL_SUBSCRIPTION,
+    SPAWN_THREAD,
+    REPORT_TO_PARENT,
+    CLOSE_THREAD,
+    SEND_MESSAGE_TO_CHILD,
+    SLEEP,
+    SLEEP_UNTIL,
+    WAIT,
+    SCHEDULE,
+];
+/// The result of a call that comes after `close_thread` in an answer.
+pub const NOT_CALLED: &str = "not called: the thread was closed";
+/// The result of a sleep that is over.
+pub const SLEPT: &str = "the time is over";
+/// The result of a sleep that something else has ended, and of a wait.
+pub const ROUSED: &str = "something happened; it follows";
+/// What the result in a child begins with that tells it what it is. Its instructions follow.
+pub const CHILD_OPENING: &str = "You are a thread of your own, started by this call. What stands before it is the \
+    history of the thread that started you; that thread goes on without you and sees only what you report with \
+    report_to_parent. When your work is done, call close_thread with a last report. Your instructions:\n\n";
+/// The result in a child of a call that was made together with its own.
+pub const NOT_YOURS: &str = "the thread that started you deals with this call";
 
 /// The `kind` of the synthetic call for an event.
 pub fn event_kind(call: &CallId) -> String {
@@ -29,6 +69,11 @@ pub fn final_kind(call: &CallId) -> String {
 /// The `kind` of the synthetic call for a result behind a placeholder, or one that came late.
 pub fn late_kind(call: &CallId) -> String {
     format!("{KIND_PREFIX}{call} (result of a call that was still running)")
+}
+
+/// The `kind` of the synthetic call for a child's report.
+pub fn report_kind(call: &CallId, child: &ThreadId) -> String {
+    format!("{KIND_PREFIX}{call} (report of thread {child})")
 }
 
 /// The arguments of a synthetic call: the original's and `kind`. Where the original has a `kind` of its own, that is
@@ -94,6 +139,42 @@ pub(crate) fn event_child() -> String {
      that subscribed; that thread goes on without you and does not see what you do. Handle the event. When you \
      have answered and no call is open, this thread is closed."
         .into()
+}
+
+pub(crate) fn spawned(child: &ThreadId) -> String {
+    format!(
+        "thread {child} was started and works on it. Its reports will come by themselves, as calls of {SPAWN_THREAD}; \
+         {SEND_MESSAGE_TO_CHILD} reaches it."
+    )
+}
+
+pub(crate) fn too_many_children(limit: usize) -> String {
+    format!(
+        "Error: this thread has {limit} open children, the most it may have; let some of them finish first"
+    )
+}
+
+pub(crate) fn too_deep(limit: usize) -> String {
+    format!("Error: threads nest {limit} deep at most; do the work in this thread")
+}
+
+/// Names what could have been meant.
+pub(crate) fn no_such_child<'a>(child: &str, open: impl Iterator<Item = &'a str>) -> String {
+    let open: Vec<&str> = open.collect();
+    let known = match open.as_slice() {
+        [] => "it has none".to_owned(),
+        ids => format!("open are: {}", ids.join(", ")),
+    };
+    let shown: String = child.chars().take(64).collect();
+    format!("Error: this thread has no open child `{shown}`; {known}")
+}
+
+pub(crate) fn closing<'a>(active: impl Iterator<Item = &'a str>) -> String {
+    let active: Vec<&str> = active.collect();
+    match active.as_slice() {
+        [] => "the thread is closed".into(),
+        ids => format!("the thread is closed; with it end the subscriptions {}", ids.join(", ")),
+    }
 }
 
 pub(crate) fn talks_to_itself(turns: u32) -> String {

@@ -1,6 +1,8 @@
 //! The rules, as tables: what each message does to a thread in each phase, and the stories that make a rule. How a
 //! line is read stands in [`notation`].
 
+// Each test takes what it needs of this.
+#[allow(dead_code)]
 mod notation;
 
 use notation::{Thread, check, check_child, check_with, from, narrow};

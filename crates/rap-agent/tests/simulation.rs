@@ -127,7 +127,7 @@ fn held_input_in_the_wrong_order_is_caught() {
 
 #[test]
 fn a_child_that_sees_too_much_is_caught() {
-    is_caught(Fault::SharesHistory, &["I9"]);
+    is_caught(Fault::SharesHistory, &["I9", "I5"]);
 }
 
 #[test]

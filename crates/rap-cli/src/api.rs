@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use crate::age;
 
-fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
+/// A time as the API writes it.
+pub fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
     let text = String::deserialize(deserializer)?;
     age::parse(&text).ok_or_else(|| serde::de::Error::custom(format!("{text} is no time")))
 }

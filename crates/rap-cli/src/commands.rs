@@ -7,6 +7,7 @@ pub mod demo;
 pub mod inbox;
 pub mod subs;
 pub mod threads;
+pub mod timers;
 pub mod tools;
 
 use std::io::Write;

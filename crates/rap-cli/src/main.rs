@@ -37,6 +37,8 @@ enum Command {
     Calls(Client<commands::calls::Command>),
     /// What agents are subscribed to.
     Subs(Client<commands::subs::Command>),
+    /// What happens by itself at a time: sleeps, schedules, time-outs, retries.
+    Timers(Client<commands::timers::Command>),
     /// Every question that waits for a person.
     Inbox(Client<commands::inbox::Command>),
     /// Which tools there are, and what is wrong with the others.
@@ -109,6 +111,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Threads(Client { command, connection }) => wait(commands::threads::run(command, connection)),
         Command::Calls(Client { command, connection }) => wait(commands::calls::run(command, connection)),
         Command::Subs(Client { command, connection }) => wait(commands::subs::run(command, connection)),
+        Command::Timers(Client { command, connection }) => wait(commands::timers::run(command, connection)),
         Command::Inbox(Client { command, connection }) => wait(commands::inbox::run(command, connection)),
         Command::Tools(Client { command, connection }) => wait(commands::tools::run(command, connection)),
         Command::Check(command) => wait(commands::check::run(command)),

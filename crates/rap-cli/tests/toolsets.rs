@@ -151,7 +151,7 @@ async fn a_known_session_goes_on_without_discovery_and_a_new_one_is_told() {
 async fn a_server_that_is_down_leaves_the_others_usable() {
     let (mut down, slow, good) = (
         Tools::start().await,
-        Tools::offering("slow", &["wait"]).await,
+        Tools::offering("slow", &["linger"]).await,
         Tools::offering("good", &["help"]).await,
     );
     down.stop().await;

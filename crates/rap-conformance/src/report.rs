@@ -1,14 +1,14 @@
 //! What the probes saw, by requirement, as a table, as JSON and as JUnit.
 //!
-//! Invariants: a requirement passes only if a probe that is about it passed and none failed; an exchange shows no
-//! callback URL, no token and no auth URL.
+//! Invariants: a requirement passes only if a probe that is about it passed and none failed; an exchange
+//! shows no callback URL, no token and no auth URL.
 
 mod exchange;
 mod json;
 mod junit;
 mod table;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use exchange::{Exchange, Shown};
 
@@ -105,6 +105,7 @@ impl Subject {
             .filter(move |requirement| requirement.who == who || requirement.who == Who::Both)
     }
 
+    /// How it is called on the command line.
     fn word(self) -> &'static str {
         match self {
             Subject::Tool => "tool",
@@ -132,7 +133,8 @@ pub struct Report {
     target: String,
     unobservable: &'static Unobservable,
     outcomes: Vec<Outcome>,
-    took: Option<Duration>,
+    began: Instant,
+    took: Duration,
 }
 
 /// How an implementation stands to one requirement.
@@ -163,19 +165,27 @@ pub struct Count {
 }
 
 impl Report {
-    /// A report on nothing yet. `target` is how the implementation is called in it.
+    /// A report on nothing yet; its time begins now. `target` is how the implementation is called in it.
     pub fn new(subject: Subject, target: impl Into<String>, unobservable: &'static Unobservable) -> Report {
-        Report { subject, target: target.into(), unobservable, outcomes: Vec::new(), took: None }
+        Report {
+            subject,
+            target: target.into(),
+            unobservable,
+            outcomes: Vec::new(),
+            began: Instant::now(),
+            took: Duration::ZERO,
+        }
+    }
+
+    /// Calls the implementation something else, once more is known of it.
+    pub fn set_target(&mut self, target: impl Into<String>) {
+        self.target = target.into();
     }
 
     /// Adds what a probe found.
     pub fn add(&mut self, outcome: Outcome) {
+        self.took = self.began.elapsed();
         self.outcomes.push(outcome);
-    }
-
-    /// How long all of it took, where probes ran at the same time.
-    pub fn ran_for(&mut self, took: Duration) {
-        self.took = Some(took);
     }
 
     /// What each probe found, in the order in which they ran.
@@ -228,10 +238,6 @@ impl Report {
     /// The probes that are about a requirement.
     fn about(&self, id: &str) -> impl Iterator<Item = &Outcome> {
         self.outcomes.iter().filter(move |outcome| outcome.probe.requirements.contains(&id))
-    }
-
-    fn took(&self) -> Duration {
-        self.took.unwrap_or_else(|| self.outcomes.iter().map(|outcome| outcome.took).sum())
     }
 }
 

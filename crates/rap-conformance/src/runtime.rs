@@ -165,7 +165,6 @@ impl Checker {
         host: Option<&dyn Host>,
         progress: &(dyn Fn(Progress<'_>) + Sync),
     ) -> Result<Report, Error> {
-        let began = Instant::now();
         let bench = Bench::new(Arc::clone(&self.stage), user, self.http.clone());
         self.meet(&bench).await?;
         let mut report = Report::new(Subject::Runtime, target, probes::UNOBSERVABLE);
@@ -175,7 +174,6 @@ impl Checker {
                 report.add(outcome);
             }
         }
-        report.ran_for(began.elapsed());
         Ok(report)
     }
 

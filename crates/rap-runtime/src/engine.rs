@@ -6,6 +6,7 @@
 //! its table, and upkeep reads it from there when a place is free. After a crash upkeep finds all of it.
 
 mod ask;
+pub(crate) mod built_in;
 mod invoke;
 mod notify;
 mod plan;
@@ -150,7 +151,6 @@ impl Engine {
                 Effect::Ask { turn, up_to } => self.start_asking(&thread, turn, up_to, Source::Step),
                 Effect::Abandon { turn } => self.underway.abandon(thread.no, turn),
                 Effect::Invoke { call, arguments } => {
-                    self.look_by(call.until);
                     self.start_invoking(&thread, call, arguments, Source::Step);
                 }
                 Effect::NotifyCancel { call } => self.notify_cancel(&thread, call),

@@ -45,6 +45,7 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .route("/v1/events", get(stream::all_events))
         .route("/v1/calls", get(api::calls))
         .route("/v1/subscriptions", get(api::subscriptions))
+        .route("/v1/timers", get(api::timers))
         .route("/v1/inbox", get(api::inbox))
         .route("/v1/tools", get(api::tools))
         .layer(middleware::from_fn_with_state(Arc::clone(&engine), known_client));

@@ -3,6 +3,7 @@
 //! [`Runtime::start`] opens the database and takes up what was left; [`Runtime::serve`] listens for tools and clients.
 //! The rules are those of [`rap_agent`]; this crate reads, steps, commits and carries out what a step asks for.
 
+mod calendar;
 mod engine;
 mod glob;
 mod http;

@@ -28,13 +28,14 @@ use rap_io::writer::{self, Lane, Writer, WriterLimits};
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::Connection;
 
+use crate::engine::built_in;
 use cache::{Cache, Loaded};
 use read::Readers;
 use rows::Applying;
 
 pub(crate) use due::{DueAnswer, Letters};
 pub(crate) use read::{
-    Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow, ViewRow,
+    Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow, TimerRow, ViewRow,
 };
 pub(crate) use thread::{NewThread, Thread, ThreadNo, fresh_id, random};
 
@@ -155,6 +156,7 @@ pub(crate) struct Committed {
     pub(crate) effects: Vec<Effect>,
     /// Calls whose invocation is due no more.
     pub(crate) settled: Vec<CallId>,
+    /// When it, or a call of it, wants to be looked at.
     pub(crate) due: Option<Timestamp>,
     pub(crate) status: Status,
 }
@@ -410,6 +412,12 @@ impl Shared {
             }
         };
         let due = next.due(&self.limits);
+        let timers = writes.iter().filter_map(|write| match write {
+            Write::Open(call) => call.until,
+            Write::Timer { at, .. } => *at,
+            _ => None,
+        });
+        let look_by = timers.chain(due).min();
         if !rows::update_head(conn, thread.no, version, &next, due, now)? {
             return Ok(None);
         }
@@ -417,7 +425,7 @@ impl Shared {
             thread: Arc::clone(&thread),
             effects,
             settled: Vec::new(),
-            due,
+            due: look_by,
             status: next.status(),
         };
         let born = self.write_all(conn, &mut step, writes, now)?;
@@ -445,7 +453,7 @@ impl Shared {
         }
         for effect in &step.effects {
             if let Effect::Tell { to, letter } = effect {
-                applying.tell(to, *letter)?;
+                applying.tell(to, letter)?;
             }
         }
         Ok(born)
@@ -499,6 +507,12 @@ fn inform(
                 Some(Birth { parent: thread.id.clone(), depth, child: fresh_id(now), arguments })
             };
             Ok(Message::Happened { call, event, past: None, seen, birth })
+        }
+        Message::TimedOut { call } if head.subscription(&call).is_some_and(|own| own.server.is_runtime()) => {
+            let seq = head.subscription(&call).map_or(0, |own| own.seq);
+            let arguments = rows::arguments_of(conn, thread.no, seq, &call)?;
+            let (text, next) = built_in::tick(&arguments, now);
+            Ok(Message::Ticked { call, text, next })
         }
         other => Ok(other),
     }

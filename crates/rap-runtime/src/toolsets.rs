@@ -32,9 +32,6 @@ const REMEMBERED_BYTES: usize = 64 * 1024 * 1024;
 /// The largest toolset, in bytes.
 const TOOLSET_BYTES: usize = rap_protocol::limits::BODY_BYTES;
 
-/// The names that no tool server may take.
-pub(crate) const BUILT_IN: [&str; 1] = [words::CANCEL_SUBSCRIPTION];
-
 pub(crate) struct Toolsets {
     servers: Vec<ToolServer>,
     client: Client,
@@ -134,7 +131,7 @@ impl SessionTools {
         let mut offered = HashMap::new();
         let mut clashes: Vec<(String, Vec<(usize, usize)>)> = Vec::new();
         for (name, places) in takers {
-            if places.len() == 1 && !BUILT_IN.contains(&name.as_str()) {
+            if places.len() == 1 && !words::BUILT_IN.contains(&name.as_str()) {
                 offered.insert(name, places[0]);
             } else {
                 clashes.push((name, places));
@@ -143,7 +140,7 @@ impl SessionTools {
         clashes.sort();
         for (name, places) in clashes {
             for (at, _) in &places {
-                let why = if BUILT_IN.contains(&name.as_str()) {
+                let why = if words::BUILT_IN.contains(&name.as_str()) {
                     format!("{name}: not offered; the runtime has a tool of this name itself")
                 } else {
                     let others = places.iter().filter(|(other, _)| other != at);

@@ -19,7 +19,9 @@ use rap_tool::{Limits, Rate};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-const MEASURED: Duration = Duration::from_secs(5);
+/// The router and the durable server take turns, so that a slow second of the machine meets both.
+const ROUNDS: u64 = 10;
+const ROUND: Duration = Duration::from_millis(500);
 const SUBSCRIPTIONS: u64 = 100_000;
 const DELIVERIES: u64 = 50_000;
 
@@ -118,16 +120,12 @@ struct Figure {
 async fn measure() -> Outcome<()> {
     let data = tempfile::tempdir_in(".")?;
     let sync = fdatasync(data.path())?;
-    eprintln!("the bare router …");
+    eprintln!("the bare router and durable invocations, in turns …");
     let router = Server::start("router", data.path())?;
-    let router_1 = load(&router, 1, "http://127.0.0.1:9/").await?;
-    let router_64 = load(&router, 64, "http://127.0.0.1:9/").await?;
-    drop(router);
-    eprintln!("durable invocations …");
     let tool = Server::start("tool", &data.path().join("hold"))?;
-    let hold_1 = load(&tool, 1, "http://127.0.0.1:9/").await?;
-    let hold_64 = load(&tool, 64, "http://127.0.0.1:9/").await?;
-    drop(tool);
+    let (router_1, hold_1) = in_turns(&router, &tool, 1).await?;
+    let (router_64, hold_64) = in_turns(&router, &tool, 64).await?;
+    drop((router, tool));
     eprintln!("{DELIVERIES} results …");
     let delivered = deliveries(&data.path().join("echo")).await?;
     eprintln!("{SUBSCRIPTIONS} subscriptions …");
@@ -174,19 +172,29 @@ fn figure(mut latencies: Vec<Duration>, elapsed: Duration) -> Figure {
     Figure { per_second: latencies.len() as f64 / elapsed.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
 }
 
-/// Invocations that stay in progress, from so many connections.
-async fn load(server: &Server, connections: u64, callback_url: &str) -> Outcome<Figure> {
+async fn in_turns(one: &Server, other: &Server, connections: u64) -> Outcome<(Figure, Figure)> {
+    let (mut ones, mut others) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        ones.extend(load(one, connections, round).await?);
+        others.extend(load(other, connections, round).await?);
+    }
+    let elapsed = ROUND * ROUNDS as u32;
+    Ok((figure(ones, elapsed), figure(others, elapsed)))
+}
+
+/// How long each took of the invocations, all of calls that stay in progress, that so many connections made in a round.
+async fn load(server: &Server, connections: u64, round: u64) -> Outcome<Vec<Duration>> {
     let begun = Instant::now();
     let mut tasks = Vec::new();
     for connection in 0..connections {
-        let (address, callback_url) = (server.address.clone(), callback_url.to_owned());
+        let address = server.address.clone();
         tasks.push(tokio::spawn(async move {
             let mut client = Client::connect(&address).await?;
             let mut latencies = Vec::new();
-            while begun.elapsed() < MEASURED {
-                let id = format!("{connections}-{connection}-{}", latencies.len());
+            while begun.elapsed() < ROUND {
+                let id = format!("{connections}-{round}-{connection}-{}", latencies.len());
                 let one = Instant::now();
-                client.invoke("hold", &id, &callback_url).await?;
+                client.invoke("hold", &id, "http://127.0.0.1:9/").await?;
                 latencies.push(one.elapsed());
             }
             Outcome::Ok(latencies)
@@ -196,7 +204,7 @@ async fn load(server: &Server, connections: u64, callback_url: &str) -> Outcome<
     for task in tasks {
         latencies.extend(task.await??);
     }
-    Ok(figure(latencies, begun.elapsed()))
+    Ok(latencies)
 }
 
 /// One connection and no frills, so that the load costs little of the machine.

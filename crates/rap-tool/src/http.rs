@@ -14,6 +14,7 @@ use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
+use bytes::BytesMut;
 use http_body_util::BodyExt;
 use rap_protocol::{
     CANCEL_TOOL_CALL_PATH, CLOSE_THREAD_PATH, DISCOVERY_PATH, Fault, Invalid, StatusAnswer,
@@ -224,9 +225,10 @@ async fn read_body(engine: &Engine, request: Request) -> Result<Arrived, Refused
     }
 }
 
-/// Reads a body chunk by chunk. Each chunk takes its share of the memory for all of them.
+/// Reads a body chunk by chunk. Each chunk takes its share of the memory for all of them. One that is the whole body,
+/// as with most invocations, is not copied.
 async fn collect(engine: &Engine, mut body: Body) -> Result<Arrived, Refused> {
-    let mut collected = Vec::new();
+    let mut collected = Bytes::new();
     let mut share: Option<OwnedSemaphorePermit> = None;
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else {
@@ -248,9 +250,15 @@ async fn collect(engine: &Engine, mut body: Body) -> Result<Arrived, Refused> {
             Some(share) => share.merge(more),
             None => share = Some(more),
         }
-        collected.extend_from_slice(&chunk);
+        if collected.is_empty() {
+            collected = chunk;
+        } else {
+            let mut longer = BytesMut::from(collected);
+            longer.extend_from_slice(&chunk);
+            collected = longer.freeze();
+        }
     }
-    Ok(Arrived { body: collected.into(), _share: share })
+    Ok(Arrived { body: collected, _share: share })
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

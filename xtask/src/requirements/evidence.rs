@@ -96,7 +96,10 @@ mod tests {
     use super::*;
 
     fn found(text: &str) -> Vec<(String, Kind)> {
-        of("crates/rap-conformance/src/f.rs", text).into_iter().map(|evidence| (evidence.id, evidence.kind)).collect()
+        of("crates/rap-conformance/src/f.rs", text)
+            .into_iter()
+            .map(|evidence| (evidence.id, evidence.kind))
+            .collect()
     }
 
     #[test]

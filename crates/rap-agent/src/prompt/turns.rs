@@ -13,12 +13,14 @@ use serde_json::{Map, Value};
 
 use super::{IMAGE_BYTES, IMAGES, IMAGES_BYTES, Prompt};
 use crate::words::{STILL_RUNNING, with_kind};
-use crate::{Arguments, CallEntry, Entry, Item};
+use crate::{Arguments, CallEntry, Entry, Item, Speaker};
 
 /// Said for the user where a history begins with the assistant.
 const OPENING: &str = "(The conversation begins with what follows.)";
 /// Said for the user where there is nothing new for the model.
 const CLOSING: &str = "(Go on.)";
+/// What stands before the words of the parent thread.
+const FROM_PARENT: &str = "(A message of the parent thread follows.)";
 const EMPTY_RESULT: &str = "(empty)";
 const MEDIA_TYPES: [&str; 4] = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 
@@ -80,7 +82,12 @@ impl<'a> Builder<'a> {
 
     fn take(&mut self, item: &'a Item) {
         match item {
-            Item::User { text, .. } => self.user(text),
+            Item::User { text, from } => {
+                if *from == Speaker::Parent {
+                    self.user(FROM_PARENT);
+                }
+                self.user(text);
+            }
             Item::Assistant { text, calls } => self.assistant(text, calls),
             Item::Result { call_id, content, .. } => self.result(call_id, content),
             Item::Notice { .. } => {}

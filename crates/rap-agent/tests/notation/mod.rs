@@ -10,17 +10,19 @@
 //! Messages: `said TEXT[, interrupt|enqueue|reject]`, `answer[ of TURN][ TEXT]: CALLS`, `failed[ for good]`, `spent`,
 //! `returned CALL: TEXT`, `subscribed CALL: TEXT`, `call failed CALL`, `timed out CALL`, `event CALL: TEXT[, child][,
 //! final][, id ID]`, `sign in CALL`, `choice CALL NO`, `view CALL`, `chose CALL NO`, `dismissed CALL`, `interrupt`,
-//! `cancel CALL`, `resume`, `close`, `due`, `child closed THREAD`. `after SECONDS` only lets time pass.
-//! Calls of an answer: `a` is sent to a server, `a=refuse` can not be carried out, `a=cancel(b)` is the built-in tool,
-//! `a=odd` has no arguments, `?` has no usable id.
+//! `cancel CALL`, `resume`, `close`, `due`, `child closed THREAD`, `report THREAD CALL: TEXT`, `told: TEXT`, `ticked CALL:
+//! TEXT[, next SECONDS]`. `after SECONDS` only lets time pass.
+//! Calls of an answer: `a` is sent to a server, `a=refuse` can not be carried out, `a=odd` has no arguments, `?` has no
+//! usable id. The built-in tools: `a=cancel(CALL)`, `a=spawn(TEXT)`, `a=report(TEXT)`, `a=close`, `a=close(TEXT)`,
+//! `a=tell(THREAD)`, `a=sleep(SECOND)`, `a=wait`, `a=schedule(SECOND)`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use rap_agent::{
     Again, Answer, Arguments, Birth, BuiltIn, CallState, Choice, Effect, Entry, Event, Head, Ignored, Item,
-    Limits, Message, NewQuestion, OnBusy, Outcome, PastCall, Phase, Plan, PlannedCall, Queue, Server, Step,
-    Usage, Write, step,
+    Letter, Limits, Message, NewQuestion, OnBusy, Outcome, PastCall, Phase, Plan, PlannedCall, Queue, Server,
+    Step, Usage, Write, step, words,
 };
 use rap_protocol::{AuthUrl, Body, CallId, EventId, ResponseUrl, ThreadId, Timestamp};
 use serde_json::{Map, Value};
@@ -65,12 +67,22 @@ pub fn check_with(limits: Limits, table: &str) {
 
 /// Plays a table in a child that was made for an event of its parent's subscription `s`.
 pub fn check_child(table: &str) {
+    let way = ["said hi", "answer: s", "subscribed s: ok", "answer done:"];
+    check_child_of(&way, "event s: ding, child", table);
+}
+
+/// Plays a table in a child that was spawned by call `p`.
+pub fn check_spawned(table: &str) {
+    check_child_of(&["said hi"], "answer: p=spawn(dig)", table);
+}
+
+fn check_child_of(way: &[&str], birth: &str, table: &str) {
     let mut parent = Thread::new(narrow());
-    for message in ["said hi", "answer: s", "subscribed s: ok", "answer done:"] {
+    for message in way {
         parent.take(message);
     }
-    let event = parent.message("event s: ding, child");
-    let step = parent.step(event).expect("an event of an active subscription");
+    let birth = parent.message(birth);
+    let step = parent.step(birth).expect("a child is born");
     let head = step.writes.iter().find_map(|write| match write {
         Write::Born { head, .. } => Some((**head).clone()),
         _ => None,
@@ -156,8 +168,8 @@ impl Thread {
         let words: Vec<&str> = words.split_whitespace().collect();
         match words.as_slice() {
             ["said", ..] => said(line.trim_start_matches("said ")),
-            ["answer", "of", turn, said @ ..] => answer(turn.parse().expect("a turn"), said, text),
-            ["answer", said @ ..] => answer(self.head.turn, said, text),
+            ["answer", "of", turn, said @ ..] => self.answer(turn.parse().expect("a turn"), said, text),
+            ["answer", said @ ..] => self.answer(self.head.turn, said, text),
             ["failed", rest @ ..] => Message::TurnFailed {
                 turn: self.head.turn,
                 why: "503".into(),
@@ -188,11 +200,25 @@ impl Thread {
             ["resume"] => Message::Resume,
             ["close"] => Message::Close,
             ["due"] => Message::Due,
-            ["child", "closed", child] => {
-                Message::ChildClosed { child: ThreadId::new(*child).expect("an id") }
+            ["child", "closed", child] => Message::ChildClosed { child: thread_id(child) },
+            ["report", child, call] => Message::Reported {
+                child: thread_id(child),
+                call: id(call),
+                tool: words::SPAWN_THREAD.into(),
+                text: text.into(),
+            },
+            ["told"] => Message::Told { text: text.into() },
+            ["ticked", call] => {
+                let (text, next) = text.split_once(", next ").unwrap_or((text, ""));
+                Message::Ticked { call: id(call), text: text.into(), next: second(next) }
             }
             _ => panic!("no such message: {line}"),
         }
+    }
+
+    fn answer(&self, turn: u64, said: &[&str], calls: &str) -> Message {
+        let calls = calls.split_whitespace().map(|call| planned(call, self.children + 1)).collect();
+        Message::TurnEnded { turn, answer: Answer { text: said.join(" "), calls, usage: Usage::default() } }
     }
 
     fn returned(&self, call: &str, text: &str, subscription: bool) -> Message {
@@ -208,12 +234,7 @@ impl Thread {
         let event = flags.iter().find_map(|flag| flag.strip_prefix("id "));
         let event = event.map(|id| EventId::new(id).expect("an id"));
         let associative = !flags.contains(&"child");
-        let birth = (!associative).then(|| Birth {
-            parent: ThreadId::new("t0").expect("an id"),
-            depth: 1,
-            child: ThreadId::new(format!("t{}", self.children + 1)).expect("an id"),
-            arguments: Map::new(),
-        });
+        let birth = (!associative).then(|| birth(self.children + 1));
         let seen = event.clone().is_some_and(|event| self.marks.contains(&(call.clone(), event)));
         let past = self.calls.get(&call).cloned();
         let is_final = flags.contains(&"final");
@@ -235,27 +256,48 @@ fn said(words: &str) -> Message {
     Message::Said { text: text.into(), on_busy }
 }
 
-fn answer(turn: u64, said: &[&str], calls: &str) -> Message {
-    let calls = calls.split_whitespace().map(planned).collect();
-    Message::TurnEnded { turn, answer: Answer { text: said.join(" "), calls, usage: Usage::default() } }
+fn thread_id(text: &str) -> ThreadId {
+    ThreadId::new(text).expect("an id")
 }
 
-fn planned(call: &str) -> PlannedCall {
+fn second(text: &str) -> Option<Timestamp> {
+    text.parse::<i64>().ok().map(|second| Timestamp(second * 1000))
+}
+
+fn birth(child: u32) -> Birth {
+    Birth { parent: thread_id("t0"), depth: 1, child: thread_id(&format!("t{child}")), arguments: Map::new() }
+}
+
+fn planned(call: &str, child: u32) -> PlannedCall {
     let (own, plan) = call.split_once('=').unwrap_or((call, ""));
-    let cancels = plan.strip_prefix("cancel(").and_then(|rest| rest.strip_suffix(')'));
-    let server = Plan::Invoke(Server("https://tools.example".into()));
+    let (tool, with) = plan.trim_end_matches(')').split_once('(').unwrap_or((plan, ""));
     let mut arguments = Arguments::Given(Map::new());
-    let plan = match (cancels, plan) {
-        (Some(of), _) => Plan::BuiltIn(BuiltIn::CancelSubscription { tool_call_id: of.into() }),
-        (None, "refuse") => Plan::Refuse("Error: no such tool".into()),
-        (None, "odd") => {
+    let plan = match tool {
+        "" => Plan::Invoke(Server("https://tools.example".into())),
+        "refuse" => Plan::Refuse("Error: no such tool".into()),
+        "odd" => {
             arguments = Arguments::Unusable("{".into());
-            server
+            Plan::Invoke(Server("https://tools.example".into()))
         }
-        _ => server,
+        tool => Plan::BuiltIn(built_in(tool, with, child)),
     };
     let id = (own != "?").then(|| id(own));
     PlannedCall { id, call_id: None, name: "look".into(), arguments, plan }
+}
+
+fn built_in(tool: &str, with: &str, child: u32) -> BuiltIn {
+    let at = || second(with).expect("a second");
+    match tool {
+        "cancel" => BuiltIn::CancelSubscription { tool_call_id: with.into() },
+        "spawn" => BuiltIn::SpawnThread { instructions: with.into(), birth: birth(child) },
+        "report" => BuiltIn::ReportToParent { report: with.into() },
+        "close" => BuiltIn::CloseThread { report: Some(with.to_owned()).filter(|with| !with.is_empty()) },
+        "tell" => BuiltIn::SendMessageToChild { thread_id: with.into(), message: "psst".into() },
+        "sleep" => BuiltIn::Sleep { until: at() },
+        "wait" => BuiltIn::Wait,
+        "schedule" => BuiltIn::Schedule { next: at(), confirmation: "scheduled".into() },
+        _ => panic!("no such tool: {tool}"),
+    }
 }
 
 fn choice(no: u64) -> Choice {
@@ -297,6 +339,8 @@ fn write(write: &Write) -> String {
         Write::Answer { no, selected } => format!("#{no} is {selected}"),
         Write::Forget { call } => format!("forget questions of {call}"),
         Write::View { view_type, .. } => format!("view {view_type}"),
+        Write::Timer { call, at: Some(at) } => format!("{call} at {}s", at.0 / 1000),
+        Write::Timer { call, at: None } => format!("{call} never"),
         Write::Seen { event, .. } => format!("mark {event}"),
         Write::Born { child, at, head, entries } => {
             let entries: Vec<String> = entries.iter().map(item).collect();
@@ -327,7 +371,11 @@ fn item(entry: &Entry) -> String {
             }
         }
         Item::Result { call_id, content: Body::Text(text), .. } => {
-            format!("{call_id}: {}", text.replace("\n\n", " "))
+            let text = match text.strip_prefix(words::CHILD_OPENING) {
+                Some(instructions) => format!("do {instructions}"),
+                None => text.replace("\n\n", " "),
+            };
+            format!("{call_id}: {text}")
         }
         Item::Result { call_id, .. } => format!("{call_id}: …"),
         Item::Notice { text } => format!("notice {}", brief(text)),
@@ -350,6 +398,8 @@ fn effect(effect: &Effect) -> String {
         Effect::NotifyCancel { call } => format!("notify cancel {call}"),
         Effect::NotifyClose => "notify close".into(),
         Effect::Answer { no } => format!("deliver #{no}"),
+        Effect::Tell { to, letter: Letter::Report { text, .. } } => format!("report to {to}: {text}"),
+        Effect::Tell { to, letter: Letter::Say { text } } => format!("say to {to}: {text}"),
         Effect::Tell { to, letter } => format!("tell {to} {letter:?}"),
     }
 }

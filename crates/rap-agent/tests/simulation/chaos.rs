@@ -4,17 +4,18 @@
 use std::time::Duration;
 
 use rap_agent::{
-    Again, Answer, Arguments, BuiltIn, CallState, Item, Limits, Message, OnBusy, Phase, Plan, PlannedCall,
-    Server, Usage,
+    Again, Answer, Arguments, Birth, BuiltIn, CallState, Item, Limits, Message, OnBusy, Phase, Plan,
+    PlannedCall, Server, Usage, words,
 };
 use rap_protocol::CallId;
 use serde_json::{Map, Value};
 
-use super::disk::Place;
+use super::disk::{Place, name};
 use super::fault::Fault;
 use super::invariants::{Broken, broken};
 use super::outside::{Callback, Request, What, text_of};
 use super::rng::Rng;
+use super::watch::SCHEDULED;
 use super::world::{Asked, Crash, Response, World};
 
 /// How many threads there may be in a run.
@@ -271,14 +272,52 @@ impl Chaos {
             0 => ("nonsense", given, Plan::Refuse("Error: there is no tool nonsense".into())),
             1 => ("look", Arguments::Unusable("{".into()), Plan::Refuse("Error: no JSON".into())),
             2 => ("look", Arguments::Unusable("{".into()), Plan::Invoke(server)),
-            3..=6 => {
-                let tool_call_id = self.subscription(thread);
-                let tool = BuiltIn::CancelSubscription { tool_call_id };
-                (rap_agent::words::CANCEL_SUBSCRIPTION, given, Plan::BuiltIn(tool))
+            3..=8 => {
+                let (name, tool) = self.built_in(thread, batch);
+                (name, given, Plan::BuiltIn(tool))
             }
             _ => ("look", given, Plan::Invoke(server)),
         };
         PlannedCall { id, call_id, name: name.into(), arguments, plan }
+    }
+
+    fn built_in(&mut self, thread: Place, batch: &[PlannedCall]) -> (&'static str, BuiltIn) {
+        let row = &self.world.disk.threads[thread];
+        let spawns = |call: &PlannedCall| matches!(call.plan, Plan::BuiltIn(BuiltIn::SpawnThread { .. }));
+        let room = self.world.disk.threads.len() < 2 * THREADS && !batch.iter().any(spawns);
+        let later = self.world.now.plus(Duration::from_secs(self.rng.below(40) as u64));
+        match self.rng.below(12) {
+            0 | 1 if room => {
+                let (parent, child) = (name(thread), name(self.world.disk.threads.len()));
+                let depth = self.world.disk.ancestors(thread) + 1;
+                let birth = Birth { parent, depth, child, arguments: Map::new() };
+                (words::SPAWN_THREAD, BuiltIn::SpawnThread { instructions: "dig".into(), birth })
+            }
+            2 => (words::REPORT_TO_PARENT, BuiltIn::ReportToParent { report: self.spoken() }),
+            3 if self.rng.percent(40) => {
+                let report = self.rng.percent(50).then(|| self.spoken());
+                (words::CLOSE_THREAD, BuiltIn::CloseThread { report })
+            }
+            4 | 5 => {
+                let child = self.rng.pick(&row.head.children).cloned().unwrap_or(name(thread));
+                let (thread_id, message) = (child.as_str().to_owned(), self.spoken());
+                (words::SEND_MESSAGE_TO_CHILD, BuiltIn::SendMessageToChild { thread_id, message })
+            }
+            6 => (words::SLEEP, BuiltIn::Sleep { until: later }),
+            7 => (words::WAIT, BuiltIn::Wait),
+            8 => {
+                let confirmation = SCHEDULED.into();
+                (words::SCHEDULE, BuiltIn::Schedule { next: later, confirmation })
+            }
+            _ => {
+                let tool_call_id = self.subscription(thread);
+                (words::CANCEL_SUBSCRIPTION, BuiltIn::CancelSubscription { tool_call_id })
+            }
+        }
+    }
+
+    fn spoken(&mut self) -> String {
+        text_of(self.world.outside.word())
     }
 
     fn model_id(&mut self, thread: Place, number: u64, batch: &[PlannedCall]) -> Option<CallId> {
@@ -453,6 +492,9 @@ impl Chaos {
             let seconds = [1, 5, 40, 4000][self.rng.below(4)];
             self.world.now = self.world.now.plus(Duration::from_secs(seconds));
         }
+        if self.rng.percent(40) {
+            return self.fire(false).map(drop);
+        }
         let limits = &self.world.limits;
         let rows = self.world.disk.threads.iter().enumerate();
         let due: Vec<_> =
@@ -469,6 +511,28 @@ impl Chaos {
         }
         let call = self.call(thread);
         self.world.offer(thread, Message::TimedOut { call }, None).map(drop)
+    }
+
+    /// A timer of the runtime's own fires: one of all, or one that ends a sleep.
+    fn fire(&mut self, only_sleep: bool) -> Result<bool, Broken> {
+        let rows = self.world.disk.threads.iter().enumerate();
+        let timers = rows.flat_map(|(thread, row)| row.timers().map(move |(call, at)| (thread, call, at)));
+        let sleeps = |thread: Place, call: &CallId| self.world.disk.threads[thread].head.is_open(call);
+        let timers: Vec<_> =
+            timers.filter(|(thread, call, _)| !only_sleep || sleeps(*thread, call)).collect();
+        let Some((thread, call, at)) = self.rng.pick(&timers).copied() else { return Ok(false) };
+        let (call, sleeps) = (call.clone(), sleeps(thread, call));
+        let early = Duration::from_millis(if only_sleep { 0 } else { self.rng.below(2) as u64 });
+        self.world.now = self.world.now.max(at.minus(early));
+        let message = if sleeps {
+            Message::TimedOut { call }
+        } else {
+            let more = Duration::from_secs(1 + self.rng.below(100) as u64);
+            let next = self.rng.percent(80).then(|| self.world.now.plus(more));
+            Message::Ticked { call, text: self.spoken(), next }
+        };
+        self.world.offer(thread, message, None)?;
+        Ok(true)
     }
 
     fn letter(&mut self) -> Result<(), Broken> {
@@ -557,7 +621,8 @@ impl Chaos {
         }
         for thread in 0..self.world.disk.threads.len() {
             let row = &self.world.disk.threads[thread];
-            let open = row.head.open_calls().map(|open| &open.id);
+            let theirs = row.head.open_calls().filter(|open| !open.server.is_runtime());
+            let open = theirs.map(|open| &open.id);
             let working = open.filter(|call| !row.is_due(call)).cloned().collect::<Vec<_>>();
             for call in working {
                 let word = self.world.outside.word();
@@ -570,7 +635,16 @@ impl Chaos {
     }
 
     fn settle_timers(&mut self, helped: bool) -> Result<bool, Broken> {
-        let mut worked = false;
+        let mut worked = self.fire(true)?;
+        for thread in 0..self.world.disk.threads.len() {
+            let waits = |open: &rap_agent::OpenCall| open.server.is_runtime() && open.until.is_none();
+            if self.world.disk.threads[thread].head.batch.iter().any(waits) {
+                let (word, key) = (self.world.outside.word(), self.key());
+                let message = Message::Said { text: text_of(word), on_busy: OnBusy::Join };
+                self.world.request(Request { thread, message, key, word: Some(word) })?;
+                worked = true;
+            }
+        }
         for thread in 0..self.world.disk.threads.len() {
             let head = &self.world.disk.threads[thread].head;
             let stuck = matches!(head.phase, Phase::Failed { .. } | Phase::Paused { .. });

@@ -8,7 +8,7 @@ use rap_agent::{
     CallState, Effect, Entry, Head, Letter, Message, NewQuestion, OpenCall, PastCall, Queue, Seq, Server,
     Step, Write,
 };
-use rap_protocol::{CallId, EventId, ThreadId};
+use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
 use serde_json::Value;
 
 use super::fault::Fault;
@@ -56,6 +56,8 @@ pub struct CallRow {
     pub open: OpenCall,
     pub state: CallState,
     pub acknowledged: bool,
+    /// When it fires, where it is the runtime's own.
+    pub timer: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -76,10 +78,7 @@ pub struct Outgoing {
 
 impl Outgoing {
     pub fn message(&self) -> Message {
-        match self.letter {
-            Letter::Close => Message::Close,
-            Letter::ChildClosed => Message::ChildClosed { child: name(self.from) },
-        }
+        self.letter.clone().into_message(name(self.from))
     }
 }
 
@@ -115,7 +114,13 @@ impl Row {
 
     /// Whether the call's invocation is still due.
     pub fn is_due(&self, call: &CallId) -> bool {
-        self.calls.get(call).is_some_and(|row| row.state == CallState::Open && !row.acknowledged)
+        let due = |row: &CallRow| row.state == CallState::Open && !row.acknowledged;
+        self.calls.get(call).is_some_and(|row| due(row) && !row.open.server.is_runtime())
+    }
+
+    /// Calls of the runtime's own and when they fire, as they are stored.
+    pub fn timers(&self) -> impl Iterator<Item = (&CallId, Timestamp)> {
+        self.calls.iter().filter_map(|(call, row)| Some((call, row.timer?)))
     }
 }
 
@@ -157,7 +162,12 @@ impl Disk {
         for effect in &step.effects {
             let Effect::Tell { to, letter } = effect else { continue };
             self.letters += 1;
-            self.outbox.push(Outgoing { no: self.letters, from: thread, to: place(to), letter: *letter });
+            self.outbox.push(Outgoing {
+                no: self.letters,
+                from: thread,
+                to: place(to),
+                letter: letter.clone(),
+            });
         }
         let row = &mut self.threads[thread];
         row.head = step.head.clone();
@@ -197,7 +207,8 @@ impl Disk {
                 row.entries.extend(released);
             }
             Write::Open(open) => {
-                let call = CallRow { open: open.clone(), state: CallState::Open, acknowledged: false };
+                let timer = open.until.filter(|_| open.server.is_runtime());
+                let call = CallRow { open: open.clone(), state: CallState::Open, acknowledged: false, timer };
                 if row.calls.insert(open.id.clone(), call).is_some() {
                     return broken(format!("I6: t{thread} makes call {} twice", open.id));
                 }
@@ -207,6 +218,7 @@ impl Disk {
                     return broken(format!("I4: t{thread} settles {call}, which it never made"));
                 };
                 row.state = *state;
+                row.timer = None;
                 if *state == CallState::Ended {
                     self.threads[thread].marks.retain(|(of, _)| of != call);
                 }
@@ -223,6 +235,10 @@ impl Disk {
             Write::View { server, view_type, content } => {
                 row.views.insert((server.clone(), view_type.clone()), content.clone());
             }
+            Write::Timer { call, at } => match row.calls.get_mut(call) {
+                Some(row) => row.timer = *at,
+                None => return broken(format!("I4: t{thread} has a timer of {call}, which it never made")),
+            },
             Write::Seen { call, event } => {
                 if fault != Fault::ForgetsMarks {
                     row.marks.insert((call.clone(), event.clone()));

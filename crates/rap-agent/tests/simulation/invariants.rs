@@ -23,7 +23,8 @@
 use std::collections::{BTreeSet, HashSet};
 
 use rap_agent::{
-    CallState, Entry, Head, Ignored, Item, Limits, Message, OnBusy, Origin, Phase, Queue, Step, Write,
+    CallState, Entry, Head, Ignored, Item, Limits, Message, OnBusy, Origin, Phase, Queue, Speaker, Step,
+    Write,
 };
 use rap_protocol::{CallId, Timestamp};
 
@@ -73,7 +74,14 @@ impl Checker {
 
     /// A thread is there that was not there before.
     pub fn born(&mut self, disk: &Disk, thread: Place) {
-        self.watches.push(Watch::new(disk, thread));
+        let mut watch = Watch::new(disk, thread);
+        // A child that was spawned begins in the middle of an answer; its parent's last rest is its own.
+        if let (Origin::Spawn { .. }, Some((parent, _))) =
+            (&disk.threads[thread].head.origin, disk.threads[thread].born)
+        {
+            watch.rest_point = self.watches[parent].rest_point;
+        }
+        self.watches.push(watch);
     }
 
     /// Before a commit: whether what the step wants fits what has happened so far.
@@ -88,9 +96,13 @@ impl Checker {
         holds!(row.head.phase != Phase::Closed, "I11: closed t{thread} takes {message:?}");
         for write in &step.writes {
             if let Write::Born { at, head, .. } = write {
-                let rest = self.watches[thread].rest_point;
-                holds!(*at == rest, "I9: t{thread} came to rest at {rest}, its child is born at {at}");
-                holds!(head.origin == Origin::Event { parent: name(thread) }, "I9: a child of nobody");
+                let point = match head.origin {
+                    Origin::Spawn { .. } => row.last() + 1,
+                    _ => self.watches[thread].rest_point,
+                };
+                holds!(*at == point, "I9: a child of t{thread} is born at {at}, not at {point}");
+                let parent = head.origin.parent().map(|(parent, ..)| parent);
+                holds!(parent == Some(&name(thread)), "I9: a child of nobody");
             }
         }
         if let Message::CallFailed { call, .. } = message {
@@ -161,6 +173,9 @@ impl Checker {
                 selected.is_some_and(|selected| selected >= *choices)
             }
             (Ignored::NotDue, Message::Due) => head.due(&self.limits).is_none_or(|due| due > now),
+            (Ignored::NotDue, Message::Ticked { call, .. }) => {
+                head.subscription(call).is_some_and(|own| own.next.is_none_or(|next| next > now))
+            }
             (Ignored::NotDue, Message::TimedOut { call }) => {
                 row.calls[call].open.until.is_none_or(|until| until > now)
             }
@@ -173,7 +188,7 @@ impl Checker {
         let held = head.phase != Phase::Idle && head.held.inputs >= limits.held;
         match message {
             Message::Said { on_busy: OnBusy::Enqueue, .. } => head.queued.inputs >= limits.held,
-            Message::Said { .. } | Message::Returned { .. } => held,
+            Message::Said { .. } | Message::Returned { .. } | Message::Ticked { .. } => held,
             Message::Happened { event, birth, .. }
                 if event.associative
                     || birth.as_ref().is_none_or(|birth| birth.depth > self.limits.depth) =>
@@ -312,6 +327,7 @@ fn call_of(message: &Message) -> Option<&CallId> {
         | Message::WantsChoice { call, .. }
         | Message::Viewed { call, .. }
         | Message::Chose { call, .. }
+        | Message::Ticked { call, .. }
         | Message::Cancel { call } => Some(call),
         _ => None,
     }
@@ -335,7 +351,9 @@ fn look_at_held(thread: Place, row: &Row, limits: &Limits) -> Result<(), Broken>
         let mut waiting =
             row.held.iter().filter(|((queue, _), _)| *queue == Queue::Held).map(|(_, entry)| entry);
         let oldest = waiting.clone().map(|entry| entry.at).min();
-        let user = waiting.any(|entry| matches!(entry.item, Item::User { .. }));
+        let user = waiting.any(|entry| matches!(entry.item, Item::User { from: Speaker::User, .. }));
+        let asleep = head.batch.iter().find(|call| call.server.is_runtime());
+        holds!(oldest.is_none() || asleep.is_none(), "I1: t{thread} sleeps on: {asleep:?}");
         holds!(!user && !head.held.user, "I1: a user waits behind the calls of t{thread}");
         let due = oldest.map(|at| at.plus(limits.hold_max));
         holds!(head.due(limits) == due, "I12: t{thread} holds since {oldest:?}, due {:?}", head.due(limits));
@@ -368,6 +386,9 @@ pub fn word_of_message(message: &Message) -> Option<Word> {
         Message::Said { text, .. } => word_of(text),
         Message::TurnEnded { answer, .. } => word_of(&answer.text),
         Message::Happened { event, .. } => word_of(&event.text),
+        Message::Reported { text, .. } | Message::Told { text } | Message::Ticked { text, .. } => {
+            word_of(text)
+        }
         Message::Returned { result, .. } => word_of(text_in(&result.content)),
         _ => None,
     }

@@ -15,6 +15,8 @@ use super::disk::{Disk, Place, Row};
 use super::invariants::{Broken, broken, holds, word_of_message};
 use super::outside::{Word, text_in, word_of};
 
+/// What the model hears when a schedule begins.
+pub const SCHEDULED: &str = "scheduled";
 /// How many answers in a row may be dropped by those who join.
 const DROPS: u32 = 2;
 
@@ -24,6 +26,8 @@ pub struct Watch {
     /// Events that were taken.
     pub events: BTreeSet<(CallId, EventId)>,
     pub children: BTreeSet<ThreadId>,
+    /// Calls that the runtime carries out itself.
+    own: BTreeSet<CallId>,
     /// The question that is with the model: its number and the last entry that it covers.
     pub asking: Option<(u64, Seq)>,
     /// Where the thread last came to rest with nothing open.
@@ -72,7 +76,7 @@ enum Shown {
 
 pub fn word_in(entry: &Entry) -> Option<Word> {
     match &entry.item {
-        Item::User { text, from: Speaker::User } => word_of(text),
+        Item::User { text, from: Speaker::User | Speaker::Parent } => word_of(text),
         Item::Assistant { text, .. } => word_of(text),
         Item::Result { content, .. } => word_of(text_in(content)),
         _ => None,
@@ -86,7 +90,10 @@ impl Watch {
         watch.heritage = disk.visible(thread, row.base()).into_iter().cloned().collect();
         for entry in &watch.heritage {
             if let Item::Assistant { calls, .. } = &entry.item {
+                watch.reader.missing = calls.iter().map(|call| call.id.clone()).collect();
                 watch.reader.seen.extend(calls.iter().map(|call| (call.id.clone(), call.name.clone())));
+            } else if let Item::Result { call_id, .. } = &entry.item {
+                watch.reader.missing.retain(|call| call != call_id);
             }
         }
         if let Phase::Asking { up_to } = row.head.phase {
@@ -153,7 +160,8 @@ impl Watch {
             }
             Message::CallFailed { call, .. } => self.turn(call, CallState::Open, CallState::Failed)?,
             Message::TimedOut { call } => {
-                self.turn(call, CallState::Open, CallState::TimedOut)?;
+                let over = if self.own.contains(call) { CallState::Returned } else { CallState::TimedOut };
+                self.turn(call, CallState::Open, over)?;
                 let now = step.writes.iter().find_map(written_at);
                 let until = row.calls[call].open.until;
                 holds!(until.is_some() && now >= until, "I12: {call} times out at {now:?}, not at {until:?}");
@@ -165,6 +173,11 @@ impl Watch {
                     let new = self.events.insert((call.clone(), id.clone()));
                     holds!(new, "I2: event {id} of {call} is taken twice");
                 }
+            }
+            Message::Ticked { call, next, .. } => {
+                let next = if next.is_none() { CallState::Ended } else { CallState::Subscribed };
+                self.turn(call, CallState::Subscribed, next)?;
+                holds!(self.own.contains(call), "I8: {call} is no schedule");
             }
             Message::WantsSignIn { call, .. } | Message::WantsChoice { call, .. } => {
                 self.turn(call, CallState::Open, CallState::Open)?;
@@ -180,7 +193,7 @@ impl Watch {
                     Some(CallState::Subscribed) => self.lives.insert(call.clone(), CallState::Ended),
                     life => return broken(format!("I8: {call} is cancelled, which is {life:?}")),
                 };
-                cancelled.push(call.clone());
+                cancelled.extend(Some(call.clone()).filter(|call| !self.own.contains(call)));
             }
             Message::Interrupt => cancelled = self.interrupt(),
             Message::Said { on_busy: OnBusy::Interrupt, .. }
@@ -189,14 +202,17 @@ impl Watch {
                 cancelled = self.interrupt();
             }
             Message::TurnEnded { answer, .. } => {
-                for planned in &answer.calls {
+                let closes = |planned: &&rap_agent::PlannedCall| {
+                    matches!(planned.plan, Plan::BuiltIn(BuiltIn::CloseThread { .. }))
+                };
+                for planned in answer.calls.iter().take_while(|planned| !closes(planned)) {
                     let Plan::BuiltIn(BuiltIn::CancelSubscription { tool_call_id }) = &planned.plan else {
                         continue;
                     };
                     let Ok(call) = CallId::new(tool_call_id.clone()) else { continue };
                     if self.life(&call) == Some(CallState::Subscribed) {
                         self.lives.insert(call.clone(), CallState::Ended);
-                        cancelled.push(call);
+                        cancelled.extend(Some(call).filter(|call| !self.own.contains(call)));
                     }
                 }
             }
@@ -210,6 +226,12 @@ impl Watch {
                 Write::Open(open) => {
                     let new = self.lives.insert(open.id.clone(), CallState::Open).is_none();
                     holds!(new, "I6: call {} is made twice", open.id);
+                    if open.server.is_runtime() {
+                        self.own.insert(open.id.clone());
+                    }
+                }
+                Write::Settle { call, state } if self.own.contains(call) => {
+                    self.settle_own(call, *state, message)?
                 }
                 Write::Born { child, .. } => {
                     holds!(self.children.insert(child.clone()), "I9: {child} is born twice");
@@ -226,6 +248,24 @@ impl Watch {
         Ok(cancelled)
     }
 
+    /// I8: a schedule begins with the answer that makes it; a sleep ends early only if something else happened.
+    fn settle_own(&mut self, call: &CallId, state: CallState, message: &Message) -> Result<(), Broken> {
+        if self.life(call) != Some(CallState::Open) {
+            return Ok(());
+        }
+        let allowed = match (state, message) {
+            (CallState::Subscribed, Message::TurnEnded { .. }) => true,
+            (CallState::Returned, Message::TimedOut { .. } | Message::TurnEnded { .. }) => true,
+            (CallState::Returned, Message::CallFailed { .. } | Message::Cancel { .. } | Message::Due) => true,
+            (CallState::Returned, message) => word_of_message(message).is_some(),
+            (CallState::Interrupted, _) => true,
+            _ => false,
+        };
+        holds!(allowed, "I8: {call}, which sleeps, is {state:?} after {message:?}");
+        self.lives.insert(call.clone(), state);
+        Ok(())
+    }
+
     fn turn(&mut self, call: &CallId, from: CallState, to: CallState) -> Result<(), Broken> {
         let life = self.life(call);
         holds!(life == Some(from), "I8: {call} has a say, though it is {life:?} and not {from:?}");
@@ -238,7 +278,7 @@ impl Watch {
         for (call, life) in &mut self.lives {
             if *life == CallState::Open {
                 *life = CallState::Interrupted;
-                interrupted.push(call.clone());
+                interrupted.extend(Some(call.clone()).filter(|call| !self.own.contains(call)));
             }
         }
         interrupted
@@ -299,9 +339,16 @@ impl Watch {
                 Effect::NotifyCancel { call } => notified.push(call.clone()),
                 Effect::NotifyClose => closings += 1,
                 Effect::Answer { no } => answers.push(*no),
-                Effect::Tell { to, letter } => {
+                Effect::Tell { to, letter: letter @ (Letter::Close | Letter::ChildClosed) } => {
                     let new = told.insert((to.clone(), *letter == Letter::Close));
                     holds!(new, "I2: {to} is told twice");
+                }
+                Effect::Tell { to, letter: Letter::Report { text, .. } } => {
+                    let parent = step.head.origin.parent().map(|(parent, ..)| parent);
+                    holds!(parent == Some(to), "I8: {to} hears {text}, and is not the parent");
+                }
+                Effect::Tell { to, letter: Letter::Say { text } } => {
+                    holds!(self.children.contains(to), "I8: {to} hears {text}, and is no child");
                 }
             }
         }
@@ -319,7 +366,8 @@ impl Watch {
         holds!(abandoned == given_up, "I4: {abandoned:?} is abandoned instead of {given_up:?}");
         self.asking = asking;
 
-        let opened: Vec<_> = step.writes.iter().filter_map(opened).collect();
+        let theirs = |call: &&rap_agent::OpenCall| !call.server.is_runtime() && !step.head.is_closed();
+        let opened: Vec<_> = step.writes.iter().filter_map(opened).filter(theirs).collect();
         let stored = invoked.iter().map(|(call, _)| call).eq(opened.iter().copied());
         holds!(stored, "I4: {invoked:?} is invoked, {opened:?} is stored");
         for (call, arguments) in &invoked {
@@ -340,7 +388,7 @@ impl Watch {
         let mut letters = BTreeSet::new();
         if step.head.is_closed() {
             letters.extend(std::mem::take(&mut self.children).into_iter().map(|child| (child, true)));
-            if let Origin::Event { parent } = &step.head.origin {
+            if let Some((parent, ..)) = step.head.origin.parent() {
                 letters.insert((parent.clone(), false));
             }
         }
@@ -352,6 +400,10 @@ impl Watch {
     fn judge_loneliness(&mut self, message: &Message, step: &Step, limits: &Limits) -> Result<(), Broken> {
         if matches!(message, Message::TurnFailed { .. }) {
             self.alone = self.alone.saturating_sub(1);
+        }
+        // Time that has passed is something from outside.
+        if matches!(message, Message::TimedOut { call } if self.own.contains(call)) {
+            self.alone = 0;
         }
         let news = |write: &Write| match write {
             Write::Release { .. } => true,
@@ -588,7 +640,8 @@ impl Reader {
     fn take_echo(&mut self, thread: Place, call: &CallEntry) -> Result<(), Broken> {
         let Arguments::Echo { of, kind, arguments } = &call.arguments else { return Ok(()) };
         let late = *kind == words::late_kind(of);
-        let exact = late || *kind == words::event_kind(of) || *kind == words::final_kind(of);
+        let report = kind.starts_with(&format!("interrupt:{of} (report of thread t"));
+        let exact = late || report || *kind == words::event_kind(of) || *kind == words::final_kind(of);
         holds!(exact, "I5: t{thread} has a synthetic call of kind {kind}");
         match arguments {
             None => {
@@ -608,6 +661,7 @@ impl Reader {
     fn show(&mut self, call: &CallId, text: &str, synthetic: bool) {
         let shown = match text {
             _ if !synthetic => Shown::Real,
+            words::SLEPT | words::ROUSED | SCHEDULED => Shown::Real,
             words::STILL_RUNNING => Shown::Placeholder,
             words::INTERRUPTED => Shown::Interrupted,
             _ => Shown::Error,

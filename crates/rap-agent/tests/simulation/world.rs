@@ -9,7 +9,7 @@ use rap_protocol::{CallId, Timestamp};
 
 use super::disk::{Disk, Place, place};
 use super::fault::Fault;
-use super::invariants::{Broken, Checker, broken};
+use super::invariants::{Broken, Checker, broken, word_of_message};
 use super::outside::{Callback, Outside, Request, What};
 
 pub struct World {
@@ -250,8 +250,8 @@ impl World {
         self.memory.asks.push(asked);
     }
 
-    /// I2: what was taken is offered again and changes nothing. What people do has keys instead, and an event without
-    /// an id counts each time.
+    /// I2: what was taken is offered again and changes nothing. What people do has keys instead, the row of a letter goes
+    /// with the step that takes it, and an event without an id counts each time.
     fn offer_again(&mut self, thread: Place, message: &Message) -> Result<(), Broken> {
         let row = &self.disk.threads[thread];
         let again = match message.clone() {
@@ -270,6 +270,8 @@ impl World {
             Message::Said { .. }
             | Message::Chose { .. }
             | Message::Interrupt
+            | Message::Reported { .. }
+            | Message::Told { .. }
             | Message::Resume
             | Message::Spent(_) => return Ok(()),
             other => other,
@@ -423,13 +425,21 @@ impl World {
         Ok(())
     }
 
-    /// A message from one thread to another. The row may be read again before it is gone.
+    /// A message from one thread to another. The row may be read again before it is gone, unless it has words.
     pub fn deliver_letter(&mut self, at: usize, kept: bool) -> Result<(), Broken> {
         let letter = self.disk.outbox[at].clone();
-        if self.offer(letter.to, letter.message(), None)? != Reply::Nothing && !kept {
+        let word = word_of_message(&letter.message());
+        let turn = self.disk.threads[letter.to].head.clone();
+        let reply = self.offer(letter.to, letter.message(), None)?;
+        // A crash behind the commit has taken the row with it.
+        let taken = word.is_some() && turn != self.disk.threads[letter.to].head;
+        if taken || reply != Reply::Nothing && !(kept && word.is_none()) {
             self.disk.outbox.retain(|other| other.no != letter.no);
         }
-        Ok(())
+        match word {
+            Some(word) if reply == Reply::Taken => self.checker.acknowledged(&self.disk, letter.to, word),
+            _ => Ok(()),
+        }
     }
 
     /// I4: the stored world is the replay of the committed steps, and reads back as it was written.

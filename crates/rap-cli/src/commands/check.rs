@@ -21,9 +21,9 @@ use orders::Orders;
 pub enum Command {
     /// Check a tool server: this plays the runtime.
     #[command(after_help = "\
-The operation is called some fifty times and should return within seconds; without --operation one that needs no \
-arguments is picked, never one that is annotated as destructive. The subscription should send several events within \
-seconds, the last of them final; without --subscription nothing is seen of subscriptions.
+The operation is called some fifty times and should return within seconds; without --operation one that needs \
+no arguments is picked, never one that is annotated as destructive. The subscription should send several events \
+within seconds, the last of them final; without --subscription nothing is seen of subscriptions.
 
 Exit code: 0 when all is well, 1 when a MUST is not met (with --strict: a SHOULD either), 2 for wrong usage.
 

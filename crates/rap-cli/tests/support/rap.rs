@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -147,6 +148,14 @@ impl Rap {
         self.end();
         let directory = self.directory.take().unwrap();
         Rap::spawn(self.setup.clone(), directory, self.url.trim_start_matches("http://"))
+    }
+
+    /// The same, but for some time there is no process.
+    #[must_use]
+    pub fn restarted_after(mut self, pause: Duration) -> Rap {
+        self.end();
+        std::thread::sleep(pause);
+        self.restarted()
     }
 
     /// SIGTERM, and a new process as soon as the old one has ended in order.

@@ -33,7 +33,7 @@ impl Report {
             "good": self.is_good(strictness),
             "strict": strictness == Strictness::Strict,
             "count": self.count(),
-            "seconds": self.took().as_secs_f64(),
+            "seconds": self.took.as_secs_f64(),
             "requirements": requirements,
             "probes": self.outcomes.iter().map(probe).collect::<Vec<_>>(),
         })

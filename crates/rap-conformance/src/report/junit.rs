@@ -20,7 +20,7 @@ impl Report {
             "tests=\"{}\" failures=\"{failures}\" errors=\"0\" skipped=\"{}\" time=\"{:.3}\"",
             passed + failed_must + failed_should + not_observable,
             warnings + not_observable,
-            self.took().as_secs_f64()
+            self.took.as_secs_f64()
         );
         let name = format!("rap check {} {}", self.subject.word(), escape(&self.target));
         line(&mut xml, &format!("<testsuites {counts}>\n<testsuite name=\"{name}\" {counts}>"));
@@ -59,11 +59,11 @@ impl Report {
     }
 
     fn what_failed(&self, id: &str) -> Vec<&str> {
-        let failed = |verdict| match verdict {
-            &Verdict::Fail { ref what, .. } => Some(what.as_str()),
+        let failed = self.about(id).filter_map(|outcome| match &outcome.verdict {
+            Verdict::Fail { what, .. } => Some(what.as_str()),
             _ => None,
-        };
-        self.about(id).filter_map(|outcome| failed(&outcome.verdict)).collect()
+        });
+        failed.collect()
     }
 
     fn story(&self, id: &str) -> String {

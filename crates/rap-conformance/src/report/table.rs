@@ -17,11 +17,12 @@ const GREEN: Style = AnsiColor::Green.on_default();
 const BEFORE_TEXT: usize = 36;
 
 impl Report {
-    /// The report as text with the escape codes of a terminal; whoever prints it elsewhere takes them away. Lines of the
-    /// table are cut to the width; without one, nothing is.
+    /// The report as text with the escape codes of a terminal; whoever prints it elsewhere takes them away.
+    /// Lines of the table are cut to the width; without one, nothing is.
     pub fn to_table(&self, strictness: Strictness, width: Option<usize>) -> String {
         let mut text = String::new();
         let out = &mut text;
+        line(out, &format!("rap check {} {}\n", self.subject.word(), plain(&self.target)));
         line(out, &format!("{BOLD}{:<6}  {:<10}  {:<14}  REQUIREMENT{BOLD:#}", "ID", "LEVEL", "RESULT"));
         for (requirement, standing) in self.standings() {
             let (style, result) = shown(requirement, &standing, strictness);
@@ -41,10 +42,10 @@ impl Report {
         let Count { passed, failed_must, failed_should, not_observable } = self.count();
         let (style, word) = if self.is_good(strictness) { (GREEN, "good") } else { (RED, "not good") };
         format!(
-            "{style}{word}{style:#}: {passed} requirements pass, {failed_must} MUST and {failed_should} SHOULD fail, \
-             {not_observable} can not be observed; {} probes in {:.1} s",
+            "{style}{word}{style:#}: {passed} requirements pass, {failed_must} MUST and {failed_should} SHOULD \
+             fail, {not_observable} can not be observed; {} probes in {:.1} s",
             self.outcomes.len(),
-            self.took().as_secs_f64()
+            self.took.as_secs_f64()
         )
     }
 

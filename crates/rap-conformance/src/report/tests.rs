@@ -68,8 +68,11 @@ fn the_three_forms_say_the_same() {
 #[test]
 fn an_exchange_shows_no_capability() {
     let body = json!({
-        "callback_url": "http://127.0.0.1:7/callback/s3cret", "response_url": "s3cret", "endpoint": "http://h/invoke",
-        "text": "see https://user:s3cret@id.example.com/s3cret?s3cret#s3cret.", "more": [{"auth_url": "http://h/s3cret"}],
+        "callback_url": "http://127.0.0.1:7/callback/s3cret",
+        "response_url": "s3cret",
+        "endpoint": "http://h/invoke",
+        "text": "see https://user:s3cret@id.example.com/s3cret?s3cret#s3cret.",
+        "more": [{"auth_url": "http://h/s3cret"}],
     });
     let shown = Shown::new("POST http://h/s3cret", &serde_json::to_vec(&body).unwrap());
     let broken = Shown::new("200", b"{\"auth_url\": \"http://h/s3cret\", ");

@@ -21,7 +21,8 @@ pub(super) fn check(toolset: &Toolset, order: &Order) -> Result<(), String> {
     })
 }
 
-/// An operation that needs no arguments and promises nothing that a checker should not do. One that only reads is best.
+/// An operation that needs no arguments and promises nothing that a checker should not do. One that only
+/// reads is best.
 pub(super) fn operation(toolset: &Toolset) -> Option<Order> {
     let takes_nothing = |tool: &&Tool| tool.input_schema.validate(&json!({})).is_ok();
     let mut fit: Vec<&Tool> =
@@ -31,8 +32,8 @@ pub(super) fn operation(toolset: &Toolset) -> Option<Order> {
     Some(Order { operation: tool.name.as_str().to_owned(), arguments: Map::new() })
 }
 
-/// An operation with arguments that its schema does not permit. It should not even begin; if it does, it is one that
-/// does no harm.
+/// An operation with arguments that its schema does not permit. It should not even begin; if it does, it is
+/// one that does no harm.
 pub(super) fn misfit(toolset: &Toolset) -> Option<Order> {
     toolset.tools.iter().filter(|tool| tool.annotations.destructive != Some(true)).find_map(|tool| {
         let arguments = misfits(tool).find(|arguments| tool.input_schema.validate(arguments).is_err())?;

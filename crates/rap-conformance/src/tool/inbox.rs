@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -81,9 +81,13 @@ struct Shared {
 }
 
 impl Listener {
-    pub(super) async fn start(address: SocketAddr) -> io::Result<Listener> {
+    /// Listens. Where that is on all addresses, `seen` is the one that a server can reach.
+    pub(super) async fn start(address: SocketAddr, seen: IpAddr) -> io::Result<Listener> {
         let socket = TcpListener::bind(address).await?;
-        let address = socket.local_addr()?;
+        let mut address = socket.local_addr()?;
+        if address.ip().is_unspecified() {
+            address.set_ip(seen);
+        }
         let inboxes = Inboxes::default();
         let router = Router::new().fallback(receive).with_state(Arc::clone(&inboxes));
         let (stop, stopped) = oneshot::channel::<()>();

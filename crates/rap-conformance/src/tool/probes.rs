@@ -25,7 +25,8 @@ pub(super) const STAGES: &[&[&[Check]]] = &[
         subscriptions::CHECKS,
         authentication::CHECKS,
     ],
-    &[identity::CROWD],
+    &[identity::CROWD, subscriptions::SPARED_BY_CANCELLING],
+    &[subscriptions::SPARED_BY_CLOSING],
     // It uses up what the server grants us.
     &[flood::CHECKS],
 ];

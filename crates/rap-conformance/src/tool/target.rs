@@ -13,7 +13,7 @@ use rap_protocol::{DISCOVERY_PATH, Secret, Toolset, UrlPolicy, limits, parse_too
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use url::Url;
+use url::{Position, Url};
 
 use super::inbox::{Delivery, Inbox, Listener, Replies, Reply};
 use super::{Error, Options, Order, Patience, choice};
@@ -21,11 +21,16 @@ use crate::report::{Exchange, Shown, Verdict};
 
 /// How much of an answer is read.
 const ANSWER_BYTES: usize = 64 * 1024;
+/// How long to leave a server alone that is sent too much, and how often.
+const PAUSE: Duration = Duration::from_secs(1);
+const SECOND_ATTEMPTS: usize = 3;
 /// How many exchanges a failure shows.
 const SHOWN: usize = 6;
 
 pub(super) struct Target {
     base: String,
+    /// The base without user, password and query.
+    shown: String,
     client: Client,
     bearer: Option<Secret>,
     listener: Listener,
@@ -78,14 +83,17 @@ impl Target {
         if bearer.as_ref().is_some_and(|bearer| authorization(bearer.expose()).is_none()) {
             return Err(Error::Url("the bearer token has characters that no header can hold".into()));
         }
-        let address = match listen {
-            Some(address) => address,
-            None => SocketAddr::new(our_address(&url, patience.answer).await, 0),
-        };
-        let listener = Listener::start(address).await.map_err(|source| Error::Listen { address, source })?;
+        let seen = our_address(&url, patience.answer).await;
+        let address = listen.unwrap_or(SocketAddr::new(seen, 0));
+        let listener =
+            Listener::start(address, seen).await.map_err(|source| Error::Listen { address, source })?;
         let client_limits =
             ClientLimits { total: patience.answer, drain_bytes: ANSWER_BYTES, ..ClientLimits::default() };
+        let seen = &url[..Position::BeforeUsername];
         Ok(Target {
+            shown: format!("{seen}{}", &url[Position::BeforeHost..Position::AfterPath])
+                .trim_end_matches('/')
+                .into(),
             base: url.as_str().trim_end_matches('/').to_owned(),
             client: Client::new(UrlPolicy::Local, client_limits),
             bearer,
@@ -116,6 +124,21 @@ impl Target {
         self.operation = self.named.clone().or_else(picked).ok_or(none.into());
         self.toolset = Some(toolset);
         Ok(())
+    }
+
+    /// The server and what was called, for the head of a report.
+    pub(super) fn describe(&self) -> String {
+        let mut text = self.shown.clone();
+        if let Some(toolset) = &self.toolset {
+            text += &format!(" ({})", toolset.name);
+        }
+        if let Ok(order) = &self.operation {
+            text += &format!(" --operation {}", order.operation);
+        }
+        if let Some(order) = &self.subscription {
+            text += &format!(" --subscription {}", order.operation);
+        }
+        text
     }
 
     pub(super) async fn discover(&self) -> Result<Said, Verdict> {
@@ -188,7 +211,11 @@ impl Target {
         let inbox = self.listener.inbox(&token, rest, replies);
         let (thread, id) = (self.fresh("thread"), self.fresh("call"));
         let mut invocation = json!({
-            "operation": operation, "arguments": arguments, "id": id, "group_id": thread, "callback_url": inbox.url,
+            "operation": operation,
+            "arguments": arguments,
+            "id": id,
+            "group_id": thread,
+            "callback_url": inbox.url,
         });
         if let Some(version) = &self.toolset()?.version {
             invocation["toolset_version"] = version.as_str().into();
@@ -202,9 +229,15 @@ impl Target {
         format!("{word}_{}_{number}", self.run)
     }
 
-    /// Sends an invocation; anything but 2xx is a failure.
+    /// Sends an invocation, again if the server has no room for it; anything but 2xx is a failure.
     pub(super) async fn invoke(&self, call: &Call) -> Result<Said, Verdict> {
-        let said = self.send_invocation(call, Credentials::Ours).await?;
+        let mut said = self.send_invocation(call, Credentials::Ours).await?;
+        for _ in 0..SECOND_ATTEMPTS {
+            if said.status == 503 {
+                tokio::time::sleep(PAUSE).await;
+                said = self.send_invocation(call, Credentials::Ours).await?;
+            }
+        }
         if (200..300).contains(&said.status) {
             return Ok(said);
         }
@@ -234,8 +267,20 @@ impl Target {
         self.post(&url, head, body, credentials).await
     }
 
-    /// POSTs to a path below the base URL.
-    pub(super) async fn notify(
+    /// Sends a notification, again if there were too many of them.
+    pub(super) async fn notify(&self, path: &str, body: &Value) -> Result<Said, Verdict> {
+        let mut said = self.notify_as(path, body, Credentials::Ours).await?;
+        for _ in 0..SECOND_ATTEMPTS {
+            if said.status == 429 {
+                tokio::time::sleep(PAUSE).await;
+                said = self.notify_as(path, body, Credentials::Ours).await?;
+            }
+        }
+        Ok(said)
+    }
+
+    /// POSTs to a path below the base URL, once.
+    pub(super) async fn notify_as(
         &self,
         path: &str,
         body: &Value,

@@ -17,7 +17,7 @@ pub enum Fault {
     SendsTwoResults,
     CountsRepeats,
     SendsPlainText,
-    SendsNoText,
+    SendsWrongTypes,
     RefusesUnknownFields,
     // Errors.
     RefusesUnknownOperations,
@@ -69,6 +69,8 @@ pub enum Fault {
     SendsEventsAfterTheFinalOne,
     SendsEventsAfterCancellation,
     SendsEventsAfterClosing,
+    CancelsByIdAlone,
+    ClosesAllThreads,
     // Authentication.
     LetsAnyoneInvoke,
     LetsAnyoneClose,

@@ -32,9 +32,9 @@ const WORK: Duration = Duration::from_millis(40);
 /// Longer than the checker calls prompt.
 const LATE: Duration = Duration::from_millis(1_400);
 /// From this many calls at once, some servers lose their way.
-const CROWD: usize = 10;
+const CROWD: usize = 13;
 /// How many notifications are taken.
-const BURST: usize = 400;
+const BURST: usize = 150;
 /// After how many attempts a message is given up.
 const ATTEMPTS: u32 = 12;
 
@@ -246,8 +246,8 @@ impl Server {
             return;
         }
         let result = self.result(call, text, crowded);
-        self.deliver(call, &result).await;
-        if self.fault == Fault::SendsTwoResults {
+        let status = self.deliver(call, &result).await;
+        if self.fault == Fault::SendsTwoResults && status == Some(200) {
             self.deliver(call, &result).await;
         }
     }
@@ -267,7 +267,7 @@ impl Server {
             Fault::NamesAnotherCall => result["id"] = "of_another".into(),
             Fault::NamesNoThread => result["group_id"] = "none".into(),
             Fault::ForgetsTheCallId => drop(result.as_object_mut().unwrap().remove("call_id")),
-            Fault::SendsNoText => result["text"] = json!(["pong"]),
+            Fault::SendsWrongTypes => result["subscription"] = "no".into(),
             _ => {}
         }
         result
@@ -305,7 +305,7 @@ impl Server {
     }
 
     /// Sends until it is answered below 500; what is refused as invalid is followed by an error.
-    async fn deliver(&self, call: &Call, message: &Value) {
+    async fn deliver(&self, call: &Call, message: &Value) -> Option<u16> {
         let is_event = message["type"] == "subscription_event";
         let mut url = call.address.callback_url.to_url();
         match self.fault {
@@ -326,12 +326,13 @@ impl Server {
                     let error = self.result(call, "Error: the result was refused (400)", false);
                     drop(self.client.post_json(&url, &headers, error.to_string().into()).await);
                 }
-                return;
+                return status;
             }
             if self.fault != Fault::NeverPauses {
                 tokio::time::sleep(Duration::from_millis(60) * 2_u32.pow(attempt.min(5))).await;
             }
         }
+        None
     }
 
     fn goes_on_after(&self, status: Option<u16>, is_event: bool) -> bool {
@@ -370,7 +371,12 @@ async fn close(State(server): State<Arc<Server>>, headers: HeaderMap, body: Byte
     let mut calls = known.calls.values().filter(|call| call.address.group_id.as_str() == thread).peekable();
     let is_known = calls.peek().is_some();
     if fault != Fault::SendsEventsAfterClosing {
-        calls.for_each(|call| drop(call.stop.send_replace(true)));
+        for call in calls {
+            call.stop.send_replace(true);
+        }
+        for call in known.calls.values().filter(|_| fault == Fault::ClosesAllThreads) {
+            call.stop.send_replace(true);
+        }
     }
     let is_first = known.closed.insert(thread.clone());
     match fault {
@@ -402,10 +408,11 @@ async fn cancel(State(server): State<Arc<Server>>, headers: HeaderMap, body: Byt
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
     let mut known = server.state.lock().unwrap();
-    let is_meant = |call: &&Call| call.address.group_id.as_str() == thread && call.address.id.as_str() == id;
-    let call = known.calls.values().find(is_meant).cloned();
-    if let Some(call) = call.clone().filter(|_| fault != Fault::SendsEventsAfterCancellation) {
-        call.stop.send_replace(true);
+    let is_meant = |call: &Call| call.address.group_id.as_str() == thread && call.address.id.as_str() == id;
+    let is_wrongly_meant = |call: &Call| fault == Fault::CancelsByIdAlone && call.address.id.as_str() == id;
+    let call = known.calls.values().find(|call| is_meant(call)).cloned();
+    for call in known.calls.values().filter(|call| is_meant(call) || is_wrongly_meant(call)) {
+        call.stop.send_replace(fault != Fault::SendsEventsAfterCancellation);
     }
     if let Some(call) = call.clone().filter(|_| fault == Fault::SendsAResultForACancelledCallThatIsOver) {
         let server = Arc::clone(&server);

@@ -4,13 +4,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rap_agent::{Again, Answer, Entry, Message, PlannedCall, Seq, words};
-use rap_protocol::InputSchema;
+use rap_agent::{Again, Answer, Entry, Message, PlannedCall, Seq};
 use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
-use serde_json::json;
 
 use super::plan::{UsedIds, plan};
-use super::{Engine, STORE_PAUSE, Source};
+use super::{Engine, STORE_PAUSE, Source, built_in};
 use crate::hub::Live;
 use crate::model::{self, ModelCall, Offered, Question, Wants};
 use crate::settings::Agent;
@@ -153,7 +151,7 @@ impl Engine {
         let question = Question {
             system: agent.system.clone(),
             entries,
-            tools: tools.offer_to(&agent.name, || offered(agent, &tools)),
+            tools: self.offer(thread, agent, &tools).await?,
             turn,
             images: self.settings.images,
         };
@@ -166,7 +164,7 @@ impl Engine {
             }
         };
         let answer = model.ask(question, &mut on_delta).await.map_err(Failure::Model)?;
-        let calls = self.planned(answer.calls, used, agent, tools).await;
+        let calls = self.planned(answer.calls, used, thread, agent, tools).await;
         Ok(Answer { text: answer.text, calls, usage: answer.usage })
     }
 
@@ -176,19 +174,20 @@ impl Engine {
         &self,
         calls: Vec<ModelCall>,
         used: UsedIds,
+        thread: &Arc<Thread>,
         agent: &Agent,
         tools: Arc<SessionTools>,
     ) -> Vec<PlannedCall> {
         let intricate: Vec<&str> =
             calls.iter().map(|call| call.name.as_str()).filter(|name| tools.is_intricate(name)).collect();
         if intricate.is_empty() {
-            return plan(calls, &used, agent, &tools, &HashSet::new());
+            return plan(calls, &used, thread, agent, &tools, &HashSet::new());
         }
         let unchecked = self.toolsets.unchecked(&tools, &intricate);
         let (own_calls, own_agent, own_tools) = (calls.clone(), agent.clone(), Arc::clone(&tools));
-        let (own_used, own_unchecked) = (used.clone(), unchecked.clone());
+        let (own_used, own_unchecked, own_thread) = (used.clone(), unchecked.clone(), Arc::clone(thread));
         let work = tokio::task::spawn_blocking(move || {
-            plan(own_calls, &own_used, &own_agent, &own_tools, &own_unchecked)
+            plan(own_calls, &own_used, &own_thread, &own_agent, &own_tools, &own_unchecked)
         });
         if let Ok(Ok(planned)) = tokio::time::timeout(CHECK_WITHIN, work).await {
             return planned;
@@ -198,7 +197,28 @@ impl Engine {
             "the schema of a tool takes too long to check; it is not called until the next start"
         );
         let unchecked = self.toolsets.give_up_checking(&tools, &intricate);
-        plan(calls, &used, agent, &tools, &unchecked)
+        plan(calls, &used, thread, agent, &tools, &unchecked)
+    }
+
+    /// What the model may call. Only what closes the thread depends on what the thread is doing.
+    async fn offer(
+        &self,
+        thread: &Thread,
+        agent: &Agent,
+        tools: &SessionTools,
+    ) -> Result<Arc<[Offered]>, Failure> {
+        let child = thread.parent.is_some();
+        let kind = format!("{}{}", if child { "child " } else { "" }, agent.name);
+        let offer = tools.offer_to(&kind, || offered(agent, tools, child));
+        let head = self.store.thread(thread.id.clone()).await.map_err(Failure::Store)?.head;
+        if head.subscriptions.is_empty() {
+            return Ok(offer);
+        }
+        let mut offer = offer.to_vec();
+        if let Some(last) = offer.last_mut() {
+            *last = built_in::close_thread(&head.subscriptions);
+        }
+        Ok(offer.into())
     }
 
     fn agent(&self, name: &str) -> &Agent {
@@ -218,31 +238,11 @@ impl Engine {
 }
 
 /// What the model may call: the tools of the servers, and the runtime's own.
-fn offered(agent: &Agent, tools: &SessionTools) -> Arc<[Offered]> {
+fn offered(agent: &Agent, tools: &SessionTools, has_parent: bool) -> Arc<[Offered]> {
     let remote = tools.offered().filter(|tool| agent.may_use(tool.name.as_str())).map(|tool| Offered {
         name: tool.name.as_str().to_owned(),
         description: tool.description.clone(),
         schema: tool.input_schema.clone(),
     });
-    remote.chain([cancel_subscription()]).collect()
-}
-
-// Argued: SE-28 the description asks for it; `close_thread`, which would name what is active, is not there yet
-fn cancel_subscription() -> Offered {
-    let schema = json!({
-        "type": "object",
-        "properties": {"tool_call_id": {
-            "type": "string",
-            "description": "The id of the call that created the subscription.",
-        }},
-        "required": ["tool_call_id"],
-    });
-    Offered {
-        name: words::CANCEL_SUBSCRIPTION.into(),
-        description:
-            "End a subscription of this conversation, so that its events do not wake you any more. Cancel \
-                      subscriptions that are no longer needed before you finish."
-                .into(),
-        schema: InputSchema::new(schema).expect("bug: the schema compiles"),
-    }
+    remote.chain(built_in::offered(has_parent)).chain([built_in::close_thread(&[])]).collect()
 }

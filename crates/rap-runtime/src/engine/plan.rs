@@ -3,12 +3,14 @@
 
 use std::collections::HashSet;
 
-use rap_agent::{Arguments, BuiltIn, Entry, Item, Plan, PlannedCall, Server, words};
+use rap_agent::{Arguments, Entry, Item, Plan, PlannedCall, Server, words};
 use rap_protocol::CallId;
 use serde_json::{Map, Value};
 
+use super::built_in;
 use crate::model::ModelCall;
 use crate::settings::Agent;
+use crate::store::{Thread, now};
 use crate::toolsets::SessionTools;
 
 /// How many names of tools an error repeats.
@@ -42,6 +44,7 @@ impl UsedIds {
 pub(super) fn plan(
     calls: Vec<ModelCall>,
     used: &UsedIds,
+    thread: &Thread,
     agent: &Agent,
     tools: &SessionTools,
     unchecked: &HashSet<String>,
@@ -55,7 +58,7 @@ pub(super) fn plan(
         let plan = if unchecked.contains(&call.name) {
             Plan::Refuse("Error: the arguments can not be checked: the tool's schema takes too long".into())
         } else {
-            decide(&call.name, &call.arguments, agent, tools)
+            decide(&call.name, &call.arguments, thread, agent, tools)
         };
         let arguments = match call.arguments {
             Ok(arguments) => Arguments::Given(arguments),
@@ -69,6 +72,7 @@ pub(super) fn plan(
 fn decide(
     name: &str,
     arguments: &Result<Map<String, Value>, String>,
+    thread: &Thread,
     agent: &Agent,
     tools: &SessionTools,
 ) -> Plan {
@@ -85,11 +89,8 @@ fn decide(
             "Error: only the runtime makes calls whose `kind` begins with `interrupt:`; nothing was called";
         return Plan::Refuse(why.into());
     }
-    if name == words::CANCEL_SUBSCRIPTION {
-        return match arguments.get("tool_call_id").and_then(Value::as_str) {
-            Some(id) => Plan::BuiltIn(BuiltIn::CancelSubscription { tool_call_id: id.to_owned() }),
-            None => Plan::Refuse("Error: $.tool_call_id: expected a string, the id of a subscription".into()),
-        };
+    if let Some(plan) = built_in::plan(name, arguments, thread, now()) {
+        return plan;
     }
     let found = tools.find(name).filter(|(_, _, tool)| agent.may_use(tool.name.as_str()));
     let Some((server, _, tool)) = found else { return Plan::Refuse(no_such_tool(name, agent, tools)) };

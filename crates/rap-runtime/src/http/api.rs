@@ -320,6 +320,12 @@ pub(super) async fn subscriptions(
     Ok(Json(json!({"subscriptions": found.iter().map(json::subscription).collect::<Vec<_>>()})))
 }
 
+pub(super) async fn timers(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer {
+    only(&parameters, &["limit"])?;
+    let timers = engine.store.timers(rows(&parameters)?).await?;
+    Ok(Json(json!({"timers": timers.iter().map(json::timer).collect::<Vec<_>>()})))
+}
+
 pub(super) async fn inbox(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer {
     only(&parameters, &["limit"])?;
     let items = engine.store.inbox(None, rows(&parameters)?).await?;

@@ -5,7 +5,7 @@ use rap_protocol::{Body, Timestamp, Tool};
 use serde_json::{Value, json};
 
 use crate::store::Asked;
-use crate::store::{CallRow, InboxItem, SubscriptionRow, ThreadRow, ViewRow};
+use crate::store::{CallRow, InboxItem, SubscriptionRow, ThreadRow, TimerRow, ViewRow};
 use crate::toolsets::SessionTools;
 
 fn time(at: Timestamp) -> String {
@@ -69,9 +69,7 @@ pub(super) fn waiting(call: &OpenCall) -> Value {
 pub(super) fn entry(seq: Seq, entry: Entry) -> Value {
     let mut value = match entry.item {
         Item::User { text, from: Speaker::User } => json!({"kind": "user", "text": text}),
-        Item::User { text, from: Speaker::Runtime } => {
-            json!({"kind": "user", "text": text, "from": "runtime"})
-        }
+        Item::User { text, from } => json!({"kind": "user", "text": text, "from": from}),
         Item::Assistant { text, calls } => {
             let calls: Vec<Value> = calls.into_iter().map(call).collect();
             json!({"kind": "assistant", "text": text, "calls": calls})
@@ -129,6 +127,16 @@ pub(super) fn subscription(row: &SubscriptionRow) -> Value {
         "tool": row.tool,
         "server": row.server,
         "since": time(row.since),
+    })
+}
+
+pub(super) fn timer(row: &TimerRow) -> Value {
+    json!({
+        "thread_id": row.thread,
+        "call_id": row.call,
+        "tool": row.tool,
+        "kind": row.kind,
+        "at": time(row.at),
     })
 }
 

@@ -8,7 +8,7 @@ mod scenario;
 use std::path::Path;
 use std::time::Duration;
 
-use rap_agent::{CallEntry, Entry, Item, Speaker, Usage};
+use rap_agent::{CallEntry, Entry, Item, Speaker, Usage, words};
 use rap_protocol::{Body, CallId, Content};
 use serde_json::Map;
 
@@ -90,9 +90,9 @@ fn replay(scenario: &Scenario, turn: u64) -> Plan {
 /// Answers the last user message, if it has not been answered yet, and the results that came after that.
 fn obey(entries: &[Entry], turn: u64) -> Plan {
     let last_own = entries.iter().rposition(|entry| is_own(&entry.item));
-    let last_said = entries.iter().rposition(|entry| said_by(&entry.item, Speaker::User).is_some());
+    let last_said = entries.iter().rposition(|entry| said(&entry.item).is_some());
     let unanswered = last_said.filter(|said| last_own < Some(*said));
-    let said = unanswered.and_then(|place| said_by(&entries[place].item, Speaker::User));
+    let said = unanswered.and_then(|place| said(&entries[place].item));
     let mut plan = said.map(|text| instructed(text, turn)).unwrap_or_default();
     let since = &entries[last_own.max(last_said).unwrap_or(0)..];
     plan.lines.extend(since.iter().filter_map(|entry| result_line(&entry.item, entries)));
@@ -113,6 +113,14 @@ fn said_by(item: &Item, speaker: Speaker) -> Option<&str> {
     match item {
         Item::User { text, from } if *from == speaker => Some(text),
         _ => None,
+    }
+}
+
+/// What a user or the parent thread said, and what a thread that was spawned is to do.
+fn said(item: &Item) -> Option<&str> {
+    match item {
+        Item::Result { content: Body::Text(text), .. } => text.strip_prefix(words::CHILD_OPENING),
+        item => said_by(item, Speaker::User).or_else(|| said_by(item, Speaker::Parent)),
     }
 }
 
@@ -145,6 +153,9 @@ fn call_of(id: String, text: &str) -> ModelCall {
 
 fn result_line(item: &Item, entries: &[Entry]) -> Option<String> {
     let Item::Result { call_id, content, .. } = item else { return None };
+    if said(item).is_some() || *content == Body::Text(words::NOT_YOURS.into()) {
+        return None;
+    }
     let name = tool_of(call_id, entries).unwrap_or(call_id.as_str());
     let text = match content {
         Body::Text(text) => text.clone(),

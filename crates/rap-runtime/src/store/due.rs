@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rap_agent::{Message, Seq};
+use rap_agent::{Letter, Message, Seq, Server};
 use rap_protocol::{CallId, ResponseUrl, ThreadId, Timestamp};
 use rusqlite::{Row, params};
 use serde_json::{Map, Value};
@@ -140,7 +140,8 @@ impl Store {
         .await
     }
 
-    /// Open calls whose time was over after one point in time and up to another.
+    /// Open calls whose time was over after one point in time and up to another. Those of the runtime's own do not
+    /// wait for anybody: for them the first point does not count.
     pub(crate) async fn timed_out(
         &self,
         after: Timestamp,
@@ -149,10 +150,12 @@ impl Store {
     ) -> Result<Vec<(ThreadNo, CallId)>, Error> {
         self.read(move |conn| {
             let mut statement = conn.prepare_cached(
-                "SELECT thread, id FROM calls WHERE until > ?1 AND until <= ?2 ORDER BY until LIMIT ?3",
+                "SELECT thread, id FROM calls WHERE until <= ?2 AND (until > ?1 OR server = ?4) \
+                 ORDER BY until LIMIT ?3",
             )?;
             let found = |row: &Row<'_>| Ok((row.get(0)?, call_id(row, 1)?));
-            statement.query_map(params![after.0, now.0, limit as i64], found)?.collect()
+            let own = Server::runtime().0;
+            statement.query_map(params![after.0, now.0, limit as i64, own], found)?.collect()
         })
         .await
     }
@@ -162,10 +165,8 @@ impl Store {
             let mut statement =
                 conn.prepare_cached("SELECT no, sender, receiver, letter FROM letters ORDER BY no LIMIT ?1")?;
             let letter = |row: &Row<'_>| {
-                let message = match row.get_ref(3)?.as_str()? {
-                    "close" => Message::Close,
-                    _ => Message::ChildClosed { child: id(row, 1)? },
-                };
+                let letter: Letter = serde_json::from_str(row.get_ref(3)?.as_str()?).map_err(unreadable)?;
+                let message = letter.into_message(id(row, 1)?);
                 Ok(Letters { no: row.get(0)?, receiver: id(row, 2)?, message })
             };
             statement.query_map([limit as i64], letter)?.collect()

@@ -124,6 +124,15 @@ pub(crate) struct SubscriptionRow {
     pub(crate) since: Timestamp,
 }
 
+/// Something that happens at a time by itself.
+pub(crate) struct TimerRow {
+    pub(crate) thread: ThreadId,
+    pub(crate) call: Option<CallId>,
+    pub(crate) tool: Option<String>,
+    pub(crate) kind: &'static str,
+    pub(crate) at: Timestamp,
+}
+
 /// The latest content of a view.
 pub(crate) struct ViewRow {
     pub(crate) server: String,
@@ -314,6 +323,31 @@ impl Store {
                 })
             };
             statement.query_map([limit as i64], subscription)?.collect()
+        })
+        .await
+    }
+
+    /// What happens by itself: sleeps and schedules, time-outs of calls, and failed threads that ask again.
+    pub(crate) async fn timers(&self, limit: usize) -> Result<Vec<TimerRow>, Error> {
+        self.read(move |conn| {
+            let mut statement = conn.prepare_cached(
+                "SELECT t.id, c.id, c.name, c.until, \
+                        CASE WHEN c.server != ?2 THEN 0 WHEN c.state = 0 THEN 1 ELSE 2 END \
+                 FROM calls c JOIN threads t ON t.no = c.thread WHERE c.until IS NOT NULL \
+                 UNION ALL SELECT id, NULL, NULL, due, 3 FROM threads WHERE due IS NOT NULL AND status = 'failed' \
+                 ORDER BY 4 LIMIT ?1",
+            )?;
+            let timer = |row: &Row<'_>| {
+                let call: Option<String> = row.get(1)?;
+                Ok(TimerRow {
+                    thread: id(row, 0)?,
+                    call: call.map(CallId::new).transpose().map_err(unreadable)?,
+                    tool: row.get(2)?,
+                    at: Timestamp(row.get(3)?),
+                    kind: ["timeout", "sleep", "schedule", "retry"][usize::from(row.get::<_, u8>(4)?)],
+                })
+            };
+            statement.query_map(params![limit as i64, rap_agent::Server::runtime().0], timer)?.collect()
         })
         .await
     }

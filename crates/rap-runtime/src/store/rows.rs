@@ -219,6 +219,7 @@ impl Applying<'_> {
             Write::Answer { no, selected } => self.answer(no, selected)?,
             Write::Forget { call } => self.forget(&call)?,
             Write::View { server, view_type, content } => self.view(&server.0, &view_type, &content)?,
+            Write::Timer { call, at } => self.timer(&call, at)?,
             Write::Seen { call, event } => self.seen(&call, &event)?,
             Write::Born { child, at, head, entries } => {
                 return self.born(child, at, *head, &entries).map(Some);
@@ -259,7 +260,7 @@ impl Applying<'_> {
     fn open(&self, call: &rap_agent::OpenCall) -> rusqlite::Result<()> {
         let mut statement = self.conn.prepare_cached(
             "INSERT INTO calls (thread, id, state, call_id, name, server, seq, since, until, invoke_at) \
-             VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?7)",
+             VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
         )?;
         statement.execute(params![
             self.thread.no,
@@ -270,6 +271,7 @@ impl Applying<'_> {
             call.seq.cast_signed(),
             call.since.0,
             call.until.map(|until| until.0),
+            (!call.server.is_runtime()).then_some(call.since.0),
         ])?;
         Ok(())
     }
@@ -337,6 +339,13 @@ impl Applying<'_> {
         Ok(())
     }
 
+    fn timer(&self, call: &CallId, at: Option<Timestamp>) -> rusqlite::Result<()> {
+        let sql = "UPDATE calls SET until = ?3 WHERE thread = ?1 AND id = ?2";
+        let row = params![self.thread.no, call.as_str(), at.map(|at| at.0)];
+        self.conn.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+
     fn seen(&self, call: &CallId, event: &EventId) -> rusqlite::Result<()> {
         let sql = "INSERT OR IGNORE INTO seen (thread, call, event, at) VALUES (?1, ?2, ?3, ?4)";
         let row = params![self.thread.no, call.as_str(), event.as_str(), self.now.0];
@@ -375,18 +384,11 @@ impl Applying<'_> {
     }
 
     /// An effect that is promised and has no row of its own yet.
-    pub(super) fn tell(&self, to: &ThreadId, letter: Letter) -> rusqlite::Result<()> {
+    pub(super) fn tell(&self, to: &ThreadId, letter: &Letter) -> rusqlite::Result<()> {
         let sql = "INSERT INTO letters (sender, receiver, letter) VALUES (?1, ?2, ?3)";
-        let row = params![self.thread.id.as_str(), to.as_str(), letter_name(letter)];
+        let row = params![self.thread.id.as_str(), to.as_str(), json_of(letter)];
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
-    }
-}
-
-pub(super) fn letter_name(letter: Letter) -> &'static str {
-    match letter {
-        Letter::Close => "close",
-        Letter::ChildClosed => "child_closed",
     }
 }
 

@@ -1,5 +1,5 @@
-//! `--operation NAME --arguments JSON` and `--subscription NAME --arguments JSON`: `--arguments` belongs to the name that
-//! it follows.
+//! `--operation NAME --arguments JSON` and `--subscription NAME --arguments JSON`: `--arguments` belongs to
+//! the name that it follows.
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};

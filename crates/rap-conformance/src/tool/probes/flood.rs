@@ -42,7 +42,7 @@ async fn cancellations(target: &Target) -> Found {
 
 async fn flood(target: &Target, path: &str, body: fn(String, String) -> Value) -> Found {
     let sent = (0..FLOOD).map(|_| async {
-        target.notify(path, &body(target.fresh("thread"), target.fresh("call")), Credentials::Ours).await
+        target.notify_as(path, &body(target.fresh("thread"), target.fresh("call")), Credentials::Ours).await
     });
     let mut answers = futures_util::stream::iter(sent).buffer_unordered(AT_A_TIME);
     let mut last = None;

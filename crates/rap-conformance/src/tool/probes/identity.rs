@@ -10,15 +10,16 @@ use crate::tool::{Check, Found};
 
 /// How many calls are made at once.
 const CALLS: usize = 16;
-/// Nothing that a server may take apart and put together again.
-const ODD_URL: &str = "/a%2Fb/./c//%7Euser;v=1?x=1&x=2&empty=&%C3%BC=%20+&next=http%3A%2F%2Fother.example%2F";
+/// What a server that takes it apart and puts it together again is likely to change.
+const ODD_URL: &str = "/a%2Fb/c//%7Euser;v=1?x=1&x=2&empty=&%C3%BC=%20+&next=http%3A%2F%2Fother.example%2F";
 
 pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "result_names_its_call",
             requirements: &["LC-11", "TR-12"],
-            checks: "A result has the id and the group_id of its invocation, and so has everything that comes before it.",
+            checks: "A result has the id and the group_id of its invocation, and so has everything that \
+                     comes before it.",
         },
         run: |target| Box::pin(names(target)),
     },

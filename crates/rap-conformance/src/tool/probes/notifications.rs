@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::report::{Probe, Verdict};
 use crate::tool::inbox::Delivery;
-use crate::tool::target::{Call, Credentials, Said, Target, results};
+use crate::tool::target::{Call, Said, Target, results};
 use crate::tool::{Check, Found};
 
 /// Ids that break what trusts them. None does any harm where it works: the checker breaks nothing.
@@ -22,6 +22,8 @@ const HOSTILE: [&str; 11] = [
     "a\u{0}b\r\nX-Injected: yes",
     "",
 ];
+/// One late answer may be the network's doing, or a busy machine's.
+const ATTEMPTS: usize = 3;
 /// Longer than an id may be.
 const LONG: usize = 10_000;
 
@@ -54,7 +56,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "closing_is_answered_at_once",
             requirements: &["TC-12"],
-            checks: "The closing of a thread is answered within a second.",
+            checks: "The closing of a thread is answered within a second, at least once in three.",
         },
         run: |target| Box::pin(at_once(target)),
     },
@@ -62,8 +64,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "closing_takes_hostile_ids",
             requirements: &["TC-21"],
-            checks: "Thread ids that are paths, quotes, commands, control characters, empty or far too long are answered \
-                     200, and what is no string below 500.",
+            checks: "Thread ids that are paths, quotes, commands, control characters, empty or far too long \
+                     are answered 200, and what is no string below 500.",
         },
         run: |target| Box::pin(hostile(target, Kind::Close)),
     },
@@ -95,7 +97,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "cancelling_a_finished_call_is_200",
             requirements: &["CN-03", "CN-04", "CN-05"],
-            checks: "POST /cancel_tool_call with a call whose result was delivered is answered 200, and nothing follows.",
+            checks: "POST /cancel_tool_call with a call whose result was delivered is answered 200, and \
+                     nothing follows.",
         },
         run: |target| Box::pin(cancel_after_result(target)),
     },
@@ -111,8 +114,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "cancelling_takes_hostile_ids",
             requirements: &["CN-23"],
-            checks: "Call and thread ids that are paths, quotes, commands, control characters, empty or far too long are \
-                     answered 200, and what is no string below 500.",
+            checks: "Call and thread ids that are paths, quotes, commands, control characters, empty or far \
+                     too long are answered 200, and what is no string below 500.",
         },
         run: |target| Box::pin(hostile(target, Kind::Cancel)),
     },
@@ -149,7 +152,7 @@ impl Kind {
 }
 
 async fn send(target: &Target, kind: Kind, body: &Value) -> Result<Said, Verdict> {
-    target.notify(kind.path(), body, Credentials::Ours).await
+    target.notify(kind.path(), body).await
 }
 
 async fn send_about(target: &Target, kind: Kind, call: &Call) -> Result<Said, Verdict> {
@@ -186,12 +189,16 @@ async fn twice(target: &Target, kind: Kind) -> Found {
 }
 
 async fn at_once(target: &Target) -> Found {
-    let call = finished(target).await?;
-    let said = send_about(target, Kind::Close, &call).await?;
-    if said.took <= target.patience.prompt {
-        return Ok(());
+    let mut found = Ok(());
+    for _ in 0..ATTEMPTS {
+        let call = finished(target).await?;
+        let said = send_about(target, Kind::Close, &call).await?;
+        if said.took <= target.patience.prompt {
+            return Ok(());
+        }
+        found = Err(Verdict::fail(format!("it took {:.1} s", said.took.as_secs_f64()), vec![said.exchange]));
     }
-    Err(Verdict::fail(format!("it took {:.1} s", said.took.as_secs_f64()), vec![said.exchange]))
+    found
 }
 
 async fn hostile(target: &Target, kind: Kind) -> Found {
@@ -225,14 +232,17 @@ async fn discreet(target: &Target, kind: Kind) -> Found {
     Err(Verdict::fail("the two answers differ", vec![known.exchange, unknown.exchange]))
 }
 
+/// The second call has the callback URL of the first, too: that is another probe's business.
 async fn call_after_close(target: &Target) -> Found {
     let first = finished(target).await?;
     send_about(target, Kind::Close, &first).await?;
-    let mut call = target.operation()?;
-    call.thread.clone_from(&first.thread);
-    call.invocation["group_id"] = first.thread.as_str().into();
-    target.invoke(&call).await?;
-    call.result(target.patience).await.map(|_| ())
+    let mut second = target.operation()?;
+    second.invocation["group_id"] = first.thread.as_str().into();
+    second.invocation["callback_url"] = first.inbox.url.as_str().into();
+    target.invoke(&second).await?;
+    let result = |deliveries: &[Delivery]| results(deliveries).nth(1).map(|_| ());
+    let seen = first.inbox.until(target.patience.result, result).await;
+    seen.ok_or_else(|| second.fail("the call was acknowledged and brought nothing"))
 }
 
 async fn cancel_after_result(target: &Target) -> Found {

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::report::{Probe, Verdict};
 use crate::tool::inbox::{Delivery, Reply};
-use crate::tool::target::{Call, Credentials, Target, events, results};
+use crate::tool::target::{Call, Target, events, results};
 use crate::tool::{Check, Found};
 
 /// An event that was on its way when the cancellation was answered arrives within this time.
@@ -89,6 +89,26 @@ pub(super) const CHECKS: &[Check] = &[
     },
 ];
 
+/// While these run, nobody else ends anything.
+pub(super) const SPARED_BY_CANCELLING: &[Check] = &[Check {
+    probe: Probe {
+        name: "cancelling_spares_other_subscriptions",
+        requirements: &["SE-01"],
+        checks: "After the cancellation of a subscription, one of the same id in another thread goes on.",
+    },
+    run: |target| Box::pin(spares_others(target, End::Cancelled)),
+}];
+
+pub(super) const SPARED_BY_CLOSING: &[Check] = &[Check {
+    probe: Probe {
+        name: "closing_spares_other_subscriptions",
+        requirements: &["SE-01"],
+        checks: "After the closing of a thread, a subscription of another one goes on.",
+    },
+    run: |target| Box::pin(spares_others(target, End::Closed)),
+}];
+
+/// How a subscription is ended from outside.
 #[derive(Clone, Copy)]
 enum End {
     Cancelled,
@@ -104,7 +124,17 @@ async fn subscribe(target: &Target, replies: &[Reply]) -> Result<Call, Verdict> 
 
 async fn cancel(target: &Target, call: &Call) -> Found {
     let body = json!({"thread_id": call.thread, "tool_call_id": call.id});
-    target.notify(CANCEL_TOOL_CALL_PATH, &body, Credentials::Ours).await.map(|_| ())
+    target.notify(CANCEL_TOOL_CALL_PATH, &body).await.map(|_| ())
+}
+
+async fn bring_about(target: &Target, call: &Call, end: End) -> Found {
+    match end {
+        End::Cancelled => cancel(target, call).await,
+        End::Closed => {
+            let body = json!({"thread_id": call.thread});
+            target.notify(CLOSE_THREAD_PATH, &body).await.map(|_| ())
+        }
+    }
 }
 
 async fn confirmed(target: &Target) -> Found {
@@ -161,7 +191,8 @@ async fn again_after_503(target: &Target) -> Found {
     let again = |deliveries: &[Delivery]| repeats(deliveries, &first).then_some(());
     let seen = call.inbox.until(target.patience.result, again).await;
     cancel(target, &call).await?;
-    seen.ok_or_else(|| call.fail("the event was sent once and then given up"))
+    let seconds = target.patience.result.as_secs_f64();
+    seen.ok_or_else(|| call.fail(format!("the event was not sent again within {seconds} s")))
 }
 
 async fn not_after_400(target: &Target) -> Found {
@@ -211,12 +242,7 @@ async fn nothing_after(target: &Target, end: End) -> Found {
             "the first event was the last; name a subscription that sends more",
         ));
     }
-    match end {
-        End::Cancelled => cancel(target, &call).await?,
-        End::Closed => {
-            target.notify(CLOSE_THREAD_PATH, &json!({"thread_id": call.thread}), Credentials::Ours).await?;
-        }
-    }
+    bring_about(target, &call, end).await?;
     tokio::time::sleep(ON_ITS_WAY).await;
     let ended = Instant::now();
     call.inbox.release();
@@ -227,4 +253,27 @@ async fn nothing_after(target: &Target, end: End) -> Found {
         (Some(()), End::Cancelled) => Err(call.fail("an event came after the cancellation was answered")),
         (Some(()), End::Closed) => Err(call.fail("an event came after the closing was answered")),
     }
+}
+
+/// The first event is held back, so that the subscription is still there when another is ended.
+async fn spares_others(target: &Target, end: End) -> Found {
+    let call = subscribe(target, &[Reply::Held]).await?;
+    let first = call.event(target.patience).await?;
+    if first.message["final"] == true {
+        call.inbox.release();
+        return Err(Verdict::not_observable(
+            "the first event was the last; name a subscription that sends more",
+        ));
+    }
+    let mut other = target.subscription(&[])?;
+    other.id.clone_from(&call.id);
+    other.invocation["id"] = call.id.as_str().into();
+    target.invoke(&other).await?;
+    bring_about(target, &other, end).await?;
+    call.inbox.release();
+    let later =
+        |deliveries: &[Delivery]| events(deliveries).find(|event| event.message != first.message).map(|_| ());
+    let seen = call.inbox.until(target.patience.result, later).await;
+    cancel(target, &call).await?;
+    seen.ok_or_else(|| call.fail("it sent nothing more after another one was ended"))
 }

@@ -1,0 +1,112 @@
+//! Sleep, wait and schedules: calls of the runtime itself, over restarts.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
+mod support;
+
+use support::tools::CANCEL;
+use support::{Rap, Tools};
+
+#[tokio::test]
+async fn a_sleep_ends_in_time_over_a_crash() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("call sleep {\"seconds\": 2}").await;
+    let asleep = rap.until_status(&thread, "waiting").await;
+    assert_eq!(asleep["waiting_on"][0]["tool"], "sleep");
+    let timers = rap.listing("timers").await;
+    assert_eq!((&timers[0]["kind"], &timers[0]["at"]), (&"sleep".into(), &asleep["waiting_on"][0]["until"]));
+    let rap = rap.restarted();
+    rap.until_line(&thread, "assistant: sleep: the time is over").await;
+    assert!(rap.listing("timers").await.is_empty());
+}
+
+#[tokio::test]
+async fn a_sleep_that_was_over_while_the_runtime_was_down_ends_at_once() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("call sleep {\"seconds\": 0.3}").await;
+    rap.until_status(&thread, "waiting").await;
+    let rap = rap.restarted_after(std::time::Duration::from_millis(400));
+    let begun = std::time::Instant::now();
+    rap.until_line(&thread, "assistant: sleep: the time is over").await;
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "time-outs wait for 30 s, sleep does not");
+}
+
+#[tokio::test]
+async fn whatever_happens_ends_a_sleep() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("call watch {}").await;
+    let watch = tools.invocation().await;
+    watch.confirms("watching").await;
+    rap.until_idle(&thread).await;
+    rap.say(&thread, "call sleep_until {\"time\": \"2030-01-01T00:00\", \"timezone\": \"Europe/Berlin\"}")
+        .await;
+    rap.until_status(&thread, "waiting").await;
+    watch.says(&watch.inline("ding")).await;
+    rap.until_idle(&thread).await;
+    let story = rap.story(&thread).await;
+    assert!(story.iter().any(|line| line.ends_with(": something happened; it follows")), "{story:?}");
+    assert!(story.iter().any(|line| line.ends_with(": ding")), "{story:?}");
+
+    rap.say(&thread, "call wait {}").await;
+    rap.until_status(&thread, "waiting").await;
+    rap.say(&thread, "say awake").await;
+    rap.until_line(&thread, "assistant: awake").await;
+
+    rap.say(&thread, "call wait {}").await;
+    rap.until_status(&thread, "waiting").await;
+    rap.order(&thread, "interrupt").await.expect(202);
+    rap.until_idle(&thread).await;
+    // Our own calls are nobody else's business.
+    assert_eq!(tools.count(CANCEL), 0);
+}
+
+#[tokio::test]
+async fn a_schedule_wakes_again_and_again_until_it_is_cancelled() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("call schedule {\"cron\": \"* * * * * *\", \"text\": \"tea\"}").await;
+    rap.until_line(&thread, "assistant: schedule: tea").await;
+    let rap = rap.restarted();
+    let ticks = async |rap: &Rap| {
+        rap.story(&thread).await.iter().filter(|line| *line == "assistant: schedule: tea").count()
+    };
+    let before = ticks(&rap).await;
+    support::until("another tick", async || (ticks(&rap).await > before).then_some(())).await;
+    assert_eq!(rap.listing("subscriptions").await[0]["tool"], "schedule");
+    assert_eq!(rap.listing("timers").await[0]["kind"], "schedule");
+    rap.order(&thread, "calls/call_1_1/cancel").await.expect(202);
+    rap.until(&thread, "no subscription", |thread| thread["subscriptions"].as_array().unwrap().is_empty())
+        .await;
+    assert!(rap.listing("timers").await.is_empty());
+    assert_eq!(tools.count(CANCEL), 0);
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_time_is_explained_to_the_model() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let asked = [
+        "call schedule {\"cron\": \"daily\", \"text\": \"x\"}",
+        "call schedule {\"cron\": \"0 0 30 2 *\", \"text\": \"x\"}",
+        "call schedule {\"cron\": \"0 8 * * *\", \"timezone\": \"Mars\", \"text\": \"x\"}",
+        "call sleep {\"seconds\": -1}",
+        "call sleep {\"seconds\": 1e12}",
+        "call sleep_until {\"time\": \"soon\"}",
+    ];
+    let thread = rap.open(&asked.join("\n")).await;
+    rap.until_idle(&thread).await;
+    let story = rap.story(&thread).await;
+    for told in [
+        "call_1_1: Error: `daily` is no cron expression",
+        "call_1_2: Error: $.cron: such a time never comes",
+        "call_1_3: Error: `Mars` is no time zone",
+        "call_1_4: Error: $.seconds: expected a number of seconds, 0 or more",
+        "call_1_5: Error: a sleep lasts at most 3660 days",
+        "call_1_6: Error: `soon` is no time",
+    ] {
+        assert!(story.iter().any(|line| line.starts_with(&format!("result {told}"))), "{told}: {story:?}");
+    }
+}
