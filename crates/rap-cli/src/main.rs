@@ -45,7 +45,7 @@ enum Command {
     Tools(Client<commands::tools::Command>),
     /// Check an implementation of the protocol, requirement by requirement.
     #[command(subcommand)]
-    Check(commands::check::Command),
+    Check(Box<commands::check::Command>),
     /// Print a script that completes rap's commands in a shell.
     #[command(after_help = "Example: rap completions bash > ~/.local/share/bash-completion/completions/rap")]
     Completions {
@@ -114,7 +114,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Timers(Client { command, connection }) => wait(commands::timers::run(command, connection)),
         Command::Inbox(Client { command, connection }) => wait(commands::inbox::run(command, connection)),
         Command::Tools(Client { command, connection }) => wait(commands::tools::run(command, connection)),
-        Command::Check(command) => wait(commands::check::run(command)),
+        Command::Check(command) => wait(commands::check::run(*command)),
         Command::Completions { shell } => complete(shell),
     }
 }

@@ -191,9 +191,8 @@ impl Stage {
             }
             Err(_) => format!("http://{away}"),
         };
-        let mut record = Record::default();
-        record.documents =
-            (0..SERVERS).map(|at| Reply::json(&tools::document(at, &url, &away_url))).collect();
+        let documents = (0..SERVERS).map(|at| Reply::json(&tools::document(at, &url, &away_url)));
+        let record = Record { documents: documents.collect(), ..Record::default() };
         let stage = Arc::new(Stage {
             url,
             run,

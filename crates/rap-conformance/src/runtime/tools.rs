@@ -93,20 +93,15 @@ impl Acknowledgement {
 }
 
 /// How the servers take notifications about a thread.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) enum Conduct {
     /// 200 at once.
+    #[default]
     Good,
     /// An error, with a body that means nothing.
     Fails,
     /// 200 once the gate is open.
     Holds(Gate),
-}
-
-impl Default for Conduct {
-    fn default() -> Self {
-        Conduct::Good
-    }
 }
 
 impl Conduct {
