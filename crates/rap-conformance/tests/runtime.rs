@@ -13,9 +13,9 @@ use tokio::sync::Semaphore;
 use toy::{Fault, Toy};
 
 /// Long enough for a small runtime on a busy machine.
-const PACE: Pace = Pace { patience: Duration::from_secs(8), settle: Duration::from_millis(700) };
+const PACE: Pace = Pace { patience: Duration::from_secs(12), settle: Duration::from_millis(700) };
 /// How many runtimes are checked at a time: they wait most of the time, but not all of it.
-static PLACES: Semaphore = Semaphore::const_new(6);
+static PLACES: Semaphore = Semaphore::const_new(5);
 
 async fn checker(pace: Pace) -> Checker {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -122,7 +122,7 @@ pub(super) const CHECKS: &[Check] = &[
 /// How deep the nested body of a hostile tool is.
 const DEEP: usize = 200_000;
 /// How large the large body of a hostile tool is, in bytes.
-const LARGE: usize = 32 * 1024 * 1024;
+const LARGE: usize = 16 * 1024 * 1024;
 
 async fn result(scene: Scene) -> Seen {
     let (_, call) = scene.called(WORK).await?;
@@ -300,7 +300,7 @@ async fn hostile(scene: Scene) -> Seen {
     let word = scene.word("hostile");
     let deep = "[".repeat(DEEP);
     let large = format!("{{\"type\":\"tool_result\",\"text\":\"{}", "x".repeat(LARGE));
-    for (body, what) in [(deep, "a body of nested arrays"), (large, "a body of 32 MiB that never ends")] {
+    for (body, what) in [(deep, "a body of nested arrays"), (large, "a body of 16 MiB that never ends")] {
         let posted = call.post_raw("application/json", body.into()).await?;
         // Whoever has read enough may hang up.
         if posted.timed_out || posted.status.is_some_and(|status| !(400..500).contains(&status)) {
