@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use toy::{Fault, Toy};
 
 /// Long enough for a small runtime on a busy machine.
-const PACE: Pace = Pace { patience: Duration::from_secs(12), settle: Duration::from_millis(700) };
+const PACE: Pace = Pace { patience: Duration::from_secs(12), settle: Duration::from_millis(1200) };
 /// How many runtimes are checked at a time: they wait most of the time, but not all of it.
 static PLACES: Semaphore = Semaphore::const_new(5);
 

@@ -84,7 +84,7 @@ impl Toy {
             }
             tokio::time::sleep(pause).await;
             if !self.is(Fault::SteadyRetries) {
-                pause *= 3;
+                pause *= 4;
             }
         }
     }
