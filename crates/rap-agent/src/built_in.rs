@@ -37,7 +37,8 @@ impl Stepping<'_> {
             return words::no_such_subscription(tool_call_id, active);
         };
         let Subscription { id, server, .. } = subscriptions.remove(at);
-        self.settle_cancelled(id, &server, CallState::Ended);
+        self.settle_cancelled(id.clone(), !server.is_runtime(), CallState::Ended);
+        self.drop_backlog(&id);
         words::subscription_cancelled(tool_call_id)
     }
 
@@ -69,7 +70,7 @@ impl Stepping<'_> {
         };
         let started = words::spawned(&child);
         self.head.children.push(child.clone());
-        self.writes.push(Write::Born { child, at: batch.seq, head: Box::new(head), entries });
+        self.writes.push(Write::Born { child, at: batch.seq, head: Box::new(head), shelf: None, entries });
         started
     }
 
@@ -113,7 +114,7 @@ impl Stepping<'_> {
     fn own_call(&mut self, call: CallEntry, batch: &Batch, until: Option<Timestamp>) -> OpenCall {
         let CallEntry { id, call_id, name, .. } = call;
         let (server, seq, since) = (Server::runtime(), batch.seq, self.now);
-        let open = OpenCall { id, call_id, name, server, seq, since, until };
+        let open = OpenCall { id, call_id, name, server, seq, since, until, unapproved: false };
         self.writes.push(Write::Open(open.clone()));
         open
     }

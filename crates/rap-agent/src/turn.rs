@@ -8,7 +8,7 @@ use crate::step::{Released, Stepping};
 use crate::words;
 use crate::{
     Again, Answer, Arguments, BuiltIn, CallEntry, Effect, Item, OpenCall, Origin, Phase, Plan, PlannedCall,
-    Queue, Seq, Server, Write,
+    Queue, Seq, Server, Thoughts, Write,
 };
 
 /// The calls of an answer: the entry that makes them, and their ids.
@@ -22,16 +22,16 @@ const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::fr
 
 impl Stepping<'_> {
     pub(crate) fn take_answer(&mut self, answer: Answer) {
-        let Answer { text, calls, usage } = answer;
+        let Answer { text, calls, thoughts, usage } = answer;
         self.head.usage.add(usage);
         self.head.dropped = 0;
         self.head.failing_since = None;
         if calls.is_empty() {
-            self.append(Item::Assistant { text, calls: Vec::new() });
+            self.append(Item::Assistant { text, calls: Vec::new(), thoughts });
             return self.rest();
         }
         self.head.phase = Phase::Waiting;
-        self.take_calls(text, calls);
+        self.take_calls(text, calls, thoughts);
         if self.head.is_closed() {
             return;
         }
@@ -77,24 +77,25 @@ impl Stepping<'_> {
         self.wake();
     }
 
-    fn take_calls(&mut self, text: String, planned: Vec<PlannedCall>) {
+    fn take_calls(&mut self, text: String, planned: Vec<PlannedCall>, thoughts: Option<Thoughts>) {
         let mut calls: Vec<CallEntry> = Vec::with_capacity(planned.len());
         let mut plans = Vec::with_capacity(planned.len());
-        for PlannedCall { id, call_id, name, arguments, plan } in planned {
+        for PlannedCall { id, call_id, name, arguments, display, plan } in planned {
             let (id, call_id) = match id {
                 Some(id) if self.is_new(&id, &calls) => (id, call_id),
                 unusable => (self.mint(), call_id.or(unusable)),
             };
-            calls.push(CallEntry { id, call_id, name, arguments });
+            calls.push(CallEntry { id, call_id, name, arguments, display });
             plans.push(plan);
         }
-        self.append(Item::Assistant { text, calls: calls.clone() });
+        self.append(Item::Assistant { text, calls: calls.clone(), thoughts });
         let batch = Batch { seq: self.head.seq, calls: calls.iter().map(|call| call.id.clone()).collect() };
         let mut closing = false;
         for (call, plan) in calls.into_iter().zip(plans) {
             match plan {
                 _ if closing => self.append(Item::made(call.id, words::NOT_CALLED)),
-                Plan::Invoke(server) => self.invoke(call, server, batch.seq),
+                Plan::Invoke(server) => self.invoke(call, server, batch.seq, None),
+                Plan::Approve { server, prompt } => self.invoke(call, server, batch.seq, Some(prompt)),
                 Plan::BuiltIn(tool) => {
                     closing = matches!(tool, BuiltIn::CloseThread { .. });
                     self.run_built_in(tool, call, &batch);
@@ -115,7 +116,8 @@ impl Stepping<'_> {
         !ours && !known && batch.iter().all(|call| call.id != *id)
     }
 
-    fn invoke(&mut self, call: CallEntry, server: Server, seq: Seq) {
+    /// Begins a call; with a prompt, only when a person has allowed it.
+    fn invoke(&mut self, call: CallEntry, server: Server, seq: Seq, prompt: Option<String>) {
         let limit = self.limits.open_calls;
         if self.head.open_calls().count() >= limit {
             return self.append(Item::made(call.id, words::too_many_open_calls(limit)));
@@ -131,10 +133,16 @@ impl Stepping<'_> {
             seq,
             since: self.now,
             until: self.limits.call_timeout.map(|timeout| self.now.plus(timeout)),
+            unapproved: prompt.is_some(),
         };
-        self.head.batch.push(open.clone());
-        self.writes.push(Write::Open(open.clone()));
-        self.effects.push(Effect::Invoke { call: open, arguments });
+        match prompt {
+            Some(prompt) => self.ask_for_approval(open, prompt),
+            None => {
+                self.head.batch.push(open.clone());
+                self.writes.push(Write::Open(open.clone()));
+                self.effects.push(Effect::Invoke { call: open, arguments });
+            }
+        }
     }
 
     pub(crate) fn fail(&mut self, why: String, again: Again) {

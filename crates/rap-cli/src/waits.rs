@@ -4,6 +4,7 @@ use rap_protocol::Timestamp;
 
 use crate::age::{ago, span};
 use crate::api::{Asked, Question, Status, Subscription, Thread, Waiting};
+use crate::table::one_line;
 
 /// A sentence for each thing that the thread waits on; at least one.
 pub fn sentences(thread: &Thread, questions: &[Question], now: Timestamp) -> Vec<String> {
@@ -58,7 +59,13 @@ fn waits(call: &Waiting, now: Timestamp) -> String {
         Some(until) => format!("given up {}", ago(until, now)),
         None => "no time-out".into(),
     };
-    format!("waits for `{}` ({}) for {}; {until}", call.tool, call.call_id, span(now.since(call.since)))
+    let shown = call.display.as_ref().map_or(String::new(), |display| format!(", {},", one_line(display)));
+    format!(
+        "waits for `{}`{shown} ({}) for {}; {until}",
+        call.tool,
+        call.call_id,
+        span(now.since(call.since))
+    )
 }
 
 fn subscribed(held: &Subscription, now: Timestamp) -> String {

@@ -1,6 +1,7 @@
 //! What the probes saw, by requirement, as a table, as JSON and as JUnit.
 //!
-//! Invariants: a requirement passes only if a probe that is about it passed and none failed; an exchange
+//! Invariants: a requirement passes only if a probe that is about it passed, none failed, and nothing of it remains
+//! out of sight; an exchange
 //! shows no callback URL, no token and no auth URL.
 
 mod exchange;
@@ -123,7 +124,8 @@ pub enum Strictness {
     Strict,
 }
 
-/// Requirements that no probe is about, each with the reason why it can not be seen from outside.
+/// Requirements that no probe can show to be met, each with the reason why it can not be seen from outside. A probe
+/// may still show that one is not.
 pub type Unobservable = [(&'static str, &'static str)];
 
 /// What the probes saw of one implementation.
@@ -140,7 +142,7 @@ pub struct Report {
 /// How an implementation stands to one requirement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing<'a> {
-    /// Probes are about it, at least one passed, and none failed.
+    /// Probes are about it, at least one passed, none failed, and they can see all of it.
     Pass,
     /// It is not met.
     Fail,
@@ -228,11 +230,12 @@ impl Report {
                 Verdict::NotObservable { why } => hidden = hidden.or(Some(why.as_str())),
             }
         }
-        if passed {
-            return Standing::Pass;
+        let reason = self.unobservable.iter().find(|(known, _)| *known == id).map(|(_, why)| *why);
+        match reason {
+            Some(why) => Standing::NotObservable { why },
+            None if passed => Standing::Pass,
+            None => Standing::NotObservable { why: hidden.unwrap_or("no probe is about it") },
         }
-        let reason = || self.unobservable.iter().find(|(known, _)| *known == id).map(|(_, why)| *why);
-        Standing::NotObservable { why: hidden.or_else(reason).unwrap_or("no probe is about it") }
     }
 
     /// The probes that are about a requirement.

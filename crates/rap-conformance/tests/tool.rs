@@ -49,7 +49,9 @@ async fn bites(table: &[(Fault, &[&'static str])]) {
     let checks = table.iter().map(|(fault, expected)| async move {
         let report = run(*fault).await;
         let shown = report.to_table(Strictness::Strict, None);
-        assert!(!shown.contains(TOKEN) && !shown.contains("/callback/"), "{shown}");
+        let forms =
+            [&shown, &report.to_junit(Strictness::Strict), &report.to_json(Strictness::Strict).to_string()];
+        assert!(forms.iter().all(|form| !form.contains(TOKEN) && !form.contains("/callback/")), "{shown}");
         let expected: BTreeSet<&str> = expected.iter().copied().collect();
         (failed(&report) != expected).then(|| format!("{fault:?} fails {:?}\n{shown}", failed(&report)))
     });

@@ -10,9 +10,9 @@
 //! Messages: `said TEXT[, interrupt|enqueue|reject]`, `answer[ of TURN][ TEXT]: CALLS`, `failed[ for good]`, `spent`,
 //! `returned CALL: TEXT`, `subscribed CALL: TEXT`, `call failed CALL`, `timed out CALL`, `event CALL: TEXT[, child][,
 //! final][, id ID]`, `sign in CALL`, `choice CALL NO`, `view CALL`, `chose CALL NO`, `dismissed CALL`, `interrupt`,
-//! `cancel CALL`, `resume`, `close`, `due`, `child closed THREAD`, `report THREAD CALL: TEXT`, `told: TEXT`, `ticked CALL:
+//! `cancel CALL`, `resume`, `close`, `due`, `child closed THREAD`, `child rests THREAD`, `report THREAD CALL: TEXT`, `told: TEXT`, `ticked CALL:
 //! TEXT[, next SECONDS]`. `after SECONDS` only lets time pass.
-//! Calls of an answer: `a` is sent to a server, `a=refuse` can not be carried out, `a=odd` has no arguments, `?` has no
+//! Calls of an answer: `a` is sent to a server, `a=refuse` can not be carried out, `a=approve` is sent if somebody allows it, `a=odd` has no arguments, `?` has no
 //! usable id. The built-in tools: `a=cancel(CALL)`, `a=spawn(TEXT)`, `a=report(TEXT)`, `a=close`, `a=close(TEXT)`,
 //! `a=tell(THREAD)`, `a=sleep(SECOND)`, `a=wait`, `a=schedule(SECOND)`.
 
@@ -35,11 +35,13 @@ pub fn narrow() -> Limits {
         held: 2,
         questions: 2,
         children: 1,
+        event_children: 1,
         depth: 1,
         views: 64,
         turns_per_wake: 3,
         hold_max: Duration::from_secs(60),
         call_timeout: Some(Duration::from_secs(100)),
+        approval_within: Duration::from_secs(24 * 3600),
         failed_retry_for: Duration::from_secs(3600),
     }
 }
@@ -200,7 +202,12 @@ impl Thread {
             ["resume"] => Message::Resume,
             ["close"] => Message::Close,
             ["due"] => Message::Due,
-            ["child", "closed", child] => Message::ChildClosed { child: thread_id(child) },
+            ["child", "closed", child] => {
+                Message::ChildClosed { child: thread_id(child), birth: Some(birth(self.children + 1)) }
+            }
+            ["child", "rests", child] => {
+                Message::ChildRests { child: thread_id(child), birth: Some(birth(self.children + 1)) }
+            }
             ["report", child, call] => Message::Reported {
                 child: thread_id(child),
                 call: id(call),
@@ -218,7 +225,7 @@ impl Thread {
 
     fn answer(&self, turn: u64, said: &[&str], calls: &str) -> Message {
         let calls = calls.split_whitespace().map(|call| planned(call, self.children + 1)).collect();
-        Message::TurnEnded { turn, answer: Answer { text: said.join(" "), calls, usage: Usage::default() } }
+        Message::TurnEnded { turn, answer: Answer { text: said.join(" "), calls, ..Answer::default() } }
     }
 
     fn returned(&self, call: &str, text: &str, subscription: bool) -> Message {
@@ -275,6 +282,10 @@ fn planned(call: &str, child: u32) -> PlannedCall {
     let plan = match tool {
         "" => Plan::Invoke(Server("https://tools.example".into())),
         "refuse" => Plan::Refuse("Error: no such tool".into()),
+        "approve" => {
+            let server = Server("https://tools.example".into());
+            Plan::Approve { server, prompt: "Really?".into() }
+        }
         "odd" => {
             arguments = Arguments::Unusable("{".into());
             Plan::Invoke(Server("https://tools.example".into()))
@@ -282,7 +293,7 @@ fn planned(call: &str, child: u32) -> PlannedCall {
         tool => Plan::BuiltIn(built_in(tool, with, child)),
     };
     let id = (own != "?").then(|| id(own));
-    PlannedCall { id, call_id: None, name: "look".into(), arguments, plan }
+    PlannedCall { id, call_id: None, name: "look".into(), arguments, display: None, plan }
 }
 
 fn built_in(tool: &str, with: &str, child: u32) -> BuiltIn {
@@ -333,17 +344,22 @@ fn write(write: &Write) -> String {
         Write::Hold { queue: Queue::Queued, entry, .. } => format!("queue {}", item(entry)),
         Write::Release { queue, count, .. } => format!("release {count} {queue:?}"),
         Write::Open(open) => format!("open {}", open.id),
+        Write::Dispatch(open) => format!("dispatch {}", open.id),
         Write::Settle { call, state } => format!("settle {call} {state:?}"),
         Write::Ask { no, call, question: NewQuestion::SignIn(_) } => format!("{call} wants sign-in #{no}"),
         Write::Ask { no, call, question: NewQuestion::Choice(_) } => format!("{call} wants choice #{no}"),
+        Write::Ask { no, call, question: NewQuestion::Approval(_) } => format!("{call} wants approval #{no}"),
         Write::Answer { no, selected } => format!("#{no} is {selected}"),
         Write::Forget { call } => format!("forget questions of {call}"),
         Write::View { view_type, .. } => format!("view {view_type}"),
         Write::Timer { call, at: Some(at) } => format!("{call} at {}s", at.0 / 1000),
         Write::Timer { call, at: None } => format!("{call} never"),
         Write::Seen { event, .. } => format!("mark {event}"),
-        Write::Born { child, at, head, entries } => {
-            let entries: Vec<String> = entries.iter().map(item).collect();
+        Write::Shelve { call, entry, .. } => format!("shelve of {call} {}", item(entry)),
+        Write::Discard { call } => format!("discard what waits of {call}"),
+        Write::Born { child, at, head, shelf, entries } => {
+            let shelf = shelf.iter().map(|(call, count)| format!("{count} from the shelf of {call}"));
+            let entries: Vec<String> = shelf.chain(entries.iter().map(item)).collect();
             let own = format!("asking {}, {}", head.turn, entries.join(", "));
             format!("born {child} at {at} ({own})")
         }
@@ -353,7 +369,7 @@ fn write(write: &Write) -> String {
 fn item(entry: &Entry) -> String {
     match &entry.item {
         Item::User { text, from } => format!("{from:?} {}", brief(text)).to_lowercase(),
-        Item::Assistant { text, calls } => {
+        Item::Assistant { text, calls, .. } => {
             let calls: Vec<String> = calls
                 .iter()
                 .map(|call| match &call.arguments {
@@ -395,6 +411,7 @@ fn effect(effect: &Effect) -> String {
         Effect::Ask { turn, .. } => format!("ask {turn}"),
         Effect::Abandon { turn } => format!("abandon {turn}"),
         Effect::Invoke { call, .. } => format!("invoke {}", call.id),
+        Effect::Dispatch { call } => format!("send {call}"),
         Effect::NotifyCancel { call } => format!("notify cancel {call}"),
         Effect::NotifyClose => "notify close".into(),
         Effect::Answer { no } => format!("deliver #{no}"),

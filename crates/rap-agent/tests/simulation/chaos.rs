@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rap_agent::{
     Again, Answer, Arguments, Birth, BuiltIn, CallState, Item, Limits, Message, OnBusy, Phase, Plan,
-    PlannedCall, Server, Usage, words,
+    PlannedCall, Server, Thought, ThoughtKind, Thoughts, Usage, words,
 };
 use rap_protocol::CallId;
 use serde_json::{Map, Value};
@@ -253,7 +253,12 @@ impl Chaos {
             }
         }
         let word = self.world.outside.word();
-        Answer { text: text_of(word), calls, usage: Usage { input: 10, output: 2, cached: 1 } }
+        let usage = Usage { input: 10, output: 2, cached: 1 };
+        // Every other answer comes after a thought.
+        let kind = ThoughtKind::Open { text: "hm".into(), signature: "s".into() };
+        let thoughts = Thoughts { model: "m".into(), parts: vec![Thought { at: 0, kind }] };
+        let thoughts = word.is_multiple_of(2).then_some(thoughts);
+        Answer { text: text_of(word), calls, thoughts, usage }
     }
 
     /// What the model worker does with a call: the model's id is used where it is new in all that the thread sees.
@@ -276,9 +281,10 @@ impl Chaos {
                 let (name, tool) = self.built_in(thread, batch);
                 (name, given, Plan::BuiltIn(tool))
             }
+            9 | 10 => ("look", given, Plan::Approve { server, prompt: "Really?".into() }),
             _ => ("look", given, Plan::Invoke(server)),
         };
-        PlannedCall { id, call_id, name: name.into(), arguments, plan }
+        PlannedCall { id, call_id, name: name.into(), arguments, display: None, plan }
     }
 
     fn built_in(&mut self, thread: Place, batch: &[PlannedCall]) -> (&'static str, BuiltIn) {
@@ -621,7 +627,7 @@ impl Chaos {
         }
         for thread in 0..self.world.disk.threads.len() {
             let row = &self.world.disk.threads[thread];
-            let theirs = row.head.open_calls().filter(|open| !open.server.is_runtime());
+            let theirs = row.head.open_calls().filter(|open| open.is_sent());
             let open = theirs.map(|open| &open.id);
             let working = open.filter(|call| !row.is_due(call)).cloned().collect::<Vec<_>>();
             for call in working {
@@ -638,7 +644,12 @@ impl Chaos {
         let mut worked = self.fire(true)?;
         for thread in 0..self.world.disk.threads.len() {
             let waits = |open: &rap_agent::OpenCall| open.server.is_runtime() && open.until.is_none();
-            if self.world.disk.threads[thread].head.batch.iter().any(waits) {
+            let unapproved = self.world.disk.threads[thread].head.open_calls().find(|open| open.unapproved);
+            if let Some(open) = unapproved.cloned() {
+                self.world.now = self.world.now.max(open.until.expect("it lapses"));
+                self.world.offer(thread, Message::TimedOut { call: open.id }, None)?;
+                worked = true;
+            } else if self.world.disk.threads[thread].head.batch.iter().any(waits) {
                 let (word, key) = (self.world.outside.word(), self.key());
                 let message = Message::Said { text: text_of(word), on_busy: OnBusy::Join };
                 self.world.request(Request { thread, message, key, word: Some(word) })?;
@@ -679,11 +690,13 @@ fn limits(rng: &mut Rng) -> Limits {
         held: 1 + rng.below(6) as u32,
         questions: 1 + rng.below(3),
         children: 1 + rng.below(3),
+        event_children: 1 + rng.below(2),
         depth: 1 + rng.below(3),
         views: 64,
         turns_per_wake: 2 + rng.below(6) as u32,
         hold_max: Duration::from_secs(1 + rng.below(10) as u64),
         call_timeout: rng.percent(50).then(|| Duration::from_secs(1 + rng.below(60) as u64)),
+        approval_within: Duration::from_secs(1 + rng.below(60) as u64),
         failed_retry_for: Duration::from_secs(3600),
     }
 }

@@ -3,11 +3,13 @@
 #![allow(dead_code, unused_imports, reason = "each test program uses another part of this")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
+pub mod anthropic;
 pub mod http;
 pub mod model;
 pub mod peer;
 pub mod rap;
 pub mod server;
+pub mod stream;
 pub mod tools;
 
 use std::future::Future;

@@ -4,6 +4,8 @@ use serde_json::json;
 
 const MUST: Probe = Probe { name: "one", requirements: &["TC-04", "TC-05"], checks: "One thing." };
 const SHOULD: Probe = Probe { name: "two", requirements: &["TC-09"], checks: "Another thing." };
+/// It can only show that it is not so.
+const PARTLY: Probe = Probe { name: "three", requirements: &["TC-10"], checks: "Some of a thing." };
 
 fn report(outcomes: &[(&'static Probe, Verdict)]) -> Report {
     let mut report = Report::new(Subject::Tool, "a server", &[("TC-10", "it takes days")]);
@@ -32,6 +34,9 @@ fn a_requirement_passes_only_if_a_probe_passed_and_none_failed() {
     assert_eq!(standing(&unseen, "TC-04"), Standing::NotObservable { why: "nothing was seen" });
     assert_eq!(standing(&unseen, "TC-10"), Standing::NotObservable { why: "it takes days" });
     assert_eq!(standing(&unseen, "TC-09"), Standing::NotObservable { why: "no probe is about it" });
+    let partly = report(&[(&PARTLY, Verdict::Pass)]);
+    assert_eq!(standing(&partly, "TC-10"), Standing::NotObservable { why: "it takes days" });
+    assert_eq!(standing(&report(&[(&PARTLY, failed())]), "TC-10"), Standing::Fail);
 }
 
 #[test]

@@ -32,10 +32,14 @@ pub(super) fn operation(toolset: &Toolset) -> Option<Order> {
     Some(Order { operation: tool.name.as_str().to_owned(), arguments: Map::new() })
 }
 
-/// An operation with arguments that its schema does not permit. It should not even begin; if it does, it is
-/// one that does no harm.
-pub(super) fn misfit(toolset: &Toolset) -> Option<Order> {
-    toolset.tools.iter().filter(|tool| tool.annotations.destructive != Some(true)).find_map(|tool| {
+/// An operation with arguments that its schema does not permit. It should not even begin; in case it does, the one
+/// that is called anyway comes first, then those that only read, and what is annotated as destructive never.
+pub(super) fn misfit(toolset: &Toolset, called: Option<&Order>) -> Option<Order> {
+    let mut tools: Vec<&Tool> =
+        toolset.tools.iter().filter(|tool| tool.annotations.destructive != Some(true)).collect();
+    let is_called = |tool: &Tool| called.is_some_and(|order| order.operation == tool.name.as_str());
+    tools.sort_by_key(|tool| (!is_called(tool), tool.annotations.read_only != Some(true)));
+    tools.into_iter().find_map(|tool| {
         let arguments = misfits(tool).find(|arguments| tool.input_schema.validate(arguments).is_err())?;
         let Value::Object(arguments) = arguments else { return None };
         Some(Order { operation: tool.name.as_str().to_owned(), arguments })
@@ -93,13 +97,19 @@ mod tests {
     #[test]
     fn arguments_that_do_not_fit_are_found_where_the_schema_forbids_any() {
         let found =
-            misfit(&toolset(&json!([tool("a", json!({}), json!({})), tool("b", needy(), json!({}))])));
+            misfit(&toolset(&json!([tool("a", json!({}), json!({})), tool("b", needy(), json!({}))])), None);
         assert_eq!(found, Some(Order { operation: "b".into(), arguments: Map::new() }));
         let typed = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
-        let found = misfit(&toolset(&json!([tool("a", typed, json!({}))]))).unwrap();
+        let found = misfit(&toolset(&json!([tool("a", typed, json!({}))])), None).unwrap();
         assert!(found.arguments["n"].is_object());
-        assert_eq!(misfit(&toolset(&json!([tool("a", json!({}), json!({}))]))), None);
-        assert_eq!(misfit(&toolset(&json!([tool("a", needy(), json!({"destructive": true}))]))), None);
+        let three = [tool("a", needy(), json!({})), tool("b", needy(), json!({"readOnly": true}))];
+        let three =
+            toolset(&json!(three.into_iter().chain([tool("c", needy(), json!({}))]).collect::<Vec<_>>()));
+        let called = Order { operation: "c".into(), arguments: Map::new() };
+        assert_eq!(misfit(&three, None).unwrap().operation, "b");
+        assert_eq!(misfit(&three, Some(&called)).unwrap().operation, "c");
+        assert_eq!(misfit(&toolset(&json!([tool("a", json!({}), json!({}))])), None), None);
+        assert_eq!(misfit(&toolset(&json!([tool("a", needy(), json!({"destructive": true}))])), None), None);
     }
 
     #[test]

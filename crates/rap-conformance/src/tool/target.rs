@@ -41,6 +41,8 @@ pub(super) struct Target {
     toolset: Option<Toolset>,
     /// What is called, or why nothing is.
     operation: Result<Order, String>,
+    /// Nothing answers there at all.
+    is_silent: bool,
     /// Set once a result of the operation has come.
     pub(super) works: OnceLock<()>,
     /// In all ids, so that no run meets what another left behind.
@@ -103,6 +105,7 @@ impl Target {
             subscription,
             toolset: None,
             operation: Err("no toolset is known".into()),
+            is_silent: false,
             works: OnceLock::new(),
             run: random(),
             made: AtomicUsize::new(0),
@@ -114,7 +117,9 @@ impl Target {
         if self.toolset.is_some() {
             return Ok(());
         }
-        let Ok(said) = self.discover().await else { return Ok(()) };
+        let discovered = self.discover().await;
+        self.is_silent = discovered.is_err();
+        let Ok(said) = discovered else { return Ok(()) };
         let Ok(toolset) = parse_toolset(&said.body) else { return Ok(()) };
         for order in self.named.iter().chain(&self.subscription) {
             choice::check(&toolset, order).map_err(Error::Order)?;
@@ -154,11 +159,6 @@ impl Target {
     pub(super) fn toolset(&self) -> Result<&Toolset, Verdict> {
         let hidden = || Verdict::not_observable("there is no valid toolset: see toolset_is_valid");
         self.toolset.as_ref().ok_or_else(hidden)
-    }
-
-    /// Whether the user named the operation, and did not leave it to us.
-    pub(super) fn is_named(&self) -> bool {
-        self.named.is_some()
     }
 
     pub(super) fn has_bearer(&self) -> bool {
@@ -297,6 +297,9 @@ impl Target {
         body: Bytes,
         credentials: Credentials,
     ) -> Result<Said, Verdict> {
+        if self.is_silent {
+            return Err(Verdict::not_observable("the server does not answer: see toolset_is_served"));
+        }
         let asked = Shown::new(head, &body);
         let start = Instant::now();
         match self.client.post_json(url, &self.headers(credentials), body).await {

@@ -1,6 +1,6 @@
 //! What can not be seen of a tool server from outside, and why.
 
-/// Requirements of tools that no probe is about.
+/// Requirements of tools that no probe can show to be met.
 pub const UNOBSERVABLE: &[(&str, &str)] = &[
     ("TC-10", "a clean-up of its own shows after hours or days; read its code or its documentation"),
     ("TC-22", "whether there are other means of cleaning up shows only inside the server"),
@@ -19,8 +19,10 @@ pub const UNOBSERVABLE: &[(&str, &str)] = &[
     ("SE-24", "it would take a flood of events at their source"),
     ("SE-27", "whether the text of an event stands for structured data is known to its author alone"),
     ("LC-04", "the checker comes after the server's start"),
+    ("LC-06", "it may: how many calls it takes at once is for it to decide"),
     ("LC-13", "recovery shows after a restart, and the checker did not start the server"),
     ("LC-14", "recovery shows after a restart, and the checker did not start the server"),
     ("LC-32", "it would take a flood of real calls"),
+    ("LC-34", "how callback URLs are stored and logged shows only inside the server"),
     ("LC-41", "a description may say how long a tool takes; whether it does is for people to read"),
 ];

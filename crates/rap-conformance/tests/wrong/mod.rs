@@ -30,7 +30,7 @@ const VERSION: &str = "1";
 /// How long `ping` and `echo` take: calls that are made together run together.
 const WORK: Duration = Duration::from_millis(40);
 /// Longer than the checker calls prompt.
-const LATE: Duration = Duration::from_millis(1_400);
+const LATE: Duration = Duration::from_millis(1_200);
 /// From this many calls at once, some servers lose their way.
 const CROWD: usize = 13;
 /// How many notifications are taken.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use rap_agent::{CallState, Effect, Entry, Head, Letter, Limits, NewQuestion, PastCall, Queue, Seq, Write};
+use rap_agent::{
+    CallState, Effect, Entry, Head, Letter, Limits, NewQuestion, PastCall, Queue, Seq, Write, words,
+};
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp, UserId};
 use rusqlite::types::Type;
@@ -11,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::cache::Loaded;
 use super::thread::{NewThread, Thread, ThreadNo, random};
-use super::{Committed, Digest};
+use super::{Committed, Once, Receipt};
 
 const THREAD_COLUMNS: &str = "no, id, parent, root, born_at, ancestors, incarnation, agent, user_id, title, created_at, \
                               version, head";
@@ -214,6 +216,7 @@ impl Applying<'_> {
             Write::Hold { queue, no, entry } => self.hold(queue, no, &entry)?,
             Write::Release { queue, first, count, seq } => self.release(queue, first, count, seq)?,
             Write::Open(call) => self.open(&call)?,
+            Write::Dispatch(call) => self.dispatch(&call)?,
             Write::Settle { call, state } => self.settle(&call, state)?,
             Write::Ask { no, call, question } => self.ask(no, &call, &question)?,
             Write::Answer { no, selected } => self.answer(no, selected)?,
@@ -221,8 +224,10 @@ impl Applying<'_> {
             Write::View { server, view_type, content } => self.view(&server.0, &view_type, &content)?,
             Write::Timer { call, at } => self.timer(&call, at)?,
             Write::Seen { call, event } => self.seen(&call, &event)?,
-            Write::Born { child, at, head, entries } => {
-                return self.born(child, at, *head, &entries).map(Some);
+            Write::Shelve { call, no, entry } => self.shelve(&call, no, &entry)?,
+            Write::Discard { call } => self.discard(&call)?,
+            Write::Born { child, at, head, shelf, entries } => {
+                return self.born(child, at, *head, shelf, &entries).map(Some);
             }
         }
         Ok(None)
@@ -271,8 +276,16 @@ impl Applying<'_> {
             call.seq.cast_signed(),
             call.since.0,
             call.until.map(|until| until.0),
-            (!call.server.is_runtime()).then_some(call.since.0),
+            call.is_sent().then_some(call.since.0),
         ])?;
+        Ok(())
+    }
+
+    fn dispatch(&self, call: &rap_agent::OpenCall) -> rusqlite::Result<()> {
+        let sql = "UPDATE calls SET since = ?3, until = ?4, invoke_at = ?3 WHERE thread = ?1 AND id = ?2";
+        let until = call.until.map(|until| until.0);
+        let row = params![self.thread.no, call.id.as_str(), call.since.0, until];
+        self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
 
@@ -298,6 +311,11 @@ impl Applying<'_> {
     fn ask(&self, no: u64, call: &CallId, question: &NewQuestion) -> rusqlite::Result<()> {
         let plain = match question {
             NewQuestion::SignIn(url) => json!({"auth_url": url.expose()}),
+            NewQuestion::Approval(prompt) => json!({
+                "prompt": prompt,
+                "choices": words::APPROVAL,
+                "default": words::REFUSE,
+            }),
             NewQuestion::Choice(choice) => json!({
                 "prompt": choice.prompt,
                 "choices": choice.choices,
@@ -353,7 +371,40 @@ impl Applying<'_> {
         Ok(())
     }
 
-    fn born(&self, child: ThreadId, at: Seq, head: Head, entries: &[Entry]) -> rusqlite::Result<Committed> {
+    fn shelve(&self, call: &CallId, no: u64, entry: &Entry) -> rusqlite::Result<()> {
+        let sql = "INSERT INTO backlog (thread, call, no, body) VALUES (?1, ?2, ?3, ?4)";
+        let row = params![self.thread.no, call.as_str(), no.cast_signed(), json_of(entry)];
+        self.conn.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+
+    fn discard(&self, call: &CallId) -> rusqlite::Result<()> {
+        let sql = "DELETE FROM backlog WHERE thread = ?1 AND call = ?2";
+        self.conn.prepare_cached(sql)?.execute(params![self.thread.no, call.as_str()])?;
+        Ok(())
+    }
+
+    /// What waited for a child becomes its first entries.
+    fn unshelve(&self, call: &CallId, count: u64, child: ThreadNo, seq: Seq) -> rusqlite::Result<()> {
+        let mut copy = self.conn.prepare_cached(
+            "INSERT INTO entries (key, body) SELECT ?3 + row_number() OVER (ORDER BY no) - 1, body FROM backlog \
+             WHERE thread = ?1 AND call = ?2",
+        )?;
+        let copied = copy.execute(params![self.thread.no, call.as_str(), key(child, seq)])?;
+        if copied as u64 != count {
+            return Err(rusqlite::Error::StatementChangedRows(copied));
+        }
+        self.discard(call)
+    }
+
+    fn born(
+        &self,
+        child: ThreadId,
+        at: Seq,
+        head: Head,
+        shelf: Option<(CallId, u64)>,
+        entries: &[Entry],
+    ) -> rusqlite::Result<Committed> {
         let mut ancestors = self.thread.ancestors.clone();
         ancestors.push(self.thread.id.clone());
         let thread = Thread {
@@ -370,7 +421,12 @@ impl Applying<'_> {
             created_at: self.now,
         };
         insert_thread(self.conn, &thread, &head, self.now)?;
-        for (seq, entry) in (at + 1..).zip(entries) {
+        let mut first = at + 1;
+        if let Some((call, count)) = shelf {
+            self.unshelve(&call, count, thread.no, first)?;
+            first += count;
+        }
+        for (seq, entry) in (first..).zip(entries) {
             self.append(thread.no, seq, entry)?;
         }
         let ask = Effect::Ask { turn: head.turn, up_to: head.seq };
@@ -447,22 +503,26 @@ fn entry_at(conn: &Connection, thread: ThreadNo, seq: Seq) -> rusqlite::Result<E
     })
 }
 
-/// What a request of the same digest led to.
-pub(super) fn repeated(conn: &Connection, digest: &Digest) -> rusqlite::Result<Option<(ThreadId, u64)>> {
-    let mut statement = conn.prepare_cached("SELECT thread, turn FROM repeats WHERE digest = ?1")?;
-    let found = |row: &Row<'_>| Ok((id(row, 0)?, row.get::<_, i64>(1)?.unsigned_abs()));
-    statement.query_row([digest.as_slice()], found).optional()
+/// What a request of the same key led to, and whether it was the same request.
+pub(super) fn repeated(conn: &Connection, once: &Once) -> rusqlite::Result<Option<(Receipt, bool)>> {
+    let mut statement =
+        conn.prepare_cached("SELECT thread, turn, request = ?2 FROM repeats WHERE digest = ?1")?;
+    let found = |row: &Row<'_>| {
+        let receipt = Receipt { thread: id(row, 0)?, turn: row.get::<_, i64>(1)?.unsigned_abs() };
+        Ok((receipt, row.get(2)?))
+    };
+    statement.query_row(params![once.key.as_slice(), once.request.as_slice()], found).optional()
 }
 
 pub(super) fn remember(
     conn: &Connection,
-    digest: &Digest,
-    thread: &ThreadId,
-    turn: u64,
+    once: &Once,
+    receipt: &Receipt,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO repeats (digest, thread, turn, at) VALUES (?1, ?2, ?3, ?4)";
-    let row = params![digest.as_slice(), thread.as_str(), turn.cast_signed(), now.0];
+    let sql = "INSERT INTO repeats (digest, request, thread, turn, at) VALUES (?1, ?2, ?3, ?4, ?5)";
+    let (thread, turn) = (receipt.thread.as_str(), receipt.turn.cast_signed());
+    let row = params![once.key.as_slice(), once.request.as_slice(), thread, turn, now.0];
     conn.prepare_cached(sql)?.execute(row)?;
     Ok(())
 }

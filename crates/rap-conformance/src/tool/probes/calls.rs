@@ -90,7 +90,7 @@ async fn delivered(target: &Target) -> Found {
     target.invoke(&call).await?;
     let result = call.result(target.patience).await;
     let asks = |delivery: &Delivery| matches!(delivery.kind(), "oauth" | "user_choice");
-    if result.is_err() && !target.is_named() && call.inbox.deliveries().iter().any(asks) {
+    if result.is_err() && call.inbox.deliveries().iter().any(asks) {
         let why =
             format!("`{}` wants to hear from a person; name another one with --operation", order.operation);
         return Err(Verdict::not_observable(why));

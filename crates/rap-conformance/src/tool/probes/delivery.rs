@@ -13,7 +13,7 @@ use crate::tool::inbox::{Delivery, Reply};
 use crate::tool::target::{Call, Target, results};
 use crate::tool::{Check, Found};
 
-/// More attempts than this while all are answered 503 are no backoff.
+/// More attempts than this without a longer pause are no backoff.
 const ATTEMPTS: usize = 8;
 /// How much of a request is read before its connection is cut.
 const REQUEST_BYTES: usize = 64 * 1024;
@@ -41,7 +41,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "attempts_are_paced",
             requirements: &["TR-14"],
-            checks: "While every attempt is answered 503, there are pauses between them.",
+            checks: "While every attempt is answered 503, the pauses between them grow to a second and more.",
         },
         run: |target| Box::pin(paced(target)),
     },
@@ -89,14 +89,14 @@ async fn paced(target: &Target) -> Found {
     let call = target.operation_answering(&[Reply::Status(503); 100])?;
     let seen = async {
         call.result(target.patience).await?;
-        let many = |deliveries: &[Delivery]| results(deliveries).nth(ATTEMPTS).map(|_| ());
-        match call.inbox.until(target.patience.quiet, many).await {
-            None => Ok(()),
-            Some(()) => {
-                let seconds = target.patience.quiet.as_secs_f64();
-                Err(call.fail(format!("more than {ATTEMPTS} attempts were made within {seconds} s")))
+        for attempt in 1..=ATTEMPTS {
+            let another = |deliveries: &[Delivery]| results(deliveries).nth(attempt).map(|_| ());
+            if call.inbox.until(target.patience.quiet / 2, another).await.is_none() {
+                return Ok(());
             }
         }
+        let seconds = target.patience.quiet.as_secs_f64() / 2.0;
+        Err(call.fail(format!("it was sent more than {ATTEMPTS} times without a pause of {seconds} s")))
     };
     let found = observe(target, &call, seen).await;
     // Otherwise it may go on for days.

@@ -116,7 +116,7 @@ async fn unknown_operation(target: &Target) -> Found {
 
 async fn invalid_arguments(target: &Target) -> Found {
     let hidden = || Verdict::not_observable("no schema of a harmless tool forbids any arguments");
-    let misfit = choice::misfit(target.toolset()?).ok_or_else(hidden)?;
+    let misfit = choice::misfit(target.toolset()?, target.order().ok()).ok_or_else(hidden)?;
     let call = target.call(&misfit.operation, Value::Object(misfit.arguments), "", Replies::default())?;
     expect_error(target, &call).await
 }
@@ -152,7 +152,7 @@ async fn telling(target: &Target) -> Found {
 
 async fn discreet(target: &Target) -> Found {
     let mut calls = vec![unseen(unknown(target).await)?];
-    if let Some(misfit) = choice::misfit(target.toolset()?) {
+    if let Some(misfit) = choice::misfit(target.toolset()?, target.order().ok()) {
         let call = target.call(&misfit.operation, Value::Object(misfit.arguments), "", Replies::default())?;
         target.invoke(&call).await?;
         calls.push(call);

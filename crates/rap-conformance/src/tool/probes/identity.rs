@@ -61,7 +61,7 @@ pub(super) const CHECKS: &[Check] = &[
 pub(super) const CROWD: &[Check] = &[Check {
     probe: Probe {
         name: "concurrent_calls_do_not_mix",
-        requirements: &["LC-18", "LC-06"],
+        requirements: &["LC-18"],
         checks: "Sixteen calls at once are answered at their own callback URLs, under their own names.",
     },
     run: |target| Box::pin(concurrent(target)),

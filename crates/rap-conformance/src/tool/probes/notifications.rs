@@ -8,19 +8,19 @@ use crate::tool::inbox::Delivery;
 use crate::tool::target::{Call, Said, Target, results};
 use crate::tool::{Check, Found};
 
-/// Ids that break what trusts them. None does any harm where it works: the checker breaks nothing.
-const HOSTILE: [&str; 11] = [
-    "../../../../etc/passwd",
-    "..\\..\\..\\windows\\win.ini",
-    "/etc/passwd",
+/// Ids that break what trusts them. A server that takes one for a path may well delete what is there, so all paths
+/// lead to nothing, and none to a folder; what is not a path does no harm where it works either.
+const HOSTILE: [&str; 10] = [
+    "../../../../rap-check/no-such-file",
+    "..\\..\\..\\rap-check\\no-such-file",
+    "/rap-check/no-such-file",
+    "%2e%2e%2frap-check%2fno-such-file",
     "'",
     "\"; --",
     "$(id)`id`|id",
-    "%2e%2e%2f%00",
     "{\"$gt\": \"\"}",
     "<b>&amp;</b>",
     "a\u{0}b\r\nX-Injected: yes",
-    "",
 ];
 /// One late answer may be the network's doing, or a busy machine's.
 const ATTEMPTS: usize = 3;
@@ -64,7 +64,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "closing_takes_hostile_ids",
             requirements: &["TC-21"],
-            checks: "Thread ids that are paths, quotes, commands, control characters, empty or far too long \
+            checks: "Thread ids that are paths, quotes, commands, control characters or far too long \
                      are answered 200, and what is no string below 500.",
         },
         run: |target| Box::pin(hostile(target, Kind::Close)),
@@ -114,7 +114,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "cancelling_takes_hostile_ids",
             requirements: &["CN-23"],
-            checks: "Call and thread ids that are paths, quotes, commands, control characters, empty or far \
+            checks: "Call and thread ids that are paths, quotes, commands, control characters or far \
                      too long are answered 200, and what is no string below 500.",
         },
         run: |target| Box::pin(hostile(target, Kind::Cancel)),
