@@ -145,13 +145,15 @@ impl Checker {
         ]
     }
 
-    /// Speaks to the runtime again and again until it has asked for tools: somebody is about to start it.
+    /// Somebody is about to start the runtime: speaks to it again and again until it listens. A command does not say
+    /// whether it was heard; then the runtime has to ask for tools.
     pub async fn wait_for_contact(&self, user: &User) {
         let bench = Bench::new(Arc::clone(&self.stage), user.clone(), self.http.clone());
-        while self.stage.discoveries(tools::MAIN) == 0 {
+        loop {
             let scene = bench.scene(None);
-            if scene.open(scene.note()).await.is_err() {
-                tracing::debug!("nobody there yet");
+            let heard = scene.open(scene.note()).await.is_ok() && matches!(user, User::Api(_));
+            if heard || self.stage.discoveries(tools::MAIN) > 0 {
+                return;
             }
             tokio::time::sleep(CALL_AGAIN).await;
         }

@@ -128,9 +128,13 @@ impl Scene {
         format!("{}_{at}", self.stage().written(mark))
     }
 
-    /// A gate that opens by itself when everybody has been patient.
-    pub(crate) fn gate(&self) -> Gate {
-        Gate::closed(self.stage().pace.patience)
+    /// The model's answer to a mark waits for the gate, which opens by itself when everybody has been patient.
+    pub(crate) fn hold_answer(&self, mark: Mark) -> Gate {
+        let gate = Gate::closed(self.stage().pace.patience);
+        if let Some(step) = self.stage().record().steps.get_mut(&mark) {
+            step.gate = Some(gate.clone());
+        }
+        gate
     }
 
     /// The next attempts to send the calls of a mark are answered so.

@@ -32,6 +32,8 @@ pub(crate) const MODEL_PATH: &str = "/v1";
 pub(crate) const ANSWERS_PATH: &str = "/answers/";
 /// The largest request that is read, in bytes.
 const BODY_BYTES: usize = 64 * 1024 * 1024;
+/// How many requests are kept; a runtime that sends more has lost its way and is answered 503.
+const REQUESTS: usize = 50_000;
 /// How many tool servers there are.
 pub(crate) const SERVERS: usize = 3;
 const LIMITS: ServeLimits = ServeLimits { connections: 1024, head_within: Duration::from_secs(30) };
@@ -335,6 +337,9 @@ async fn perform(State(stage): State<Arc<Stage>>, request: Request<Body>) -> Res
     let Ok(raw) = axum::body::to_bytes(body, BODY_BYTES).await else {
         return respond(&Reply::status(413));
     };
+    if stage.record().asked.len() >= REQUESTS {
+        return respond(&Reply::status(503));
+    }
     let (asked, gate) = stage.enter(parts, raw);
     if let Some(gate) = gate {
         gate.passed().await;

@@ -190,25 +190,34 @@ impl Call {
     }
 
     /// Posts what has to be accepted.
-    pub(crate) async fn insists(&self, body: &Value) -> Result<(), Verdict> {
+    pub(crate) async fn insists(&self, body: &Value) -> Result<Posted, Verdict> {
         let posted = self.says(body).await?;
-        if posted.status == Some(200) {
-            return Ok(());
+        match posted.status {
+            Some(200..300) => Ok(posted),
+            status => {
+                let kind = body["type"].as_str().unwrap_or_default();
+                let status = status.map_or_else(|| "not at all".into(), |status| status.to_string());
+                let what = format!("a {kind} was answered {status} instead of 200");
+                Err(Verdict::fail(what, vec![self.asked.exchange(), posted.exchange]))
+            }
         }
-        let kind = body["type"].as_str().unwrap_or_default();
-        let what = match posted.status {
-            Some(status) => format!("a {kind} was answered {status} instead of 200"),
-            None => format!("a {kind} was not answered"),
-        };
-        Err(Verdict::fail(what, vec![self.asked.exchange(), posted.exchange]))
+    }
+
+    /// The same, and the answer has to be 200 and nothing else.
+    pub(crate) async fn insists_on_200(&self, body: &Value) -> Result<(), Verdict> {
+        let posted = self.insists(body).await?;
+        match posted.status {
+            Some(200) => Ok(()),
+            _ => Err(Verdict::fail("what was received was not answered 200", vec![posted.exchange])),
+        }
     }
 
     pub(crate) async fn returns(&self, text: &str) -> Result<(), Verdict> {
-        self.insists(&self.result(text)).await
+        self.insists(&self.result(text)).await.map(|_| ())
     }
 
     pub(crate) async fn confirms(&self, text: &str) -> Result<(), Verdict> {
-        self.insists(&self.confirmation(text)).await
+        self.insists(&self.confirmation(text)).await.map(|_| ())
     }
 
     pub(crate) async fn post(&self, body: &Value) -> Result<Posted, Verdict> {

@@ -282,7 +282,7 @@ impl Toy {
             .iter()
             .filter(|other| other.thread == call.thread && other.state == CallState::Subscribed)
             .count();
-        if subscription && active < SUBSCRIPTIONS {
+        if subscription && active < SUBSCRIPTIONS && !self.is(Fault::IgnoresConfirmations) {
             state.call(&call.thread, &call.id).unwrap().state = CallState::Subscribed;
         }
         let thread = state.thread(&call.thread);

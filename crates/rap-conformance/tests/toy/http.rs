@@ -123,7 +123,9 @@ impl Toy {
         if !fits && !self.is(Fault::IgnoresIdsInBodies) {
             return (403, json!({}));
         }
-        self.take(call, callback).await
+        let (status, body) = self.take(call, callback).await;
+        let status = if status == 200 && self.is(Fault::Answers202) { 202 } else { status };
+        (status, body)
     }
 
     async fn take(&self, call: Call, callback: Callback) -> Answer {

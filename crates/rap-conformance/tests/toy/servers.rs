@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::header::AUTHORIZATION;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderName, HeaderValue};
 use serde_json::{Value, json};
 use url::Url;
@@ -10,6 +10,10 @@ use url::Url;
 use super::{Call, Fault, Tools, Toy};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+fn plain_text() -> (HeaderName, HeaderValue) {
+    (CONTENT_TYPE, HeaderValue::from_static("text/plain"))
+}
 
 impl Toy {
     fn authorization(&self) -> Vec<(HeaderName, HeaderValue)> {
@@ -60,7 +64,11 @@ impl Toy {
             if attempt > 0 && self.is(Fault::NewUrlPerAttempt) {
                 body["callback_url"] = format!("{}?attempt={attempt}", call.url).into();
             }
-            let sent = self.0.http.post_json(&url, &self.authorization(), body.to_string().into()).await;
+            let mut headers = self.authorization();
+            if self.is(Fault::SendsPlainText) {
+                headers.push(plain_text());
+            }
+            let sent = self.0.http.post_json(&url, &headers, body.to_string().into()).await;
             let again = match &sent {
                 Ok(reply) if reply.status < 300 => {
                     self.acknowledged(&call);
@@ -158,8 +166,11 @@ impl Toy {
 
     async fn tell(&self, at: usize, path: &str, body: &Value) -> u16 {
         let url = Url::parse(&format!("{}{path}", self.0.servers[at])).unwrap();
-        let headers =
+        let mut headers =
             if self.is(Fault::NoTokenWithNotifications) { Vec::new() } else { self.authorization() };
+        if self.is(Fault::NotifiesInPlainText) {
+            headers.push(plain_text());
+        }
         let sent = self.0.http.post_json(&url, &headers, body.to_string().into()).await;
         sent.map_or(0, |reply| reply.status)
     }

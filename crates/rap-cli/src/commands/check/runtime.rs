@@ -20,13 +20,13 @@ use crate::commands::{Token, WrongUsage};
 #[derive(Args)]
 pub struct Runtime {
     /// The client API of the runtime. Default: http://{listen}, or http://127.0.0.1:7420 without a command.
-    #[arg(long, env = "RAP_URL", hide_env_values = true, value_parser = base_url)]
+    #[arg(long, value_name = "URL", value_parser = base_url)]
     url: Option<Url>,
     /// A token of the client API, where it wants one; better given as RAP_TOKEN.
     #[arg(long, env = "RAP_TOKEN", hide_env_values = true)]
     token: Option<Token>,
     /// A command that says something to an agent, with {thread} and {text} in it, instead of the client API.
-    #[arg(long, value_name = "COMMAND", value_parser = Say::new, conflicts_with_all = ["url", "token"])]
+    #[arg(long, value_name = "COMMAND", value_parser = Say::new, conflicts_with = "url")]
     say: Option<Say>,
     /// What is written to {config}; its placeholders are filled. Default: a configuration of rap serve.
     #[arg(long, value_name = "FILE")]

@@ -128,8 +128,11 @@ async fn result(scene: Scene) -> Seen {
     let (_, call) = scene.called(WORK).await?;
     let word = scene.word("done");
     let content = json!([{"type": "text", "text": word}]);
-    call.insists(&with(call.result("not this"), json!({"content": content, "a field of the future": 1})))
-        .await?;
+    call.insists_on_200(&with(
+        call.result("not this"),
+        json!({"content": content, "a field of the future": 1}),
+    ))
+    .await?;
     let question = scene.heard(&word).await?;
     match question.results_of(call.id()).as_slice() {
         [only] if only.contains(&word) => Ok(()),

@@ -156,13 +156,8 @@ async fn accepted_message(scene: Scene) -> Seen {
 /// The model is being asked when the runtime is killed.
 async fn question(scene: Scene) -> Seen {
     let place = place(&scene)?;
-    let gate = scene.gate();
-    let mark = scene.step(|mark, step| {
-        step.gate = Some(gate.clone());
-        let arguments = serde_json::json!({"mark": mark});
-        let call = crate::runtime::model::ModelCall { id: format!("{mark}_0"), name: WORK.into(), arguments };
-        step.calls.push(call);
-    });
+    let mark = scene.calls(&[WORK]);
+    let gate = scene.hold_answer(mark);
     scene.open(mark).await?;
     scene.heard(&scene.stage().written(mark)).await?;
     place.pass(async {}).await;
