@@ -15,7 +15,7 @@ use toy::{Fault, Toy};
 /// Long enough for a small runtime on a busy machine.
 const PACE: Pace = Pace { patience: Duration::from_secs(12), settle: Duration::from_millis(1200) };
 /// How many runtimes are checked at a time: they wait most of the time, but not all of it.
-static PLACES: Semaphore = Semaphore::const_new(5);
+static PLACES: Semaphore = Semaphore::const_new(7);
 
 async fn checker(pace: Pace) -> Checker {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
