@@ -47,7 +47,7 @@ enum Command {
     Tools(Client<commands::tools::Command>),
     /// Check an implementation of the protocol, requirement by requirement.
     #[command(subcommand)]
-    Check(commands::check::Command),
+    Check(Box<commands::check::Command>),
     /// Print a script that completes rap's commands in a shell.
     #[command(after_help = "Example: rap completions bash > ~/.local/share/bash-completion/completions/rap")]
     Completions {
@@ -119,7 +119,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             wait(commands::deliveries::run(command, connection))
         }
         Command::Tools(Client { command, connection }) => wait(commands::tools::run(command, connection)),
-        Command::Check(command) => wait(commands::check::run(command)),
+        Command::Check(command) => wait(commands::check::run(*command)),
         Command::Completions { shell } => complete(shell),
     }
 }

@@ -8,6 +8,7 @@
 
 pub mod report;
 pub mod requirements;
+pub mod runtime;
 pub mod tool;
 
 pub use report::{Exchange, Outcome, Probe, Progress, Report, Shown, Standing, Strictness, Subject, Verdict};

@@ -1,6 +1,7 @@
 //! `rap check`: whether an implementation does what the specification asks, requirement by requirement.
 
 mod orders;
+mod runtime;
 
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
@@ -29,7 +30,20 @@ Exit code: 0 when all is well, 1 when a MUST is not met (with --strict: a SHOULD
 Example: rap check tool http://127.0.0.1:7500 --operation echo --arguments '{\"text\": \"hi\"}' \
 --subscription tick --arguments '{\"count\": 3, \"every_ms\": 50}'")]
     Tool(Tool),
-    // `Runtime` belongs here.
+    /// Check a runtime: this plays the tool servers, the model and the user.
+    #[command(after_help = "\
+Placeholders in the command, in --env and in the template: {tool_url}, {tool_url_2} and {tool_url_3} (the base URLs of \
+three tool servers), {tool_token} (a bearer token for them), {model_url} (what /chat/completions is appended to), \
+{model_key}, {listen}, {port} and {url} (where the runtime is to listen), {data} (an empty directory, where the command \
+is run), {config} (the template, filled). Nothing is run by a shell.
+
+Without a command this prints what to configure and waits for the runtime; then nothing is killed, and what shows only \
+after a crash is not observable.
+
+Exit code: 0 when all is well, 1 when a MUST is not met (with --strict: a SHOULD either), 2 for wrong usage.
+
+Example: rap check runtime --strict -- rap serve --config {config}")]
+    Runtime(runtime::Runtime),
 }
 
 /// How a tool server is checked.
@@ -76,6 +90,7 @@ enum Format {
 pub async fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Tool(flags) => check_tool(flags).await,
+        Command::Runtime(flags) => runtime::check(flags).await,
     }
 }
 
