@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod chat;
+mod chat_on_a_terminal;
 mod demo;
 mod listings;
 mod mistakes;
+mod model;
 mod orders;
 mod support;
