@@ -174,7 +174,7 @@ impl Conversation {
         }
         if self.view.console.is_terminal() {
             let hint = format!("the agent goes on without you; come back with: rap chat {}", self.id);
-            self.view.console.show(&styled(DIM, &hint))?;
+            self.view.put(&styled(DIM, &hint))?;
         } else if self.rest.status() == Some(Status::Failed) {
             bail!("the agent failed: {}", self.why.unwrap_or_default());
         }

@@ -44,23 +44,15 @@ impl Console {
         }
     }
 
-    /// Shows a line for good.
-    pub(super) fn show(&mut self, line: &str) -> anyhow::Result<()> {
+    /// Shows lines for good, each with its break; on a terminal above rows that change in place.
+    pub(super) fn show(&mut self, done: &str, live: Vec<String>) -> anyhow::Result<()> {
         match self {
-            Console::Terminal(terminal) => terminal.show(line),
+            Console::Terminal(terminal) => terminal.show(done, live),
             Console::Pipe(_) => {
                 let mut out = anstream::stdout().lock();
-                writeln!(out, "{line}")?;
+                out.write_all(done.as_bytes())?;
                 Ok(out.flush()?)
             }
-        }
-    }
-
-    /// Shows what changes in place, on a terminal.
-    pub(super) fn set_live(&mut self, rows: Vec<String>) -> anyhow::Result<()> {
-        match self {
-            Console::Terminal(terminal) => terminal.set_live(rows),
-            Console::Pipe(_) => Ok(()),
         }
     }
 }

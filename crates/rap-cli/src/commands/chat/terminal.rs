@@ -145,15 +145,10 @@ impl Terminal {
         self.draw("")
     }
 
-    /// Shows lines above the bottom, for good.
-    pub(super) fn show(&mut self, text: &str) -> anyhow::Result<()> {
-        self.draw(&format!("{text}\n"))
-    }
-
-    /// Shows what changes in place.
-    pub(super) fn set_live(&mut self, rows: Vec<String>) -> anyhow::Result<()> {
-        self.live = rows;
-        self.draw("")
+    /// Shows lines for good, each with its break, above rows that change in place.
+    pub(super) fn show(&mut self, done: &str, live: Vec<String>) -> anyhow::Result<()> {
+        self.live = live;
+        self.draw(done)
     }
 
     fn draw(&mut self, done: &str) -> anyhow::Result<()> {

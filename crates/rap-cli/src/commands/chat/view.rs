@@ -50,7 +50,7 @@ impl View {
             return Ok(());
         }
         let keys = "^C stops the agent, ^C twice or ^D leaves";
-        self.console.show(&format!("thread {}, agent {agent}; {keys}", styled(BOLD, thread)))
+        self.put(&format!("thread {}, agent {agent}; {keys}", styled(BOLD, thread)))
     }
 
     /// Somebody here says this. On a terminal it stands there at once, on a pipe when it is in the history.
@@ -62,20 +62,26 @@ impl View {
         self.show(Line { who: "you", what: text.to_owned() })
     }
 
+    /// Puts a line above what goes on, for good.
+    pub(super) fn put(&mut self, line: &str) -> anyhow::Result<()> {
+        let live = self.live();
+        self.console.show(&format!("{line}\n"), live)
+    }
+
     fn show(&mut self, line: Line) -> anyhow::Result<()> {
         let what = match self.console.size() {
             Some(size) => lines(&line.what, room(size)).join("\n"),
             None => line.what,
         };
-        self.console.show(&Line { what, ..line }.render())
+        self.put(&Line { what, ..line }.render())
     }
 
     pub(super) fn note(&mut self, text: &str) -> anyhow::Result<()> {
-        self.console.show(&styled(DIM, &format!("{:INDENT$}{text}", "")))
+        self.put(&styled(DIM, &format!("{:INDENT$}{text}", "")))
     }
 
     pub(super) fn warn(&mut self, text: &str) -> anyhow::Result<()> {
-        self.console.show(&styled(RED, text))
+        self.put(&styled(RED, text))
     }
 
     pub(super) fn entry(&mut self, entry: &Entry) -> anyhow::Result<()> {
@@ -146,16 +152,15 @@ impl View {
         let tool = one_line(&question.tool);
         match &question.asked {
             Asked::Choice { prompt, choices, default } => {
-                self.console.show(&styled(YELLOW, &format!("{tool} asks: {}", one_line(prompt))))?;
+                self.put(&styled(YELLOW, &format!("{tool} asks: {}", one_line(prompt))))?;
                 for (index, choice) in numbered(choices).iter().enumerate() {
                     let usual = if index == *default { " (default)" } else { "" };
-                    self.console.show(&format!("  {}{usual}", one_line(choice)))?;
+                    self.put(&format!("  {}{usual}", one_line(choice)))?;
                 }
                 self.note("answer with a number; anything else is said to the agent")
             }
             Asked::SignIn { auth_url } => self
-                .console
-                .show(&styled(YELLOW, &format!("{tool} wants you to sign in: open {}", one_line(auth_url)))),
+                .put(&styled(YELLOW, &format!("{tool} wants you to sign in: open {}", one_line(auth_url)))),
         }
     }
 
@@ -167,16 +172,16 @@ impl View {
 
     /// Shows what goes on: in place on a terminal, on a pipe now and then.
     pub(super) fn refresh(&mut self) -> anyhow::Result<()> {
-        match self.console.size() {
-            Some(size) => {
-                let rows = self.live(size);
-                self.console.set_live(rows)
-            }
-            None => self.milestones(),
+        if !self.console.is_terminal() {
+            return self.milestones();
         }
+        let live = self.live();
+        self.console.show("", live)
     }
 
-    fn live(&self, size: Size) -> Vec<String> {
+    /// The rows that change in place.
+    fn live(&self) -> Vec<String> {
+        let Some(size) = self.console.size() else { return Vec::new() };
         let calls = self.call_rows(size);
         let answer = self.streamed.rows(room(size), size.rows.saturating_sub(calls.len() + 2));
         let mut rows: Vec<String> = Vec::new();
