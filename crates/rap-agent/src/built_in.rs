@@ -37,7 +37,8 @@ impl Stepping<'_> {
             return words::no_such_subscription(tool_call_id, active);
         };
         let Subscription { id, server, .. } = subscriptions.remove(at);
-        self.settle_cancelled(id, &server, CallState::Ended);
+        self.settle_cancelled(id.clone(), &server, CallState::Ended);
+        self.drop_backlog(&id);
         words::subscription_cancelled(tool_call_id)
     }
 
@@ -69,7 +70,7 @@ impl Stepping<'_> {
         };
         let started = words::spawned(&child);
         self.head.children.push(child.clone());
-        self.writes.push(Write::Born { child, at: batch.seq, head: Box::new(head), entries });
+        self.writes.push(Write::Born { child, at: batch.seq, head: Box::new(head), shelf: None, entries });
         started
     }
 

@@ -122,7 +122,7 @@ impl Stepping<'_> {
         }
         match birth {
             Some(birth) if !event.associative && birth.depth <= self.limits.depth => {
-                self.bear(&subscription, &event, birth)?
+                self.take_aside(&subscription, &event, birth)?
             }
             _ => self.take_inline(&subscription, &event)?,
         }

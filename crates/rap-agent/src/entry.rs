@@ -39,6 +39,9 @@ pub enum Item {
         /// The calls it makes.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         calls: Vec<CallEntry>,
+        /// What it thought on the way.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        thoughts: Option<Thoughts>,
     },
     /// The result of a call.
     Result {
@@ -79,6 +82,49 @@ impl Speaker {
     }
 }
 
+/// What a model thought before and between what it said. It is kept as it came, since some providers want it back,
+/// unchanged, as long as the calls of an answer go on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Thoughts {
+    /// Which model thought it. It means nothing to another one.
+    pub model: String,
+    /// In order.
+    pub parts: Vec<Thought>,
+}
+
+/// One thought.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Thought {
+    /// How much of the answer's text stands before it, in bytes.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub at: usize,
+    /// What it is.
+    #[serde(flatten)]
+    pub kind: ThoughtKind,
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
+/// What a thought can be.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ThoughtKind {
+    /// It can be read.
+    Open {
+        /// What was thought; may be empty.
+        text: String,
+        /// The provider's proof that it is unchanged.
+        signature: String,
+    },
+    /// Only the provider can read it.
+    Sealed {
+        /// As it came.
+        data: String,
+    },
+}
+
 /// A call in an assistant entry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CallEntry {
@@ -91,6 +137,9 @@ pub struct CallEntry {
     pub name: String,
     /// What it is called with.
     pub arguments: Arguments,
+    /// What people see of it, where its tool has said how to show it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display: Option<String>,
 }
 
 /// The arguments of a call in the history.
@@ -124,6 +173,11 @@ impl Item {
     /// Something a person said.
     pub fn said(text: impl Into<String>) -> Item {
         Item::User { text: text.into(), from: Speaker::User }
+    }
+
+    /// What a model answered, without any thoughts.
+    pub fn answered(text: impl Into<String>, calls: Vec<CallEntry>) -> Item {
+        Item::Assistant { text: text.into(), calls, thoughts: None }
     }
 
     /// Something for people.

@@ -52,6 +52,12 @@ pub struct Head {
     /// Children that are not closed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub children: Vec<ThreadId>,
+    /// Events that wait for a child, and children that are at work on events, by subscription.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub backlogs: Vec<Backlog>,
+    /// Whether the parent knows that this thread, which was made for events, is not at work any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rests: bool,
     /// What the model's answers have cost.
     pub usage: Usage,
 }
@@ -185,6 +191,21 @@ pub struct Subscription {
     /// When a schedule of the runtime's own has its next event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<Timestamp>,
+}
+
+/// The events of one subscription that are not for the thread itself. It outlives its subscription until it is empty.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Backlog {
+    /// The call that subscribed.
+    pub call: CallId,
+    /// Its tool.
+    pub tool: String,
+    /// What waits.
+    #[serde(default, skip_serializing_if = "Held::is_new")]
+    pub held: Held,
+    /// The children that are at work on what came before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub at_work: Vec<ThreadId>,
 }
 
 /// A question of an open call that waits for a person.
@@ -323,6 +344,8 @@ impl Head {
             held: Held::default(),
             queued: Held::default(),
             children: Vec::new(),
+            backlogs: Vec::new(),
+            rests: false,
             usage: Usage::default(),
         }
     }
@@ -365,11 +388,18 @@ impl Head {
         self.subscriptions.iter().find(|subscription| subscription.id == *call)
     }
 
+    /// Since when a thread that waits keeps somebody else waiting: held input, or the events behind it.
+    pub(crate) fn waits_since(&self) -> Option<Timestamp> {
+        let made = matches!(self.origin, Origin::Event { .. }) && !self.rests;
+        let calls = self.batch.iter().map(|call| call.since).min().filter(|_| made);
+        self.held.since.into_iter().chain(calls).min()
+    }
+
     /// When the thread wants a [`crate::Message::Due`], if nothing else happens before.
     pub fn due(&self, limits: &Limits) -> Option<Timestamp> {
         match &self.phase {
             Phase::Failed { retry_at, .. } => *retry_at,
-            Phase::Waiting => self.held.since.map(|since| since.plus(limits.hold_max)),
+            Phase::Waiting => self.waits_since().map(|since| since.plus(limits.hold_max)),
             _ => None,
         }
     }
@@ -394,6 +424,8 @@ pub struct Limits {
     pub questions: usize,
     /// Children that are not closed.
     pub children: usize,
+    /// Children of one subscription that are at work on its events; more events wait.
+    pub event_children: usize,
     /// How deep threads nest. Beyond it events are taken by their own thread.
     pub depth: usize,
     /// Views that are kept; the oldest goes first.
@@ -416,6 +448,7 @@ impl Default for Limits {
             held: 1000,
             questions: 64,
             children: 64,
+            event_children: 4,
             depth: 8,
             views: 64,
             turns_per_wake: 50,

@@ -16,6 +16,7 @@
 //! assert_eq!(step.effects, [Effect::Ask { turn: 1, up_to: 1 }]);
 //! ```
 
+mod backlog;
 mod built_in;
 mod callback;
 mod entry;
@@ -28,9 +29,10 @@ mod turn;
 mod user;
 pub mod words;
 
-pub use crate::entry::{Arguments, CallEntry, Entry, Item, Seq, Speaker};
+pub use crate::entry::{Arguments, CallEntry, Entry, Item, Seq, Speaker, Thought, ThoughtKind, Thoughts};
 pub use crate::head::{
-    Head, Held, Limits, OpenCall, Origin, Phase, Question, QuestionKind, Server, Status, Subscription, Usage,
+    Backlog, Head, Held, Limits, OpenCall, Origin, Phase, Question, QuestionKind, Server, Status,
+    Subscription, Usage,
 };
 pub use crate::message::{
     Again, Answer, Birth, BuiltIn, CallState, Choice, Event, Message, OnBusy, Outcome, PastCall, Plan,

@@ -6,7 +6,7 @@
 use rap_protocol::{AuthUrl, Body, CallId, EventId, ResponseUrl, Segment, ThreadId, Timestamp};
 use serde_json::{Map, Value};
 
-use crate::{Arguments, Seq, Server, Usage};
+use crate::{Arguments, Seq, Server, Thoughts, Usage};
 
 /// Something that happens to a thread.
 #[derive(Debug, Clone, PartialEq)]
@@ -122,6 +122,15 @@ pub enum Message {
     ChildClosed {
         /// Which.
         child: ThreadId,
+        /// What the next child needs, should events wait for one.
+        birth: Option<Birth>,
+    },
+    /// A child that was made for events is not at work any more.
+    ChildRests {
+        /// Which.
+        child: ThreadId,
+        /// What the next child needs, should events wait for one.
+        birth: Option<Birth>,
     },
     /// A child reports.
     Reported {
@@ -171,6 +180,8 @@ pub struct Answer {
     pub text: String,
     /// The calls it makes, in order.
     pub calls: Vec<PlannedCall>,
+    /// What it thought on the way.
+    pub thoughts: Option<Thoughts>,
     /// What it cost.
     pub usage: Usage,
 }
@@ -186,6 +197,8 @@ pub struct PlannedCall {
     pub name: String,
     /// What it is called with.
     pub arguments: Arguments,
+    /// What people see of it, where its tool has said how to show it.
+    pub display: Option<String>,
     /// What is to be done.
     pub plan: Plan,
 }

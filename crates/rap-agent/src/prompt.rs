@@ -38,6 +38,25 @@ pub struct Prompt<'a> {
     pub images: bool,
     /// How much text of one result it sees, in bytes; usually [`RESULT_BYTES`].
     pub result_bytes: usize,
+    /// Whether it thinks. Only Anthropic's API wants to see again what was thought.
+    pub thinking: Thinking<'a>,
+}
+
+/// Whether a model thinks before it answers, and what its API wants to see of that afterwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Thinking<'a> {
+    /// It does not; what was thought earlier is left out.
+    Off,
+    /// When it likes. What this model thought is sent back.
+    Free {
+        /// The model.
+        model: &'a str,
+    },
+    /// Always. What this model thought is sent back, and no calls may be open that were made without a thought.
+    First {
+        /// The model.
+        model: &'a str,
+    },
 }
 
 /// A tool as it is offered to a model.
@@ -75,7 +94,7 @@ pub struct LeftOut {
 impl<'a> Prompt<'a> {
     /// A prompt for a model that takes images, with the usual bounds.
     pub fn new(system: &'a str, entries: &'a [Entry], tools: &'a [ToolSpec<'a>]) -> Self {
-        Prompt { system, entries, tools, images: true, result_bytes: RESULT_BYTES }
+        Prompt { system, entries, tools, images: true, result_bytes: RESULT_BYTES, thinking: Thinking::Off }
     }
 }
 

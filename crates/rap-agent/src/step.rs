@@ -107,6 +107,20 @@ pub enum Write {
         /// The event.
         event: EventId,
     },
+    /// An entry of an event waits for a child.
+    Shelve {
+        /// The call that subscribed.
+        call: CallId,
+        /// Its number there.
+        no: u64,
+        /// The entry.
+        entry: Entry,
+    },
+    /// What waited for a child is dropped.
+    Discard {
+        /// The call that subscribed.
+        call: CallId,
+    },
     /// A child is born.
     Born {
         /// Its id.
@@ -115,7 +129,9 @@ pub enum Write {
         at: Seq,
         /// Its first head.
         head: Box<Head>,
-        /// Its own entries; the first stands at `at + 1`.
+        /// What waited for it and becomes its first entries: the call that subscribed, and how many entries.
+        shelf: Option<(CallId, u64)>,
+        /// Its own entries; the first stands at `at + 1`, or behind what waited for it.
         entries: Vec<Entry>,
     },
 }
@@ -189,6 +205,8 @@ pub enum Letter {
     Close,
     /// I, your child, am closed.
     ChildClosed,
+    /// I, your child for events, am not at work any more.
+    ChildRests,
     /// I, your child, report.
     Report {
         /// The call that I was born of.
@@ -210,7 +228,8 @@ impl Letter {
     pub fn into_message(self, sender: ThreadId) -> Message {
         match self {
             Letter::Close => Message::Close,
-            Letter::ChildClosed => Message::ChildClosed { child: sender },
+            Letter::ChildClosed => Message::ChildClosed { child: sender, birth: None },
+            Letter::ChildRests => Message::ChildRests { child: sender, birth: None },
             Letter::Report { call, tool, text } => Message::Reported { child: sender, call, tool, text },
             Letter::Say { text } => Message::Told { text },
         }
@@ -296,12 +315,14 @@ pub fn step(head: Head, message: Message, now: Timestamp, limits: &Limits) -> Re
         Message::Close => step.close(),
         Message::Due => step.due()?,
         Message::Noted { text } => step.append(Item::notice(text)),
-        Message::ChildClosed { child } => step.forget_child(&child)?,
+        Message::ChildClosed { child, birth } => step.forget_child(&child, birth)?,
+        Message::ChildRests { child, birth } => step.free_place(&child, birth)?,
         Message::Reported { child, call, tool, text } => step.take_report(&child, &call, &tool, text),
         Message::Told { text } => step.take_letter(vec![Item::User { text, from: Speaker::Parent }]),
         Message::Ticked { call, text, next } => step.tick(&call, text, next)?,
     }
     step.close_if_done();
+    step.rest_if_made();
     Ok(step.done())
 }
 
@@ -441,12 +462,10 @@ impl Stepping<'_> {
 
     pub(crate) fn synthetic_with(&mut self, name: &str, arguments: Arguments, result: Outcome) -> Vec<Item> {
         let id = self.mint();
-        let call = CallEntry { id: id.clone(), call_id: None, name: name.to_owned(), arguments };
+        let call =
+            CallEntry { id: id.clone(), call_id: None, name: name.to_owned(), arguments, display: None };
         let Outcome { content, display, .. } = result;
-        vec![
-            Item::Assistant { text: String::new(), calls: vec![call] },
-            Item::Result { call_id: id, content, display, synthetic: true },
-        ]
+        vec![Item::answered("", vec![call]), Item::Result { call_id: id, content, display, synthetic: true }]
     }
 
     /// The call's last word; what it asks is void.

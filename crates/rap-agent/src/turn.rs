@@ -8,7 +8,7 @@ use crate::step::{Released, Stepping};
 use crate::words;
 use crate::{
     Again, Answer, Arguments, BuiltIn, CallEntry, Effect, Item, OpenCall, Origin, Phase, Plan, PlannedCall,
-    Queue, Seq, Server, Write,
+    Queue, Seq, Server, Thoughts, Write,
 };
 
 /// The calls of an answer: the entry that makes them, and their ids.
@@ -22,16 +22,16 @@ const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::fr
 
 impl Stepping<'_> {
     pub(crate) fn take_answer(&mut self, answer: Answer) {
-        let Answer { text, calls, usage } = answer;
+        let Answer { text, calls, thoughts, usage } = answer;
         self.head.usage.add(usage);
         self.head.dropped = 0;
         self.head.failing_since = None;
         if calls.is_empty() {
-            self.append(Item::Assistant { text, calls: Vec::new() });
+            self.append(Item::Assistant { text, calls: Vec::new(), thoughts });
             return self.rest();
         }
         self.head.phase = Phase::Waiting;
-        self.take_calls(text, calls);
+        self.take_calls(text, calls, thoughts);
         if self.head.is_closed() {
             return;
         }
@@ -77,18 +77,18 @@ impl Stepping<'_> {
         self.wake();
     }
 
-    fn take_calls(&mut self, text: String, planned: Vec<PlannedCall>) {
+    fn take_calls(&mut self, text: String, planned: Vec<PlannedCall>, thoughts: Option<Thoughts>) {
         let mut calls: Vec<CallEntry> = Vec::with_capacity(planned.len());
         let mut plans = Vec::with_capacity(planned.len());
-        for PlannedCall { id, call_id, name, arguments, plan } in planned {
+        for PlannedCall { id, call_id, name, arguments, display, plan } in planned {
             let (id, call_id) = match id {
                 Some(id) if self.is_new(&id, &calls) => (id, call_id),
                 unusable => (self.mint(), call_id.or(unusable)),
             };
-            calls.push(CallEntry { id, call_id, name, arguments });
+            calls.push(CallEntry { id, call_id, name, arguments, display });
             plans.push(plan);
         }
-        self.append(Item::Assistant { text, calls: calls.clone() });
+        self.append(Item::Assistant { text, calls: calls.clone(), thoughts });
         let batch = Batch { seq: self.head.seq, calls: calls.iter().map(|call| call.id.clone()).collect() };
         let mut closing = false;
         for (call, plan) in calls.into_iter().zip(plans) {

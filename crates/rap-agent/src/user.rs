@@ -101,6 +101,7 @@ impl Stepping<'_> {
         } else if let Some(subscription) = self.head.subscription(call).cloned() {
             self.head.subscriptions.retain(|other| other.id != *call);
             self.append(Item::notice(words::subscription_cancelled(call.as_str())));
+            self.drop_backlog(call);
             self.settle_cancelled(subscription.id, &subscription.server, CallState::Ended);
         } else {
             return Err(Ignored::SettledCall);

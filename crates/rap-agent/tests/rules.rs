@@ -6,7 +6,7 @@
 mod notation;
 
 use notation::{Thread, check, check_child, check_with, from, narrow};
-use rap_agent::{Arguments, CallEntry, Entry, Item, Limits, Speaker, Status};
+use rap_agent::{Arguments, CallEntry, Entry, Item, Limits, Speaker, Status, Thought, ThoughtKind, Thoughts};
 use rap_protocol::{Body, Content, Image, Segment, Timestamp};
 use serde_json::{Map, Value};
 
@@ -512,12 +512,12 @@ fn an_event_that_is_not_associative_makes_a_child_at_the_last_settled_point() {
         answer done:               -> idle; assistant done
         event s: ding, child, id e1 -> idle; born t2 at 4 (asking 1, assistant [rap_2 interrupt:s (subscription remains active)], rap_2: ding, runtime you are a thread of your own, made for t…); mark e1
         event s: ding, child, id e1 -> ignored: Duplicate
-        event s: dong, child       -> ignored: Full(too many children are at work)
-        child closed t2            -> idle
+        event s: dong, child       -> idle; shelve of s assistant [rap_3 interrupt:s (subscription remains active)]; shelve of s rap_3: dong
+        child closed t2            -> idle; born t3 at 4 (asking 1, 2 from the shelf of s, runtime you are a thread of your own, made for t…)
         child closed t2            -> ignored: Duplicate
-        event s: dong, child, final -> idle; born t3 at 4 (asking 1, assistant [rap_3 interrupt:s (subscription has ended)], rap_3: dong, runtime you are a thread of your own, made for t…); settle s Ended
+        event s: dong, child, final -> idle; shelve of s assistant [rap_4 interrupt:s (subscription has ended)]; shelve of s rap_4: dong; settle s Ended
         event s: dang, child       -> ignored: EndedSubscription
-        close                      -> closed; notice the thread was closed; notify close; tell t3 Close
+        close                      -> closed; discard what waits of s; notice 1 events of s that waited for a thread w…; notice the thread was closed; notify close; tell t3 Close
         ",
     );
 }
@@ -904,7 +904,7 @@ fn an_events_child_with_a_call_in_the_background_is_closed_when_that_ends() {
         "
         answer: r q                -> waiting; assistant [r q]; open r; open q; invoke r; invoke q
         said hurry                 -> asking 2; r: still running; the result will follow; q: still running; the result will follow; user hurry; ask 2
-        answer done:               -> idle; assistant done
+        answer done:               -> idle; assistant done; tell t0 ChildRests
         cancel q                   -> idle; notice call q of look was cancelled; settle q Interrupted; notify cancel q
         cancel r                   -> closed; notice call r of look was cancelled; settle r Interrupted; notice the thread was closed; notify cancel r; notify close; tell t0 ChildClosed
         ",
@@ -913,7 +913,7 @@ fn an_events_child_with_a_call_in_the_background_is_closed_when_that_ends() {
         "
         answer: r                  -> waiting; assistant [r]; open r; invoke r
         said hurry                 -> asking 2; r: still running; the result will follow; user hurry; ask 2
-        answer done:               -> idle; assistant done
+        answer done:               -> idle; assistant done; tell t0 ChildRests
         returned r: 1              -> asking 3; settle r Returned; assistant [rap_2 interrupt:r (result of a call that was still running)]; rap_2: 1; ask 3
         answer done:               -> closed; assistant done; notice the thread was closed; notify close; tell t0 ChildClosed
         ",
@@ -926,7 +926,7 @@ fn an_events_child_with_a_subscription_is_closed_when_that_ends() {
         "
         answer: u                  -> waiting; assistant [u]; open u; invoke u
         subscribed u: ok           -> asking 2; settle u Subscribed; u: ok; ask 2
-        answer done:               -> idle; assistant done
+        answer done:               -> idle; assistant done; tell t0 ChildRests
         cancel u                   -> closed; notice subscription u was cancelled; settle u Ended; notice the thread was closed; notify cancel u; notify close; tell t0 ChildClosed
         ",
     );
@@ -934,7 +934,7 @@ fn an_events_child_with_a_subscription_is_closed_when_that_ends() {
         "
         answer: u                  -> waiting; assistant [u]; open u; invoke u
         subscribed u: ok           -> asking 2; settle u Subscribed; u: ok; ask 2
-        answer done:               -> idle; assistant done
+        answer done:               -> idle; assistant done; tell t0 ChildRests
         event u: bye, final        -> asking 3; assistant [rap_2 interrupt:u (subscription has ended)]; rap_2: bye; settle u Ended; ask 3
         answer done:               -> closed; assistant done; notice the thread was closed; notify close; tell t0 ChildClosed
         ",
@@ -947,7 +947,7 @@ fn an_events_child_with_a_child_of_its_own_is_closed_after_it() {
         "
         answer: u                  -> waiting; assistant [u]; open u; invoke u
         subscribed u: ok           -> asking 2; settle u Subscribed; u: ok; ask 2
-        answer done:               -> idle; assistant done
+        answer done:               -> idle; assistant done; tell t0 ChildRests
         event u: ding, child, final -> idle; born t1 at 10 (asking 1, assistant [rap_2 interrupt:u (subscription has ended)], rap_2: ding, runtime you are a thread of your own, made for t…); settle u Ended
         child closed t1            -> closed; notice the thread was closed; notify close; tell t0 ChildClosed
         ",
@@ -970,6 +970,7 @@ fn every_kind_of_entry_reads_back_as_it_was_written() {
         call_id: Some(notation::id("own")),
         name: "look".into(),
         arguments,
+        display: Some("a look".into()),
     };
     let given = Map::from_iter([("kind".to_owned(), Value::from("mine"))]);
     let echo = |arguments| Arguments::Echo { of: notation::id("a"), kind: "interrupt:a".into(), arguments };
@@ -977,10 +978,13 @@ fn every_kind_of_entry_reads_back_as_it_was_written() {
     let content = Body::Content(vec![Content::Text { text: "see".into() }, Content::Image(image.clone())]);
     let diff = Segment::Diff { path: "a.txt".into(), patch: "+1".into() };
     let display = vec![Segment::Text("short".into()), diff, Segment::Image(image)];
+    let open = ThoughtKind::Open { text: "hm".into(), signature: "s".into() };
+    let sealed = ThoughtKind::Sealed { data: "d".into() };
+    let thoughts = vec![Thought { at: 0, kind: open }, Thought { at: 3, kind: sealed }];
     let items = [
         Item::said("hi"),
         Item::User { text: "you are a child".into(), from: Speaker::Runtime },
-        Item::Assistant { text: String::new(), calls: Vec::new() },
+        Item::answered("", Vec::new()),
         Item::Assistant {
             text: "looking".into(),
             calls: vec![
@@ -989,6 +993,7 @@ fn every_kind_of_entry_reads_back_as_it_was_written() {
                 call("c", echo(None)),
                 call("d", echo(Some(given))),
             ],
+            thoughts: Some(Thoughts { model: "m".into(), parts: thoughts }),
         },
         Item::Result { call_id: notation::id("a"), content, display, synthetic: false },
         Item::made(notation::id("b"), "Error: no"),

@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::env;
 use std::rc::Rc;
 
-use rap_agent::prompt::{Prompt, anthropic, openai};
+use rap_agent::prompt::{Prompt, Thinking, anthropic, openai};
 use rap_agent::{Entry, Item};
 use serde_json::Value;
 use sim::fault::Fault;
@@ -158,7 +158,12 @@ fn check_prompt(seed: u64, history: &[&Entry]) {
     let openai = Value::Object(openai::request(&prompt).body);
     let anthropic = Value::Object(anthropic::request(&prompt).body);
     strict::openai_accepts(&openai).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
-    strict::anthropic_accepts(&anthropic).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    let thinking = Thinking::First { model: "m" };
+    let thinks = Value::Object(anthropic::request(&Prompt { thinking, ..prompt }).body);
+    strict::anthropic_accepts(&thinks, strict::Thinking::First)
+        .unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    strict::anthropic_accepts(&anthropic, strict::Thinking::Off)
+        .unwrap_or_else(|why| panic!("seed {seed}: {why}"));
     let calls: usize = entries
         .iter()
         .map(|entry| match &entry.item {

@@ -101,6 +101,9 @@ pub struct Waiting {
     pub call_id: String,
     /// What was called.
     pub tool: String,
+    /// The call, as its tool wants people to see it.
+    #[serde(default)]
+    pub display: Option<String>,
     /// When.
     #[serde(deserialize_with = "time")]
     pub since: Timestamp,
@@ -215,6 +218,9 @@ pub enum Item {
         call_id: String,
         /// A text, or items.
         content: Value,
+        /// What people see instead: the first of these that can be shown.
+        #[serde(default)]
+        display: Vec<Value>,
         /// Whether the runtime made it.
         #[serde(default)]
         synthetic: bool,
@@ -238,6 +244,9 @@ pub struct Call {
     pub name: String,
     /// What it is called with.
     pub arguments: Value,
+    /// Both, as its tool wants people to see them.
+    #[serde(default)]
+    pub display: Option<String>,
     /// Whether the runtime made it, to tell the model of an event or a late result.
     #[serde(default)]
     pub synthetic: bool,
@@ -287,6 +296,19 @@ pub enum CallState {
     Open,
     /// It was.
     Settled,
+}
+
+/// What a tool wants people to see of a result: the first of its segments that a terminal can show.
+pub fn displayed(display: &[Value]) -> Option<String> {
+    let segment = |segment: &Value| {
+        let content = &segment["content"];
+        match segment["type"].as_str()? {
+            "text" => content.as_str().map(str::to_owned),
+            "diff" => Some(format!("{}\n{}", content["path"].as_str()?, content["patch"].as_str()?)),
+            _ => None,
+        }
+    };
+    display.iter().find_map(segment)
 }
 
 /// What a result says, as one text.

@@ -3,10 +3,12 @@
 //! What comes out is valid and complete. What does not fit is told with its place, all mistakes at once. Secrets
 //! are neither in errors nor in `Debug`. The process environment is never read here; it arrives as data.
 
+mod agent;
 mod base_url;
 mod document;
 mod limits;
 mod mistake;
+mod model;
 mod outside;
 mod read;
 mod section;
@@ -22,6 +24,7 @@ use std::path::{Path, PathBuf};
 
 use rap_protocol::Secret;
 pub use rap_runtime::ToolGlob;
+pub use rap_runtime::model::anthropic::Thinking;
 
 pub use self::base_url::BaseUrl;
 pub use self::limits::Limits;
@@ -42,7 +45,7 @@ pub struct Config {
     pub server: Server,
     /// Where it keeps everything.
     pub store: Store,
-    /// What it asks.
+    /// What is asked by every agent without a model of its own.
     pub model: Model,
     /// Who asks. There is at least one; the first is the one that is meant when none is named.
     pub agents: Vec<Agent>,
@@ -103,6 +106,19 @@ pub enum Provider {
         /// What it wants to see.
         api_key: Option<Secret>,
     },
+    /// A server with `/v1/messages` under its base URL.
+    Anthropic {
+        /// Which of its models.
+        name: String,
+        /// Where it is.
+        base_url: BaseUrl,
+        /// What it wants to see.
+        api_key: Option<Secret>,
+        /// How long an answer can be.
+        max_tokens: u32,
+        /// Whether it thinks before it answers.
+        thinking: Thinking,
+    },
 }
 
 /// Someone to talk to.
@@ -114,6 +130,12 @@ pub struct Agent {
     pub system: String,
     /// Which tools it may use.
     pub tools: Vec<ToolGlob>,
+    /// Which of these it may use in a thread that an event made.
+    pub event_tools: Vec<ToolGlob>,
+    /// Its own model.
+    pub model: Option<Model>,
+    /// Every bound as it is for its threads, where it has bounds of its own.
+    pub limits: Option<Limits>,
 }
 
 /// Where tools are.
@@ -146,7 +168,14 @@ impl Default for Server {
 
 impl Default for Agent {
     fn default() -> Self {
-        Agent { name: "default".into(), system: String::new(), tools: vec![ToolGlob::every()] }
+        Agent {
+            name: "default".into(),
+            system: String::new(),
+            tools: vec![ToolGlob::every()],
+            event_tools: vec![ToolGlob::every()],
+            model: None,
+            limits: None,
+        }
     }
 }
 

@@ -1,13 +1,14 @@
 //! `rap serve`: from a configuration to a runtime that listens.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use anyhow::Context;
 use rap_io::client::{Client, ClientLimits};
 use rap_io::serve::Signals;
 use rap_protocol::UrlPolicy;
-use rap_runtime::model::{Model, openai, scripted::Scripted};
-use rap_runtime::{Agent, Limits, Runtime, Settings, ToolServer};
+use rap_runtime::model::{Model, anthropic, openai, scripted::Scripted};
+use rap_runtime::{Agent, AgentModel, Limits, Runtime, Settings, ToolServer};
 use tokio::net::TcpListener;
 
 use crate::config::{self, Config, Provider, Store};
@@ -64,7 +65,8 @@ fn settings(config: Config, bound: SocketAddr) -> anyhow::Result<Settings> {
     let public_url = config.server.url_at(bound);
     let Store::Sqlite(database) = config.store;
     let images = config.model.images;
-    let agent = |agent: config::Agent| Agent { name: agent.name, system: agent.system, tools: agent.tools };
+    let agents: Result<_, _> =
+        config.agents.into_iter().map(|agent| own_agent(agent, &config.limits)).collect();
     let tool_server = |server: config::ToolServer| ToolServer {
         url: server.url.as_str().to_owned(),
         bearer: server.bearer,
@@ -73,7 +75,7 @@ fn settings(config: Config, bound: SocketAddr) -> anyhow::Result<Settings> {
         public_url,
         database,
         tokens: config.server.tokens,
-        agents: config.agents.into_iter().map(agent).collect(),
+        agents: agents?,
         model: model(config.model.provider, &config.limits)?,
         images,
         tool_servers: config.tool_servers.into_iter().map(tool_server).collect(),
@@ -82,40 +84,68 @@ fn settings(config: Config, bound: SocketAddr) -> anyhow::Result<Settings> {
     })
 }
 
+fn own_agent(agent: config::Agent, limits: &config::Limits) -> anyhow::Result<Agent> {
+    let config::Agent { name, system, tools, event_tools, model: own_model, limits: own_limits } = agent;
+    let own_model = own_model.map(|own| {
+        let images = own.images;
+        anyhow::Ok(AgentModel { model: Arc::new(model(own.provider, limits)?), images })
+    });
+    Ok(Agent {
+        name,
+        system,
+        tools,
+        event_tools,
+        model: own_model.transpose()?,
+        limits: own_limits.as_ref().map(thread_limits),
+    })
+}
+
 fn model(provider: Provider, limits: &config::Limits) -> anyhow::Result<Model> {
     Ok(match provider {
         Provider::Scripted { script: None } => Model::Scripted(Scripted::obedient()),
         Provider::Scripted { script: Some(path) } => Model::Scripted(Scripted::from_file(&path)?),
         Provider::OpenAi { name, base_url, api_key } => {
-            let client_limits = ClientLimits {
-                total: limits.model_timeout,
-                stream_head: limits.model_timeout,
-                stream_idle: limits.model_idle_timeout,
-                ..ClientLimits::default()
-            };
-            let client = Client::new(UrlPolicy::Local, client_limits);
             let settings = openai::Settings { base_url: base_url.to_url(), name, api_key };
-            Model::OpenAi(Box::new(openai::OpenAi::new(client, settings)?))
+            Model::OpenAi(Box::new(openai::OpenAi::new(client(limits), settings)?))
+        }
+        Provider::Anthropic { name, base_url, api_key, max_tokens, thinking } => {
+            let base_url = base_url.to_url();
+            let settings = anthropic::Settings { base_url, name, api_key, max_tokens, thinking };
+            Model::Anthropic(Box::new(anthropic::Anthropic::new(client(limits), settings)?))
         }
     })
 }
 
-fn limits(given: &config::Limits) -> Limits {
-    let thread = rap_agent::Limits {
+fn client(limits: &config::Limits) -> Client {
+    let limits = ClientLimits {
+        total: limits.model_timeout,
+        stream_head: limits.model_timeout,
+        stream_idle: limits.model_idle_timeout,
+        ..ClientLimits::default()
+    };
+    Client::new(UrlPolicy::Local, limits)
+}
+
+fn thread_limits(given: &config::Limits) -> rap_agent::Limits {
+    rap_agent::Limits {
         subscriptions: given.subscriptions_per_thread as usize,
         open_calls: given.open_calls_per_thread as usize,
         held: given.held_per_thread,
         questions: given.questions_per_thread as usize,
         children: given.children_per_thread as usize,
+        event_children: given.event_children_per_subscription as usize,
         depth: given.depth as usize,
         views: given.views_per_thread as usize,
         turns_per_wake: given.turns_per_wake,
         hold_max: given.hold_max,
         call_timeout: given.call_timeout,
         failed_retry_for: given.failed_retry_for,
-    };
+    }
+}
+
+fn limits(given: &config::Limits) -> Limits {
     Limits {
-        thread,
+        thread: thread_limits(given),
         invoke_retry_for: given.invoke_retry_for,
         invoke_ack_timeout: given.invoke_ack_timeout,
         invoke_concurrency: given.invoke_concurrency as usize,

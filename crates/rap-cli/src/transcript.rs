@@ -8,11 +8,14 @@ use rap_agent::words;
 use rap_protocol::Timestamp;
 
 use crate::age::elapsed;
-use crate::api::{Call, Entry, Item, text_of};
+use crate::api::{Call, Entry, Item, displayed, text_of};
 use crate::table::{CYAN, DIM, GREEN, YELLOW, cut, one_line, plain, styled};
 
 /// How much of arguments and results is shown.
 const SHORT: usize = 200;
+
+/// How many lines are shown of a result that was made for people.
+const LINES: usize = 20;
 
 /// From this time on it is worth saying how long a call took.
 const LONG: Duration = Duration::from_secs(1);
@@ -65,7 +68,10 @@ impl Transcript {
                 let called: Vec<Line> = calls.iter().map(|call| self.call(call, entry.at)).collect();
                 said.into_iter().chain(called).collect()
             }
-            Item::Result { call_id, content, .. } => vec![self.result(call_id, &text_of(content), entry.at)],
+            Item::Result { call_id, content, display, .. } => {
+                let shown = displayed(display).map_or_else(|| short(&text_of(content)), |text| block(&text));
+                vec![self.result(call_id, &shown, entry.at)]
+            }
             Item::Other => Vec::new(),
         }
     }
@@ -76,8 +82,8 @@ impl Transcript {
         if call.synthetic {
             return Line { who: "woken", what: format!("by {}", occasion(call)) };
         }
-        let arguments = cut(&one_line(&call.arguments.to_string()), SHORT);
-        Line { who: "call", what: format!("{} {arguments} ({id})", one_line(name)) }
+        let shown = call.display.clone().unwrap_or_else(|| format!("{name}({})", call.arguments));
+        Line { who: "call", what: format!("{} ({id})", short(&shown)) }
     }
 
     fn result(&self, call: &str, text: &str, at: Timestamp) -> Line {
@@ -89,8 +95,24 @@ impl Transcript {
         let tool = made.map_or(call, |(tool, _)| tool.as_str());
         let took = made.map(|(_, since)| at.since(*since)).filter(|took| *took >= LONG);
         let took = took.map_or(String::new(), |took| format!(" after {}", elapsed(took)));
-        Line { who: "result", what: format!("{}{took}: {}", one_line(tool), cut(&one_line(text), SHORT)) }
+        Line { who: "result", what: format!("{}{took}: {text}", one_line(tool)) }
     }
+}
+
+/// One line of a text.
+fn short(text: &str) -> String {
+    cut(&one_line(text), SHORT)
+}
+
+/// The first lines of a text that was made for people.
+fn block(text: &str) -> String {
+    let text = plain(text);
+    let all = text.trim_end().lines().count();
+    let mut lines: Vec<String> = text.lines().take(LINES).map(|line| cut(line, SHORT)).collect();
+    if all > LINES {
+        lines.push(format!("… and {} more lines", all - LINES));
+    }
+    lines.join("\n").trim_end().to_owned()
 }
 
 /// What a call stands for that the runtime made.
@@ -129,6 +151,34 @@ mod tests {
     }
 
     #[test]
+    fn what_was_made_for_people_is_shown_to_them() {
+        let result = |display: Value| json!({"kind": "result", "call_id": "c1", "content": "for the model", "display": display});
+        let call =
+            json!({"id": "c1", "name": "edit", "arguments": {"path": "a"}, "display": "Edit\na\u{1b}[2J"});
+        let text = json!({"type": "text", "content": "two\nlines\u{1b}[2J"});
+        let diff = json!({"type": "diff", "content": {"path": "a", "patch": "-1\n+2\n"}});
+        let image = json!({"type": "image", "content": {"data": "aGk=", "mediaType": "image/png"}});
+        let long: String = (1..=30).map(|line| format!("{line}\n")).collect();
+        let shown: String = (2..=20).map(|line| format!("\n        {line}")).collect();
+        check(
+            &[
+                json!({"kind": "assistant", "text": "", "calls": [call]}),
+                result(json!([text, diff])),
+                result(json!([image, diff])),
+                result(json!([image, {"type": "of a later version"}])),
+                result(json!([{"type": "text", "content": long}])),
+            ],
+            &[
+                "call    Edit a [2J (c1)",
+                "result  edit: two\n        lines[2J",
+                "result  edit: a\n        -1\n        +2",
+                "result  edit: for the model",
+                &format!("result  edit: 1{shown}\n        … and 10 more lines"),
+            ],
+        );
+    }
+
+    #[test]
     fn entries_become_lines() {
         let call = json!({"id": "c1", "name": "slow", "arguments": {"seconds": 2}, "synthetic": false});
         let event = |kind: &str| {
@@ -152,7 +202,7 @@ mod tests {
                 "you     hi\n        there",
                 "note    an event",
                 "agent   I call.",
-                "call    slow {\"seconds\":2} (c1)",
+                "call    slow({\"seconds\":2}) (c1)",
                 "result  slow: a [2J",
                 "result  c2: b",
                 "woken   by an event of tick",

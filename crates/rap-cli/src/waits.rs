@@ -7,6 +7,7 @@ use rap_protocol::Timestamp;
 
 use crate::age::{ago, counted, span};
 use crate::api::{Asked, Question, Status, Subscription, Thread, Waiting};
+use crate::table::one_line;
 
 /// What is known around a thread, besides itself.
 #[derive(Debug, Default)]
@@ -80,10 +81,11 @@ fn waits(call: &Waiting, now: Timestamp) -> String {
             format!("sleeps ({id}) for {since}; wakes {}, or when something happens", ends(call, now))
         }
         words::WAIT => format!("waits ({id}) for {since} until something happens"),
-        tool => match call.until {
-            Some(_) => format!("waits for `{tool}` ({id}) for {since}; given up {}", ends(call, now)),
-            None => format!("waits for `{tool}` ({id}) for {since}; no time-out"),
-        },
+        tool => {
+            let shown = shown(call).map_or(String::new(), |shown| format!(", {shown},"));
+            let until = call.until.map_or("no time-out".into(), |_| format!("given up {}", ends(call, now)));
+            format!("waits for `{tool}`{shown} ({id}) for {since}; {until}")
+        }
     }
 }
 
@@ -95,8 +97,16 @@ pub fn running(call: &Waiting, now: Timestamp) -> String {
             format!("sleeps ({id}) for {since}; wakes {}", ends(call, now))
         }
         words::WAIT => format!("waits ({id}) for {since} until something happens"),
-        tool => format!("{tool} ({id}) has been running for {since}"),
+        tool => {
+            let shown = shown(call).map_or(String::new(), |shown| format!(": {shown}"));
+            format!("{tool} ({id}) has been running for {since}{shown}")
+        }
     }
+}
+
+/// How its tool wants it to be shown.
+fn shown(call: &Waiting) -> Option<String> {
+    call.display.as_deref().map(one_line)
 }
 
 /// When a call ends by itself.

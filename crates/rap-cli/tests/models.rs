@@ -4,6 +4,7 @@
 
 mod support;
 
+use rap_agent::words::NOT_THE_USER;
 use serde_json::{Value, json};
 use support::model::{ModelServer, messages};
 use support::peer::Reply;
@@ -32,7 +33,7 @@ async fn text_and_parallel_calls_come_from_a_stream_and_results_go_back_in_order
         .iter()
         .map(|tool| tool["function"]["name"].as_str().unwrap())
         .collect();
-    assert_eq!(offered, ["work", "watch", "cancel_subscription"]);
+    assert_eq!(offered[..3], ["work", "watch", "cancel_subscription"]);
 
     let calls = tools.invocations(2).await;
     assert_eq!((calls[0].id(), calls[0].arguments()), ("call_a", &json!({"n": 1})));
@@ -92,10 +93,10 @@ async fn what_the_model_sees_is_always_a_valid_prompt() {
         "assistant calls w1=work{}".into(),
         "tool w1: still running; the result will follow".into(),
         format!("assistant calls rap_1=watch{active}"),
-        "tool rap_1: tick".into(),
+        format!("tool rap_1: {NOT_THE_USER}\ntick"),
         "user: and?".into(),
         format!("assistant says Both noted. calls rap_2=work{late}"),
-        "tool rap_2: done".into(),
+        format!("tool rap_2: {NOT_THE_USER}\ndone"),
     ];
     assert_eq!(asked, expected);
 }
@@ -132,7 +133,7 @@ async fn a_child_is_asked_about_its_event_with_what_it_inherits() {
         "assistant calls s1=watch{\"topic\":\"x\"}".into(),
         "tool s1: watching".into(),
         format!("assistant says Subscribed. calls rap_1=watch{{\"kind\":\"{kind}\",\"topic\":\"x\"}}"),
-        "tool rap_1: tick".into(),
+        format!("tool rap_1: {NOT_THE_USER}\ntick"),
     ];
     assert_eq!(asked[..6], expected);
     assert!(asked[6].starts_with("user: You are a thread of your own"), "{}", asked[6]);

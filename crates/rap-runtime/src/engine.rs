@@ -10,6 +10,7 @@ pub(crate) mod built_in;
 mod invoke;
 mod notify;
 mod plan;
+mod show;
 #[cfg(test)]
 mod tests;
 mod underway;
@@ -31,8 +32,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::hub::{Hub, Live};
-use crate::settings::{Limits, Settings, ToolServer};
-use crate::store::{self, Committed, OpenError, Receipt, Store, Target, ThreadNo, beside};
+use crate::settings::{Agent, Limits, Settings, ToolServer};
+use crate::store::{self, AgentLimits, Committed, OpenError, Receipt, Store, Target, ThreadNo, beside};
 use crate::token::Tokens;
 use crate::toolsets::Toolsets;
 use underway::Underway;
@@ -104,7 +105,10 @@ impl Engine {
             }
         });
         let limits = &settings.limits;
-        let store = Store::open(&settings.database, key.clone(), limits.thread.clone(), outlet)?;
+        let own = |agent: &Agent| Some((agent.name.clone(), agent.limits.clone()?));
+        let own = settings.agents.iter().filter_map(own).collect();
+        let bounds = AgentLimits { usual: limits.thread.clone(), own };
+        let store = Store::open(&settings.database, key.clone(), bounds, outlet)?;
         let client =
             |total| Client::new(settings.url_policy, ClientLimits { total, ..ClientLimits::default() });
         let engine = Arc::new(Engine {

@@ -4,6 +4,7 @@
 //! The rules are those of [`rap_agent`]; this crate reads, steps, commits and carries out what a step asks for.
 
 mod calendar;
+mod display;
 mod engine;
 mod glob;
 mod http;
@@ -24,7 +25,7 @@ use tokio::net::TcpListener;
 use crate::engine::Engine;
 pub use crate::engine::StartError;
 pub use crate::glob::ToolGlob;
-pub use crate::settings::{Agent, Limits, Settings, ToolServer};
+pub use crate::settings::{Agent, AgentModel, Limits, Settings, ToolServer};
 pub use crate::store::OpenError;
 
 /// A runtime at work.

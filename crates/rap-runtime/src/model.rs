@@ -3,14 +3,16 @@
 //! A model holds no state between questions and never sees the store. An answer is whole or it is an error: a
 //! stream that was cut is never taken for an answer. No error text holds a key or the path of a URL.
 
+pub mod anthropic;
 pub mod openai;
+mod remote;
 pub mod scripted;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use rap_agent::Entry;
 pub use rap_agent::Usage;
+use rap_agent::{Entry, Thoughts};
 use rap_protocol::InputSchema;
 use serde_json::{Map, Value};
 
@@ -47,6 +49,8 @@ pub struct Answer {
     pub text: String,
     /// What it calls, in order.
     pub calls: Vec<ModelCall>,
+    /// What it thought on the way, where its provider wants to see that again.
+    pub thoughts: Option<Thoughts>,
     /// What it cost.
     pub usage: Usage,
 }
@@ -109,6 +113,8 @@ pub enum Model {
     Scripted(scripted::Scripted),
     /// A server that speaks like OpenAI's.
     OpenAi(Box<openai::OpenAi>),
+    /// A server that speaks like Anthropic's.
+    Anthropic(Box<anthropic::Anthropic>),
 }
 
 impl Model {
@@ -122,6 +128,7 @@ impl Model {
         match self {
             Model::Scripted(model) => Ok(model.ask(&question, on_delta).await),
             Model::OpenAi(model) => model.ask(&question, on_delta).await,
+            Model::Anthropic(model) => model.ask(&question, on_delta).await,
         }
     }
 
@@ -129,7 +136,7 @@ impl Model {
     pub fn wants(&self) -> Wants {
         match self {
             Model::Scripted(model) => model.wants(),
-            Model::OpenAi(_) => Wants::Everything,
+            Model::OpenAi(_) | Model::Anthropic(_) => Wants::Everything,
         }
     }
 }

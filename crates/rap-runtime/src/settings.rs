@@ -1,6 +1,7 @@
 //! What a runtime is told when it starts.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rap_protocol::{Secret, UrlPolicy};
@@ -18,7 +19,7 @@ pub struct Settings {
     pub tokens: Vec<Secret>,
     /// The agents; the first one is meant where none is named.
     pub agents: Vec<Agent>,
-    /// The model that all agents ask.
+    /// The model that is asked by every agent without one of its own.
     pub model: Model,
     /// Whether that model takes images.
     pub images: bool,
@@ -39,18 +40,64 @@ pub struct Agent {
     pub system: String,
     /// Which tools it may use.
     pub tools: Vec<ToolGlob>,
+    /// Which of these it may use in a thread that an event made, and in what comes of that thread.
+    pub event_tools: Vec<ToolGlob>,
+    /// Its own model, if it does not ask that of all.
+    pub model: Option<AgentModel>,
+    /// The bounds of its threads, if they are not those of all.
+    pub limits: Option<rap_agent::Limits>,
+}
+
+/// The model of one agent.
+#[derive(Debug, Clone)]
+pub struct AgentModel {
+    /// What is asked.
+    pub model: Arc<Model>,
+    /// Whether it takes images.
+    pub images: bool,
 }
 
 impl Default for Agent {
     fn default() -> Self {
-        Agent { name: "default".into(), system: String::new(), tools: vec![ToolGlob::every()] }
+        Agent {
+            name: "default".into(),
+            system: String::new(),
+            tools: vec![ToolGlob::every()],
+            event_tools: vec![ToolGlob::every()],
+            model: None,
+            limits: None,
+        }
     }
 }
 
+/// What set a thread going.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Cause {
+    /// Somebody who uses the agent.
+    Client,
+    /// An event, whose words may be anybody's.
+    Event,
+}
+
+/// What an agent may use in a thread.
+#[derive(Debug, Clone)]
+pub(crate) struct Rights {
+    tools: Vec<ToolGlob>,
+    event_tools: Option<Vec<ToolGlob>>,
+}
+
 impl Agent {
-    /// Whether it may use a tool.
+    /// What it may use in a thread that was set going so.
+    pub(crate) fn rights(&self, cause: Cause) -> Rights {
+        let event_tools = (cause == Cause::Event).then(|| self.event_tools.clone());
+        Rights { tools: self.tools.clone(), event_tools }
+    }
+}
+
+impl Rights {
     pub(crate) fn may_use(&self, tool: &str) -> bool {
-        self.tools.iter().any(|pattern| pattern.matches(tool))
+        let any = |patterns: &Vec<ToolGlob>| patterns.iter().any(|pattern| pattern.matches(tool));
+        any(&self.tools) && self.event_tools.as_ref().is_none_or(any)
     }
 }
 

@@ -15,7 +15,7 @@ mod rows;
 mod tests;
 mod thread;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -172,11 +172,24 @@ pub(crate) struct Store {
     readers: Arc<Readers>,
 }
 
+/// The bounds of threads: those of all, and those of agents that have their own.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct AgentLimits {
+    pub(crate) usual: Limits,
+    pub(crate) own: HashMap<String, Limits>,
+}
+
+impl AgentLimits {
+    fn of(&self, thread: &Thread) -> &Limits {
+        self.own.get(&thread.agent).unwrap_or(&self.usual)
+    }
+}
+
 struct Shared {
     cache: Mutex<Cache>,
     /// Threads in whose step something panicked.
     aside: Mutex<HashSet<ThreadNo>>,
-    limits: Limits,
+    limits: AgentLimits,
     key: Key,
     outlet: Outlet,
     _lock: DirLock,
@@ -193,7 +206,12 @@ pub(crate) fn now() -> Timestamp {
 
 impl Store {
     /// Opens or creates the database; this blocks. The lock file lies beside it.
-    pub(crate) fn open(path: &Path, key: Key, limits: Limits, outlet: Outlet) -> Result<Store, OpenError> {
+    pub(crate) fn open(
+        path: &Path,
+        key: Key,
+        limits: AgentLimits,
+        outlet: Outlet,
+    ) -> Result<Store, OpenError> {
         let batches = WriterLimits { batch_jobs: BATCH_JOBS, ..WriterLimits::default() };
         Store::open_with(path, key, limits, batches, outlet)
     }
@@ -201,7 +219,7 @@ impl Store {
     fn open_with(
         path: &Path,
         key: Key,
-        limits: Limits,
+        limits: AgentLimits,
         batches: WriterLimits,
         outlet: Outlet,
     ) -> Result<Store, OpenError> {
@@ -397,10 +415,10 @@ impl Shared {
             self.cache().put(Loaded { thread, head, version });
             return Ok(Some(Ran::Refused(error)));
         }
-        let now = now();
+        let (now, limits) = (now(), self.limits.of(&thread));
         let message = inform(conn, &thread, &head, message, now)?;
         fault(&message);
-        let Step { head: next, writes, effects } = match step(head.clone(), message, now, &self.limits) {
+        let Step { head: next, writes, effects } = match step(head.clone(), message, now, limits) {
             Ok(step) => step,
             Err(ignored) => {
                 // A refusal must not rest on a head that is not the one in the database.
@@ -411,7 +429,7 @@ impl Shared {
                 return Ok(Some(Ran::Refused(ignored.into())));
             }
         };
-        let due = next.due(&self.limits);
+        let due = next.due(limits);
         let timers = writes.iter().filter_map(|write| match write {
             Write::Open(call) => call.until,
             Write::Timer { at, .. } => *at,
@@ -443,7 +461,8 @@ impl Shared {
         now: Timestamp,
     ) -> rusqlite::Result<Vec<Committed>> {
         let thread = Arc::clone(&step.thread);
-        let applying = Applying { conn, thread: &thread, key: &self.key, limits: &self.limits, now };
+        let limits = self.limits.of(&thread);
+        let applying = Applying { conn, thread: &thread, key: &self.key, limits, now };
         let mut born = Vec::new();
         for write in writes {
             if let Write::Settle { call, .. } = &write {
@@ -503,8 +522,7 @@ fn inform(
                 None
             } else {
                 let arguments = rows::arguments_of(conn, thread.no, subscription.seq, &call)?;
-                let depth = thread.ancestors.len() + 1;
-                Some(Birth { parent: thread.id.clone(), depth, child: fresh_id(now), arguments })
+                Some(Birth { arguments, ..birth(thread, now) })
             };
             Ok(Message::Happened { call, event, past: None, seen, birth })
         }
@@ -514,8 +532,19 @@ fn inform(
             let (text, next) = built_in::tick(&arguments, now);
             Ok(Message::Ticked { call, text, next })
         }
+        Message::ChildClosed { child, .. } => {
+            Ok(Message::ChildClosed { child, birth: Some(birth(thread, now)) })
+        }
+        Message::ChildRests { child, .. } => {
+            Ok(Message::ChildRests { child, birth: Some(birth(thread, now)) })
+        }
         other => Ok(other),
     }
+}
+
+fn birth(thread: &Thread, now: Timestamp) -> Birth {
+    let depth = thread.ancestors.len() + 1;
+    Birth { parent: thread.id.clone(), depth, child: fresh_id(now), arguments: serde_json::Map::new() }
 }
 
 /// A thread whose step panics is left alone from then on: what it would do next is unknown.

@@ -18,8 +18,9 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use url::Url;
 
+use crate::display::Scripts;
 use crate::model::Offered;
-use crate::settings::ToolServer;
+use crate::settings::{Cause, ToolServer};
 use crate::store::{Error, SessionTool, Store, ThreadNo, now};
 
 /// A server that failed is asked again by the session's next question, but not more often than this; and a toolset
@@ -42,7 +43,7 @@ pub(crate) struct Toolsets {
 #[derive(Default)]
 struct Memory {
     sessions: HashMap<ThreadNo, Arc<SessionTools>>,
-    parsed: HashMap<String, Arc<Toolset>>,
+    parsed: HashMap<String, Parsed>,
     /// The bytes of their documents.
     parsed_bytes: usize,
     /// What each server said last, to anybody.
@@ -60,6 +61,9 @@ enum Fetched {
     Failed(String),
 }
 
+/// What an offer depends on: the agent, what set its thread going, and whether that has a parent.
+type Offeree = (String, Cause, bool);
+
 /// The tools of a session.
 pub(crate) struct SessionTools {
     pub(crate) servers: Vec<ServerTools>,
@@ -68,13 +72,21 @@ pub(crate) struct SessionTools {
     /// Those whose schema refers to parts of itself.
     intricate: HashSet<String>,
     /// What each agent may use, as its model is told.
-    offers: Mutex<HashMap<String, Arc<[Offered]>>>,
+    offers: Mutex<HashMap<Offeree, Arc<[Offered]>>>,
+}
+
+/// A toolset, and how its calls are shown.
+#[derive(Clone)]
+struct Parsed {
+    toolset: Arc<Toolset>,
+    scripts: Arc<Scripts>,
 }
 
 /// What a session holds of one server.
 pub(crate) struct ServerTools {
     pub(crate) url: String,
     pub(crate) toolset: Option<Arc<Toolset>>,
+    pub(crate) scripts: Option<Arc<Scripts>>,
     pub(crate) errors: Vec<String>,
     pub(crate) fetched_at: Timestamp,
 }
@@ -110,10 +122,10 @@ impl SessionTools {
             .filter(|tool| self.offered.contains_key(tool.name.as_str()))
     }
 
-    /// The same for one agent, made once.
-    pub(crate) fn offer_to(&self, agent: &str, make: impl FnOnce() -> Arc<[Offered]>) -> Arc<[Offered]> {
+    /// The same for one agent in threads of one kind, made once.
+    pub(crate) fn offer_to(&self, offeree: Offeree, make: impl FnOnce() -> Arc<[Offered]>) -> Arc<[Offered]> {
         let mut offers = self.offers.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(offers.entry(agent.to_owned()).or_insert_with(make))
+        Arc::clone(offers.entry(offeree).or_insert_with(make))
     }
 
     pub(crate) fn server(&self, url: &str) -> Option<&ServerTools> {
@@ -246,13 +258,14 @@ impl Toolsets {
                 // It was never asked.
                 (None, None) => (None, None, None, Timestamp(0)),
             };
-            let (toolset, error) = match hash {
+            let (parsed, error) = match hash {
                 None => (None, error),
                 Some(hash) => self.parsed(store, hash, body, error).await?,
             };
             servers.push(ServerTools {
                 url: server.url.clone(),
-                toolset,
+                toolset: parsed.as_ref().map(|parsed| Arc::clone(&parsed.toolset)),
+                scripts: parsed.map(|parsed| parsed.scripts),
                 errors: error.into_iter().collect(),
                 fetched_at,
             });
@@ -260,26 +273,30 @@ impl Toolsets {
         Ok(Arc::new(SessionTools::assemble(servers)))
     }
 
-    /// A toolset that was stored or just fetched, with its schemas compiled once.
+    /// A toolset that was stored or just fetched, with its schemas and scripts compiled once.
     async fn parsed(
         &self,
         store: &Store,
         hash: String,
         body: Option<Arc<Vec<u8>>>,
         error: Option<String>,
-    ) -> Result<(Option<Arc<Toolset>>, Option<String>), Error> {
-        if let Some(toolset) = self.memory().parsed.get(&hash) {
-            return Ok((Some(Arc::clone(toolset)), error));
+    ) -> Result<(Option<Parsed>, Option<String>), Error> {
+        if let Some(parsed) = self.memory().parsed.get(&hash) {
+            return Ok((Some(parsed.clone()), error));
         }
         let body = match body {
             Some(body) => body,
             None => Arc::new(store.toolset(hash.clone()).await?.unwrap_or_default()),
         };
         let bytes = body.len();
-        let parsed = tokio::task::spawn_blocking(move || parse_toolset(&body)).await;
-        match parsed {
-            Ok(Ok(toolset)) => {
-                let toolset = Arc::new(toolset);
+        let parse = move || {
+            parse_toolset(&body).map(|toolset| Parsed {
+                scripts: Arc::new(Scripts::of(&toolset)),
+                toolset: Arc::new(toolset),
+            })
+        };
+        match tokio::task::spawn_blocking(parse).await {
+            Ok(Ok(parsed)) => {
                 let mut memory = self.memory();
                 if memory.parsed.len() >= REMEMBERED || memory.parsed_bytes + bytes > REMEMBERED_BYTES {
                     // Sessions hold on to what they were assembled from.
@@ -287,10 +304,10 @@ impl Toolsets {
                     memory.sessions.clear();
                     memory.parsed_bytes = 0;
                 }
-                if memory.parsed.insert(hash, Arc::clone(&toolset)).is_none() {
+                if memory.parsed.insert(hash, parsed.clone()).is_none() {
                     memory.parsed_bytes += bytes;
                 }
-                Ok((Some(toolset), error))
+                Ok((Some(parsed), error))
             }
             Ok(Err(invalid)) => Ok((None, Some(format!("the toolset is not valid: {invalid}")))),
             Err(_panicked) => Ok((None, Some("the toolset could not be read".into()))),

@@ -1,73 +1,21 @@
 //! The OpenAI model against a server on loopback that speaks like one, well and badly.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::VecDeque;
-use std::io;
-use std::sync::{Arc, Mutex};
+mod canned;
+
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
-use axum::extract::State;
-use axum::http::{HeaderMap, Response};
-use axum::serve::ListenerExt;
-use axum::{Router, routing};
-use futures_util::future::ready;
-use futures_util::stream::{self, StreamExt};
-use rap_agent::{Entry, Item, Usage};
+use canned::{Asked, Canned, KEY, LONG_NAME, failing, ok, question, shown};
+use rap_agent::Usage;
 use rap_io::client::{Client, ClientLimits};
-use rap_protocol::{InputSchema, Secret, Timestamp, UrlPolicy};
+use rap_protocol::{Secret, UrlPolicy};
 use rap_runtime::model::openai::{OpenAi, Settings};
-use rap_runtime::model::{Answer, Error, Model, Offered, Question, Wants};
+use rap_runtime::model::{Answer, Error, Model, Wants};
 use serde_json::{Value, json};
 use url::Url;
 
-const KEY: &str = "sk-very-secret-key";
-const LONG_NAME: &str = "a.tool/with a name that no provider takes";
-
-/// An answer of the server.
-#[derive(Clone, Default)]
-struct Canned {
-    status: u16,
-    retry_after: Option<&'static str>,
-    body: Vec<u8>,
-    /// Whether the connection breaks behind the body.
-    breaks: bool,
-}
-
-#[derive(Clone, Default)]
-struct Server {
-    answers: Arc<Mutex<VecDeque<Canned>>>,
-    asked: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
-}
-
-async fn answer(State(server): State<Server>, headers: HeaderMap, body: Bytes) -> Response<Body> {
-    server.asked.lock().unwrap().push((headers, serde_json::from_slice(&body).unwrap()));
-    let canned = server.answers.lock().unwrap().pop_front().unwrap();
-    let mut response = Response::builder().status(canned.status);
-    if let Some(seconds) = canned.retry_after {
-        response = response.header("retry-after", seconds);
-    }
-    let body = stream::iter([Ok(Bytes::from(canned.body))]);
-    // The pause lets the server send the body before it finds that the rest is missing.
-    let end = stream::once(tokio::task::yield_now());
-    let end = end.filter_map(move |()| ready(canned.breaks.then(|| Err(io::Error::other("cut")))));
-    response.body(Body::from_stream(body.chain(end))).unwrap()
-}
-
-struct Asked {
-    server: Server,
-    model: Model,
-}
-
 async fn start(answers: impl IntoIterator<Item = Canned>) -> Asked {
-    let server = Server { answers: Arc::new(Mutex::new(answers.into_iter().collect())), ..Server::default() };
-    let router =
-        Router::new().route("/v1/chat/completions", routing::post(answer)).with_state(server.clone());
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let base_url = Url::parse(&format!("http://{}/v1/", listener.local_addr().unwrap())).unwrap();
-    let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
-    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-    Asked { server, model: model(base_url) }
+    canned::start("/v1/chat/completions", answers, |url| model(url.join("v1/").unwrap())).await
 }
 
 fn model(base_url: Url) -> Model {
@@ -76,43 +24,8 @@ fn model(base_url: Url) -> Model {
     Model::OpenAi(Box::new(OpenAi::new(client, settings).unwrap()))
 }
 
-fn question() -> Question {
-    let entries = vec![Entry { at: Timestamp(0), item: Item::said("hi") }];
-    let schema = InputSchema::new(json!({"type": "object"})).unwrap();
-    let tools = ["read", LONG_NAME].map(|name| Offered {
-        name: name.into(),
-        description: "does it".into(),
-        schema: schema.clone(),
-    });
-    Question { system: "be good".into(), entries, tools: tools.into(), turn: 7, images: true }
-}
-
-impl Asked {
-    /// The answer, and what was streamed of it.
-    async fn ask(&self) -> (Result<Answer, Error>, String) {
-        let mut streamed = String::new();
-        let answer = self.model.ask(question(), &mut |delta| streamed.push_str(delta)).await;
-        (answer, streamed)
-    }
-}
-
 async fn ask(canned: Canned) -> Result<Answer, Error> {
-    let (answer, streamed) = start([canned]).await.ask().await;
-    if let Ok(answer) = &answer {
-        assert_eq!(answer.text, streamed);
-    }
-    if let Err(error) = &answer {
-        assert!(!format!("{error} {error:?}").contains(KEY), "{error}");
-    }
-    answer
-}
-
-fn ok(body: impl Into<Vec<u8>>) -> Canned {
-    Canned { status: 200, body: body.into(), ..Canned::default() }
-}
-
-fn failing(status: u16, body: &str) -> Canned {
-    Canned { status, body: body.into(), ..Canned::default() }
+    start([canned]).await.ask().await.0
 }
 
 /// A stream of these chunks, with `[DONE]` behind them.
@@ -136,15 +49,6 @@ async fn answered(chunks: &[Value]) -> Answer {
     ask(ok(events(chunks))).await.unwrap()
 }
 
-/// Id, name and arguments of each call.
-fn shown(answer: &Answer) -> Vec<(&str, &str, Value)> {
-    let arguments = |arguments: &Result<_, String>| match arguments {
-        Ok(map) => Value::Object(serde_json::Map::clone(map)),
-        Err(raw) => json!({"unusable": raw}),
-    };
-    answer.calls.iter().map(|call| (&*call.id, &*call.name, arguments(&call.arguments))).collect()
-}
-
 #[tokio::test]
 async fn a_text_is_streamed_with_its_usage() {
     let usage = json!({"choices": [], "usage": {
@@ -160,11 +64,10 @@ async fn a_text_is_streamed_with_its_usage() {
     let asked = start([ok(events(&chunks))]).await;
     let (answer, streamed) = asked.ask().await;
     let usage = Usage { input: 10, output: 3, cached: 8 };
-    assert_eq!(answer, Ok(Answer { text: "Hello ☃".into(), calls: vec![], usage }));
+    assert_eq!(answer, Ok(Answer { text: "Hello ☃".into(), usage, ..Answer::default() }));
     assert_eq!(streamed, "Hello ☃");
     assert_eq!(asked.model.wants(), Wants::Everything);
-    let asked = asked.server.asked.lock().unwrap();
-    let (headers, body) = &asked[0];
+    let (headers, body) = &asked.server.asked()[0];
     assert_eq!(headers["authorization"], format!("Bearer {KEY}"));
     assert_eq!((&body["model"], &body["stream"]), (&json!("gpt"), &json!(true)));
     assert_eq!(body["stream_options"], json!({"include_usage": true}));
@@ -201,7 +104,7 @@ async fn parallel_calls_are_put_together_by_their_index() {
 async fn a_fitted_name_is_mapped_back() {
     let asked = start([ok(events(&[finish("stop")]))]).await;
     asked.ask().await.0.unwrap();
-    let fitted = asked.server.asked.lock().unwrap()[0].1["tools"][1]["function"]["name"].clone();
+    let fitted = asked.server.asked()[0].1["tools"][1]["function"]["name"].clone();
     assert_ne!(fitted, LONG_NAME);
     let call = json!([{"index": 0, "id": "c", "function": {"name": fitted, "arguments": "{}"}}]);
     assert_eq!(answered(&[calls(call), finish("tool_calls")]).await.calls[0].name, LONG_NAME);

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::names::Ids;
 use super::schema::Dialect;
-use super::turns::{Call, Part, Turn, joined, spoken, turns};
+use super::turns::{Call, Part, Turn, joined, spoken, told, turns};
 use super::{Names, Prompt, Request, Shelf};
 
 const NAME_CHARS: usize = 64;
@@ -62,9 +62,9 @@ impl Writer {
                 self.messages.push(json!({"role": "user", "content": joined(texts)}));
             }
             Turn::User(texts) => self.show_pictures(Some(joined(texts))),
-            Turn::Assistant { texts, calls } => {
+            Turn::Assistant { said, calls } => {
                 self.show_pictures(None);
-                self.assistant(&joined(texts), calls);
+                self.assistant(&told(said), calls);
             }
         }
     }

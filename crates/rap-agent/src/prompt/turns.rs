@@ -4,6 +4,7 @@
 //! - The first turn is the user's, and the last one is the user's or has calls.
 //! - Neither the user nor an assistant without calls speaks twice in a row.
 //! - Each call has its result, of at least one part; no text is blank.
+//! - A turn of the assistant ends with a text or a call, never with a thought.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,14 +12,14 @@ use std::collections::HashMap;
 use rap_protocol::{Body, CallId, Content, Image};
 use serde_json::{Map, Value};
 
-use super::{IMAGE_BYTES, IMAGES, IMAGES_BYTES, Prompt};
-use crate::words::{STILL_RUNNING, with_kind};
-use crate::{Arguments, CallEntry, Entry, Item, Speaker};
+use super::{IMAGE_BYTES, IMAGES, IMAGES_BYTES, Prompt, Thinking};
+use crate::words::{NOT_THE_USER, STILL_RUNNING, with_kind};
+use crate::{Arguments, CallEntry, Entry, Item, Speaker, Thought, ThoughtKind, Thoughts};
 
 /// Said for the user where a history begins with the assistant.
 const OPENING: &str = "(The conversation begins with what follows.)";
 /// Said for the user where there is nothing new for the model.
-const CLOSING: &str = "(Go on.)";
+pub(super) const CLOSING: &str = "(Go on.)";
 /// What stands before the words of the parent thread.
 const FROM_PARENT: &str = "(A message of the parent thread follows.)";
 const EMPTY_RESULT: &str = "(empty)";
@@ -26,13 +27,20 @@ const MEDIA_TYPES: [&str; 4] = ["image/png", "image/jpeg", "image/gif", "image/w
 
 pub(super) enum Turn<'a> {
     User(Vec<Cow<'a, str>>),
-    Assistant { texts: Vec<Cow<'a, str>>, calls: Vec<Call<'a>> },
+    Assistant { said: Vec<Said<'a>>, calls: Vec<Call<'a>> },
+}
+
+pub(super) enum Said<'a> {
+    Text(Cow<'a, str>),
+    Thought(&'a Thought),
 }
 
 pub(super) struct Call<'a> {
     pub id: &'a str,
     pub name: &'a str,
     pub arguments: Cow<'a, Map<String, Value>>,
+    /// Whether the runtime made it.
+    pub synthetic: bool,
     pub result: Vec<Part<'a>>,
 }
 
@@ -54,6 +62,15 @@ pub(super) fn joined(texts: &[Cow<'_, str>]) -> String {
     texts.join("\n\n")
 }
 
+/// What was said, as one text.
+pub(super) fn told(said: &[Said<'_>]) -> String {
+    let texts = said.iter().filter_map(|said| match said {
+        Said::Text(text) => Some(text.clone()),
+        Said::Thought(_) => None,
+    });
+    joined(&texts.collect::<Vec<_>>())
+}
+
 /// The tool and the arguments that a call stands for, without `kind`.
 type Original<'a> = (&'a str, Option<&'a Map<String, Value>>);
 
@@ -66,6 +83,8 @@ struct Builder<'a> {
     /// How many images are still passed over, since only the newest are shown.
     images_to_skip: usize,
     images: bool,
+    /// The model whose thoughts are told.
+    thinker: Option<&'a str>,
 }
 
 impl<'a> Builder<'a> {
@@ -77,6 +96,10 @@ impl<'a> Builder<'a> {
             result_bytes: prompt.result_bytes,
             images_to_skip: images_to_skip(prompt.entries),
             images: prompt.images,
+            thinker: match prompt.thinking {
+                Thinking::Off => None,
+                Thinking::Free { model } | Thinking::First { model } => Some(model),
+            },
         }
     }
 
@@ -88,7 +111,7 @@ impl<'a> Builder<'a> {
                 }
                 self.user(text);
             }
-            Item::Assistant { text, calls } => self.assistant(text, calls),
+            Item::Assistant { text, calls, thoughts } => self.assistant(text, calls, thoughts.as_ref()),
             Item::Result { call_id, content, .. } => self.result(call_id, content),
             Item::Notice { .. } => {}
         }
@@ -102,14 +125,20 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn assistant(&mut self, text: &'a str, calls: &'a [CallEntry]) {
-        let text = spoken(text);
-        if text.is_none() && calls.is_empty() {
+    fn assistant(&mut self, text: &'a str, calls: &'a [CallEntry], thoughts: Option<&'a Thoughts>) {
+        if text.trim().is_empty() && calls.is_empty() {
             return;
         }
         let merges = matches!(self.turns.last(), Some(Turn::Assistant { calls, .. }) if calls.is_empty());
         if !merges {
-            self.turns.push(Turn::Assistant { texts: Vec::new(), calls: Vec::new() });
+            self.turns.push(Turn::Assistant { said: Vec::new(), calls: Vec::new() });
+        }
+        // What another answer ends with is no place for thoughts.
+        let thoughts = thoughts.filter(|thoughts| !merges && self.thinker == Some(&thoughts.model));
+        let mut pieces = said(text, thoughts.map_or(&[], |thoughts| &thoughts.parts));
+        if calls.is_empty() {
+            let end = pieces.iter().rposition(|piece| matches!(piece, Said::Text(_))).map_or(0, |at| at + 1);
+            pieces.truncate(end);
         }
         let turn = self.turns.len() - 1;
         let calls: Vec<_> = calls
@@ -120,8 +149,8 @@ impl<'a> Builder<'a> {
                 self.call(call)
             })
             .collect();
-        if let Some(Turn::Assistant { texts, calls: made }) = self.turns.last_mut() {
-            texts.extend(text);
+        if let Some(Turn::Assistant { said, calls: made }) = self.turns.last_mut() {
+            said.extend(pieces);
             made.extend(calls);
         }
     }
@@ -133,7 +162,8 @@ impl<'a> Builder<'a> {
         if let Arguments::Echo { kind, .. } = &call.arguments {
             arguments = Cow::Owned(with_kind(arguments.into_owned(), kind.to_owned()));
         }
-        Call { id: call.id.as_str(), name, arguments, result: Vec::new() }
+        let synthetic = call.arguments.is_synthetic();
+        Call { id: call.id.as_str(), name, arguments, synthetic, result: Vec::new() }
     }
 
     fn original(&self, call: &'a CallEntry) -> Original<'a> {
@@ -151,7 +181,12 @@ impl<'a> Builder<'a> {
         let parts = self.parts(body);
         let Some((turn, index)) = self.open.remove(id) else { return };
         if let Some(Turn::Assistant { calls, .. }) = self.turns.get_mut(turn) {
-            calls[index].result = parts;
+            let call = &mut calls[index];
+            if call.synthetic {
+                // Nobody asked for it just now, and a model should not take it for the user's words.
+                call.result.push(Part::Text(NOT_THE_USER.into()));
+            }
+            call.result.extend(parts);
         }
     }
 
@@ -205,6 +240,29 @@ impl<'a> Builder<'a> {
             self.turns.push(Turn::User(vec![CLOSING.into()]));
         }
         self.turns
+    }
+}
+
+/// A text with the thoughts between its pieces.
+fn said<'a>(text: &'a str, thoughts: &'a [Thought]) -> Vec<Said<'a>> {
+    let mut pieces = Vec::new();
+    let mut begin = 0;
+    for thought in thoughts.iter().filter(|thought| is_whole(thought)) {
+        let end = text.floor_char_boundary(thought.at).max(begin);
+        pieces.extend(spoken(&text[begin..end]).map(Said::Text));
+        pieces.push(Said::Thought(thought));
+        begin = end;
+    }
+    pieces.extend(spoken(&text[begin..]).map(Said::Text));
+    pieces
+}
+
+/// Whether it can be sent back as it came.
+fn is_whole(thought: &Thought) -> bool {
+    let plain = |text: &str| !text.is_empty() && !text.contains('\0');
+    match &thought.kind {
+        ThoughtKind::Open { text, signature } => plain(signature) && !text.contains('\0'),
+        ThoughtKind::Sealed { data } => plain(data),
     }
 }
 

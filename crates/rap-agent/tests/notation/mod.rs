@@ -10,7 +10,7 @@
 //! Messages: `said TEXT[, interrupt|enqueue|reject]`, `answer[ of TURN][ TEXT]: CALLS`, `failed[ for good]`, `spent`,
 //! `returned CALL: TEXT`, `subscribed CALL: TEXT`, `call failed CALL`, `timed out CALL`, `event CALL: TEXT[, child][,
 //! final][, id ID]`, `sign in CALL`, `choice CALL NO`, `view CALL`, `chose CALL NO`, `dismissed CALL`, `interrupt`,
-//! `cancel CALL`, `resume`, `close`, `due`, `child closed THREAD`, `report THREAD CALL: TEXT`, `told: TEXT`, `ticked CALL:
+//! `cancel CALL`, `resume`, `close`, `due`, `child closed THREAD`, `child rests THREAD`, `report THREAD CALL: TEXT`, `told: TEXT`, `ticked CALL:
 //! TEXT[, next SECONDS]`. `after SECONDS` only lets time pass.
 //! Calls of an answer: `a` is sent to a server, `a=refuse` can not be carried out, `a=odd` has no arguments, `?` has no
 //! usable id. The built-in tools: `a=cancel(CALL)`, `a=spawn(TEXT)`, `a=report(TEXT)`, `a=close`, `a=close(TEXT)`,
@@ -35,6 +35,7 @@ pub fn narrow() -> Limits {
         held: 2,
         questions: 2,
         children: 1,
+        event_children: 1,
         depth: 1,
         views: 64,
         turns_per_wake: 3,
@@ -200,7 +201,12 @@ impl Thread {
             ["resume"] => Message::Resume,
             ["close"] => Message::Close,
             ["due"] => Message::Due,
-            ["child", "closed", child] => Message::ChildClosed { child: thread_id(child) },
+            ["child", "closed", child] => {
+                Message::ChildClosed { child: thread_id(child), birth: Some(birth(self.children + 1)) }
+            }
+            ["child", "rests", child] => {
+                Message::ChildRests { child: thread_id(child), birth: Some(birth(self.children + 1)) }
+            }
             ["report", child, call] => Message::Reported {
                 child: thread_id(child),
                 call: id(call),
@@ -218,7 +224,7 @@ impl Thread {
 
     fn answer(&self, turn: u64, said: &[&str], calls: &str) -> Message {
         let calls = calls.split_whitespace().map(|call| planned(call, self.children + 1)).collect();
-        Message::TurnEnded { turn, answer: Answer { text: said.join(" "), calls, usage: Usage::default() } }
+        Message::TurnEnded { turn, answer: Answer { text: said.join(" "), calls, ..Answer::default() } }
     }
 
     fn returned(&self, call: &str, text: &str, subscription: bool) -> Message {
@@ -282,7 +288,7 @@ fn planned(call: &str, child: u32) -> PlannedCall {
         tool => Plan::BuiltIn(built_in(tool, with, child)),
     };
     let id = (own != "?").then(|| id(own));
-    PlannedCall { id, call_id: None, name: "look".into(), arguments, plan }
+    PlannedCall { id, call_id: None, name: "look".into(), arguments, display: None, plan }
 }
 
 fn built_in(tool: &str, with: &str, child: u32) -> BuiltIn {
@@ -342,8 +348,11 @@ fn write(write: &Write) -> String {
         Write::Timer { call, at: Some(at) } => format!("{call} at {}s", at.0 / 1000),
         Write::Timer { call, at: None } => format!("{call} never"),
         Write::Seen { event, .. } => format!("mark {event}"),
-        Write::Born { child, at, head, entries } => {
-            let entries: Vec<String> = entries.iter().map(item).collect();
+        Write::Shelve { call, entry, .. } => format!("shelve of {call} {}", item(entry)),
+        Write::Discard { call } => format!("discard what waits of {call}"),
+        Write::Born { child, at, head, shelf, entries } => {
+            let shelf = shelf.iter().map(|(call, count)| format!("{count} from the shelf of {call}"));
+            let entries: Vec<String> = shelf.chain(entries.iter().map(item)).collect();
             let own = format!("asking {}, {}", head.turn, entries.join(", "));
             format!("born {child} at {at} ({own})")
         }
@@ -353,7 +362,7 @@ fn write(write: &Write) -> String {
 fn item(entry: &Entry) -> String {
     match &entry.item {
         Item::User { text, from } => format!("{from:?} {}", brief(text)).to_lowercase(),
-        Item::Assistant { text, calls } => {
+        Item::Assistant { text, calls, .. } => {
             let calls: Vec<String> = calls
                 .iter()
                 .map(|call| match &call.arguments {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rap_agent::{
     Again, Answer, Arguments, Birth, BuiltIn, CallState, Item, Limits, Message, OnBusy, Phase, Plan,
-    PlannedCall, Server, Usage, words,
+    PlannedCall, Server, Thought, ThoughtKind, Thoughts, Usage, words,
 };
 use rap_protocol::CallId;
 use serde_json::{Map, Value};
@@ -253,7 +253,12 @@ impl Chaos {
             }
         }
         let word = self.world.outside.word();
-        Answer { text: text_of(word), calls, usage: Usage { input: 10, output: 2, cached: 1 } }
+        let usage = Usage { input: 10, output: 2, cached: 1 };
+        // Every other answer comes after a thought.
+        let kind = ThoughtKind::Open { text: "hm".into(), signature: "s".into() };
+        let thoughts = Thoughts { model: "m".into(), parts: vec![Thought { at: 0, kind }] };
+        let thoughts = word.is_multiple_of(2).then_some(thoughts);
+        Answer { text: text_of(word), calls, thoughts, usage }
     }
 
     /// What the model worker does with a call: the model's id is used where it is new in all that the thread sees.
@@ -278,7 +283,7 @@ impl Chaos {
             }
             _ => ("look", given, Plan::Invoke(server)),
         };
-        PlannedCall { id, call_id, name: name.into(), arguments, plan }
+        PlannedCall { id, call_id, name: name.into(), arguments, display: None, plan }
     }
 
     fn built_in(&mut self, thread: Place, batch: &[PlannedCall]) -> (&'static str, BuiltIn) {
@@ -679,6 +684,7 @@ fn limits(rng: &mut Rng) -> Limits {
         held: 1 + rng.below(6) as u32,
         questions: 1 + rng.below(3),
         children: 1 + rng.below(3),
+        event_children: 1 + rng.below(2),
         depth: 1 + rng.below(3),
         views: 64,
         turns_per_wake: 2 + rng.below(6) as u32,

@@ -43,6 +43,8 @@ pub struct Row {
     /// Its own entries; the first stands behind what is inherited.
     pub entries: Vec<Entry>,
     pub held: BTreeMap<(Queue, u64), Entry>,
+    /// Events that wait for a child.
+    pub shelf: BTreeMap<(CallId, u64), Entry>,
     pub calls: BTreeMap<CallId, CallRow>,
     pub questions: BTreeMap<u64, QuestionRow>,
     pub marks: BTreeSet<(CallId, EventId)>,
@@ -89,6 +91,7 @@ impl Row {
             born,
             entries,
             held: BTreeMap::new(),
+            shelf: BTreeMap::new(),
             calls: BTreeMap::new(),
             questions: BTreeMap::new(),
             marks: BTreeSet::new(),
@@ -244,11 +247,31 @@ impl Disk {
                     row.marks.insert((call.clone(), event.clone()));
                 }
             }
-            Write::Born { child, at, head, entries } => {
+            Write::Shelve { call, no, entry } => {
+                if row.shelf.insert((call.clone(), *no), entry.clone()).is_some() {
+                    return broken(format!("I1: t{thread} shelves {no} of {call} twice"));
+                }
+            }
+            Write::Discard { call } => row.shelf.retain(|(of, _), _| of != call),
+            Write::Born { child, at, head, shelf, entries } => {
+                let mut own = Vec::new();
+                if let Some((call, count)) = shelf {
+                    let (taken, left) =
+                        std::mem::take(&mut row.shelf).into_iter().partition(|((of, _), _)| of == call);
+                    row.shelf = left;
+                    own.extend::<Vec<Entry>>(BTreeMap::into_values(taken).collect());
+                    if own.len() as u64 != *count {
+                        return broken(format!(
+                            "I1: {child} takes {count} of {call}, there are {}",
+                            own.len()
+                        ));
+                    }
+                }
+                own.extend(entries.iter().cloned());
                 if place(child) != self.threads.len() {
                     return broken(format!("I9: {child} is born twice"));
                 }
-                self.threads.push(Row::new((**head).clone(), Some((thread, *at)), entries.clone()));
+                self.threads.push(Row::new((**head).clone(), Some((thread, *at)), own));
             }
         }
         Ok(())

@@ -143,7 +143,10 @@ impl Checker {
                 event.id.as_ref().is_some_and(|id| watch.events.contains(&(call.clone(), id.clone())))
             }
             (Ignored::Duplicate, Message::WantsChoice { .. }) => life == Some(CallState::Open),
-            (Ignored::Duplicate, Message::ChildClosed { child }) => !watch.children.contains(child),
+            (Ignored::Duplicate, Message::ChildClosed { child, .. }) => !watch.children.contains(child),
+            (Ignored::Duplicate, Message::ChildRests { child, .. }) => {
+                !head.backlogs.iter().any(|backlog| backlog.at_work.contains(child))
+            }
             (Ignored::SettledCall, Message::Returned { .. }) => life == Some(CallState::Interrupted),
             (Ignored::SettledCall, Message::Cancel { .. } | Message::Viewed { .. }) => {
                 !matches!(life, Some(CallState::Open | CallState::Subscribed))
@@ -195,7 +198,11 @@ impl Checker {
             {
                 held
             }
-            Message::Happened { .. } => head.children.len() >= limits.children,
+            Message::Happened { call, .. } => {
+                let backlog = head.backlogs.iter().find(|backlog| backlog.call == *call);
+                let full = backlog.is_some_and(|backlog| backlog.held.inputs >= limits.held);
+                full || backlog.is_none() && head.backlogs.len() >= 2 * limits.subscriptions
+            }
             _ => head.questions.len() >= limits.questions,
         }
     }
@@ -208,6 +215,7 @@ impl Checker {
         holds!(row.last() == head.seq, "I4: t{thread} ends at {}, its head at {}", row.last(), head.seq);
         watch.read(thread, row, &mut self.written)?;
         look_at_held(thread, row, &self.limits)?;
+        look_at_shelf(thread, row, &self.limits)?;
         watch.look_at_calls(thread, row)?;
         look_at_bounds(thread, head, &self.limits)?;
         let (is, may) = (disk.ancestors(thread), self.limits.depth);
@@ -297,13 +305,17 @@ impl Checker {
             holds!(!undelivered, "I1: an answer in t{thread} was not delivered: {:?}", row.questions);
             let at_rest = matches!(head.phase, Phase::Idle | Phase::Closed);
             holds!(!at_rest || row.held.is_empty(), "I1: t{thread} rests and holds {:?}", row.held);
-            holds!(!at_rest || watch.waiting.is_empty(), "I1: t{thread} has lost {:?}", watch.waiting);
+            let lost = watch.waiting.iter().find(|word| !is_held(row, **word));
+            holds!(!at_rest || lost.is_none(), "I1: t{thread} has lost {lost:?}");
             if at_rest {
                 watch.look_at_results(thread, row)?;
             }
             if head.phase == Phase::Idle && !watch.interrupted {
                 watch.look_at_answers(thread, row)?;
             }
+            let behind = head.backlogs.iter().find(|backlog| !backlog.held.is_empty());
+            let crowded = head.children.len() >= self.limits.children;
+            holds!(behind.is_none() || crowded, "I1: t{thread} is at rest, and {behind:?} waits");
             let children: BTreeSet<_> = (0..disk.threads.len())
                 .filter(|child| disk.threads[*child].born.is_some_and(|(parent, _)| parent == thread))
                 .filter(|child| !disk.threads[*child].head.is_closed())
@@ -334,7 +346,7 @@ fn call_of(message: &Message) -> Option<&CallId> {
 }
 
 fn is_held(row: &Row, word: Word) -> bool {
-    row.held.values().any(|entry| word_in(entry) == Some(word))
+    row.held.values().chain(row.shelf.values()).any(|entry| word_in(entry) == Some(word))
 }
 
 /// I1: the rows that are held are exactly those that the head counts.
@@ -355,8 +367,30 @@ fn look_at_held(thread: Place, row: &Row, limits: &Limits) -> Result<(), Broken>
         let asleep = head.batch.iter().find(|call| call.server.is_runtime());
         holds!(oldest.is_none() || asleep.is_none(), "I1: t{thread} sleeps on: {asleep:?}");
         holds!(!user && !head.held.user, "I1: a user waits behind the calls of t{thread}");
-        let due = oldest.map(|at| at.plus(limits.hold_max));
+        let made = matches!(head.origin, Origin::Event { .. }) && !head.rests;
+        let working = head.batch.iter().map(|call| call.since).filter(|_| made);
+        let due = oldest.into_iter().chain(working).min().map(|at| at.plus(limits.hold_max));
         holds!(head.due(limits) == due, "I12: t{thread} holds since {oldest:?}, due {:?}", head.due(limits));
+    }
+    Ok(())
+}
+
+/// I1, I12: the events that wait for a child are those that the head counts, and they wait only where others work.
+fn look_at_shelf(thread: Place, row: &Row, limits: &Limits) -> Result<(), Broken> {
+    let head = &row.head;
+    let counted: BTreeSet<(CallId, u64)> = head
+        .backlogs
+        .iter()
+        .flat_map(|backlog| (backlog.held.first..backlog.held.next).map(|no| (backlog.call.clone(), no)))
+        .collect();
+    let agrees = row.shelf.keys().eq(counted.iter());
+    holds!(agrees, "I1: t{thread} shelves {:?}, its head says {:?}", row.shelf, head.backlogs);
+    for backlog in &head.backlogs {
+        let (waits, works) = (backlog.held.inputs, backlog.at_work.len());
+        holds!(waits <= limits.held, "I12: {waits} events of {} wait in t{thread}", backlog.call);
+        holds!(works <= limits.event_children, "I12: {works} children of {} work in t{thread}", backlog.call);
+        let stuck = waits > 0 && works == 0 && head.children.is_empty();
+        holds!(!stuck, "I1: {waits} events of {} wait in t{thread} for nothing", backlog.call);
     }
     Ok(())
 }

@@ -216,7 +216,7 @@ impl Watch {
                     }
                 }
             }
-            Message::ChildClosed { child } => {
+            Message::ChildClosed { child, .. } => {
                 holds!(self.children.remove(child), "I2: {child} is closed twice");
             }
             _ => {}
@@ -232,6 +232,13 @@ impl Watch {
                 }
                 Write::Settle { call, state } if self.own.contains(call) => {
                     self.settle_own(call, *state, message)?
+                }
+                Write::Discard { call } => {
+                    let over = step.head.is_closed() || self.life(call) == Some(CallState::Ended);
+                    holds!(over, "I1: events of {call} are dropped, which is {:?}", self.life(call));
+                    let dropped = row.shelf.iter().filter(|((of, _), _)| of == call);
+                    let dropped: Vec<Word> = dropped.filter_map(|(_, entry)| word_in(entry)).collect();
+                    self.waiting.retain(|word| !dropped.contains(word));
                 }
                 Write::Born { child, .. } => {
                     holds!(self.children.insert(child.clone()), "I9: {child} is born twice");
@@ -342,6 +349,11 @@ impl Watch {
                 Effect::Tell { to, letter: letter @ (Letter::Close | Letter::ChildClosed) } => {
                     let new = told.insert((to.clone(), *letter == Letter::Close));
                     holds!(new, "I2: {to} is told twice");
+                }
+                Effect::Tell { to, letter: Letter::ChildRests } => {
+                    let parent = step.head.origin.parent().map(|(parent, ..)| parent);
+                    let first = step.head.rests && !row.head.rests;
+                    holds!(parent == Some(to) && first, "I2: {to} hears twice that its child rests");
                 }
                 Effect::Tell { to, letter: Letter::Report { text, .. } } => {
                     let parent = step.head.origin.parent().map(|(parent, ..)| parent);

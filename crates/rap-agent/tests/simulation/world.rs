@@ -3,11 +3,11 @@
 //! All that a crash destroys is in [`Memory`]; after a restart it is made anew from what is stored.
 
 use rap_agent::{
-    Again, Answer, Effect, Entry, Ignored, Limits, Message, Phase, Seq, Step, Usage, Write, step,
+    Again, Answer, Birth, Effect, Entry, Ignored, Limits, Message, Phase, Seq, Step, Usage, Write, step,
 };
 use rap_protocol::{CallId, Timestamp};
 
-use super::disk::{Disk, Place, place};
+use super::disk::{Disk, Place, name, place};
 use super::fault::Fault;
 use super::invariants::{Broken, Checker, broken, word_of_message};
 use super::outside::{Callback, Outside, Request, What};
@@ -428,9 +428,10 @@ impl World {
     /// A message from one thread to another. The row may be read again before it is gone, unless it has words.
     pub fn deliver_letter(&mut self, at: usize, kept: bool) -> Result<(), Broken> {
         let letter = self.disk.outbox[at].clone();
-        let word = word_of_message(&letter.message());
+        let message = self.inform(letter.to, letter.message());
+        let word = word_of_message(&message);
         let turn = self.disk.threads[letter.to].head.clone();
-        let reply = self.offer(letter.to, letter.message(), None)?;
+        let reply = self.offer(letter.to, message, None)?;
         // A crash behind the commit has taken the row with it.
         let taken = word.is_some() && turn != self.disk.threads[letter.to].head;
         if taken || reply != Reply::Nothing && !(kept && word.is_none()) {
@@ -439,6 +440,21 @@ impl World {
         match word {
             Some(word) if reply == Reply::Taken => self.checker.acknowledged(&self.disk, letter.to, word),
             _ => Ok(()),
+        }
+    }
+
+    /// Adds what the rules need to know besides the head.
+    fn inform(&self, thread: Place, message: Message) -> Message {
+        let birth = Some(Birth {
+            parent: name(thread),
+            depth: self.disk.ancestors(thread) + 1,
+            child: name(self.disk.threads.len()),
+            arguments: serde_json::Map::new(),
+        });
+        match message {
+            Message::ChildClosed { child, .. } => Message::ChildClosed { child, birth },
+            Message::ChildRests { child, .. } => Message::ChildRests { child, birth },
+            other => other,
         }
     }
 
@@ -460,6 +476,7 @@ impl World {
             let same = stored.head == replayed.head
                 && stored.entries == replayed.entries
                 && stored.held == replayed.held
+                && stored.shelf == replayed.shelf
                 && stored.marks == replayed.marks
                 && stored.born == replayed.born;
             if !same || self.disk.threads.len() != disk.threads.len() {

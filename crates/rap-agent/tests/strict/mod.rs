@@ -203,12 +203,26 @@ fn schema(part: &Value, plain_keys: bool) -> Checked {
     Ok(())
 }
 
+/// Whether a model thinks, and what of it has to be in a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Thinking {
+    Off,
+    Free,
+    First,
+}
+
 /// Whether a body for `/v1/messages`, without model and settings, is accepted.
-pub fn anthropic_accepts(body: &Value) -> Checked {
+pub fn anthropic_accepts(body: &Value, thinking: Thinking) -> Checked {
     object(body, &["messages", "tools", "system"])?;
     if body.get("system").is_some() {
-        spoken(body, "system")?;
+        for block in array(body, "system")? {
+            object(block, &["type", "text", "cache_control"])?;
+            ensure(block["type"] == "text", || format!("bad block {block}"))?;
+            spoken(block, "text")?;
+        }
     }
+    let marks = body.to_string().matches("\"cache_control\":{\"type\":\"ephemeral\"}").count();
+    ensure(marks <= 4, || format!("{marks} marks for the cache"))?;
     if body.get("tools").is_some() {
         anthropic_tools(array(body, "tools")?)?;
     }
@@ -224,14 +238,40 @@ pub fn anthropic_accepts(body: &Value) -> Checked {
             anthropic_user(content, &mut waiting)?;
             ensure(waiting.is_empty(), || format!("calls without results: {waiting:?}"))?;
         } else {
-            waiting = anthropic_assistant(content)?;
+            waiting = anthropic_assistant(content, thinking)?;
             for id in &waiting {
                 ensure(seen.insert(*id), || format!("the id {id} twice"))?;
             }
         }
     }
     ensure(messages.len() % 2 == 1, || "the assistant is the last".into())?;
+    if thinking == Thinking::First {
+        thought_first(messages)?;
+    }
     ensure(seen.is_empty() || body.get("tools").is_some(), || "calls without tools".into())
+}
+
+fn has(message: &Value, kind: &str) -> bool {
+    message["content"].as_array().is_some_and(|blocks| blocks.iter().any(|block| block["type"] == kind))
+}
+
+/// Results at the end answer calls of a turn that begins with a thought, wherever one thinks that a turn begins: behind
+/// the last message with a text, or behind the last one without results.
+fn thought_first(messages: &[Value]) -> Checked {
+    if messages.last().is_none_or(|last| !has(last, "tool_result")) {
+        return Ok(());
+    }
+    let users = || (0..messages.len() - 1).rev().step_by(2).map(|at| at - 1);
+    let begins = [
+        users().find(|at| has(&messages[*at], "text")),
+        users().find(|at| !has(&messages[*at], "tool_result")),
+    ];
+    for begin in begins {
+        let first = &messages[begin.ok_or("no turn begins")? + 1]["content"][0]["type"];
+        let thought = first == "thinking" || first == "redacted_thinking";
+        ensure(thought, || format!("results in a turn that begins with {first}"))?;
+    }
+    Ok(())
 }
 
 fn anthropic_user(content: &[Value], waiting: &mut HashSet<&str>) -> Checked {
@@ -239,13 +279,13 @@ fn anthropic_user(content: &[Value], waiting: &mut HashSet<&str>) -> Checked {
     for block in content {
         match string(block, "type")? {
             "text" => {
-                object(block, &["type", "text"])?;
+                object(block, &["type", "text", "cache_control"])?;
                 spoken(block, "text")?;
                 texts += 1;
             }
             "tool_result" => {
                 ensure(texts == 0, || "a text before a result".into())?;
-                object(block, &["type", "tool_use_id", "content"])?;
+                object(block, &["type", "tool_use_id", "content", "cache_control"])?;
                 let id = string(block, "tool_use_id")?;
                 ensure(waiting.remove(id), || format!("a result without a call: {id}"))?;
                 array(block, "content")?.iter().try_for_each(anthropic_result)?;
@@ -269,14 +309,23 @@ fn anthropic_result(block: &Value) -> Checked {
     picture(string(source, "media_type")?, string(source, "data")?)
 }
 
-fn anthropic_assistant(content: &[Value]) -> Result<HashSet<&str>, String> {
+fn anthropic_assistant(content: &[Value], thinking: Thinking) -> Result<HashSet<&str>, String> {
     let mut ids = HashSet::new();
+    let last = content.last().map(|block| &block["type"]);
+    ensure(last.is_some_and(|last| last == "text" || last == "tool_use"), || format!("{last:?} at the end"))?;
     for block in content {
         match string(block, "type")? {
             "text" => {
-                object(block, &["type", "text"])?;
+                object(block, &["type", "text", "cache_control"])?;
                 ensure(ids.is_empty(), || "a text behind a call".into())?;
                 spoken(block, "text")?;
+            }
+            "thinking" | "redacted_thinking" => {
+                ensure(thinking != Thinking::Off, || "a thought of a model that does not think".into())?;
+                ensure(ids.is_empty(), || "a thought behind a call".into())?;
+                let proof = if block["type"] == "thinking" { "signature" } else { "data" };
+                object(block, &["type", "thinking", proof])?;
+                ensure(!string(block, proof)?.is_empty(), || format!("no {proof} in {block}"))?;
             }
             "tool_use" => {
                 object(block, &["type", "id", "name", "input"])?;
@@ -294,7 +343,7 @@ fn anthropic_assistant(content: &[Value]) -> Result<HashSet<&str>, String> {
 fn anthropic_tools(tools: &[Value]) -> Checked {
     let mut names = HashSet::new();
     for tool in tools {
-        object(tool, &["name", "description", "input_schema"])?;
+        object(tool, &["name", "description", "input_schema", "cache_control"])?;
         plain(tool, "name", 64)?;
         ensure(names.insert(string(tool, "name")?), || format!("a tool twice: {tool}"))?;
         if tool.get("description").is_some() {

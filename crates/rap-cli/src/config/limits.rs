@@ -7,6 +7,22 @@ use rap_protocol::limits::{ANCESTORS, BODY_BYTES};
 use super::section::Section;
 use super::value::{Zero, count, duration, optional_duration, size};
 
+/// The bounds of the runtime as a whole. All others are bounds of a thread, which an agent can have for itself.
+pub(super) const OF_ALL: [&str; 12] = [
+    "invoke_retry_for",
+    "model_attempts",
+    "body",
+    "view_bytes",
+    "invoke_ack_timeout",
+    "invoke_concurrency",
+    "model_concurrency",
+    "model_timeout",
+    "model_idle_timeout",
+    "discovery_timeout",
+    "callback_token_lifetime",
+    "event_marks_for",
+];
+
 macro_rules! limits {
     ($($(#[$doc:meta])* $name:ident: $type:ty = $default:expr, $read:expr;)*) => {
         /// The bounds of the runtime.
@@ -22,10 +38,9 @@ macro_rules! limits {
         }
 
         impl Limits {
-            /// A bound that is not set, or wrong, is its default.
-            pub(super) fn read(section: &mut Section<'_>) -> Self {
-                let default = Limits::default();
-                Limits { $($name: section.read(stringify!($name), $read).unwrap_or(default.$name),)* }
+            /// A bound that is not set, or wrong, is as usual.
+            pub(super) fn read(section: &mut Section<'_>, usual: Limits) -> Self {
+                Limits { $($name: section.read(stringify!($name), $read).unwrap_or(usual.$name),)* }
             }
         }
     };
@@ -54,6 +69,8 @@ limits! {
     questions_per_thread: u32 = 64, count(0..=u32::MAX);
     /// How many children of one thread are not closed.
     children_per_thread: u32 = 64, count(0..=u32::MAX);
+    /// How many children of one subscription are at work on its events; more events wait for one of them to finish.
+    event_children_per_subscription: u32 = 4, count(1..=u32::MAX);
     /// How deep threads nest.
     depth: u32 = 8, count(0..=ANCESTORS as u32);
     /// How many views one thread keeps.

@@ -120,6 +120,9 @@ pub enum Problem {
     /// What has to be there once is there twice.
     #[error("there already is one at {0}")]
     Repeated(Place),
+    /// A bound of the runtime as a whole, set for one agent.
+    #[error("an agent can not have this for itself; set it in [limits]")]
+    OfAll,
     /// Other machines could reach a server that asks nobody for a token.
     #[error(
         "{0} can be reached from other machines, and no token is set: set server.tokens, or listen on 127.0.0.1"

@@ -1,23 +1,13 @@
 //! From a document to a configuration, section by section.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 
-use rap_protocol::Secret;
-
+use super::agent::{Common, read_agents};
 use super::document::{Setting, Table};
+use super::model::read_model;
 use super::outside::Outside;
 use super::section::{Notes, Section};
-use super::{
-    Agent, BaseUrl, Config, Error, Limits, Model, Place, Problem, Provider, Server, Store, ToolGlob,
-    ToolServer, value,
-};
-
-/// Where the models of OpenAI are.
-const OPENAI: &str = "https://api.openai.com/v1";
-
-/// The longest name of an agent.
-const AGENT_NAME_BYTES: usize = 128;
+use super::{Config, Error, Limits, Place, Problem, Server, Store, ToolServer, value};
 
 /// A configuration, and what was noted on the way to it. It is good only if no mistake was.
 pub(super) struct Reading {
@@ -33,13 +23,17 @@ impl Reading {
             ["server", "store", "model", "limits"].map(|key| root.table(key));
         let [agents, tool_servers] = ["agent", "tool_server"].map(|key| root.tables(key));
         root.finish();
+        let usual = Limits::default();
+        let limits = read_in("limits", limits, &mut notes, |section| Limits::read(section, usual));
+        let model = read_in("model", model, &mut notes, |section| read_model(section, outside));
+        let common = Common { model: &model, limits: &limits, outside };
         let config = Config {
             server: read_in("server", server, &mut notes, |section| read_server(section, outside)),
             store: read_in("store", store, &mut notes, |section| read_store(section, outside)),
-            model: read_in("model", model, &mut notes, |section| read_model(section, outside)),
-            agents: read_agents(agents, &mut notes),
+            agents: read_agents(agents, &mut notes, &common),
             tool_servers: read_tool_servers(tool_servers, &mut notes, outside),
-            limits: read_in("limits", limits, &mut notes, Limits::read),
+            model,
+            limits,
         };
         Reading { config, notes }
     }
@@ -52,7 +46,7 @@ impl Reading {
     }
 }
 
-fn read_in<T>(
+pub(super) fn read_in<T>(
     name: &'static str,
     table: Table,
     notes: &mut Notes,
@@ -117,132 +111,9 @@ fn store_url(setting: &Setting, outside: &Outside<'_>) -> Result<Store, Problem>
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ProviderName {
-    OpenAi,
-    Scripted,
-}
-
-fn read_model(section: &mut Section<'_>, outside: &Outside<'_>) -> Model {
-    let place = section.place_of("provider");
-    let chosen = section.read("provider", provider_name).unwrap_or(ProviderName::Scripted);
-    if let (ProviderName::OpenAi, Some(place)) = (chosen, place) {
-        require_for_openai(section, &place);
-    }
-    let name = section.read("name", filled_text);
-    let base_url = section.read("base_url", value::base_url);
-    let api_key = section.read("api_key", |setting| api_key(setting, chosen, outside)).flatten();
-    let script = section.read("script", |setting| script(setting, chosen, outside)).flatten();
-    let images = section.read("images", value::boolean).unwrap_or(Config::default().model.images);
-    let provider = match chosen {
-        ProviderName::Scripted => Provider::Scripted { script },
-        ProviderName::OpenAi => {
-            let openai = || BaseUrl::new(OPENAI).expect("bug: a constant URL");
-            let (name, base_url) = (name.unwrap_or_default(), base_url.unwrap_or_else(openai));
-            Provider::OpenAi { name, base_url, api_key }
-        }
-    };
-    Model { provider, images }
-}
-
-fn require_for_openai(section: &mut Section<'_>, place: &Place) {
-    if section.place_of("name").is_none() {
-        section.refuse("name", place.clone(), Problem::Missing("which model of the provider is it?"));
-    }
-    if section.place_of("base_url").is_none() && section.place_of("api_key").is_none() {
-        let hint = "api.openai.com wants a key, such as \"env:OPENAI_API_KEY\"";
-        section.refuse("api_key", place.clone(), Problem::Missing(hint));
-    }
-}
-
-fn provider_name(setting: &Setting) -> Result<ProviderName, Problem> {
-    let expected = "\"anthropic\", \"openai\" or \"scripted\"";
-    let name = value::shown(setting, expected, |text| match text {
-        "anthropic" => Some(None),
-        "openai" => Some(Some(ProviderName::OpenAi)),
-        "scripted" => Some(Some(ProviderName::Scripted)),
-        _ => None,
-    })?;
-    let instead = "use \"openai\" with a base_url, or \"scripted\"";
-    name.ok_or(Problem::NotYet { what: "the provider anthropic", instead })
-}
-
-fn api_key(
-    setting: &Setting,
-    chosen: ProviderName,
-    outside: &Outside<'_>,
-) -> Result<Option<Secret>, Problem> {
-    match chosen {
-        ProviderName::OpenAi => outside.secret(setting).map(Some),
-        ProviderName::Scripted => Ok(None),
-    }
-}
-
-fn script(
-    setting: &Setting,
-    chosen: ProviderName,
-    outside: &Outside<'_>,
-) -> Result<Option<PathBuf>, Problem> {
-    match chosen {
-        ProviderName::Scripted => outside.readable(setting).map(Some),
-        ProviderName::OpenAi => Ok(None),
-    }
-}
-
-fn filled_text(setting: &Setting) -> Result<String, Problem> {
-    value::shown(setting, "a string that is not empty", |text| {
-        (!text.trim().is_empty()).then(|| text.to_owned())
-    })
-}
-
-fn read_agents(tables: Vec<(Place, Table)>, notes: &mut Notes) -> Vec<Agent> {
-    let mut agents: Vec<(Place, Agent)> = Vec::new();
-    for (begin, table) in tables {
-        let at = place_in(&table, "name", begin);
-        let agent = read_in("agent", table, notes, |section| {
-            let agent = read_agent(section, &at)?;
-            let twin = agents.iter().find(|(_, other)| other.name == agent.name);
-            if let Some((other, _)) = twin {
-                section.refuse("name", at.clone(), Problem::Repeated(other.clone()));
-            }
-            Some(agent)
-        });
-        agents.extend(agent.map(|agent| (at, agent)));
-    }
-    if agents.is_empty() {
-        return vec![Agent::default()];
-    }
-    agents.into_iter().map(|(_, agent)| agent).collect()
-}
-
 /// Where a table has this key; without it, where the table begins.
-fn place_in(table: &Table, key: &str, begin: Place) -> Place {
+pub(super) fn place_in(table: &Table, key: &str, begin: Place) -> Place {
     table.get(key).map_or(begin, |setting| setting.place.clone())
-}
-
-fn read_agent(section: &mut Section<'_>, at: &Place) -> Option<Agent> {
-    if section.place_of("name").is_none() {
-        section.refuse("name", at.clone(), Problem::Missing("every agent has a name"));
-    }
-    section.not_yet("model", "an agent's own model", "all agents use [model]");
-    let name = section.read("name", agent_name);
-    let system = section.read("system", |setting| value::text(setting).map(str::to_owned));
-    let expected = "an array of strings such as [\"*\"]";
-    let tools = section.read_list("tools", expected, tool_glob);
-    let usual = Agent::default();
-    Some(Agent { name: name?, system: system.unwrap_or(usual.system), tools: tools.unwrap_or(usual.tools) })
-}
-
-fn agent_name(setting: &Setting) -> Result<String, Problem> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
-    value::shown(setting, "1 to 128 letters, digits, `_`, `-` and `.`", |text| {
-        let fits = !text.is_empty() && text.len() <= AGENT_NAME_BYTES && text.bytes().all(plain);
-        fits.then(|| text.to_owned())
-    })
-}
-
-fn tool_glob(setting: &Setting) -> Result<ToolGlob, Problem> {
-    value::shown(setting, "the name of a tool, in which * stands for any letters", ToolGlob::new)
 }
 
 fn read_tool_servers(

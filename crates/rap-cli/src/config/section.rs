@@ -98,6 +98,11 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// Takes keys for known that are read elsewhere.
+    pub(super) fn know(&mut self, keys: &[&'static str]) {
+        self.known.extend(keys);
+    }
+
     /// Where a key that was not read yet was set.
     pub(super) fn place_of(&self, key: &str) -> Option<Place> {
         self.table.get(key).map(|setting| setting.place.clone())

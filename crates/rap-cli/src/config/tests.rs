@@ -1,5 +1,7 @@
 //! Tables of files, variables and flags: what they come to, or what is said about them.
 
+mod agents;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -282,6 +284,11 @@ fn what_is_missing_or_there_twice_is_told() {
             "[model]\nprovider = \"openai\"\nname = \"m\"",
             "rap.toml:2: model.api_key: missing; api.openai.com wants a key, such as \"env:OPENAI_API_KEY\"",
         ),
+        (
+            "[model]\nprovider = \"anthropic\"",
+            "rap.toml:2: model.name: missing; which model of the provider is it?\n\
+             rap.toml:2: model.api_key: missing; api.anthropic.com wants a key, such as \"env:ANTHROPIC_API_KEY\"",
+        ),
     ]);
 }
 
@@ -291,15 +298,6 @@ fn what_is_not_built_yet_is_said_so() {
         (
             "[store]\nurl = \"postgres://u:s3cr3t@h/db\"",
             "rap.toml:2: store.url: PostgreSQL is not in this version yet; use \"sqlite:PATH\"",
-        ),
-        (
-            "[model]\nprovider = \"anthropic\"",
-            "rap.toml:2: model.provider: the provider anthropic is not in this version yet; use \"openai\" with a \
-             base_url, or \"scripted\"",
-        ),
-        (
-            "[[agent]]\nname = \"a\"\nmodel = \"m\"",
-            "rap.toml:3: agent.model: an agent's own model is not in this version yet; all agents use [model]",
         ),
         (
             "[[tool_server]]\nurl = \"http://h\"\nhmac = \"s3cr3t\"",
@@ -565,10 +563,11 @@ fn the_file_of_rap_init_lists_every_key() {
 
 #[test]
 fn the_examples_of_rap_init_are_right() {
-    let text =
-        init::TEXT.replace("# Example: ", "").replace("#provider = \"scripted\"", "provider = \"openai\"");
+    let text = uncommented(init::TEXT).replace("# Example: ", "");
+    let text = text.replace("provider = \"scripted\"", "provider = \"openai\"");
     let setup = Setup::new(&text).variable("OPENAI_API_KEY", "k").variable("TOOLS_TOKEN", "t");
     let config = setup.config();
     assert_eq!(config.tool_servers.len(), 1);
     assert!(config.server.public_url.is_some());
+    assert!(config.agents[0].model.is_some() && config.agents[0].limits.is_some());
 }

@@ -150,7 +150,7 @@ fn write_size(bytes: u64) -> String {
 }
 
 /// Not for secrets: a text or number is repeated.
-fn wrong(expected: &str, setting: &Setting) -> Problem {
+pub(super) fn wrong(expected: &str, setting: &Setting) -> Problem {
     let found = match &setting.value {
         Value::Text(text) | Value::Loose(text) => format!("{:?}", shortened(text)),
         Value::Integer(number) => number.to_string(),

@@ -15,11 +15,11 @@ fn lines_of_a_pipe_are_said_one_after_the_other() {
     let expected = "you     say hello\n\
                     agent   hello\n\
                     you     call slow {\"seconds\": 1.2}\n\
-                    call    slow {\"seconds\":1.2} (call_2_1)\n\
+                    call    slow({\"seconds\":1.2}) (call_2_1)\n\
                     result  slow: slept 1.2\n\
                     agent   slow: slept 1.2\n\
                     you     call choose\n\
-                    call    choose {} (call_4_1)\n\
+                    call    choose({}) (call_4_1)\n\
                     choose asks: Which colour?\n  1) red\n  2) green (default)\n  3) blue\n        \
                     answer with a number; anything else is said to the agent\n\
                     result  choose: chose blue\n\

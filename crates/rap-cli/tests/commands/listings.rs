@@ -126,7 +126,7 @@ fn tail_goes_on_until_the_thread_is_closed() {
     let mut tail = Running::on_pipes(runtime.command(&["threads", "tail", "t"]));
     tail.expect("you     say one\nagent   one\n");
     runtime.ok(&["threads", "send", "t", "call echo {\"text\": \"two\"}"]);
-    tail.expect("call    echo {\"text\":\"two\"} (call_2_1)\n");
+    tail.expect("call    echo({\"text\":\"two\"}) (call_2_1)\n");
     tail.expect("result  echo: echo two\n");
     tail.expect("agent   echo: echo two\n");
     runtime.ok(&["threads", "close", "t"]);

@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports, reason = "each test program uses another part of this")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
+pub mod anthropic;
 pub mod http;
 pub mod model;
 pub mod peer;

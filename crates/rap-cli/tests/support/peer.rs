@@ -44,6 +44,8 @@ pub enum Reply {
     Full(u16, Option<(&'static str, String)>, Bytes),
     /// Not at all; the connection stays open.
     Hang,
+    /// With the begin of a stream that never ends.
+    Begin(Bytes),
 }
 
 impl Reply {
@@ -171,6 +173,11 @@ async fn answer(
         Reply::Status(status) => (status, None, Bytes::new()),
         Reply::Full(status, header, body) => (status, header, body),
         Reply::Hang => std::future::pending().await,
+        Reply::Begin(body) => {
+            let begin = futures_util::stream::iter([Ok::<_, std::io::Error>(body)]);
+            let never = futures_util::stream::pending();
+            return Response::new(Body::from_stream(futures_util::StreamExt::chain(begin, never)));
+        }
     };
     let mut response = Response::builder().status(status);
     if let Some((name, value)) = header {

@@ -7,11 +7,12 @@ use std::time::Duration;
 use rap_agent::{Again, Answer, Entry, Message, PlannedCall, Seq};
 use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
 
-use super::plan::{UsedIds, plan};
+use super::plan::{Caller, UsedIds, plan};
+use super::show::show;
 use super::{Engine, STORE_PAUSE, Source, built_in};
 use crate::hub::Live;
 use crate::model::{self, ModelCall, Offered, Question, Wants};
-use crate::settings::Agent;
+use crate::settings::{Agent, Cause, Rights};
 use crate::store::{self, Thread, now, random};
 use crate::toolsets::SessionTools;
 
@@ -140,20 +141,24 @@ impl Engine {
         attempt: u32,
         up_to: Seq,
     ) -> Result<Answer, Failure> {
-        let agent = self.agent(&thread.agent);
+        let agent = self.agent(&thread.agent)?;
         let (tools, news) = self.toolsets.session(&self.store, thread.root).await.map_err(Failure::Store)?;
         for text in news {
             // It is for people; without it the question is the same.
             self.insist(thread.no, Message::Noted { text }).await.ok();
         }
-        let entries = self.entries(thread, up_to).await.map_err(Failure::Store)?;
-        let model = &self.settings.model;
+        let cause = self.store.cause(Arc::clone(thread)).await.map_err(Failure::Store)?;
+        let (model, images) = match &agent.model {
+            Some(own) => (&*own.model, own.images),
+            None => (&self.settings.model, self.settings.images),
+        };
+        let entries = self.entries(thread, up_to, model.wants()).await.map_err(Failure::Store)?;
         let question = Question {
             system: agent.system.clone(),
             entries,
-            tools: self.offer(thread, agent, &tools).await?,
+            tools: self.offer(thread, agent, cause, &tools).await?,
             turn,
-            images: self.settings.images,
+            images,
         };
         // A model that does not see what the thread inherits may well use an id of it again.
         let blind = model.wants() != Wants::Everything && thread.parent.is_some();
@@ -164,8 +169,10 @@ impl Engine {
             }
         };
         let answer = model.ask(question, &mut on_delta).await.map_err(Failure::Model)?;
-        let calls = self.planned(answer.calls, used, thread, agent, tools).await;
-        Ok(Answer { text: answer.text, calls, usage: answer.usage })
+        let caller = Caller { thread: Arc::clone(thread), rights: agent.rights(cause) };
+        let mut calls = self.planned(answer.calls, used, caller, Arc::clone(&tools)).await;
+        show(&mut calls, &tools).await;
+        Ok(Answer { text: answer.text, calls, thoughts: answer.thoughts, usage: answer.usage })
     }
 
     /// A schema that refers to its own parts can take longer than anybody lives, and is not ours. It is checked beside
@@ -174,20 +181,19 @@ impl Engine {
         &self,
         calls: Vec<ModelCall>,
         used: UsedIds,
-        thread: &Arc<Thread>,
-        agent: &Agent,
+        caller: Caller,
         tools: Arc<SessionTools>,
     ) -> Vec<PlannedCall> {
         let intricate: Vec<&str> =
             calls.iter().map(|call| call.name.as_str()).filter(|name| tools.is_intricate(name)).collect();
         if intricate.is_empty() {
-            return plan(calls, &used, thread, agent, &tools, &HashSet::new());
+            return plan(calls, &used, &caller, &tools, &HashSet::new());
         }
         let unchecked = self.toolsets.unchecked(&tools, &intricate);
-        let (own_calls, own_agent, own_tools) = (calls.clone(), agent.clone(), Arc::clone(&tools));
-        let (own_used, own_unchecked, own_thread) = (used.clone(), unchecked.clone(), Arc::clone(thread));
+        let (own_calls, own_caller, own_tools) = (calls.clone(), caller.clone(), Arc::clone(&tools));
+        let (own_used, own_unchecked) = (used.clone(), unchecked.clone());
         let work = tokio::task::spawn_blocking(move || {
-            plan(own_calls, &own_used, &own_thread, &own_agent, &own_tools, &own_unchecked)
+            plan(own_calls, &own_used, &own_caller, &own_tools, &own_unchecked)
         });
         if let Ok(Ok(planned)) = tokio::time::timeout(CHECK_WITHIN, work).await {
             return planned;
@@ -197,7 +203,7 @@ impl Engine {
             "the schema of a tool takes too long to check; it is not called until the next start"
         );
         let unchecked = self.toolsets.give_up_checking(&tools, &intricate);
-        plan(calls, &used, thread, agent, &tools, &unchecked)
+        plan(calls, &used, &caller, &tools, &unchecked)
     }
 
     /// What the model may call. Only what closes the thread depends on what the thread is doing.
@@ -205,11 +211,12 @@ impl Engine {
         &self,
         thread: &Thread,
         agent: &Agent,
+        cause: Cause,
         tools: &SessionTools,
     ) -> Result<Arc<[Offered]>, Failure> {
         let child = thread.parent.is_some();
-        let kind = format!("{}{}", if child { "child " } else { "" }, agent.name);
-        let offer = tools.offer_to(&kind, || offered(agent, tools, child));
+        let kind = (agent.name.clone(), cause, child);
+        let offer = tools.offer_to(kind, || offered(&agent.rights(cause), tools, child));
         let head = self.store.thread(thread.id.clone()).await.map_err(Failure::Store)?.head;
         if head.subscriptions.is_empty() {
             return Ok(offer);
@@ -221,14 +228,21 @@ impl Engine {
         Ok(offer.into())
     }
 
-    fn agent(&self, name: &str) -> &Agent {
-        let agents = &self.settings.agents;
-        agents.iter().find(|agent| agent.name == name).unwrap_or_else(|| &agents[0])
+    /// Another agent may have other tools, so none stands in for one that is gone.
+    fn agent(&self, name: &str) -> Result<&Agent, Failure> {
+        let found = self.settings.agents.iter().find(|agent| agent.name == name);
+        let why = || format!("there is no agent `{name}` in the configuration any more");
+        found.ok_or_else(|| Failure::Model(model::Error::Refused { why: why() }))
     }
 
-    async fn entries(&self, thread: &Arc<Thread>, up_to: Seq) -> Result<Vec<Entry>, store::Error> {
+    async fn entries(
+        &self,
+        thread: &Arc<Thread>,
+        up_to: Seq,
+        wants: Wants,
+    ) -> Result<Vec<Entry>, store::Error> {
         let thread = Arc::clone(thread);
-        let found = match self.settings.model.wants() {
+        let found = match wants {
             Wants::Everything => self.store.history(thread, 0, up_to, usize::MAX).await?,
             Wants::SinceLastUser => self.store.since_last_user(thread, up_to).await?,
             Wants::Nothing => Vec::new(),
@@ -238,8 +252,8 @@ impl Engine {
 }
 
 /// What the model may call: the tools of the servers, and the runtime's own.
-fn offered(agent: &Agent, tools: &SessionTools, has_parent: bool) -> Arc<[Offered]> {
-    let remote = tools.offered().filter(|tool| agent.may_use(tool.name.as_str())).map(|tool| Offered {
+fn offered(rights: &Rights, tools: &SessionTools, has_parent: bool) -> Arc<[Offered]> {
+    let remote = tools.offered().filter(|tool| rights.may_use(tool.name.as_str())).map(|tool| Offered {
         name: tool.name.as_str().to_owned(),
         description: tool.description.clone(),
         schema: tool.input_schema.clone(),

@@ -2,6 +2,7 @@
 //! the step needs neither toolset nor schema. A mistake goes back to the model as a result that names it.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use rap_agent::{Arguments, Entry, Item, Plan, PlannedCall, Server, words};
 use rap_protocol::CallId;
@@ -9,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::built_in;
 use crate::model::ModelCall;
-use crate::settings::Agent;
+use crate::settings::Rights;
 use crate::store::{Thread, now};
 use crate::toolsets::SessionTools;
 
@@ -41,11 +42,17 @@ impl UsedIds {
     }
 }
 
+/// Who calls: a thread, with what its agent may use there.
+#[derive(Clone)]
+pub(super) struct Caller {
+    pub(super) thread: Arc<Thread>,
+    pub(super) rights: Rights,
+}
+
 pub(super) fn plan(
     calls: Vec<ModelCall>,
     used: &UsedIds,
-    thread: &Thread,
-    agent: &Agent,
+    caller: &Caller,
     tools: &SessionTools,
     unchecked: &HashSet<String>,
 ) -> Vec<PlannedCall> {
@@ -58,13 +65,13 @@ pub(super) fn plan(
         let plan = if unchecked.contains(&call.name) {
             Plan::Refuse("Error: the arguments can not be checked: the tool's schema takes too long".into())
         } else {
-            decide(&call.name, &call.arguments, thread, agent, tools)
+            decide(&call.name, &call.arguments, caller, tools)
         };
         let arguments = match call.arguments {
             Ok(arguments) => Arguments::Given(arguments),
             Err(text) => Arguments::Unusable(text),
         };
-        PlannedCall { id, call_id, name: call.name, arguments, plan }
+        PlannedCall { id, call_id, name: call.name, arguments, display: None, plan }
     };
     calls.into_iter().map(planned).collect()
 }
@@ -72,8 +79,7 @@ pub(super) fn plan(
 fn decide(
     name: &str,
     arguments: &Result<Map<String, Value>, String>,
-    thread: &Thread,
-    agent: &Agent,
+    caller: &Caller,
     tools: &SessionTools,
 ) -> Plan {
     let arguments = match arguments {
@@ -89,11 +95,13 @@ fn decide(
             "Error: only the runtime makes calls whose `kind` begins with `interrupt:`; nothing was called";
         return Plan::Refuse(why.into());
     }
-    if let Some(plan) = built_in::plan(name, arguments, thread, now()) {
+    if let Some(plan) = built_in::plan(name, arguments, &caller.thread, now()) {
         return plan;
     }
-    let found = tools.find(name).filter(|(_, _, tool)| agent.may_use(tool.name.as_str()));
-    let Some((server, _, tool)) = found else { return Plan::Refuse(no_such_tool(name, agent, tools)) };
+    let found = tools.find(name).filter(|(_, _, tool)| caller.rights.may_use(tool.name.as_str()));
+    let Some((server, _, tool)) = found else {
+        return Plan::Refuse(no_such_tool(name, &caller.rights, tools));
+    };
     match tool.input_schema.validate(&Value::Object(arguments.clone())) {
         Ok(()) => Plan::Invoke(Server(server.url.clone())),
         Err(violations) => {
@@ -103,12 +111,12 @@ fn decide(
     }
 }
 
-fn no_such_tool(name: &str, agent: &Agent, tools: &SessionTools) -> String {
+fn no_such_tool(name: &str, rights: &Rights, tools: &SessionTools) -> String {
     let shown: String = name.chars().take(128).collect();
     let names: Vec<&str> = tools
         .offered()
         .map(|tool| tool.name.as_str())
-        .filter(|name| agent.may_use(name))
+        .filter(|name| rights.may_use(name))
         .take(NAMES)
         .collect();
     if names.is_empty() {

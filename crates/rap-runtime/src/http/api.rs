@@ -214,7 +214,9 @@ pub(super) async fn threads(State(engine): State<Arc<Engine>>, Query(parameters)
 }
 
 pub(super) async fn thread(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer {
-    Ok(Json(json::thread(&engine.store.thread(thread_id(id)?).await?)))
+    let row = engine.store.thread(thread_id(id)?).await?;
+    let displays = engine.store.displays(&row).await?;
+    Ok(Json(json::thread_with(&row, &displays)))
 }
 
 pub(super) async fn message(

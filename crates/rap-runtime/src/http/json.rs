@@ -1,9 +1,12 @@
 //! How threads, entries and what agents wait on look in the API.
 
+use std::collections::HashMap;
+
 use rap_agent::{Arguments, Entry, Head, Item, OpenCall, Phase, Seq, Speaker};
-use rap_protocol::{Body, Timestamp, Tool};
+use rap_protocol::{Body, CallId, Timestamp, Tool};
 use serde_json::{Value, json};
 
+use crate::display;
 use crate::store::Asked;
 use crate::store::{CallRow, InboxItem, SubscriptionRow, ThreadRow, TimerRow, ViewRow};
 use crate::toolsets::SessionTools;
@@ -41,6 +44,17 @@ pub(super) fn thread(row: &ThreadRow) -> Value {
     })
 }
 
+/// The same with what people see of its open calls, where their tools have said how to show them.
+pub(super) fn thread_with(row: &ThreadRow, displays: &HashMap<CallId, String>) -> Value {
+    let mut thread = thread(row);
+    for (waiting, call) in
+        thread["waiting_on"].as_array_mut().into_iter().flatten().zip(row.head.open_calls())
+    {
+        waiting["display"] = json!(displays.get(&call.id));
+    }
+    thread
+}
+
 /// Why a thread has failed or is paused.
 pub(super) fn why(head: &Head) -> Option<&str> {
     match &head.phase {
@@ -70,7 +84,7 @@ pub(super) fn entry(seq: Seq, entry: Entry) -> Value {
     let mut value = match entry.item {
         Item::User { text, from: Speaker::User } => json!({"kind": "user", "text": text}),
         Item::User { text, from } => json!({"kind": "user", "text": text, "from": from}),
-        Item::Assistant { text, calls } => {
+        Item::Assistant { text, calls, .. } => {
             let calls: Vec<Value> = calls.into_iter().map(call).collect();
             json!({"kind": "assistant", "text": text, "calls": calls})
         }
@@ -103,7 +117,14 @@ fn call(call: rap_agent::CallEntry) -> Value {
             json!(rap_agent::words::with_kind(arguments.unwrap_or_default(), kind))
         }
     };
-    json!({"id": call.id, "name": call.name, "arguments": arguments, "synthetic": synthetic})
+    let display = call.display.unwrap_or_else(|| display::plainly(&call.name, &arguments));
+    json!({
+        "id": call.id,
+        "name": call.name,
+        "arguments": arguments,
+        "display": display,
+        "synthetic": synthetic,
+    })
 }
 
 pub(super) fn open_call(row: &CallRow) -> Value {
@@ -127,6 +148,7 @@ pub(super) fn subscription(row: &SubscriptionRow) -> Value {
         "tool": row.tool,
         "server": row.server,
         "since": time(row.since),
+        "waiting": row.waiting,
     })
 }
 

@@ -67,7 +67,7 @@ impl Scripted {
         text.split_inclusive('\n').for_each(on_delta);
         let output = text.split_whitespace().count() + plan.calls.len();
         let usage = Usage { input: 0, output: output as u64, cached: 0 };
-        Answer { text, calls: plan.calls, usage }
+        Answer { text, calls: plan.calls, thoughts: None, usage }
     }
 }
 

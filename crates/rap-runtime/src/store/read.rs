@@ -1,9 +1,10 @@
 //! Reading: short transactions on connections of their own, beside the writer.
 
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rap_agent::{Entry, Head, Seq};
+use rap_agent::{Entry, Head, Item, Origin, Seq};
 use rap_io::sqlite::open_for_reading;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -15,6 +16,7 @@ use super::cache::Loaded;
 use super::rows::{self, call_id, id, key, unreadable};
 use super::thread::{Thread, ThreadNo};
 use super::{Error, Store};
+use crate::settings::Cause;
 
 /// How many reads run at a time.
 const READERS: usize = 4;
@@ -122,6 +124,8 @@ pub(crate) struct SubscriptionRow {
     pub(crate) tool: String,
     pub(crate) server: String,
     pub(crate) since: Timestamp,
+    /// How many of its events wait for a child.
+    pub(crate) waiting: u64,
 }
 
 /// Something that happens at a time by itself.
@@ -225,11 +229,50 @@ impl Store {
             let mut entries = history(conn, &thread, after, up_to, page)?;
             let line: Vec<ThreadNo> = pieces(conn, &thread, up_to)?.into_iter().map(|(no, ..)| no).collect();
             for (_, entry) in &mut entries {
-                if let rap_agent::Item::Assistant { calls, .. } = &mut entry.item {
+                if let Item::Assistant { calls, .. } = &mut entry.item {
                     calls.iter_mut().try_for_each(|call| complete(conn, &line, &mut call.arguments))?;
                 }
             }
             Ok(entries)
+        })
+        .await
+    }
+
+    /// What people see of a thread's open calls, where their tools have said how to show them.
+    pub(crate) async fn displays(&self, row: &ThreadRow) -> Result<HashMap<CallId, String>, Error> {
+        let seqs: BTreeSet<Seq> = row.head.open_calls().map(|call| call.seq).collect();
+        if seqs.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let thread = Arc::clone(&row.thread);
+        self.read(move |conn| {
+            let mut displays = HashMap::new();
+            for seq in seqs {
+                for (_, entry) in history(conn, &thread, seq - 1, seq, Page::rows(1))? {
+                    let Item::Assistant { calls, .. } = entry.item else { continue };
+                    displays.extend(calls.into_iter().filter_map(|call| Some((call.id, call.display?))));
+                }
+            }
+            Ok(displays)
+        })
+        .await
+    }
+
+    /// What set a thread going, or one that it descends from: whoever works for an event has no more rights than that.
+    pub(crate) async fn cause(&self, thread: Arc<Thread>) -> Result<Cause, Error> {
+        if thread.parent.is_none() {
+            return Ok(Cause::Client);
+        }
+        self.read(move |conn| {
+            let mut next = Some(thread.no);
+            while let Some(no) = next {
+                let Some(Loaded { thread, head, .. }) = rows::load(conn, no)? else { break };
+                if matches!(head.origin, Origin::Event { .. }) {
+                    return Ok(Cause::Event);
+                }
+                next = thread.parent;
+            }
+            Ok(Cause::Client)
         })
         .await
     }
@@ -310,8 +353,9 @@ impl Store {
     pub(crate) async fn subscriptions(&self, limit: usize) -> Result<Vec<SubscriptionRow>, Error> {
         self.read(move |conn| {
             let mut statement = conn.prepare_cached(
-                "SELECT t.id, c.id, c.name, c.server, c.since FROM calls c JOIN threads t ON t.no = c.thread \
-                 WHERE c.state = 5 ORDER BY c.since LIMIT ?1",
+                "SELECT t.id, c.id, c.name, c.server, c.since, \
+                        (SELECT count(*) FROM backlog b WHERE b.thread = c.thread AND b.call = c.id) / 2 \
+                 FROM calls c JOIN threads t ON t.no = c.thread WHERE c.state = 5 ORDER BY c.since LIMIT ?1",
             )?;
             let subscription = |row: &Row<'_>| {
                 Ok(SubscriptionRow {
@@ -320,6 +364,7 @@ impl Store {
                     tool: row.get(2)?,
                     server: row.get(3)?,
                     since: Timestamp(row.get(4)?),
+                    waiting: row.get::<_, i64>(5)?.unsigned_abs(),
                 })
             };
             statement.query_map([limit as i64], subscription)?.collect()

@@ -221,8 +221,10 @@ impl Applying<'_> {
             Write::View { server, view_type, content } => self.view(&server.0, &view_type, &content)?,
             Write::Timer { call, at } => self.timer(&call, at)?,
             Write::Seen { call, event } => self.seen(&call, &event)?,
-            Write::Born { child, at, head, entries } => {
-                return self.born(child, at, *head, &entries).map(Some);
+            Write::Shelve { call, no, entry } => self.shelve(&call, no, &entry)?,
+            Write::Discard { call } => self.discard(&call)?,
+            Write::Born { child, at, head, shelf, entries } => {
+                return self.born(child, at, *head, shelf, &entries).map(Some);
             }
         }
         Ok(None)
@@ -353,7 +355,40 @@ impl Applying<'_> {
         Ok(())
     }
 
-    fn born(&self, child: ThreadId, at: Seq, head: Head, entries: &[Entry]) -> rusqlite::Result<Committed> {
+    fn shelve(&self, call: &CallId, no: u64, entry: &Entry) -> rusqlite::Result<()> {
+        let sql = "INSERT INTO backlog (thread, call, no, body) VALUES (?1, ?2, ?3, ?4)";
+        let row = params![self.thread.no, call.as_str(), no.cast_signed(), json_of(entry)];
+        self.conn.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+
+    fn discard(&self, call: &CallId) -> rusqlite::Result<()> {
+        let sql = "DELETE FROM backlog WHERE thread = ?1 AND call = ?2";
+        self.conn.prepare_cached(sql)?.execute(params![self.thread.no, call.as_str()])?;
+        Ok(())
+    }
+
+    /// What waited for a child becomes its first entries.
+    fn unshelve(&self, call: &CallId, count: u64, child: ThreadNo, seq: Seq) -> rusqlite::Result<()> {
+        let mut copy = self.conn.prepare_cached(
+            "INSERT INTO entries (key, body) SELECT ?3 + row_number() OVER (ORDER BY no) - 1, body FROM backlog \
+             WHERE thread = ?1 AND call = ?2",
+        )?;
+        let copied = copy.execute(params![self.thread.no, call.as_str(), key(child, seq)])?;
+        if copied as u64 != count {
+            return Err(rusqlite::Error::StatementChangedRows(copied));
+        }
+        self.discard(call)
+    }
+
+    fn born(
+        &self,
+        child: ThreadId,
+        at: Seq,
+        head: Head,
+        shelf: Option<(CallId, u64)>,
+        entries: &[Entry],
+    ) -> rusqlite::Result<Committed> {
         let mut ancestors = self.thread.ancestors.clone();
         ancestors.push(self.thread.id.clone());
         let thread = Thread {
@@ -370,7 +405,12 @@ impl Applying<'_> {
             created_at: self.now,
         };
         insert_thread(self.conn, &thread, &head, self.now)?;
-        for (seq, entry) in (at + 1..).zip(entries) {
+        let mut first = at + 1;
+        if let Some((call, count)) = shelf {
+            self.unshelve(&call, count, thread.no, first)?;
+            first += count;
+        }
+        for (seq, entry) in (first..).zip(entries) {
             self.append(thread.no, seq, entry)?;
         }
         let ask = Effect::Ask { turn: head.turn, up_to: head.seq };

@@ -37,6 +37,15 @@ CREATE TABLE held (
     PRIMARY KEY (thread, queue, no)
 ) WITHOUT ROWID;
 
+-- Entries of events that wait for a child.
+CREATE TABLE backlog (
+    thread INTEGER NOT NULL,
+    call TEXT NOT NULL,
+    no INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (thread, call, no)
+) WITHOUT ROWID;
+
 CREATE TABLE calls (
     thread INTEGER NOT NULL,
     id TEXT NOT NULL,

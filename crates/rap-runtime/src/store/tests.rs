@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use rap_agent::{
     Answer, Arguments, Choice, Entry, Event, Item, Letter, OnBusy, Outcome, Plan, PlannedCall, Seq, Server,
-    Usage,
 };
 use rap_protocol::{AuthUrl, Body, EventId, ResponseUrl};
 use serde_json::{Map, Value, json};
@@ -150,7 +149,7 @@ fn open(path: &Path, acted: &Acted) -> Result<Store, OpenError> {
         batch_time: Duration::from_secs(3600),
         ..WriterLimits::default()
     };
-    Store::open_with(path, key, Limits::default(), batches, outlet)
+    Store::open_with(path, key, AgentLimits::default(), batches, outlet)
 }
 
 fn id(text: &str) -> ThreadId {
@@ -188,10 +187,11 @@ fn calls(turn: u64, ids: &[&str]) -> Message {
         call_id: None,
         name: "tool".into(),
         arguments: Arguments::Given(Map::from_iter([("of".into(), json!(text))])),
+        display: None,
         plan: Plan::Invoke(Server("http://127.0.0.1:9".into())),
     };
     let calls = ids.iter().map(planned).collect();
-    Message::TurnEnded { turn, answer: Answer { text: String::new(), calls, usage: Usage::default() } }
+    Message::TurnEnded { turn, answer: Answer { calls, ..Answer::default() } }
 }
 
 fn returned(of: &str, text: &str, subscription: bool) -> Message {
@@ -214,7 +214,7 @@ fn word(item: Item) -> String {
     match item {
         Item::User { text, .. } if text.starts_with("You are a thread of your own") => "born".into(),
         Item::User { text, .. } | Item::Notice { text } => text,
-        Item::Assistant { text, calls } if calls.is_empty() => text,
+        Item::Assistant { text, calls, .. } if calls.is_empty() => text,
         Item::Assistant { calls, .. } => {
             calls.iter().map(|call| call.id.as_str().to_owned()).collect::<Vec<_>>().join("+")
         }

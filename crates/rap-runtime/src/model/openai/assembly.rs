@@ -8,12 +8,8 @@ use rap_agent::prompt::Names;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::model::remote::{CALLS, CUT, FILTERED, error_message, garbled, too_many_calls};
 use crate::model::{Answer, Error, ModelCall, arguments};
-
-/// The most calls of one answer.
-const CALLS: usize = 256;
-const CUT: &str = "[cut: the answer reached the model's limit]";
-const FILTERED: &str = "[cut: the model's provider stopped the answer]";
 
 /// What came so far.
 #[derive(Debug, Default)]
@@ -172,9 +168,7 @@ impl Assembly {
         let name = function.name.unwrap_or_default();
         let place = match self.find(piece.index, &id, &name) {
             Some(place) => place,
-            None if self.calls.len() == CALLS => {
-                return Err(Error::retry(format!("the model's answer has more than {CALLS} calls")));
-            }
+            None if self.calls.len() == CALLS => return Err(too_many_calls()),
             None => {
                 self.calls.push(Call { index: piece.index, ..Call::default() });
                 self.calls.len() - 1
@@ -231,7 +225,7 @@ impl Assembly {
             id: if call.id.is_empty() { format!("call_{turn}_{}", place + 1) } else { call.id },
             name: names.real(&call.name).to_owned(),
         });
-        Answer { calls: calls.collect(), text: self.text, usage: self.usage }
+        Answer { calls: calls.collect(), text: self.text, thoughts: None, usage: self.usage }
     }
 }
 
@@ -263,7 +257,7 @@ impl Tokens {
 }
 
 fn parse(data: &[u8]) -> Result<Chunk, Error> {
-    serde_json::from_slice(data).map_err(|_| Error::retry("the model's answer is garbled"))
+    serde_json::from_slice(data).map_err(|_| garbled())
 }
 
 /// A text, or the texts of several parts.
@@ -273,11 +267,4 @@ fn texts(content: &Value) -> Vec<&str> {
         Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
         _ => Vec::new(),
     }
-}
-
-/// What an error body says, in any of the forms that servers use.
-pub(super) fn error_message(value: &Value) -> String {
-    let places = ["/error/message", "/error", "/message", "/detail"];
-    let found = places.iter().find_map(|place| value.pointer(place)?.as_str());
-    found.or(value.as_str()).map_or_else(|| value.to_string(), str::to_owned)
 }

@@ -13,8 +13,8 @@ fn id(text: &str) -> CallId {
 }
 
 fn call(call_id: &str, name: &str, arguments: Arguments) -> Item {
-    let call = CallEntry { id: id(call_id), call_id: None, name: name.into(), arguments };
-    Item::Assistant { text: String::new(), calls: vec![call] }
+    let call = CallEntry { id: id(call_id), call_id: None, name: name.into(), arguments, display: None };
+    Item::answered("", vec![call])
 }
 
 fn given(call_id: &str, name: &str) -> Item {
@@ -26,7 +26,7 @@ fn echo(call_id: &str, name: &str, of: &str) -> Item {
 }
 
 fn says(text: &str) -> Item {
-    Item::Assistant { text: text.into(), calls: Vec::new() }
+    Item::answered(text, Vec::new())
 }
 
 fn told(text: &str) -> Item {

@@ -1,0 +1,99 @@
+//! Models and agents: what is read, and what is said about it.
+
+use super::*;
+
+#[test]
+fn a_model_of_anthropic_is_read() {
+    let text = "[model]\nprovider = \"anthropic\"\nname = \"m\"\napi_key = \"k\"\n";
+    let check = |more: &str, max_tokens, thinking| {
+        let (base_url, api_key) =
+            (BaseUrl::new("https://api.anthropic.com").unwrap(), Some(Secret::new("k")));
+        let provider = Provider::Anthropic { name: "m".into(), base_url, api_key, max_tokens, thinking };
+        assert_eq!(Setup::new(&format!("{text}{more}")).config().model, Model { provider, images: true });
+    };
+    check("", 16384, Thinking::Off);
+    check("thinking = \"off\"\nmax_tokens = 5", 5, Thinking::Off);
+    check("thinking = \"adaptive\"", 16384, Thinking::Adaptive);
+    check("thinking = 1024\nmax_tokens = 1025", 1025, Thinking::Tokens(1024));
+    let expected = "\"off\", \"adaptive\", or a number of tokens from 1024 to";
+    for (value, max_tokens) in [("1023", 16384), ("2000", 2000), ("\"2000\"", 16384), ("true", 16384)] {
+        let setup = Setup::new(&format!("{text}max_tokens = {max_tokens}\nthinking = {value}"));
+        let (error, most) = (setup.error(), max_tokens - 1);
+        let begin =
+            format!("rap.toml:6: model.thinking: expected {expected} {most}, below max_tokens, found ");
+        assert!(error.starts_with(&begin), "{error}");
+    }
+    let setup =
+        Setup::new(text).variable("RAP_MODEL_THINKING", "2048").variable("RAP_MODEL_MAX_TOKENS", "4096");
+    let Provider::Anthropic { max_tokens, thinking, .. } = setup.config().model.provider else { panic!() };
+    assert_eq!((max_tokens, thinking), (4096, Thinking::Tokens(2048)));
+}
+
+#[test]
+fn agents_have_models_tools_and_limits_of_their_own() {
+    let text = r#"
+        [model]
+        provider = "anthropic"
+        name = "large"
+        api_key = "k"
+        [[agent]]
+        name = "usual"
+        [[agent]]
+        name = "small"
+        model = "small"
+        tools = ["read_*", "write"]
+        event_tools = ["read_*"]
+        [[agent]]
+        name = "other"
+        [agent.model]
+        provider = "openai"
+        name = "gpt"
+        base_url = "http://127.0.0.1:1/v1"
+        images = false
+        [agent.limits]
+        turns_per_wake = 3
+        [limits]
+        turns_per_wake = 9
+        hold_max = "5s"
+    "#;
+    let config = Setup::new(text).config();
+    let [usual, small, other] = config.agents.as_slice() else { panic!("{:?}", config.agents) };
+    assert_eq!(*usual, Agent { name: "usual".into(), ..Agent::default() });
+    let Some(Model { provider: Provider::Anthropic { name, api_key, .. }, .. }) = &small.model else {
+        panic!()
+    };
+    assert_eq!((name.as_str(), api_key), ("small", &Some(Secret::new("k"))));
+    assert_eq!(small.event_tools, [ToolGlob::new("read_*").unwrap()]);
+    let Some(Model { provider: Provider::OpenAi { name, .. }, images: false }) = &other.model else {
+        panic!()
+    };
+    assert_eq!(name, "gpt");
+    let limits = other.limits.as_ref().unwrap();
+    assert_eq!((limits.turns_per_wake, limits.hold_max), (3, Duration::from_secs(5)));
+    let agent = "[[agent]]\nname = \"a\"";
+    let table = [
+        (
+            "model = \"m\"",
+            "agent.model: expected a table with the keys of [model], whose provider has no names",
+        ),
+        (
+            "model = 5",
+            "agent.model: expected the name of a model, or a table with the keys of [model], found 5",
+        ),
+        (
+            "model = {provider = \"openai\", api_key = \"k\"}",
+            "agent.model.name: missing; which model of the provider is it?",
+        ),
+        ("model = {nam = \"m\"}", "agent.model.nam: unknown key; did you mean name?"),
+        ("limits = 5", "agent.limits: expected a table, written [limits], found an integer"),
+        (
+            "limits = {body = 5000}",
+            "agent.limits.body: an agent can not have this for itself; set it in [limits]",
+        ),
+        ("limits = {depth = 65}", "agent.limits.depth: expected a whole number from 0 to 64, found 65"),
+        ("event_tool = []", "agent.event_tool: unknown key; did you mean event_tools?"),
+    ];
+    for (line, expected) in table {
+        assert_eq!(Setup::new(&format!("{agent}\n{line}")).error(), format!("rap.toml:3: {expected}"));
+    }
+}

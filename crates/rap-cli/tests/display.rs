@@ -1,0 +1,104 @@
+//! What people see of calls and results, while the model sees all of it.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
+mod support;
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+use support::model::ModelServer;
+use support::tools::{tool, with};
+use support::{Rap, Setup, Tools};
+
+/// A server whose tools bring these scripts, by name.
+async fn scripted(scripts: &[(&str, &str)]) -> Tools {
+    let tools = Tools::start().await;
+    let made = scripts.iter().map(|(name, script)| with(tool(name), json!({"displayScript": script})));
+    tools.offer(tools.document("bench", "1", made.collect()));
+    tools
+}
+
+/// What a client command prints.
+fn command(rap: &Rap, arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rap"));
+    let output = command.args(arguments).args(["--url", &rap.url]).env_clear().output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn displays(history: &[Value]) -> Vec<&str> {
+    let calls = history.iter().flat_map(|entry| entry["calls"].as_array().into_iter().flatten());
+    calls.map(|call| call["display"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn people_see_what_a_tool_made_for_them_and_the_model_sees_the_result() {
+    let tools = scripted(&[("read", "`Read ${args.path}`"), ("bare", "")]).await;
+    let model = ModelServer::start().await;
+    model.calls(&[("a", "read", json!({"path": "x.txt"})), ("b", "bare", json!({"n": 1}))]);
+    model.says("Done.");
+    let rap = Setup::new().tools(&tools).model(&model.lines()).start();
+    let thread = rap.open("go").await;
+    let calls = tools.invocations(2).await;
+    let shown = command(&rap, &["threads", "show", &thread]);
+    assert!(shown.contains("waits for `read`, Read x.txt, (a) for "), "{shown}");
+    assert!(shown.contains("waits for `bare` (b) for "), "{shown}");
+    let image = json!({"type": "image", "content": {"data": "aGk=", "mediaType": "image/png"}});
+    let text = json!({"type": "text", "content": "3 lines"});
+    let later = json!({"type": "hologram", "content": 5});
+    calls[0].says(&with(calls[0].result("all of it"), json!({"display_as": [later, image, text]}))).await;
+    calls[1].returns("plain").await;
+    rap.until_idle(&thread).await;
+
+    let rap = rap.restarted();
+    let history = rap.history(&thread).await;
+    assert_eq!(displays(&history), ["Read x.txt", "bare({\"n\":1})"]);
+    assert_eq!(history[2]["content"], "all of it");
+    assert_eq!(history[2]["display"], json!([image, text]));
+    assert_eq!(history[3]["display"], json!([]));
+    let tail = command(&rap, &["threads", "tail", "--once", &thread]);
+    assert!(tail.contains("Read x.txt (a)"), "{tail}");
+    assert!(tail.contains("read: 3 lines") && !tail.contains("all of it"), "{tail}");
+    assert!(tail.contains("bare: plain"), "{tail}");
+    model.question().await;
+    let asked = model.question().await.to_string();
+    assert!(
+        asked.contains("all of it") && !asked.contains("3 lines") && !asked.contains("Read x.txt"),
+        "{asked}"
+    );
+}
+
+/// Whatever stands in a manifest, calls are made and shown, and the runtime goes on.
+#[tokio::test]
+async fn a_hostile_manifest_takes_nothing_down() {
+    let deep = format!("{}1{}", "(".repeat(5000), ")".repeat(5000));
+    let scripts = [
+        ("loops", "loop {}"),
+        ("grows", "let s = \"x\"; loop { s += s; }"),
+        ("nests", "let a = []; loop { a = [a]; }"),
+        ("recurses", "fn f() { f() } f()"),
+        ("long", "let s = \"\"; for i in 0..300 { s += \"xxxx\"; } s"),
+        ("broken", "((("),
+        ("deep", &deep),
+        ("sleeps", "sleep(60); \"slept\""),
+        ("good", "\"fine \" + args.n"),
+    ];
+    let tools = scripted(&scripts).await;
+    let rap = Rap::start(&tools);
+    let lines: Vec<String> = scripts.iter().map(|(name, _)| format!("call {name} {{\"n\": 1}}")).collect();
+    let thread = rap.open(&lines.join("\n")).await;
+    for call in tools.invocations(scripts.len()).await {
+        call.returns("done").await;
+    }
+    rap.until_idle(&thread).await;
+    let history = rap.history(&thread).await;
+    let plain = scripts[..8].iter().map(|(name, _)| format!("{name}({{\"n\":1}})"));
+    let expected: Vec<String> = plain.chain(["fine 1".to_owned()]).collect();
+    assert_eq!(displays(&history), expected);
+    let log = rap.log();
+    for (name, _) in &scripts[..8] {
+        let told = log.lines().any(|line| line.contains("displayScript") && line.contains(name));
+        assert!(told, "no reason for {name} in:\n{log}");
+    }
+}

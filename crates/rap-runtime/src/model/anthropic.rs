@@ -1,0 +1,160 @@
+//! A model behind `/v1/messages`: Anthropic's and any other server that speaks like it.
+//!
+//! Invariants:
+//! - A stream without `message_stop` is an error, never an answer.
+//! - What the model thought is kept as it came, with its signature, or not at all.
+//! - A turn that the provider pauses is gone on with, a bounded number of times.
+
+mod assembly;
+
+use http::HeaderName;
+use rap_agent::prompt::{self, Prompt, Request};
+use rap_io::client::{Client, Streaming};
+use rap_io::sse;
+use rap_protocol::Secret;
+use serde_json::{Map, Value, json};
+use url::Url;
+
+use self::assembly::Assembly;
+use super::remote::{self, Remote, broke_off, failed, linger, spec};
+use super::{Answer, Error, Question};
+
+/// Where Anthropic itself is.
+pub const DEFAULT_BASE_URL: &str = "https://api.anthropic.com";
+/// How many tokens an answer has at most, unless another bound is given.
+pub const MAX_TOKENS: u32 = 16 * 1024;
+/// The fewest tokens that can be set aside for thinking.
+pub const LEAST_THINKING: u32 = 1024;
+/// The version of the API that is spoken here.
+const VERSION: &str = "2023-06-01";
+/// How often one question is gone on with after a pause.
+const PAUSES: usize = 8;
+
+/// Which model is asked, and where.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// What `/v1/messages` is appended to, such as [`DEFAULT_BASE_URL`]. A `/v1` at its end is not repeated.
+    pub base_url: Url,
+    /// The model's name.
+    pub name: String,
+    /// Sent as `x-api-key`.
+    pub api_key: Option<Secret>,
+    /// How many tokens an answer has at most, thinking included; such as [`MAX_TOKENS`].
+    pub max_tokens: u32,
+    /// Whether it thinks before it answers.
+    pub thinking: Thinking,
+}
+
+/// Whether a model thinks before it answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Thinking {
+    /// It does not.
+    #[default]
+    Off,
+    /// When it finds that it should.
+    Adaptive,
+    /// Always, with that many tokens at most: at least [`LEAST_THINKING`], and fewer than an answer has.
+    Tokens(u32),
+}
+
+/// The model.
+#[derive(Debug)]
+pub struct Anthropic {
+    remote: Remote,
+    name: String,
+    max_tokens: u32,
+    thinking: Thinking,
+}
+
+impl Anthropic {
+    /// A model with these settings. A key that can not be sent is [`Error::Refused`].
+    pub fn new(client: Client, settings: Settings) -> Result<Self, Error> {
+        let Settings { base_url, name, api_key, max_tokens, thinking } = settings;
+        let versioned = base_url.path().trim_end_matches('/').ends_with("/v1");
+        let endpoint = remote::below(base_url, if versioned { "/messages" } else { "/v1/messages" });
+        let key_header = HeaderName::from_static("x-api-key");
+        let remote = Remote::new(client, endpoint, api_key, key_header, "")?;
+        let remote = remote.with(HeaderName::from_static("anthropic-version"), VERSION);
+        Ok(Anthropic { remote, name, max_tokens, thinking })
+    }
+
+    pub(super) async fn ask(
+        &self,
+        question: &Question,
+        on_delta: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<Answer, Error> {
+        self.asked(question, on_delta).await.map_err(|error| self.remote.hidden(error))
+    }
+
+    async fn asked(
+        &self,
+        question: &Question,
+        on_delta: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<Answer, Error> {
+        let Request { body, names, left_out } = self.request(question);
+        for tool in left_out {
+            tracing::debug!(tool = tool.name, why = tool.why, "a tool is not offered");
+        }
+        let mut body = self.body(body);
+        let mut assembly = Assembly::default();
+        for pauses in 0..=PAUSES {
+            let mut stream = self.remote.post(&body).await?;
+            read(&mut stream, &mut assembly, on_delta).await?;
+            if !assembly.is_paused() || pauses == PAUSES {
+                break;
+            }
+            go_on(&mut body, assembly.pause());
+        }
+        Ok(assembly.into_answer(&self.name, question.turn, &names, on_delta))
+    }
+
+    fn request(&self, question: &Question) -> Request {
+        let tools: Vec<_> = question.tools.iter().map(spec).collect();
+        let thinking = match self.thinking {
+            Thinking::Off => prompt::Thinking::Off,
+            Thinking::Adaptive => prompt::Thinking::Free { model: &self.name },
+            Thinking::Tokens(_) => prompt::Thinking::First { model: &self.name },
+        };
+        let prompt = Prompt::new(&question.system, &question.entries, &tools);
+        prompt::anthropic::request(&Prompt { images: question.images, thinking, ..prompt })
+    }
+
+    fn body(&self, mut body: Map<String, Value>) -> Map<String, Value> {
+        body.insert("model".into(), self.name.as_str().into());
+        body.insert("max_tokens".into(), self.max_tokens.into());
+        body.insert("stream".into(), true.into());
+        match self.thinking {
+            Thinking::Off => {}
+            Thinking::Adaptive => {
+                body.insert("thinking".into(), json!({"type": "adaptive"}));
+            }
+            Thinking::Tokens(tokens) => {
+                body.insert("thinking".into(), json!({"type": "enabled", "budget_tokens": tokens}));
+            }
+        }
+        body
+    }
+}
+
+/// The provider wants what came before the pause back as it is: the assistant's last message.
+fn go_on(body: &mut Map<String, Value>, content: Vec<Value>) {
+    let Some(Value::Array(messages)) = body.get_mut("messages") else { return };
+    messages.pop_if(|last| last["role"] == "assistant");
+    messages.push(json!({"role": "assistant", "content": content}));
+}
+
+async fn read(
+    stream: &mut Streaming,
+    assembly: &mut Assembly,
+    on_delta: &mut (dyn FnMut(&str) + Send),
+) -> Result<(), Error> {
+    let (mut parser, mut bytes) = (sse::Parser::default(), 0);
+    while !assembly.is_done() {
+        let more = stream.chunk().await.map_err(failed)?.ok_or_else(broke_off)?;
+        remote::count(&mut bytes, &more)?;
+        let events = parser.push(&more).map_err(|error| Error::retry(error.to_string()))?;
+        events.iter().try_for_each(|event| assembly.take(&event.data, on_delta))?;
+    }
+    linger(stream).await;
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! A model behind HTTP: what its providers have in common.
+//!
+//! Invariants:
+//! - The key goes into one header and nowhere else; every error text is searched for it.
+//! - An answer and an error have bounds in bytes.
+
+use bytes::Bytes;
+use http::header::ACCEPT;
+use http::{HeaderName, HeaderValue};
+use rap_agent::prompt::ToolSpec;
+use rap_io::client::{self, Client, Streaming};
+use rap_protocol::{Secret, redact};
+use serde_json::{Map, Value};
+use tokio::time::{Duration, timeout};
+use url::Url;
+
+use super::{Error, Offered};
+
+/// The largest answer, in bytes as they come over the wire.
+pub(super) const ANSWER_BYTES: usize = 16 * 1024 * 1024;
+/// The most calls of one answer.
+pub(super) const CALLS: usize = 256;
+/// Said where an answer is not whole.
+pub(super) const CUT: &str = "[cut: the answer reached the model's limit]";
+/// Said where the provider did not let it be.
+pub(super) const FILTERED: &str = "[cut: the model's provider stopped the answer]";
+/// How much of an error's body is read, in bytes.
+const ERROR_BYTES: usize = 16 * 1024;
+/// How long the end of a stream is waited for behind a whole answer, so that its connection can be used again.
+const LINGER: Duration = Duration::from_millis(100);
+
+/// Where a model is, and how we show who we are.
+pub(super) struct Remote {
+    client: Client,
+    endpoint: Url,
+    api_key: Option<Secret>,
+    headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl std::fmt::Debug for Remote {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Remote").field("endpoint", &redact::url(&self.endpoint)).finish_non_exhaustive()
+    }
+}
+
+impl Remote {
+    /// The key is sent in `header`, behind `scheme`. One that can not be sent is [`Error::Refused`].
+    pub(super) fn new(
+        client: Client,
+        endpoint: Url,
+        api_key: Option<Secret>,
+        header: HeaderName,
+        scheme: &str,
+    ) -> Result<Self, Error> {
+        let mut headers = vec![(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"))];
+        if let Some(key) = &api_key {
+            let value = HeaderValue::try_from(format!("{scheme}{}", key.expose()));
+            let mut value = value.map_err(|_| Error::refused("the model's api_key can not be sent"))?;
+            value.set_sensitive(true);
+            headers.push((header, value));
+        }
+        Ok(Remote { client, endpoint, api_key, headers })
+    }
+
+    /// The same with one more header.
+    pub(super) fn with(mut self, header: HeaderName, value: &'static str) -> Self {
+        self.headers.push((header, HeaderValue::from_static(value)));
+        self
+    }
+
+    /// Sends a question and gives the stream of its answer, if there is one.
+    pub(super) async fn post(&self, body: &Map<String, Value>) -> Result<Streaming, Error> {
+        let body = serde_json::to_vec(body).map_err(|error| Error::refused(error.to_string()))?;
+        let posted = self.client.post_stream(&self.endpoint, &self.headers, body.into()).await;
+        let stream = posted.map_err(failed)?;
+        if (200..300).contains(&stream.status) { Ok(stream) } else { Err(refusal(stream).await) }
+    }
+
+    /// An error whose text holds no key, not even a masked one, and no path of a URL.
+    pub(super) fn hidden(&self, error: Error) -> Error {
+        match error {
+            Error::Retry { why, retry_after } => Error::Retry { why: self.without_key(&why), retry_after },
+            Error::Refused { why } => Error::Refused { why: self.without_key(&why) },
+        }
+    }
+
+    fn without_key(&self, text: &str) -> String {
+        let text = match self.api_key.as_ref().map(Secret::expose) {
+            Some(key) if !key.is_empty() => text.replace(key, "[key]"),
+            _ => text.to_owned(),
+        };
+        let words = redact::text(&text);
+        let words = words.split(' ').map(|word| if is_key(word) { "[key]" } else { word });
+        words.collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// Servers repeat a wrong key in part, such as `sk-ab***yz`.
+fn is_key(word: &str) -> bool {
+    let bare = word.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
+    bare.starts_with("sk-") || word.contains("***")
+}
+
+/// A base URL with more of a path.
+pub(super) fn below(mut base_url: Url, path: &str) -> Url {
+    let path = format!("{}{path}", base_url.path().trim_end_matches('/'));
+    base_url.set_path(&path);
+    base_url
+}
+
+/// A tool as prompts are told of it.
+pub(super) fn spec(tool: &Offered) -> ToolSpec<'_> {
+    ToolSpec { name: &tool.name, description: &tool.description, schema: tool.schema.document() }
+}
+
+/// Why there is no answer, or not all of it.
+pub(super) fn failed(error: client::Error) -> Error {
+    let why = format!("the model's server: {error}");
+    match error {
+        client::Error::Forbidden(_) | client::Error::BadUrl | client::Error::NoCertificates => {
+            Error::refused(why)
+        }
+        _ => Error::retry(why),
+    }
+}
+
+/// An answer that ended before it was whole.
+pub(super) fn broke_off() -> Error {
+    Error::retry("the model's answer broke off")
+}
+
+/// Something that is no answer.
+pub(super) fn garbled() -> Error {
+    Error::retry("the model's answer is garbled")
+}
+
+/// Counts the bytes of an answer.
+pub(super) fn count(bytes: &mut usize, more: &Bytes) -> Result<(), Error> {
+    *bytes += more.len();
+    if *bytes > ANSWER_BYTES {
+        return Err(Error::retry(format!("the model's answer has more than {ANSWER_BYTES} bytes")));
+    }
+    Ok(())
+}
+
+/// Another call beyond these is no answer.
+pub(super) fn too_many_calls() -> Error {
+    Error::retry(format!("the model's answer has more than {CALLS} calls"))
+}
+
+/// Whatever comes behind a whole answer changes nothing.
+pub(super) async fn linger(stream: &mut Streaming) {
+    timeout(LINGER, stream.chunk()).await.ok();
+}
+
+/// Why the server answered with something else than success.
+async fn refusal(mut stream: Streaming) -> Error {
+    let mut body = Vec::new();
+    while body.len() < ERROR_BYTES {
+        let Ok(Some(bytes)) = stream.chunk().await else { break };
+        body.extend_from_slice(&bytes);
+    }
+    let status = stream.status;
+    let why = match serde_json::from_slice(&body) {
+        Ok(value) => error_message(&value),
+        Err(_) => String::from_utf8_lossy(&body).trim().to_owned(),
+    };
+    let why = format!("the model's server answered {status}: {}", why.replace(['\r', '\n'], " "));
+    match status {
+        408 | 425 | 429 | 500.. => Error::Retry { why, retry_after: stream.retry_after },
+        _ => Error::refused(why),
+    }
+}
+
+/// What an error body says, in any of the forms that servers use.
+pub(super) fn error_message(value: &Value) -> String {
+    let places = ["/error/message", "/error", "/message", "/detail"];
+    let found = places.iter().find_map(|place| value.pointer(place)?.as_str());
+    found.or(value.as_str()).map_or_else(|| value.to_string(), str::to_owned)
+}

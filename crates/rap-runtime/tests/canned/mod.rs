@@ -1,0 +1,128 @@
+//! A model's server on loopback that answers what it was told, and remembers what it was asked.
+
+#![allow(dead_code, reason = "each test program uses another part of this")]
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, Response};
+use axum::serve::ListenerExt;
+use axum::{Router, routing};
+use futures_util::future::ready;
+use futures_util::stream::{self, StreamExt};
+use rap_agent::{Entry, Item};
+use rap_protocol::{InputSchema, Timestamp};
+use rap_runtime::model::{Answer, Error, Model, Offered, Question};
+use serde_json::{Value, json};
+use url::Url;
+
+pub const KEY: &str = "sk-very-secret-key";
+pub const LONG_NAME: &str = "a.tool/with a name that no provider takes";
+
+/// An answer of the server.
+#[derive(Clone, Default)]
+pub struct Canned {
+    pub status: u16,
+    pub retry_after: Option<&'static str>,
+    pub body: Vec<u8>,
+    /// Whether the connection breaks behind the body.
+    pub breaks: bool,
+}
+
+pub fn ok(body: impl Into<Vec<u8>>) -> Canned {
+    Canned { status: 200, body: body.into(), ..Canned::default() }
+}
+
+pub fn failing(status: u16, body: &str) -> Canned {
+    Canned { status, body: body.into(), ..Canned::default() }
+}
+
+#[derive(Clone, Default)]
+pub struct Server {
+    answers: Arc<Mutex<VecDeque<Canned>>>,
+    asked: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
+}
+
+async fn answer(State(server): State<Server>, headers: HeaderMap, body: Bytes) -> Response<Body> {
+    server.asked.lock().unwrap().push((headers, serde_json::from_slice(&body).unwrap()));
+    let canned = server.answers.lock().unwrap().pop_front().unwrap();
+    let mut response = Response::builder().status(canned.status);
+    if let Some(seconds) = canned.retry_after {
+        response = response.header("retry-after", seconds);
+    }
+    let body = stream::iter([Ok(Bytes::from(canned.body))]);
+    // The pause lets the server send the body before it finds that the rest is missing.
+    let end = stream::once(tokio::task::yield_now());
+    let end = end.filter_map(move |()| ready(canned.breaks.then(|| Err(io::Error::other("cut")))));
+    response.body(Body::from_stream(body.chain(end))).unwrap()
+}
+
+impl Server {
+    /// Headers and body of every question so far.
+    pub fn asked(&self) -> Vec<(HeaderMap, Value)> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+pub struct Asked {
+    pub server: Server,
+    pub model: Model,
+}
+
+impl Asked {
+    /// The answer, and what was streamed of it.
+    pub async fn ask(&self) -> (Result<Answer, Error>, String) {
+        self.ask_this(question()).await
+    }
+
+    pub async fn ask_this(&self, question: Question) -> (Result<Answer, Error>, String) {
+        let mut streamed = String::new();
+        let answer = self.model.ask(question, &mut |delta| streamed.push_str(delta)).await;
+        if let Ok(answer) = &answer {
+            assert_eq!(answer.text, streamed);
+        }
+        if let Err(error) = &answer {
+            assert!(!format!("{error} {error:?}").contains(KEY), "{error}");
+        }
+        (answer, streamed)
+    }
+}
+
+/// A server that gives these answers at a path, and the model that asks it.
+pub async fn start(
+    path: &str,
+    answers: impl IntoIterator<Item = Canned>,
+    model: impl FnOnce(Url) -> Model,
+) -> Asked {
+    let server = Server { answers: Arc::new(Mutex::new(answers.into_iter().collect())), ..Server::default() };
+    let router = Router::new().route(path, routing::post(answer)).with_state(server.clone());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = Url::parse(&format!("http://{}/", listener.local_addr().unwrap())).unwrap();
+    let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    Asked { server, model: model(url) }
+}
+
+pub fn question() -> Question {
+    let entries = vec![Entry { at: Timestamp(0), item: Item::said("hi") }];
+    let schema = InputSchema::new(json!({"type": "object"})).unwrap();
+    let tools = ["read", LONG_NAME].map(|name| Offered {
+        name: name.into(),
+        description: "does it".into(),
+        schema: schema.clone(),
+    });
+    Question { system: "be good".into(), entries, tools: tools.into(), turn: 7, images: true }
+}
+
+/// Id, name and arguments of each call.
+pub fn shown(answer: &Answer) -> Vec<(&str, &str, Value)> {
+    let arguments = |arguments: &Result<_, String>| match arguments {
+        Ok(map) => Value::Object(serde_json::Map::clone(map)),
+        Err(raw) => json!({"unusable": raw}),
+    };
+    answer.calls.iter().map(|call| (&*call.id, &*call.name, arguments(&call.arguments))).collect()
+}
