@@ -69,7 +69,12 @@ impl Transcript {
                 said.into_iter().chain(called).collect()
             }
             Item::Result { call_id, content, display, .. } => {
-                let shown = displayed(display).map_or_else(|| short(&text_of(content)), |text| block(&text));
+                let text = text_of(content);
+                // What a thread that was started is to do is no result for people.
+                if let Some(instructions) = text.strip_prefix(words::CHILD_OPENING) {
+                    return vec![Line { who: "parent", what: plain(instructions) }];
+                }
+                let shown = displayed(display).map_or_else(|| short(&text), |text| block(&text));
                 vec![self.result(call_id, &shown, entry.at)]
             }
             Item::Other => Vec::new(),
@@ -87,10 +92,6 @@ impl Transcript {
     }
 
     fn result(&self, call: &str, text: &str, at: Timestamp) -> Line {
-        // What a thread that was started is to do is no result for people.
-        if let Some(instructions) = text.strip_prefix(words::CHILD_OPENING) {
-            return Line { who: "parent", what: plain(instructions) };
-        }
         let made = self.calls.get(call);
         let tool = made.map_or(call, |(tool, _)| tool.as_str());
         let took = made.map(|(_, since)| at.since(*since)).filter(|took| *took >= LONG);

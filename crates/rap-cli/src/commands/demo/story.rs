@@ -239,7 +239,7 @@ impl Story {
     fn wakes(&self) -> String {
         let sleep = self.state.open.values().find(|call| call.tool == words::SLEEP);
         match sleep.and_then(|call| Some(call.until?.since(call.since))) {
-            Some(time) => format!("for {} s, or until something happens", time.as_secs()),
+            Some(time) => format!("for {:.0} s, or until something happens", time.as_secs_f64()),
             None => "until the call returns".into(),
         }
     }
