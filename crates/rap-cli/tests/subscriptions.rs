@@ -238,10 +238,7 @@ async fn a_subscription_of_another_thread_can_not_be_cancelled() {
         story[3],
         "result call_1_1: Error: this thread has no active subscription `call_1_1`; it has none"
     );
-    assert_eq!(
-        story[4],
-        "result call_1_2: Error: $.tool_call_id: expected a string"
-    );
+    assert_eq!(story[4], "result call_1_2: Error: $.tool_call_id: expected a string");
     rap.say(&thread, "call cancel_subscription {\"tool_call_id\": \"call_7\"}").await;
     let error = "Error: this thread has no active subscription `call_7`; active are: call_1_1";
     rap.until_line(&thread, &format!("assistant: cancel_subscription: {error}")).await;

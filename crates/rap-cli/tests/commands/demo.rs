@@ -4,6 +4,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::alone;
 use crate::support::{Running, rap, told, until};
 
 /// The address of the demo's runtime, from what it told.
@@ -18,10 +19,13 @@ fn nothing_is_left(story: &str, temporary: &Path) {
     until("the runtime is gone", || TcpStream::connect(&address).is_err());
 }
 
+/// It is a lone copy of the binary that tells it.
 #[test]
 fn the_demo_tells_its_story_to_the_end() {
-    let temporary = tempfile::tempdir().unwrap();
-    let told = told(rap(&["demo"]).env("TMPDIR", temporary.path()));
+    let (place, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut demo = Command::new(alone::copy(place.path()));
+    demo.arg("demo").current_dir(place.path()).env_clear().stdin(Stdio::null());
+    let told = told(demo.env("PATH", "").env("TMPDIR", temporary.path()));
     assert_eq!((told.code, told.err.as_str()), (Some(0), ""), "{}", told.out);
     let flat = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let story = flat(&told.out);
