@@ -299,7 +299,10 @@ fn every_piece_of_configuration_in_the_guide_is_right() {
     let directory = tempfile::tempdir().unwrap();
     for block in blocks {
         let file = directory.path().join("rap.toml");
-        fs::write(&file, block).unwrap();
+        // A piece about agents is of a file that names a model.
+        let model =
+            if block.contains("[model]") { "" } else { "[model]\nprovider = \"openai\"\nname = \"m\"\n" };
+        fs::write(&file, format!("{model}{block}")).unwrap();
         let secrets = ["TOOLS_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"];
         let environment = secrets.map(|name| (name.to_owned(), "secret".to_owned())).into();
         let sources = Sources { file: File::Given(file), environment, flags: Vec::new() };
