@@ -37,7 +37,7 @@ impl Stepping<'_> {
             return words::no_such_subscription(tool_call_id, active);
         };
         let Subscription { id, server, .. } = subscriptions.remove(at);
-        self.settle_cancelled(id.clone(), &server, CallState::Ended);
+        self.settle_cancelled(id.clone(), !server.is_runtime(), CallState::Ended);
         self.drop_backlog(&id);
         words::subscription_cancelled(tool_call_id)
     }
@@ -114,7 +114,7 @@ impl Stepping<'_> {
     fn own_call(&mut self, call: CallEntry, batch: &Batch, until: Option<Timestamp>) -> OpenCall {
         let CallEntry { id, call_id, name, .. } = call;
         let (server, seq, since) = (Server::runtime(), batch.seq, self.now);
-        let open = OpenCall { id, call_id, name, server, seq, since, until };
+        let open = OpenCall { id, call_id, name, server, seq, since, until, unapproved: false };
         self.writes.push(Write::Open(open.clone()));
         open
     }

@@ -17,6 +17,10 @@ impl Stepping<'_> {
         result: Outcome,
         past: Option<PastCall>,
     ) -> Result<(), Ignored> {
+        // What no server has, none can have a word on.
+        if self.head.open_calls().any(|open| open.id == call && !open.is_sent()) {
+            return Err(Ignored::UnknownCall);
+        }
         if let Some(open) = take(&mut self.head.batch, &call) {
             let Outcome { content, display, .. } = self.confirm(open, result);
             self.append(Item::Result { call_id: call, content, display, synthetic: false });
@@ -97,6 +101,10 @@ impl Stepping<'_> {
             self.move_on();
             return Ok(());
         }
+        if open.unapproved {
+            let text = words::lapsed(until.since(open.since));
+            return self.give_up(call, CallState::Interrupted, text);
+        }
         let text = words::timed_out(until.since(open.since));
         self.give_up(call, CallState::TimedOut, text)
     }
@@ -170,7 +178,7 @@ impl Stepping<'_> {
     }
 
     fn question(&mut self, call: CallId, kind: QuestionKind) -> Result<u64, Ignored> {
-        if !self.head.is_open(&call) {
+        if !self.head.open_calls().any(|open| open.id == call && open.is_sent()) {
             return Err(Ignored::SettledCall);
         }
         if self.head.questions.len() >= self.limits.questions {
@@ -183,7 +191,8 @@ impl Stepping<'_> {
     }
 
     pub(crate) fn view(&mut self, call: &CallId, view_type: String, content: Value) -> Result<(), Ignored> {
-        let open = self.head.open_calls().find(|open| open.id == *call).map(|open| &open.server);
+        let open = self.head.open_calls().find(|open| open.id == *call && open.is_sent());
+        let open = open.map(|open| &open.server);
         let active = || self.head.subscription(call).map(|subscription| &subscription.server);
         let server = open.or_else(active).cloned().ok_or(Ignored::SettledCall)?;
         self.writes.push(Write::View { server, view_type, content });

@@ -173,6 +173,16 @@ pub struct OpenCall {
     /// When it times out. A call of the runtime's own returns then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
+    /// Whether it is not sent before a person allows it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unapproved: bool,
+}
+
+impl OpenCall {
+    /// Whether a tool server has it, or may have it.
+    pub fn is_sent(&self) -> bool {
+        !self.server.is_runtime() && !self.unapproved
+    }
 }
 
 /// A call that returned `subscription: true` and has not ended.
@@ -228,6 +238,8 @@ pub struct Question {
 pub enum QuestionKind {
     /// To sign in elsewhere; the tool learns of it by itself.
     SignIn,
+    /// To allow a call: the first answer allows it, the second one refuses it and is the default.
+    Approval,
     /// To choose one of so many answers.
     Choice {
         /// How many there are.
@@ -436,6 +448,8 @@ pub struct Limits {
     pub hold_max: Duration,
     /// How long a call may take.
     pub call_timeout: Option<Duration>,
+    /// How long a call waits for somebody to allow it.
+    pub approval_within: Duration,
     /// For how long a failed thread asks again by itself.
     pub failed_retry_for: Duration,
 }
@@ -454,6 +468,7 @@ impl Default for Limits {
             turns_per_wake: 50,
             hold_max: Duration::from_secs(60),
             call_timeout: None,
+            approval_within: Duration::from_secs(24 * 3600),
             failed_retry_for: Duration::from_secs(24 * 3600),
         }
     }

@@ -208,6 +208,13 @@ pub struct PlannedCall {
 pub enum Plan {
     /// A tool server carries it out.
     Invoke(Server),
+    /// A tool server carries it out, if a person allows it.
+    Approve {
+        /// Who would carry it out.
+        server: Server,
+        /// What the person is asked.
+        prompt: String,
+    },
     /// The runtime carries it out, inside the step.
     BuiltIn(BuiltIn),
     /// It can not be carried out; the result that says why.

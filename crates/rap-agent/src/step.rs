@@ -54,8 +54,10 @@ pub enum Write {
         /// The place of the first.
         seq: Seq,
     },
-    /// A call begins; until it settles or is acknowledged, its invocation is due.
+    /// A call begins; until it settles or is acknowledged, its invocation is due, unless it waits to be allowed.
     Open(OpenCall),
+    /// A call was allowed: its invocation is due.
+    Dispatch(OpenCall),
     /// A call settles, or its subscription begins or ends; its invocation is due no more.
     Settle {
         /// The call.
@@ -152,6 +154,8 @@ pub enum NewQuestion {
     SignIn(AuthUrl),
     /// To choose.
     Choice(Choice),
+    /// To allow the call, and what to read before.
+    Approval(String),
 }
 
 /// Work that a step asks for.
@@ -175,6 +179,11 @@ pub enum Effect {
         call: OpenCall,
         /// What it is called with.
         arguments: Map<String, Value>,
+    },
+    /// Invoke a tool that a person has allowed. Stored with its call.
+    Dispatch {
+        /// The call.
+        call: CallId,
     },
     /// Tell every tool server that a call is not wanted any more. Never stored.
     NotifyCancel {

@@ -94,7 +94,8 @@ impl Stepping<'_> {
         for (call, plan) in calls.into_iter().zip(plans) {
             match plan {
                 _ if closing => self.append(Item::made(call.id, words::NOT_CALLED)),
-                Plan::Invoke(server) => self.invoke(call, server, batch.seq),
+                Plan::Invoke(server) => self.invoke(call, server, batch.seq, None),
+                Plan::Approve { server, prompt } => self.invoke(call, server, batch.seq, Some(prompt)),
                 Plan::BuiltIn(tool) => {
                     closing = matches!(tool, BuiltIn::CloseThread { .. });
                     self.run_built_in(tool, call, &batch);
@@ -115,7 +116,8 @@ impl Stepping<'_> {
         !ours && !known && batch.iter().all(|call| call.id != *id)
     }
 
-    fn invoke(&mut self, call: CallEntry, server: Server, seq: Seq) {
+    /// Begins a call; with a prompt, only when a person has allowed it.
+    fn invoke(&mut self, call: CallEntry, server: Server, seq: Seq, prompt: Option<String>) {
         let limit = self.limits.open_calls;
         if self.head.open_calls().count() >= limit {
             return self.append(Item::made(call.id, words::too_many_open_calls(limit)));
@@ -131,10 +133,16 @@ impl Stepping<'_> {
             seq,
             since: self.now,
             until: self.limits.call_timeout.map(|timeout| self.now.plus(timeout)),
+            unapproved: prompt.is_some(),
         };
-        self.head.batch.push(open.clone());
-        self.writes.push(Write::Open(open.clone()));
-        self.effects.push(Effect::Invoke { call: open, arguments });
+        match prompt {
+            Some(prompt) => self.ask_for_approval(open, prompt),
+            None => {
+                self.head.batch.push(open.clone());
+                self.writes.push(Write::Open(open.clone()));
+                self.effects.push(Effect::Invoke { call: open, arguments });
+            }
+        }
     }
 
     pub(crate) fn fail(&mut self, why: String, again: Again) {

@@ -4,7 +4,10 @@ use rap_protocol::CallId;
 
 use crate::step::{Released, Stepping, take};
 use crate::words;
-use crate::{CallState, Effect, Ignored, Item, OnBusy, Phase, QuestionKind, Queue, Server, Write};
+use crate::{
+    CallState, Effect, Ignored, Item, NewQuestion, OnBusy, OpenCall, Phase, Question, QuestionKind, Queue,
+    Write,
+};
 
 /// How many answers in a row a user's messages may drop; the next message waits.
 const DROPS: u8 = 2;
@@ -59,18 +62,20 @@ impl Stepping<'_> {
         self.abandon();
         for call in std::mem::take(&mut self.head.batch) {
             self.append(Item::made(call.id.clone(), words::INTERRUPTED));
-            self.settle_cancelled(call.id, &call.server, CallState::Interrupted);
+            let sent = call.is_sent();
+            self.settle_cancelled(call.id, sent, CallState::Interrupted);
         }
         for call in std::mem::take(&mut self.head.running) {
             self.append(Item::notice(format!("call {} of {} was interrupted", call.id, call.name)));
-            self.settle_cancelled(call.id, &call.server, CallState::Interrupted);
+            let sent = call.is_sent();
+            self.settle_cancelled(call.id, sent, CallState::Interrupted);
         }
     }
 
     /// Ends a call, and tells the servers if one of them has it.
-    pub(crate) fn settle_cancelled(&mut self, call: CallId, server: &Server, state: CallState) {
+    pub(crate) fn settle_cancelled(&mut self, call: CallId, sent: bool, state: CallState) {
         self.settle(call.clone(), state);
-        if !server.is_runtime() {
+        if sent {
             self.effects.push(Effect::NotifyCancel { call });
         }
     }
@@ -93,16 +98,19 @@ impl Stepping<'_> {
     pub(crate) fn cancel(&mut self, call: &CallId) -> Result<(), Ignored> {
         if let Some(open) = take(&mut self.head.batch, call) {
             self.append(Item::made(open.id.clone(), words::INTERRUPTED));
-            self.settle_cancelled(open.id, &open.server, CallState::Interrupted);
+            let sent = open.is_sent();
+            self.settle_cancelled(open.id, sent, CallState::Interrupted);
             self.move_on();
         } else if let Some(open) = take(&mut self.head.running, call) {
             self.append(Item::notice(format!("call {} of {} was cancelled", open.id, open.name)));
-            self.settle_cancelled(open.id, &open.server, CallState::Interrupted);
+            let sent = open.is_sent();
+            self.settle_cancelled(open.id, sent, CallState::Interrupted);
         } else if let Some(subscription) = self.head.subscription(call).cloned() {
             self.head.subscriptions.retain(|other| other.id != *call);
             self.append(Item::notice(words::subscription_cancelled(call.as_str())));
             self.drop_backlog(call);
-            self.settle_cancelled(subscription.id, &subscription.server, CallState::Ended);
+            let sent = !subscription.server.is_runtime();
+            self.settle_cancelled(subscription.id, sent, CallState::Ended);
         } else {
             return Err(Ignored::SettledCall);
         }
@@ -119,11 +127,48 @@ impl Stepping<'_> {
         Ok(())
     }
 
+    /// A call that a person has to allow first.
+    pub(crate) fn ask_for_approval(&mut self, mut open: OpenCall, prompt: String) {
+        let limit = self.limits.questions;
+        if self.head.questions.len() >= limit {
+            return self.append(Item::made(open.id, words::too_many_questions(limit)));
+        }
+        open.until = Some(self.now.plus(self.limits.approval_within));
+        let call = open.id.clone();
+        self.head.batch.push(open.clone());
+        self.writes.push(Write::Open(open));
+        self.head.minted += 1;
+        let no = self.head.minted;
+        let kind = QuestionKind::Approval;
+        self.head.questions.push(Question { no, call: call.clone(), kind, answered: false });
+        self.writes.push(Write::Ask { no, call, question: NewQuestion::Approval(prompt) });
+    }
+
+    fn approve(&mut self, call: &CallId, selected: usize) -> Result<(), Ignored> {
+        match selected {
+            words::REFUSE => return self.give_up(call, CallState::Interrupted, words::REFUSED.into()),
+            words::ALLOW => {}
+            _ => return Err(Ignored::NoSuchChoice(words::APPROVAL.len())),
+        }
+        let until = self.limits.call_timeout.map(|timeout| self.now.plus(timeout));
+        let mut calls = self.head.batch.iter_mut().chain(&mut self.head.running);
+        let open = calls.find(|open| open.id == *call).ok_or(Ignored::SettledCall)?;
+        (open.unapproved, open.since, open.until) = (false, self.now, until);
+        self.writes.push(Write::Dispatch(open.clone()));
+        self.head.questions.retain(|question| question.call != *call);
+        self.writes.push(Write::Forget { call: call.clone() });
+        self.effects.push(Effect::Dispatch { call: call.clone() });
+        Ok(())
+    }
+
     pub(crate) fn choose(&mut self, call: &CallId, selected: Option<usize>) -> Result<(), Ignored> {
         let open = self.head.questions.iter_mut().find(|question| {
             question.call == *call && !question.answered && question.kind != QuestionKind::SignIn
         });
         let Some(question) = open else { return Err(Ignored::NoQuestion) };
+        if question.kind == QuestionKind::Approval {
+            return self.approve(call, selected.unwrap_or(words::REFUSE));
+        }
         let QuestionKind::Choice { choices, default, .. } = question.kind else {
             return Err(Ignored::NoQuestion);
         };

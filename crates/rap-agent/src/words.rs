@@ -45,6 +45,14 @@ pub const BUILT_IN: [&str; 9] = [
     WAIT,
     SCHEDULE,
 ];
+/// The answers to the question whether a call is allowed.
+pub const APPROVAL: [&str; 2] = ["Allow", "Refuse"];
+/// Which of them allows it.
+pub const ALLOW: usize = 0;
+/// Which of them refuses it; the default.
+pub const REFUSE: usize = 1;
+/// The result of a call that a person did not allow.
+pub const REFUSED: &str = "refused: the user did not allow this call; nothing was done";
 /// The result of a call that comes after `close_thread` in an answer.
 pub const NOT_CALLED: &str = "not called: the thread was closed";
 /// The result of a sleep that is over.
@@ -100,6 +108,7 @@ fn seconds(duration: Duration) -> String {
     match duration.as_secs() {
         0 => format!("{} ms", duration.as_millis()),
         1 => "1 second".into(),
+        seconds if seconds >= 7200 && seconds % 3600 == 0 => format!("{} hours", seconds / 3600),
         seconds => format!("{seconds} seconds"),
     }
 }
@@ -107,6 +116,16 @@ fn seconds(duration: Duration) -> String {
 pub(crate) fn too_many_open_calls(limit: usize) -> String {
     format!(
         "Error: this thread has {limit} open calls, the most it may have; call again when some have returned"
+    )
+}
+
+pub(crate) fn lapsed(after: Duration) -> String {
+    format!("lapsed: nobody allowed this call within {}; nothing was done", seconds(after))
+}
+
+pub(crate) fn too_many_questions(limit: usize) -> String {
+    format!(
+        "Error: {limit} questions wait for the user, the most there may be; call again when some are answered"
     )
 }
 

@@ -61,7 +61,7 @@ fn cancelling_drops_what_waits_and_says_how_much() {
         event s: a, child          -> idle; born t1 at 4 (asking 1, assistant [rap_1 interrupt:s (subscription remains active)], rap_1: a, runtime you are a thread of your own, made for t…)
         event s: b, child          -> idle; shelve of s assistant [rap_2 interrupt:s (subscription remains active)]; shelve of s rap_2: b
         event s: c, child          -> idle; shelve of s assistant [rap_3 interrupt:s (subscription remains active)]; shelve of s rap_3: c
-        cancel s                   -> idle; notice subscription s was cancelled; discard what waits of s; notice of the events of s, 2 that waited for a t…; settle s Ended; notify cancel s
+        cancel s                   -> idle; notice subscription s was cancelled; discard what waits of s; notice of the events of s, 2 that waited for a …; settle s Ended; notify cancel s
         child closed t1            -> idle
         ",
     );
@@ -78,7 +78,7 @@ fn a_model_that_cancels_drops_what_waits() {
         event s: a, child          -> idle; born t1 at 4 (asking 1, assistant [rap_1 interrupt:s (subscription remains active)], rap_1: a, runtime you are a thread of your own, made for t…)
         event s: b, child          -> idle; shelve of s assistant [rap_2 interrupt:s (subscription remains active)]; shelve of s rap_2: b
         said stop                  -> asking 3; user stop; ask 3
-        answer: c=cancel(s)        -> asking 4; assistant [c]; settle s Ended; discard what waits of s; notice of the events of s, 1 that waited for a t…; c: subscription s was cancelled; notify cancel s; ask 4
+        answer: c=cancel(s)        -> asking 4; assistant [c]; settle s Ended; discard what waits of s; notice of the events of s, 1 that waited for a …; c: subscription s was cancelled; notify cancel s; ask 4
         ",
     );
 }
@@ -93,7 +93,7 @@ fn closing_drops_what_waits() {
         answer done:               -> idle; assistant done
         event s: a, child          -> idle; born t1 at 4 (asking 1, assistant [rap_1 interrupt:s (subscription remains active)], rap_1: a, runtime you are a thread of your own, made for t…)
         event s: b, child          -> idle; shelve of s assistant [rap_2 interrupt:s (subscription remains active)]; shelve of s rap_2: b
-        close                      -> closed; settle s Ended; discard what waits of s; notice of the events of s, 1 that waited for a t…; notice the thread was closed; notify close; tell t1 Close
+        close                      -> closed; settle s Ended; discard what waits of s; notice of the events of s, 1 that waited for a …; notice the thread was closed; notify close; tell t1 Close
         ",
     );
 }

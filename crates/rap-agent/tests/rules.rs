@@ -517,7 +517,7 @@ fn an_event_that_is_not_associative_makes_a_child_at_the_last_settled_point() {
         child closed t2            -> ignored: Duplicate
         event s: dong, child, final -> idle; shelve of s assistant [rap_4 interrupt:s (subscription has ended)]; shelve of s rap_4: dong; settle s Ended
         event s: dang, child       -> ignored: EndedSubscription
-        close                      -> closed; discard what waits of s; notice 1 events of s that waited for a thread w…; notice the thread was closed; notify close; tell t3 Close
+        close                      -> closed; discard what waits of s; notice of the events of s, 1 that waited for a …; notice the thread was closed; notify close; tell t3 Close
         ",
     );
 }

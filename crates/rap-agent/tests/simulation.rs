@@ -72,12 +72,12 @@ fn an_acknowledgement_before_the_commit_is_caught() {
 
 #[test]
 fn a_head_stored_without_its_writes_is_caught() {
-    is_caught(Fault::TearsCommits, &["I4"]);
+    is_caught(Fault::TearsCommits, &["I4", "I1"]);
 }
 
 #[test]
 fn writes_stored_without_their_head_are_caught() {
-    is_caught(Fault::KeepsOldHeads, &["I4"]);
+    is_caught(Fault::KeepsOldHeads, &["I4", "I1"]);
 }
 
 #[test]

@@ -12,7 +12,7 @@ pub fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::
     age::parse(&text).ok_or_else(|| serde::de::Error::custom(format!("{text} is no time")))
 }
 
-fn maybe_time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Timestamp>, D::Error> {
+pub(crate) fn maybe_time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Timestamp>, D::Error> {
     Ok(Option::<String>::deserialize(deserializer)?.as_deref().and_then(age::parse))
 }
 

@@ -2,6 +2,7 @@
 
 pub mod calls;
 pub mod chat;
+pub mod deliveries;
 pub mod demo;
 pub mod inbox;
 pub mod subs;
@@ -80,7 +81,20 @@ impl Listing {
         path: &str,
         name: &str,
     ) -> anyhow::Result<Option<Vec<T>>> {
-        let mut answer = client.get(&["v1", path], &[("limit", &self.limit.to_string())]).await?;
+        self.filtered(client, path, name, &[]).await
+    }
+
+    /// The same, of those that are asked for.
+    async fn filtered<T: DeserializeOwned>(
+        self,
+        client: &Client,
+        path: &str,
+        name: &str,
+        filters: &[(&str, &str)],
+    ) -> anyhow::Result<Option<Vec<T>>> {
+        let limit = self.limit.to_string();
+        let parameters: Vec<_> = filters.iter().copied().chain([("limit", limit.as_str())]).collect();
+        let mut answer = client.get(&["v1", path], &parameters).await?;
         if self.shape.json {
             print_json(&answer)?;
             return Ok(None);

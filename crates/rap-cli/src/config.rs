@@ -132,6 +132,8 @@ pub struct Agent {
     pub tools: Vec<ToolGlob>,
     /// Which of these it may use in a thread that an event made.
     pub event_tools: Vec<ToolGlob>,
+    /// Which of them a person has to allow each time.
+    pub approve: Vec<ToolGlob>,
     /// Its own model.
     pub model: Option<Model>,
     /// Every bound as it is for its threads, where it has bounds of its own.
@@ -173,6 +175,7 @@ impl Default for Agent {
             system: String::new(),
             tools: vec![ToolGlob::every()],
             event_tools: vec![ToolGlob::every()],
+            approve: Vec::new(),
             model: None,
             limits: None,
         }

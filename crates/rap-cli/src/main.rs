@@ -41,6 +41,8 @@ enum Command {
     Timers(Client<commands::timers::Command>),
     /// Every question that waits for a person.
     Inbox(Client<commands::inbox::Command>),
+    /// What was refused, retried or given up, of everything sent and received.
+    Deliveries(Client<commands::deliveries::Command>),
     /// Which tools there are, and what is wrong with the others.
     Tools(Client<commands::tools::Command>),
     /// Print a script that completes rap's commands in a shell.
@@ -110,6 +112,9 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Subs(Client { command, connection }) => wait(commands::subs::run(command, connection)),
         Command::Timers(Client { command, connection }) => wait(commands::timers::run(command, connection)),
         Command::Inbox(Client { command, connection }) => wait(commands::inbox::run(command, connection)),
+        Command::Deliveries(Client { command, connection }) => {
+            wait(commands::deliveries::run(command, connection))
+        }
         Command::Tools(Client { command, connection }) => wait(commands::tools::run(command, connection)),
         Command::Completions { shell } => complete(shell),
     }

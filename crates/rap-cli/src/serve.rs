@@ -85,7 +85,8 @@ fn settings(config: Config, bound: SocketAddr) -> anyhow::Result<Settings> {
 }
 
 fn own_agent(agent: config::Agent, limits: &config::Limits) -> anyhow::Result<Agent> {
-    let config::Agent { name, system, tools, event_tools, model: own_model, limits: own_limits } = agent;
+    let config::Agent { name, system, tools, event_tools, approve, model: own_model, limits: own_limits } =
+        agent;
     let own_model = own_model.map(|own| {
         let images = own.images;
         anyhow::Ok(AgentModel { model: Arc::new(model(own.provider, limits)?), images })
@@ -95,6 +96,7 @@ fn own_agent(agent: config::Agent, limits: &config::Limits) -> anyhow::Result<Ag
         system,
         tools,
         event_tools,
+        approve,
         model: own_model.transpose()?,
         limits: own_limits.as_ref().map(thread_limits),
     })
@@ -139,6 +141,7 @@ fn thread_limits(given: &config::Limits) -> rap_agent::Limits {
         turns_per_wake: given.turns_per_wake,
         hold_max: given.hold_max,
         call_timeout: given.call_timeout,
+        approval_within: given.approval_within,
         failed_retry_for: given.failed_retry_for,
     }
 }

@@ -206,15 +206,40 @@ async fn threads_are_listed_by_page_status_and_parent() {
         assert_eq!(answer.refusal(), (400, "invalid"), "{query}");
         assert!(answer.message().starts_with(begin), "{query}: {}", answer.message());
     }
-    for path in ["/v1/calls", "/v1/subscriptions", "/v1/inbox", "/v1/threads/t1/history"] {
-        for query in ["limit=0", "unknown=1"] {
-            assert_eq!(
-                rap.get(&format!("{path}?{query}")).await.refusal(),
-                (400, "invalid"),
-                "{path}?{query}"
-            );
+    for status in ["closed", "failed", "running", "needs_you", "waiting", "idle"] {
+        rap.get(&format!("/v1/threads?status={status}&parent=t1&cursor=0&limit=1000")).await.expect(200);
+    }
+}
+
+#[tokio::test]
+async fn every_listing_checks_what_it_is_asked() {
+    let rap = Setup::new().start();
+    rap.post("/v1/threads", &json!({"id": "t1"})).await.expect(201);
+    let bounds = ["limit=0", "limit=1001", "limit=-1", "limit=1.5", "limit=", "limit=ten", "unknown=1"];
+    let places = |name: &str| ["x", "-1", "", "4294967296", "1x"].map(|place| format!("{name}={place}"));
+    let names =
+        |name: &str| vec![format!("{name}="), format!("{name}=%00"), format!("{name}={}", "x".repeat(257))];
+    let table = [
+        ("/v1/threads", [places("cursor").to_vec(), names("parent"), vec!["status=busy".into()]].concat()),
+        (
+            "/v1/deliveries",
+            [places("cursor").to_vec(), names("thread"), vec!["outcome=lost".into()]].concat(),
+        ),
+        ("/v1/threads/t1/history", places("after").to_vec()),
+        ("/v1/calls", vec!["cursor=1".into()]),
+        ("/v1/subscriptions", vec!["cursor=1".into()]),
+        ("/v1/timers", vec!["cursor=1".into()]),
+        ("/v1/inbox", vec!["cursor=1".into()]),
+    ];
+    for (path, more) in table {
+        for query in bounds.into_iter().chain(more.iter().map(String::as_str)) {
+            let answer = rap.get(&format!("{path}?{query}")).await;
+            assert_eq!(answer.refusal(), (400, "invalid"), "{path}?{query}");
+            assert!(answer.message().starts_with(query.split('=').next().unwrap()), "{}", answer.message());
         }
-        rap.get(&format!("{path}?limit=1000")).await.expect(200);
+        for limit in ["1", "1000"] {
+            rap.get(&format!("{path}?limit={limit}")).await.expect(200);
+        }
     }
 }
 
@@ -352,11 +377,24 @@ async fn a_repeat_with_the_same_key_is_harmless() {
     assert_eq!(rap.story(&thread).await, story);
     assert_eq!(rap.get("/v1/threads").await.expect(200)["threads"].as_array().unwrap().len(), 1);
 
+    // Another request is not answered with the old answer, and changes nothing.
+    for (path, body) in [
+        ("/v1/threads", json!({"message": "say something else"})),
+        ("/v1/threads", json!({"message": "say one", "title": "x"})),
+        (messages.as_str(), json!({"text": "say four"})),
+        (messages.as_str(), json!({"text": "say two", "on_busy": "enqueue"})),
+    ] {
+        assert_eq!(post(&rap, path, "k", body.clone()).await.refusal(), (409, "key_reused"), "{path} {body}");
+    }
+    // What means the same is the same.
+    post(&rap, &messages, "k", json!({"on_busy": "join", "text": "say two"})).await.expect(202);
+    assert_eq!(rap.story(&thread).await, story);
+
     // A key counts for one thread, whatever that is called.
     post(&rap, "/v1/threads", "same", json!({"id": "threads"})).await.expect(201);
     post(&rap, "/v1/threads/threads/messages", "same", json!({"text": "say hello"})).await.expect(202);
     rap.until_line("threads", "assistant: hello").await;
-    for key in ["", &"x".repeat(257)] {
+    for key in ["", &"x".repeat(257), "k\u{e9}y"] {
         assert_eq!(post(&rap, "/v1/threads", key, json!({})).await.refusal(), (400, "invalid"));
     }
 }

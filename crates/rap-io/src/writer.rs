@@ -21,7 +21,8 @@ use std::time::Duration;
 use rusqlite::Connection;
 use tokio::sync::{Semaphore, oneshot, watch};
 
-use batch::Batches;
+use crate::metrics::{Counter, Histogram};
+use batch::{Batches, Watched};
 use queue::{Guard, Queue, Task};
 
 /// How many internal jobs may be queued or running; the callers of more wait for their turn.
@@ -43,8 +44,32 @@ enum Waiting {
     Busy,
 }
 
+/// Upper bounds for how many jobs share a commit.
+const GROUP_SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+
+/// How a writer has done since it was started.
+#[derive(Debug)]
+pub struct WriterMetrics {
+    /// How many jobs shared each commit.
+    pub group_size: Histogram,
+    /// How long each COMMIT took.
+    pub commit_seconds: Histogram,
+    /// Batches of which nothing was written.
+    pub lost: Counter,
+}
+
+/// How many jobs wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Queued {
+    /// Of the internal lane.
+    pub internal: usize,
+    /// Of the external lane.
+    pub external: usize,
+}
+
 struct Inner {
     queue: Arc<Queue>,
+    metrics: Arc<WriterMetrics>,
     internal: Arc<Semaphore>,
     /// Nothing is ever sent: that the sender is gone says that the thread has ended.
     ended: watch::Receiver<()>,
@@ -117,7 +142,13 @@ impl Writer {
         on_lost: impl Fn() + Send + 'static,
     ) -> Result<Writer, Error> {
         let queue = Arc::new(Queue::new(limits.queue));
-        let batches = Batches::open(Box::new(open), Box::new(on_lost), Arc::clone(&queue), limits)?;
+        let metrics = Arc::new(WriterMetrics {
+            group_size: Histogram::new(GROUP_SIZES),
+            commit_seconds: Histogram::of_seconds(),
+            lost: Counter::default(),
+        });
+        let watched = Watched { on_lost: Box::new(on_lost), metrics: Arc::clone(&metrics) };
+        let batches = Batches::open(Box::new(open), watched, Arc::clone(&queue), limits)?;
         let (ending, ended) = watch::channel(());
         let ending = Ending { queue: Arc::clone(&queue), _ended: ending };
         thread::Builder::new()
@@ -128,7 +159,7 @@ impl Writer {
             })
             .map_err(|error| Error::Unavailable(format!("no thread: {error}")))?;
         let internal = Arc::new(Semaphore::new(INTERNAL_JOBS));
-        Ok(Writer { inner: Arc::new(Inner { queue, internal, ended }), waiting: Waiting::Idle })
+        Ok(Writer { inner: Arc::new(Inner { queue, metrics, internal, ended }), waiting: Waiting::Idle })
     }
 
     /// Runs `job` in a savepoint of the next batch; resolves only after that batch's COMMIT.
@@ -191,6 +222,16 @@ impl Writer {
         };
         // Without an answer the thread has ended, which it only does when the writer is closed or broken.
         answer.unwrap_or(Err(Error::Closed))
+    }
+
+    /// How it has done.
+    pub fn metrics(&self) -> &WriterMetrics {
+        &self.inner.metrics
+    }
+
+    /// How many jobs wait.
+    pub fn queued(&self) -> Queued {
+        self.inner.queue.queued()
     }
 
     /// A handle for tests whose clock is paused: the clock stands still while a job runs, as if it took no time.

@@ -8,6 +8,8 @@
 mod ask;
 pub(crate) mod built_in;
 mod invoke;
+mod ledger;
+mod metrics;
 mod notify;
 mod plan;
 mod show;
@@ -36,6 +38,8 @@ use crate::settings::{Agent, Limits, Settings, ToolServer};
 use crate::store::{self, AgentLimits, Committed, OpenError, Receipt, Store, Target, ThreadNo, beside};
 use crate::token::Tokens;
 use crate::toolsets::Toolsets;
+use ledger::Ledger;
+use metrics::Metrics;
 use underway::Underway;
 
 /// Notifications under way at a time. More are dropped, which the protocol allows.
@@ -74,9 +78,11 @@ pub(crate) struct Engine {
     pub(crate) tokens: Tokens,
     pub(crate) toolsets: Toolsets,
     pub(crate) hub: Hub,
+    pub(crate) metrics: Metrics,
     invoker: Client,
     notifier: Client,
     underway: Underway,
+    ledger: Ledger,
     ask_places: Arc<Semaphore>,
     /// By server: one that does not answer keeps no place of another.
     invoke_places: HashMap<String, Arc<Semaphore>>,
@@ -86,8 +92,8 @@ pub(crate) struct Engine {
     poke: Notify,
     /// When upkeep looks again by itself.
     sweeps_at: AtomicI64,
-    /// An acknowledgement waits to be written.
-    acknowledged: Notify,
+    /// An acknowledgement or a line of the ledger waits to be written.
+    unrecorded: Notify,
     tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
     handle: Handle,
@@ -122,14 +128,16 @@ impl Engine {
             invoker: client(limits.invoke_ack_timeout),
             notifier: client(NOTIFY_WITHIN),
             hub: Hub::new(),
+            metrics: Metrics::default(),
             underway: Underway::default(),
+            ledger: Ledger::default(),
             ask_places: Arc::new(Semaphore::new(limits.model_concurrency)),
             invoke_places: settings.tool_servers.iter().map(|server| places_of(server, limits)).collect(),
             notify_places: Arc::new(Semaphore::new(NOTIFICATIONS)),
             overflow: AtomicBool::new(false),
             poke: Notify::new(),
             sweeps_at: AtomicI64::new(i64::MAX),
-            acknowledged: Notify::new(),
+            unrecorded: Notify::new(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             handle: Handle::current(),
@@ -137,7 +145,7 @@ impl Engine {
         });
         slot.set(Arc::downgrade(&engine)).unwrap_or_else(|_| unreachable!("bug: the slot is set once"));
         engine.tasks.spawn(Arc::clone(&engine).upkeep());
-        engine.tasks.spawn(Arc::clone(&engine).record_acknowledgements());
+        engine.tasks.spawn(Arc::clone(&engine).record());
         Ok(engine)
     }
 
@@ -159,7 +167,9 @@ impl Engine {
                 }
                 Effect::NotifyCancel { call } => self.notify_cancel(&thread, call),
                 Effect::NotifyClose => self.notify_close(&thread),
-                Effect::Answer { .. } | Effect::Tell { .. } => self.poke.notify_one(),
+                Effect::Dispatch { .. } | Effect::Answer { .. } | Effect::Tell { .. } => {
+                    self.poke.notify_one()
+                }
             }
         }
         self.look_by(due);
@@ -170,6 +180,11 @@ impl Engine {
         if due.is_some_and(|due| due.0 < self.sweeps_at.load(Ordering::SeqCst)) {
             self.poke.notify_one();
         }
+    }
+
+    /// Something in the tables is due that no step has told of.
+    pub(crate) fn look_now(&self) {
+        self.poke.notify_one();
     }
 
     /// What found no place is read from its table later.

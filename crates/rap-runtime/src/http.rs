@@ -5,7 +5,10 @@
 
 mod api;
 mod callback;
+mod deliveries;
 mod json;
+mod openapi;
+mod query;
 mod refused;
 mod stream;
 
@@ -18,7 +21,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::post;
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use rap_io::serve::is_loopback;
@@ -30,30 +33,12 @@ use crate::engine::Engine;
 pub(crate) use refused::Refused;
 
 pub(crate) fn router(engine: Arc<Engine>) -> Router {
-    let client = Router::new()
-        .route("/v1/threads", post(api::create_thread).get(api::threads))
-        .route("/v1/threads/{id}", get(api::thread))
-        .route("/v1/threads/{id}/messages", post(api::message))
-        .route("/v1/threads/{id}/history", get(api::history))
-        .route("/v1/threads/{id}/events", get(stream::thread_events))
-        .route("/v1/threads/{id}/interrupt", post(api::interrupt))
-        .route("/v1/threads/{id}/close", post(api::close))
-        .route("/v1/threads/{id}/resume", post(api::resume))
-        .route("/v1/threads/{id}/calls/{call_id}/cancel", post(api::cancel))
-        .route("/v1/threads/{id}/calls/{call_id}/choice", post(api::choice))
-        .route("/v1/threads/{id}/views", get(api::views))
-        .route("/v1/events", get(stream::all_events))
-        .route("/v1/calls", get(api::calls))
-        .route("/v1/subscriptions", get(api::subscriptions))
-        .route("/v1/timers", get(api::timers))
-        .route("/v1/inbox", get(api::inbox))
-        .route("/v1/tools", get(api::tools))
-        .layer(middleware::from_fn_with_state(Arc::clone(&engine), known_client));
+    let (client, open) = openapi::routers();
+    let client = client.layer(middleware::from_fn_with_state(Arc::clone(&engine), known_client));
     Router::new()
         .merge(client)
+        .merge(open)
         .route("/callback/{token}", post(callback::callback))
-        .route("/healthz", get(async || "ok"))
-        .route("/readyz", get(api::ready))
         .fallback(async || Refused::new(StatusCode::NOT_FOUND, "not_found", "there is nothing here"))
         .method_not_allowed_fallback(async || {
             Refused::new(

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rap_agent::Status;
 use rap_protocol::ThreadId;
 use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
 use crate::store::ThreadNo;
 
@@ -23,6 +24,8 @@ pub(crate) enum Live {
     Delta { turn: u64, attempt: u32, text: Arc<str> },
     /// Something that people should know now; it is not stored.
     Notice { thread: ThreadId, text: Arc<str> },
+    /// A line of the ledger is new, or has changed.
+    Delivery { no: i64 },
 }
 
 pub(crate) struct Hub {
@@ -34,8 +37,41 @@ pub(crate) struct Hub {
 
 /// Hears what happens until it is dropped.
 pub(crate) struct Listener {
-    pub(crate) live: broadcast::Receiver<Live>,
+    live: broadcast::Receiver<Live>,
+    /// What came behind a move.
+    kept: Option<Result<Live, RecvError>>,
     _count: Count,
+}
+
+impl Listener {
+    /// The next thing that happens. Moves of one thread in a row are one: whoever looks sees what all of them did.
+    pub(crate) async fn next(&mut self) -> Result<Live, RecvError> {
+        if let Some(kept) = self.kept.take() {
+            return kept;
+        }
+        let mut next = self.live.recv().await?;
+        while let Live::Moved { thread, .. } = &next {
+            match self.live.try_recv() {
+                Ok(Live::Moved { thread: again, status }) if again == *thread => {
+                    next = Live::Moved { thread: again, status };
+                }
+                Err(TryRecvError::Empty) => break,
+                Ok(other) => {
+                    self.kept = Some(Ok(other));
+                    break;
+                }
+                Err(TryRecvError::Lagged(missed)) => {
+                    self.kept = Some(Err(RecvError::Lagged(missed)));
+                    break;
+                }
+                Err(TryRecvError::Closed) => {
+                    self.kept = Some(Err(RecvError::Closed));
+                    break;
+                }
+            }
+        }
+        Ok(next)
+    }
 }
 
 struct Count(Arc<AtomicUsize>);
@@ -70,12 +106,17 @@ impl Hub {
 
     fn counted(&self, live: broadcast::Receiver<Live>) -> Listener {
         self.listeners.fetch_add(1, Ordering::Relaxed);
-        Listener { live, _count: Count(Arc::clone(&self.listeners)) }
+        Listener { live, kept: None, _count: Count(Arc::clone(&self.listeners)) }
     }
 
     /// Whether anybody listens to anything.
     pub(crate) fn is_heard(&self) -> bool {
-        self.listeners.load(Ordering::Relaxed) > 0
+        self.listeners() > 0
+    }
+
+    /// How many listen.
+    pub(crate) fn listeners(&self) -> usize {
+        self.listeners.load(Ordering::Relaxed)
     }
 
     /// Tells whoever listens. It never blocks; who is too slow loses it and learns that.
@@ -88,7 +129,12 @@ impl Hub {
             sender.send(live.clone()).ok();
         }
         if !matches!(live, Live::Delta { .. }) {
-            self.all.send(live).ok();
+            self.tell_all(live);
         }
+    }
+
+    /// Tells those who listen to all threads.
+    pub(crate) fn tell_all(&self, live: Live) {
+        self.all.send(live).ok();
     }
 }

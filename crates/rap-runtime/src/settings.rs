@@ -42,6 +42,8 @@ pub struct Agent {
     pub tools: Vec<ToolGlob>,
     /// Which of these it may use in a thread that an event made, and in what comes of that thread.
     pub event_tools: Vec<ToolGlob>,
+    /// Which of them a person has to allow each time, besides those that say that they are destructive.
+    pub approve: Vec<ToolGlob>,
     /// Its own model, if it does not ask that of all.
     pub model: Option<AgentModel>,
     /// The bounds of its threads, if they are not those of all.
@@ -64,6 +66,7 @@ impl Default for Agent {
             system: String::new(),
             tools: vec![ToolGlob::every()],
             event_tools: vec![ToolGlob::every()],
+            approve: Vec::new(),
             model: None,
             limits: None,
         }
@@ -84,13 +87,14 @@ pub(crate) enum Cause {
 pub(crate) struct Rights {
     tools: Vec<ToolGlob>,
     event_tools: Option<Vec<ToolGlob>>,
+    approve: Vec<ToolGlob>,
 }
 
 impl Agent {
     /// What it may use in a thread that was set going so.
     pub(crate) fn rights(&self, cause: Cause) -> Rights {
         let event_tools = (cause == Cause::Event).then(|| self.event_tools.clone());
-        Rights { tools: self.tools.clone(), event_tools }
+        Rights { tools: self.tools.clone(), event_tools, approve: self.approve.clone() }
     }
 }
 
@@ -98,6 +102,11 @@ impl Rights {
     pub(crate) fn may_use(&self, tool: &str) -> bool {
         let any = |patterns: &Vec<ToolGlob>| patterns.iter().any(|pattern| pattern.matches(tool));
         any(&self.tools) && self.event_tools.as_ref().is_none_or(any)
+    }
+
+    /// Whether a person has to allow a call of the tool.
+    pub(crate) fn must_ask(&self, tool: &str) -> bool {
+        self.approve.iter().any(|pattern| pattern.matches(tool))
     }
 }
 

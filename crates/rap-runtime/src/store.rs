@@ -8,7 +8,9 @@
 //! - A head is updated only at the version it was read at. A lost batch drops every head that is remembered.
 
 mod cache;
+mod census;
 mod due;
+mod ledger;
 mod read;
 mod rows;
 #[cfg(test)]
@@ -18,7 +20,7 @@ mod thread;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use rap_agent::{Birth, Effect, Head, Ignored, Limits, Message, Status, Step, Write, step};
 use rap_io::lock::{DirLock, LockError};
@@ -30,10 +32,13 @@ use rusqlite::Connection;
 
 use crate::engine::built_in;
 use cache::{Cache, Loaded};
+use census::Steps;
 use read::Readers;
 use rows::Applying;
 
+pub(crate) use census::COUNTED;
 pub(crate) use due::{DueAnswer, Letters};
+pub(crate) use ledger::{DeliveryFilter, DeliveryRow, Fate, Kind, Line, Redelivery, prune_old};
 pub(crate) use read::{
     Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow, TimerRow, ViewRow,
 };
@@ -76,6 +81,8 @@ pub(crate) enum Error {
     WrongThread,
     #[error("a thread of that id exists")]
     Exists,
+    #[error("the Idempotency-Key was used for another request; make a new key for each request")]
+    KeyReused,
     #[error(transparent)]
     Ignored(#[from] Ignored),
     #[error("the thread is set aside after an internal error")]
@@ -148,7 +155,13 @@ pub(crate) struct Receipt {
 }
 
 /// Tells the requests of clients apart: the same one twice counts once.
-pub(crate) type Digest = [u8; 32];
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Once {
+    /// A digest of the client's key and what it counts for.
+    pub(crate) key: [u8; 32],
+    /// A digest of what is asked.
+    pub(crate) request: [u8; 32],
+}
 
 /// A step that is on disk, and what is to be done now.
 pub(crate) struct Committed {
@@ -192,6 +205,7 @@ struct Shared {
     limits: AgentLimits,
     key: Key,
     outlet: Outlet,
+    steps: Steps,
     _lock: DirLock,
 }
 
@@ -234,6 +248,7 @@ impl Store {
             limits,
             key,
             outlet,
+            steps: Steps::default(),
             _lock: lock,
         });
         let (file, lost) = (path.to_owned(), Arc::clone(&shared));
@@ -268,9 +283,9 @@ impl Store {
     }
 
     /// Makes a root thread, and tells it what was said first.
-    pub(crate) async fn create(&self, new: NewThread, digest: Option<Digest>) -> Result<Receipt, Error> {
+    pub(crate) async fn create(&self, new: NewThread, mark: Option<Once>) -> Result<Receipt, Error> {
         let shared = Arc::clone(&self.shared);
-        self.run(Lane::External, move |conn| once(conn, digest, || shared.create(conn, new))).await
+        self.run(Lane::External, move |conn| once(conn, mark, || shared.create(conn, new))).await
     }
 
     /// Applies a message of a client, which may be a repeat of one that was applied.
@@ -278,10 +293,10 @@ impl Store {
         &self,
         target: Target,
         message: Message,
-        digest: Option<Digest>,
+        mark: Option<Once>,
     ) -> Result<Receipt, Error> {
         let shared = Arc::clone(&self.shared);
-        let job = move |conn: &Connection| once(conn, digest, || shared.apply(conn, &target, message));
+        let job = move |conn: &Connection| once(conn, mark, || shared.apply(conn, &target, message));
         self.run(Lane::External, job).await
     }
 
@@ -307,6 +322,7 @@ impl Store {
         job: impl FnOnce(&Connection) -> rusqlite::Result<Ran> + Send + 'static,
     ) -> Result<Receipt, Error> {
         let (shared, outlet) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
+        let began = Instant::now();
         let job = move |conn: &Connection| {
             let ran = job(conn);
             if ran.is_err() {
@@ -316,8 +332,13 @@ impl Store {
             ran
         };
         let then = move |ran| match ran {
-            Ran::Refused(error) => Err(error),
+            Ran::Refused(error) => {
+                outlet.steps.refused.count();
+                Err(error)
+            }
             Ran::Done(committed, receipt) => {
+                outlet.steps.applied.count();
+                outlet.steps.seconds.took(began.elapsed());
                 committed.into_iter().for_each(|step| (outlet.outlet)(step));
                 Ok(receipt)
             }
@@ -431,7 +452,7 @@ impl Shared {
         };
         let due = next.due(limits);
         let timers = writes.iter().filter_map(|write| match write {
-            Write::Open(call) => call.until,
+            Write::Open(call) | Write::Dispatch(call) => call.until,
             Write::Timer { at, .. } => *at,
             _ => None,
         });
@@ -479,19 +500,19 @@ impl Shared {
     }
 }
 
-/// Does it, unless a request of the same digest was done before; then what that led to is the answer.
+/// Does it, unless a request with the same key was done before; then what that led to is the answer, if it was the same.
 fn once(
     conn: &Connection,
-    digest: Option<Digest>,
+    mark: Option<Once>,
     job: impl FnOnce() -> rusqlite::Result<Ran>,
 ) -> rusqlite::Result<Ran> {
-    let Some(digest) = digest else { return job() };
-    if let Some((thread, turn)) = rows::repeated(conn, &digest)? {
-        return Ok(Ran::Done(Vec::new(), Receipt { thread, turn }));
+    let Some(mark) = mark else { return job() };
+    if let Some((receipt, same)) = rows::repeated(conn, &mark)? {
+        return Ok(if same { Ran::Done(Vec::new(), receipt) } else { Ran::Refused(Error::KeyReused) });
     }
     let ran = job()?;
     if let Ran::Done(_, receipt) = &ran {
-        rows::remember(conn, &digest, &receipt.thread, receipt.turn, now())?;
+        rows::remember(conn, &mark, receipt, now())?;
     }
     Ok(ran)
 }

@@ -16,6 +16,7 @@ use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::BytesMut;
 use http_body_util::BodyExt;
+use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{
     CANCEL_TOOL_CALL_PATH, CLOSE_THREAD_PATH, DISCOVERY_PATH, Fault, Invalid, StatusAnswer,
     TOOL_CALL_STATUS_PATH, limits, parse_cancel_tool_call, parse_close_thread, parse_status_query,
@@ -171,7 +172,7 @@ async fn metrics(State(engine): State<Arc<Engine>>) -> Result<Response, Refused>
     }
     let text = engine.metrics().await;
     let text = text.map_err(|_| Refused::for_now("unavailable", "nothing can be looked up right now"))?;
-    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
+    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
 }
 
 /// An id that no thread or call can have is treated as one that nothing has.

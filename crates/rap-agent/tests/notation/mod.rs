@@ -12,7 +12,7 @@
 //! final][, id ID]`, `sign in CALL`, `choice CALL NO`, `view CALL`, `chose CALL NO`, `dismissed CALL`, `interrupt`,
 //! `cancel CALL`, `resume`, `close`, `due`, `child closed THREAD`, `child rests THREAD`, `report THREAD CALL: TEXT`, `told: TEXT`, `ticked CALL:
 //! TEXT[, next SECONDS]`. `after SECONDS` only lets time pass.
-//! Calls of an answer: `a` is sent to a server, `a=refuse` can not be carried out, `a=odd` has no arguments, `?` has no
+//! Calls of an answer: `a` is sent to a server, `a=refuse` can not be carried out, `a=approve` is sent if somebody allows it, `a=odd` has no arguments, `?` has no
 //! usable id. The built-in tools: `a=cancel(CALL)`, `a=spawn(TEXT)`, `a=report(TEXT)`, `a=close`, `a=close(TEXT)`,
 //! `a=tell(THREAD)`, `a=sleep(SECOND)`, `a=wait`, `a=schedule(SECOND)`.
 
@@ -41,6 +41,7 @@ pub fn narrow() -> Limits {
         turns_per_wake: 3,
         hold_max: Duration::from_secs(60),
         call_timeout: Some(Duration::from_secs(100)),
+        approval_within: Duration::from_secs(24 * 3600),
         failed_retry_for: Duration::from_secs(3600),
     }
 }
@@ -281,6 +282,10 @@ fn planned(call: &str, child: u32) -> PlannedCall {
     let plan = match tool {
         "" => Plan::Invoke(Server("https://tools.example".into())),
         "refuse" => Plan::Refuse("Error: no such tool".into()),
+        "approve" => {
+            let server = Server("https://tools.example".into());
+            Plan::Approve { server, prompt: "Really?".into() }
+        }
         "odd" => {
             arguments = Arguments::Unusable("{".into());
             Plan::Invoke(Server("https://tools.example".into()))
@@ -339,9 +344,11 @@ fn write(write: &Write) -> String {
         Write::Hold { queue: Queue::Queued, entry, .. } => format!("queue {}", item(entry)),
         Write::Release { queue, count, .. } => format!("release {count} {queue:?}"),
         Write::Open(open) => format!("open {}", open.id),
+        Write::Dispatch(open) => format!("dispatch {}", open.id),
         Write::Settle { call, state } => format!("settle {call} {state:?}"),
         Write::Ask { no, call, question: NewQuestion::SignIn(_) } => format!("{call} wants sign-in #{no}"),
         Write::Ask { no, call, question: NewQuestion::Choice(_) } => format!("{call} wants choice #{no}"),
+        Write::Ask { no, call, question: NewQuestion::Approval(_) } => format!("{call} wants approval #{no}"),
         Write::Answer { no, selected } => format!("#{no} is {selected}"),
         Write::Forget { call } => format!("forget questions of {call}"),
         Write::View { view_type, .. } => format!("view {view_type}"),
@@ -404,6 +411,7 @@ fn effect(effect: &Effect) -> String {
         Effect::Ask { turn, .. } => format!("ask {turn}"),
         Effect::Abandon { turn } => format!("abandon {turn}"),
         Effect::Invoke { call, .. } => format!("invoke {}", call.id),
+        Effect::Dispatch { call } => format!("send {call}"),
         Effect::NotifyCancel { call } => format!("notify cancel {call}"),
         Effect::NotifyClose => "notify close".into(),
         Effect::Answer { no } => format!("deliver #{no}"),

@@ -281,6 +281,7 @@ impl Chaos {
                 let (name, tool) = self.built_in(thread, batch);
                 (name, given, Plan::BuiltIn(tool))
             }
+            9 | 10 => ("look", given, Plan::Approve { server, prompt: "Really?".into() }),
             _ => ("look", given, Plan::Invoke(server)),
         };
         PlannedCall { id, call_id, name: name.into(), arguments, display: None, plan }
@@ -626,7 +627,7 @@ impl Chaos {
         }
         for thread in 0..self.world.disk.threads.len() {
             let row = &self.world.disk.threads[thread];
-            let theirs = row.head.open_calls().filter(|open| !open.server.is_runtime());
+            let theirs = row.head.open_calls().filter(|open| open.is_sent());
             let open = theirs.map(|open| &open.id);
             let working = open.filter(|call| !row.is_due(call)).cloned().collect::<Vec<_>>();
             for call in working {
@@ -643,7 +644,12 @@ impl Chaos {
         let mut worked = self.fire(true)?;
         for thread in 0..self.world.disk.threads.len() {
             let waits = |open: &rap_agent::OpenCall| open.server.is_runtime() && open.until.is_none();
-            if self.world.disk.threads[thread].head.batch.iter().any(waits) {
+            let unapproved = self.world.disk.threads[thread].head.open_calls().find(|open| open.unapproved);
+            if let Some(open) = unapproved.cloned() {
+                self.world.now = self.world.now.max(open.until.expect("it lapses"));
+                self.world.offer(thread, Message::TimedOut { call: open.id }, None)?;
+                worked = true;
+            } else if self.world.disk.threads[thread].head.batch.iter().any(waits) {
                 let (word, key) = (self.world.outside.word(), self.key());
                 let message = Message::Said { text: text_of(word), on_busy: OnBusy::Join };
                 self.world.request(Request { thread, message, key, word: Some(word) })?;
@@ -690,6 +696,7 @@ fn limits(rng: &mut Rng) -> Limits {
         turns_per_wake: 2 + rng.below(6) as u32,
         hold_max: Duration::from_secs(1 + rng.below(10) as u64),
         call_timeout: rng.percent(50).then(|| Duration::from_secs(1 + rng.below(60) as u64)),
+        approval_within: Duration::from_secs(1 + rng.below(60) as u64),
         failed_retry_for: Duration::from_secs(3600),
     }
 }

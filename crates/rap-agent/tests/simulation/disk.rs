@@ -118,7 +118,7 @@ impl Row {
     /// Whether the call's invocation is still due.
     pub fn is_due(&self, call: &CallId) -> bool {
         let due = |row: &CallRow| row.state == CallState::Open && !row.acknowledged;
-        self.calls.get(call).is_some_and(|row| due(row) && !row.open.server.is_runtime())
+        self.calls.get(call).is_some_and(|row| due(row) && row.open.is_sent())
     }
 
     /// Calls of the runtime's own and when they fire, as they are stored.
@@ -216,6 +216,10 @@ impl Disk {
                     return broken(format!("I6: t{thread} makes call {} twice", open.id));
                 }
             }
+            Write::Dispatch(open) => match row.calls.get_mut(&open.id) {
+                Some(row) => row.open = open.clone(),
+                None => return broken(format!("I4: t{thread} sends {}, which it never made", open.id)),
+            },
             Write::Settle { call, state } => {
                 let Some(row) = row.calls.get_mut(call) else {
                     return broken(format!("I4: t{thread} settles {call}, which it never made"));

@@ -168,9 +168,10 @@ impl Checker {
             }
             (Ignored::NoQuestion, Message::Chose { call, .. }) => {
                 let open = |question: &rap_agent::Question| question.call == *call && !question.answered;
-                !head.questions.iter().any(|question| {
-                    open(question) && matches!(question.kind, rap_agent::QuestionKind::Choice { .. })
-                })
+                !head
+                    .questions
+                    .iter()
+                    .any(|question| open(question) && question.kind != rap_agent::QuestionKind::SignIn)
             }
             (Ignored::NoSuchChoice(choices), Message::Chose { selected, .. }) => {
                 selected.is_some_and(|selected| selected >= *choices)

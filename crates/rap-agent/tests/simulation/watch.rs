@@ -160,7 +160,11 @@ impl Watch {
             }
             Message::CallFailed { call, .. } => self.turn(call, CallState::Open, CallState::Failed)?,
             Message::TimedOut { call } => {
-                let over = if self.own.contains(call) { CallState::Returned } else { CallState::TimedOut };
+                let over = match () {
+                    () if self.own.contains(call) => CallState::Returned,
+                    () if row.calls[call].open.unapproved => CallState::Interrupted,
+                    () => CallState::TimedOut,
+                };
                 self.turn(call, CallState::Open, over)?;
                 let now = step.writes.iter().find_map(written_at);
                 let until = row.calls[call].open.until;
@@ -179,6 +183,13 @@ impl Watch {
                 self.turn(call, CallState::Subscribed, next)?;
                 holds!(self.own.contains(call), "I8: {call} is no schedule");
             }
+            Message::Chose { call, selected }
+                if row.calls.get(call).is_some_and(|row| row.open.unapproved) =>
+            {
+                if *selected != Some(words::ALLOW) {
+                    self.turn(call, CallState::Open, CallState::Interrupted)?;
+                }
+            }
             Message::WantsSignIn { call, .. } | Message::WantsChoice { call, .. } => {
                 self.turn(call, CallState::Open, CallState::Open)?;
             }
@@ -193,13 +204,13 @@ impl Watch {
                     Some(CallState::Subscribed) => self.lives.insert(call.clone(), CallState::Ended),
                     life => return broken(format!("I8: {call} is cancelled, which is {life:?}")),
                 };
-                cancelled.extend(Some(call.clone()).filter(|call| !self.own.contains(call)));
+                cancelled.extend(Some(call.clone()).filter(|call| self.is_sent(row, call)));
             }
-            Message::Interrupt => cancelled = self.interrupt(),
+            Message::Interrupt => cancelled = self.interrupt(row),
             Message::Said { on_busy: OnBusy::Interrupt, .. }
                 if matches!(row.head.phase, Phase::Asking { .. } | Phase::Waiting) =>
             {
-                cancelled = self.interrupt();
+                cancelled = self.interrupt(row);
             }
             Message::TurnEnded { answer, .. } => {
                 let closes = |planned: &&rap_agent::PlannedCall| {
@@ -247,7 +258,7 @@ impl Watch {
             }
         }
         if step.head.is_closed() {
-            self.interrupt();
+            self.interrupt(row);
             for life in self.lives.values_mut().filter(|life| **life == CallState::Subscribed) {
                 *life = CallState::Ended;
             }
@@ -264,6 +275,7 @@ impl Watch {
             (CallState::Subscribed, Message::TurnEnded { .. }) => true,
             (CallState::Returned, Message::TimedOut { .. } | Message::TurnEnded { .. }) => true,
             (CallState::Returned, Message::CallFailed { .. } | Message::Cancel { .. } | Message::Due) => true,
+            (CallState::Returned, Message::Chose { .. }) => true,
             (CallState::Returned, message) => word_of_message(message).is_some(),
             (CallState::Interrupted, _) => true,
             _ => false,
@@ -280,15 +292,18 @@ impl Watch {
         Ok(())
     }
 
-    fn interrupt(&mut self) -> Vec<CallId> {
-        let mut interrupted = Vec::new();
-        for (call, life) in &mut self.lives {
-            if *life == CallState::Open {
-                *life = CallState::Interrupted;
-                interrupted.extend(Some(call.clone()).filter(|call| !self.own.contains(call)));
-            }
+    /// Whether a tool server may have a call.
+    fn is_sent(&self, row: &Row, call: &CallId) -> bool {
+        !self.own.contains(call) && row.calls.get(call).is_none_or(|row| !row.open.unapproved)
+    }
+
+    fn interrupt(&mut self, row: &Row) -> Vec<CallId> {
+        let open = self.lives.iter().filter(|(_, life)| **life == CallState::Open);
+        let open: Vec<CallId> = open.map(|(call, _)| call.clone()).collect();
+        for call in &open {
+            self.lives.insert(call.clone(), CallState::Interrupted);
         }
-        interrupted
+        open.into_iter().filter(|call| self.is_sent(row, call)).collect()
     }
 
     /// I5: an answer is taken for the current question, and stands directly behind what that covers.
@@ -337,12 +352,14 @@ impl Watch {
         let mut closings = 0;
         let mut told = BTreeSet::new();
         let mut invoked = Vec::new();
+        let mut allowed = Vec::new();
         let mut answers = Vec::new();
         for effect in &step.effects {
             match effect {
                 Effect::Ask { turn, up_to } => asks.push((*turn, *up_to)),
                 Effect::Abandon { turn } => abandoned.push(*turn),
                 Effect::Invoke { call, arguments } => invoked.push((call.clone(), arguments.clone())),
+                Effect::Dispatch { call } => allowed.push(call.clone()),
                 Effect::NotifyCancel { call } => notified.push(call.clone()),
                 Effect::NotifyClose => closings += 1,
                 Effect::Answer { no } => answers.push(*no),
@@ -378,7 +395,13 @@ impl Watch {
         holds!(abandoned == given_up, "I4: {abandoned:?} is abandoned instead of {given_up:?}");
         self.asking = asking;
 
-        let theirs = |call: &&rap_agent::OpenCall| !call.server.is_runtime() && !step.head.is_closed();
+        let may = match message {
+            Message::Chose { call, selected: Some(words::ALLOW) } => Some(call),
+            _ => None,
+        };
+        let may = may.filter(|call| row.calls.get(*call).is_some_and(|row| row.open.unapproved));
+        holds!(allowed.iter().eq(may), "I8: {allowed:?} is sent, allowed is {may:?}");
+        let theirs = |call: &&rap_agent::OpenCall| call.is_sent() && !step.head.is_closed();
         let opened: Vec<_> = step.writes.iter().filter_map(opened).filter(theirs).collect();
         let stored = invoked.iter().map(|(call, _)| call).eq(opened.iter().copied());
         holds!(stored, "I4: {invoked:?} is invoked, {opened:?} is stored");
@@ -603,6 +626,11 @@ fn in_state(row: &Row, state: CallState) -> BTreeSet<&CallId> {
     row.calls.iter().filter(|(_, row)| row.state == state).map(|(call, _)| call).collect()
 }
 
+/// Whether a call was not allowed, by a person or by none.
+fn is_refusal(text: &str) -> bool {
+    text == words::REFUSED || text.starts_with("lapsed: ")
+}
+
 impl Reader {
     fn take(
         &mut self,
@@ -674,6 +702,7 @@ impl Reader {
         let shown = match text {
             _ if !synthetic => Shown::Real,
             words::SLEPT | words::ROUSED | SCHEDULED => Shown::Real,
+            text if is_refusal(text) => Shown::Interrupted,
             words::STILL_RUNNING => Shown::Placeholder,
             words::INTERRUPTED => Shown::Interrupted,
             _ => Shown::Error,
@@ -685,6 +714,7 @@ impl Reader {
         let shown = self.shown.get(of).copied();
         let next = match (shown, word_of(text)) {
             (Some(Shown::Placeholder | Shown::Error), Some(_)) => Shown::Real,
+            (Some(Shown::Placeholder), None) if is_refusal(text) => Shown::Interrupted,
             (Some(Shown::Placeholder), None) => Shown::Error,
             _ => return broken(format!("I6: {text:?} follows for {of}, of which {shown:?} is shown")),
         };

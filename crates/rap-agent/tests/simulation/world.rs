@@ -225,6 +225,7 @@ impl World {
                     self.memory.stale.extend::<Vec<Asked>>(gone);
                 }
                 Effect::Invoke { call, .. } => self.memory.invocations.push((thread, call.id.clone())),
+                Effect::Dispatch { call } => self.memory.invocations.push((thread, call.clone())),
                 Effect::Answer { no } => self.memory.answers.push((thread, *no)),
                 Effect::NotifyCancel { call } => {
                     self.memory.notifications.push(Notification { thread, call: Some(call.clone()) });

@@ -52,12 +52,14 @@ fn read_agent(section: &mut Section<'_>, at: &Place) -> Option<Agent> {
     let expected = "an array of strings such as [\"*\"]";
     let tools = section.read_list("tools", expected, tool_glob);
     let event_tools = section.read_list("event_tools", expected, tool_glob);
+    let approve = section.read_list("approve", "an array of strings such as [\"delete_*\"]", tool_glob);
     let usual = Agent::default();
     Some(Agent {
         name: name?,
         system: system.unwrap_or(usual.system),
         tools: tools.unwrap_or(usual.tools),
         event_tools: event_tools.unwrap_or(usual.event_tools),
+        approve: approve.unwrap_or(usual.approve),
         ..Agent::default()
     })
 }

@@ -51,6 +51,8 @@ limits! {
     subscriptions_per_thread: u32 = 32, count(0..=u32::MAX);
     /// How long a call may take; then it has an error for a result.
     call_timeout: Option<Duration> = None, optional_duration;
+    /// How long a call waits for somebody to allow it.
+    approval_within: Duration = Duration::from_secs(24 * 3600), duration(Zero::Refused);
     /// For how long an invocation is tried again.
     invoke_retry_for: Duration = Duration::from_mins(10), duration(Zero::Allowed);
     /// How often a model is asked the same question before the turn fails.

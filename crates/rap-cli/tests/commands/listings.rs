@@ -1,6 +1,6 @@
 //! What listings and descriptions show.
 
-use crate::support::{Running, Runtime, plain};
+use crate::support::{Running, Runtime, plain, until};
 
 /// A thread in each state.
 fn busy_runtime() -> Runtime {
@@ -156,6 +156,29 @@ fn threads_are_filtered_and_paged() {
 }
 
 #[test]
+fn deliveries_that_failed_are_listed_described_and_not_repeated() {
+    let runtime = Runtime::start();
+    for _ in 0..2 {
+        runtime.post("/callback/made-up", "{}");
+    }
+    let deliveries = || runtime.json(&["deliveries", "ls", "--json"])["deliveries"].clone();
+    until("the ledger is written", || deliveries()[0]["attempts"] == 2);
+    let listed = runtime.ok(&["deliveries", "ls"]);
+    assert!(listed.starts_with("ID  WHAT      OUTCOME  TRIES  LAST"), "{listed}");
+    assert!(row(&listed, "1").contains("callback  refused  2"), "{listed}");
+    let none = runtime.ok(&["deliveries", "ls", "--outcome", "given-up", "--thread", "t"]);
+    assert_eq!(none, "nothing was refused, retried or given up\n");
+    let shown = runtime.ok(&["deliveries", "show", "1"]);
+    assert!(shown.starts_with("1: callback\n  refused; tried 2 times, first "), "{shown}");
+    assert!(shown.contains("the last attempt: answered 401: the callback URL is not one of"), "{shown}");
+    assert_eq!(runtime.json(&["deliveries", "show", "1", "--json"])["topic"], "bad_token");
+    let refused = runtime.fails(&["deliveries", "redeliver", "1"]);
+    assert!(refused.starts_with("rap: only invocations can be delivered again"), "{refused}");
+    let unknown = runtime.fails(&["deliveries", "show", "7"]);
+    assert_eq!(unknown, "rap: the ledger has no such delivery, or no longer\n");
+}
+
+#[test]
 fn an_empty_listing_says_so() {
     let runtime = Runtime::start();
     let table = [
@@ -164,6 +187,7 @@ fn an_empty_listing_says_so() {
         ("subs", "nothing is subscribed to\n"),
         ("inbox", "nothing waits for you\n"),
         ("timers", "nothing happens by itself\n"),
+        ("deliveries", "nothing was refused, retried or given up\n"),
     ];
     for (listing, expected) in table {
         assert_eq!(runtime.ok(&[listing, "ls"]), expected);

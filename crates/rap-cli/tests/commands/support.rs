@@ -135,6 +135,15 @@ impl Runtime {
         format!("http://{}", self.address)
     }
 
+    /// A request that no command makes.
+    pub fn post(&self, path: &str, body: &str) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let length = body.len();
+        let head = format!("POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", self.address);
+        write!(stream, "{head}content-length: {length}\r\n\r\n{body}").unwrap();
+        stream.read_to_end(&mut Vec::new()).unwrap();
+    }
+
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = rap(arguments);
         command.env("RAP_URL", self.url());

@@ -45,6 +45,12 @@ impl Answer {
     }
 
     #[track_caller]
+    pub fn expect_refusal(&self, status: u16) {
+        assert_eq!(self.status, status, "{}", self.body);
+        assert!(self.body["error"]["code"].is_string(), "{}", self.body);
+    }
+
+    #[track_caller]
     pub fn expect(self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", self.body);
         self.body

@@ -8,6 +8,7 @@ pub mod http;
 pub mod model;
 pub mod peer;
 pub mod rap;
+pub mod stream;
 pub mod tools;
 
 use std::future::Future;

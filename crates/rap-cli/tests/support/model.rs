@@ -28,7 +28,11 @@ impl ModelServer {
 
     /// The lines of `[model]`.
     pub fn lines(&self) -> String {
-        format!("provider = \"openai\"\nname = \"gpt\"\napi_key = \"sk-key\"\nbase_url = \"{}/v1\"", self.url)
+        self.lines_with_key("sk-key")
+    }
+
+    pub fn lines_with_key(&self, key: &str) -> String {
+        format!("provider = \"openai\"\nname = \"gpt\"\napi_key = {key:?}\nbase_url = \"{}/v1\"", self.url)
     }
 
     pub fn answer(&self, reply: Reply) {

@@ -125,7 +125,9 @@ impl Rap {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rap"));
         command.args(["serve", "--listen", listen]).current_dir(directory.path()).env_clear();
         command.envs(setup.environment.iter().map(|(name, value)| (name, value)));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let stdout =
+            fs::OpenOptions::new().create(true).append(true).open(directory.path().join("stdout")).unwrap();
+        command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let log = Arc::new(Mutex::new(String::new()));
@@ -178,6 +180,21 @@ impl Rap {
     /// Where its files are.
     pub fn directory(&self) -> &Path {
         self.directory.as_ref().unwrap().path()
+    }
+
+    /// Everything it has printed so far, which is not the log.
+    pub fn stdout(&self) -> String {
+        fs::read_to_string(self.directory().join("stdout")).unwrap()
+    }
+
+    /// What a command says that talks to it: its stdout, then its stderr.
+    pub fn command(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rap"));
+        command.args(arguments).env_clear().env("RAP_URL", &self.url).stdin(Stdio::null());
+        command.envs(self.setup.token.as_ref().map(|token| ("RAP_TOKEN", token)));
+        let output = command.output().unwrap();
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        (output.status.code(), text.concat())
     }
 
     /// Everything it has logged so far.

@@ -12,7 +12,7 @@ use rusqlite::hooks::{AuthAction, AuthContext, Authorization, TransactionOperati
 use rusqlite::{Connection, ErrorCode};
 
 use super::queue::{Guard, Job, Queue, Ran};
-use super::{Error, WriterLimits};
+use super::{Error, WriterLimits, WriterMetrics};
 
 const BEGIN: &str = "BEGIN IMMEDIATE";
 const SAVEPOINT: &str = "SAVEPOINT rap_writer_job";
@@ -62,11 +62,15 @@ impl Outage {
     }
 }
 
-pub(super) type OnLost = Box<dyn Fn() + Send>;
+/// Who is told how batches end.
+pub(super) struct Watched {
+    pub(super) on_lost: Box<dyn Fn() + Send>,
+    pub(super) metrics: Arc<WriterMetrics>,
+}
 
 pub(super) struct Batches {
     open: Open,
-    on_lost: OnLost,
+    watched: Watched,
     conn: Option<Connection>,
     in_job: Arc<AtomicBool>,
     queue: Arc<Queue>,
@@ -76,11 +80,11 @@ pub(super) struct Batches {
 impl Batches {
     pub(super) fn open(
         open: Open,
-        on_lost: OnLost,
+        watched: Watched,
         queue: Arc<Queue>,
         limits: WriterLimits,
     ) -> Result<Self, Error> {
-        let mut batches = Batches { open, on_lost, conn: None, in_job: Arc::default(), queue, limits };
+        let mut batches = Batches { open, watched, conn: None, in_job: Arc::default(), queue, limits };
         batches.connect().map_err(|outage| Error::Unavailable(outage.why))?;
         Ok(batches)
     }
@@ -93,7 +97,8 @@ impl Batches {
             if let Err(outage) = &ended {
                 tracing::warn!(jobs = jobs.len(), why = outage.why, "nothing of a batch was written");
                 self.recover(outage);
-                (self.on_lost)();
+                (self.watched.on_lost)();
+                self.watched.metrics.lost.count();
             }
             for job in jobs {
                 job.reply(ended.as_ref().err());
@@ -119,7 +124,11 @@ impl Batches {
                 jobs.extend(self.queue.next());
             }
         }
-        execute(conn, COMMIT)
+        let committing = Instant::now();
+        execute(conn, COMMIT)?;
+        self.watched.metrics.commit_seconds.took(committing.elapsed());
+        self.watched.metrics.group_size.observe(jobs.len() as f64);
+        Ok(())
     }
 
     fn begin(&mut self) -> Result<(), Outage> {

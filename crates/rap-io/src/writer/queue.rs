@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::batch::Outage;
-use super::{Error, Lane};
+use super::{Error, Lane, Queued};
 
 /// A job without its types. It is run at most once, then answered.
 pub(super) trait Job: Send {
@@ -154,6 +154,11 @@ impl Queue {
         }
         self.wake.notify_one();
         Ok(())
+    }
+
+    pub(super) fn queued(&self) -> Queued {
+        let lanes = self.lock();
+        Queued { internal: lanes.internal.len(), external: lanes.external.len() }
     }
 
     /// The next job, if one waits.

@@ -163,12 +163,15 @@ impl Engine {
         // A model that does not see what the thread inherits may well use an id of it again.
         let blind = model.wants() != Wants::Everything && thread.parent.is_some();
         let used = if blind { UsedIds::Unknown } else { UsedIds::of(&question.entries) };
+        let mut asked = self.metrics.asking();
         let mut on_delta = |text: &str| {
+            asked.said_something();
             if self.hub.is_heard() {
                 self.hub.tell(thread.no, Live::Delta { turn, attempt, text: text.into() });
             }
         };
-        let answer = model.ask(question, &mut on_delta).await.map_err(Failure::Model)?;
+        let answer = model.ask(question, &mut on_delta).await;
+        let answer = asked.ended(answer).map_err(Failure::Model)?;
         let caller = Caller { thread: Arc::clone(thread), rights: agent.rights(cause) };
         let mut calls = self.planned(answer.calls, used, caller, Arc::clone(&tools)).await;
         show(&mut calls, &tools).await;

@@ -15,7 +15,7 @@ use url::Url;
 
 use super::{Engine, STORE_PAUSE, Source};
 use crate::settings::ToolServer;
-use crate::store::{self, Target, Thread, now, random};
+use crate::store::{self, Fate, Kind, Line, Target, Thread, now, random};
 use crate::toolsets::{ServerTools, authorization};
 
 /// How long an acknowledgement may wait to be written. A call that returns before is never marked.
@@ -35,6 +35,22 @@ impl Sending {
         match self.source {
             Source::Step => 1,
             Source::Table { attempts } => attempts.saturating_add(1),
+        }
+    }
+
+    fn line(&self, outcome: Fate, detail: &str) -> Line {
+        let Sending { thread, call, .. } = self;
+        Line {
+            kind: Kind::Invocation,
+            thread: thread.no,
+            thread_id: Some(thread.id.clone()),
+            call: Some(call.id.clone()),
+            server: Some(call.server.0.clone()),
+            topic: String::new(),
+            outcome,
+            attempts: self.number(),
+            detail: detail.to_owned(),
+            at: now(),
         }
     }
 }
@@ -90,6 +106,7 @@ impl Engine {
         let (next, outcome) = match ended {
             Ended::Impossible(why) => {
                 self.audit(&sending, number, &why, began.elapsed());
+                self.ended(Kind::Invocation, Fate::GivenUp, number, || sending.line(Fate::GivenUp, &why));
                 return self.fail_call(&sending, format!("Error: {why}")).await;
             }
             Ended::Answered(outcome, text) => {
@@ -100,10 +117,12 @@ impl Engine {
         if !matches!(next, Next::Again { .. }) {
             self.audit(&sending, number, &outcome, began.elapsed());
         }
+        let fate = Fate::of(next);
+        self.ended(Kind::Invocation, fate, number, || sending.line(fate, &outcome));
         match next {
             Next::Done => {
                 if self.underway.acknowledge(thread.no, &call.id) {
-                    self.acknowledged.notify_one();
+                    self.unrecorded.notify_one();
                 }
             }
             Next::Again { at } => self.try_later(&sending, at, number, outcome).await,
@@ -202,7 +221,10 @@ impl Engine {
 
     // Argued: TR-05 the body of the acknowledgement is drained for the sake of the connection and not looked at
     async fn post(&self, server: &ToolServer, endpoint: &Url, body: Bytes) -> Ended {
-        match self.invoker.post_json(endpoint, &authorization(server), body).await {
+        let began = std::time::Instant::now();
+        let sent = self.invoker.post_json(endpoint, &authorization(server), body).await;
+        self.metrics.invoke.took(began.elapsed());
+        match sent {
             Ok(reply) => {
                 let outcome = Outcome::Answered { status: reply.status, retry_after: reply.retry_after };
                 Ended::Answered(outcome, format!("answered {}", reply.status))
@@ -276,10 +298,10 @@ impl Engine {
     }
 
     /// Acknowledgements are written together, and a call that returns soon needs none: it is at least once anyway.
-    pub(super) async fn record_acknowledgements(self: Arc<Self>) {
+    pub(super) async fn record(self: Arc<Self>) {
         loop {
             tokio::select! {
-                () = self.acknowledged.notified() => {}
+                () = self.unrecorded.notified() => {}
                 () = self.stop.cancelled() => return self.record_now().await,
             }
             tokio::select! {
@@ -291,6 +313,7 @@ impl Engine {
     }
 
     pub(super) async fn record_now(&self) {
+        self.write_ledger().await;
         let taken = self.underway.take_acknowledged();
         if taken.is_empty() {
             return;
@@ -313,7 +336,7 @@ impl Engine {
                 () = tokio::time::sleep(STORE_PAUSE.1) => {}
                 () = self.stop.cancelled() => {}
             }
-            return self.acknowledged.notify_one();
+            return self.unrecorded.notify_one();
         }
         for (thread, call) in taken {
             self.underway.invocation_is_void(thread, &call);

@@ -9,6 +9,7 @@ use rap_protocol::CallId;
 use serde_json::{Map, Value};
 
 use super::built_in;
+use crate::display;
 use crate::model::ModelCall;
 use crate::settings::Rights;
 use crate::store::{Thread, now};
@@ -103,6 +104,12 @@ fn decide(
         return Plan::Refuse(no_such_tool(name, &caller.rights, tools));
     };
     match tool.input_schema.validate(&Value::Object(arguments.clone())) {
+        Ok(())
+            if tool.annotations.destructive == Some(true) || caller.rights.must_ask(tool.name.as_str()) =>
+        {
+            let shown = display::plainly(tool.name.as_str(), &Value::Object(arguments.clone()));
+            Plan::Approve { server: Server(server.url.clone()), prompt: format!("Allow {shown}?") }
+        }
         Ok(()) => Plan::Invoke(Server(server.url.clone())),
         Err(violations) => {
             let violations: Vec<String> = violations.iter().map(ToString::to_string).collect();

@@ -73,7 +73,7 @@ async fn a_thread_that_can_not_be_read_keeps_no_other_from_its_timers_and_letter
     execute(&conn, &format!("UPDATE threads SET due = 1, head = '{head}' WHERE id = 'retries'"));
     execute(&conn, "UPDATE threads SET due = 0, ask = 1, head = '{}' WHERE id = 'bad'");
     for receiver in ["bad", "closes"] {
-        let values = format!("('nobody', '{receiver}', 'close')");
+        let values = format!("('nobody', '{receiver}', '\"close\"')");
         execute(&conn, &format!("INSERT INTO letters (sender, receiver, letter) VALUES {values}"));
     }
     drop(conn);

@@ -30,6 +30,12 @@ enum Invocation {
 }
 
 impl Underway {
+    /// How much is under way, by kind.
+    pub(super) fn count(&self) -> [(&'static str, usize); 3] {
+        let lists = self.lists();
+        [("ask", lists.asks.len()), ("invoke", lists.invocations.len()), ("answer", lists.answers.len())]
+    }
+
     fn lists(&self) -> MutexGuard<'_, Lists> {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -14,7 +14,7 @@ use rap_protocol::{ChoiceAnswer, Timestamp};
 use rusqlite::params;
 
 use super::{Engine, STORE_PAUSE, Source};
-use crate::store::{self, DueAnswer, Target, now, random};
+use crate::store::{self, DueAnswer, Fate, Kind, Line, Target, now, prune_old, random};
 
 /// How much of each kind is read at a time, besides what can be under way and would hide the rest.
 const AT_A_TIME: usize = 2048;
@@ -22,7 +22,7 @@ const AT_A_TIME: usize = 2048;
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 /// The pause before the rest of more than that.
 const NEXT_PAGE: Duration = Duration::from_millis(50);
-/// How often old marks of events are removed.
+/// How often what is kept for a time only is removed.
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
 /// How many of them at a time, and the pause before the rest of more than that.
 const PRUNE_ROWS: usize = 10_000;
@@ -134,15 +134,32 @@ impl Engine {
         let body = ChoiceAnswer { id: answer.call.clone(), selected: answer.selected };
         let body = Bytes::from(serde_json::to_vec(&body).expect("bug: an answer is JSON"));
         let sent = self.invoker.post_json(&answer.response_url.to_url(), &[], body).await;
-        let outcome = match &sent {
-            Ok(reply) => Outcome::Answered { status: reply.status, retry_after: reply.retry_after },
-            Err(_) => Outcome::NoAnswer,
+        let (outcome, detail) = match &sent {
+            Ok(reply) => (
+                Outcome::Answered { status: reply.status, retry_after: reply.retry_after },
+                format!("answered {}", reply.status),
+            ),
+            Err(error) => (Outcome::NoAnswer, error.to_string()),
         };
         let number = answer.attempts.saturating_add(1);
         let attempt = Attempt { number, since: answer.since, now: now(), dice: random() as u32 };
         let patience =
             Patience { give_up_after: self.settings.limits.invoke_retry_for, ..Patience::INVOCATION };
-        let why = match after_attempt(outcome, attempt, &patience) {
+        let next = after_attempt(outcome, attempt, &patience);
+        let fate = Fate::of(next);
+        self.ended(Kind::Answer, fate, number, || Line {
+            kind: Kind::Answer,
+            thread: answer.thread.no,
+            thread_id: Some(answer.thread.id.clone()),
+            call: Some(answer.call.clone()),
+            server: None,
+            topic: answer.no.to_string(),
+            outcome: fate,
+            attempts: number,
+            detail,
+            at: now(),
+        });
+        let why = match next {
             Next::Done => return self.note_answer(answer, None, number).await,
             Next::Again { at } => return self.note_answer(answer, Some(at), number).await,
             Next::Refused { status } => format!("answered {status}"),
@@ -167,7 +184,7 @@ impl Engine {
         }
     }
 
-    /// Marks of events and of clients' requests are kept for a time only. Gives the pause until the next time.
+    /// Marks of events and of clients' requests, and the ledger, are kept for a time only. Gives the pause until the next time.
     async fn prune(&self) -> Duration {
         let before = now().minus(self.settings.limits.event_marks_for);
         let pruned = self.store.write(move |conn| {
@@ -176,6 +193,7 @@ impl Engine {
                  (SELECT thread, call, event FROM seen WHERE at < ?1 ORDER BY at LIMIT ?2)",
             )?;
             let seen = statement.execute(params![before.0, PRUNE_ROWS as i64])?;
+            prune_old(conn, now())?;
             let mut statement = conn.prepare_cached(
                 "DELETE FROM repeats WHERE digest IN \
                  (SELECT digest FROM repeats WHERE at < ?1 ORDER BY at LIMIT ?2)",
@@ -186,7 +204,7 @@ impl Engine {
             Ok(rows) if rows >= PRUNE_ROWS => PRUNE_PAUSE,
             Ok(_) => PRUNE_EVERY,
             Err(error) => {
-                tracing::warn!(%error, "old marks of events could not be removed");
+                tracing::warn!(%error, "what is old could not be removed");
                 PRUNE_EVERY
             }
         }

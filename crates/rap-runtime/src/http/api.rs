@@ -6,54 +6,75 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Query, State};
-use axum::http::{HeaderMap, StatusCode};
-use rap_agent::{Ignored, Message, OnBusy};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use rap_agent::{Ignored, Message, OnBusy, Status};
+use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{CallId, ThreadId, UserId};
-use serde::Deserialize;
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::{InPath, Refused, body, json};
+use super::json::{
+    Calls, Done, Entries, Entry, Inbox, ListedCall, ListedSubscription, Question, STATUSES, Subscriptions,
+    Thread, Threads, Timer, Timers, Tools, Turn, View, Views,
+};
+use super::query::{self, Given};
+use super::{InPath, Refused, body};
 use crate::engine::Engine;
-use crate::store::{self, Digest, NewThread, Page, Target, ThreadFilter, fresh_id, now};
+use crate::store::{self, NewThread, Once, Page, Target, ThreadFilter, fresh_id, now};
 
-/// How many rows a listing has unless it is told, and at most.
-const ROWS: (usize, usize) = (100, 1000);
 /// The longest id that a client gives a thread, and the longest title, in characters.
 const ID_CHARS: usize = 128;
 const TITLE_CHARS: usize = 256;
 /// The longest Idempotency-Key, in bytes.
-const KEY_BYTES: usize = 256;
+pub(super) const KEY_BYTES: usize = 256;
 
-type Answer = Result<Json<Value>, Refused>;
-type Accepted = Result<(StatusCode, Json<Value>), Refused>;
+type Answer<T> = Result<Json<T>, Refused>;
+pub(super) type Accepted<T = Done> = Result<(StatusCode, Json<T>), Refused>;
 
-#[derive(Deserialize)]
+pub(super) const DONE: (StatusCode, Json<Done>) = (StatusCode::ACCEPTED, Json(Done {}));
+
+/// A thread to be made.
+#[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct CreateThread {
+pub(super) struct CreateThread {
+    /// An id of the client's own.
+    #[schemars(regex(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}$"))]
     id: Option<String>,
+    /// Which agent of the configuration; its first one if not given.
     agent: Option<String>,
+    /// The end user on whose behalf tools are called.
+    #[schemars(regex(pattern = query::ID))]
     user_id: Option<String>,
+    #[schemars(length(max = 256))]
     title: Option<String>,
+    /// What the user says first.
     message: Option<String>,
 }
 
-#[derive(Deserialize)]
+/// Something said to an agent.
+#[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Say {
+pub(super) struct Say {
     text: String,
     #[serde(default)]
     on_busy: Busy,
 }
 
-#[derive(Deserialize, Default)]
+/// What becomes of a message to a busy agent.
+#[derive(Deserialize, Serialize, JsonSchema, Default)]
 #[serde(rename_all = "snake_case")]
 enum Busy {
+    /// It is answered at once; calls go on.
     #[default]
     Join,
+    /// What the agent does is stopped first.
     Interrupt,
+    /// It waits until the agent has come to rest.
     Enqueue,
+    /// It is refused.
     Reject,
 }
 
@@ -68,12 +89,30 @@ impl From<Busy> for OnBusy {
     }
 }
 
-#[derive(Deserialize)]
+/// An answer to a question: `selected`, or `dismiss`.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Choose {
-    selected: Option<usize>,
+#[schemars(extend("oneOf" = [
+    {"required": ["selected"], "properties": {"selected": {"type": "integer"}, "dismiss": {"const": false}}},
+    {"required": ["dismiss"], "properties": {"selected": {"type": "null"}, "dismiss": {"const": true}}},
+]))]
+pub(super) struct Choose {
+    /// The number of the choice, counted from 0.
+    #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(max = rap_protocol::limits::CHOICES))]
+    selected: Option<u32>,
+    /// Leaves it to the default.
     #[serde(default)]
     dismiss: bool,
+}
+
+/// A whole number is one also where it is written as `1.0`.
+fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    const MOST: f64 = rap_protocol::limits::CHOICES as f64;
+    let Some(given) = Option::<f64>::deserialize(deserializer)? else { return Ok(None) };
+    let whole = given.fract() == 0.0 && (0.0..=MOST).contains(&given);
+    let wrong = || serde::de::Error::custom("expected the number of a choice, counted from 0");
+    if whole { Ok(Some(given as u32)) } else { Err(wrong()) }
 }
 
 async fn read<T: DeserializeOwned>(
@@ -91,11 +130,13 @@ enum About<'a> {
     Thread(&'a str),
 }
 
-/// A client's key makes a repeat of its request harmless; it counts for the thread, or for making threads.
-fn digest(headers: &HeaderMap, about: About<'_>) -> Result<Option<Digest>, Refused> {
+/// A client's key makes a repeat of its request harmless; it counts for the thread, or for making threads. What is asked
+/// is compared as it was understood, so that a default may be given or left out.
+fn once(headers: &HeaderMap, about: About<'_>, asked: &impl Serialize) -> Result<Option<Once>, Refused> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
-    if !(1..=KEY_BYTES).contains(&key.as_bytes().len()) {
-        return Err(Refused::invalid(format!("Idempotency-Key: 1 to {KEY_BYTES} bytes")));
+    let plain = key.as_bytes().iter().all(|byte| matches!(byte, b' '..=b'~'));
+    if !plain || !(1..=KEY_BYTES).contains(&key.len()) {
+        return Err(Refused::invalid(format!("Idempotency-Key: 1 to {KEY_BYTES} characters of ASCII")));
     }
     // No id is empty, so that no thread is taken for the making of threads.
     let about = match about {
@@ -106,7 +147,8 @@ fn digest(headers: &HeaderMap, about: About<'_>) -> Result<Option<Digest>, Refus
     hash.update((about.len() as u64).to_be_bytes());
     hash.update(about);
     hash.update(key.as_bytes());
-    Ok(Some(hash.finalize().into()))
+    let asked = serde_json::to_vec(asked).expect("bug: a request is JSON");
+    Ok(Some(Once { key: hash.finalize().into(), request: Sha256::digest(asked).into() }))
 }
 
 /// An id of the path. What can not be an id names nothing.
@@ -132,8 +174,10 @@ pub(super) async fn create_thread(
     State(engine): State<Arc<Engine>>,
     headers: HeaderMap,
     request: Body,
-) -> Accepted {
-    let CreateThread { id, agent, user_id, title, message } = read(&engine, &headers, request).await?;
+) -> Accepted<Thread> {
+    let asked: CreateThread = read(&engine, &headers, request).await?;
+    let mark = once(&headers, About::NewThreads, &asked)?;
+    let CreateThread { id, agent, user_id, title, message } = asked;
     let id = match id {
         Some(id) => own_id(id)?,
         None => fresh_id(now()),
@@ -144,9 +188,9 @@ pub(super) async fn create_thread(
         return Err(Refused::invalid(format!("title: at most {TITLE_CHARS} characters")));
     }
     let new = NewThread { id, agent: known_agent(&engine, agent)?, user_id, title, message };
-    let receipt = engine.store.create(new, digest(&headers, About::NewThreads)?).await?;
+    let receipt = engine.store.create(new, mark).await?;
     let row = engine.store.thread(receipt.thread).await?;
-    Ok((StatusCode::CREATED, Json(json::thread(&row))))
+    Ok((StatusCode::CREATED, Json(Thread::from(&row))))
 }
 
 fn known_agent(engine: &Engine, name: Option<String>) -> Result<String, Refused> {
@@ -160,63 +204,31 @@ fn known_agent(engine: &Engine, name: Option<String>) -> Result<String, Refused>
 }
 
 /// What stands behind the question mark, each key once.
-type Parameters = Query<HashMap<String, String>>;
+pub(super) type Parameters = Query<HashMap<String, String>>;
 
-fn rows(parameters: &HashMap<String, String>) -> Result<usize, Refused> {
-    let (usual, most) = ROWS;
-    match parameters.get("limit") {
-        None => Ok(usual),
-        Some(text) => match text.parse() {
-            Ok(limit) if (1..=most).contains(&limit) => Ok(limit),
-            _ => Err(Refused::invalid(format!("limit: a number from 1 to {most}"))),
-        },
-    }
-}
-
-fn number(parameters: &HashMap<String, String>, name: &str) -> Result<u64, Refused> {
-    let Some(text) = parameters.get(name) else { return Ok(0) };
-    let number: Result<u64, _> = text.parse();
-    number
-        .ok()
-        .filter(|number| *number <= u64::from(u32::MAX))
-        .ok_or_else(|| Refused::invalid(format!("{name}: expected what an earlier answer gave")))
-}
-
-fn only(parameters: &HashMap<String, String>, known: &[&str]) -> Result<(), Refused> {
-    match parameters.keys().find(|key| !known.contains(&key.as_str())) {
-        None => Ok(()),
-        Some(key) => {
-            Err(Refused::invalid(format!("{key}: unknown parameter; there are: {}", known.join(", "))))
-        }
-    }
-}
-
-pub(super) async fn threads(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer {
-    only(&parameters, &["status", "parent", "limit", "cursor"])?;
-    let limit = rows(&parameters)?;
-    let status = parameters.get("status").cloned();
-    const STATUSES: [&str; 6] = ["closed", "failed", "running", "needs_you", "waiting", "idle"];
-    if status.as_ref().is_some_and(|status| !STATUSES.contains(&status.as_str())) {
-        return Err(Refused::invalid(format!("status: one of {}", STATUSES.join(", "))));
-    }
+pub(super) async fn threads(
+    State(engine): State<Arc<Engine>>,
+    Query(parameters): Parameters,
+) -> Answer<Threads> {
+    let given = Given::check(parameters, query::OF_THREADS)?;
+    let limit = given.rows()?;
     let filter = ThreadFilter {
-        status,
-        parent: parameters.get("parent").cloned().map(thread_id).transpose()?,
-        after: number(&parameters, "cursor")?.cast_signed(),
+        status: given.one_of("status", &STATUSES, Status::as_str)?,
+        parent: given.thread("parent")?,
+        after: given.place("cursor")?.unwrap_or(0).into(),
         limit: limit + 1,
     };
     let mut found = engine.store.threads(filter).await?;
     let more = found.len() > limit;
     found.truncate(limit);
-    let next = found.last().filter(|_| more).map(|row| row.thread.no.to_string());
-    let threads: Vec<Value> = found.iter().map(json::thread).collect();
-    Ok(Json(json!({"threads": threads, "next_cursor": next})))
+    let next_cursor = found.last().filter(|_| more).map(|row| row.thread.no.to_string());
+    Ok(Json(Threads { threads: found.iter().map(Thread::from).collect(), next_cursor }))
 }
 
-pub(super) async fn thread(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer {
+pub(super) async fn thread(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer<Thread> {
     let row = engine.store.thread(thread_id(id)?).await?;
     let displays = engine.store.displays(&row).await?;
-    Ok(Json(json::thread_with(&row, &displays)))
+    Ok(Json(Thread::with(&row, &displays)))
 }
 
 pub(super) async fn message(
@@ -224,25 +236,25 @@ pub(super) async fn message(
     InPath(id): InPath<String>,
     headers: HeaderMap,
     request: Body,
-) -> Accepted {
-    let Say { text, on_busy } = read(&engine, &headers, request).await?;
+) -> Accepted<Turn> {
+    let asked: Say = read(&engine, &headers, request).await?;
+    let mark = once(&headers, About::Thread(&id), &asked)?;
+    let Say { text, on_busy } = asked;
     let said = Message::Said { text, on_busy: on_busy.into() };
-    let digest = digest(&headers, About::Thread(&id))?;
-    let receipt = engine.store.step_once(Target::Id(thread_id(id)?), said, digest).await?;
-    Ok((StatusCode::ACCEPTED, Json(json!({"turn": receipt.turn}))))
+    let receipt = engine.store.step_once(Target::Id(thread_id(id)?), said, mark).await?;
+    Ok((StatusCode::ACCEPTED, Json(Turn { turn: receipt.turn })))
 }
 
 pub(super) async fn history(
     State(engine): State<Arc<Engine>>,
     InPath(id): InPath<String>,
     Query(parameters): Parameters,
-) -> Answer {
-    only(&parameters, &["after", "limit"])?;
-    let (after, limit) = (number(&parameters, "after")?, rows(&parameters)?);
+) -> Answer<Entries> {
+    let given = Given::check(parameters, query::OF_HISTORY)?;
+    let (after, page) = (given.place("after")?.unwrap_or(0), Page::rows(given.rows()?));
     let row = engine.store.thread(thread_id(id)?).await?;
-    let entries = engine.store.history_for_people(row.thread, after, row.head.seq, Page::rows(limit)).await?;
-    let entries: Vec<Value> = entries.into_iter().map(|(seq, entry)| json::entry(seq, entry)).collect();
-    Ok(Json(json!({"entries": entries})))
+    let entries = engine.store.history_for_people(row.thread, after.into(), row.head.seq, page).await?;
+    Ok(Json(Entries { entries: entries.into_iter().map(Entry::from).collect() }))
 }
 
 /// A message whose sender need not know whether it changed anything.
@@ -251,7 +263,7 @@ async fn order(engine: &Engine, id: String, message: Message) -> Accepted {
         Ok(_) | Err(store::Error::Ignored(Ignored::NothingToInterrupt)) => {}
         Err(error) => return Err(error.into()),
     }
-    Ok((StatusCode::ACCEPTED, Json(json!({}))))
+    Ok(DONE)
 }
 
 pub(super) async fn interrupt(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
@@ -261,7 +273,7 @@ pub(super) async fn interrupt(State(engine): State<Arc<Engine>>, InPath(id): InP
 /// A second closing changes nothing and sends nothing.
 pub(super) async fn close(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
     match engine.tell(Target::Id(thread_id(id)?), Message::Close).await {
-        Ok(_) | Err(store::Error::Ignored(Ignored::Closed)) => Ok((StatusCode::ACCEPTED, Json(json!({})))),
+        Ok(_) | Err(store::Error::Ignored(Ignored::Closed)) => Ok(DONE),
         Err(error) => Err(error.into()),
     }
 }
@@ -285,7 +297,7 @@ pub(super) async fn cancel(
         }
         Err(error) => return Err(error.into()),
     }
-    Ok((StatusCode::ACCEPTED, Json(json!({}))))
+    Ok(DONE)
 }
 
 pub(super) async fn choice(
@@ -298,48 +310,60 @@ pub(super) async fn choice(
     if selected.is_some() == dismiss {
         return Err(Refused::invalid("give either `selected`, counted from 0, or `dismiss: true`"));
     }
-    order(&engine, id, Message::Chose { call: call_id(call)?, selected }).await
+    order(
+        &engine,
+        id,
+        Message::Chose { call: call_id(call)?, selected: selected.map(|number| number as usize) },
+    )
+    .await
 }
 
-pub(super) async fn views(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer {
+pub(super) async fn views(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer<Views> {
     let row = engine.store.thread(thread_id(id)?).await?;
     let views = engine.store.views(row.thread.no).await?;
-    Ok(Json(json!({"views": views.iter().map(json::view).collect::<Vec<_>>()})))
+    Ok(Json(Views { views: views.into_iter().map(View::from).collect() }))
 }
 
-pub(super) async fn calls(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer {
-    only(&parameters, &["limit"])?;
-    let calls = engine.store.calls(rows(&parameters)?).await?;
-    Ok(Json(json!({"calls": calls.iter().map(json::open_call).collect::<Vec<_>>()})))
+pub(super) async fn calls(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer<Calls> {
+    let limit = Given::check(parameters, query::OF_LISTINGS)?.rows()?;
+    let calls = engine.store.calls(limit).await?;
+    Ok(Json(Calls { calls: calls.into_iter().map(ListedCall::from).collect() }))
 }
 
 pub(super) async fn subscriptions(
     State(engine): State<Arc<Engine>>,
     Query(parameters): Parameters,
-) -> Answer {
-    only(&parameters, &["limit"])?;
-    let found = engine.store.subscriptions(rows(&parameters)?).await?;
-    Ok(Json(json!({"subscriptions": found.iter().map(json::subscription).collect::<Vec<_>>()})))
+) -> Answer<Subscriptions> {
+    let limit = Given::check(parameters, query::OF_LISTINGS)?.rows()?;
+    let found = engine.store.subscriptions(limit).await?;
+    Ok(Json(Subscriptions { subscriptions: found.into_iter().map(ListedSubscription::from).collect() }))
 }
 
-pub(super) async fn timers(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer {
-    only(&parameters, &["limit"])?;
-    let timers = engine.store.timers(rows(&parameters)?).await?;
-    Ok(Json(json!({"timers": timers.iter().map(json::timer).collect::<Vec<_>>()})))
+pub(super) async fn timers(
+    State(engine): State<Arc<Engine>>,
+    Query(parameters): Parameters,
+) -> Answer<Timers> {
+    let limit = Given::check(parameters, query::OF_LISTINGS)?.rows()?;
+    let timers = engine.store.timers(limit).await?;
+    Ok(Json(Timers { timers: timers.into_iter().map(Timer::from).collect() }))
 }
 
-pub(super) async fn inbox(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer {
-    only(&parameters, &["limit"])?;
-    let items = engine.store.inbox(None, rows(&parameters)?).await?;
-    Ok(Json(json!({"items": items.iter().map(json::inbox_item).collect::<Vec<_>>()})))
+pub(super) async fn inbox(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer<Inbox> {
+    let limit = Given::check(parameters, query::OF_LISTINGS)?.rows()?;
+    let items = engine.store.inbox(None, limit).await?;
+    Ok(Json(Inbox { items: items.into_iter().map(Question::from).collect() }))
 }
 
-pub(super) async fn tools(State(engine): State<Arc<Engine>>) -> Answer {
-    let tools = engine.toolsets.survey(&engine.store).await?;
-    Ok(Json(json::tools(&tools)))
+pub(super) async fn tools(State(engine): State<Arc<Engine>>) -> Answer<Tools> {
+    Ok(Json(Tools::from(&*engine.toolsets.survey(&engine.store).await?)))
 }
 
 pub(super) async fn ready(State(engine): State<Arc<Engine>>) -> Result<&'static str, Refused> {
     engine.store.is_readable().await?;
     Ok("ready")
+}
+
+pub(super) async fn metrics(State(engine): State<Arc<Engine>>) -> Result<Response, Refused> {
+    let text = engine.exposition().await?;
+    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
 }

@@ -1,6 +1,7 @@
 //! The callback endpoint: where tools speak. 200 means that what was said is on disk, or was there before.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -11,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::{InPath, Refused, body};
 use crate::engine::Engine;
-use crate::store::{Error, Target, now};
+use crate::store::{Error, Fate, Kind, Line, Target, now};
 use crate::token::Grant;
 
 /// Headers that name an event where its body does not.
@@ -23,18 +24,63 @@ pub(super) async fn callback(
     headers: HeaderMap,
     request: Body,
 ) -> Result<StatusCode, Refused> {
-    let Some(grant) = engine.tokens.read(&token, now()) else {
-        let message = "the callback URL is not one of this runtime's, or it has expired";
-        return Err(Refused::new(StatusCode::UNAUTHORIZED, "bad_token", message));
+    let began = Instant::now();
+    let grant = engine.tokens.read(&token, now());
+    let mut named = None;
+    let taken = match &grant {
+        Some(grant) => take(&engine, grant, &headers, request, &mut named).await,
+        None => {
+            let message = "the callback URL is not one of this runtime's, or it has expired";
+            Err(Refused::new(StatusCode::UNAUTHORIZED, "bad_token", message))
+        }
     };
-    let bytes = body(&headers, request, engine.settings.limits.body).await?;
+    match &taken {
+        Err(refused) if refused.is_final() => {
+            engine.ended(Kind::Callback, Fate::Refused, 1, || line(grant.as_ref(), named, refused));
+        }
+        // It is for the tool to try again.
+        Err(_) => engine.metrics.delivery(Kind::Callback, Fate::Retrying),
+        Ok(()) => {
+            engine.metrics.delivery(Kind::Callback, Fate::Delivered);
+            engine.metrics.callback.took(began.elapsed());
+        }
+    }
+    taken.map(|()| StatusCode::OK)
+}
+
+/// What was refused for good, for the ledger. A thread that is not here is not named.
+fn line(grant: Option<&Grant>, thread_id: Option<ThreadId>, refused: &Refused) -> Line {
+    let known = grant.filter(|_| refused.code() != "no_such_thread");
+    Line {
+        kind: Kind::Callback,
+        thread: known.map_or(0, |grant| grant.thread),
+        thread_id,
+        call: known.map(|grant| grant.call.clone()),
+        server: None,
+        topic: refused.code().to_owned(),
+        outcome: Fate::Refused,
+        attempts: 1,
+        detail: refused.to_string(),
+        at: now(),
+    }
+}
+
+async fn take(
+    engine: &Engine,
+    grant: &Grant,
+    headers: &HeaderMap,
+    request: Body,
+    named: &mut Option<ThreadId>,
+) -> Result<(), Refused> {
+    let bytes = body(headers, request, engine.settings.limits.body).await?;
     let callback = parse_callback(&bytes).map_err(|invalid| Refused::invalid(invalid.to_string()))?;
-    let (thread, message) = read(callback, &grant, &headers, engine.settings.limits.view_bytes)?;
+    let (thread, message) = read(callback, grant, headers, engine.settings.limits.view_bytes)?;
+    *named = Some(thread.clone());
     let target = Target::Token { no: grant.thread, incarnation: grant.incarnation, id: thread };
     match engine.tell(target, message).await {
-        Ok(_) => Ok(StatusCode::OK),
+        Ok(_) => Ok(()),
         // It was taken before, or nobody waits for it any more: the tool has done its part.
-        Err(Error::Ignored(Ignored::Duplicate | Ignored::SettledCall)) => Ok(StatusCode::OK),
+        Err(Error::Ignored(Ignored::Duplicate | Ignored::SettledCall)) => Ok(()),
         Err(Error::Ignored(Ignored::Closed)) => {
             Err(Refused::new(StatusCode::GONE, "thread_closed", "the thread is closed"))
         }

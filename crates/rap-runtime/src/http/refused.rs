@@ -4,8 +4,8 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use rap_agent::Ignored;
-use serde_json::json;
 
+use super::json::{Problem, Reason};
 use crate::store;
 
 /// How long a sender should wait when we are busy, in seconds.
@@ -27,6 +27,15 @@ impl Refused {
         Refused::new(StatusCode::BAD_REQUEST, "invalid", message)
     }
 
+    pub(crate) fn code(&self) -> &'static str {
+        self.code
+    }
+
+    /// Whether the same would be refused again.
+    pub(crate) fn is_final(&self) -> bool {
+        self.status.is_client_error()
+    }
+
     pub(crate) fn unauthorised() -> Refused {
         Refused::new(
             StatusCode::UNAUTHORIZED,
@@ -36,9 +45,15 @@ impl Refused {
     }
 }
 
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "answered {}: {}", self.status.as_u16(), self.message)
+    }
+}
+
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
-        let body = Json(json!({"error": {"code": self.code, "message": self.message}}));
+        let body = Json(Problem { error: Reason { code: self.code, message: self.message } });
         let mut response = (self.status, body).into_response();
         let headers = response.headers_mut();
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
@@ -59,6 +74,7 @@ impl From<store::Error> for Refused {
             Error::NoThread => Refused::new(StatusCode::NOT_FOUND, "no_such_thread", message),
             Error::WrongThread => Refused::new(StatusCode::FORBIDDEN, "wrong_thread", message),
             Error::Exists => Refused::new(StatusCode::CONFLICT, "thread_exists", message),
+            Error::KeyReused => Refused::new(StatusCode::CONFLICT, "key_reused", message),
             Error::Ignored(ignored) => ignored.into(),
             Error::SetAside => Refused::new(
                 StatusCode::SERVICE_UNAVAILABLE,

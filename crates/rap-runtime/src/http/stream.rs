@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -15,14 +16,17 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::stream::poll_fn;
 use rap_agent::{Seq, Status};
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::mpsc::error::SendTimeoutError;
+use tokio::sync::{mpsc, oneshot};
 
-use super::{InPath, Refused, json};
+use super::json::{Entry, Question, StatusNews, View, WaitingOn};
+use super::{InPath, Refused, deliveries};
 use crate::engine::Engine;
 use crate::hub::{Listener, Live};
 use crate::store::{self, Page, ThreadRow};
@@ -31,13 +35,16 @@ use crate::store::{self, Page, ThreadRow};
 const PAGE: usize = 200;
 const PAGE_BYTES: usize = 1024 * 1024;
 /// How many events wait for a reader.
-const WAITING: usize = 64;
+const WAITING: usize = 16;
 /// How long a reader may take for one event before it is dropped.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// A silent stream shows that it is alive.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// How many threads the stream of all threads remembers.
 const REMEMBERED: usize = 10_000;
+
+const STOPPING: &str = "the runtime is stopping; connect again";
+const TOO_SLOW: &str = "too slow; connect again with Last-Event-ID";
 
 /// Why a stream ends.
 enum End {
@@ -56,7 +63,7 @@ impl From<store::Error> for End {
 
 type Flow<T = ()> = Result<T, End>;
 
-struct Writer(mpsc::Sender<Result<Bytes, Infallible>>);
+struct Writer(mpsc::Sender<Bytes>);
 
 impl Writer {
     async fn send(&self, event: &str, data: &Value) -> Flow {
@@ -68,25 +75,55 @@ impl Writer {
     }
 
     async fn write(&self, frame: String) -> Flow {
-        self.0.send_timeout(Ok(frame.into()), PATIENCE).await.map_err(|_| End::Gone)
-    }
-
-    /// The last words, if the reader still takes any.
-    fn end(&self, end: End) {
-        let reason = match end {
-            End::Gone => return,
-            End::Said(reason) => reason,
-            End::Failed(error) => {
-                tracing::warn!(%error, "a stream could not go on");
-                "the store is not available; connect again"
-            }
-        };
-        self.0.try_send(Ok(format!("event: end\ndata: {}\n\n", json!({"reason": reason})).into())).ok();
+        self.0.send_timeout(frame.into(), PATIENCE).await.map_err(|error| match error {
+            SendTimeoutError::Timeout(_) => End::Said(TOO_SLOW),
+            SendTimeoutError::Closed(_) => End::Gone,
+        })
     }
 }
 
-fn response(receiver: mpsc::Receiver<Result<Bytes, Infallible>>) -> Response {
-    let mut response = Body::from_stream(ReceiverStream::new(receiver)).into_response();
+/// The last words of a stream.
+fn last_words(end: End) -> Option<Bytes> {
+    let reason = match end {
+        End::Gone => return None,
+        End::Said(reason) => reason,
+        End::Failed(error) => {
+            tracing::warn!(%error, "a stream could not go on");
+            "the store is not available; connect again"
+        }
+    };
+    Some(format!("event: end\ndata: {}\n\n", json!({"reason": reason})).into())
+}
+
+/// Answers with what a stream writes until it ends, or the runtime stops. Its last words overtake what still waits for
+/// the reader, who gets that by connecting again.
+fn respond<S>(engine: &Arc<Engine>, run: impl FnOnce(Writer) -> S) -> Response
+where
+    S: Future<Output = End> + Send + 'static,
+{
+    let (frames, mut waiting) = mpsc::channel(WAITING);
+    let (end, mut ended) = oneshot::channel();
+    let (stream, stop) = (run(Writer(frames)), engine.stop.clone());
+    engine.spawn(async move {
+        let why = tokio::select! {
+            () = stop.cancelled() => End::Said(STOPPING),
+            why = stream => why,
+        };
+        // The reader may be gone.
+        end.send(last_words(why)).ok();
+    });
+    let mut over = false;
+    let body = poll_fn(move |context| {
+        if over {
+            return Poll::Ready(None);
+        }
+        if let Poll::Ready(words) = ended.poll_unpin(context) {
+            over = true;
+            return Poll::Ready(words.ok().flatten().map(Ok::<_, Infallible>));
+        }
+        waiting.poll_recv(context).map(|frame| frame.map(Ok))
+    });
+    let mut response = Body::from_stream(body).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -103,14 +140,8 @@ pub(super) async fn thread_events(
     let no = engine.store.thread(id.clone()).await?.thread.no;
     // Whoever listens before reading misses nothing in between.
     let listener = engine.hub.listen(no);
-    let (sender, receiver) = mpsc::channel(WAITING);
-    let writer = Writer(sender);
     let stream = ThreadStream { engine: Arc::clone(&engine), id, sent, shown: Shown::default() };
-    engine.spawn(async move {
-        let end = stream.run(&writer, listener).await;
-        writer.end(end);
-    });
-    Ok(response(receiver))
+    Ok(respond(&engine, |writer| stream.run(writer, listener)))
 }
 
 fn last_event_id(headers: &HeaderMap) -> Result<Seq, Refused> {
@@ -130,7 +161,7 @@ struct ThreadStream {
 /// What the reader was told last.
 #[derive(Default)]
 struct Shown {
-    status: Option<Value>,
+    status: Option<StatusNews>,
     calls: HashMap<CallId, Value>,
     questions: HashMap<String, Value>,
     /// When it was written, and what: two may be of the same millisecond.
@@ -138,28 +169,23 @@ struct Shown {
 }
 
 impl ThreadStream {
-    async fn run(mut self, writer: &Writer, mut listener: Listener) -> End {
-        let engine = Arc::clone(&self.engine);
+    async fn run(mut self, writer: Writer, mut listener: Listener) -> End {
+        let writer = &writer;
         if let Err(end) = self.catch_up(writer).await {
             return end;
         }
         loop {
             let flow = tokio::select! {
-                () = engine.stop.cancelled() => return End::Said("the runtime is stopping; connect again"),
                 () = tokio::time::sleep(HEARTBEAT) => writer.write(": alive\n\n".into()).await,
-                live = listener.live.recv() => match live {
-                    Ok(Live::Moved { .. }) => {
-                        // Many moves at once need one look.
-                        self.catch_up(writer).await
-                    }
+                live = listener.next() => match live {
+                    Ok(Live::Moved { .. }) => self.catch_up(writer).await,
                     Ok(Live::Delta { turn, attempt, text }) => {
                         writer.send("delta", &json!({"turn": turn, "attempt": attempt, "text": &*text})).await
                     }
                     Ok(Live::Notice { text, .. }) => writer.send("notice", &json!({"text": &*text})).await,
-                    Err(RecvError::Lagged(_)) => {
-                        return End::Said("too slow; connect again with Last-Event-ID");
-                    }
-                    Err(RecvError::Closed) => return End::Said("the runtime is stopping; connect again"),
+                    Ok(Live::Delivery { .. }) => Ok(()),
+                    Err(RecvError::Lagged(_)) => return End::Said(TOO_SLOW),
+                    Err(RecvError::Closed) => return End::Said(STOPPING),
                 },
             };
             if let Err(end) = flow {
@@ -180,23 +206,16 @@ impl ThreadStream {
                 break;
             }
             for (seq, entry) in entries {
-                writer.send_entry(seq, &json::entry(seq, entry)).await?;
+                writer.send_entry(seq, &json!(Entry::from((seq, entry)))).await?;
                 self.sent = seq;
             }
         }
         self.show_calls(writer, &row).await?;
         self.show_questions(writer, &row).await?;
         self.show_views(writer, &row).await?;
-        let status = json!({
-            "status": row.head.status(),
-            "turn": row.head.turn,
-            "held": row.head.held.inputs + row.head.queued.inputs,
-            "children": row.head.children.len(),
-            "why": json::why(&row.head),
-            "retry_at": json::retry_at(&row.head),
-        });
+        let status = StatusNews::from(&row.head);
         if self.shown.status.as_ref() != Some(&status) {
-            writer.send("status", &status).await?;
+            writer.send("status", &json!(status)).await?;
             self.shown.status = Some(status);
         }
         Ok(())
@@ -205,7 +224,7 @@ impl ThreadStream {
     async fn show_calls(&mut self, writer: &Writer, row: &ThreadRow) -> Flow {
         let mut open = HashMap::new();
         for call in row.head.open_calls() {
-            let shown = json::waiting(call);
+            let shown = json!(WaitingOn::from(call));
             if !self.shown.calls.contains_key(&call.id) {
                 let mut event = shown.clone();
                 event["state"] = json!("open");
@@ -226,7 +245,7 @@ impl ThreadStream {
         let mut asked = HashMap::new();
         if !row.head.questions.is_empty() {
             for item in self.engine.store.inbox(Some(row.thread.no), PAGE).await? {
-                let shown = json::inbox_item(&item);
+                let shown = json!(Question::from(item));
                 let key = shown.to_string();
                 if !self.shown.questions.contains_key(&key) {
                     let kind = shown["kind"].as_str().unwrap_or("choice").to_owned();
@@ -246,7 +265,7 @@ impl ThreadStream {
             let key = (view.server.clone(), view.view_type.clone());
             let stamp = (view.at, digest(&view.content));
             if self.shown.views.get(&key) != Some(&stamp) {
-                writer.send("view", &json::view(&view)).await?;
+                writer.send("view", &json!(View::from(view))).await?;
                 self.shown.views.insert(key, stamp);
             }
         }
@@ -263,14 +282,8 @@ fn digest(content: &Value) -> u64 {
 /// What happens in all threads: their status, and what waits for a person.
 pub(super) async fn all_events(State(engine): State<Arc<Engine>>) -> Response {
     let listener = engine.hub.listen_to_all();
-    let (sender, receiver) = mpsc::channel(WAITING);
-    let writer = Writer(sender);
     let stream = AllStream { engine: Arc::clone(&engine), statuses: HashMap::new(), asked: HashMap::new() };
-    engine.spawn(async move {
-        let end = stream.run(&writer, listener).await;
-        writer.end(end);
-    });
-    response(receiver)
+    respond(&engine, |writer| stream.run(writer, listener))
 }
 
 struct AllStream {
@@ -281,23 +294,23 @@ struct AllStream {
 }
 
 impl AllStream {
-    async fn run(mut self, writer: &Writer, mut listener: Listener) -> End {
-        let engine = Arc::clone(&self.engine);
+    async fn run(mut self, writer: Writer, mut listener: Listener) -> End {
+        let writer = &writer;
         if let Err(end) = self.show_inbox(writer).await {
             return end;
         }
         loop {
             let flow = tokio::select! {
-                () = engine.stop.cancelled() => return End::Said("the runtime is stopping; connect again"),
                 () = tokio::time::sleep(HEARTBEAT) => writer.write(": alive\n\n".into()).await,
-                live = listener.live.recv() => match live {
+                live = listener.next() => match live {
                     Ok(Live::Moved { thread, status }) => self.moved(writer, thread, status).await,
                     Ok(Live::Notice { thread, text }) => {
                         writer.send("notice", &json!({"thread_id": thread, "text": &*text})).await
                     }
+                    Ok(Live::Delivery { no }) => self.show_delivery(writer, no).await,
                     Ok(Live::Delta { .. }) => Ok(()),
                     Err(RecvError::Lagged(_)) => return End::Said("too slow; connect again"),
-                    Err(RecvError::Closed) => return End::Said("the runtime is stopping; connect again"),
+                    Err(RecvError::Closed) => return End::Said(STOPPING),
                 },
             };
             if let Err(end) = flow {
@@ -308,9 +321,16 @@ impl AllStream {
 
     async fn show_inbox(&mut self, writer: &Writer) -> Flow {
         for item in self.engine.store.inbox(None, PAGE).await? {
-            self.show_question(writer, item.thread.clone(), json::inbox_item(&item)).await?;
+            self.show_question(writer, item.thread.clone(), json!(Question::from(item))).await?;
         }
         Ok(())
+    }
+
+    async fn show_delivery(&self, writer: &Writer, no: i64) -> Flow {
+        match self.engine.store.delivery(no).await? {
+            Some(row) => writer.send("delivery", &json!(deliveries::Delivery::from(row))).await,
+            None => Ok(()),
+        }
     }
 
     async fn show_question(&mut self, writer: &Writer, thread: ThreadId, shown: Value) -> Flow {
@@ -337,7 +357,7 @@ impl AllStream {
         }
         let no = self.engine.store.thread(thread.clone()).await?.thread.no;
         for item in self.engine.store.inbox(Some(no), PAGE).await? {
-            self.show_question(writer, thread.clone(), json::inbox_item(&item)).await?;
+            self.show_question(writer, thread.clone(), json!(Question::from(item))).await?;
         }
         Ok(())
     }

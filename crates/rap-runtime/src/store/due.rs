@@ -190,7 +190,9 @@ impl Store {
                 };
                 let no = row.get::<_, i64>(1)?.cast_unsigned();
                 let asked = open_question(&secrets, &thread, no, row.get_ref(3)?.as_blob()?);
-                let Some(Asked::Choice { response_url, .. }) = legible(of, asked)? else { continue };
+                let Some(Asked::Choice { response_url: Some(response_url), .. }) = legible(of, asked)? else {
+                    continue;
+                };
                 due.push(DueAnswer {
                     no,
                     call: call_id(row, 2)?,
@@ -235,6 +237,7 @@ fn open_call(row: &Row<'_>) -> rusqlite::Result<(ThreadNo, rap_agent::OpenCall, 
         seq: row.get::<_, i64>(5)?.unsigned_abs(),
         since: Timestamp(row.get(6)?),
         until: row.get::<_, Option<i64>>(7)?.map(Timestamp),
+        unapproved: false,
     };
     Ok((row.get(0)?, call, row.get(8)?))
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rap_agent::{Entry, Head, Item, Origin, Seq};
+use rap_agent::{Entry, Head, Item, Origin, Seq, Status};
 use rap_io::sqlite::open_for_reading;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -66,7 +66,7 @@ pub(crate) struct ThreadRow {
 /// Which threads to list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ThreadFilter {
-    pub(crate) status: Option<String>,
+    pub(crate) status: Option<Status>,
     pub(crate) parent: Option<ThreadId>,
     /// After this number.
     pub(crate) after: ThreadNo,
@@ -100,8 +100,17 @@ pub(crate) struct InboxItem {
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Asked {
-    Choice { prompt: String, choices: Vec<String>, default: usize, response_url: String },
-    SignIn { auth_url: String },
+    Choice {
+        prompt: String,
+        choices: Vec<String>,
+        default: usize,
+        /// None where the runtime itself asks.
+        #[serde(default)]
+        response_url: Option<String>,
+    },
+    SignIn {
+        auth_url: String,
+    },
 }
 
 /// An open call for a listing.
@@ -200,7 +209,7 @@ impl Store {
                  AND (?3 IS NULL OR t.parent = (SELECT no FROM threads WHERE id = ?3)) ORDER BY t.no LIMIT ?4"
             );
             let parent = filter.parent.as_ref().map(ThreadId::as_str);
-            let row = params![filter.after, filter.status, parent, filter.limit as i64];
+            let row = params![filter.after, filter.status.map(Status::as_str), parent, filter.limit as i64];
             conn.prepare_cached(&sql)?.query_map(row, thread_row)?.collect()
         })
         .await

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use rap_agent::{CallState, Effect, Entry, Head, Letter, Limits, NewQuestion, PastCall, Queue, Seq, Write};
+use rap_agent::{
+    CallState, Effect, Entry, Head, Letter, Limits, NewQuestion, PastCall, Queue, Seq, Write, words,
+};
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp, UserId};
 use rusqlite::types::Type;
@@ -11,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::cache::Loaded;
 use super::thread::{NewThread, Thread, ThreadNo, random};
-use super::{Committed, Digest};
+use super::{Committed, Once, Receipt};
 
 const THREAD_COLUMNS: &str = "no, id, parent, root, born_at, ancestors, incarnation, agent, user_id, title, created_at, \
                               version, head";
@@ -214,6 +216,7 @@ impl Applying<'_> {
             Write::Hold { queue, no, entry } => self.hold(queue, no, &entry)?,
             Write::Release { queue, first, count, seq } => self.release(queue, first, count, seq)?,
             Write::Open(call) => self.open(&call)?,
+            Write::Dispatch(call) => self.dispatch(&call)?,
             Write::Settle { call, state } => self.settle(&call, state)?,
             Write::Ask { no, call, question } => self.ask(no, &call, &question)?,
             Write::Answer { no, selected } => self.answer(no, selected)?,
@@ -273,8 +276,16 @@ impl Applying<'_> {
             call.seq.cast_signed(),
             call.since.0,
             call.until.map(|until| until.0),
-            (!call.server.is_runtime()).then_some(call.since.0),
+            call.is_sent().then_some(call.since.0),
         ])?;
+        Ok(())
+    }
+
+    fn dispatch(&self, call: &rap_agent::OpenCall) -> rusqlite::Result<()> {
+        let sql = "UPDATE calls SET since = ?3, until = ?4, invoke_at = ?3 WHERE thread = ?1 AND id = ?2";
+        let until = call.until.map(|until| until.0);
+        let row = params![self.thread.no, call.id.as_str(), call.since.0, until];
+        self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
 
@@ -300,6 +311,11 @@ impl Applying<'_> {
     fn ask(&self, no: u64, call: &CallId, question: &NewQuestion) -> rusqlite::Result<()> {
         let plain = match question {
             NewQuestion::SignIn(url) => json!({"auth_url": url.expose()}),
+            NewQuestion::Approval(prompt) => json!({
+                "prompt": prompt,
+                "choices": words::APPROVAL,
+                "default": words::REFUSE,
+            }),
             NewQuestion::Choice(choice) => json!({
                 "prompt": choice.prompt,
                 "choices": choice.choices,
@@ -487,22 +503,26 @@ fn entry_at(conn: &Connection, thread: ThreadNo, seq: Seq) -> rusqlite::Result<E
     })
 }
 
-/// What a request of the same digest led to.
-pub(super) fn repeated(conn: &Connection, digest: &Digest) -> rusqlite::Result<Option<(ThreadId, u64)>> {
-    let mut statement = conn.prepare_cached("SELECT thread, turn FROM repeats WHERE digest = ?1")?;
-    let found = |row: &Row<'_>| Ok((id(row, 0)?, row.get::<_, i64>(1)?.unsigned_abs()));
-    statement.query_row([digest.as_slice()], found).optional()
+/// What a request of the same key led to, and whether it was the same request.
+pub(super) fn repeated(conn: &Connection, once: &Once) -> rusqlite::Result<Option<(Receipt, bool)>> {
+    let mut statement =
+        conn.prepare_cached("SELECT thread, turn, request = ?2 FROM repeats WHERE digest = ?1")?;
+    let found = |row: &Row<'_>| {
+        let receipt = Receipt { thread: id(row, 0)?, turn: row.get::<_, i64>(1)?.unsigned_abs() };
+        Ok((receipt, row.get(2)?))
+    };
+    statement.query_row(params![once.key.as_slice(), once.request.as_slice()], found).optional()
 }
 
 pub(super) fn remember(
     conn: &Connection,
-    digest: &Digest,
-    thread: &ThreadId,
-    turn: u64,
+    once: &Once,
+    receipt: &Receipt,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO repeats (digest, thread, turn, at) VALUES (?1, ?2, ?3, ?4)";
-    let row = params![digest.as_slice(), thread.as_str(), turn.cast_signed(), now.0];
+    let sql = "INSERT INTO repeats (digest, request, thread, turn, at) VALUES (?1, ?2, ?3, ?4, ?5)";
+    let (thread, turn) = (receipt.thread.as_str(), receipt.turn.cast_signed());
+    let row = params![once.key.as_slice(), once.request.as_slice(), thread, turn, now.0];
     conn.prepare_cached(sql)?.execute(row)?;
     Ok(())
 }

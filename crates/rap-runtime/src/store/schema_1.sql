@@ -102,6 +102,7 @@ CREATE INDEX seen_at ON seen (at);
 -- Requests of clients that must not count twice, by a digest of what they are about and the client's key.
 CREATE TABLE repeats (
     digest BLOB PRIMARY KEY,
+    request BLOB NOT NULL,            -- a digest of what was asked
     thread TEXT NOT NULL,
     turn INTEGER NOT NULL,
     at INTEGER NOT NULL
@@ -129,3 +130,36 @@ CREATE TABLE session_tools (
     fetched_at INTEGER NOT NULL,
     PRIMARY KEY (root, server)
 ) WITHOUT ROWID;
+
+-- The ledger: deliveries that did not go well at their first attempt, both ways, and how they went on. One row for each
+-- thing to be delivered, or for each reason to refuse what was received.
+CREATE TABLE deliveries (
+    no INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,
+    thread INTEGER NOT NULL,          -- 0 where none is known
+    call TEXT NOT NULL,               -- empty where it is about no call
+    server TEXT NOT NULL,             -- base URL of the tool server; empty where none is known
+    topic TEXT NOT NULL,              -- tells apart what the columns above do not
+    outcome TEXT NOT NULL,
+    attempts INTEGER NOT NULL,
+    detail TEXT NOT NULL,             -- how the last attempt ended
+    first_at INTEGER NOT NULL,
+    last_at INTEGER NOT NULL,
+    UNIQUE (thread, call, kind, topic, server)
+);
+CREATE INDEX deliveries_last ON deliveries (kind, last_at);
+
+-- How many threads there are of each status, so that nobody has to count them.
+CREATE TABLE thread_counts (
+    status TEXT PRIMARY KEY,
+    threads INTEGER NOT NULL
+) WITHOUT ROWID;
+INSERT INTO thread_counts (status, threads)
+    VALUES ('closed', 0), ('failed', 0), ('running', 0), ('needs_you', 0), ('waiting', 0), ('idle', 0);
+CREATE TRIGGER thread_is_born AFTER INSERT ON threads BEGIN
+    UPDATE thread_counts SET threads = threads + 1 WHERE status = new.status;
+END;
+CREATE TRIGGER thread_changes_status AFTER UPDATE OF status ON threads WHEN new.status <> old.status BEGIN
+    UPDATE thread_counts SET threads = threads - 1 WHERE status = old.status;
+    UPDATE thread_counts SET threads = threads + 1 WHERE status = new.status;
+END;

@@ -280,32 +280,39 @@ async fn what_is_written_beside_a_step_stands_with_it_or_neither_does() {
     assert!(fixture.store.toolset("mark".into()).await.unwrap().is_some());
 }
 
+fn mark(key: u8) -> Once {
+    Once { key: [key; 32], request: [0; 32] }
+}
+
 /// Proves: LC-30, LC-38
 #[tokio::test]
 async fn a_request_of_a_client_that_is_repeated_counts_once_also_after_a_lost_batch_and_a_restart() {
     let fixture = Fixture::new();
-    let digest = Some([7; 32]);
+    let mark_of_it = Some(mark(7));
     let store = fixture.store.clone();
     let gate = Gate::hold(&store).await;
     let again = store.clone();
-    let made = queue(async move { again.create(new("thread", Some("hello")), digest).await }).await;
+    let made = queue(async move { again.create(new("thread", Some("hello")), mark_of_it).await }).await;
     let loses = queue_sql(&store, "ROLLBACK").await;
     assert!(gate.release().await.is_err() && made.await.is_err() && loses.await.is_err());
     // Nothing of it stands, so the repeat is the first.
-    let first = store.create(new("thread", Some("hello")), digest).await.unwrap();
-    assert_eq!(store.create(new("thread", Some("hello")), digest).await.unwrap(), first);
+    let first = store.create(new("thread", Some("hello")), mark_of_it).await.unwrap();
+    assert_eq!(store.create(new("thread", Some("hello")), mark_of_it).await.unwrap(), first);
     drop(store);
     let fixture = fixture.reopen().await;
-    assert_eq!(fixture.store.create(new("thread", Some("hello")), digest).await.unwrap(), first);
-    let other = fixture.store.create(new("thread", Some("hello")), Some([8; 32])).await;
+    assert_eq!(fixture.store.create(new("thread", Some("hello")), mark_of_it).await.unwrap(), first);
+    let other = fixture.store.create(new("thread", Some("hello")), Some(mark(8))).await;
     assert!(matches!(other, Err(Error::Exists)), "{other:?}");
-    let say = |digest| {
+    let changed = Once { request: [1; 32], ..mark(7) };
+    let changed = fixture.store.create(new("another", Some("hello")), Some(changed)).await;
+    assert!(matches!(changed, Err(Error::KeyReused)), "{changed:?}");
+    let say = |mark_of_it| {
         let later = said_when_busy("later", OnBusy::Enqueue);
-        fixture.store.step_once(target("thread"), later, Some(digest))
+        fixture.store.step_once(target("thread"), later, Some(mark_of_it))
     };
-    assert_eq!(say([9; 32]).await.unwrap(), say([9; 32]).await.unwrap());
+    assert_eq!(say(mark(9)).await.unwrap(), say(mark(9)).await.unwrap());
     assert_eq!(fixture.head("thread").await.queued.inputs, 1);
-    say([10; 32]).await.unwrap();
+    say(mark(10)).await.unwrap();
     assert_eq!(fixture.head("thread").await.queued.inputs, 2);
     assert_eq!(fixture.words("thread").await, ["hello"]);
 }
@@ -316,7 +323,7 @@ async fn a_thread_whose_making_was_undone_is_not_remembered_under_the_number_of_
     // The step is done by the time its mark is refused.
     let refuse = "CREATE TRIGGER refuse BEFORE INSERT ON repeats BEGIN SELECT RAISE(ABORT, 'no room'); END";
     fixture.look().execute_batch(refuse).unwrap();
-    let undone = fixture.store.create(new("undone", Some("hello")), Some([7; 32])).await;
+    let undone = fixture.store.create(new("undone", Some("hello")), Some(mark(7))).await;
     assert!(matches!(undone, Err(Error::Unavailable(_))), "{undone:?}");
     fixture.create("other", None).await;
     let lost = fixture.tell("undone", said("this is not for the other one")).await;

@@ -1,0 +1,70 @@
+//! A reader of the event stream.
+
+use std::collections::VecDeque;
+
+use rap_io::client::{Client, ClientLimits, Streaming};
+use rap_io::sse::{Event, Parser};
+use rap_protocol::UrlPolicy;
+use serde_json::Value;
+
+use super::{PATIENCE, Rap};
+
+/// A stream that is open.
+pub struct Stream {
+    streaming: Streaming,
+    parser: Parser,
+    ready: VecDeque<Event>,
+}
+
+impl Stream {
+    /// Begins behind an entry. Fails if nobody answers.
+    pub async fn open(rap: &Rap, path: &str, after: Option<u64>) -> Option<Stream> {
+        let url = format!("{}{path}", rap.url).parse().unwrap();
+        let name = http::HeaderName::from_static("last-event-id");
+        let headers: Vec<_> = after.map(|after| (name, http::HeaderValue::from(after))).into_iter().collect();
+        let client = Client::new(UrlPolicy::Local, ClientLimits::default());
+        let streaming = client.get_stream(&url, &headers).await.ok()?;
+        assert_eq!(streaming.status, 200);
+        Some(Stream { streaming, parser: Parser::default(), ready: VecDeque::new() })
+    }
+
+    /// Of a thread, from its beginning.
+    pub async fn of(rap: &Rap, thread: &str) -> Stream {
+        Stream::open(rap, &format!("/v1/threads/{thread}/events"), None).await.unwrap()
+    }
+
+    /// The next event; none when the stream has ended or broken.
+    pub async fn next(&mut self) -> Option<Event> {
+        let next = async {
+            loop {
+                if let Some(event) = self.ready.pop_front() {
+                    return Some(event);
+                }
+                let chunk = self.streaming.chunk().await.ok()??;
+                self.ready.extend(self.parser.push(&chunk).unwrap());
+            }
+        };
+        tokio::time::timeout(PATIENCE, next).await.expect("the stream is silent")
+    }
+
+    /// The next event, which has to be of this kind; its data.
+    pub async fn expect(&mut self, name: &str) -> Value {
+        let event = self.next().await.unwrap_or_else(|| panic!("it ended before {name}"));
+        assert_eq!(event.name, name, "{}", event.data);
+        data(&event)
+    }
+
+    /// Passes over events until there is one of this kind.
+    pub async fn until(&mut self, name: &str) -> Value {
+        loop {
+            let event = self.next().await.unwrap_or_else(|| panic!("it ended before {name}"));
+            if event.name == name {
+                return data(&event);
+            }
+        }
+    }
+}
+
+pub fn data(event: &Event) -> Value {
+    serde_json::from_str(&event.data).unwrap()
+}

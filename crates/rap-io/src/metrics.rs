@@ -1,0 +1,171 @@
+//! What is counted and measured, and the text format of Prometheus.
+//!
+//! Counting costs an atomic addition and allocates nothing. The labels of a family are fixed in the code, so that what is
+//! scraped stays small whatever clients and tools send.
+
+use std::fmt::{Display, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The media type of the text.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Upper bounds for what takes from less than a millisecond to minutes, in seconds.
+pub const SECONDS: &[f64] = &[
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+];
+
+/// The unit in which sums are kept: a sum is a whole number of these.
+const MILLIONTH: f64 = 1e-6;
+
+/// Counts up.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// One more.
+    pub fn count(&self) {
+        self.add(1);
+    }
+
+    /// So many more.
+    pub fn add(&self, more: u64) {
+        self.0.fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// How many so far.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How values are spread: how many were no greater than each of some bounds.
+#[derive(Debug)]
+pub struct Histogram {
+    bounds: &'static [f64],
+    /// One for each bound, and one for what is greater than all of them.
+    buckets: Box<[Counter]>,
+    millionths: Counter,
+}
+
+impl Histogram {
+    /// A histogram with these bounds, in rising order.
+    pub fn new(bounds: &'static [f64]) -> Self {
+        let buckets = (0..=bounds.len()).map(|_| Counter::default()).collect();
+        Histogram { bounds, buckets, millionths: Counter::default() }
+    }
+
+    /// A histogram of times.
+    pub fn of_seconds() -> Self {
+        Histogram::new(SECONDS)
+    }
+
+    /// Takes a value into account.
+    pub fn observe(&self, value: f64) {
+        let bucket = self.bounds.partition_point(|bound| *bound < value);
+        self.buckets[bucket].count();
+        self.millionths.add((value / MILLIONTH) as u64);
+    }
+
+    /// Takes a time into account.
+    pub fn took(&self, time: Duration) {
+        self.observe(time.as_secs_f64());
+    }
+}
+
+/// A text that grows metric by metric. A name must not be given twice.
+#[derive(Debug, Default)]
+pub struct Exposition(String);
+
+impl Exposition {
+    /// A number that only grows while the process runs; its name ends in `_total`.
+    pub fn counter(&mut self, name: &str, help: &str, counter: &Counter) {
+        self.family(name, "counter", help, [("", counter.get())]);
+    }
+
+    /// A number that goes up and down.
+    pub fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
+        self.family(name, "gauge", help, [("", value)]);
+    }
+
+    /// Numbers of one name that differ by their labels, each written as `kind="ask"`. Values of labels are words of
+    /// ours: nothing is escaped.
+    pub fn family<L: AsRef<str>, V: Display>(
+        &mut self,
+        name: &str,
+        kind: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (L, V)>,
+    ) {
+        self.begin(name, kind, help);
+        for (labels, value) in samples {
+            match labels.as_ref() {
+                "" => self.line(format_args!("{name} {value}")),
+                labels => self.line(format_args!("{name}{{{labels}}} {value}")),
+            }
+        }
+    }
+
+    /// How values are spread.
+    pub fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+        self.begin(name, "histogram", help);
+        let mut count = 0;
+        let bounds = histogram.bounds.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
+        for (bound, bucket) in bounds.zip(&histogram.buckets) {
+            count += bucket.get();
+            self.line(format_args!("{name}_bucket{{le=\"{bound}\"}} {count}"));
+        }
+        self.line(format_args!("{name}_sum {}", histogram.millionths.get() as f64 * MILLIONTH));
+        self.line(format_args!("{name}_count {count}"));
+    }
+
+    /// The text.
+    pub fn finish(self) -> String {
+        self.0
+    }
+
+    fn begin(&mut self, name: &str, kind: &str, help: &str) {
+        self.line(format_args!("# HELP {name} {help}"));
+        self.line(format_args!("# TYPE {name} {kind}"));
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        writeln!(self.0, "{line}").expect("bug: a String takes any text");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_histogram_counts_what_is_no_greater_than_each_bound() {
+        let histogram = Histogram::new(&[0.5, 1.0]);
+        for value in [0.25, 0.5, 0.75, 3.0] {
+            histogram.observe(value);
+        }
+        let mut text = Exposition::default();
+        text.histogram("x_seconds", "Times.", &histogram);
+        let lines = [
+            "# HELP x_seconds Times.",
+            "# TYPE x_seconds histogram",
+            "x_seconds_bucket{le=\"0.5\"} 2",
+            "x_seconds_bucket{le=\"1\"} 3",
+            "x_seconds_bucket{le=\"+Inf\"} 4",
+            "x_seconds_sum 4.5",
+            "x_seconds_count 4",
+        ];
+        assert_eq!(text.finish().lines().collect::<Vec<_>>(), lines);
+    }
+
+    #[test]
+    fn numbers_of_one_name_are_told_apart_by_their_labels() {
+        let (counter, mut text) = (Counter::default(), Exposition::default());
+        counter.add(2);
+        text.counter("a_total", "All.", &counter);
+        text.family("b", "gauge", "Some.", [("kind=\"x\"", 1), ("kind=\"y\"", 2)]);
+        let lines = "# HELP a_total All.\n# TYPE a_total counter\na_total 2\n\
+                     # HELP b Some.\n# TYPE b gauge\nb{kind=\"x\"} 1\nb{kind=\"y\"} 2\n";
+        assert_eq!(text.finish(), lines);
+    }
+}
