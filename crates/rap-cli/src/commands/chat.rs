@@ -34,6 +34,8 @@ use crate::table::{DIM, one_line, styled};
 const TWICE: Duration = Duration::from_secs(2);
 /// How often it is said anew how long calls have been running, and tried again to say what was not taken.
 const TICK: Duration = Duration::from_millis(500);
+/// How much that was said may wait for the runtime.
+const OUTGOING: usize = 100;
 /// How long leaving waits for the runtime to take what was said.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -263,6 +265,9 @@ impl Conversation {
         if line.is_empty() || self.answer(line)? {
             return Ok(());
         }
+        if self.outgoing.len() >= OUTGOING {
+            return self.view.warn("not said: too much waits for the runtime already");
+        }
         self.view.say(line)?;
         self.rest.expect(line);
         self.outgoing.push_back((line.to_owned(), idempotency_key()));
@@ -310,7 +315,7 @@ impl Conversation {
                 let said = self.outgoing.pop_front();
                 if let (Err(error), Some((text, _))) = (outcome, said) {
                     self.rest.forget(&text);
-                    self.view.warn(&format!("not said: {error}"))?;
+                    self.view.unsay(&text, &error.to_string())?;
                 }
                 self.say_next();
             }

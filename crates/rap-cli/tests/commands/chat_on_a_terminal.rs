@@ -190,6 +190,54 @@ fn a_terminal_connects_again_and_says_so() {
     assert_eq!(chat.screen().matches("say meanwhile").count(), 1, "{}", chat.screen());
 }
 
+#[test]
+fn what_the_runtime_did_not_take_is_told_when_somebody_leaves() {
+    let mut runtime = Runtime::start();
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
+    chat.expect("> ");
+    chat.type_in("say found\r");
+    chat.until_screen("it is connected", |screen| agent_says(screen, "found\n"));
+    runtime.kill();
+    chat.type_in("say lost\r");
+    chat.until_screen("it was typed", |screen| screen.contains("you     say lost"));
+    chat.type_in("\x04");
+    assert_eq!(chat.exit(), Some(0));
+    let screen = chat.screen();
+    assert!(screen.contains("not said, since the runtime is away: say lost"), "{screen}");
+}
+
+#[test]
+fn a_paste_of_several_lines_is_one_message() {
+    let runtime = Runtime::start();
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
+    chat.expect("> ");
+    chat.type_in("\x1b[200~say one\rsay two\x1b[201~");
+    chat.until_screen("the paste", |screen| screen.ends_with("> say one⏎say two"));
+    chat.type_in("\r");
+    chat.until_screen("the answer", |screen| agent_says(screen, "one\n        two\n> "));
+    assert!(chat.screen().contains("you     say one\n        say two\n"), "{}", chat.screen());
+}
+
+#[test]
+fn a_chat_that_was_suspended_goes_on() {
+    let runtime = Runtime::start();
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
+    chat.expect("> ");
+    chat.type_in("\x1ahere");
+    // A process may refuse to stop where no shell would let it go on; both are right.
+    chat.until_screen("it is back", |screen| {
+        kill("-CONT", &chat);
+        screen.ends_with("\n> here")
+    });
+    chat.type_in("\x15say back\r");
+    chat.until_screen("it answers", |screen| agent_says(screen, "back\n> "));
+}
+
+fn kill(signal: &str, chat: &Running) {
+    let status = Command::new("kill").args([signal, &chat.id().to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
 /// Runs a chat, ends it this way, and compares how the terminal treats what is typed with how it did before.
 fn leaves_as_it_was(end: impl Fn(&mut Runtime, &mut Running)) {
     let mut runtime = Runtime::start();
@@ -218,10 +266,6 @@ fn leaves_as_it_was(end: impl Fn(&mut Runtime, &mut Running)) {
 
 #[test]
 fn the_terminal_is_as_it_was_whatever_ended_the_chat() {
-    let kill = |signal: &str, chat: &Running| {
-        let status = Command::new("kill").args([signal, &chat.id().to_string()]).status().unwrap();
-        assert!(status.success());
-    };
     leaves_as_it_was(|_, chat| chat.type_in("\x04"));
     leaves_as_it_was(|_, chat| kill("-TERM", chat));
     leaves_as_it_was(|_, chat| kill("-HUP", chat));

@@ -322,7 +322,7 @@ fn every_piece_of_configuration_in_the_guide_is_right() {
         let file = directory.path().join("rap.toml");
         // A piece about agents is of a file that names a model.
         let model =
-            if block.contains("[model]") { "" } else { "[model]\nprovider = \"openai\"\nname = \"m\"\n" };
+            if block.contains("provider = ") { "" } else { "[model]\nprovider = \"openai\"\nname = \"m\"\n" };
         fs::write(&file, format!("{model}{block}")).unwrap();
         let secrets = ["TOOLS_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"];
         let environment = secrets.map(|name| (name.to_owned(), "secret".to_owned())).into();

@@ -6,7 +6,7 @@ use unicode_width::UnicodeWidthStr;
 use crate::api::{Delta, Status};
 use crate::table::plain;
 
-/// How much of an answer is looked at for what its last rows are, in bytes.
+/// How much of the end of an answer is kept at least, in bytes; twice that at most.
 const TAIL: usize = 16 * 1024;
 
 /// What has been streamed of an answer.
@@ -32,6 +32,10 @@ impl Streamed {
         }
         self.dropped = false;
         self.text.push_str(&plain(&delta.text));
+        if self.text.len() > 2 * TAIL {
+            let surplus = (self.text.len() - TAIL..).find(|at| self.text.is_char_boundary(*at));
+            self.text.drain(..surplus.unwrap_or_default());
+        }
     }
 
     /// The thread is at this question, and at this.
@@ -57,11 +61,7 @@ impl Streamed {
         if self.dropped || self.text.is_empty() {
             return Vec::new();
         }
-        let mut begin = self.text.len().saturating_sub(TAIL);
-        while !self.text.is_char_boundary(begin) {
-            begin += 1;
-        }
-        let lines = lines(&self.text[begin..], width);
+        let lines = lines(&self.text, width);
         lines[lines.len().saturating_sub(rows)..].to_vec()
     }
 }
@@ -120,6 +120,16 @@ mod tests {
         assert_eq!(streamed.rows(20, 1), ["thr[2J"]);
         streamed.end();
         assert!(streamed.rows(20, 9).is_empty());
+    }
+
+    #[test]
+    fn of_a_long_answer_the_end_is_kept() {
+        let mut streamed = Streamed::default();
+        for number in 0..5_000 {
+            streamed.push(&delta(1, 1, &format!("número {number}\n")));
+        }
+        assert!(streamed.text.len() <= 2 * TAIL);
+        assert_eq!(streamed.rows(20, 2), ["número 4998", "número 4999"]);
     }
 
     #[test]

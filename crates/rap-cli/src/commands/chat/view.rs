@@ -62,6 +62,12 @@ impl View {
         self.show(Line { who: "you", what: text.to_owned() })
     }
 
+    /// What was said here was not taken.
+    pub(super) fn unsay(&mut self, text: &str, why: &str) -> anyhow::Result<()> {
+        self.said.retain(|said| said != text);
+        self.warn(&format!("not said: {why}"))
+    }
+
     /// Puts a line above what goes on, for good.
     pub(super) fn put(&mut self, line: &str) -> anyhow::Result<()> {
         let live = self.live();
