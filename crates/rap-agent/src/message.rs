@@ -44,6 +44,13 @@ pub enum Message {
         /// What it cost.
         usage: Usage,
     },
+    /// The model may not be asked: the budget of the session is spent.
+    OverBudget {
+        /// Which question.
+        turn: u64,
+        /// Which budget, for people.
+        why: String,
+    },
     /// An answer came that nobody waits for any more; it was paid for all the same.
     Spent(Usage),
     /// A tool sent a result.

@@ -137,7 +137,8 @@ impl Checker {
                 Ignored::StaleTurn,
                 Message::TurnEnded { turn, .. }
                 | Message::TurnFailed { turn, .. }
-                | Message::Summarised { turn, .. },
+                | Message::Summarised { turn, .. }
+                | Message::OverBudget { turn, .. },
             ) => watch.asking.is_none_or(|(current, _)| current != *turn),
             (Ignored::Duplicate, Message::Returned { .. }) => {
                 matches!(life, Some(CallState::Returned | CallState::Subscribed | CallState::Ended))

@@ -323,7 +323,8 @@ impl Watch {
         }
         if let Message::TurnEnded { turn, .. }
         | Message::TurnFailed { turn, .. }
-        | Message::Summarised { turn, .. } = message
+        | Message::Summarised { turn, .. }
+        | Message::OverBudget { turn, .. } = message
         {
             let Some((_, up_to)) = self.asking.take().filter(|(current, _)| current == turn) else {
                 return broken(format!("I2: an answer to question {turn} is taken, which is not asked"));
@@ -433,7 +434,10 @@ impl Watch {
         holds!(covers, "I5: the question {asks:?} does not cover the entries up to {}", step.head.seq);
         let ended = matches!(
             message,
-            Message::TurnEnded { .. } | Message::TurnFailed { .. } | Message::Summarised { .. }
+            Message::TurnEnded { .. }
+                | Message::TurnFailed { .. }
+                | Message::Summarised { .. }
+                | Message::OverBudget { .. }
         );
         let given_up: Vec<u64> =
             asked.filter(|_| !ended && asking != asked).map(|(turn, _)| turn).into_iter().collect();
