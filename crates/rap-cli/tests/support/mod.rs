@@ -8,6 +8,7 @@ pub mod http;
 pub mod model;
 pub mod peer;
 pub mod rap;
+pub mod server;
 pub mod stream;
 pub mod tools;
 

@@ -53,6 +53,9 @@ pub(super) struct Thread {
     /// The root of its session.
     #[schemars(with = "String")]
     root: ThreadId,
+    /// The thread whose history it begins with, where it was forked.
+    #[schemars(with = "Option<String>")]
+    forked_from: Option<ThreadId>,
     agent: String,
     title: Option<String>,
     #[schemars(with = "Option<String>")]
@@ -92,6 +95,7 @@ impl From<&ThreadRow> for Thread {
             id: thread.id.clone(),
             parent: row.parent_id.clone(),
             root: row.root_id.clone(),
+            forked_from: row.forked_from.clone(),
             agent: thread.agent.clone(),
             title: thread.title.clone(),
             user_id: thread.user_id.clone(),

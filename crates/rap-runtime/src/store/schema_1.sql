@@ -5,8 +5,9 @@ CREATE TABLE threads (
     no INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
     parent INTEGER REFERENCES threads (no),
+    source INTEGER REFERENCES threads (no), -- whose history it inherits: its parent's, or that it was forked from
     root INTEGER NOT NULL,
-    born_at INTEGER NOT NULL,         -- it sees its parent's history up to here
+    born_at INTEGER NOT NULL,         -- it sees its source's history up to here
     ancestors TEXT NOT NULL,          -- ids, root first, as JSON
     incarnation INTEGER NOT NULL,     -- random; part of every callback token
     agent TEXT NOT NULL,
@@ -21,6 +22,7 @@ CREATE TABLE threads (
     head TEXT NOT NULL
 );
 CREATE INDEX threads_parent ON threads (parent) WHERE parent IS NOT NULL;
+CREATE INDEX threads_root ON threads (root) WHERE parent IS NOT NULL;
 CREATE INDEX threads_ask ON threads (no) WHERE ask IS NOT NULL;
 CREATE INDEX threads_due ON threads (due) WHERE due IS NOT NULL;
 
@@ -36,6 +38,12 @@ CREATE TABLE held (
     body TEXT NOT NULL,
     PRIMARY KEY (thread, queue, no)
 ) WITHOUT ROWID;
+
+-- What sessions with a budget have spent, as JSON.
+CREATE TABLE spending (
+    root INTEGER PRIMARY KEY,
+    body TEXT NOT NULL
+);
 
 -- Entries of events that wait for a child.
 CREATE TABLE backlog (
