@@ -1,12 +1,16 @@
-//! `cargo xtask lint`: formatting, clippy and rustdoc, each with warnings as errors.
+//! `cargo xtask lint`: formatting, clippy and rustdoc, each with warnings as errors, and the proof of
+//! requirements.
 
 use std::process::{Command, ExitCode};
 
-use crate::cargo;
+use crate::{cargo, requirements};
 
 pub(crate) fn run() -> ExitCode {
-    let failed: Vec<&str> =
+    let mut failed: Vec<&str> =
         [("fmt", fmt()), ("clippy", clippy()), ("doc", doc())].into_iter().filter_map(failure).collect();
+    if requirements::check() != ExitCode::SUCCESS {
+        failed.push("requirements");
+    }
     if failed.is_empty() {
         println!("lint passed");
         return ExitCode::SUCCESS;

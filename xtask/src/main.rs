@@ -4,6 +4,7 @@
 //! mend, and it never calls a run good that checked nothing.
 
 mod lint;
+mod requirements;
 mod tally;
 mod test;
 
@@ -14,7 +15,9 @@ const USAGE: &str = "\
 usage: cargo xtask CHORE
 
   test [-- FILTER…]  run all tests and doc tests, or those whose name contains a FILTER
-  lint               check formatting, clippy and rustdoc; every warning is an error
+  lint               check formatting, clippy, rustdoc and requirements; every warning is an error
+  requirements       write docs/conformance.md: what proves each requirement of the specification;
+                     with --check, write nothing and say what is missing or out of date
   help               show this";
 
 fn main() -> ExitCode {
@@ -28,6 +31,8 @@ fn main() -> ExitCode {
         ["test"] => test::run(&[]),
         ["test", "--", filter @ ..] => test::run(filter),
         ["lint"] => lint::run(),
+        ["requirements"] => requirements::write(),
+        ["requirements", "--check"] => requirements::check(),
         unknown => {
             eprintln!("xtask: `{}` is not a chore\n\n{USAGE}", unknown.join(" "));
             ExitCode::from(2)

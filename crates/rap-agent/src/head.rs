@@ -5,7 +5,7 @@ use std::time::Duration;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::{Seq, words};
+use crate::{Budgets, Seq, words};
 
 /// What a thread is besides its history and its held input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -323,6 +323,10 @@ pub enum Status {
 }
 
 impl Status {
+    /// All of them.
+    pub const ALL: [Status; 6] =
+        [Status::Closed, Status::Failed, Status::Running, Status::NeedsYou, Status::Waiting, Status::Idle];
+
     /// The status as it stands in the API.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -452,6 +456,8 @@ pub struct Limits {
     pub approval_within: Duration,
     /// For how long a failed thread asks again by itself.
     pub failed_retry_for: Duration,
+    /// What the thread's session may spend.
+    pub budgets: Budgets,
 }
 
 impl Default for Limits {
@@ -470,6 +476,7 @@ impl Default for Limits {
             call_timeout: None,
             approval_within: Duration::from_secs(24 * 3600),
             failed_retry_for: Duration::from_secs(24 * 3600),
+            budgets: Budgets::default(),
         }
     }
 }

@@ -17,9 +17,11 @@
 //! ```
 
 mod backlog;
+mod budget;
 mod built_in;
 mod callback;
 mod entry;
+mod fork;
 mod head;
 mod life;
 mod message;
@@ -29,7 +31,9 @@ mod turn;
 mod user;
 pub mod words;
 
+pub use crate::budget::{Amounts, Bounds, Budgets, Spending};
 pub use crate::entry::{Arguments, CallEntry, Entry, Item, Seq, Speaker, Thought, ThoughtKind, Thoughts};
+pub use crate::fork::ForkPoint;
 pub use crate::head::{
     Backlog, Head, Held, Limits, OpenCall, Origin, Phase, Question, QuestionKind, Server, Status,
     Subscription, Usage,

@@ -34,6 +34,13 @@ pub enum Message {
         /// Whether it makes sense to ask again.
         again: Again,
     },
+    /// The model may not be asked: the budget of the session is spent.
+    OverBudget {
+        /// Which question.
+        turn: u64,
+        /// Which budget, for people.
+        why: String,
+    },
     /// An answer came that nobody waits for any more; it was paid for all the same.
     Spent(Usage),
     /// A tool sent a result.

@@ -300,13 +300,16 @@ pub fn step(head: Head, message: Message, now: Timestamp, limits: &Limits) -> Re
     let mut step = Stepping { head, writes: Vec::new(), effects: Vec::new(), now, limits };
     match message {
         Message::Said { text, on_busy } => step.hear(text, on_busy)?,
-        Message::TurnEnded { turn, .. } | Message::TurnFailed { turn, .. }
+        Message::TurnEnded { turn, .. }
+        | Message::TurnFailed { turn, .. }
+        | Message::OverBudget { turn, .. }
             if step.head.asking() != Some(turn) =>
         {
             return Err(Ignored::StaleTurn);
         }
         Message::TurnEnded { answer, .. } => step.take_answer(answer),
         Message::TurnFailed { why, again, .. } => step.fail(why, again),
+        Message::OverBudget { why, .. } => step.pause(why),
         Message::Spent(usage) => step.head.usage.add(usage),
         Message::Returned { call, result, past } => step.take_result(call, result, past)?,
         Message::CallFailed { call, text } => step.give_up(&call, CallState::Failed, text)?,
@@ -376,15 +379,18 @@ impl Stepping<'_> {
     /// Ask the model, unless it only talks to itself.
     pub(crate) fn ask(&mut self) {
         if self.head.turns_awake >= self.limits.turns_per_wake {
-            let why = words::talks_to_itself(self.head.turns_awake);
-            self.append(Item::notice(&why));
-            self.head.phase = Phase::Paused { why };
-            return;
+            return self.pause(words::talks_to_itself(self.head.turns_awake));
         }
         self.head.turn += 1;
         self.head.turns_awake += 1;
         self.head.phase = Phase::Asking { up_to: self.head.seq };
         self.effects.push(Effect::Ask { turn: self.head.turn, up_to: self.head.seq });
+    }
+
+    /// Wait until a person lets it go on.
+    fn pause(&mut self, why: String) {
+        self.append(Item::notice(&why));
+        self.head.phase = Phase::Paused { why };
     }
 
     /// Ask the model about something new.

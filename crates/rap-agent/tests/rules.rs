@@ -1005,3 +1005,24 @@ fn every_kind_of_entry_reads_back_as_it_was_written() {
         assert_eq!(serde_json::from_str::<Entry>(&json).unwrap(), entry, "{json}");
     }
 }
+
+#[test]
+fn a_thread_without_a_budget_waits_for_somebody_to_let_it_go_on() {
+    check(
+        "
+        over budget                -> ignored: StaleTurn
+        said hi                    -> asking 1; user hi; ask 1
+        over budget                -> paused; notice enough
+        over budget                -> ignored: StaleTurn
+        said more                  -> paused; hold user more
+        event s: x                 -> ignored: UnknownCall
+        resume                     -> asking 2; release 1 Held; ask 2
+        answer: s                  -> waiting; assistant [s]; open s; invoke s
+        subscribed s: ok           -> asking 3; settle s Subscribed; s: ok; ask 3
+        over budget                -> paused; notice enough
+        event s: x                 -> paused; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: x
+        event s: y, child          -> paused; born t1 at 0 (asking 1, assistant [rap_2 interrupt:s (subscription remains active)], rap_2: y, runtime you are a thread of your own, made for t…)
+        interrupt                  -> idle; release 2 Held
+        ",
+    );
+}

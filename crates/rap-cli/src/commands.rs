@@ -1,7 +1,8 @@
-//! The commands that talk to a runtime. They, and they alone, write to the terminal.
+//! The commands that talk to a runtime or a tool server. They, and they alone, write to the terminal.
 
 pub mod calls;
 pub mod chat;
+pub mod check;
 pub mod deliveries;
 pub mod demo;
 pub mod inbox;
@@ -53,6 +54,11 @@ impl Connection {
         Client::new(url, token)
     }
 }
+
+/// What was asked for makes no sense. It is told like any error, and ends with 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct WrongUsage(pub String);
 
 /// How a listing is shown.
 #[derive(Args, Clone, Copy)]

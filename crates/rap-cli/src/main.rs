@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
-use rap_cli::commands::{self, Connection};
+use rap_cli::commands::{self, Connection, WrongUsage};
 use rap_cli::config::{Config, Environment, FILE_NAME, File, Flag, Sources};
 use rap_cli::init::{self, Existing};
 use rap_cli::serve::Lifetime;
@@ -45,6 +45,9 @@ enum Command {
     Deliveries(Client<commands::deliveries::Command>),
     /// Which tools there are, and what is wrong with the others.
     Tools(Client<commands::tools::Command>),
+    /// Check an implementation of the protocol, requirement by requirement.
+    #[command(subcommand)]
+    Check(Box<commands::check::Command>),
     /// Print a script that completes rap's commands in a shell.
     #[command(after_help = "Example: rap completions bash > ~/.local/share/bash-completion/completions/rap")]
     Completions {
@@ -96,7 +99,7 @@ fn main() -> ExitCode {
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&format!("{error:#}"));
-            ExitCode::FAILURE
+            if error.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -116,6 +119,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             wait(commands::deliveries::run(command, connection))
         }
         Command::Tools(Client { command, connection }) => wait(commands::tools::run(command, connection)),
+        Command::Check(command) => wait(commands::check::run(*command)),
         Command::Completions { shell } => complete(shell),
     }
 }

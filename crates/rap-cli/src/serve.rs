@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
+use rap_agent::{Bounds, Budgets};
 use rap_io::client::{Client, ClientLimits};
 use rap_io::serve::Signals;
 use rap_protocol::UrlPolicy;
@@ -143,6 +144,18 @@ fn thread_limits(given: &config::Limits) -> rap_agent::Limits {
         call_timeout: given.call_timeout,
         approval_within: given.approval_within,
         failed_retry_for: given.failed_retry_for,
+        budgets: Budgets {
+            per_hour: Bounds {
+                turns: given.turns_per_hour.map(u64::from),
+                tokens: given.tokens_per_hour.map(u64::from),
+                wakes: given.wakes_per_hour.map(u64::from),
+            },
+            in_total: Bounds {
+                turns: given.turns_in_total.map(u64::from),
+                tokens: given.tokens_in_total.map(u64::from),
+                wakes: given.wakes_in_total.map(u64::from),
+            },
+        },
     }
 }
 
@@ -150,6 +163,7 @@ fn limits(given: &config::Limits) -> Limits {
     Limits {
         thread: thread_limits(given),
         invoke_retry_for: given.invoke_retry_for,
+        lost_after: given.lost_after,
         invoke_ack_timeout: given.invoke_ack_timeout,
         invoke_concurrency: given.invoke_concurrency as usize,
         model_attempts: given.model_attempts,

@@ -4,51 +4,14 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
-
 use serde_json::json;
+use support::server::Server;
 use support::{Setup, until};
-use tempfile::TempDir;
-
-/// The example as a process. It is killed when this is dropped.
-struct Sink {
-    url: String,
-    child: Child,
-    _data: TempDir,
-}
-
-impl Sink {
-    fn start() -> Sink {
-        let mut path = std::env::current_exe().unwrap();
-        path.pop();
-        path.pop();
-        let path = path.join("examples/kitchen_sink");
-        assert!(path.exists(), "{} is missing: cargo build -p rap-tool --examples", path.display());
-        let data = tempfile::tempdir().unwrap();
-        let mut command = Command::new(path);
-        command.env_clear().env("PORT", "0").env("RAP_TOOL_DATA", data.path());
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let url =
-            lines.by_ref().find_map(|line| Some(line.split_once("listening url=")?.1.trim().to_owned()));
-        std::thread::spawn(move || lines.for_each(drop));
-        Sink { url: url.expect("the example did not start"), child, _data: data }
-    }
-}
-
-impl Drop for Sink {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
 
 /// Proves: SE-09, SE-13, CN-01
 #[tokio::test]
 async fn one_tool_of_each_kind_works_with_the_runtime() {
-    let sink = Sink::start();
+    let sink = Server::kitchen_sink(&[]);
     let rap = Setup::new().tool_server(&sink.url).start();
     let thread =
         rap.open("call echo {\"text\": \"hi\"}\ncall fail {\"message\": \"broken\"}\ncall panic {}").await;

@@ -7,9 +7,11 @@
 //! - Nobody hears of a step, refusals included, and no effect is acted upon, before the COMMIT.
 //! - A head is updated only at the version it was read at. A lost batch drops every head that is remembered.
 
+mod budget;
 mod cache;
 mod census;
 mod due;
+mod filter;
 mod ledger;
 mod read;
 mod rows;
@@ -22,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
-use rap_agent::{Birth, Effect, Head, Ignored, Limits, Message, Status, Step, Write, step};
+use rap_agent::{Birth, Effect, Head, Ignored, Limits, Message, Seq, Status, Step, Write, step};
 use rap_io::lock::{DirLock, LockError};
 use rap_io::secret_box::Key;
 use rap_io::sqlite::{MigrateError, migrate, open_existing, open_sqlite};
@@ -37,10 +39,11 @@ use read::Readers;
 use rows::Applying;
 
 pub(crate) use census::COUNTED;
-pub(crate) use due::{DueAnswer, Letters};
+pub(crate) use due::{Doubtful, DueAnswer, Letters};
+pub(crate) use filter::ThreadFilter;
 pub(crate) use ledger::{DeliveryFilter, DeliveryRow, Fate, Kind, Line, Redelivery, prune_old};
 pub(crate) use read::{
-    Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow, TimerRow, ViewRow,
+    Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadRow, TimerRow, ViewRow,
 };
 pub(crate) use thread::{NewThread, Thread, ThreadNo, fresh_id, random};
 
@@ -288,6 +291,17 @@ impl Store {
         self.run(Lane::External, move |conn| once(conn, mark, || shared.create(conn, new))).await
     }
 
+    /// Makes a root that begins with the history of another thread, up to the nearest valid point.
+    pub(crate) async fn fork(&self, source: ThreadId, at: Option<Seq>) -> Result<Receipt, Error> {
+        let job = move |conn: &Connection| {
+            let Some(no) = rows::number_of(conn, &source)? else { return Ok(Ran::Refused(Error::NoThread)) };
+            let Some(source) = rows::load(conn, no)? else { return Ok(Ran::Refused(Error::NoThread)) };
+            let fork = rows::insert_fork(conn, &source, at, fresh_id(now()), now())?;
+            Ok(Ran::Done(Vec::new(), Receipt { thread: fork.thread.id.clone(), turn: 0 }))
+        };
+        self.run(Lane::External, job).await
+    }
+
     /// Applies a message of a client, which may be a repeat of one that was applied.
     pub(crate) async fn step_once(
         &self,
@@ -468,6 +482,9 @@ impl Shared {
             status: next.status(),
         };
         let born = self.write_all(conn, &mut step, writes, now)?;
+        if !limits.budgets.are_off() {
+            budget::count(conn, &head, &next, &step, &born, now)?;
+        }
         let receipt = Receipt { thread: thread.id.clone(), turn: next.turn };
         self.cache().put(Loaded { thread, head: next, version: version + 1 });
         Ok(Some(Ran::Done([step].into_iter().chain(born).collect(), receipt)))

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! First the phase, then what is written, then what is to be done. What changes nothing is `ignored: why`.
-//! Messages: `said TEXT[, interrupt|enqueue|reject]`, `answer[ of TURN][ TEXT]: CALLS`, `failed[ for good]`, `spent`,
+//! Messages: `said TEXT[, interrupt|enqueue|reject]`, `answer[ of TURN][ TEXT]: CALLS`, `failed[ for good]`, `over budget`, `spent`,
 //! `returned CALL: TEXT`, `subscribed CALL: TEXT`, `call failed CALL`, `timed out CALL`, `event CALL: TEXT[, child][,
 //! final][, id ID]`, `sign in CALL`, `choice CALL NO`, `view CALL`, `chose CALL NO`, `dismissed CALL`, `interrupt`,
 //! `cancel CALL`, `resume`, `close`, `due`, `child closed THREAD`, `child rests THREAD`, `report THREAD CALL: TEXT`, `told: TEXT`, `ticked CALL:
@@ -20,9 +20,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use rap_agent::{
-    Again, Answer, Arguments, Birth, BuiltIn, CallState, Choice, Effect, Entry, Event, Head, Ignored, Item,
-    Letter, Limits, Message, NewQuestion, OnBusy, Outcome, PastCall, Phase, Plan, PlannedCall, Queue, Server,
-    Step, Usage, Write, step, words,
+    Again, Answer, Arguments, Birth, Budgets, BuiltIn, CallState, Choice, Effect, Entry, Event, Head,
+    Ignored, Item, Letter, Limits, Message, NewQuestion, OnBusy, Outcome, PastCall, Phase, Plan, PlannedCall,
+    Queue, Server, Step, Usage, Write, step, words,
 };
 use rap_protocol::{AuthUrl, Body, CallId, EventId, ResponseUrl, ThreadId, Timestamp};
 use serde_json::{Map, Value};
@@ -43,6 +43,7 @@ pub fn narrow() -> Limits {
         call_timeout: Some(Duration::from_secs(100)),
         approval_within: Duration::from_secs(24 * 3600),
         failed_retry_for: Duration::from_secs(3600),
+        budgets: Budgets::default(),
     }
 }
 
@@ -177,6 +178,7 @@ impl Thread {
                 why: "503".into(),
                 again: if rest.is_empty() { Again::Later } else { Again::No },
             },
+            ["over", "budget"] => Message::OverBudget { turn: self.head.turn, why: "enough".into() },
             ["spent"] => Message::Spent(Usage { input: 3, output: 1, cached: 0 }),
             ["returned", call] => self.returned(call, text, false),
             ["subscribed", call] => self.returned(call, text, true),

@@ -224,6 +224,9 @@ impl Chaos {
             let again = if self.rng.percent(60) { Again::Later } else { Again::No };
             return self.world.fail(asked, again);
         }
+        if self.rng.percent(3) {
+            return self.world.hold_back(asked);
+        }
         let answer = self.think(&asked);
         self.world.answer(asked, answer)
     }
@@ -698,5 +701,6 @@ fn limits(rng: &mut Rng) -> Limits {
         call_timeout: rng.percent(50).then(|| Duration::from_secs(1 + rng.below(60) as u64)),
         approval_within: Duration::from_secs(1 + rng.below(60) as u64),
         failed_retry_for: Duration::from_secs(3600),
+        budgets: rap_agent::Budgets::default(),
     }
 }

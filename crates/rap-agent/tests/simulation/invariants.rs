@@ -133,9 +133,12 @@ impl Checker {
         let head = &row.head;
         let life = call_of(message).and_then(|call| watch.lives.get(call).copied());
         match (why, message) {
-            (Ignored::StaleTurn, Message::TurnEnded { turn, .. } | Message::TurnFailed { turn, .. }) => {
-                watch.asking.is_none_or(|(current, _)| current != *turn)
-            }
+            (
+                Ignored::StaleTurn,
+                Message::TurnEnded { turn, .. }
+                | Message::TurnFailed { turn, .. }
+                | Message::OverBudget { turn, .. },
+            ) => watch.asking.is_none_or(|(current, _)| current != *turn),
             (Ignored::Duplicate, Message::Returned { .. }) => {
                 matches!(life, Some(CallState::Returned | CallState::Subscribed | CallState::Ended))
             }

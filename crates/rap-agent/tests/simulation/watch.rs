@@ -318,7 +318,10 @@ impl Watch {
             }
             _ => {}
         }
-        if let Message::TurnEnded { turn, .. } | Message::TurnFailed { turn, .. } = message {
+        if let Message::TurnEnded { turn, .. }
+        | Message::TurnFailed { turn, .. }
+        | Message::OverBudget { turn, .. } = message
+        {
             let Some((_, up_to)) = self.asking.take().filter(|(current, _)| current == turn) else {
                 return broken(format!("I2: an answer to question {turn} is taken, which is not asked"));
             };
@@ -389,7 +392,10 @@ impl Watch {
         holds!(asks == new, "I4: {asks:?} is asked, and {asking:?} is stored");
         let covers = asks.iter().all(|(_, up_to)| *up_to == step.head.seq);
         holds!(covers, "I5: the question {asks:?} does not cover the entries up to {}", step.head.seq);
-        let ended = matches!(message, Message::TurnEnded { .. } | Message::TurnFailed { .. });
+        let ended = matches!(
+            message,
+            Message::TurnEnded { .. } | Message::TurnFailed { .. } | Message::OverBudget { .. }
+        );
         let given_up: Vec<u64> =
             asked.filter(|_| !ended && asking != asked).map(|(turn, _)| turn).into_iter().collect();
         holds!(abandoned == given_up, "I4: {abandoned:?} is abandoned instead of {given_up:?}");

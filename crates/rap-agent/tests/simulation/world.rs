@@ -372,6 +372,13 @@ impl World {
         Ok(())
     }
 
+    /// The session has no budget for it.
+    pub fn hold_back(&mut self, asked: Asked) -> Result<(), Broken> {
+        let Asked { thread, turn, .. } = asked;
+        self.offer(thread, Message::OverBudget { turn, why: "the budget is spent".into() }, None)?;
+        Ok(())
+    }
+
     /// Sends an invocation, if it is still due.
     pub fn invoke(&mut self, thread: Place, call: CallId, response: Response) -> Result<bool, Broken> {
         let due = self.disk.threads[thread].is_due(&call);

@@ -106,6 +106,19 @@ pub enum Command {
         /// The thread.
         thread: String,
     },
+    /// Make a thread that begins with the history of another one.
+    #[command(after_help = "Example: rap threads fork t019 --at 12")]
+    Fork {
+        /// The thread.
+        thread: String,
+        /// The last entry that the fork inherits; the last one of all if none is given. Where calls lack their results,
+        /// it is the nearest before that.
+        #[arg(long)]
+        at: Option<u64>,
+        /// How to print it.
+        #[command(flatten)]
+        shape: Shape,
+    },
     /// Let a thread go on that has failed or is paused.
     Resume {
         /// The thread.
@@ -191,6 +204,7 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
         }
         Command::Interrupt { thread } => order(&client, &thread, "interrupt", "is interrupted").await,
         Command::Close { thread } => order(&client, &thread, "close", "is closed").await,
+        Command::Fork { thread, at, shape } => fork(&client, &thread, at, shape).await,
         Command::Resume { thread } => order(&client, &thread, "resume", "goes on").await,
     }
 }
@@ -203,6 +217,15 @@ fn given(text: String) -> anyhow::Result<String> {
     let mut read = String::new();
     std::io::stdin().read_to_string(&mut read).context("can not read stdin")?;
     Ok(read.trim_end().to_owned())
+}
+
+async fn fork(client: &Client, thread: &str, at: Option<u64>, shape: Shape) -> anyhow::Result<()> {
+    let forked = client.post(&["v1", "threads", thread, "fork"], &json!({"at": at})).await;
+    let forked = known(client, thread, forked).await?;
+    if shape.json {
+        return print_json(&forked);
+    }
+    Ok(print(&format!("{}\n", forked["id"].as_str().unwrap_or_default()))?)
 }
 
 struct Filter {

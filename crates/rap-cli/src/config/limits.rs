@@ -5,10 +5,11 @@ use std::time::Duration;
 use rap_protocol::limits::{ANCESTORS, BODY_BYTES};
 
 use super::section::Section;
-use super::value::{Zero, count, duration, optional_duration, size};
+use super::value::{Zero, count, duration, optional_count, optional_duration, size};
 
 /// The bounds of the runtime as a whole. All others are bounds of a thread, which an agent can have for itself.
-pub(super) const OF_ALL: [&str; 12] = [
+pub(super) const OF_ALL: [&str; 13] = [
+    "lost_after",
     "invoke_retry_for",
     "model_attempts",
     "body",
@@ -63,6 +64,18 @@ limits! {
     hold_max: Duration = Duration::from_secs(60), duration(Zero::Allowed);
     /// How often a model is asked without anything new from outside.
     turns_per_wake: u32 = 50, count(1..=u32::MAX);
+    /// How often the model is asked in one session, a thread with all that come of it, in an hour.
+    turns_per_hour: Option<u32> = None, optional_count;
+    /// How many tokens the answers in one session cost in an hour.
+    tokens_per_hour: Option<u32> = None, optional_count;
+    /// How often something from outside wakes a thread of one session in an hour.
+    wakes_per_hour: Option<u32> = None, optional_count;
+    /// How often the model is asked in one session in all.
+    turns_in_total: Option<u32> = None, optional_count;
+    /// How many tokens the answers in one session cost in all.
+    tokens_in_total: Option<u32> = None, optional_count;
+    /// How often something from outside wakes a thread of one session in all.
+    wakes_in_total: Option<u32> = None, optional_count;
     /// How large the body of a request may be, in bytes.
     body: usize = BODY_BYTES, size(1024..=BODY_BYTES as u64);
     /// How many calls of one thread are open.
@@ -81,6 +94,8 @@ limits! {
     view_bytes: usize = 256 * 1024, size(1..=BODY_BYTES as u64);
     /// How long a tool server may take to accept an invocation.
     invoke_ack_timeout: Duration = Duration::from_secs(10), duration(Zero::Refused);
+    /// How long ago a call was accepted when its tool server is first asked whether anybody still works on it.
+    lost_after: Duration = Duration::from_mins(15), duration(Zero::Refused);
     /// How many invocations to one tool server are under way at the same time.
     invoke_concurrency: u32 = 256, count(1..=u32::MAX);
     /// How many questions to models are under way at the same time.

@@ -98,6 +98,19 @@ pub(super) fn duration(zero: Zero) -> impl FnOnce(&Setting) -> Result<Duration, 
     }
 }
 
+/// A whole number above zero, or none.
+pub(super) fn optional_count(setting: &Setting) -> Result<Option<u32>, Problem> {
+    let none = match &setting.value {
+        Value::Text(text) | Value::Loose(text) => text == "none",
+        _ => false,
+    };
+    if none {
+        return Ok(None);
+    }
+    let expected = format!("\"none\", or a whole number from 1 to {}", u32::MAX);
+    count(1..=u32::MAX)(setting).map(Some).map_err(|_| wrong(&expected, setting))
+}
+
 /// A duration above zero, or none.
 pub(super) fn optional_duration(setting: &Setting) -> Result<Option<Duration>, Problem> {
     let expected = "\"none\", or a duration above zero such as \"60s\", \"10m\" or \"2h\"";

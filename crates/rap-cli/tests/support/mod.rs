@@ -9,6 +9,7 @@ pub mod model;
 pub mod peer;
 pub mod process;
 pub mod rap;
+pub mod server;
 pub mod stream;
 pub mod tools;
 

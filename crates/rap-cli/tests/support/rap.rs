@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -149,9 +149,16 @@ impl Rap {
     /// SIGTERM, and a new process as soon as the old one has ended in order.
     #[must_use]
     pub fn stopped_and_started(mut self) -> Rap {
-        self.process.signal("TERM");
-        assert!(self.process.wait().success(), "{}", self.log());
+        self.stop();
         self.restarted()
+    }
+
+    /// SIGTERM; how long it took to end in order.
+    pub fn stop(&mut self) -> Duration {
+        self.process.signal("TERM");
+        let began = Instant::now();
+        assert!(self.process.wait().success(), "{}", self.log());
+        began.elapsed()
     }
 
     /// Where its files are.

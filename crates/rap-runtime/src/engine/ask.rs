@@ -68,7 +68,11 @@ impl Engine {
         if source != Source::Step && matches!(self.store.is_asking(thread.no, turn).await, Ok(false)) {
             return None;
         }
-        Some(self.ask(thread, turn, up_to).await)
+        match self.store.over_budget(thread).await {
+            Ok(Some(why)) => Some(Message::OverBudget { turn, why }),
+            // Whoever can not look at the budget can not ask either, and waits there.
+            Ok(None) | Err(_) => Some(self.ask(thread, turn, up_to).await),
+        }
     }
 
     /// The answer is kept until it is on disk, or nobody waits for it any more; then only its cost counts.
@@ -161,7 +165,7 @@ impl Engine {
             images,
         };
         // A model that does not see what the thread inherits may well use an id of it again.
-        let blind = model.wants() != Wants::Everything && thread.parent.is_some();
+        let blind = model.wants() != Wants::Everything && thread.source.is_some();
         let used = if blind { UsedIds::Unknown } else { UsedIds::of(&question.entries) };
         let mut asked = self.metrics.asking();
         let mut on_delta = |text: &str| {

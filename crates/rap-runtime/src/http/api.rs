@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use rap_agent::{Ignored, Message, OnBusy, Status};
+use rap_agent::{Ignored, Message, OnBusy, Phase, Status};
 use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{CallId, ThreadId, UserId};
 use schemars::JsonSchema;
@@ -17,8 +17,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::json::{
-    Calls, Done, Entries, Entry, Inbox, ListedCall, ListedSubscription, Question, STATUSES, Subscriptions,
-    Thread, Threads, Timer, Timers, Tools, Turn, View, Views,
+    Calls, Done, Entries, Entry, Inbox, ListedCall, ListedSubscription, Question, Subscriptions, Thread,
+    Threads, Timer, Timers, Tools, Turn, View, Views,
 };
 use super::query::{self, Given};
 use super::{InPath, Refused, body};
@@ -213,7 +213,7 @@ pub(super) async fn threads(
     let given = Given::check(parameters, query::OF_THREADS)?;
     let limit = given.rows()?;
     let filter = ThreadFilter {
-        status: given.one_of("status", &STATUSES, Status::as_str)?,
+        status: given.one_of("status", &Status::ALL, Status::as_str)?,
         parent: given.thread("parent")?,
         after: given.place("cursor")?.unwrap_or(0).into(),
         limit: limit + 1,
@@ -278,7 +278,36 @@ pub(super) async fn close(State(engine): State<Arc<Engine>>, InPath(id): InPath<
     }
 }
 
+/// Where a fork begins.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Fork {
+    /// The last entry that it inherits, or the nearest before it at which no call lacks its result; the last one of
+    /// all if none is given.
+    #[serde(default)]
+    at: Option<u64>,
+}
+
+pub(super) async fn fork(
+    State(engine): State<Arc<Engine>>,
+    InPath(id): InPath<String>,
+    headers: HeaderMap,
+    request: Body,
+) -> Accepted<Thread> {
+    let Fork { at } = read(&engine, &headers, request).await?;
+    let receipt = engine.store.fork(thread_id(id)?, at).await?;
+    let row = engine.store.thread(receipt.thread).await?;
+    Ok((StatusCode::CREATED, Json(Thread::from(&row))))
+}
+
 pub(super) async fn resume(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
+    let row = engine.store.thread(thread_id(id.clone())?).await?;
+    if matches!(row.head.phase, Phase::Paused { .. }) {
+        // A budget is the session's: with one of its threads the others go on.
+        for other in engine.store.lift(&row.thread).await?.into_iter().filter(|no| *no != row.thread.no) {
+            engine.tell(Target::No(other), Message::Resume).await.ok();
+        }
+    }
     order(&engine, id, Message::Resume).await
 }
 

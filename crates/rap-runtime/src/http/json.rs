@@ -10,16 +10,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::display;
-use crate::store;
-use crate::store::{CallRow, InboxItem, SubscriptionRow, ThreadRow, TimerRow, ViewRow};
+use crate::store::{self, CallRow, InboxItem, SubscriptionRow, ThreadRow, TimerRow, ViewRow};
 use crate::toolsets::SessionTools;
 
-/// What a thread can be at.
-pub(super) const STATUSES: [Status; 6] =
-    [Status::Closed, Status::Failed, Status::Running, Status::NeedsYou, Status::Waiting, Status::Idle];
-
 pub(super) fn status_schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "string", "enum": STATUSES.map(Status::as_str)})
+    json_schema!({"type": "string", "enum": Status::ALL.map(Status::as_str)})
 }
 
 /// A time in UTC, as RFC 3339 has it.
@@ -58,6 +53,9 @@ pub(super) struct Thread {
     /// The root of its session.
     #[schemars(with = "String")]
     root: ThreadId,
+    /// The thread whose history it begins with, where it was forked.
+    #[schemars(with = "Option<String>")]
+    forked_from: Option<ThreadId>,
     agent: String,
     title: Option<String>,
     #[schemars(with = "Option<String>")]
@@ -97,6 +95,7 @@ impl From<&ThreadRow> for Thread {
             id: thread.id.clone(),
             parent: row.parent_id.clone(),
             root: row.root_id.clone(),
+            forked_from: row.forked_from.clone(),
             agent: thread.agent.clone(),
             title: thread.title.clone(),
             user_id: thread.user_id.clone(),

@@ -11,7 +11,7 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::api::{Choose, CreateThread, Say};
+use super::api::{Choose, CreateThread, Fork, Say};
 use super::json::{
     Calls, Done, Entries, Inbox, Problem, Subscriptions, Thread, Threads, Timers, Tools, Turn, Views,
 };
@@ -154,6 +154,9 @@ fn operations() -> Vec<Operation> {
             .gives::<Done>(202)
             .conflicts(),
         post("/v1/threads/{id}/close", api::close, "Close a thread and its descendants.").gives::<Done>(202),
+        post("/v1/threads/{id}/fork", api::fork, "Make a thread that begins with a part of another one.")
+            .takes::<Fork>()
+            .gives::<Thread>(201),
         post("/v1/threads/{id}/resume", api::resume, "Let a thread go on that has failed or is paused.")
             .gives::<Done>(202)
             .conflicts(),

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rap_agent::{Entry, Head, Item, Origin, Seq, Status};
+use rap_agent::{Entry, ForkPoint, Head, Item, Origin, Seq};
 use rap_io::sqlite::open_for_reading;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -13,6 +13,7 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use super::cache::Loaded;
+use super::filter::ThreadFilter;
 use super::rows::{self, call_id, id, key, unreadable};
 use super::thread::{Thread, ThreadNo};
 use super::{Error, Store};
@@ -59,18 +60,9 @@ pub(crate) struct ThreadRow {
     pub(crate) thread: Arc<Thread>,
     pub(crate) parent_id: Option<ThreadId>,
     pub(crate) root_id: ThreadId,
+    pub(crate) forked_from: Option<ThreadId>,
     pub(crate) head: Head,
     pub(crate) updated_at: Timestamp,
-}
-
-/// Which threads to list.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ThreadFilter {
-    pub(crate) status: Option<Status>,
-    pub(crate) parent: Option<ThreadId>,
-    /// After this number.
-    pub(crate) after: ThreadNo,
-    pub(crate) limit: usize,
 }
 
 /// How much of a history is read at a time. One entry is always read, however large it is.
@@ -204,12 +196,9 @@ impl Store {
 
     pub(crate) async fn threads(&self, filter: ThreadFilter) -> Result<Vec<ThreadRow>, Error> {
         self.read(move |conn| {
-            let sql = format!(
-                "{THREAD_ROWS} WHERE t.no > ?1 AND (?2 IS NULL OR t.status = ?2) \
-                 AND (?3 IS NULL OR t.parent = (SELECT no FROM threads WHERE id = ?3)) ORDER BY t.no LIMIT ?4"
-            );
-            let parent = filter.parent.as_ref().map(ThreadId::as_str);
-            let row = params![filter.after, filter.status.map(Status::as_str), parent, filter.limit as i64];
+            let sql = format!("{THREAD_ROWS} {}", filter.condition());
+            let parent = filter.parent.as_ref().map_or("", ThreadId::as_str);
+            let row = params![filter.after, parent, filter.limit as i64];
             conn.prepare_cached(&sql)?.query_map(row, thread_row)?.collect()
         })
         .await
@@ -462,18 +451,20 @@ impl Store {
 }
 
 const THREAD_ROWS: &str = "SELECT t.no, t.id, t.parent, t.root, t.born_at, t.ancestors, t.incarnation, t.agent, \
-                           t.user_id, t.title, t.created_at, t.version, t.head, p.id, r.id, t.updated_at \
-                           FROM threads t LEFT JOIN threads p ON p.no = t.parent JOIN threads r ON r.no = t.root";
+                           t.user_id, t.title, t.created_at, t.version, t.head, t.source, p.id, r.id, t.updated_at, s.id \
+                           FROM threads t LEFT JOIN threads p ON p.no = t.parent JOIN threads r ON r.no = t.root \
+                           LEFT JOIN threads s ON s.no = t.source AND t.parent IS NULL";
 
 fn thread_row(row: &Row<'_>) -> rusqlite::Result<ThreadRow> {
     let Loaded { thread, head, .. } = rows::loaded(row)?;
-    let parent: Option<String> = row.get(13)?;
+    let (parent, source): (Option<String>, Option<String>) = (row.get(14)?, row.get(17)?);
     Ok(ThreadRow {
         thread,
         parent_id: parent.map(ThreadId::new).transpose().map_err(unreadable)?,
-        root_id: id(row, 14)?,
+        root_id: id(row, 15)?,
+        forked_from: source.map(ThreadId::new).transpose().map_err(unreadable)?,
         head,
-        updated_at: Timestamp(row.get(15)?),
+        updated_at: Timestamp(row.get(16)?),
     })
 }
 
@@ -501,11 +492,11 @@ pub(super) fn open_question(
 /// The pieces of a history: each thread of the line of descent, and which of its entries are seen.
 fn pieces(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<(ThreadNo, Seq, Seq)>> {
     let mut pieces = vec![(thread.no, thread.born_at, up_to)];
-    let (mut parent, mut end) = (thread.parent, thread.born_at.min(up_to));
-    while let Some(no) = parent {
+    let (mut source, mut end) = (thread.source, thread.born_at.min(up_to));
+    while let Some(no) = source {
         let Some(Loaded { thread, .. }) = rows::load(conn, no)? else { break };
         pieces.push((no, thread.born_at, end));
-        parent = thread.parent;
+        source = thread.source;
         end = end.min(thread.born_at);
     }
     pieces.reverse();
@@ -562,6 +553,24 @@ fn complete(
         }
     }
     Ok(())
+}
+
+/// The nearest point at or before an entry from which a thread can be forked.
+pub(super) fn fork_point(conn: &Connection, thread: &Thread, at: Seq) -> rusqlite::Result<Seq> {
+    let mut point = ForkPoint::new(at);
+    let mut statement = conn.prepare_cached(
+        "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key DESC",
+    )?;
+    for (no, from, to) in pieces(conn, thread, at)?.into_iter().rev() {
+        let mut found = statement.query(params![key(no, from), key(no, to)])?;
+        while let Some(row) = found.next()? {
+            let entry: Entry = serde_json::from_str(row.get_ref(1)?.as_str()?).map_err(unreadable)?;
+            if let Some(at) = point.look(row.get::<_, i64>(0)?.unsigned_abs(), &entry.item) {
+                return Ok(at);
+            }
+        }
+    }
+    Ok(point.end())
 }
 
 /// The last entry that a user said; looked for from the end.

@@ -16,7 +16,7 @@ use super::thread::{NewThread, Thread, ThreadNo, random};
 use super::{Committed, Once, Receipt};
 
 const THREAD_COLUMNS: &str = "no, id, parent, root, born_at, ancestors, incarnation, agent, user_id, title, created_at, \
-                              version, head";
+                              version, head, source";
 
 pub(super) fn key(thread: ThreadNo, seq: Seq) -> i64 {
     (thread << 32) | i64::try_from(seq).unwrap_or(0)
@@ -90,6 +90,7 @@ pub(super) fn loaded(row: &Row<'_>) -> rusqlite::Result<Loaded> {
         no: row.get(0)?,
         id: id(row, 1)?,
         parent: row.get(2)?,
+        source: row.get(13)?,
         root: row.get(3)?,
         born_at: row.get::<_, i64>(4)?.unsigned_abs(),
         ancestors: serde_json::from_str(row.get_ref(5)?.as_str()?).map_err(unreadable)?,
@@ -129,6 +130,7 @@ pub(super) fn insert_root(
         id: new.id.clone(),
         root: 0,
         parent: None,
+        source: None,
         born_at: 0,
         ancestors: Vec::new(),
         incarnation: random(),
@@ -151,8 +153,8 @@ fn next_number(conn: &Connection) -> rusqlite::Result<ThreadNo> {
 fn insert_thread(conn: &Connection, thread: &Thread, head: &Head, now: Timestamp) -> rusqlite::Result<()> {
     let mut statement = conn.prepare_cached(
         "INSERT INTO threads (no, id, parent, root, born_at, ancestors, incarnation, agent, user_id, title, \
-         created_at, updated_at, version, status, ask, due, head) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 1, ?13, ?14, NULL, ?15)",
+         created_at, updated_at, version, status, ask, due, head, source) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 1, ?13, ?14, NULL, ?15, ?16)",
     )?;
     statement.execute(params![
         thread.no,
@@ -170,8 +172,37 @@ fn insert_thread(conn: &Connection, thread: &Thread, head: &Head, now: Timestamp
         head.status().as_str(),
         head.asking().map(u64::cast_signed),
         json_of(head),
+        thread.source,
     ])?;
     Ok(())
+}
+
+/// A root that begins with the history of another thread up to the nearest valid point.
+pub(super) fn insert_fork(
+    conn: &Connection,
+    of: &Loaded,
+    at: Option<Seq>,
+    id: ThreadId,
+    now: Timestamp,
+) -> rusqlite::Result<Loaded> {
+    let Loaded { thread: source, head, .. } = of;
+    let at = super::read::fork_point(conn, source, at.unwrap_or(head.seq).min(head.seq))?;
+    let no = next_number(conn)?;
+    let thread = Thread {
+        no,
+        id,
+        root: no,
+        parent: None,
+        source: Some(source.no),
+        born_at: at,
+        ancestors: Vec::new(),
+        incarnation: random(),
+        created_at: now,
+        ..Thread::clone(source)
+    };
+    let head = head.fork(at);
+    insert_thread(conn, &thread, &head, now)?;
+    Ok(Loaded { thread: Arc::new(thread), head, version: 1 })
 }
 
 /// Whether the head was still at that version.
@@ -412,6 +443,7 @@ impl Applying<'_> {
             id: child,
             root: self.thread.root,
             parent: Some(self.thread.no),
+            source: Some(self.thread.no),
             born_at: at,
             ancestors,
             incarnation: random(),

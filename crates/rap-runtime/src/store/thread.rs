@@ -14,7 +14,9 @@ pub(crate) struct Thread {
     /// The root of its session; itself for a root.
     pub(crate) root: ThreadNo,
     pub(crate) parent: Option<ThreadNo>,
-    /// It sees its parent's history up to here.
+    /// Whose history it inherits: that of its parent, or of the thread that it was forked from.
+    pub(crate) source: Option<ThreadNo>,
+    /// It sees its source's history up to here.
     pub(crate) born_at: Seq,
     /// Root first, parent last.
     pub(crate) ancestors: Vec<ThreadId>,

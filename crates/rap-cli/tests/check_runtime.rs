@@ -1,0 +1,175 @@
+//! `rap check runtime`, the real binary, against the real `rap serve`.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const RAP: &str = env!("CARGO_BIN_EXE_rap");
+/// Against our own runtime a run has to be shorter than this, on a machine that does other things as well.
+const QUICK: Duration = Duration::from_secs(60);
+
+fn check(arguments: &[&str]) -> Command {
+    let mut command = Command::new(RAP);
+    command.env_clear().args(["check", "runtime"]).args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).unwrap()
+}
+
+fn report(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
+}
+
+/// The names of the probes that ended so.
+fn probes<'a>(report: &'a Value, result: &str) -> Vec<&'a str> {
+    let probes = report["probes"].as_array().unwrap().iter();
+    probes.filter(|probe| probe["result"] == result).map(|probe| probe["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn our_own_runtime_meets_all_that_can_be_observed_and_survives_being_killed() {
+    let start = Instant::now();
+    let output =
+        check(&["--strict", "--format", "json", "--", RAP, "serve", "--config", "{config}"]).output();
+    let output = output.unwrap();
+    assert!(start.elapsed() < QUICK, "{:?}", start.elapsed());
+    assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
+    let report = report(&output);
+    assert_eq!(report["good"], true);
+    assert_eq!(probes(&report, "fail"), [""; 0], "{report}");
+    assert_eq!(probes(&report, "not_observable"), [""; 0], "{report}");
+    assert!(probes(&report, "pass").contains(&"crash_after_a_result"), "{report}");
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A process that ends with the test.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// The lines `  {name}  value` that the checker prints.
+fn told(stderr: &mut impl BufRead) -> HashMap<String, String> {
+    let mut values = HashMap::new();
+    while values.len() < 6 {
+        let mut line = String::new();
+        assert!(stderr.read_line(&mut line).unwrap() > 0, "it ended: {values:?}");
+        if let Some((name, value)) = line.trim().split_once("}  ") {
+            values.insert(name.trim_start_matches('{').to_owned(), value.to_owned());
+        }
+    }
+    values
+}
+
+#[test]
+fn a_runtime_that_somebody_else_starts_later_is_waited_for_and_never_killed() {
+    let port = free_port();
+    let url = format!("http://127.0.0.1:{port}");
+    let mut checker = check(&["--url", &url, "--settle", "1", "--format", "json"]);
+    let mut checker = Ended(checker.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut stderr = BufReader::new(checker.0.stderr.take().unwrap());
+    let values = told(&mut stderr);
+
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = format!(
+        "[server]\nlisten = \"127.0.0.1:{port}\"\n[model]\nprovider = \"openai\"\nname = \"m\"\n\
+         base_url = \"{}\"\napi_key = \"{}\"\n",
+        values["model_url"], values["model_key"]
+    );
+    // Only one of the three servers, and without its token.
+    config.push_str(&format!("[[tool_server]]\nurl = \"{}\"\n", values["tool_url"]));
+    fs::write(directory.path().join("rap.toml"), config).unwrap();
+    let mut serve = Command::new(RAP);
+    serve.arg("serve").current_dir(directory.path()).env_clear().stderr(Stdio::null());
+    let mut runtime = Ended(serve.spawn().unwrap());
+
+    let mut stdout = Vec::new();
+    checker.0.stdout.take().unwrap().read_to_end(&mut stdout).unwrap();
+    let status = checker.0.wait().unwrap();
+    assert_eq!(status.code(), Some(0), "{}", text(&stdout));
+    let report: Value = serde_json::from_slice(&stdout).unwrap();
+    assert_eq!(probes(&report, "fail"), [""; 0], "{report}");
+    let hidden = probes(&report, "not_observable");
+    for name in ["crash_in_a_call", "closing_told_to_all", "toolset_after_a_conflict", "retry_unreachable"] {
+        assert!(hidden.contains(&name), "{name}: {hidden:?}");
+    }
+    assert!(hidden.contains(&"invocation_authenticated"), "{hidden:?}");
+    assert!(runtime.0.try_wait().unwrap().is_none(), "it was not ours to end");
+}
+
+#[test]
+fn wrong_usage_is_told_with_what_to_do() {
+    for (arguments, expected) in [
+        (&["--", "sleep", "60"][..], "the placeholder {listen} is missing"),
+        (&["--say", "talk {thread}"], "the placeholder {text} is missing"),
+        (&["--say", "talk '{thread} {text}"], "a quotation mark is not closed"),
+        (&["--url", "127.0.0.1:7420"], "write it as http://HOST:PORT"),
+        (&["--env", "NAME", "--", "x", "{listen}"], "write it as NAME=VALUE"),
+        (&["--template", "no-such-file", "--", "x", "{listen}", "{config}"], "no-such-file"),
+        (&["--patience", "0"], "from 0.1 to 3600"),
+    ] {
+        let output = check(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), "");
+    }
+}
+
+#[test]
+fn a_runtime_that_does_not_start_fails_with_its_last_words() {
+    let script = "echo out of coffee >&2; exit 3";
+    let output = check(&["--", "/bin/sh", "-c", script, "{listen}"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told = text(&output.stderr);
+    assert!(told.contains("exit status: 3") && told.contains("out of coffee"), "{told}");
+    let output = check(&["--", "/no/such/runtime", "{listen}"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("can not start the runtime"), "{}", text(&output.stderr));
+}
+
+/// What it was started with takes the place of placeholders wherever they stand.
+#[test]
+fn placeholders_are_filled_in_arguments_variables_and_the_template() {
+    let directory = tempfile::tempdir().unwrap();
+    let template = directory.path().join("their.conf");
+    fs::write(&template, "tools = {tool_url} {tool_url_2} {tool_url_3}\nother = {unknown}\n").unwrap();
+    let out = directory.path().join("seen");
+    let script = format!("{{ echo \"$1\"; echo \"$MODEL\"; cat \"$2\"; }} > {}; exit 3", out.display());
+    let output = check(&[
+        "--template",
+        template.to_str().unwrap(),
+        "--env",
+        "MODEL=at {model_url}",
+        "--",
+        "/bin/sh",
+        "-c",
+        &script,
+        "sh",
+        "on {listen}",
+        "{config}",
+    ]);
+    let output = { output }.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let seen = fs::read_to_string(&out).unwrap_or_else(|_| panic!("{output:?}"));
+    let lines: Vec<&str> = seen.lines().collect();
+    assert!(lines[0].starts_with("on 127.0.0.1:"), "{seen}");
+    assert!(lines[1].starts_with("at http://127.0.0.1:") && lines[1].ends_with("/v1"), "{seen}");
+    assert!(lines[2].contains("/main http://") && lines[2].ends_with("/third"), "{seen}");
+    assert_eq!(lines[3], "other = {unknown}");
+}

@@ -1,0 +1,65 @@
+//! Forks: a root of its own that begins with a part of another thread.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
+mod support;
+
+use serde_json::json;
+use support::{Rap, Tools};
+
+async fn fork(rap: &Rap, thread: &str, at: Option<u64>) -> String {
+    let fork = rap.post(&format!("/v1/threads/{thread}/fork"), &json!({"at": at})).await.expect(201);
+    assert_eq!(
+        (&fork["forked_from"], &fork["parent"], &fork["root"]),
+        (&json!(thread), &json!(null), &fork["id"])
+    );
+    fork["id"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_fork_sees_what_was_before_and_nothing_after_it() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("say one").await;
+    rap.until_idle(&thread).await;
+    let fork = fork(&rap, &thread, None).await;
+    rap.say(&thread, "say two").await;
+    rap.until_idle(&thread).await;
+    let rap = rap.restarted();
+    assert_eq!(rap.story(&fork).await, ["user: say one", "assistant: one"]);
+    rap.say(&fork, "say else").await;
+    rap.until_idle(&fork).await;
+    assert_eq!(rap.story(&fork).await[2..], ["user: say else", "assistant: else"]);
+    assert_eq!(rap.story(&thread).await[2..], ["user: say two", "assistant: two"]);
+    // A fork of a fork, and children of either.
+    let again = self::fork(&rap, &fork, Some(3)).await;
+    assert_eq!(rap.story(&again).await, ["user: say one", "assistant: one", "user: say else"]);
+    rap.close(&thread).await;
+    assert_eq!(rap.thread(&fork).await["status"], "idle");
+}
+
+#[tokio::test]
+async fn a_fork_begins_at_the_nearest_valid_point_and_inherits_nothing_that_is_open() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("call watch {}").await;
+    tools.invocation().await.confirms("watching").await;
+    rap.until_idle(&thread).await;
+    rap.say(&thread, "call work {}\ncall work {}").await;
+    let calls = tools.invocations(2).await;
+    calls[0].returns("first").await;
+    // One result is there, one is missing: the nearest valid point is before the answer that called.
+    for at in [None, Some(6), Some(7), Some(99)] {
+        let fork = fork(&rap, &thread, at).await;
+        assert_eq!(rap.story(&fork).await.last().unwrap(), "user: call work {}\ncall work {}");
+        let shown = rap.thread(&fork).await;
+        assert_eq!((&shown["status"], &shown["subscriptions"]), (&json!("idle"), &json!([])));
+    }
+    calls[1].returns("second").await;
+    rap.until_idle(&thread).await;
+    let whole = fork(&rap, &thread, None).await;
+    assert_eq!(rap.story(&whole).await, rap.story(&thread).await);
+    let empty = fork(&rap, &thread, Some(0)).await;
+    assert!(rap.story(&empty).await.is_empty());
+    rap.post("/v1/threads/nobody/fork", &json!({})).await.expect(404);
+}

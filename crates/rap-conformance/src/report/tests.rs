@@ -1,0 +1,90 @@
+use super::*;
+use rap_protocol::Secret;
+use serde_json::json;
+
+const MUST: Probe = Probe { name: "one", requirements: &["TC-04", "TC-05"], checks: "One thing." };
+const SHOULD: Probe = Probe { name: "two", requirements: &["TC-09"], checks: "Another thing." };
+/// It can only show that it is not so.
+const PARTLY: Probe = Probe { name: "three", requirements: &["TC-10"], checks: "Some of a thing." };
+
+fn report(outcomes: &[(&'static Probe, Verdict)]) -> Report {
+    let mut report = Report::new(Subject::Tool, "a server", &[("TC-10", "it takes days")]);
+    for (probe, verdict) in outcomes {
+        report.add(Outcome { probe, verdict: verdict.clone(), took: Duration::from_millis(250) });
+    }
+    report
+}
+
+fn failed() -> Verdict {
+    let request = Shown::new("POST /close_thread", br#"{"thread_id": "t"}"#);
+    Verdict::fail("it answered <500>", vec![Exchange::new(request, Shown::head("500"))])
+}
+
+fn standing<'a>(report: &'a Report, id: &str) -> Standing<'a> {
+    report.standings().find(|(requirement, _)| requirement.id == id).unwrap().1
+}
+
+#[test]
+fn a_requirement_passes_only_if_a_probe_passed_and_none_failed() {
+    let hidden = || Verdict::not_observable("nothing was seen");
+    let passed = report(&[(&MUST, Verdict::Pass), (&MUST, hidden())]);
+    assert_eq!(standing(&passed, "TC-04"), Standing::Pass);
+    assert_eq!(standing(&report(&[(&MUST, Verdict::Pass), (&MUST, failed())]), "TC-04"), Standing::Fail);
+    let unseen = report(&[(&MUST, hidden())]);
+    assert_eq!(standing(&unseen, "TC-04"), Standing::NotObservable { why: "nothing was seen" });
+    assert_eq!(standing(&unseen, "TC-10"), Standing::NotObservable { why: "it takes days" });
+    assert_eq!(standing(&unseen, "TC-09"), Standing::NotObservable { why: "no probe is about it" });
+    let partly = report(&[(&PARTLY, Verdict::Pass)]);
+    assert_eq!(standing(&partly, "TC-10"), Standing::NotObservable { why: "it takes days" });
+    assert_eq!(standing(&report(&[(&PARTLY, failed())]), "TC-10"), Standing::Fail);
+}
+
+#[test]
+fn a_failed_must_is_bad_and_a_failed_should_only_where_it_is_strict() {
+    let table = [(Verdict::Pass, Verdict::Pass, true, true), (Verdict::Pass, failed(), true, false)];
+    for (must, should, lenient, strict) in table.into_iter().chain([(failed(), Verdict::Pass, false, false)])
+    {
+        let report = report(&[(&MUST, must), (&SHOULD, should)]);
+        assert_eq!(report.is_good(Strictness::Lenient), lenient);
+        assert_eq!(report.is_good(Strictness::Strict), strict);
+    }
+}
+
+#[test]
+fn the_three_forms_say_the_same() {
+    let report = report(&[(&MUST, Verdict::Pass), (&SHOULD, failed())]);
+    let table = report.to_table(Strictness::Lenient, None);
+    assert!(table.contains("2 requirements pass, 0 MUST and 1 SHOULD fail"), "{table}");
+    assert!(table.contains("POST /close_thread {\"thread_id\":\"t\"}"), "{table}");
+    assert!(table.contains("it takes days"), "{table}");
+    let json = report.to_json(Strictness::Lenient);
+    assert_eq!(json["count"]["failed_should"], 1);
+    assert_eq!(json["good"], true);
+    assert_eq!(json["probes"][1]["exchanges"][0]["answer"], json!({"head": "500"}));
+    let warned = report.to_junit(Strictness::Lenient);
+    assert!(warned.contains("failures=\"0\"") && warned.contains("it answered &lt;500&gt;"), "{warned}");
+    let strict = report.to_junit(Strictness::Strict);
+    assert!(
+        strict.contains("failures=\"1\"") && strict.contains("<failure message=\"SHOULD TC-09"),
+        "{strict}"
+    );
+}
+
+#[test]
+fn an_exchange_shows_no_capability() {
+    let body = json!({
+        "callback_url": "http://127.0.0.1:7/callback/s3cret",
+        "response_url": "s3cret",
+        "endpoint": "http://h/invoke",
+        "text": "see https://user:s3cret@id.example.com/s3cret?s3cret#s3cret.",
+        "more": [{"auth_url": "http://h/s3cret"}],
+    });
+    let shown = Shown::new("POST http://h/s3cret", &serde_json::to_vec(&body).unwrap());
+    let broken = Shown::new("200", b"{\"auth_url\": \"http://h/s3cret\", ");
+    let exchange = Exchange::new(shown, broken).hide(&Secret::new("t0ken"));
+    let all = format!("{exchange:?}");
+    assert!(!all.contains("s3cret"), "{all}");
+    assert!(all.contains("http://h/invoke") && all.contains("https://id.example.com/…"), "{all}");
+    let echoed = Exchange::new(Shown::head("x"), Shown::new("401", b"you said t0ken"));
+    assert_eq!(echoed.hide(&Secret::new("t0ken")).answer.body, "you said …");
+}

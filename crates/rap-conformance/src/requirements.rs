@@ -1,0 +1,129 @@
+//! The normative sentences of the specification, by id: `requirements.tsv`.
+
+use std::fmt;
+use std::sync::LazyLock;
+
+use serde::{Serialize, Serializer};
+
+/// One normative sentence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Requirement {
+    /// Two letters and a number, as in `TC-04`.
+    pub id: &'static str,
+    /// How binding it is.
+    pub level: Level,
+    /// Who has to meet it.
+    pub who: Who,
+    /// What it says.
+    pub text: &'static str,
+}
+
+/// How binding a requirement is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// It has to be so.
+    Must,
+    /// It must not be so.
+    MustNot,
+    /// It is so unless there is a good reason.
+    Should,
+    /// It is not so unless there is a good reason.
+    ShouldNot,
+    /// It may be so.
+    May,
+    /// It follows from other sentences, or from the examples.
+    Derived,
+}
+
+/// Who has to meet a requirement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Who {
+    /// Tool servers.
+    Tool,
+    /// Runtimes.
+    Runtime,
+    /// Tool servers and runtimes.
+    Both,
+}
+
+static ALL: LazyLock<Vec<Requirement>> = LazyLock::new(|| {
+    let lines = include_str!("../requirements.tsv").lines().skip(1);
+    lines.map(|line| parse(line).unwrap_or_else(|| panic!("bug: requirements.tsv: {line}"))).collect()
+});
+
+/// All of them, in the order of the specification.
+pub fn all() -> &'static [Requirement] {
+    &ALL
+}
+
+/// The one with this id.
+pub fn find(id: &str) -> Option<&'static Requirement> {
+    all().iter().find(|requirement| requirement.id == id)
+}
+
+fn parse(line: &'static str) -> Option<Requirement> {
+    let mut fields = line.split('\t');
+    let mut field = || fields.next();
+    Some(Requirement {
+        id: field()?,
+        level: match field()? {
+            "MUST" => Level::Must,
+            "MUST NOT" => Level::MustNot,
+            "SHOULD" => Level::Should,
+            "SHOULD NOT" => Level::ShouldNot,
+            "MAY" => Level::May,
+            "derived" => Level::Derived,
+            _ => return None,
+        },
+        who: match field()? {
+            "tool" => Who::Tool,
+            "runtime" => Who::Runtime,
+            "both" => Who::Both,
+            _ => return None,
+        },
+        text: field()?,
+    })
+}
+
+impl Level {
+    /// Whether an implementation that does not meet it is wrong.
+    pub fn is_must(self) -> bool {
+        matches!(self, Level::Must | Level::MustNot)
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Level::Must => "MUST",
+            Level::MustNot => "MUST NOT",
+            Level::Should => "SHOULD",
+            Level::ShouldNot => "SHOULD NOT",
+            Level::May => "MAY",
+            Level::Derived => "derived",
+        })
+    }
+}
+
+impl Serialize for Level {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_line_is_a_requirement_with_an_id_of_its_own() {
+        assert_eq!(all().len(), include_str!("../requirements.tsv").lines().count() - 1);
+        let ids: HashSet<&str> = all().iter().map(|requirement| requirement.id).collect();
+        assert_eq!(ids.len(), all().len());
+        assert_eq!(find("TC-05").map(|found| (found.level, found.who)), Some((Level::MustNot, Who::Tool)));
+        assert_eq!(find("XX-01"), None);
+    }
+}

@@ -1,0 +1,143 @@
+//! Placeholders such as `{tool_url}` in words, variables and templates. Whatever takes their place is never interpreted:
+//! words are split first and filled afterwards, and no shell sees them.
+
+/// What is wrong with a command or a template.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum Error {
+    /// A quotation mark has no partner.
+    #[error("a quotation mark is not closed in: {0}")]
+    OpenQuote(String),
+    /// There is nothing to start.
+    #[error("the command is empty")]
+    Empty,
+    /// A placeholder has to be there.
+    #[error("the placeholder {{{name}}} is missing in: {text}")]
+    Missing {
+        /// Which.
+        name: String,
+        /// Where.
+        text: String,
+    },
+}
+
+/// The words of a command, with placeholders in them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Words(Vec<String>);
+
+impl Words {
+    /// Words that are split already.
+    pub fn given(words: Vec<String>) -> Result<Words, Error> {
+        if words.is_empty() { Err(Error::Empty) } else { Ok(Words(words)) }
+    }
+
+    /// Splits like a shell: blanks separate, quotation marks and backslashes hold together. Nothing is expanded.
+    pub fn split(text: &str) -> Result<Words, Error> {
+        let mut words = Vec::new();
+        let mut word: Option<String> = None;
+        let mut quote = None;
+        let mut chars = text.chars();
+        while let Some(c) = chars.next() {
+            match (quote, c) {
+                (Some(mark), c) if c == mark => quote = None,
+                (Some('"') | None, '\\') => {
+                    let next = chars.next().ok_or_else(|| Error::OpenQuote(text.into()))?;
+                    let word = word.get_or_insert_default();
+                    if quote.is_some() && !matches!(next, '"' | '\\' | '$' | '`') {
+                        word.push('\\');
+                    }
+                    word.push(next);
+                }
+                (None, '\'' | '"') => {
+                    quote = Some(c);
+                    word.get_or_insert_default();
+                }
+                (None, c) if c.is_whitespace() => words.extend(word.take()),
+                (_, c) => word.get_or_insert_default().push(c),
+            }
+        }
+        if quote.is_some() {
+            return Err(Error::OpenQuote(text.into()));
+        }
+        words.extend(word);
+        Words::given(words)
+    }
+
+    /// The same, if all of these placeholders are there.
+    pub fn with(self, names: &[&str]) -> Result<Words, Error> {
+        match names.iter().find(|name| !self.mentions(name)) {
+            None => Ok(self),
+            Some(name) => Err(Error::Missing { name: (*name).into(), text: self.0.join(" ") }),
+        }
+    }
+
+    /// Whether a placeholder is there.
+    pub fn mentions(&self, name: &str) -> bool {
+        self.0.iter().any(|word| mentions(word, name))
+    }
+
+    /// The words with values in the place of placeholders.
+    pub fn filled(&self, values: &[(&str, &str)]) -> Vec<String> {
+        self.0.iter().map(|word| fill(word, values)).collect()
+    }
+}
+
+/// Whether a text has a placeholder.
+pub fn mentions(text: &str, name: &str) -> bool {
+    text.contains(&format!("{{{name}}}"))
+}
+
+/// A text with values in the place of placeholders. What is no placeholder stays, and values are not filled again.
+pub fn fill(text: &str, values: &[(&str, &str)]) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('{') {
+        out.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let known = values.iter().find_map(|(name, value)| {
+            let after = rest[1..].strip_prefix(name)?.strip_prefix('}')?;
+            Some((*value, after))
+        });
+        let (value, after) = known.unwrap_or(("{", &rest[1..]));
+        out.push_str(value);
+        rest = after;
+    }
+    out + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_split_like_a_shell_does_and_nothing_is_expanded() {
+        let table: [(&str, &[&str]); 6] = [
+            ("say {thread} {text}", &["say", "{thread}", "{text}"]),
+            ("  a\tb\n", &["a", "b"]),
+            ("'a b' \"c d\" e\\ f", &["a b", "c d", "e f"]),
+            ("a'b'\"c\" '' $HOME *", &["abc", "", "$HOME", "*"]),
+            (r#""a \"b\" \n" 'c\d'"#, &["a \"b\" \\n", "c\\d"]),
+            ("--to={thread}", &["--to={thread}"]),
+        ];
+        for (text, words) in table {
+            assert_eq!(Words::split(text).unwrap().0, words, "{text}");
+        }
+        for text in ["'a", "\"a", "a\\"] {
+            assert_eq!(Words::split(text), Err(Error::OpenQuote(text.into())));
+        }
+        assert_eq!(Words::split("  "), Err(Error::Empty));
+    }
+
+    #[test]
+    fn values_are_put_in_once_and_never_interpreted() {
+        let words = Words::split("say '{thread} says' {text}{text} {other} {").unwrap();
+        let filled = words.filled(&[("thread", "{text} $(rm)"), ("text", "a b; {thread}")]);
+        let expected = ["say", "{text} $(rm) says", "a b; {thread}a b; {thread}", "{other}", "{"];
+        assert_eq!(filled, expected);
+    }
+
+    #[test]
+    fn a_command_that_can_say_nothing_is_refused() {
+        let missing = Words::split("say {thread}").unwrap().with(&["thread", "text"]);
+        assert!(missing.unwrap_err().to_string().contains("{text} is missing"));
+    }
+}

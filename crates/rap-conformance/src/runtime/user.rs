@@ -1,0 +1,176 @@
+//! The user: speaks to the runtime through its client API, or through a command.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use http::{HeaderValue, header};
+use rap_io::client::Client;
+use rap_protocol::Secret;
+use serde_json::{Value, json};
+use tokio::process::Command;
+use url::Url;
+
+use super::placeholders::{self, Words};
+use crate::{Exchange, Shown, Verdict};
+
+/// How the user speaks.
+#[derive(Clone)]
+pub enum User {
+    /// Through the client API of `rap serve`.
+    Api(Api),
+    /// Through a command, which can do nothing but say something.
+    Command(Say),
+}
+
+/// The client API.
+#[derive(Clone)]
+pub struct Api {
+    pub(crate) base: Url,
+    pub(crate) token: Option<Secret>,
+}
+
+/// A command with the placeholders `{thread}` and `{text}`.
+#[derive(Clone)]
+pub struct Say {
+    words: Words,
+    /// What the last command that failed complained of.
+    complaint: Arc<Mutex<Option<String>>>,
+}
+
+/// What a client was answered.
+pub(crate) struct Answered {
+    pub(crate) status: u16,
+    pub(crate) body: Value,
+    pub(crate) exchange: Exchange,
+}
+
+impl Api {
+    /// The API at this URL.
+    pub fn new(base: Url, token: Option<Secret>) -> Api {
+        Api { base, token }
+    }
+
+    fn url(&self, path: &[&str]) -> Url {
+        let mut url = self.base.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().push("v1").extend(path);
+        }
+        url
+    }
+
+    fn headers(&self) -> Vec<(header::HeaderName, HeaderValue)> {
+        let bearer = self.token.as_ref().and_then(|token| {
+            let mut value = HeaderValue::try_from(format!("Bearer {}", token.expose())).ok()?;
+            value.set_sensitive(true);
+            Some((header::AUTHORIZATION, value))
+        });
+        bearer.into_iter().collect()
+    }
+
+    pub(crate) async fn post(&self, http: &Client, path: &[&str], body: &Value) -> Result<Answered, Verdict> {
+        let url = self.url(path);
+        let head = format!("POST {}", url.path());
+        let raw = Bytes::from(body.to_string());
+        let reply = http.post_json(&url, &self.headers(), raw.clone()).await;
+        let reply = reply.map_err(|error| {
+            let exchange = Exchange::new(Shown::new(&head, &raw), Shown::head(error.to_string()));
+            Verdict::fail(format!("the client API did not answer: {error}"), vec![exchange])
+        })?;
+        let exchange =
+            Exchange::new(Shown::new(&head, &raw), Shown::new(reply.status.to_string(), &reply.body));
+        let body = serde_json::from_slice(&reply.body).unwrap_or(Value::Null);
+        Ok(Answered { status: reply.status, body, exchange })
+    }
+
+    pub(crate) async fn get(&self, http: &Client, path: &[&str]) -> Result<Value, Verdict> {
+        let fetched = http.get(&self.url(path), &self.headers(), 16 * 1024 * 1024).await;
+        let fetched = fetched
+            .map_err(|error| Verdict::fail(format!("the client API did not answer: {error}"), Vec::new()))?;
+        Ok(serde_json::from_slice(&fetched.body).unwrap_or(Value::Null))
+    }
+}
+
+impl Answered {
+    /// The answer, if it is this one.
+    pub(crate) fn expect(self, status: u16) -> Result<Value, Verdict> {
+        if self.status == status {
+            return Ok(self.body);
+        }
+        let what = format!("the client API answered {} instead of {status}", self.status);
+        Err(Verdict::fail(what, vec![self.exchange]))
+    }
+}
+
+impl Say {
+    /// The command, split like a shell does.
+    pub fn new(command: &str) -> Result<Say, placeholders::Error> {
+        Ok(Say { words: Words::split(command)?.with(&["thread", "text"])?, complaint: Arc::default() })
+    }
+
+    /// Starts the command and lets it run: it may well wait for the agent's answer.
+    pub(crate) fn run(&self, thread: &str, text: &str) -> Result<(), Verdict> {
+        let words = self.words.filled(&[("thread", thread), ("text", text)]);
+        let (program, arguments) = words.split_first().expect("bug: a command has a first word");
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
+        command.stderr(std::process::Stdio::piped()).kill_on_drop(true);
+        let child = command.spawn().map_err(|error| {
+            Verdict::not_observable(format!("the command of --say could not be started: {error}"))
+        })?;
+        let complaint = Arc::clone(&self.complaint);
+        tokio::spawn(async move {
+            let ended = child.wait_with_output().await;
+            if let Ok(output) = ended
+                && !output.status.success()
+            {
+                let text = rap_protocol::redact::text(&String::from_utf8_lossy(&output.stderr));
+                let told = format!("the command of --say failed ({}): {text}", output.status);
+                *complaint.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
+            }
+        });
+        Ok(())
+    }
+
+    /// What the last command that failed complained of.
+    pub(crate) fn complaint(&self) -> Option<String> {
+        self.complaint.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl User {
+    /// What only the API can do.
+    pub(crate) fn api(&self, what: &str) -> Result<&Api, Verdict> {
+        match self {
+            User::Api(api) => Ok(api),
+            User::Command(_) => {
+                Err(Verdict::not_observable(format!("--say can not {what}; give the client API with --url")))
+            }
+        }
+    }
+
+    /// Says something in a new thread, and gives its name.
+    pub(crate) async fn open(&self, http: &Client, name: &str, text: &str) -> Result<String, Verdict> {
+        match self {
+            User::Api(api) => {
+                let thread = api.post(http, &["threads"], &json!({"message": text})).await?.expect(201)?;
+                Ok(thread["id"].as_str().unwrap_or_default().to_owned())
+            }
+            User::Command(say) => {
+                say.run(name, text)?;
+                Ok(name.to_owned())
+            }
+        }
+    }
+
+    pub(crate) async fn say(&self, http: &Client, thread: &str, text: &str) -> Result<(), Verdict> {
+        match self {
+            User::Api(api) => {
+                api.post(http, &["threads", thread, "messages"], &json!({"text": text}))
+                    .await?
+                    .expect(202)?;
+                Ok(())
+            }
+            User::Command(say) => say.run(thread, text),
+        }
+    }
+}
