@@ -323,6 +323,10 @@ pub enum Status {
 }
 
 impl Status {
+    /// All of them.
+    pub const ALL: [Status; 6] =
+        [Status::Closed, Status::Failed, Status::Running, Status::NeedsYou, Status::Waiting, Status::Idle];
+
     /// The status as it stands in the API.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -55,6 +55,19 @@ pub fn span(duration: Duration) -> String {
     format!("{count} {unit}")
 }
 
+/// `12 s`, `1 min 12 s`, `2 h 5 min`: in two units, for what is counted in front of somebody.
+pub fn counted(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let (below, unit) = match seconds {
+        0..60 => (0, ""),
+        60..3600 => (seconds % 60, "s"),
+        3600..172_800 => (seconds % 3600 / 60, "min"),
+        _ => (seconds % 86_400 / 3600, "h"),
+    };
+    let above = span(duration);
+    if below == 0 { above } else { format!("{above} {below} {unit}") }
+}
+
 /// `0.4 s`, `12 s`: with a tenth where that says something.
 pub fn elapsed(duration: Duration) -> String {
     if duration < Duration::from_secs(10) {
@@ -96,5 +109,10 @@ mod tests {
         }
         assert_eq!(elapsed(Duration::from_millis(440)), "0.4 s");
         assert_eq!(elapsed(Duration::from_secs(75)), "1 min");
+        let table =
+            [(9, "9 s"), (60, "1 min"), (75, "1 min 15 s"), (7500, "2 h 5 min"), (183_600, "2 days 3 h")];
+        for (seconds, expected) in table {
+            assert_eq!(counted(Duration::from_secs(seconds)), expected);
+        }
     }
 }

@@ -124,6 +124,22 @@ pub struct Subscription {
     pub since: Timestamp,
 }
 
+/// Something that happens by itself.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Timer {
+    /// The thread.
+    pub thread_id: String,
+    /// The call that it is of.
+    pub call_id: Option<String>,
+    /// What was called.
+    pub tool: Option<String>,
+    /// `sleep`, `schedule`, `timeout` or `retry`.
+    pub kind: String,
+    /// When.
+    #[serde(deserialize_with = "time")]
+    pub at: Timestamp,
+}
+
 /// A question that waits for a person.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Question {

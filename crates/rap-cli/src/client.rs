@@ -18,7 +18,7 @@ use url::Url;
 
 pub use events::{Event, Events, Follower, News};
 
-use crate::api::{Entry, Page, Question, Thread};
+use crate::api::{Entry, Page, Question, Thread, Timer};
 
 /// Where a runtime listens unless it is told otherwise.
 pub const DEFAULT_URL: &str = "http://127.0.0.1:7420";
@@ -220,6 +220,12 @@ impl Client {
     pub async fn inbox(&self) -> Result<Vec<Question>, Error> {
         let mut answer = self.get(&["v1", "inbox"], &[("limit", "1000")]).await?;
         self.typed(answer["items"].take())
+    }
+
+    /// What happens by itself, the next first.
+    pub async fn timers(&self) -> Result<Vec<Timer>, Error> {
+        let mut answer = self.get(&["v1", "timers"], &[("limit", "1000")]).await?;
+        self.typed(answer["timers"].take())
     }
 
     /// Entries of a thread, from the one after `after` on.

@@ -163,6 +163,7 @@ fn limits(given: &config::Limits) -> Limits {
     Limits {
         thread: thread_limits(given),
         invoke_retry_for: given.invoke_retry_for,
+        lost_after: given.lost_after,
         invoke_ack_timeout: given.invoke_ack_timeout,
         invoke_concurrency: given.invoke_concurrency as usize,
         model_attempts: given.model_attempts,

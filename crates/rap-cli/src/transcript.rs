@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use anstyle::Style;
+use rap_agent::words;
 use rap_protocol::Timestamp;
 
 use crate::age::elapsed;
@@ -28,7 +29,7 @@ pub struct Transcript {
 /// A line: who, and what.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
-    /// `you`, `agent`, `call`, `result`, `woken` or `note`.
+    /// `you`, `agent`, `parent`, `call`, `result`, `woken` or `note`.
     pub who: &'static str,
     /// What was said or happened.
     pub what: String,
@@ -44,7 +45,7 @@ impl Line {
 
 fn colour(who: &str) -> Style {
     match who {
-        "you" => CYAN,
+        "you" | "parent" => CYAN,
         "agent" => GREEN,
         "woken" => YELLOW,
         _ => DIM,
@@ -56,6 +57,9 @@ impl Transcript {
     pub fn lines(&mut self, entry: &Entry) -> Vec<Line> {
         match &entry.item {
             Item::User { text, from: None } => vec![Line { who: "you", what: plain(text) }],
+            Item::User { text, from: Some(from) } if from == "parent" => {
+                vec![Line { who: "parent", what: plain(text) }]
+            }
             Item::User { text, from: Some(_) } | Item::Notice { text } => {
                 vec![Line { who: "note", what: plain(text) }]
             }
@@ -65,7 +69,12 @@ impl Transcript {
                 said.into_iter().chain(called).collect()
             }
             Item::Result { call_id, content, display, .. } => {
-                let shown = displayed(display).map_or_else(|| short(&text_of(content)), |text| block(&text));
+                let text = text_of(content);
+                // What a thread that was started is to do is no result for people.
+                if let Some(instructions) = text.strip_prefix(words::CHILD_OPENING) {
+                    return vec![Line { who: "parent", what: plain(instructions) }];
+                }
+                let shown = displayed(display).map_or_else(|| short(&text), |text| block(&text));
                 vec![self.result(call_id, &shown, entry.at)]
             }
             Item::Other => Vec::new(),
@@ -76,7 +85,7 @@ impl Transcript {
         let Call { id, name, .. } = call;
         self.calls.insert(id.clone(), (name.clone(), at));
         if call.synthetic {
-            return Line { who: "woken", what: format!("by {} {}", occasion(call), one_line(name)) };
+            return Line { who: "woken", what: format!("by {}", occasion(call)) };
         }
         let shown = call.display.clone().unwrap_or_else(|| format!("{name}({})", call.arguments));
         Line { who: "call", what: format!("{} ({id})", short(&shown)) }
@@ -108,14 +117,18 @@ fn block(text: &str) -> String {
 }
 
 /// What a call stands for that the runtime made.
-fn occasion(call: &Call) -> &'static str {
-    let kind = call.arguments["kind"].as_str().unwrap_or("");
-    if kind.ends_with("(subscription has ended)") {
-        "the last event of"
+fn occasion(call: &Call) -> String {
+    let (kind, name) = (call.arguments["kind"].as_str().unwrap_or(""), one_line(&call.name));
+    if let Some((_, child)) = kind.split_once(" (report of thread ") {
+        format!("a report of thread {}", one_line(child.trim_end_matches(')')))
+    } else if name == words::SCHEDULE && kind.contains(" (subscription ") {
+        "its schedule".into()
+    } else if kind.ends_with("(subscription has ended)") {
+        format!("the last event of {name}")
     } else if kind.ends_with("(subscription remains active)") {
-        "an event of"
+        format!("an event of {name}")
     } else {
-        "the late result of"
+        format!("the late result of {name}")
     }
 }
 
@@ -197,6 +210,31 @@ mod tests {
                 "woken   by the last event of tick",
                 "woken   by the late result of tick",
                 "note    n",
+            ],
+        );
+    }
+
+    #[test]
+    fn children_and_schedules_have_their_words() {
+        let report = json!({"id": "r", "name": "spawn_thread", "synthetic": true,
+            "arguments": {"kind": "interrupt:c1 (report of thread t2)", "instructions": "look"}});
+        let tick = json!({"id": "s", "name": "schedule", "synthetic": true,
+            "arguments": {"kind": "interrupt:c1 (subscription remains active)", "cron": "* * * * *"}});
+        let opening = format!("{}Look\nit up.", words::CHILD_OPENING);
+        check(
+            &[
+                json!({"kind": "assistant", "text": "", "calls": [report]}),
+                json!({"kind": "result", "call_id": "r", "content": "found it"}),
+                json!({"kind": "assistant", "text": "", "calls": [tick]}),
+                json!({"kind": "user", "text": "hurry", "from": "parent"}),
+                json!({"kind": "result", "call_id": "c", "content": opening}),
+            ],
+            &[
+                "woken   by a report of thread t2",
+                "result  spawn_thread: found it",
+                "woken   by its schedule",
+                "parent  hurry",
+                "parent  Look\n        it up.",
             ],
         );
     }

@@ -8,6 +8,7 @@ use serde_json::json;
 use support::http;
 use support::model::ModelServer;
 use support::peer::Reply;
+use support::stream::Stream;
 use support::tools::{INVOKE, with};
 use support::{Rap, Setup, Tools, until};
 
@@ -105,9 +106,29 @@ async fn misuse(rap: &Rap, tools: &Tools, model: &ModelServer, said: &mut Said) 
     let choice = format!("/v1/threads/{thread}/calls/{}/choice", call.id());
     rap.post(&choice, &json!({"selected": 0})).await.expect(202);
     tools.next(ANSWERS).await;
-    let inbox = rap.get("/v1/inbox").await.expect(200);
-    assert!(inbox.to_string().contains(SIGN_IN), "a person has to see it: {inbox}");
     (thread, vec![token[8..40].to_owned(), token])
+}
+
+/// What a person is shown, who has to sign in: the inbox, and the streams with what is open now.
+async fn shown(rap: &Rap, thread: &str) -> Said {
+    let mut shown = Said(Vec::new());
+    shown.add("/v1/inbox", rap.get("/v1/inbox").await.body.to_string());
+    for arguments in [&["inbox", "ls"][..], &["inbox", "ls", "--json"], &["threads", "show", thread]] {
+        shown.add(format!("rap {}", arguments.join(" ")), rap.command(arguments).1);
+    }
+    for path in [format!("/v1/threads/{thread}/events"), "/v1/events".to_owned()] {
+        let bearer = format!("Bearer {CLIENT}");
+        let mut stream = Stream::open_with(rap, &path, &[("authorization", &bearer)]).await.unwrap();
+        let mut text = String::new();
+        while !text.contains(SIGN_IN) {
+            text.push_str(&stream.next().await.unwrap().data);
+        }
+        shown.add(path, text);
+    }
+    for (place, text) in &shown.0 {
+        assert!(text.contains(SIGN_IN), "{place} does not say where to sign in: {text}");
+    }
+    shown
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,6 +140,7 @@ async fn no_secret_is_ever_said() {
     let (thread, tokens) = misuse(&rap, &tools, &model, &mut said).await;
     until("the ledger is written", async || (rap.listing("deliveries").await.len() >= 5).then_some(())).await;
     listen(&rap, &thread, &mut said).await;
+    let shown = shown(&rap, &thread).await;
     // What has gone wrong with a model may quote the key.
     let head = Some(("content-type", "application/json".to_owned()));
     let body = json!({"error": {"message": format!("Incorrect API key provided: {MODEL}.")}});
@@ -136,8 +158,12 @@ async fn no_secret_is_ever_said() {
     said.add("stdout", rap.stdout());
 
     let key = std::fs::read_to_string(rap.directory().join("rap.db.key")).unwrap();
-    let own = [CLIENT, TOOLS, MODEL, SIGN_IN, "s3cret", key.trim()];
-    own.into_iter().chain(tokens.iter().map(String::as_str)).for_each(|secret| said.never(secret));
+    let secrets = [CLIENT, TOOLS, MODEL, ANSWERS, key.trim()];
+    for secret in secrets.into_iter().chain(tokens.iter().map(String::as_str)) {
+        said.never(secret);
+        shown.never(secret);
+    }
+    said.never("s3cret");
     assert!(rap.log().contains("TRACE"), "it was as loud as it gets");
 }
 
@@ -145,12 +171,15 @@ async fn no_secret_is_ever_said() {
 #[tokio::test]
 async fn what_is_logged_names_thread_and_call() {
     let tools = Tools::start().await;
-    let rap = Rap::start(&tools);
+    let rap = Setup::new().tools(&tools).variable("RUST_LOG", "debug").start();
     tools.answer_next(INVOKE, Reply::Status(500));
     let thread = rap.open("call work").await;
     let call = tools.invocations(2).await.remove(1);
     call.returns("done").await;
     rap.until_idle(&thread).await;
+    for status in ["running", "waiting", "idle"] {
+        rap.until_logged(&format!("step thread={thread} status=\"{status}\"")).await;
+    }
     let fields = [format!("thread={thread}"), "call=call_1_1".to_owned()];
     let lines = |what: &str| -> Vec<String> {
         let log = rap.log();

@@ -9,6 +9,7 @@ mod ask;
 pub(crate) mod built_in;
 mod invoke;
 mod ledger;
+mod lost;
 mod metrics;
 mod notify;
 mod plan;
@@ -145,6 +146,7 @@ impl Engine {
         });
         slot.set(Arc::downgrade(&engine)).unwrap_or_else(|_| unreachable!("bug: the slot is set once"));
         engine.tasks.spawn(Arc::clone(&engine).upkeep());
+        engine.tasks.spawn(Arc::clone(&engine).look_for_lost());
         engine.tasks.spawn(Arc::clone(&engine).record());
         Ok(engine)
     }
@@ -152,6 +154,7 @@ impl Engine {
     /// Acts on a step that is on disk. Runs on the writer's thread.
     fn act(self: &Arc<Self>, committed: Committed) {
         let Committed { thread, effects, settled, due, status } = committed;
+        tracing::debug!(thread = %thread.id, status = status.as_str(), effects = effects.len(), "step");
         if self.hub.is_heard() {
             self.hub.tell(thread.no, Live::Moved { thread: thread.id.clone(), status });
         }

@@ -126,6 +126,9 @@ pub struct Limits {
     pub thread: rap_agent::Limits,
     /// How long an invocation is tried.
     pub invoke_retry_for: Duration,
+    /// How long ago a call was acknowledged when its server is first asked whether anybody works on it, and how long it
+    /// takes until it is asked again.
+    pub lost_after: Duration,
     /// How long a tool server may take to acknowledge.
     pub invoke_ack_timeout: Duration,
     /// Invocations under way at a time, to each tool server.
@@ -159,6 +162,7 @@ impl Default for Limits {
         Limits {
             thread: rap_agent::Limits::default(),
             invoke_retry_for: Duration::from_secs(600),
+            lost_after: Duration::from_secs(15 * 60),
             invoke_ack_timeout: Duration::from_secs(10),
             invoke_concurrency: 256,
             model_attempts: 5,

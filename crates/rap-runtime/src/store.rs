@@ -11,6 +11,7 @@ mod budget;
 mod cache;
 mod census;
 mod due;
+mod filter;
 mod ledger;
 mod read;
 mod rows;
@@ -38,10 +39,11 @@ use read::Readers;
 use rows::Applying;
 
 pub(crate) use census::COUNTED;
-pub(crate) use due::{DueAnswer, Letters};
+pub(crate) use due::{Doubtful, DueAnswer, Letters};
+pub(crate) use filter::ThreadFilter;
 pub(crate) use ledger::{DeliveryFilter, DeliveryRow, Fate, Kind, Line, Redelivery, prune_old};
 pub(crate) use read::{
-    Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadFilter, ThreadRow, TimerRow, ViewRow,
+    Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadRow, TimerRow, ViewRow,
 };
 pub(crate) use thread::{NewThread, Thread, ThreadNo, fresh_id, random};
 

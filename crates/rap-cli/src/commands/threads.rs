@@ -6,6 +6,7 @@ use std::io::Read;
 
 use anyhow::Context;
 use clap::{Subcommand, ValueEnum};
+use rap_agent::words;
 use serde_json::{Value, json};
 
 use super::{Connection, Shape, known, print, print_json};
@@ -13,7 +14,10 @@ use crate::age;
 use crate::api::{Page, Status, Thread};
 use crate::client::{Client, idempotency_key};
 use crate::table::{BOLD, RED, Table, YELLOW, one_line, styled, terminal_width};
-use crate::waits;
+use crate::waits::{self, Around};
+
+/// How many children are asked for, and how many are shown.
+const CHILDREN: (&str, usize) = ("1000", 8);
 
 /// What to do with threads.
 #[derive(Subcommand)]
@@ -309,11 +313,7 @@ async fn show(client: &Client, id: &str, shape: Shape) -> anyhow::Result<()> {
         return print_json(&answer);
     }
     let thread: Thread = client.typed(answer)?;
-    let questions = match thread.status {
-        Status::NeedsYou => client.inbox().await?,
-        _ => Vec::new(),
-    };
-    let questions: Vec<_> = questions.into_iter().filter(|question| question.thread_id == id).collect();
+    let around = around(client, &thread).await?;
     let now = age::now();
     let title = thread.title.as_ref().map_or(String::new(), |title| format!(" “{}”", one_line(title)));
     let child = thread.parent.as_ref().map_or(String::new(), |parent| format!(", a child of {parent}"));
@@ -324,11 +324,31 @@ async fn show(client: &Client, id: &str, shape: Shape) -> anyhow::Result<()> {
         turns(thread.turn),
         age::ago(thread.created_at, now)
     );
-    for (number, sentence) in waits::sentences(&thread, &questions, now).iter().enumerate() {
+    for (number, sentence) in waits::sentences(&thread, &around, now).iter().enumerate() {
         let indent = if number == 0 { "" } else { "  " };
         text.push_str(&format!("{indent}{}\n", one_line(sentence)));
     }
     Ok(print(&text)?)
+}
+
+/// What is told about a thread besides itself; asked for only where there is something.
+async fn around(client: &Client, thread: &Thread) -> anyhow::Result<Around> {
+    let id = thread.id.as_str();
+    let mut around = Around::default();
+    if thread.status == Status::NeedsYou {
+        around.questions = client.inbox().await?;
+        around.questions.retain(|question| question.thread_id == id);
+    }
+    if thread.children > 0 {
+        let children = client.threads(&[("parent", id), ("limit", CHILDREN.0)]).await?.threads;
+        let open = children.into_iter().filter(|child| child.status != Status::Closed);
+        around.children = open.take(CHILDREN.1).collect();
+    }
+    if thread.subscriptions.iter().any(|held| held.tool == words::SCHEDULE) {
+        let timers = client.timers().await?.into_iter().filter(|timer| timer.thread_id == id);
+        around.timers = timers.filter_map(|timer| Some((timer.call_id?, timer.at))).collect();
+    }
+    Ok(around)
 }
 
 async fn send(client: &Client, id: &str, text: &str, on_busy: OnBusy, wait: bool) -> anyhow::Result<()> {

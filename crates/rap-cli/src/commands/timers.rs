@@ -1,11 +1,10 @@
 //! `rap timers`: what happens by itself at a time.
 
 use clap::Subcommand;
-use rap_protocol::Timestamp;
-use serde::Deserialize;
 
 use super::{Connection, Listing, print};
 use crate::age;
+use crate::api::Timer;
 use crate::table::{Table, terminal_width};
 
 /// What to do with timers.
@@ -13,16 +12,6 @@ use crate::table::{Table, terminal_width};
 pub enum Command {
     /// List what happens by itself in all threads, the next first.
     Ls(Listing),
-}
-
-#[derive(Deserialize)]
-struct Timer {
-    thread_id: String,
-    call_id: Option<String>,
-    tool: Option<String>,
-    kind: String,
-    #[serde(deserialize_with = "crate::api::time")]
-    at: Timestamp,
 }
 
 /// Does it.

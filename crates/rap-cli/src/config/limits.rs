@@ -8,7 +8,8 @@ use super::section::Section;
 use super::value::{Zero, count, duration, optional_count, optional_duration, size};
 
 /// The bounds of the runtime as a whole. All others are bounds of a thread, which an agent can have for itself.
-pub(super) const OF_ALL: [&str; 12] = [
+pub(super) const OF_ALL: [&str; 13] = [
+    "lost_after",
     "invoke_retry_for",
     "model_attempts",
     "body",
@@ -93,6 +94,8 @@ limits! {
     view_bytes: usize = 256 * 1024, size(1..=BODY_BYTES as u64);
     /// How long a tool server may take to accept an invocation.
     invoke_ack_timeout: Duration = Duration::from_secs(10), duration(Zero::Refused);
+    /// How long ago a call was accepted when its tool server is first asked whether anybody still works on it.
+    lost_after: Duration = Duration::from_mins(15), duration(Zero::Refused);
     /// How many invocations to one tool server are under way at the same time.
     invoke_concurrency: u32 = 256, count(1..=u32::MAX);
     /// How many questions to models are under way at the same time.

@@ -80,44 +80,6 @@ fn a_chat_goes_on_after_a_restart_of_the_runtime() {
 }
 
 #[test]
-fn a_terminal_streams_asks_stops_and_leaves() {
-    let runtime = Runtime::start();
-    runtime.ok(&["threads", "new", "say before", "--id", "t", "--wait"]);
-    let mut chat = Running::on_a_terminal(runtime.command(&["chat", "t"]), 80);
-    chat.expect("thread t, agent default; ^C stops the agent, ^C twice or ^D leaves");
-    chat.expect("agent   before");
-    chat.type_in("say one\r");
-    chat.expect("agent   one");
-    chat.type_in("call choose\r");
-    chat.expect("3) blue");
-    chat.type_in("3\r");
-    chat.expect("agent   choose: chose blue");
-    chat.type_in("call authorize\r");
-    chat.expect("authorize wants you to sign in: open http://127.0.0.1:");
-    chat.type_in("\x03");
-    chat.expect("stopped; ^C again or ^D leaves");
-    chat.expect("interrupted");
-    chat.type_in("say two\r");
-    chat.expect("agent   two");
-    chat.type_in("\x04");
-    chat.expect("come back with: rap chat t");
-    assert_eq!(chat.exit(), Some(0));
-    assert_eq!(runtime.json(&["threads", "show", "t", "--json"])["status"], "idle");
-}
-
-#[test]
-fn interrupting_twice_leaves_a_terminal() {
-    let runtime = Runtime::start();
-    let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
-    chat.expect("> ");
-    chat.type_in("\x03");
-    chat.expect("^C again or ^D leaves");
-    chat.expect("> ");
-    chat.type_in("\x03");
-    assert_eq!(chat.exit(), Some(0));
-}
-
-#[test]
 fn a_call_that_runs_says_for_how_long() {
     let runtime = Runtime::start();
     let mut chat = Running::on_pipes(runtime.command(&["chat"]));

@@ -79,6 +79,70 @@ fn show_says_what_a_sleeping_agent_waits_on() {
 }
 
 #[test]
+fn show_says_what_sleeps_and_what_its_children_do() {
+    let runtime = Runtime::start();
+    let spawn = "call spawn_thread {\"instructions\": \"call slow {\\\"seconds\\\": 1000}\"}";
+    runtime.ok(&["threads", "new", spawn, "--id", "parent", "--wait"]);
+    let children = runtime.json(&["threads", "ls", "--parent", "parent", "--json"]);
+    let child = children["threads"][0]["id"].as_str().unwrap();
+    runtime.until_status(child, "waiting");
+    let shown = runtime.ok(&["threads", "show", "parent"]);
+    assert!(shown.contains(&format!("  its thread {child} is waiting: slow for ")), "{shown}");
+    let listed = runtime.ok(&["threads", "ls"]);
+    assert!(row(&listed, "parent").ends_with("1 child"), "{listed}");
+    assert!(runtime.ok(&["threads", "show", child]).contains(", a child of parent\n"));
+    let told = runtime.ok(&["threads", "tail", child, "--once"]);
+    assert!(told.contains("parent  call slow {\"seconds\": 1000}\n"), "{told}");
+
+    runtime.ok(&["threads", "new", "call sleep {\"seconds\": 7210}\ncall wait", "--id", "sleeper"]);
+    runtime.until_status("sleeper", "waiting");
+    let shown = runtime.ok(&["threads", "show", "sleeper"]);
+    assert!(shown.contains("waiting on 2 calls\n  sleeps (call_1_1) for "), "{shown}");
+    assert!(shown.contains("; wakes in 2 h, or when something happens\n  waits (call_1_2) for "), "{shown}");
+    let listed = runtime.ok(&["threads", "ls"]);
+    assert!(row(&listed, "sleeper").ends_with("sleeps, wakes in 2 h, anything to happen"), "{listed}");
+}
+
+#[test]
+fn timers_say_what_happens_by_itself() {
+    let runtime = Runtime::start();
+    assert_eq!(runtime.ok(&["timers", "ls"]), "nothing happens by itself\n");
+    let schedule = "call schedule {\"cron\": \"0 0 1 1 *\", \"text\": \"happy new year\"}";
+    runtime.ok(&["threads", "new", schedule, "--id", "yearly", "--wait"]);
+    runtime.ok(&["threads", "new", "call sleep {\"seconds\": 7210}", "--id", "sleeper"]);
+    runtime.until_status("sleeper", "waiting");
+    let timers = runtime.ok(&["timers", "ls"]);
+    let rows: Vec<Vec<&str>> = timers.lines().map(|line| line.split("  ").map(str::trim).collect()).collect();
+    let rows: Vec<Vec<&str>> =
+        rows.into_iter().map(|row| row.into_iter().filter(|cell| !cell.is_empty()).collect()).collect();
+    assert_eq!(rows[0], ["WHEN", "KIND", "THREAD", "CALL", "TOOL"]);
+    // The next first, unless it is the very end of a year.
+    let sleeper = rows.iter().find(|row| row.contains(&"sleeper")).unwrap();
+    assert_eq!(*sleeper, ["in 2 h", "sleep", "sleeper", "call_1_1", "sleep"]);
+    let yearly = rows.iter().find(|row| row.contains(&"yearly")).unwrap();
+    assert_eq!(yearly[1..], ["schedule", "yearly", "call_1_1", "schedule"]);
+    let json = runtime.json(&["timers", "ls", "--json"]);
+    let json = json["timers"].as_array().unwrap();
+    let of = |thread: &str| json.iter().find(|timer| timer["thread_id"] == thread).unwrap();
+    assert_eq!((&of("sleeper")["kind"], &of("yearly")["kind"]), (&"sleep".into(), &"schedule".into()));
+    assert_eq!(
+        runtime.json(&["timers", "ls", "--json", "--limit", "1"])["timers"].as_array().unwrap().len(),
+        1
+    );
+    // The same time stands where the thread is shown.
+    let at = of("yearly")["at"].as_str().unwrap();
+    let shown = runtime.ok(&["threads", "show", "yearly"]);
+    assert!(
+        shown.contains("  scheduled (call_1_1) for ") && shown.contains(&format!(", at {at}\n")),
+        "{shown}"
+    );
+    runtime.ok(&["subs", "cancel", "yearly", "call_1_1"]);
+    runtime.ok(&["threads", "interrupt", "sleeper"]);
+    runtime.until_status("sleeper", "idle");
+    assert_eq!(runtime.ok(&["timers", "ls"]), "nothing happens by itself\n");
+}
+
+#[test]
 fn threads_are_filtered_and_paged() {
     let runtime = busy_runtime();
     let waiting = runtime.ok(&["threads", "ls", "--status", "waiting"]);
@@ -122,6 +186,7 @@ fn an_empty_listing_says_so() {
         ("calls", "no call is open\n"),
         ("subs", "nothing is subscribed to\n"),
         ("inbox", "nothing waits for you\n"),
+        ("timers", "nothing happens by itself\n"),
         ("deliveries", "nothing was refused, retried or given up\n"),
     ];
     for (listing, expected) in table {

@@ -2,9 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod alone;
 mod chat;
+mod chat_on_a_terminal;
 mod demo;
+mod documented;
 mod listings;
 mod mistakes;
+mod model;
 mod orders;
 mod support;

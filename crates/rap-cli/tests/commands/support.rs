@@ -1,13 +1,16 @@
 //! A real runtime, a real tool server, and the real binary.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::num::NonZero;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use rap_tool::prelude::*;
+use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -117,6 +120,15 @@ impl Runtime {
 
     pub fn start_again(&mut self) {
         self.child = spawn(self.directory.path(), &self.address);
+    }
+
+    /// Another one takes its place, with an empty database.
+    pub fn replace(&mut self) {
+        self.kill();
+        for file in ["rap.db", "rap.db-wal", "rap.db-shm", "rap.db.key"] {
+            std::fs::remove_file(self.directory.path().join(file)).ok();
+        }
+        self.start_again();
     }
 
     pub fn url(&self) -> String {
@@ -229,6 +241,9 @@ pub struct Running {
     input: Option<Box<dyn Write>>,
     output: mpsc::Receiver<String>,
     pub seen: String,
+    /// What stands on its terminal, and the side of it that a person has.
+    screen: Arc<Mutex<vt100::Parser>>,
+    terminal: Option<File>,
 }
 
 impl Running {
@@ -240,36 +255,55 @@ impl Running {
         let input: ChildStdin = child.stdin.take().unwrap();
         follow(BufReader::new(child.stdout.take().unwrap()), sender.clone());
         follow(BufReader::new(child.stderr.take().unwrap()), sender);
-        Running { child, input: Some(Box::new(input)), output, seen: String::new() }
+        let input: Option<Box<dyn Write>> = Some(Box::new(input));
+        Running { child, input, output, seen: String::new(), screen: screen(80), terminal: None }
     }
 
     /// On a terminal of this width.
     pub fn on_a_terminal(mut command: Command, width: u16) -> Running {
         use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-        use rustix::termios::{Winsize, tcsetwinsize};
         let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&terminal).unwrap();
         unlockpt(&terminal).unwrap();
-        tcsetwinsize(&terminal, Winsize { ws_row: 24, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        tcsetwinsize(&terminal, size(width)).unwrap();
         let name = ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap();
         let side = || std::fs::File::options().read(true).write(true).open(&name).unwrap();
         command.env("TERM", "xterm").stdin(side()).stdout(side()).stderr(side());
         let child = command.spawn().unwrap();
         // The command holds the other side as long as it is there.
         drop(command);
-        let terminal = std::fs::File::from(terminal);
+        let terminal = File::from(terminal);
         let (sender, output) = mpsc::channel();
-        let mut screen = terminal.try_clone().unwrap();
-        std::thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            // A terminal whose other side is closed can not be read.
-            while let Ok(count @ 1..) = screen.read(&mut bytes) {
-                if sender.send(String::from_utf8_lossy(&bytes[..count]).into_owned()).is_err() {
-                    return;
-                }
-            }
-        });
-        Running { child, input: Some(Box::new(terminal)), output, seen: String::new() }
+        let screen = screen(width);
+        watch(terminal.try_clone().unwrap(), Arc::clone(&screen), sender);
+        let input: Option<Box<dyn Write>> = Some(Box::new(terminal.try_clone().unwrap()));
+        Running { child, input, output, seen: String::new(), screen, terminal: Some(terminal) }
+    }
+
+    /// What stands on the terminal now.
+    pub fn screen(&self) -> String {
+        self.screen.lock().unwrap().screen().contents()
+    }
+
+    /// Waits until this is so on the terminal.
+    pub fn until_screen(&self, what: &str, is_so: impl Fn(&str) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_so(&self.screen()) {
+            assert!(Instant::now() < deadline, "waited too long until {what}:\n{}", self.screen());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// How the terminal treats what is typed.
+    pub fn modes(&self) -> Termios {
+        tcgetattr(self.terminal.as_ref().unwrap()).unwrap()
+    }
+
+    pub fn resize(&self, width: u16) {
+        self.screen.lock().unwrap().screen_mut().set_size(nonzero(24), nonzero(width));
+        tcsetwinsize(self.terminal.as_ref().unwrap(), size(width)).unwrap();
+        let pid = rustix::process::Pid::from_raw(self.child.id().cast_signed()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::WINCH).unwrap();
     }
 
     pub fn type_in(&mut self, text: &str) {
@@ -340,6 +374,35 @@ impl Drop for Running {
         self.child.kill().ok();
         self.child.wait().ok();
     }
+}
+
+fn nonzero(number: u16) -> NonZero<u16> {
+    NonZero::new(number).unwrap()
+}
+
+fn size(width: u16) -> Winsize {
+    Winsize { ws_row: 24, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 }
+}
+
+fn screen(width: u16) -> Arc<Mutex<vt100::Parser>> {
+    Arc::new(Mutex::new(vt100::Parser::new(nonzero(24), nonzero(width), 1000)))
+}
+
+/// Draws what a terminal is told, and passes it on.
+fn watch(mut terminal: File, screen: Arc<Mutex<vt100::Parser>>, sender: mpsc::Sender<String>) {
+    std::thread::spawn(move || {
+        let (mut bytes, mut waiting) = ([0; 4096], Vec::new());
+        // A terminal whose other side is closed can not be read.
+        while let Ok(count @ 1..) = terminal.read(&mut bytes) {
+            screen.lock().unwrap().process(&bytes[..count]);
+            waiting.extend_from_slice(&bytes[..count]);
+            let whole = std::str::from_utf8(&waiting).map_or_else(|error| error.valid_up_to(), str::len);
+            let text = String::from_utf8(waiting.drain(..whole).collect()).unwrap();
+            if sender.send(text).is_err() {
+                return;
+            }
+        }
+    });
 }
 
 fn follow(reader: impl BufRead + Send + 'static, sender: mpsc::Sender<String>) {

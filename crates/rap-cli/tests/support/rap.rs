@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -163,10 +163,17 @@ impl Rap {
     /// SIGTERM, and a new process as soon as the old one has ended in order.
     #[must_use]
     pub fn stopped_and_started(mut self) -> Rap {
+        self.stop();
+        self.restarted()
+    }
+
+    /// SIGTERM; how long it took to end in order.
+    pub fn stop(&mut self) -> Duration {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let began = Instant::now();
         assert!(self.child.wait().unwrap().success(), "{}", self.log());
-        self.restarted()
+        began.elapsed()
     }
 
     /// Ends it, and waits until it is gone.

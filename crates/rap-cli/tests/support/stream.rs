@@ -19,9 +19,18 @@ pub struct Stream {
 impl Stream {
     /// Begins behind an entry. Fails if nobody answers.
     pub async fn open(rap: &Rap, path: &str, after: Option<u64>) -> Option<Stream> {
+        let after = after.map(|after| after.to_string());
+        let headers: Vec<_> = after.iter().map(|after| ("last-event-id", after.as_str())).collect();
+        Stream::open_with(rap, path, &headers).await
+    }
+
+    /// The same, with these headers.
+    pub async fn open_with(rap: &Rap, path: &str, headers: &[(&'static str, &str)]) -> Option<Stream> {
         let url = format!("{}{path}", rap.url).parse().unwrap();
-        let name = http::HeaderName::from_static("last-event-id");
-        let headers: Vec<_> = after.map(|after| (name, http::HeaderValue::from(after))).into_iter().collect();
+        let header = |(name, value): &(&'static str, &str)| {
+            (http::HeaderName::from_static(name), http::HeaderValue::from_str(value).unwrap())
+        };
+        let headers: Vec<_> = headers.iter().map(header).collect();
         let client = Client::new(UrlPolicy::Local, ClientLimits::default());
         let streaming = client.get_stream(&url, &headers).await.ok()?;
         assert_eq!(streaming.status, 200);

@@ -17,8 +17,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::json::{
-    Calls, Done, Entries, Entry, Inbox, ListedCall, ListedSubscription, Question, STATUSES, Subscriptions,
-    Thread, Threads, Timer, Timers, Tools, Turn, View, Views,
+    Calls, Done, Entries, Entry, Inbox, ListedCall, ListedSubscription, Question, Subscriptions, Thread,
+    Threads, Timer, Timers, Tools, Turn, View, Views,
 };
 use super::query::{self, Given};
 use super::{InPath, Refused, body};
@@ -213,7 +213,7 @@ pub(super) async fn threads(
     let given = Given::check(parameters, query::OF_THREADS)?;
     let limit = given.rows()?;
     let filter = ThreadFilter {
-        status: given.one_of("status", &STATUSES, Status::as_str)?,
+        status: given.one_of("status", &Status::ALL, Status::as_str)?,
         parent: given.thread("parent")?,
         after: given.place("cursor")?.unwrap_or(0).into(),
         limit: limit + 1,

@@ -10,16 +10,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::display;
-use crate::store;
-use crate::store::{CallRow, InboxItem, SubscriptionRow, ThreadRow, TimerRow, ViewRow};
+use crate::store::{self, CallRow, InboxItem, SubscriptionRow, ThreadRow, TimerRow, ViewRow};
 use crate::toolsets::SessionTools;
 
-/// What a thread can be at.
-pub(super) const STATUSES: [Status; 6] =
-    [Status::Closed, Status::Failed, Status::Running, Status::NeedsYou, Status::Waiting, Status::Idle];
-
 pub(super) fn status_schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "string", "enum": STATUSES.map(Status::as_str)})
+    json_schema!({"type": "string", "enum": Status::ALL.map(Status::as_str)})
 }
 
 /// A time in UTC, as RFC 3339 has it.

@@ -9,7 +9,6 @@ use rap_protocol::ThreadId;
 use serde_json::{Value, json};
 
 use super::Refused;
-use super::json::STATUSES;
 use crate::store::Fate;
 
 /// How many rows a listing has unless it is told, and at most.
@@ -33,7 +32,7 @@ const CURSOR: Parameter =
 const STATUS: Parameter = Parameter {
     name: "status",
     about: "Only threads that are at this.",
-    schema: || json!({"type": "string", "enum": STATUSES.map(Status::as_str)}),
+    schema: || json!({"type": "string", "enum": Status::ALL.map(Status::as_str)}),
 };
 const PARENT: Parameter =
     Parameter { name: "parent", about: "Only the children of this thread.", schema: id };

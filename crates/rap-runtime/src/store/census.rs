@@ -1,5 +1,6 @@
 //! How much of everything there is, without looking at all of it.
 
+use rap_agent::Status;
 use rap_io::metrics::{Counter, Histogram};
 use rap_io::writer::{Queued, WriterMetrics};
 
@@ -26,7 +27,7 @@ impl Default for Steps {
 /// What is in the tables.
 pub(crate) struct Census {
     /// How many threads have each status.
-    pub(crate) threads: Vec<(String, u64)>,
+    pub(crate) threads: [(&'static str, i64); 6],
     /// What waits to be done, by kind; [`COUNTED`] is that many or more.
     pub(crate) waiting: Vec<(&'static str, u32)>,
 }
@@ -42,9 +43,13 @@ const WAITING: [(&str, &str); 4] = [
 impl Store {
     pub(crate) async fn census(&self) -> Result<Census, Error> {
         self.read(|conn| {
-            let mut counts = conn.prepare_cached("SELECT status, threads FROM thread_counts")?;
-            let count = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get::<_, i64>(1)?.unsigned_abs()));
-            let threads = counts.query_map([], count)?.collect::<rusqlite::Result<_>>()?;
+            let mut threads = Status::ALL.map(|status| (status.as_str(), 0));
+            conn.prepare_cached("SELECT * FROM thread_counts")?.query_row([], |row| {
+                threads.iter_mut().try_for_each(|(status, count)| {
+                    *count = row.get(*status)?;
+                    Ok(())
+                })
+            })?;
             let waiting = WAITING.into_iter().map(|(kind, what)| {
                 let sql = format!("SELECT count(*) FROM (SELECT 1 FROM {what} LIMIT {COUNTED})");
                 Ok((kind, conn.prepare_cached(&sql)?.query_row([], |row| row.get(0))?))

@@ -11,7 +11,7 @@ use super::cache::Loaded;
 use super::read::{Asked, legible, open_question};
 use super::rows::{self, call_id, id, unreadable};
 use super::thread::{Thread, ThreadNo};
-use super::{Error, Store};
+use super::{Error, Store, now};
 
 /// An invocation that has to be sent.
 pub(crate) struct DueInvocation {
@@ -30,6 +30,16 @@ pub(crate) struct DueAnswer {
     pub(crate) selected: usize,
     pub(crate) attempts: u32,
     pub(crate) since: Timestamp,
+}
+
+/// A call that was acknowledged long ago.
+pub(crate) struct Doubtful {
+    pub(crate) thread: ThreadNo,
+    pub(crate) thread_id: ThreadId,
+    pub(crate) call: CallId,
+    pub(crate) server: String,
+    /// Since when its server says that nobody works on it.
+    pub(crate) gone_since: Option<Timestamp>,
 }
 
 /// A letter on its way to a thread.
@@ -156,6 +166,46 @@ impl Store {
             let found = |row: &Row<'_>| Ok((row.get(0)?, call_id(row, 1)?));
             let own = Server::runtime().0;
             statement.query_map(params![after.0, now.0, limit as i64, own], found)?.collect()
+        })
+        .await
+    }
+
+    /// Open calls that were acknowledged, and asked after, before one point in time; and those of which their server
+    /// said before another that nobody works on them.
+    pub(crate) async fn doubtful(
+        &self,
+        before: Timestamp,
+        gone_before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<Doubtful>, Error> {
+        self.read(move |conn| {
+            let mut statement = conn.prepare_cached(
+                "SELECT c.thread, t.id, c.id, c.server, c.gone_since FROM calls c JOIN threads t ON t.no = c.thread \
+                 WHERE c.state = 0 AND c.acknowledged_at IS NOT NULL \
+                 AND coalesce(c.asked_after, c.acknowledged_at) <= ?2 \
+                 AND (c.gone_since IS NOT NULL OR coalesce(c.asked_after, c.acknowledged_at) <= ?1) \
+                 ORDER BY coalesce(c.asked_after, c.acknowledged_at) LIMIT ?3",
+            )?;
+            let doubtful = |row: &Row<'_>| {
+                Ok(Doubtful {
+                    thread: row.get(0)?,
+                    thread_id: id(row, 1)?,
+                    call: call_id(row, 2)?,
+                    server: row.get(3)?,
+                    gone_since: row.get::<_, Option<i64>>(4)?.map(Timestamp),
+                })
+            };
+            statement.query_map(params![before.0, gone_before.0, limit as i64], doubtful)?.collect()
+        })
+        .await
+    }
+
+    /// A call was asked after.
+    pub(crate) async fn asked_after(&self, call: Doubtful, gone: Option<Timestamp>) -> Result<(), Error> {
+        self.write(move |conn| {
+            let sql = "UPDATE calls SET asked_after = ?3, gone_since = ?4 WHERE thread = ?1 AND id = ?2";
+            let row = params![call.thread, call.call.as_str(), now().0, gone.map(|gone| gone.0)];
+            conn.prepare_cached(sql)?.execute(row).map(|_| ())
         })
         .await
     }

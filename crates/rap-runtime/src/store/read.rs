@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rap_agent::{Entry, ForkPoint, Head, Item, Origin, Seq, Status};
+use rap_agent::{Entry, ForkPoint, Head, Item, Origin, Seq};
 use rap_io::sqlite::open_for_reading;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -13,6 +13,7 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use super::cache::Loaded;
+use super::filter::ThreadFilter;
 use super::rows::{self, call_id, id, key, unreadable};
 use super::thread::{Thread, ThreadNo};
 use super::{Error, Store};
@@ -62,16 +63,6 @@ pub(crate) struct ThreadRow {
     pub(crate) forked_from: Option<ThreadId>,
     pub(crate) head: Head,
     pub(crate) updated_at: Timestamp,
-}
-
-/// Which threads to list.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ThreadFilter {
-    pub(crate) status: Option<Status>,
-    pub(crate) parent: Option<ThreadId>,
-    /// After this number.
-    pub(crate) after: ThreadNo,
-    pub(crate) limit: usize,
 }
 
 /// How much of a history is read at a time. One entry is always read, however large it is.
@@ -205,12 +196,9 @@ impl Store {
 
     pub(crate) async fn threads(&self, filter: ThreadFilter) -> Result<Vec<ThreadRow>, Error> {
         self.read(move |conn| {
-            let sql = format!(
-                "{THREAD_ROWS} WHERE t.no > ?1 AND (?2 IS NULL OR t.status = ?2) \
-                 AND (?3 IS NULL OR t.parent = (SELECT no FROM threads WHERE id = ?3)) ORDER BY t.no LIMIT ?4"
-            );
-            let parent = filter.parent.as_ref().map(ThreadId::as_str);
-            let row = params![filter.after, filter.status.map(Status::as_str), parent, filter.limit as i64];
+            let sql = format!("{THREAD_ROWS} {}", filter.condition());
+            let parent = filter.parent.as_ref().map_or("", ThreadId::as_str);
+            let row = params![filter.after, parent, filter.limit as i64];
             conn.prepare_cached(&sql)?.query_map(row, thread_row)?.collect()
         })
         .await

@@ -68,9 +68,12 @@ CREATE TABLE calls (
     attempts INTEGER NOT NULL DEFAULT 0,
     outcome TEXT,                     -- of the last attempt
     acknowledged_at INTEGER,
+    asked_after INTEGER,              -- when its server was last asked whether anybody works on it
+    gone_since INTEGER,               -- since when its server says that nobody does
     PRIMARY KEY (thread, id)
 ) WITHOUT ROWID;
 CREATE INDEX calls_open ON calls (invoke_at) WHERE state = 0;
+CREATE INDEX calls_doubtful ON calls (coalesce(asked_after, acknowledged_at)) WHERE state = 0 AND acknowledged_at IS NOT NULL;
 CREATE INDEX calls_until ON calls (until) WHERE until IS NOT NULL;
 CREATE INDEX calls_subscribed ON calls (since) WHERE state = 5;
 
@@ -157,17 +160,38 @@ CREATE TABLE deliveries (
 );
 CREATE INDEX deliveries_last ON deliveries (kind, last_at);
 
--- How many threads there are of each status, so that nobody has to count them.
+-- How many threads there are of each status, so that nobody has to count them: one row.
 CREATE TABLE thread_counts (
-    status TEXT PRIMARY KEY,
-    threads INTEGER NOT NULL
-) WITHOUT ROWID;
-INSERT INTO thread_counts (status, threads)
-    VALUES ('closed', 0), ('failed', 0), ('running', 0), ('needs_you', 0), ('waiting', 0), ('idle', 0);
+    no INTEGER PRIMARY KEY,
+    closed INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0,
+    running INTEGER NOT NULL DEFAULT 0,
+    needs_you INTEGER NOT NULL DEFAULT 0,
+    waiting INTEGER NOT NULL DEFAULT 0,
+    idle INTEGER NOT NULL DEFAULT 0
+);
+INSERT INTO thread_counts (no) VALUES (1);
 CREATE TRIGGER thread_is_born AFTER INSERT ON threads BEGIN
-    UPDATE thread_counts SET threads = threads + 1 WHERE status = new.status;
+    UPDATE thread_counts SET
+        closed = closed + (new.status = 'closed'),
+        failed = failed + (new.status = 'failed'),
+        running = running + (new.status = 'running'),
+        needs_you = needs_you + (new.status = 'needs_you'),
+        waiting = waiting + (new.status = 'waiting'),
+        idle = idle + (new.status = 'idle')
+    WHERE no = 1;
 END;
 CREATE TRIGGER thread_changes_status AFTER UPDATE OF status ON threads WHEN new.status <> old.status BEGIN
-    UPDATE thread_counts SET threads = threads - 1 WHERE status = old.status;
-    UPDATE thread_counts SET threads = threads + 1 WHERE status = new.status;
+    UPDATE thread_counts SET
+        closed = closed + (new.status = 'closed') - (old.status = 'closed'),
+        failed = failed + (new.status = 'failed') - (old.status = 'failed'),
+        running = running + (new.status = 'running') - (old.status = 'running'),
+        needs_you = needs_you + (new.status = 'needs_you') - (old.status = 'needs_you'),
+        waiting = waiting + (new.status = 'waiting') - (old.status = 'waiting'),
+        idle = idle + (new.status = 'idle') - (old.status = 'idle')
+    WHERE no = 1;
 END;
+
+-- Threads that want somebody are few, and found without a look at the others.
+CREATE INDEX threads_failed ON threads (no) WHERE status = 'failed';
+CREATE INDEX threads_needs_you ON threads (no) WHERE status = 'needs_you';

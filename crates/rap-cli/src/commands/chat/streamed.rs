@@ -1,73 +1,82 @@
-//! An answer in progress, line by line. The entry that follows is the truth: what it has more is shown then, and what
-//! turns out to be void is said to be.
+//! An answer in progress. The entry that follows is the truth: until it comes nothing of this is shown for good, and
+//! what was dropped is gone.
 
 use unicode_width::UnicodeWidthStr;
 
-use crate::api::Delta;
+use crate::api::{Delta, Status};
 use crate::table::plain;
 
-/// What has been streamed of an answer, and how much of it is on the screen.
+/// How much of the end of an answer is kept at least, in bytes; twice that at most.
+const TAIL: usize = 16 * 1024;
+
+/// What has been streamed of an answer.
 #[derive(Debug, Default)]
 pub(super) struct Streamed {
+    /// The question and the attempt that it is of.
     at: Option<(u64, u64)>,
     text: String,
-    shown: usize,
-}
-
-/// What to show next.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Piece {
-    /// The first line of an answer.
-    First(String),
-    /// A further one.
-    More(String),
-    /// What was shown is void.
-    Void,
+    /// Whether it was dropped, as far as is known.
+    dropped: bool,
+    /// The question that the thread is at.
+    turn: u64,
 }
 
 impl Streamed {
-    /// Takes a piece of an answer and gives the lines that are complete, or full.
-    pub(super) fn push(&mut self, delta: &Delta, width: usize) -> Vec<Piece> {
-        let mut pieces = Vec::new();
+    /// Takes a piece of an answer. What another attempt said is void.
+    pub(super) fn push(&mut self, delta: &Delta) {
+        if delta.turn < self.turn {
+            return;
+        }
         if self.at.replace((delta.turn, delta.attempt)) != Some((delta.turn, delta.attempt)) {
-            pieces.extend(self.drop_shown());
+            self.text.clear();
         }
+        self.dropped = false;
         self.text.push_str(&plain(&delta.text));
-        while let Some(end) = line_end(&self.text[self.shown..], width) {
-            pieces.push(self.show(end));
+        if self.text.len() > 2 * TAIL {
+            let surplus = (self.text.len() - TAIL..).find(|at| self.text.is_char_boundary(*at));
+            self.text.drain(..surplus.unwrap_or_default());
         }
-        pieces
     }
 
-    /// The answer is in the history: gives what is not on the screen yet.
-    pub(super) fn finish(&mut self, text: &str) -> Vec<Piece> {
-        let text = plain(text);
-        let mut pieces = Vec::new();
-        if !text.starts_with(&self.text[..self.shown]) {
-            pieces.extend(self.drop_shown());
+    /// The thread is at this question, and at this.
+    pub(super) fn see(&mut self, turn: u64, status: Status) {
+        self.turn = turn;
+        if status != Status::Running || self.at.is_some_and(|(of, _)| of < turn) {
+            self.drop_it();
         }
-        self.text = text;
-        let mut first = self.shown == 0;
-        for line in self.text[self.shown..].lines() {
-            let piece = if std::mem::take(&mut first) { Piece::First } else { Piece::More };
-            pieces.push(piece(line.into()));
-        }
-        *self = Streamed::default();
-        pieces
     }
 
-    /// The answer will not come; what was shown of it is void.
-    pub(super) fn drop_shown(&mut self) -> Option<Piece> {
-        self.text.clear();
-        (std::mem::take(&mut self.shown) > 0).then_some(Piece::Void)
+    /// It will not become an answer, unless more of it comes.
+    pub(super) fn drop_it(&mut self) {
+        self.dropped = true;
     }
 
-    fn show(&mut self, end: usize) -> Piece {
-        let line = self.text[self.shown..self.shown + end].trim_end().to_owned();
-        let piece = if self.shown == 0 { Piece::First(line) } else { Piece::More(line) };
-        self.shown += end;
-        piece
+    /// The answer is in the history.
+    pub(super) fn end(&mut self) {
+        *self = Streamed { turn: self.turn, ..Streamed::default() };
     }
+
+    /// The last of it, in rows.
+    pub(super) fn rows(&self, width: usize, rows: usize) -> Vec<String> {
+        if self.dropped || self.text.is_empty() {
+            return Vec::new();
+        }
+        let lines = lines(&self.text, width);
+        lines[lines.len().saturating_sub(rows)..].to_vec()
+    }
+}
+
+/// The text in lines of this width, cut between words; a longer word stands alone.
+pub(super) fn lines(text: &str, width: usize) -> Vec<String> {
+    let (mut lines, mut rest) = (Vec::new(), text);
+    while let Some(end) = line_end(rest, width) {
+        lines.push(rest[..end].trim_end().to_owned());
+        rest = &rest[end..];
+    }
+    if !rest.is_empty() {
+        lines.push(rest.to_owned());
+    }
+    lines
 }
 
 /// Where the first line ends: behind its break, or behind the last space that fits.
@@ -77,47 +86,80 @@ fn line_end(text: &str, width: usize) -> Option<usize> {
     if line.trim_end().width() <= width {
         return first;
     }
-    let mut end = None;
-    for (at, _) in line.match_indices(' ') {
-        if line[..at].width() > width {
+    let (mut end, mut taken, mut inside) = (None, 0, false);
+    for (at, c) in line.char_indices() {
+        if taken > width {
             break;
         }
-        end = Some(at + 1);
+        // Spaces at its beginning are no place to cut a line.
+        if c == ' ' && inside {
+            end = Some(at + 1);
+        }
+        inside |= c != ' ';
+        taken += unicode_width::UnicodeWidthChar::width(c).unwrap_or(0);
     }
-    end.or(first)
+    end.or_else(|| line.trim_start().find(' ').map(|at| line.len() - line.trim_start().len() + at + 1))
+        .or(first)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn delta(attempt: u64, text: &str) -> Delta {
-        Delta { turn: 1, attempt, text: text.into() }
-    }
-
-    fn first(text: &str) -> Piece {
-        Piece::First(text.into())
-    }
-
-    fn more(text: &str) -> Piece {
-        Piece::More(text.into())
+    fn delta(turn: u64, attempt: u64, text: &str) -> Delta {
+        Delta { turn, attempt, text: text.into() }
     }
 
     #[test]
-    fn lines_are_shown_as_they_become_complete() {
+    fn every_piece_is_shown_at_once() {
         let mut streamed = Streamed::default();
-        assert_eq!(streamed.push(&delta(1, "one "), 20), []);
-        assert_eq!(streamed.push(&delta(1, "two\nthr"), 20), [first("one two")]);
-        assert_eq!(streamed.push(&delta(1, "ee and so on and on"), 20), [more("three and so on and")]);
-        assert_eq!(streamed.finish("one two\nthree and so on and on.\nend"), [more("on."), more("end")]);
-        assert_eq!(streamed.finish("short"), [first("short")]);
+        streamed.push(&delta(1, 1, "one "));
+        assert_eq!(streamed.rows(20, 9), ["one "]);
+        streamed.push(&delta(1, 1, "two\nthr\x1b[2J"));
+        assert_eq!(streamed.rows(20, 9), ["one two", "thr[2J"]);
+        assert_eq!(streamed.rows(20, 1), ["thr[2J"]);
+        streamed.end();
+        assert!(streamed.rows(20, 9).is_empty());
     }
 
     #[test]
-    fn another_attempt_makes_the_first_one_void() {
+    fn of_a_long_answer_the_end_is_kept() {
         let mut streamed = Streamed::default();
-        assert_eq!(streamed.push(&delta(1, "a\nb"), 20), [first("a")]);
-        assert_eq!(streamed.push(&delta(2, "c\n"), 20), [Piece::Void, first("c")]);
-        assert_eq!(streamed.finish("d"), [Piece::Void, first("d")]);
+        for number in 0..5_000 {
+            streamed.push(&delta(1, 1, &format!("número {number}\n")));
+        }
+        assert!(streamed.text.len() <= 2 * TAIL);
+        assert_eq!(streamed.rows(20, 2), ["número 4998", "número 4999"]);
+    }
+
+    #[test]
+    fn nothing_stays_of_an_attempt_that_was_dropped() {
+        let mut streamed = Streamed::default();
+        streamed.push(&delta(1, 1, "a"));
+        streamed.push(&delta(1, 2, "b"));
+        assert_eq!(streamed.rows(20, 9), ["b"]);
+        streamed.drop_it();
+        assert!(streamed.rows(20, 9).is_empty());
+        // It goes on after all.
+        streamed.push(&delta(1, 2, "c"));
+        assert_eq!(streamed.rows(20, 9), ["bc"]);
+        streamed.see(2, Status::Running);
+        assert!(streamed.rows(20, 9).is_empty());
+        // What comes late of the question before is not shown.
+        streamed.push(&delta(1, 2, "d"));
+        assert!(streamed.rows(20, 9).is_empty());
+        streamed.push(&delta(2, 1, "e"));
+        streamed.see(2, Status::Running);
+        assert_eq!(streamed.rows(20, 9), ["e"]);
+        streamed.see(2, Status::Failed);
+        assert!(streamed.rows(20, 9).is_empty());
+    }
+
+    #[test]
+    fn lines_are_cut_between_words_and_keep_their_indentation() {
+        assert_eq!(lines("three and so on and on", 12), ["three and so", "on and on"]);
+        assert_eq!(lines("  code\n\nend\n", 12), ["  code", "", "end"]);
+        assert_eq!(lines("  extraordinarily long", 8), ["  extraordinarily", "long"]);
+        assert_eq!(lines("extraordinarily", 8), ["extraordinarily"]);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anstyle::Style;
 use anyhow::ensure;
 
-use super::runtime::Used;
+use super::runtime::{Model, Used};
 use super::story::{Story, THREAD, paragraph};
 use crate::api::{Item, Status, text_of};
 use crate::commands::print;
@@ -17,6 +17,7 @@ pub(super) async fn tell_all(story: &mut Story) -> anyhow::Result<()> {
     a_word_in_between(story).await?;
     a_cancellation(story).await?;
     a_kill(story).await?;
+    a_child_and_a_sleep(story).await?;
     the_end(story).await
 }
 
@@ -31,7 +32,7 @@ async fn chapter(story: &mut Story, title: &str) -> anyhow::Result<()> {
 async fn a_slow_call(story: &mut Story) -> anyhow::Result<()> {
     chapter(story, "1. A slow call").await?;
     story.say("Please bake a loaf of bread.").await?;
-    story.until("the bread is in the oven", |state| state.has_told("bread: baking for 7 s")).await?;
+    story.until("the bread is in the oven", |state| state.has_told("bread: baking for 6 s")).await?;
     story.until("the agent sleeps", |state| state.status == Some(Status::Waiting)).await?;
     story.pass(Duration::from_millis(500)).await?;
     let before = story.runtime.used();
@@ -42,7 +43,7 @@ async fn a_slow_call(story: &mut Story) -> anyhow::Result<()> {
         thread.status.word(),
         thread.waiting_on.len()
     ))?;
-    story.pass(Duration::from_secs(5)).await?;
+    story.pass(Duration::from_secs(4)).await?;
     let after = story.runtime.used();
     story.explain(&sleeping(before, after))?;
     story.until("the bread is ready", |state| state.is_at_rest() && state.answers == 2).await?;
@@ -59,10 +60,10 @@ fn sleeping(before: Used, after: Used) -> String {
     let processor = before.processor.zip(after.processor).map(|(before, after)| after.saturating_sub(before));
     match processor {
         Some(used) => format!(
-            "In the last 5 s the runtime used {:.1} ms of processor time and wrote {written} to its database.",
+            "In the last 4 s the runtime used {:.1} ms of processor time and wrote {written} to its database.",
             used.as_secs_f64() * 1000.0
         ),
-        None => format!("In the last 5 s the runtime wrote {written} to its database."),
+        None => format!("In the last 4 s the runtime wrote {written} to its database."),
     }
 }
 
@@ -126,10 +127,25 @@ async fn a_kill(story: &mut Story) -> anyhow::Result<()> {
     story
         .explain("The oven wants to hand over its result. Nobody is there, so it tries again, and again.")?;
     story.pass(Duration::from_millis(1500)).await?;
+    story.runtime.configure(&Model::Evening, &story.kitchen)?;
     story.runtime.start_again().await?;
     let process = story.runtime.process();
     story.tell("runtime", BOLD, &format!("is started again on the same database, process {process}"))?;
     story.until("the result arrives", |state| state.is_at_rest() && state.answers == 12).await
+}
+
+async fn a_child_and_a_sleep(story: &mut Story) -> anyhow::Result<()> {
+    chapter(story, "6. A child, and a sleep").await?;
+    story.say("A tart and tea, please.").await?;
+    story.until("the tart is in the oven", |state| state.has_told("a tart: baking for 2 s")).await?;
+    let children = story.client.threads(&[("parent", THREAD)]).await?.threads;
+    ensure!(children.len() == 1, "the agent has {} children, not one", children.len());
+    story.explain(&format!(
+        "A child is a thread of its own, {}: it saw the conversation up to here and works while its parent sleeps.",
+        children[0].id
+    ))?;
+    story.until("it reports", |state| state.answers == 14).await?;
+    story.until("the tea is ready", |state| state.is_at_rest() && state.answers == 15).await
 }
 
 async fn the_end(story: &Story) -> anyhow::Result<()> {
@@ -139,17 +155,17 @@ async fn the_end(story: &Story) -> anyhow::Result<()> {
             |item: &Item| matches!(item, Item::Result { content, .. } if text_of(content).starts_with(what));
         entries.iter().filter(|entry| of_it(&entry.item)).count()
     };
-    for what in ["bread: golden", "a cake: golden", "croissants: golden", "It rang"] {
+    for what in ["bread: golden", "a cake: golden", "croissants: golden", "It rang", "The tart is done"] {
         ensure!(count(what) == 1, "the history has {} results `{what}`, not one", count(what));
     }
     story.explain(
-        "Nothing was lost and nothing came twice: every result and the event stand once in the history.",
+        "Nothing was lost and nothing came twice: every result, the event and the report stand once in the history.",
     )?;
     let lines = [
         (
             "Shown: ",
             format!(
-                "a slow call, an event, a word in between, a cancellation, a kill -9; {} entries.",
+                "a slow call, an event, a word in between, a cancellation, a kill -9, a child and a sleep; {} entries.",
                 entries.len()
             ),
         ),

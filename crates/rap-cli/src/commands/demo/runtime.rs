@@ -14,6 +14,7 @@ use super::kitchen::Kitchen;
 use crate::client::Client;
 
 const SCENARIO: &str = include_str!("scenario.toml");
+const EVENING: &str = include_str!("evening.toml");
 const START_WITHIN: Duration = Duration::from_secs(15);
 
 pub(super) struct Runtime {
@@ -26,6 +27,8 @@ pub(super) struct Runtime {
 pub(super) enum Model {
     /// The one that plays the demo's part.
     Scenario,
+    /// The one that plays it after the kill.
+    Evening,
     /// The one that does what it is told.
     Obedient,
 }
@@ -46,6 +49,7 @@ impl Runtime {
         let url = format!("http://127.0.0.1:{port}");
         let mut runtime = Runtime { directory: directory.to_owned(), url, child: None };
         fs::write(directory.join("scenario.toml"), SCENARIO)?;
+        fs::write(directory.join("evening.toml"), EVENING)?;
         runtime.configure(&Model::Scenario, kitchen)?;
         runtime.start_again().await?;
         Ok(runtime)
@@ -56,6 +60,7 @@ impl Runtime {
         let listen = self.url.trim_start_matches("http://");
         let script = match model {
             Model::Scenario => "script = \"scenario.toml\"",
+            Model::Evening => "script = \"evening.toml\"",
             Model::Obedient => "",
         };
         let text = format!(

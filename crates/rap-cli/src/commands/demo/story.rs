@@ -1,15 +1,16 @@
 //! Telling what happens, as it happens.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anstyle::Style;
 use anyhow::bail;
+use rap_agent::words;
 use serde_json::{Value, json};
 
 use super::kitchen::Kitchen;
 use super::runtime::Runtime;
-use crate::api::{Call, CallState, Entry, Item, Status, StatusNews, text_of};
+use crate::api::{Call, CallState, Entry, Item, Status, StatusNews, Waiting, text_of};
 use crate::client::{Client, Event, Follower, News, idempotency_key};
 use crate::commands::print;
 use crate::table::{BOLD, CYAN, DIM, GREEN, YELLOW, plain, styled, terminal_width, wrap};
@@ -21,6 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Why the agent wakes up when it rings.
 const RANG: &str = "the doorbell rang";
+/// And when its child has something to say.
+const REPORTED: &str = "its child reports";
 
 pub(super) struct Story {
     pub client: Client,
@@ -38,7 +41,8 @@ pub(super) struct Story {
 #[derive(Default)]
 pub(super) struct State {
     pub status: Option<Status>,
-    pub open: HashSet<String>,
+    /// Its open calls.
+    pub open: HashMap<String, Waiting>,
     last_call: String,
     pub answers: usize,
     pub told: Vec<String>,
@@ -141,7 +145,7 @@ impl Story {
             News::Event(Event::Entry(entry)) => self.tell_entry(&entry)?,
             News::Event(Event::Call(news)) => {
                 match news.state {
-                    CallState::Open => self.state.open.insert(news.call.call_id),
+                    CallState::Open => self.state.open.insert(news.call.call_id.clone(), news.call),
                     CallState::Settled => self.state.open.remove(&news.call.call_id),
                 };
             }
@@ -189,15 +193,23 @@ impl Story {
 
     fn tell_result(&mut self, text: &str) -> anyhow::Result<()> {
         match text {
-            rap_agent::words::STILL_RUNNING => Ok(()),
-            rap_agent::words::INTERRUPTED => {
+            words::STILL_RUNNING | words::ROUSED => Ok(()),
+            words::INTERRUPTED => {
                 self.reason = "the call was cancelled";
                 Ok(())
             }
+            words::SLEPT => {
+                self.reason = "its time has come";
+                self.tell("clock", YELLOW, words::SLEPT)
+            }
             text => {
-                let mut kind = "event";
-                if self.reason != RANG {
-                    (kind, self.reason) = ("result", "a result has come");
+                let kind = match self.reason {
+                    RANG => "event",
+                    REPORTED => "report",
+                    _ => "result",
+                };
+                if kind == "result" {
+                    self.reason = "a result has come";
                 }
                 self.tell(kind, YELLOW, &plain(text))
             }
@@ -215,12 +227,21 @@ impl Story {
         self.asleep = Some(Instant::now());
         self.reason = "";
         let until = match (news.status, self.state.open.is_empty(), self.state.subscribed) {
-            (Status::Waiting, ..) => "until the call returns",
-            (_, false, _) => "until the call returns, or you say something",
-            (_, true, false) => "until you say something",
-            (_, true, true) => "until you say something, or it rings at the door",
+            (Status::Waiting, ..) => self.wakes(),
+            (_, false, _) => "until the call returns, or you say something".into(),
+            (_, true, false) => "until you say something".into(),
+            (_, true, true) => "until you say something, or it rings at the door".into(),
         };
-        self.tell("SLEEPS", BOLD, until)
+        self.tell("SLEEPS", BOLD, &until)
+    }
+
+    /// What an agent waits for that waits.
+    fn wakes(&self) -> String {
+        let sleep = self.state.open.values().find(|call| call.tool == words::SLEEP);
+        match sleep.and_then(|call| Some(call.until?.since(call.since))) {
+            Some(time) => format!("for {:.0} s, or until something happens", time.as_secs_f64()),
+            None => "until the call returns".into(),
+        }
     }
 }
 
@@ -245,7 +266,11 @@ pub(super) fn paragraph(text: &str, indent: usize, style: Style) -> String {
 }
 
 fn occasion(call: &Call) -> &'static str {
-    if call.name == "doorbell" { RANG } else { "the call that went on has returned" }
+    match call.name.as_str() {
+        "doorbell" => RANG,
+        words::SPAWN_THREAD => REPORTED,
+        _ => "the call that went on has returned",
+    }
 }
 
 /// `what: bread, seconds: 7`.

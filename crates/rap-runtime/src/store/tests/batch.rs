@@ -330,3 +330,25 @@ async fn a_thread_whose_making_was_undone_is_not_remembered_under_the_number_of_
     assert!(matches!(lost, Err(Error::NoThread)), "{lost:?}");
     assert!(fixture.words("other").await.is_empty());
 }
+
+#[tokio::test]
+async fn threads_are_counted_as_they_stand_also_after_a_lost_batch_and_a_restart() {
+    let fixture = Fixture::new();
+    for thread in ["asked", "closed", "idle"] {
+        fixture.create(thread, Some("hello")).await;
+    }
+    fixture.tell("closed", Message::Close).await.unwrap();
+    fixture.tell("idle", answered(1, "an answer")).await.unwrap();
+    let store = fixture.store.clone();
+    let gate = Gate::hold(&store).await;
+    let again = store.clone();
+    let lost = queue(async move { again.create(new("lost", Some("hello")), None).await }).await;
+    let loses = queue_sql(&store, "ROLLBACK").await;
+    assert!(gate.release().await.is_err() && lost.await.is_err() && loses.await.is_err());
+    drop(store);
+    let fixture = fixture.reopen().await;
+    let counted = fixture.store.census().await.unwrap().threads;
+    let expected =
+        [("closed", 1), ("failed", 0), ("running", 1), ("needs_you", 0), ("waiting", 0), ("idle", 1)];
+    assert_eq!(counted, expected);
+}

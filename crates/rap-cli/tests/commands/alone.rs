@@ -1,0 +1,51 @@
+//! The binary by itself: a copy of it in an empty directory, without an environment and without anything on its path.
+
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::support::{Told, told, until};
+
+/// A copy of the binary, with nothing beside it.
+pub fn copy(directory: &Path) -> PathBuf {
+    let copy = directory.join("rap");
+    std::fs::copy(env!("CARGO_BIN_EXE_rap"), &copy).unwrap();
+    copy
+}
+
+#[test]
+fn a_copy_of_the_binary_needs_nothing_beside_it() {
+    let (place, work) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let program = copy(place.path());
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let url = format!("http://{address}");
+    let rap = |arguments: &[&str]| {
+        let mut command = Command::new(&program);
+        command.args(arguments).current_dir(work.path()).env_clear().env("PATH", "").stdin(Stdio::null());
+        command
+    };
+    let ok = |arguments: &[&str]| {
+        let Told { code, out, err } = told(rap(arguments).env("RAP_URL", &url));
+        assert_eq!((code, err.as_str()), (Some(0), ""), "{arguments:?}: {out}");
+        out
+    };
+    assert_eq!(ok(&["init"]), "rap.toml is written; `rap serve` reads it\n");
+    let mut serve = rap(&["serve", "--listen", &address]);
+    let mut runtime = serve.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("the runtime listens", || TcpStream::connect(&address).is_ok());
+    assert_eq!(ok(&["threads", "new", "say hi", "--id", "t", "--wait"]), "hi\n");
+    let zone = "call sleep_until {\"time\": \"2020-01-01T00:00\", \"timezone\": \"Europe/Berlin\"}";
+    assert_eq!(ok(&["threads", "send", "t", zone, "--wait"]), "sleep_until: the time is over\n");
+    assert!(ok(&["threads", "show", "t"]).contains("idle"));
+    for listing in ["threads", "calls", "subs", "timers", "inbox", "tools"] {
+        ok(&[listing, "ls"]);
+    }
+    assert!(ok(&["completions", "bash"]).contains("_rap"));
+    assert_eq!(ok(&["chat", "t"]), "");
+    runtime.kill().unwrap();
+    runtime.wait().unwrap();
+    let mut left: Vec<_> = work.path().read_dir().unwrap().map(|file| file.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["rap.db", "rap.db-shm", "rap.db-wal", "rap.db.key", "rap.db.lock", "rap.toml"]);
+    assert_eq!(place.path().read_dir().unwrap().count(), 1);
+}

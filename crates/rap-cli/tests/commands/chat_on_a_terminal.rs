@@ -1,0 +1,289 @@
+//! Talking to an agent on a terminal: what stands there, and that it is as it was afterwards.
+
+use std::process::Command;
+
+use crate::model::ModelServer;
+use crate::support::{Running, Runtime, plain};
+
+fn agent_says(screen: &str, text: &str) -> bool {
+    screen.contains(&format!("agent   {text}"))
+}
+
+/// A chat with a model whose answers the test gives, piece by piece.
+fn with_a_model() -> (Runtime, ModelServer, Running) {
+    let model = ModelServer::start();
+    let runtime = Runtime::start_with(&model.lines());
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
+    chat.expect("> ");
+    (runtime, model, chat)
+}
+
+#[test]
+fn every_piece_of_an_answer_is_shown_as_it_comes() {
+    let (_runtime, model, mut chat) = with_a_model();
+    chat.type_in("Hello?\r");
+    let mut answer = model.next_answer();
+    let mut so_far = String::new();
+    for piece in ["Hel", "lo, ", "wor", "ld.\nSec", "ond line"] {
+        answer.say(piece);
+        so_far.push_str(&piece.replace('\n', "\n        "));
+        chat.until_screen(piece, |screen| agent_says(screen, &format!("{so_far}\n> ")));
+    }
+    answer.end();
+    chat.type_in("next");
+    chat.until_screen("what is typed", |screen| screen.ends_with("\n> next"));
+    let screen = chat.screen();
+    assert_eq!(screen.matches("Hello, world.").count(), 1, "{screen}");
+    assert!(
+        screen.contains("you     Hello?\nagent   Hello, world.\n        Second line\n> next"),
+        "{screen}"
+    );
+}
+
+#[test]
+fn nothing_stays_of_an_answer_that_was_dropped() {
+    let (_runtime, model, mut chat) = with_a_model();
+    chat.type_in("Which?\r");
+    let mut answer = model.next_answer();
+    answer.say("It is the wro");
+    chat.until_screen("the first attempt", |screen| agent_says(screen, "It is the wro\n"));
+    answer.break_off();
+    chat.until_screen("its end", |screen| screen.contains("the model could not be asked"));
+    assert!(!chat.screen().contains("wro"), "{}", chat.screen());
+    let mut answer = model.next_answer();
+    answer.say("It is the ri");
+    chat.until_screen("the second attempt", |screen| agent_says(screen, "It is the ri\n"));
+    answer.say("ght one.");
+    answer.end();
+    chat.until_screen("the answer", |screen| agent_says(screen, "It is the right one.\n"));
+    assert!(!chat.screen().contains("wro"), "{}", chat.screen());
+}
+
+#[test]
+fn an_answer_that_somebody_interrupts_is_not_left_behind() {
+    let (_runtime, model, mut chat) = with_a_model();
+    chat.type_in("Tell me everything.\r");
+    let mut answer = model.next_answer();
+    answer.say("Once upon a time");
+    chat.until_screen("the beginning", |screen| agent_says(screen, "Once upon a time\n"));
+    chat.type_in("\x03");
+    chat.until_screen("the end", |screen| screen.contains("stopped; ^C again or ^D leaves"));
+    chat.until_screen("nothing of it", |screen| !screen.contains("Once upon"));
+    chat.type_in("Less.\r");
+    let mut answer = model.next_answer();
+    answer.say("Fine");
+    chat.until_screen("the answer", |screen| agent_says(screen, "Fine\n"));
+    // Whoever joins in makes the agent begin again, with what was said.
+    chat.type_in("Even less.\r");
+    let mut answer = model.next_answer();
+    chat.until_screen("nothing of the second", |screen| !screen.contains("agent   Fine"));
+    answer.say("Ok.");
+    answer.end();
+    chat.until_screen("the last answer", |screen| agent_says(screen, "Ok.\n"));
+    let screen = chat.screen();
+    assert!(!screen.contains("Once") && !screen.contains("Fine"), "{screen}");
+}
+
+#[test]
+fn an_answer_that_is_longer_than_the_terminal_is_there_in_full() {
+    let (_runtime, model, mut chat) = with_a_model();
+    chat.type_in("Count.\r");
+    let mut answer = model.next_answer();
+    for number in 1..=40 {
+        answer.say(&format!("number {number}\n"));
+    }
+    // As long as it goes on, its end is shown; then all of it.
+    chat.until_screen("the end of it", |screen| screen.contains("number 40\n> "));
+    chat.expect("number 40");
+    answer.end();
+    chat.expect("agent   number 1\r");
+    chat.type_in("\x04");
+    assert_eq!(chat.exit(), Some(0));
+    let seen = plain(&chat.seen);
+    let whole = seen.rfind("agent   number 1\r").unwrap_or_else(|| panic!("{seen}"));
+    for number in 2..=40 {
+        assert!(seen[whole..].contains(&format!("        number {number}\r")), "{number}: {seen}");
+    }
+}
+
+/// For how long a call has been running, as its row says; it is the row above the line that is typed.
+fn counted(screen: &str) -> Option<u64> {
+    assert!(screen.matches("has been running").count() <= 1, "{screen}");
+    let (_, rest) = screen.split_once("        … slow (call_1_1) has been running for ")?;
+    let (seconds, rest) = rest.split_once(" s")?;
+    assert!(rest.starts_with("\n> "), "{screen}");
+    seconds.parse().ok()
+}
+
+#[test]
+fn a_running_call_counts_its_seconds_in_place() {
+    let runtime = Runtime::start();
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
+    chat.expect("> ");
+    chat.type_in("call slow {\"seconds\": 1000}\r");
+    for at_least in 0..3 {
+        chat.until_screen("it counts", |screen| counted(screen) >= Some(at_least));
+    }
+    chat.type_in("\x03");
+    chat.until_screen("its end", |screen| screen.contains("slow") && screen.contains(": interrupted"));
+    chat.until_screen("no row of it", |screen| counted(screen).is_none());
+    chat.type_in("call sleep {\"seconds\": 1000}\r");
+    chat.until_screen("it sleeps", |screen| {
+        screen.contains("… sleeps (") && screen.contains("; wakes in 16 min")
+    });
+    chat.type_in("half a li");
+    chat.until_screen("both", |screen| screen.contains("… sleeps (") && screen.ends_with("\n> half a li"));
+}
+
+#[test]
+fn a_terminal_asks_shows_links_stops_and_leaves() {
+    let runtime = Runtime::start();
+    runtime.ok(&["threads", "new", "say before", "--id", "t", "--wait"]);
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat", "t"]), 80);
+    chat.expect("thread t, agent default; ^C stops the agent, ^C twice or ^D leaves");
+    chat.expect("agent   before");
+    chat.type_in("say one\r");
+    chat.expect("agent   one");
+    chat.type_in("call choose\r");
+    chat.expect("3) blue");
+    chat.type_in("3\r");
+    chat.expect("you     answer: blue");
+    chat.expect("agent   choose: chose blue");
+    chat.type_in("call authorize\r");
+    chat.expect("authorize wants you to sign in: open http://127.0.0.1:");
+    chat.type_in("\x03");
+    chat.expect("stopped; ^C again or ^D leaves");
+    chat.until_screen("its end", |screen| screen.contains("interrupted"));
+    chat.type_in("say two\r");
+    chat.until_screen("the answer", |screen| agent_says(screen, "two"));
+    chat.type_in("\x04");
+    assert_eq!(chat.exit(), Some(0));
+    assert!(chat.screen().trim_end().ends_with("come back with: rap chat t"), "{}", chat.screen());
+    assert_eq!(runtime.json(&["threads", "show", "t", "--json"])["status"], "idle");
+}
+
+#[test]
+fn interrupting_twice_leaves_a_terminal() {
+    let runtime = Runtime::start();
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
+    chat.expect("> ");
+    chat.type_in("\x03");
+    chat.expect("^C again or ^D leaves");
+    chat.type_in("\x03");
+    assert_eq!(chat.exit(), Some(0));
+}
+
+#[test]
+fn a_terminal_connects_again_and_says_so() {
+    let mut runtime = Runtime::start();
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
+    chat.expect("> ");
+    chat.type_in("call slow {\"seconds\": 2}\r");
+    chat.until_screen("it runs", |screen| screen.contains("slow (call_1_1) has been running"));
+    runtime.kill();
+    chat.until_screen("it is gone", |screen| screen.contains("the connection is lost; connecting again"));
+    chat.type_in("say meanwhile\r");
+    chat.until_screen("it was typed", |screen| screen.contains("you     say meanwhile"));
+    runtime.start_again();
+    chat.until_screen("it is back", |screen| screen.contains("connected again"));
+    chat.until_screen("both", |screen| agent_says(screen, "meanwhile") && screen.contains("slept 2"));
+    assert_eq!(chat.screen().matches("say meanwhile").count(), 1, "{}", chat.screen());
+}
+
+#[test]
+fn what_the_runtime_did_not_take_is_told_when_somebody_leaves() {
+    let mut runtime = Runtime::start();
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
+    chat.expect("> ");
+    chat.type_in("say found\r");
+    chat.until_screen("it is connected", |screen| agent_says(screen, "found\n"));
+    runtime.kill();
+    chat.type_in("say lost\r");
+    chat.until_screen("it was typed", |screen| screen.contains("you     say lost"));
+    chat.type_in("\x04");
+    assert_eq!(chat.exit(), Some(0));
+    let screen = chat.screen();
+    assert!(screen.contains("not said, since the runtime is away: say lost"), "{screen}");
+}
+
+#[test]
+fn a_paste_of_several_lines_is_one_message() {
+    let runtime = Runtime::start();
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
+    chat.expect("> ");
+    chat.type_in("\x1b[200~say one\rsay two\x1b[201~");
+    chat.until_screen("the paste", |screen| screen.ends_with("> say one⏎say two"));
+    chat.type_in("\r");
+    chat.until_screen("the answer", |screen| agent_says(screen, "one\n        two\n> "));
+    assert!(chat.screen().contains("you     say one\n        say two\n"), "{}", chat.screen());
+}
+
+#[test]
+fn a_chat_that_was_suspended_goes_on() {
+    let runtime = Runtime::start();
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
+    chat.expect("> ");
+    chat.type_in("\x1ahere");
+    // A process may refuse to stop where no shell would let it go on; both are right.
+    chat.until_screen("it is back", |screen| {
+        kill("-CONT", &chat);
+        screen.ends_with("\n> here")
+    });
+    chat.type_in("\x15say back\r");
+    chat.until_screen("it answers", |screen| agent_says(screen, "back\n> "));
+}
+
+fn kill(signal: &str, chat: &Running) {
+    let status = Command::new("kill").args([signal, &chat.id().to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
+/// Runs a chat, ends it this way, and compares how the terminal treats what is typed with how it did before.
+fn leaves_as_it_was(end: impl Fn(&mut Runtime, &mut Running)) {
+    let mut runtime = Runtime::start();
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
+    let before = chat.modes();
+    chat.expect("> ");
+    chat.type_in("call slow {\"seconds\": 1000}\r");
+    chat.until_screen("it runs", |screen| screen.contains("has been running"));
+    assert_ne!(chat.modes().local_modes, before.local_modes);
+    end(&mut runtime, &mut chat);
+    chat.exit();
+    let after = chat.modes();
+    assert_eq!((after.local_modes, after.input_modes), (before.local_modes, before.input_modes));
+    assert!(
+        !chat.screen().contains("has been running") && !chat.screen().contains("\n> "),
+        "{}",
+        chat.screen()
+    );
+    let last = |sequence: &str| chat.seen.rfind(sequence).unwrap_or(0);
+    assert!(
+        last("\x1b[?2004l") > last("\x1b[?2004h") && last("\x1b[?25h") > last("\x1b[?25l"),
+        "{:?}",
+        chat.seen
+    );
+}
+
+#[test]
+fn the_terminal_is_as_it_was_whatever_ended_the_chat() {
+    leaves_as_it_was(|_, chat| chat.type_in("\x04"));
+    leaves_as_it_was(|_, chat| kill("-TERM", chat));
+    leaves_as_it_was(|_, chat| kill("-HUP", chat));
+    // An error: another runtime is there, which does not know the thread.
+    leaves_as_it_was(|runtime, _| runtime.replace());
+}
+
+#[test]
+fn a_terminal_that_changes_its_width_is_drawn_anew() {
+    let runtime = Runtime::start();
+    let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
+    chat.expect("> ");
+    chat.type_in("call slow {\"seconds\": 1000}\r");
+    chat.until_screen("it runs", |screen| screen.contains("slow (call_1_1) has been running"));
+    chat.resize(40);
+    chat.until_screen("it fits", |screen| {
+        screen.lines().filter(|line| line.contains("… slow (call_1_1)")).all(|line| line.ends_with('…'))
+    });
+    chat.type_in("typed");
+    chat.until_screen("it goes on", |screen| screen.ends_with("\n> typed"));
+}

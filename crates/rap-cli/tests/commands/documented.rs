@@ -1,0 +1,381 @@
+//! What the README and the guides say: every command is executed, every piece of configuration read, and the settings are
+//! those that there are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rap_cli::config::{Config, File, Sources};
+use tempfile::TempDir;
+
+use crate::support::{told, until};
+
+/// The pages whose commands are executed here.
+const EXECUTED: [&str; 3] = ["README.md", "docs/run-an-agent.md", "docs/ARCHITECTURE.md"];
+/// Whose commands are not: the first is compiled and run as doc tests, the other by crates/rap-tool/tests/python.rs.
+const OTHERS: [&str; 2] = ["docs/write-a-tool.md", "examples/python-tool/README.md"];
+
+/// What is not executed here, each with its reason. Something that is no longer in the pages does not belong here.
+const NOT_HERE: [(&str, &str); 16] = [
+    ("cargo run --release -- demo", "tests/commands/demo.rs tells the story"),
+    ("cargo xtask test", "it would run this test"),
+    ("cargo xtask lint", "it builds everything again"),
+    ("cargo bench -p rap-tool", "it measures for minutes"),
+    ("cargo bench -p rap-runtime", "it measures for minutes"),
+    (
+        "cargo install --path crates/rap-cli",
+        "it builds for minutes; tests/commands/alone.rs runs a lone copy",
+    ),
+    ("cargo new weather && cd weather", "the code of that page is compiled and run as doc tests"),
+    ("cargo add rap-tool --git <the address of this repository>", "the address is the reader's"),
+    ("cargo add tokio --features full", "it needs the network"),
+    ("cargo add serde --features derive", "it needs the network"),
+    ("cargo add schemars@1 serde_json", "it needs the network"),
+    ("cargo add rap-tool --path ../rap/crates/rap-tool", "it needs the network"),
+    ("cargo run", "it runs the reader's own program"),
+    ("curl -s 127.0.0.1:7501/.well-known/rap-toolset", "on its page the server is the reader's own program"),
+    ("curl -si 127.0.0.1:7501/invoke", "on its page the server is the reader's own program"),
+    ("python3 tool.py &", "crates/rap-tool/tests/python.rs executes that page"),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn page(name: &str) -> String {
+    fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// A command of a page, and what the page shows that it prints.
+#[derive(Debug)]
+struct Shown {
+    command: String,
+    prints: Vec<String>,
+    inline: bool,
+}
+
+/// The commands of a page: lines of `sh` blocks, lines with a `$` of `console` blocks, and `rap …` or `cargo …` in the text.
+fn commands(text: &str) -> Vec<Shown> {
+    let mut shown: Vec<Shown> = Vec::new();
+    let mut language: Option<String> = None;
+    // A command goes on while a quote is open or a line ends with a backslash.
+    let mut open = false;
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("```") {
+            language = if language.is_some() { None } else { Some(rest.to_owned()) };
+            continue;
+        }
+        match language.as_deref() {
+            None => shown.extend(spans(line)),
+            Some("sh" | "console") if open => {
+                let last = shown.last_mut().unwrap();
+                last.command = format!("{}\n{line}", last.command);
+                open = goes_on(&last.command);
+            }
+            Some(kind @ ("sh" | "console")) => {
+                let command = if kind == "sh" { Some(line) } else { line.strip_prefix("$ ") };
+                match command.map(|line| line.split("  #").next().unwrap().trim()) {
+                    Some("") => {}
+                    Some(command) => {
+                        open = goes_on(command);
+                        shown.push(Shown { command: command.into(), prints: Vec::new(), inline: false });
+                    }
+                    None if !line.is_empty() => shown.last_mut().unwrap().prints.push(line.into()),
+                    None => {}
+                }
+            }
+            Some(_) => {}
+        }
+    }
+    shown
+}
+
+fn goes_on(command: &str) -> bool {
+    command.matches('\'').count() % 2 == 1 || command.ends_with('\\')
+}
+
+fn spans(line: &str) -> impl Iterator<Item = Shown> {
+    let spans = line
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|span| span.starts_with("rap ") || span.starts_with("cargo "));
+    spans.map(|span| Shown { command: span.into(), prints: Vec::new(), inline: true })
+}
+
+/// Where the commands of a page are executed: a directory, a `cargo` that runs what is built already, and ports that
+/// nobody else has.
+struct Stage {
+    directory: TempDir,
+    runtime: u16,
+    tools: u16,
+    callback: u16,
+    called_back: mpsc::Receiver<String>,
+    running: BTreeMap<&'static str, Child>,
+}
+
+const CARGO: &str = "#!/bin/sh
+case \"$*\" in
+  'run --release -- '*) shift 3; exec rap \"$@\" ;;
+  'run --release -p rap-tool --example '*) exec \"$EXAMPLES/$6\" ;;
+  *) echo \"no such command here: cargo $*\" >&2; exit 1 ;;
+esac
+";
+
+impl Stage {
+    fn new() -> Stage {
+        let directory = tempfile::tempdir().unwrap();
+        let bin = directory.path().join("bin");
+        fs::create_dir_all(directory.path().join("work")).unwrap();
+        fs::create_dir(&bin).unwrap();
+        symlink(env!("CARGO_BIN_EXE_rap"), bin.join("rap")).unwrap();
+        fs::write(bin.join("cargo"), CARGO).unwrap();
+        fs::set_permissions(bin.join("cargo"), fs::Permissions::from_mode(0o755)).unwrap();
+        let free = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let callbacks = free();
+        let (runtime, tools) = (free().local_addr().unwrap().port(), free().local_addr().unwrap().port());
+        let callback = callbacks.local_addr().unwrap().port();
+        let (sender, called_back) = mpsc::channel();
+        std::thread::spawn(move || {
+            callbacks.incoming().for_each(|stream| take_callback(stream.unwrap(), &sender))
+        });
+        Stage { directory, runtime, tools, callback, called_back, running: BTreeMap::new() }
+    }
+
+    fn shell(&self, command: &str) -> Command {
+        let command = command
+            .replace("7420", &self.runtime.to_string())
+            .replace("7501", &self.tools.to_string())
+            .replace("7599", &self.callback.to_string());
+        let examples = std::env::current_exe().unwrap();
+        let examples = examples.parent().unwrap().with_file_name("examples");
+        let path = format!("{}:/usr/bin:/bin", self.directory.path().join("bin").display());
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", &command]).current_dir(self.directory.path().join("work")).stdin(Stdio::null());
+        shell.env_clear().env("PATH", path).env("EXAMPLES", examples);
+        shell.env("RAP_SERVER_LISTEN", format!("127.0.0.1:{}", self.runtime));
+        shell
+            .env("RAP_URL", format!("http://127.0.0.1:{}", self.runtime))
+            .env("PORT", self.tools.to_string());
+        shell
+    }
+
+    /// Starts what goes on until it is stopped. What does the same, is stopped before.
+    fn start(&mut self, what: &'static str, command: &str) {
+        if let Some(mut before) = self.running.remove(what) {
+            before.kill().unwrap();
+            before.wait().unwrap();
+        }
+        let mut shell = self.shell(&format!("exec {command}"));
+        let child = shell.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        self.running.insert(what, child);
+        let port = if what == "serve" { self.runtime } else { self.tools };
+        until(command, || TcpStream::connect(("127.0.0.1", port)).is_ok());
+    }
+
+    /// A stream never ends: its beginning is what counts.
+    fn stream(&self, command: &str) {
+        let mut child = self.shell(&format!("exec {command}")).stdout(Stdio::piped()).spawn().unwrap();
+        let mut begin = [0; 16];
+        child.stdout.as_mut().unwrap().read_exact(&mut begin).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(begin.starts_with(b"id: 1\nevent: ent"), "{}", String::from_utf8_lossy(&begin));
+    }
+
+    fn execute(&mut self, shown: &Shown) {
+        let command = shown.command.as_str();
+        if command.ends_with("serve") {
+            self.start("serve", command);
+        } else if command.contains("--example") {
+            self.start("example", command);
+        } else if command.starts_with("curl -sN") {
+            self.stream(command);
+        } else if shown.inline {
+            // It may be named without what it needs; that it exists is what counts.
+            let named: Vec<&str> = command.split(' ').take_while(|word| !word.contains(['…', '-'])).collect();
+            let named = named.iter().filter(|word| word.chars().any(char::is_lowercase));
+            let help = format!("{} --help", named.copied().collect::<Vec<_>>().join(" "));
+            self.run(&help, &[]);
+        } else {
+            self.run(command, &shown.prints);
+        }
+    }
+
+    fn run(&self, command: &str, prints: &[String]) {
+        let told = told(&mut self.shell(command));
+        assert_eq!(told.code, Some(0), "{command}: {told:?}");
+        for line in prints {
+            if let Some((_, body)) = line.split_once("POST /callback  ") {
+                let sent = self.called_back.recv_timeout(Duration::from_secs(20)).unwrap();
+                assert_eq!(sent, body, "{command}");
+                continue;
+            }
+            let shown = line.split('…').next().unwrap().replace("7501", &self.tools.to_string());
+            assert!(told.out.contains(&shown), "{command} prints:\n{}\nand not:\n{line}", told.out);
+        }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for child in self.running.values_mut() {
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+}
+
+/// Answers 200 and passes the body on.
+fn take_callback(mut stream: TcpStream, sender: &mpsc::Sender<String>) {
+    let (mut text, mut bytes) = (String::new(), [0; 4096]);
+    while let Ok(count @ 1..) = stream.read(&mut bytes) {
+        text.push_str(&String::from_utf8_lossy(&bytes[..count]));
+        if let Some((_, body)) = text.split_once("\r\n\r\n").filter(|(_, body)| body.ends_with('}')) {
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
+            sender.send(body.to_owned()).ok();
+            return;
+        }
+    }
+}
+
+fn is_not_here(command: &str) -> Option<&'static str> {
+    NOT_HERE
+        .iter()
+        .map(|(known, _)| *known)
+        .find(|known| command == *known || (known.starts_with("curl") && command.starts_with(known)))
+}
+
+/// Executes the commands of a page.
+fn execute(name: &str) {
+    let mut stage = Stage::new();
+    let shown = commands(&page(name));
+    assert!(!shown.is_empty(), "{name}");
+    for shown in shown {
+        // Where the page's server is one of ours, its curl is executed, too.
+        let curl = shown.command.starts_with("curl") && stage.running.contains_key("example");
+        if curl || is_not_here(&shown.command).is_none() {
+            stage.execute(&shown);
+        }
+    }
+}
+
+#[test]
+fn every_command_of_the_readme_is_executed() {
+    execute("README.md");
+}
+
+#[test]
+fn every_command_of_run_an_agent_is_executed() {
+    execute("docs/run-an-agent.md");
+}
+
+#[test]
+fn every_command_of_the_architecture_is_executed() {
+    execute("docs/ARCHITECTURE.md");
+}
+
+/// A page that nobody thought of is not overlooked.
+#[test]
+fn every_page_is_looked_at() {
+    let mut pages: Vec<String> = ["docs", "examples/python-tool"]
+        .iter()
+        .flat_map(|folder| root().join(folder).read_dir().unwrap())
+        .map(|file| file.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
+        .map(|path| path.strip_prefix(root()).unwrap().display().to_string())
+        .collect();
+    pages.push("README.md".into());
+    let known: BTreeSet<&str> = EXECUTED.into_iter().chain(OTHERS).collect();
+    assert_eq!(pages.iter().map(String::as_str).collect::<BTreeSet<_>>(), known);
+}
+
+#[test]
+fn what_is_not_executed_is_known_by_name_and_still_there() {
+    let mut named = BTreeSet::new();
+    for name in EXECUTED.into_iter().chain(OTHERS) {
+        for shown in commands(&page(name)) {
+            named.extend(is_not_here(&shown.command));
+            let python = name.starts_with("examples/");
+            let known = EXECUTED.contains(&name) || python || is_not_here(&shown.command).is_some();
+            assert!(known, "{name}: `{}` is not executed by any test", shown.command);
+        }
+    }
+    let all: BTreeSet<&str> = NOT_HERE.iter().map(|(command, _)| *command).collect();
+    assert_eq!(named, all, "what is no longer in the pages does not belong into the list");
+}
+
+#[test]
+fn every_piece_of_configuration_in_the_guide_is_right() {
+    let text = page("docs/run-an-agent.md");
+    let blocks: Vec<&str> =
+        text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(blocks.len() >= 3);
+    let directory = tempfile::tempdir().unwrap();
+    for block in blocks {
+        let file = directory.path().join("rap.toml");
+        // A piece about agents is of a file that names a model.
+        let model =
+            if block.contains("provider = ") { "" } else { "[model]\nprovider = \"openai\"\nname = \"m\"\n" };
+        fs::write(&file, format!("{model}{block}")).unwrap();
+        let secrets = ["TOOLS_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"];
+        let environment = secrets.map(|name| (name.to_owned(), "secret".to_owned())).into();
+        let sources = Sources { file: File::Given(file), environment, flags: Vec::new() };
+        Config::load(&sources).unwrap_or_else(|error| panic!("{error}\n{block}"));
+    }
+}
+
+/// The settings as `rap init` writes them, as a table.
+fn settings() -> String {
+    let mut table = "| setting | default | |\n|---|---|---|\n".to_owned();
+    let (mut section, mut meaning) = (String::new(), Vec::new());
+    for line in rap_cli::init::TEXT.lines() {
+        let example = line.strip_prefix("# Example: ");
+        let setting = example.or_else(|| line.strip_prefix('#')).unwrap_or(line);
+        if setting.starts_with('[') {
+            section = setting.trim_matches(['[', ']']).to_owned();
+            meaning.clear();
+        } else if let Some((key, value)) =
+            setting.split_once(" = ").filter(|_| !line.starts_with("# ") || example.is_some())
+        {
+            let default =
+                if example.is_some() { format!("none; say, `{value}`") } else { format!("`{value}`") };
+            table.push_str(&format!("| `{section}.{key}` | {default} | {} |\n", meaning.join(" ")));
+            meaning.clear();
+        } else if line.is_empty() {
+            meaning.clear();
+        } else {
+            meaning.push(setting.trim().replace('|', "\\|"));
+        }
+    }
+    table
+}
+
+/// With `UPDATE_DOCS` set, the table is written instead.
+#[test]
+fn the_guide_lists_every_setting_with_its_default() {
+    let (begin, end) = ("<!-- settings -->\n", "<!-- end of settings -->");
+    let text = page("docs/run-an-agent.md");
+    let (before, rest) = text.split_once(begin).unwrap();
+    let (table, after) = rest.split_once(end).unwrap();
+    let expected = format!("\n{}\n", settings());
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(root().join("docs/run-an-agent.md"), format!("{before}{begin}{expected}{end}{after}"))
+            .unwrap();
+        return;
+    }
+    assert!(
+        expected.contains("| `limits.hold_max` | `\"60s\"` | How long an event waits for open calls. |"),
+        "{expected}"
+    );
+    assert_eq!(
+        table, expected,
+        "write it anew with UPDATE_DOCS=1 cargo test -p rap-cli --test commands the_guide"
+    );
+}

@@ -1,0 +1,85 @@
+//! A model's server whose answers the test gives piece by piece, while the runtime reads them.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// Nothing in these tests takes this long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub struct ModelServer {
+    address: String,
+    asked: mpsc::Receiver<TcpStream>,
+}
+
+/// An answer that is being given.
+pub struct Answer(TcpStream);
+
+impl ModelServer {
+    pub fn start() -> ModelServer {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (sender, asked) = mpsc::channel();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if sender.send(question(stream.unwrap())).is_err() {
+                    return;
+                }
+            }
+        });
+        ModelServer { address, asked }
+    }
+
+    /// The configuration of a runtime that asks it.
+    pub fn lines(&self) -> String {
+        format!("[model]\nprovider = \"openai\"\nname = \"m\"\nbase_url = \"http://{}/v1\"\n", self.address)
+    }
+
+    /// The answer to the next question.
+    pub fn next_answer(&self) -> Answer {
+        let mut stream = self.asked.recv_timeout(PATIENCE).expect("the model is asked");
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+        stream.write_all(head.as_bytes()).unwrap();
+        Answer(stream)
+    }
+}
+
+/// Reads a question to its end.
+fn question(stream: TcpStream) -> TcpStream {
+    let mut reader = BufReader::new(&stream);
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+    }
+    reader.read_exact(&mut vec![0; length]).unwrap();
+    stream
+}
+
+impl Answer {
+    pub fn say(&mut self, text: &str) {
+        self.send(&json!({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": null}]}));
+    }
+
+    pub fn end(mut self) {
+        self.send(&json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}));
+        self.0.write_all(b"data: [DONE]\n\n").unwrap();
+    }
+
+    /// The connection ends in the middle of it.
+    pub fn break_off(self) {}
+
+    fn send(&mut self, chunk: &Value) {
+        self.0.write_all(format!("data: {chunk}\n\n").as_bytes()).unwrap();
+        self.0.flush().unwrap();
+    }
+}
