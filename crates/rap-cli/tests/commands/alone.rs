@@ -1,10 +1,10 @@
 //! The binary by itself: a copy of it in an empty directory, without an environment and without anything on its path.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::support::{Told, told, until};
+use crate::support::{Told, free_port, told, until};
 
 /// A copy of the binary, with nothing beside it.
 pub fn copy(directory: &Path) -> PathBuf {
@@ -17,7 +17,7 @@ pub fn copy(directory: &Path) -> PathBuf {
 fn a_copy_of_the_binary_needs_nothing_beside_it() {
     let (place, work) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let program = copy(place.path());
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = format!("127.0.0.1:{}", free_port());
     let url = format!("http://{address}");
     let rap = |arguments: &[&str]| {
         let mut command = Command::new(&program);

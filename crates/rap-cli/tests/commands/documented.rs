@@ -14,7 +14,7 @@ use std::time::Duration;
 use rap_cli::config::{Config, File, Sources};
 use tempfile::TempDir;
 
-use crate::support::{told, until};
+use crate::support::{free_port, told, until};
 
 /// The pages whose commands are executed here.
 const EXECUTED: [&str; 3] = ["README.md", "docs/run-an-agent.md", "docs/ARCHITECTURE.md"];
@@ -137,9 +137,8 @@ impl Stage {
         symlink(env!("CARGO_BIN_EXE_rap"), bin.join("rap")).unwrap();
         fs::write(bin.join("cargo"), CARGO).unwrap();
         fs::set_permissions(bin.join("cargo"), fs::Permissions::from_mode(0o755)).unwrap();
-        let free = || TcpListener::bind("127.0.0.1:0").unwrap();
-        let callbacks = free();
-        let (runtime, tools) = (free().local_addr().unwrap().port(), free().local_addr().unwrap().port());
+        let callbacks = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (runtime, tools) = (free_port(), free_port());
         let callback = callbacks.local_addr().unwrap().port();
         let (sender, called_back) = mpsc::channel();
         std::thread::spawn(move || {
@@ -311,6 +310,8 @@ fn what_is_not_executed_is_known_by_name_and_still_there() {
     assert_eq!(named, all, "what is no longer in the pages does not belong into the list");
 }
 
+const MODEL: &str = "[model]\nprovider = \"openai\"\nname = \"m\"\napi_key = \"env:OPENAI_API_KEY\"\n";
+
 #[test]
 fn every_piece_of_configuration_in_the_guide_is_right() {
     let text = page("docs/run-an-agent.md");
@@ -321,8 +322,7 @@ fn every_piece_of_configuration_in_the_guide_is_right() {
     for block in blocks {
         let file = directory.path().join("rap.toml");
         // A piece about agents is of a file that names a model.
-        let model =
-            if block.contains("provider = ") { "" } else { "[model]\nprovider = \"openai\"\nname = \"m\"\n" };
+        let model = if block.contains("provider = ") { "" } else { MODEL };
         fs::write(&file, format!("{model}{block}")).unwrap();
         let secrets = ["TOOLS_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"];
         let environment = secrets.map(|name| (name.to_owned(), "secret".to_owned())).into();

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::num::NonZero;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -13,6 +13,12 @@ use rap_tool::prelude::*;
 use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
 use tempfile::TempDir;
+
+#[path = "../support/process.rs"]
+mod process;
+
+use self::process::Process;
+pub use self::process::free_port;
 
 /// Nothing in these tests takes this long.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -93,7 +99,7 @@ fn serve_tools(data: &Path) -> String {
 pub struct Runtime {
     directory: TempDir,
     address: String,
-    child: Child,
+    process: Process,
 }
 
 impl Runtime {
@@ -105,21 +111,20 @@ impl Runtime {
     pub fn start_with(server: &str) -> Runtime {
         let directory = tempfile::tempdir().unwrap();
         let tools = serve_tools(&directory.path().join("tools"));
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let address = format!("127.0.0.1:{}", free_port());
         let config =
             format!("[server]\nlisten = \"{address}\"\n{server}\n[[tool_server]]\nurl = \"{tools}\"\n");
         std::fs::write(directory.path().join("rap.toml"), config).unwrap();
-        let child = spawn(directory.path(), &address);
-        Runtime { directory, address, child }
+        let process = serve(directory.path());
+        Runtime { directory, address, process }
     }
 
     pub fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.process.kill();
     }
 
     pub fn start_again(&mut self) {
-        self.child = spawn(self.directory.path(), &self.address);
+        self.process = serve(self.directory.path());
     }
 
     /// Another one takes its place, with an empty database.
@@ -179,19 +184,10 @@ impl Runtime {
     }
 }
 
-impl Drop for Runtime {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
-}
-
-fn spawn(directory: &Path, address: &str) -> Child {
+fn serve(directory: &Path) -> Process {
     let mut command = rap(&["serve"]);
-    command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let child = command.spawn().unwrap();
-    until("the runtime listens", || TcpStream::connect(address).is_ok());
-    child
+    command.current_dir(directory).stdout(Stdio::null());
+    Process::start(command)
 }
 
 /// The binary, away from the environment of whoever runs the tests.

@@ -2,11 +2,8 @@
 
 use std::collections::VecDeque;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::net::TcpListener as StdListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -22,6 +19,11 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+
+#[path = "../support/process.rs"]
+mod process;
+
+use self::process::{Process, free_port};
 
 /// How long anything in a test may take before the test has failed.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -200,19 +202,6 @@ pub struct Home {
     port: u16,
 }
 
-/// Ports below those that the system gives away, so that one that was given up for a moment is free again.
-static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
-
-fn free_port() -> u16 {
-    let first = (std::process::id() % 400) as u16 * 25;
-    loop {
-        let port = 12_000 + (first + NEXT_PORT.fetch_add(1, Ordering::Relaxed)) % 18_000;
-        if StdListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
-}
-
 impl Home {
     pub fn new(tools: &Tools, limits: &str) -> Home {
         let home = Home { dir: tempfile::tempdir().unwrap(), port: free_port() };
@@ -260,7 +249,7 @@ impl Home {
         for name in ours.filter(|name| name.to_string_lossy().starts_with("RAP_")) {
             command.env_remove(name);
         }
-        command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
     }
 
     pub fn start(&self) -> Rap {
@@ -268,17 +257,8 @@ impl Home {
     }
 
     /// What a process says that does not start.
-    pub fn refused(mut command: Command) -> String {
-        let mut child = command.spawn().unwrap();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut rap = Rap { child, log: Arc::default() };
-        let mut said = String::new();
-        for line in stderr.lines().map_while(Result::ok) {
-            assert!(!line.contains("listening on"), "{command:?} started");
-            said.push_str(&line);
-        }
-        assert_eq!(rap.child.wait().unwrap().code(), Some(1), "{said}");
-        said
+    pub fn refused(command: Command) -> String {
+        Process::refused(command)
     }
 
     pub fn client(&self) -> Api {
@@ -287,37 +267,20 @@ impl Home {
 }
 
 /// A process; it is killed when this is dropped.
-pub struct Rap {
-    child: Child,
-    log: Arc<Mutex<String>>,
-}
+pub struct Rap(Process);
 
 impl Rap {
     /// Starts and waits until it listens.
-    pub fn spawn(mut command: Command) -> Rap {
-        let mut child = command.spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let log = Arc::new(Mutex::new(String::new()));
-        let listens = lines.by_ref().map_while(Result::ok).any(|line| {
-            log.lock().unwrap().push_str(&format!("{line}\n"));
-            line.contains("listening on 127.0.0.1:")
-        });
-        let rap = Rap { child, log: Arc::clone(&log) };
-        assert!(listens, "{command:?} did not start:\n{}", rap.log());
-        std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
-                log.lock().unwrap().push_str(&format!("{line}\n"));
-            }
-        });
-        rap
+    pub fn spawn(command: Command) -> Rap {
+        Rap(Process::start(command))
     }
 
     pub fn pid(&self) -> String {
-        self.child.id().to_string()
+        self.0.id().to_string()
     }
 
     pub fn log(&self) -> String {
-        self.log.lock().unwrap().clone()
+        self.0.log()
     }
 
     pub async fn until_logged(&self, text: &str) {
@@ -326,36 +289,26 @@ impl Rap {
 
     /// kill -9, and waits until it is gone.
     pub fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.0.kill();
     }
 
     pub fn signal(&self, name: &str) {
-        assert!(Command::new("kill").args([&format!("-{name}"), &self.pid()]).status().unwrap().success());
+        self.0.signal(name);
     }
 
     pub fn is_running(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
+        self.0.ended().is_none()
     }
 
     /// Waits until it has ended by itself.
     pub async fn ended(&mut self) -> ExitStatus {
         let began = Instant::now();
         loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
+            if let Some(status) = self.0.ended() {
                 return status;
             }
             assert!(began.elapsed() < PATIENCE, "it does not end:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    }
-}
-
-impl Drop for Rap {
-    fn drop(&mut self) {
-        if self.child.try_wait().unwrap().is_none() {
-            self.child.kill().unwrap();
-            self.child.wait().unwrap();
         }
     }
 }

@@ -7,6 +7,7 @@ pub mod anthropic;
 pub mod http;
 pub mod model;
 pub mod peer;
+pub mod process;
 pub mod rap;
 pub mod server;
 pub mod stream;

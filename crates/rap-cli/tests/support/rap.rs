@@ -1,10 +1,8 @@
 //! The process, and what a client can ask it.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -12,6 +10,7 @@ use tempfile::TempDir;
 
 use super::http::{self, Answer};
 use super::peer::Peer;
+use super::process::Process;
 use super::until;
 
 /// What a runtime is started with.
@@ -111,8 +110,7 @@ pub struct Rap {
     pub url: String,
     setup: Setup,
     directory: Option<TempDir>,
-    child: Child,
-    log: Arc<Mutex<String>>,
+    process: Process,
 }
 
 impl Rap {
@@ -127,27 +125,15 @@ impl Rap {
         command.envs(setup.environment.iter().map(|(name, value)| (name, value)));
         let stdout =
             fs::OpenOptions::new().create(true).append(true).open(directory.path().join("stdout")).unwrap();
-        command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let log = Arc::new(Mutex::new(String::new()));
-        let address = lines.by_ref().find_map(|line| {
-            log.lock().unwrap().push_str(&format!("{line}\n"));
-            let (_, rest) = line.split_once("listening on ")?;
-            Some(rest.split_whitespace().next()?.to_owned())
-        });
-        let address = address.unwrap_or_else(|| panic!("rap did not start:\n{}", log.lock().unwrap()));
-        let sink = Arc::clone(&log);
-        std::thread::spawn(move || {
-            lines.for_each(|line| sink.lock().unwrap().push_str(&format!("{line}\n")));
-        });
-        Rap { url: format!("http://{address}"), setup, directory: Some(directory), child, log }
+        command.stdout(stdout);
+        let process = Process::start(command);
+        Rap { url: format!("http://{}", process.address()), setup, directory: Some(directory), process }
     }
 
     /// kill -9, and a new process with the same database at the same address.
     #[must_use]
     pub fn restarted(mut self) -> Rap {
-        self.end();
+        self.process.kill();
         let directory = self.directory.take().unwrap();
         Rap::spawn(self.setup.clone(), directory, self.url.trim_start_matches("http://"))
     }
@@ -155,7 +141,7 @@ impl Rap {
     /// The same, but for some time there is no process.
     #[must_use]
     pub fn restarted_after(mut self, pause: Duration) -> Rap {
-        self.end();
+        self.process.kill();
         std::thread::sleep(pause);
         self.restarted()
     }
@@ -169,19 +155,10 @@ impl Rap {
 
     /// SIGTERM; how long it took to end in order.
     pub fn stop(&mut self) -> Duration {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        self.process.signal("TERM");
         let began = Instant::now();
-        assert!(self.child.wait().unwrap().success(), "{}", self.log());
+        assert!(self.process.wait().success(), "{}", self.log());
         began.elapsed()
-    }
-
-    /// Ends it, and waits until it is gone.
-    fn end(&mut self) {
-        if self.child.try_wait().unwrap().is_none() {
-            self.child.kill().unwrap();
-            self.child.wait().unwrap();
-        }
     }
 
     /// Where its files are.
@@ -206,7 +183,7 @@ impl Rap {
 
     /// Everything it has logged so far.
     pub fn log(&self) -> String {
-        self.log.lock().unwrap().clone()
+        self.process.log()
     }
 
     pub async fn until_logged(&self, text: &str) {
@@ -314,12 +291,6 @@ impl Rap {
     pub async fn child(&self, thread: &str) -> String {
         let child = until("a child", async || self.children(thread).await.into_iter().next()).await;
         child["id"].as_str().unwrap().to_owned()
-    }
-}
-
-impl Drop for Rap {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 
