@@ -289,3 +289,29 @@ async fn a_scripted_model_makes_summaries_too() {
     watch.says(&watch.inline("tick")).await;
     rap.until_line(&thread, "assistant: watch: tick").await;
 }
+
+#[tokio::test]
+async fn a_fork_sees_the_summary_only_if_it_begins_behind_it() {
+    let (_tools, model, rap) = stage("").await;
+    let thread = begun(&model, &rap).await;
+    model.answer(Reply::Full(400, None, "{\"error\": \"too many tokens\"}".into()));
+    model.says("Short.");
+    model.says("Fine.");
+    rap.say(&thread, "more").await;
+    rap.until_line(&thread, "assistant: Fine.").await;
+    for _ in 0..3 {
+        model.question().await;
+    }
+    let fork = async |at: u64| {
+        let fork = rap.post(&format!("/v1/threads/{thread}/fork"), &json!({"at": at})).await.expect(201);
+        let fork = fork["id"].as_str().unwrap().to_owned();
+        model.says("Forked.");
+        rap.say(&fork, "and?").await;
+        rap.until_line(&fork, "assistant: Forked.").await;
+        model.messages().await
+    };
+    assert_eq!(fork(2).await, ["system: Be brief.", "user: first", "assistant: Hello.", "user: and?"]);
+    let after = fork(5).await;
+    assert!(after[1].starts_with(INTRODUCED) && after[1].ends_with("\n\nShort."), "{}", after[1]);
+    assert_eq!((after[2].as_str(), after.last().unwrap().as_str()), ("assistant: Hello.", "user: and?"));
+}
