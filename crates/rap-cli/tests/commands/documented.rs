@@ -17,12 +17,18 @@ use tempfile::TempDir;
 use crate::support::{free_port, told, until};
 
 /// The pages whose commands are executed here.
-const EXECUTED: [&str; 3] = ["README.md", "docs/run-an-agent.md", "docs/ARCHITECTURE.md"];
+const EXECUTED: [&str; 5] = [
+    "README.md",
+    "docs/run-an-agent.md",
+    "docs/ARCHITECTURE.md",
+    "docs/check-your-server.md",
+    "docs/conformance.md",
+];
 /// Whose commands are not: the first is compiled and run as doc tests, the other by crates/rap-tool/tests/python.rs.
 const OTHERS: [&str; 2] = ["docs/write-a-tool.md", "examples/python-tool/README.md"];
 
 /// What is not executed here, each with its reason. Something that is no longer in the pages does not belong here.
-const NOT_HERE: [(&str, &str); 16] = [
+const NOT_HERE: [(&str, &str); 19] = [
     ("cargo run --release -- demo", "tests/commands/demo.rs tells the story"),
     ("cargo xtask test", "it would run this test"),
     ("cargo xtask lint", "it builds everything again"),
@@ -41,6 +47,9 @@ const NOT_HERE: [(&str, &str); 16] = [
     ("cargo run", "it runs the reader's own program"),
     ("curl -s 127.0.0.1:7501/.well-known/rap-toolset", "on its page the server is the reader's own program"),
     ("curl -si 127.0.0.1:7501/invoke", "on its page the server is the reader's own program"),
+    ("cargo xtask requirements", "it writes conformance.md, which cargo xtask lint compares"),
+    ("rap check tool http://127.0.0.1:7503", "tests/check.rs checks that server"),
+    ("rap check runtime --strict -- rap serve --config {config}", "tests/check.rs checks that runtime"),
     ("python3 tool.py &", "crates/rap-tool/tests/python.rs executes that page"),
 ];
 
@@ -245,10 +254,11 @@ fn take_callback(mut stream: TcpStream, sender: &mpsc::Sender<String>) {
 }
 
 fn is_not_here(command: &str) -> Option<&'static str> {
-    NOT_HERE
-        .iter()
-        .map(|(known, _)| *known)
-        .find(|known| command == *known || (known.starts_with("curl") && command.starts_with(known)))
+    let is_it = |known: &&str| {
+        let begins = known.starts_with("curl") || known.starts_with("rap check tool");
+        command == *known || (begins && command.starts_with(known))
+    };
+    NOT_HERE.iter().map(|(known, _)| *known).find(is_it)
 }
 
 /// Executes the commands of a page.
@@ -276,8 +286,8 @@ fn every_command_of_run_an_agent_is_executed() {
 }
 
 #[test]
-fn every_command_of_the_architecture_is_executed() {
-    execute("docs/ARCHITECTURE.md");
+fn every_command_of_the_other_pages_is_executed() {
+    EXECUTED[2..].iter().for_each(|name| execute(name));
 }
 
 /// A page that nobody thought of is not overlooked.
