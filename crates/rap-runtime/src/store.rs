@@ -13,6 +13,7 @@ mod census;
 mod due;
 mod filter;
 mod ledger;
+mod once;
 mod read;
 mod rows;
 #[cfg(test)]
@@ -35,6 +36,7 @@ use rusqlite::Connection;
 use crate::engine::built_in;
 use cache::{Cache, Loaded};
 use census::Steps;
+use once::once;
 use read::Readers;
 use rows::Applying;
 
@@ -42,6 +44,7 @@ pub(crate) use census::COUNTED;
 pub(crate) use due::{Doubtful, DueAnswer, Letters};
 pub(crate) use filter::ThreadFilter;
 pub(crate) use ledger::{DeliveryFilter, DeliveryRow, Fate, Kind, Line, Redelivery, prune_old};
+pub(crate) use once::Once;
 pub(crate) use read::{
     Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadRow, TimerRow, ViewRow,
 };
@@ -155,15 +158,6 @@ impl Target {
 pub(crate) struct Receipt {
     pub(crate) thread: ThreadId,
     pub(crate) turn: u64,
-}
-
-/// Tells the requests of clients apart: the same one twice counts once.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Once {
-    /// A digest of the client's key and what it counts for.
-    pub(crate) key: [u8; 32],
-    /// A digest of what is asked.
-    pub(crate) request: [u8; 32],
 }
 
 /// A step that is on disk, and what is to be done now.
@@ -515,23 +509,6 @@ impl Shared {
         }
         Ok(born)
     }
-}
-
-/// Does it, unless a request with the same key was done before; then what that led to is the answer, if it was the same.
-fn once(
-    conn: &Connection,
-    mark: Option<Once>,
-    job: impl FnOnce() -> rusqlite::Result<Ran>,
-) -> rusqlite::Result<Ran> {
-    let Some(mark) = mark else { return job() };
-    if let Some((receipt, same)) = rows::repeated(conn, &mark)? {
-        return Ok(if same { Ran::Done(Vec::new(), receipt) } else { Ran::Refused(Error::KeyReused) });
-    }
-    let ran = job()?;
-    if let Ran::Done(_, receipt) = &ran {
-        rows::remember(conn, &mark, receipt, now())?;
-    }
-    Ok(ran)
 }
 
 /// Adds what the rules need to know besides the head.

@@ -184,11 +184,10 @@ impl Watch {
                 holds!(self.own.contains(call), "I8: {call} is no schedule");
             }
             Message::Chose { call, selected }
-                if row.calls.get(call).is_some_and(|row| row.open.unapproved) =>
+                if *selected != Some(words::ALLOW)
+                    && row.calls.get(call).is_some_and(|row| row.open.unapproved) =>
             {
-                if *selected != Some(words::ALLOW) {
-                    self.turn(call, CallState::Open, CallState::Interrupted)?;
-                }
+                self.turn(call, CallState::Open, CallState::Interrupted)?;
             }
             Message::WantsSignIn { call, .. } | Message::WantsChoice { call, .. } => {
                 self.turn(call, CallState::Open, CallState::Open)?;

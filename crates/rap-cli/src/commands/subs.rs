@@ -27,6 +27,8 @@ pub enum Command {
 struct Held {
     thread_id: String,
     server: String,
+    #[serde(default)]
+    waiting: u64,
     #[serde(flatten)]
     subscription: Subscription,
 }
@@ -48,14 +50,15 @@ fn show(held: &[Held]) -> anyhow::Result<()> {
         return Ok(print("nothing is subscribed to\n")?);
     }
     let now = age::now();
-    let mut table = Table::new(["THREAD", "CALL", "TOOL", "FOR", "SERVER"]);
-    for Held { thread_id, server, subscription } in held {
+    let mut table = Table::new(["THREAD", "CALL", "TOOL", "FOR", "WAITING", "SERVER"]);
+    for Held { thread_id, server, waiting, subscription } in held {
         let Subscription { call_id, tool, since } = subscription;
         table.row([
             thread_id.clone(),
             call_id.clone(),
             tool.clone(),
             span(now.since(*since)),
+            waiting.to_string(),
             server.clone(),
         ]);
     }

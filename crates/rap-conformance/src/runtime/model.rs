@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
@@ -67,6 +68,11 @@ impl Deref for Question {
 impl Question {
     pub(crate) fn of(asked: Arc<Asked>) -> Option<Question> {
         asked.prompt.is_some().then_some(Question(asked))
+    }
+
+    /// When it came.
+    pub(crate) fn at(&self) -> Instant {
+        self.0.at
     }
 
     /// The end of the prompt, which is what matters.

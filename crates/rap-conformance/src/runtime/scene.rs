@@ -2,8 +2,8 @@
 //! are told from those of the other scenes.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rap_io::client::Client;
@@ -13,7 +13,7 @@ use super::crash::Crash;
 use super::gate::Gate;
 use super::model::{ModelCall, Prompt, Question, Step};
 use super::stage::{Asked, Mark, Route, SERVERS, Stage};
-use super::tools::{self, Acknowledgement, Call, Conduct, MARK};
+use super::tools::{self, Acknowledgement, Call, Conduct, MARK, Notes};
 use super::user::{Answered, User};
 use crate::{Exchange, Verdict};
 
@@ -42,7 +42,7 @@ pub(crate) struct Scene {
     pub(crate) crash: Option<Arc<Crash>>,
     steps: Arc<AtomicU32>,
     taken: Arc<AtomicUsize>,
-    watched: Arc<Mutex<Vec<Exchange>>>,
+    pub(crate) notes: Notes,
 }
 
 impl Bench {
@@ -57,7 +57,7 @@ impl Bench {
             crash,
             steps: Arc::default(),
             taken: Arc::default(),
-            watched: Arc::default(),
+            notes: Notes::default(),
         }
     }
 
@@ -165,7 +165,7 @@ impl Scene {
     /// A POST to the client API; `what` is what it does.
     pub(crate) async fn order(&self, what: &str, path: &[&str], body: &Value) -> Result<Answered, Verdict> {
         let answered = self.bench.user.api(what)?.post(&self.bench.http, path, body).await?;
-        self.watch(answered.exchange.clone());
+        self.notes.add(answered.exchange.clone());
         Ok(answered)
     }
 
@@ -189,17 +189,14 @@ impl Scene {
         self.bench.user.api("interrupt a thread").map(|_| ())
     }
 
-    /// Keeps an exchange for the report.
-    pub(crate) fn watch(&self, exchange: Exchange) {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner).push(exchange);
-    }
-
-    /// What a report shows of this scene: the last of it.
+    /// What a report shows of this scene: the last of it, in the order of time.
     pub(crate) fn story(&self) -> Vec<Exchange> {
-        let mut story: Vec<Exchange> = self.watched.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        story.extend(self.invocations().iter().map(|asked| asked.exchange()));
-        story.extend(self.questions().last().map(Question::exchange));
-        story.split_off(story.len().saturating_sub(EXCHANGES))
+        let mut story = self.notes.all().clone();
+        story.extend(self.invocations().iter().map(|asked| (asked.at, asked.exchange())));
+        story.extend(self.questions().last().map(|question| (question.at(), question.exchange())));
+        story.sort_by_key(|(at, _)| *at);
+        story.drain(..story.len().saturating_sub(EXCHANGES));
+        story.into_iter().map(|(_, exchange)| exchange).collect()
     }
 
     /// Every attempt to send a call of this scene, so far.
@@ -248,7 +245,7 @@ impl Scene {
     pub(crate) async fn call(&self) -> Result<Call, Verdict> {
         let at = self.taken.fetch_add(1, Ordering::Relaxed);
         let asked = self.until("an invocation", || self.invocations().get(at).cloned()).await?;
-        Ok(Call { asked, http: self.bench.http.clone(), pace: self.stage().pace })
+        Ok(Call { asked, http: self.bench.http.clone(), pace: self.stage().pace, notes: self.notes.clone() })
     }
 
     /// A call of a tool in a new thread, and the thread.

@@ -1,6 +1,6 @@
 //! The tool servers: what they offer, how they take what they are sent, and the voice of a call.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -123,6 +123,21 @@ pub(crate) struct Call {
     pub(crate) asked: Arc<Asked>,
     pub(crate) http: Client,
     pub(crate) pace: Pace,
+    pub(crate) notes: Notes,
+}
+
+/// What was said in a scene, and when, for the report.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Notes(Arc<Mutex<Vec<(Instant, Exchange)>>>);
+
+impl Notes {
+    pub(crate) fn add(&self, exchange: Exchange) {
+        self.all().push((Instant::now(), exchange));
+    }
+
+    pub(crate) fn all(&self) -> MutexGuard<'_, Vec<(Instant, Exchange)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What became of a callback.
@@ -221,12 +236,19 @@ impl Call {
     }
 
     pub(crate) async fn post(&self, body: &Value) -> Result<Posted, Verdict> {
-        post(&self.http, self.url(), None, body.to_string().into()).await
+        self.noted(post(&self.http, self.url(), None, body.to_string().into()).await)
     }
 
     /// Posts anything at all.
     pub(crate) async fn post_raw(&self, kind: &'static str, body: Bytes) -> Result<Posted, Verdict> {
-        post(&self.http, self.url(), Some(kind), body).await
+        self.noted(post(&self.http, self.url(), Some(kind), body).await)
+    }
+
+    fn noted(&self, posted: Result<Posted, Verdict>) -> Result<Posted, Verdict> {
+        if let Ok(posted) = &posted {
+            self.notes.add(posted.exchange.clone());
+        }
+        posted
     }
 }
 

@@ -11,9 +11,9 @@ use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value, json};
 
+use super::Committed;
 use super::cache::Loaded;
 use super::thread::{NewThread, Thread, ThreadNo, random};
-use super::{Committed, Once, Receipt};
 
 const THREAD_COLUMNS: &str = "no, id, parent, root, born_at, ancestors, incarnation, agent, user_id, title, created_at, \
                               version, head, source";
@@ -533,30 +533,6 @@ fn entry_at(conn: &Connection, thread: ThreadNo, seq: Seq) -> rusqlite::Result<E
     statement.query_row([key(thread, seq)], |row| {
         serde_json::from_str(row.get_ref(0)?.as_str()?).map_err(unreadable)
     })
-}
-
-/// What a request of the same key led to, and whether it was the same request.
-pub(super) fn repeated(conn: &Connection, once: &Once) -> rusqlite::Result<Option<(Receipt, bool)>> {
-    let mut statement =
-        conn.prepare_cached("SELECT thread, turn, request = ?2 FROM repeats WHERE digest = ?1")?;
-    let found = |row: &Row<'_>| {
-        let receipt = Receipt { thread: id(row, 0)?, turn: row.get::<_, i64>(1)?.unsigned_abs() };
-        Ok((receipt, row.get(2)?))
-    };
-    statement.query_row(params![once.key.as_slice(), once.request.as_slice()], found).optional()
-}
-
-pub(super) fn remember(
-    conn: &Connection,
-    once: &Once,
-    receipt: &Receipt,
-    now: Timestamp,
-) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO repeats (digest, request, thread, turn, at) VALUES (?1, ?2, ?3, ?4, ?5)";
-    let (thread, turn) = (receipt.thread.as_str(), receipt.turn.cast_signed());
-    let row = params![once.key.as_slice(), once.request.as_slice(), thread, turn, now.0];
-    conn.prepare_cached(sql)?.execute(row)?;
-    Ok(())
 }
 
 /// Whether a head is still at that version.

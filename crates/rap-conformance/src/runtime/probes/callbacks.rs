@@ -147,8 +147,7 @@ async fn duplicate(scene: Scene) -> Seen {
     scene.heard(&word).await?;
     let before = scene.questions().len();
     for body in [call.result(&word), call.result(&other), call.result(&word)] {
-        let posted = call.says(&body).await?;
-        scene.watch(posted.exchange);
+        call.says(&body).await?;
     }
     scene.settle().await;
     if scene.questions().len() > before {
@@ -201,7 +200,7 @@ async fn forged(scene: Scene) -> Seen {
     let body = Bytes::from(call.result(&word).to_string());
     for url in forgeries(call.url()) {
         let posted = tools::post(&scene.bench.http, &url, None, body.clone()).await?;
-        scene.watch(posted.exchange.clone());
+        scene.notes.add(posted.exchange.clone());
         scene.never_heard(&word, "what was posted to a forged URL")?;
         refused(&posted, "a result at a URL with one character changed")?;
     }
@@ -236,7 +235,6 @@ async fn astray(scene: &Scene) -> Result<(Call, String, Vec<Posted>), Verdict> {
     ] {
         let body = with(call.result(&word), json!({"id": id, "group_id": thread}));
         let posted = call.post(&body).await?;
-        scene.watch(posted.exchange.clone());
         answers.push(posted);
     }
     Ok((call, word, answers))
@@ -343,7 +341,7 @@ async fn choice(scene: Scene) -> Seen {
     call.insists(&question).await?;
     let answer = ["threads", &thread, "calls", call.id(), "choice"];
     let answered = api.post(&scene.bench.http, &answer, &json!({"selected": 2})).await?;
-    scene.watch(answered.exchange.clone());
+    scene.notes.add(answered.exchange.clone());
     answered.expect(202)?;
     let answers = || scene.stage().asked(|asked| asked.path == path).into_iter().next();
     let asked = scene.until("the person's answer at its response_url", answers).await?;

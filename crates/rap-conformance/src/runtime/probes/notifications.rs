@@ -336,7 +336,6 @@ async fn late_result_met(scene: Scene) -> Seen {
     let (thread, call) = About::Cancelling.called(&scene).await?;
     scene.interrupt(&thread).await?;
     let posted = call.post(&call.result(&scene.word("late"))).await?;
-    scene.watch(posted.exchange.clone());
     if posted.status.is_none_or(|status| status >= 500) {
         return wrong("the result of a cancelled call was met with an error", scene.story());
     }
@@ -348,8 +347,7 @@ async fn late_result_ignored(scene: Scene) -> Seen {
     let (thread, call) = About::Cancelling.called(&scene).await?;
     scene.interrupt(&thread).await?;
     let word = scene.word("late");
-    let posted = call.post(&call.result(&word)).await?;
-    scene.watch(posted.exchange);
+    call.post(&call.result(&word)).await?;
     let question = scene.looked_at(&thread).await?;
     scene.settle().await;
     scene.never_heard(&word, "the late result of an interrupted call")?;

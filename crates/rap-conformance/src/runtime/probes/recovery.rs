@@ -202,8 +202,7 @@ async fn duplicate(scene: Scene) -> Seen {
     place.pass(async {}).await;
     back(&scene)?;
     // As a tool does that did not hear the answer.
-    let posted = call.says(&call.result(&word)).await?;
-    scene.watch(posted.exchange);
+    call.says(&call.result(&word)).await?;
     scene.settle().await;
     let question = scene.looked_at(&thread).await?;
     match question.count(&word) {

@@ -218,8 +218,7 @@ async fn confirmed(scene: Scene) -> Seen {
         return wrong("the confirmation is not the result of its call", vec![question.exchange()]);
     }
     scene.at_rest(&thread).await?;
-    let posted = watch.says(&watch.inline(&event)).await?;
-    scene.watch(posted.exchange);
+    watch.says(&watch.inline(&event)).await?;
     scene.heard(&event).await?;
     Ok(())
 }
@@ -358,8 +357,7 @@ async fn in_order(scene: &Scene, events: &[String]) -> Seen {
 async fn unheard(scene: &Scene, call: &Call, what: &str) -> Seen {
     let (here, apart) = (scene.word("late"), scene.word("laterstill"));
     for body in [call.inline(&here), call.event(&apart)] {
-        let posted = call.post(&body).await?;
-        scene.watch(posted.exchange);
+        call.post(&body).await?;
     }
     scene.settle().await;
     scene.never_heard(&here, what)?;
