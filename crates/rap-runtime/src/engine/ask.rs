@@ -224,7 +224,7 @@ impl Engine {
         let child = thread.parent.is_some();
         let kind = (agent.name.clone(), cause, child);
         let offer = tools.offer_to(kind, || offered(&agent.rights(cause), tools, child));
-        let head = self.store.thread(thread.id.clone()).await.map_err(Failure::Store)?.head;
+        let head = self.store.head(thread.no).await.map_err(Failure::Store)?;
         if head.subscriptions.is_empty() {
             return Ok(offer);
         }

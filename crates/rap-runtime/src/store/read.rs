@@ -194,6 +194,11 @@ impl Store {
         .ok_or(Error::NoThread)
     }
 
+    pub(crate) async fn head(&self, thread: ThreadNo) -> Result<Head, Error> {
+        let found = self.read(move |conn| rows::load(conn, thread)).await?;
+        Ok(found.ok_or(Error::NoThread)?.head)
+    }
+
     pub(crate) async fn threads(&self, filter: ThreadFilter) -> Result<Vec<ThreadRow>, Error> {
         self.read(move |conn| {
             let sql = format!("{THREAD_ROWS} {}", filter.condition());
