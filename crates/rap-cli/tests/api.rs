@@ -25,6 +25,7 @@ async fn a_thread_is_made_shown_and_closed() {
         "status": "idle",
         "why": null,
         "retry_at": null,
+        "forked_from": null,
         "waiting_on": [],
         "subscriptions": [],
         "children": 0,

@@ -155,7 +155,7 @@ impl Engine {
         }
         let cause = self.store.cause(Arc::clone(thread)).await.map_err(Failure::Store)?;
         let asked = self.asked(agent);
-        let head = self.store.thread(thread.id.clone()).await.map_err(Failure::Store)?.head;
+        let head = self.store.head(thread.no).await.map_err(Failure::Store)?;
         let question = Question {
             system: agent.system.clone(),
             entries: self.entries(thread, up_to, &asked).await.map_err(Failure::Store)?,

@@ -219,7 +219,18 @@ impl Store {
                 let message = letter.into_message(id(row, 1)?);
                 Ok(Letters { no: row.get(0)?, receiver: id(row, 2)?, message })
             };
-            statement.query_map([limit as i64], letter)?.collect()
+            let mut found = statement.query([limit as i64])?;
+            let mut letters = Vec::new();
+            while let Some(row) = found.next()? {
+                match letter(row) {
+                    // One that can not be read keeps no other from its receiver.
+                    Err(error) if rows::is_illegible(&error) => {
+                        tracing::error!(no = row.get::<_, i64>(0)?, %error, "a letter can not be read");
+                    }
+                    letter => letters.push(letter?),
+                }
+            }
+            Ok(letters)
         })
         .await
     }

@@ -194,6 +194,11 @@ impl Store {
         .ok_or(Error::NoThread)
     }
 
+    pub(crate) async fn head(&self, thread: ThreadNo) -> Result<Head, Error> {
+        let found = self.read(move |conn| rows::load(conn, thread)).await?;
+        Ok(found.ok_or(Error::NoThread)?.head)
+    }
+
     pub(crate) async fn threads(&self, filter: ThreadFilter) -> Result<Vec<ThreadRow>, Error> {
         self.read(move |conn| {
             let sql = format!("{THREAD_ROWS} {}", filter.condition());
@@ -202,18 +207,6 @@ impl Store {
             conn.prepare_cached(&sql)?.query_map(row, thread_row)?.collect()
         })
         .await
-    }
-
-    /// What a thread sees: what it inherits and what is its own, after one entry and up to another.
-    #[cfg(test)]
-    pub(crate) async fn history(
-        &self,
-        thread: Arc<Thread>,
-        after: Seq,
-        up_to: Seq,
-        limit: usize,
-    ) -> Result<Vec<(Seq, Entry)>, Error> {
-        self.read(move |conn| history(conn, &thread, after, up_to, Page::rows(limit))).await
     }
 
     /// What a thread sees, after one entry and up to another. Synthetic calls show the arguments of their original.

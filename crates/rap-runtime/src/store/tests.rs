@@ -43,6 +43,19 @@ impl Acted {
     }
 }
 
+impl Store {
+    /// What a thread sees: what it inherits and what is its own, after one entry and up to another.
+    async fn history(
+        &self,
+        thread: Arc<Thread>,
+        after: Seq,
+        up_to: Seq,
+        limit: usize,
+    ) -> Result<Vec<(Seq, Entry)>, Error> {
+        self.read(move |conn| read::history(conn, &thread, after, up_to, Page::rows(limit))).await
+    }
+}
+
 struct Fixture {
     dir: TempDir,
     store: Store,
