@@ -270,8 +270,14 @@ impl Watch {
 
     /// I8: a schedule begins with the answer that makes it; a sleep ends early only if something else happened.
     fn settle_own(&mut self, call: &CallId, state: CallState, message: &Message) -> Result<(), Broken> {
-        if self.life(call) != Some(CallState::Open) {
-            return Ok(());
+        match (self.life(call), state, message) {
+            (Some(CallState::Open), ..) => {}
+            // An answer may cancel what it has just scheduled.
+            (Some(CallState::Subscribed), CallState::Ended, Message::TurnEnded { .. }) => {
+                self.lives.insert(call.clone(), CallState::Ended);
+                return Ok(());
+            }
+            _ => return Ok(()),
         }
         let allowed = match (state, message) {
             (CallState::Subscribed, Message::TurnEnded { .. }) => true,
