@@ -59,7 +59,8 @@ impl Toy {
 
     pub(super) async fn invoke(self, call: Call) {
         let (url, mut body) = self.invocation(&call);
-        let mut pause = FIRST_PAUSE;
+        // Steady ones are long, so that nothing else that takes a moment makes them look as if they grew.
+        let mut pause = if self.is(Fault::SteadyRetries) { Duration::from_millis(700) } else { FIRST_PAUSE };
         for attempt in 0.. {
             if attempt > 0 && self.is(Fault::NewUrlPerAttempt) {
                 body["callback_url"] = format!("{}?attempt={attempt}", call.url).into();

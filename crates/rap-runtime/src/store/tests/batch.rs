@@ -69,7 +69,7 @@ async fn of_a_batch_whose_commit_fails_nothing_stands_and_nothing_is_acted_upon(
     // A parent that is not there is found at the commit.
     check_lost(
         "PRAGMA defer_foreign_keys = ON; \
-         INSERT INTO threads SELECT 99, 'x', 98, 99, 0, '[]', 0, 'a', NULL, NULL, 0, 0, 1, 'idle', NULL, NULL, '{}'",
+         INSERT INTO threads SELECT 99, 'x', 98, NULL, 99, 0, '[]', 0, 'a', NULL, NULL, 0, 0, 1, 'idle', NULL, NULL, '{}'",
     )
     .await;
 }
