@@ -1,0 +1,195 @@
+//! The lives of the calls, as the world outside saw them.
+
+use rap_agent::{BuiltIn, CallState, Limits, Message, OnBusy, Phase, Plan, Step, Write, words};
+use rap_protocol::{CallId, Timestamp};
+
+use super::{Watch, word_in};
+use crate::sim::disk::Row;
+use crate::sim::invariants::{Broken, broken, holds, word_of_message};
+use crate::sim::outside::Word;
+
+impl Watch {
+    /// I6, I8, I10: follows the lives of the calls; gives those that the servers have to be told of.
+    pub(super) fn live(
+        &mut self,
+        row: &Row,
+        message: &Message,
+        step: &Step,
+        limits: &Limits,
+    ) -> Result<Vec<CallId>, Broken> {
+        let mut cancelled = Vec::new();
+        match message {
+            Message::Returned { call, result, .. } => {
+                let subscribed = self.lives.values().filter(|life| **life == CallState::Subscribed).count();
+                let late = match self.life(call) {
+                    Some(CallState::Open) => false,
+                    Some(CallState::Failed | CallState::TimedOut) => true,
+                    life => return broken(format!("I8: a result of {call} is taken, which is {life:?}")),
+                };
+                let kept = result.subscription && !late && subscribed < limits.subscriptions;
+                if result.subscription && !kept {
+                    cancelled.push(call.clone());
+                }
+                let life = if kept { CallState::Subscribed } else { CallState::Returned };
+                self.lives.insert(call.clone(), life);
+            }
+            Message::CallFailed { call, .. } => self.turn(call, CallState::Open, CallState::Failed)?,
+            Message::TimedOut { call } => {
+                let over = match () {
+                    () if self.own.contains(call) => CallState::Returned,
+                    () if row.calls[call].open.unapproved => CallState::Interrupted,
+                    () => CallState::TimedOut,
+                };
+                self.turn(call, CallState::Open, over)?;
+                let now = step.writes.iter().find_map(written_at);
+                let until = row.calls[call].open.until;
+                holds!(until.is_some() && now >= until, "I12: {call} times out at {now:?}, not at {until:?}");
+            }
+            Message::Happened { call, event, .. } => {
+                let next = if event.is_final { CallState::Ended } else { CallState::Subscribed };
+                self.turn(call, CallState::Subscribed, next)?;
+                if let Some(id) = &event.id {
+                    let new = self.events.insert((call.clone(), id.clone()));
+                    holds!(new, "I2: event {id} of {call} is taken twice");
+                }
+            }
+            Message::Ticked { call, next, .. } => {
+                let next = if next.is_none() { CallState::Ended } else { CallState::Subscribed };
+                self.turn(call, CallState::Subscribed, next)?;
+                holds!(self.own.contains(call), "I8: {call} is no schedule");
+            }
+            Message::Chose { call, selected }
+                if *selected != Some(words::ALLOW)
+                    && row.calls.get(call).is_some_and(|row| row.open.unapproved) =>
+            {
+                self.turn(call, CallState::Open, CallState::Interrupted)?;
+            }
+            Message::WantsSignIn { call, .. } | Message::WantsChoice { call, .. } => {
+                self.turn(call, CallState::Open, CallState::Open)?;
+            }
+            Message::Viewed { call, .. } => {
+                let life = self.life(call);
+                let speaks = matches!(life, Some(CallState::Open | CallState::Subscribed));
+                holds!(speaks, "I8: a view of {call} is taken, which is {life:?}");
+            }
+            Message::Cancel { call } => {
+                match self.life(call) {
+                    Some(CallState::Open) => self.lives.insert(call.clone(), CallState::Interrupted),
+                    Some(CallState::Subscribed) => self.lives.insert(call.clone(), CallState::Ended),
+                    life => return broken(format!("I8: {call} is cancelled, which is {life:?}")),
+                };
+                cancelled.extend(Some(call.clone()).filter(|call| self.is_sent(row, call)));
+            }
+            Message::Interrupt => cancelled = self.interrupt(row),
+            Message::Said { on_busy: OnBusy::Interrupt, .. }
+                if matches!(row.head.phase, Phase::Asking { .. } | Phase::Waiting) =>
+            {
+                cancelled = self.interrupt(row);
+            }
+            Message::TurnEnded { answer, .. } => {
+                let closes = |planned: &&rap_agent::PlannedCall| {
+                    matches!(planned.plan, Plan::BuiltIn(BuiltIn::CloseThread { .. }))
+                };
+                for planned in answer.calls.iter().take_while(|planned| !closes(planned)) {
+                    let Plan::BuiltIn(BuiltIn::CancelSubscription { tool_call_id }) = &planned.plan else {
+                        continue;
+                    };
+                    let Ok(call) = CallId::new(tool_call_id.clone()) else { continue };
+                    if self.life(&call) == Some(CallState::Subscribed) {
+                        self.lives.insert(call.clone(), CallState::Ended);
+                        cancelled.extend(Some(call).filter(|call| !self.own.contains(call)));
+                    }
+                }
+            }
+            Message::ChildClosed { child, .. } => {
+                holds!(self.children.remove(child), "I2: {child} is closed twice");
+            }
+            _ => {}
+        }
+        for write in &step.writes {
+            match write {
+                Write::Open(open) => {
+                    let new = self.lives.insert(open.id.clone(), CallState::Open).is_none();
+                    holds!(new, "I6: call {} is made twice", open.id);
+                    if open.server.is_runtime() {
+                        self.own.insert(open.id.clone());
+                    }
+                }
+                Write::Settle { call, state } if self.own.contains(call) => {
+                    self.settle_own(call, *state, message)?
+                }
+                Write::Discard { call } => {
+                    let over = step.head.is_closed() || self.life(call) == Some(CallState::Ended);
+                    holds!(over, "I1: events of {call} are dropped, which is {:?}", self.life(call));
+                    let dropped = row.shelf.iter().filter(|((of, _), _)| of == call);
+                    let dropped: Vec<Word> = dropped.filter_map(|(_, entry)| word_in(entry)).collect();
+                    self.waiting.retain(|word| !dropped.contains(word));
+                }
+                Write::Born { child, .. } => {
+                    holds!(self.children.insert(child.clone()), "I9: {child} is born twice");
+                }
+                _ => {}
+            }
+        }
+        if step.head.is_closed() {
+            self.interrupt(row);
+            for life in self.lives.values_mut().filter(|life| **life == CallState::Subscribed) {
+                *life = CallState::Ended;
+            }
+        }
+        Ok(cancelled)
+    }
+
+    /// I8: a schedule begins with the answer that makes it; a sleep ends early only if something else happened.
+    fn settle_own(&mut self, call: &CallId, state: CallState, message: &Message) -> Result<(), Broken> {
+        match (self.life(call), state, message) {
+            (Some(CallState::Open), ..) => {}
+            // An answer may cancel what it has just scheduled.
+            (Some(CallState::Subscribed), CallState::Ended, Message::TurnEnded { .. }) => {
+                self.lives.insert(call.clone(), CallState::Ended);
+                return Ok(());
+            }
+            _ => return Ok(()),
+        }
+        let allowed = match (state, message) {
+            (CallState::Subscribed, Message::TurnEnded { .. }) => true,
+            (CallState::Returned, Message::TimedOut { .. } | Message::TurnEnded { .. }) => true,
+            (CallState::Returned, Message::CallFailed { .. } | Message::Cancel { .. } | Message::Due) => true,
+            (CallState::Returned, Message::Chose { .. }) => true,
+            (CallState::Returned, message) => word_of_message(message).is_some(),
+            (CallState::Interrupted, _) => true,
+            _ => false,
+        };
+        holds!(allowed, "I8: {call}, which sleeps, is {state:?} after {message:?}");
+        self.lives.insert(call.clone(), state);
+        Ok(())
+    }
+
+    fn turn(&mut self, call: &CallId, from: CallState, to: CallState) -> Result<(), Broken> {
+        let life = self.life(call);
+        holds!(life == Some(from), "I8: {call} has a say, though it is {life:?} and not {from:?}");
+        self.lives.insert(call.clone(), to);
+        Ok(())
+    }
+
+    /// Whether a tool server may have a call.
+    fn is_sent(&self, row: &Row, call: &CallId) -> bool {
+        !self.own.contains(call) && row.calls.get(call).is_none_or(|row| !row.open.unapproved)
+    }
+
+    fn interrupt(&mut self, row: &Row) -> Vec<CallId> {
+        let open = self.lives.iter().filter(|(_, life)| **life == CallState::Open);
+        let open: Vec<CallId> = open.map(|(call, _)| call.clone()).collect();
+        for call in &open {
+            self.lives.insert(call.clone(), CallState::Interrupted);
+        }
+        open.into_iter().filter(|call| self.is_sent(row, call)).collect()
+    }
+}
+
+fn written_at(write: &Write) -> Option<Timestamp> {
+    match write {
+        Write::Append { entry, .. } | Write::Hold { entry, .. } => Some(entry.at),
+        _ => None,
+    }
+}
