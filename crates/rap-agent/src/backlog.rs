@@ -90,7 +90,7 @@ impl Stepping<'_> {
             settled: at,
             answered: at,
             // Of a summary that was made since, the child knows nothing.
-            summarised: Some(self.head.summarised).filter(|covers| *covers <= at).unwrap_or(0),
+            summarised: Some(self.head.summarised).filter(|covers| *covers < at).unwrap_or(0),
             minted: self.head.minted,
             ..Head::new()
         };

@@ -146,6 +146,25 @@ impl Origin {
             Origin::Spawn { parent, call } => Some((parent, call, words::SPAWN_THREAD)),
         }
     }
+
+    /// What set the thread going; none where that is what set its parent going: nobody gains a right by starting a
+    /// thread.
+    pub fn cause(&self) -> Option<Cause> {
+        match self {
+            Origin::Root => Some(Cause::Client),
+            Origin::Event { .. } => Some(Cause::Event),
+            Origin::Spawn { .. } => None,
+        }
+    }
+}
+
+/// What set a thread going.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// Somebody who uses the agent.
+    Client,
+    /// An event, whose words may be anybody's.
+    Event,
 }
 
 /// Which tool server a call goes to: its base URL as it was configured.

@@ -24,6 +24,7 @@ mod entry;
 mod fork;
 mod head;
 mod life;
+mod lost;
 mod message;
 pub mod prompt;
 mod step;
@@ -34,11 +35,12 @@ pub mod words;
 
 pub use crate::budget::{Amounts, Bounds, Budgets, Spending};
 pub use crate::entry::{Arguments, CallEntry, Entry, Item, Seq, Speaker, Thought, ThoughtKind, Thoughts};
-pub use crate::fork::ForkPoint;
+pub use crate::fork::{ForkPoint, ForkSearch};
 pub use crate::head::{
-    Backlog, Head, Held, Limits, OpenCall, Origin, Phase, Question, QuestionKind, Server, Status,
+    Backlog, Cause, Head, Held, Limits, OpenCall, Origin, Phase, Question, QuestionKind, Server, Status,
     Subscription, Usage,
 };
+pub use crate::lost::{Doubt, LostAfter, Verdict, Whereabouts};
 pub use crate::message::{
     Again, Answer, Birth, BuiltIn, CallState, Choice, Event, Message, OnBusy, Outcome, PastCall, Plan,
     PlannedCall,

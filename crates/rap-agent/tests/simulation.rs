@@ -12,10 +12,11 @@ use std::collections::BTreeMap;
 use std::env;
 use std::rc::Rc;
 
-use rap_agent::prompt::{Prompt, Thinking, anthropic, openai, seen};
+use rap_agent::prompt::{Prompt, Thinking, anthropic, openai, seen, to_summarise};
 use rap_agent::{Entry, Item};
 use serde_json::Value;
 use sim::fault::Fault;
+use sim::world::SUMMARY;
 
 /// Seeds in each part.
 const SEEDS: u64 = 2_500;
@@ -136,6 +137,36 @@ fn a_call_id_that_is_not_new_is_caught() {
     is_caught(Fault::TrustsIds, &["I5", "I6"]);
 }
 
+#[test]
+fn a_fork_in_the_middle_of_an_answer_is_caught() {
+    is_caught(Fault::ForksAnywhere, &["I9"]);
+}
+
+#[test]
+fn a_fork_that_takes_subscriptions_along_is_caught() {
+    is_caught(Fault::ForksSubscriptions, &["I10"]);
+}
+
+#[test]
+fn an_event_that_may_do_too_much_is_caught() {
+    is_caught(Fault::TrustsEvents, &["I8"]);
+}
+
+#[test]
+fn a_call_that_is_lost_at_the_first_word_is_caught() {
+    is_caught(Fault::BelievesAtOnce, &["I8"]);
+}
+
+#[test]
+fn a_forgotten_word_on_a_lost_call_is_caught() {
+    is_caught(Fault::ForgetsDoubts, &["I12"]);
+}
+
+#[test]
+fn a_summary_of_more_than_it_covers_is_caught() {
+    is_caught(Fault::SummarisesAll, &["I1"]);
+}
+
 /// Every history that a model is asked about gives a request that both providers accept, in which each result of the
 /// history stands once: nothing is dropped, nothing made up.
 #[test]
@@ -148,6 +179,7 @@ fn every_history_of_the_simulation_is_a_prompt_that_providers_accept() {
             let entries: Vec<Entry> = history.iter().map(|entry| (*entry).clone()).collect();
             let short = seen((1..).zip(entries.clone()).collect());
             check_prompt(seed, &entries);
+            check_prompt(seed, &to_summarise(short.clone()));
             if short != entries {
                 summed.set(summed.get() + 1);
                 check_prompt(seed, &short);
@@ -161,12 +193,20 @@ fn every_history_of_the_simulation_is_a_prompt_that_providers_accept() {
 
 const PROMPT_SEEDS: u64 = 200;
 
-/// With a summary, a prompt begins with it, and every call that is still there is told as it was without it.
+/// With a summary, a prompt begins with it, nothing is left out that it does not cover, and every call that is still
+/// there is told as it was without it.
 fn check_summary(seed: u64, whole: &[Entry], short: &[Entry]) {
+    let Item::Summary { covers, .. } = short[0].item else {
+        panic!("seed {seed}: {:?} comes first", short[0])
+    };
+    let rest = whole[covers as usize..].iter().filter(|entry| !matches!(entry.item, Item::Summary { .. }));
+    let results = |entry: &&Entry| !matches!(entry.item, Item::Assistant { .. });
+    assert!(rest.clone().count() + 1 == short.len(), "seed {seed}: something is left out");
+    assert!(rest.filter(results).eq(short[1..].iter().filter(results)), "seed {seed}: something is another");
     let [whole, short] =
         [whole, short].map(|entries| Value::Object(openai::request(&Prompt::new("", entries, &[])).body));
     let first = short["messages"][0]["content"].as_str().unwrap_or_default();
-    assert!(first.contains("much was said"), "seed {seed}: {first}");
+    assert!(first.contains(SUMMARY), "seed {seed}: {first}");
     let [whole, short] = [&whole, &short].map(|body| {
         let messages = body["messages"].as_array().into_iter().flatten();
         let calls = messages.flat_map(|message| message["tool_calls"].as_array().into_iter().flatten());

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rap_agent::Cause;
 use rap_protocol::{Secret, UrlPolicy};
 
 use crate::glob::ToolGlob;
@@ -90,15 +91,6 @@ impl Default for Agent {
             limits: None,
         }
     }
-}
-
-/// What set a thread going.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Cause {
-    /// Somebody who uses the agent.
-    Client,
-    /// An event, whose words may be anybody's.
-    Event,
 }
 
 /// What an agent may use in a thread.

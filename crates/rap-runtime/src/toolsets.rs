@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::{HeaderName, HeaderValue, header};
-use rap_agent::words;
+use rap_agent::{Cause, words};
 use rap_io::client::Client;
 use rap_protocol::{DISCOVERY_PATH, Timestamp, Tool, Toolset, parse_toolset};
 use rusqlite::{Connection, params};
@@ -20,7 +20,7 @@ use url::Url;
 
 use crate::display::Scripts;
 use crate::model::Offered;
-use crate::settings::{Cause, ToolServer};
+use crate::settings::ToolServer;
 use crate::store::{Error, SessionTool, Store, ThreadNo, now};
 
 /// A server that failed is asked again by the session's next question, but not more often than this; and a toolset

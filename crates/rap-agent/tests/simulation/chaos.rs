@@ -7,7 +7,7 @@ mod tools;
 
 use std::time::Duration;
 
-use rap_agent::{Limits, Message, OnBusy, Phase};
+use rap_agent::{Limits, LostAfter, Message, OnBusy, Phase};
 use rap_protocol::CallId;
 
 use super::disk::Place;
@@ -20,7 +20,7 @@ use super::world::{Crash, World};
 /// How many threads there may be in a run.
 const THREADS: usize = 12;
 
-const ACTIONS: usize = 19;
+const ACTIONS: usize = 23;
 
 pub struct Chaos {
     pub world: World,
@@ -30,6 +30,9 @@ pub struct Chaos {
     talkative: usize,
     odd_ids: usize,
     subscribing: usize,
+    /// How likely a question is too long, and how likely a tool server forgets a call.
+    long: usize,
+    forgetful: usize,
     keys: u64,
     events: u64,
 }
@@ -38,11 +41,12 @@ impl Chaos {
     pub fn new(seed: u64, fault: Fault) -> Chaos {
         let mut rng = Rng::new(seed);
         let limits = limits(&mut rng);
-        let mut world = World::new(limits, fault);
+        let lost_after = LostAfter(Duration::from_secs(1 + rng.below(200) as u64));
+        let mut world = World::new(limits, lost_after, fault);
         for _ in 0..=rng.below(3) {
             world.add_root();
         }
-        let usual = [10, 50, 40, 40, 50, 20, 3, 5, 10, 4, 1, 5, 8, 10, 8, 2, 4, 10, 5];
+        let usual = [10, 50, 40, 40, 50, 20, 3, 5, 10, 4, 1, 5, 8, 10, 8, 2, 4, 10, 5, 8, 8, 3, 4];
         let weights = usual.map(|weight| match rng.below(8) {
             0 => 0,
             1 => weight * 3,
@@ -54,6 +58,8 @@ impl Chaos {
             talkative: 20 + rng.below(70),
             odd_ids: rng.below(40),
             subscribing: rng.below(90),
+            long: rng.below(50),
+            forgetful: rng.below(40),
             keys: 0,
             events: 0,
             rng,
@@ -102,7 +108,11 @@ impl Chaos {
             15 => self.world.restart(),
             16 => self.stale_answer(),
             17 => self.retry(),
-            _ => self.redeliver(),
+            18 => self.redeliver(),
+            19 => self.sweep(),
+            20 => self.hear(),
+            21 => self.fork(),
+            _ => self.misdeliver(),
         }?;
         self.world.crash = None;
         Ok(())
@@ -124,6 +134,9 @@ impl Chaos {
             (14, !memory.notifications.is_empty()),
             (17, !outside.requests.is_empty()),
             (18, !outside.sent.is_empty()),
+            (20, !memory.queries.is_empty()),
+            (21, threads.len() < THREADS),
+            (22, !outside.sent.is_empty()),
         ];
         let mut weights = self.weights;
         for (action, possible) in possible {
@@ -200,6 +213,14 @@ impl Chaos {
 
     fn close(&mut self) -> Result<(), Broken> {
         if self.rng.percent(20) { self.person(Message::Close) } else { Ok(()) }
+    }
+
+    /// Forks a thread somewhere: at its end, in what it inherits, or far behind.
+    fn fork(&mut self) -> Result<(), Broken> {
+        let source = self.rng.below(self.world.disk.threads.len());
+        let last = self.world.disk.threads[source].last();
+        let back = if self.rng.percent(50) { self.rng.below(4) } else { self.rng.below(last as usize + 1) };
+        self.world.fork(source, last.saturating_sub(back as u64))
     }
 
     fn retry(&mut self) -> Result<(), Broken> {

@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rap_agent::{
-    CallState, Effect, Entry, Head, Letter, Message, NewQuestion, OpenCall, PastCall, Queue, Seq, Server,
-    Step, Write,
+    CallState, Cause, Doubt, Effect, Entry, ForkPoint, Head, Letter, Message, NewQuestion, OpenCall,
+    PastCall, Queue, Seq, Server, Step, Write,
 };
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
 use serde_json::Value;
@@ -38,7 +38,7 @@ pub struct Disk {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     pub head: Head,
-    /// The parent, and up to where its history is inherited.
+    /// The parent, or the thread that it was forked from, and up to where its history is inherited.
     pub born: Option<(Place, Seq)>,
     /// Its own entries; the first stands behind what is inherited.
     pub entries: Vec<Entry>,
@@ -57,7 +57,8 @@ pub struct Row {
 pub struct CallRow {
     pub open: OpenCall,
     pub state: CallState,
-    pub acknowledged: bool,
+    /// What is known of it since its server took it.
+    pub acknowledged: Option<Doubt>,
     /// When it fires, where it is the runtime's own.
     pub timer: Option<Timestamp>,
 }
@@ -117,7 +118,7 @@ impl Row {
 
     /// Whether the call's invocation is still due.
     pub fn is_due(&self, call: &CallId) -> bool {
-        let due = |row: &CallRow| row.state == CallState::Open && !row.acknowledged;
+        let due = |row: &CallRow| row.state == CallState::Open && row.acknowledged.is_none();
         self.calls.get(call).is_some_and(|row| due(row) && row.open.is_sent())
     }
 
@@ -133,9 +134,30 @@ impl Disk {
         self.threads.len() - 1
     }
 
+    /// Makes a root that begins with a part of a thread's history.
+    pub fn fork(&mut self, source: Place, point: ForkPoint, fault: Fault) -> Place {
+        let head = self.threads[source].head.fork(point);
+        let mut fork = Row::new(head, Some((source, point.at)), Vec::new());
+        if fault == Fault::ForksSubscriptions {
+            fork.head.subscriptions = self.threads[source].head.subscriptions.clone();
+        }
+        self.threads.push(fork);
+        self.threads.len() - 1
+    }
+
+    pub fn parent(&self, thread: Place) -> Option<Place> {
+        self.threads[thread].head.origin.parent().map(|(parent, ..)| place(parent))
+    }
+
     /// How many ancestors a thread has.
     pub fn ancestors(&self, thread: Place) -> usize {
-        self.threads[thread].born.map_or(0, |(parent, _)| self.ancestors(parent) + 1)
+        self.parent(thread).map_or(0, |parent| self.ancestors(parent) + 1)
+    }
+
+    /// What set a thread going.
+    pub fn cause(&self, thread: Place) -> Cause {
+        let of_parent = || self.parent(thread).map_or(Cause::Client, |parent| self.cause(parent));
+        self.threads[thread].head.origin.cause().unwrap_or_else(of_parent)
     }
 
     /// What a thread sees up to an entry: what it inherits, then its own.
@@ -211,7 +233,7 @@ impl Disk {
             }
             Write::Open(open) => {
                 let timer = open.until.filter(|_| open.server.is_runtime());
-                let call = CallRow { open: open.clone(), state: CallState::Open, acknowledged: false, timer };
+                let call = CallRow { open: open.clone(), state: CallState::Open, acknowledged: None, timer };
                 if row.calls.insert(open.id.clone(), call).is_some() {
                     return broken(format!("I6: t{thread} makes call {} twice", open.id));
                 }

@@ -32,4 +32,16 @@ pub enum Fault {
     TrustsIds,
     /// A crash in a commit leaves the writes without the head.
     KeepsOldHeads,
+    /// Forks a thread exactly where it was told to.
+    ForksAnywhere,
+    /// A fork goes on with the subscriptions of its source.
+    ForksSubscriptions,
+    /// Offers a thread that an event set going whatever its agent may use.
+    TrustsEvents,
+    /// Takes a call for lost at the first word.
+    BelievesAtOnce,
+    /// Does not write down that a server does not know a call.
+    ForgetsDoubts,
+    /// Shows whoever makes a summary the whole history.
+    SummarisesAll,
 }

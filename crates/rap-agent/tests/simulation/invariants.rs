@@ -15,22 +15,22 @@
 //!   result, or a placeholder and one synthetic call, or an error and one late result.
 //! - I7 Each notification is counted; it comes only of what has ended.
 //! - I8, I10 The checker follows the life of each call by what the tools and people did, and what is taken has to fit.
-//! - I9 A child is born at the point where its parent last came to rest with nothing open, and what it inherits is
-//!   compared with a copy made at its birth.
+//! - I9 A child is born at the point where its parent last came to rest with nothing open, a fork at the last valid
+//!   point; what it inherits is compared with a copy made at its birth.
 //! - I11 A closed thread says `Closed` to everything, and `Closed` is said by no other.
 //! - I12 All that the head counts stays within the limits, and `Full` is said only at a limit.
 
 use std::collections::{BTreeSet, HashSet};
 
 use rap_agent::{
-    CallState, Entry, Head, Ignored, Item, Limits, Message, OnBusy, Origin, Phase, Queue, Speaker, Step,
-    Write,
+    CallState, Head, Ignored, Item, Limits, LostAfter, Message, OnBusy, Origin, Phase, Queue, Seq, Speaker,
+    Step, Whereabouts, Write, words,
 };
 use rap_protocol::{CallId, Timestamp};
 
 use super::disk::{Disk, Place, Row, name};
 use super::outside::{Word, text_in, word_of};
-use super::watch::{Watch, word_in};
+use super::watch::{Watch, is_answer, word_in};
 use super::world::Notification;
 
 /// What does not hold, beginning with the name of the invariant.
@@ -53,6 +53,7 @@ pub(crate) use holds;
 
 pub struct Checker {
     limits: Limits,
+    lost_after: LostAfter,
     watches: Vec<Watch>,
     /// Words that stand in a history.
     written: HashSet<Word>,
@@ -62,9 +63,10 @@ pub struct Checker {
 }
 
 impl Checker {
-    pub fn new(limits: Limits) -> Checker {
+    pub fn new(limits: Limits, lost_after: LostAfter) -> Checker {
         Checker {
             limits,
+            lost_after,
             watches: Vec::new(),
             written: HashSet::new(),
             answered: BTreeSet::new(),
@@ -72,16 +74,82 @@ impl Checker {
         }
     }
 
-    /// A thread is there that was not there before.
-    pub fn born(&mut self, disk: &Disk, thread: Place) {
+    /// A thread is there that was not there before: a root, or a child that came of a message to its parent.
+    pub fn born(&mut self, disk: &Disk, thread: Place, of: Option<(Place, &Message)>) {
         let mut watch = Watch::new(disk, thread);
-        // A child that was spawned begins in the middle of an answer; its parent's last rest is its own.
-        if let (Origin::Spawn { .. }, Some((parent, _))) =
-            (&disk.threads[thread].head.origin, disk.threads[thread].born)
-        {
-            watch.rest_point = self.watches[parent].rest_point;
+        match of {
+            // A child that was spawned begins in the middle of an answer; its parent's last rest is its own.
+            Some((parent, Message::TurnEnded { .. })) => {
+                let parent = &self.watches[parent];
+                watch.rest_point = parent.rest_point;
+                watch.answered = parent.answered;
+                watch.of_event = parent.of_event;
+            }
+            Some(_) => {
+                watch.answered = disk.threads[thread].base();
+                watch.of_event = true;
+            }
+            None => {}
         }
         self.watches.push(watch);
+    }
+
+    /// I9: a fork begins at the last point at which no call lacks its result, and waits to be spoken to.
+    pub fn forked(&mut self, disk: &Disk, fork: Place, at: Seq) -> Result<(), Broken> {
+        let row = &disk.threads[fork];
+        let Some((source, born)) = row.born else { return broken(format!("I9: t{fork} has no source")) };
+        let (mut valid, mut answered, mut missing) = (0, 0, BTreeSet::new());
+        for (entry, seq) in disk.visible(source, at).into_iter().zip(1..) {
+            match &entry.item {
+                Item::Assistant { calls, .. } => missing.extend(calls.iter().map(|call| &call.id)),
+                Item::Result { call_id, .. } => _ = missing.remove(call_id),
+                _ => {}
+            }
+            if missing.is_empty() {
+                valid = seq;
+            }
+        }
+        holds!(born == valid, "I9: t{fork}, forked at {at}, begins at {born} instead of {valid}");
+        for (entry, seq) in disk.visible(source, born).into_iter().zip(1..) {
+            if is_answer(&entry.item) {
+                answered = seq - 1;
+            }
+        }
+        let head = &row.head;
+        let fresh = head.phase == Phase::Idle && head.origin == Origin::Root && head.turn == 0;
+        holds!(fresh, "I9: t{fork}, a fork, begins as {head:?}");
+        self.born(disk, fork, None);
+        self.watches[fork].answered = answered;
+        self.look(disk, fork)
+    }
+
+    /// A summary is on its way; the model was shown the history up to there.
+    pub fn summarises(&mut self, thread: Place, turn: u64, shown: Option<Seq>) {
+        self.watches[thread].shown = shown.map(|shown| (turn, shown));
+    }
+
+    /// I12: a tool server is asked after a call, as late and as seldom as was promised.
+    pub fn asked_after(&self, thread: Place, call: &CallId, now: Timestamp) -> Result<(), Broken> {
+        let watch = &self.watches[thread];
+        let wait = if watch.gone.contains_key(call) { self.lost_after.pause() } else { self.lost_after.0 };
+        let last = watch.heard.get(call).copied();
+        let patient = last.is_some_and(|last| now.since(last) >= wait);
+        holds!(patient, "I12: {call} is asked after at {now:?}, though there was word of it at {last:?}");
+        Ok(())
+    }
+
+    /// What a tool server said about a call.
+    pub fn heard(&mut self, thread: Place, call: &CallId, said: Whereabouts, now: Timestamp) {
+        let watch = &mut self.watches[thread];
+        match said {
+            Whereabouts::Gone => watch.gone.entry(call.clone()).or_default().push(now),
+            Whereabouts::Unknown => _ = watch.gone.remove(call),
+        }
+    }
+
+    /// That was written down.
+    pub fn noted(&mut self, thread: Place, call: &CallId, now: Timestamp) {
+        self.watches[thread].heard.insert(call.clone(), now);
     }
 
     /// Before a commit: whether what the step wants fits what has happened so far.
@@ -91,6 +159,7 @@ impl Checker {
         thread: Place,
         message: &Message,
         step: &Step,
+        now: Timestamp,
     ) -> Result<(), Broken> {
         let row = &disk.threads[thread];
         holds!(row.head.phase != Phase::Closed, "I11: closed t{thread} takes {message:?}");
@@ -105,10 +174,25 @@ impl Checker {
                 holds!(parent == Some(&name(thread)), "I9: a child of nobody");
             }
         }
-        if let Message::CallFailed { call, .. } = message {
+        if let Message::CallFailed { call, text } = message {
             self.answered.insert((thread, call.clone()));
+            if text == words::LOST {
+                self.judge_lost(thread, call, now)?;
+            }
+        }
+        if let Message::Noted { .. } = message {
+            let noted = Head { seq: row.head.seq + 1, ..row.head.clone() };
+            holds!(step.head == noted, "I8: a note makes {:?} of {:?}", step.head, row.head);
         }
         self.watches[thread].judge(row, message, step, &self.limits)
+    }
+
+    /// I8: a call is lost if its server said so twice and nothing else in between.
+    fn judge_lost(&self, thread: Place, call: &CallId, now: Timestamp) -> Result<(), Broken> {
+        let said = self.watches[thread].gone.get(call).map_or(&[][..], Vec::as_slice);
+        let apart = said.first().is_some_and(|first| now.since(*first) >= self.lost_after.pause());
+        holds!(said.len() > 1 && apart, "I8: {call} is taken for lost at {now:?}, gone at {said:?}");
+        Ok(())
     }
 
     /// A refusal has to be true.
@@ -227,6 +311,7 @@ impl Checker {
         holds!(is <= may, "I12: t{thread} has {is} ancestors, it may have {may}");
         let settled = watch.rest_point;
         holds!(head.settled == settled, "I9: t{thread} rested at {settled}, not at {}", head.settled);
+        watch.look_at_coverage(thread, head)?;
         let written = &self.written;
         watch.waiting.retain(|word| !written.contains(word));
         let lost = watch.waiting.iter().find(|word| !is_held(row, **word));
@@ -244,9 +329,9 @@ impl Checker {
     }
 
     fn look_at_heritage(&self, disk: &Disk, thread: Place) -> Result<(), Broken> {
-        let inherited: Vec<Entry> =
-            disk.visible(thread, disk.threads[thread].base()).into_iter().cloned().collect();
-        holds!(inherited == self.watches[thread].heritage, "I9: t{thread} sees what came after its birth");
+        let inherited = disk.visible(thread, disk.threads[thread].base());
+        let same = inherited.into_iter().eq(&self.watches[thread].heritage);
+        holds!(same, "I9: t{thread} sees what came after its birth");
         Ok(())
     }
 
@@ -274,8 +359,10 @@ impl Checker {
     }
 
     /// The answer to an invocation was recorded.
-    pub fn acknowledged_call(&mut self, thread: Place, call: &CallId) {
-        self.answered.insert((thread, call.clone()));
+    pub fn acknowledged_call(&mut self, thread: Place, call: &CallId, now: Timestamp) {
+        if self.answered.insert((thread, call.clone())) {
+            self.watches[thread].heard.insert(call.clone(), now);
+        }
     }
 
     /// A notification goes to every server.
@@ -322,7 +409,7 @@ impl Checker {
             let crowded = head.children.len() >= self.limits.children;
             holds!(behind.is_none() || crowded, "I1: t{thread} is at rest, and {behind:?} waits");
             let children: BTreeSet<_> = (0..disk.threads.len())
-                .filter(|child| disk.threads[*child].born.is_some_and(|(parent, _)| parent == thread))
+                .filter(|child| disk.parent(*child) == Some(thread))
                 .filter(|child| !disk.threads[*child].head.is_closed())
                 .map(name)
                 .collect();

@@ -1,6 +1,6 @@
 //! What is outside of the runtime and survives its crashes: tool servers, clients, and what they have under way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rap_agent::{Birth, Choice, Event, Message, Outcome};
 use rap_protocol::{AuthUrl, Body, CallId, Content, EventId, ResponseUrl};
@@ -33,6 +33,8 @@ pub struct Outside {
     pub requests: Vec<Request>,
     /// Invocations that a tool server has accepted, and how often it has sent a result.
     pub accepted: BTreeMap<(Place, CallId), u32>,
+    /// Those that it does not know any more.
+    pub forgotten: BTreeSet<(Place, CallId)>,
     words: Word,
 }
 

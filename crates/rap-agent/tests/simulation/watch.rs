@@ -22,6 +22,8 @@ use reader::{Reader, Shown};
 
 /// What the model hears when a schedule begins.
 pub const SCHEDULED: &str = "scheduled";
+/// A tool that is not for threads that an event set going.
+pub const FOR_CLIENTS: &str = "touch";
 /// How many answers in a row may be dropped by those who join.
 const DROPS: u32 = 2;
 
@@ -47,8 +49,18 @@ pub struct Watch {
     alone: u32,
     /// Answers in a row that somebody who joined has dropped.
     dropped: u32,
-    /// What the last summary covers.
+    /// What the model has answered.
+    pub answered: Seq,
+    /// What the last summary covers that the thread sees.
     covered: Seq,
+    /// What the model was shown to make a summary for a question.
+    pub shown: Option<(u64, Seq)>,
+    /// Whether an event set it going, or one of its ancestors.
+    pub of_event: bool,
+    /// When what its server says of a call was last written down, and when that said that nobody works on it, as often
+    /// as it said nothing else.
+    pub heard: BTreeMap<CallId, Timestamp>,
+    pub gone: BTreeMap<CallId, Vec<Timestamp>>,
     /// Since when the model has not answered, though nobody did anything about it.
     failing: Option<Timestamp>,
     /// In which order words came that may not overtake each other.
@@ -57,6 +69,14 @@ pub struct Watch {
     last_arrival: u64,
     last_queued: u64,
     reader: Reader,
+}
+
+/// Whether it is something that the model said.
+pub fn is_answer(item: &Item) -> bool {
+    match item {
+        Item::Assistant { calls, .. } => !calls.iter().any(|call| call.arguments.is_synthetic()),
+        _ => false,
+    }
 }
 
 pub fn word_in(entry: &Entry) -> Option<Word> {
@@ -79,6 +99,8 @@ impl Watch {
                 watch.reader.seen.extend(calls.iter().map(|call| (call.id.clone(), call.name.clone())));
             } else if let Item::Result { call_id, .. } = &entry.item {
                 watch.reader.missing.retain(|call| call != call_id);
+            } else if let Item::Summary { covers, .. } = &entry.item {
+                watch.covered = watch.covered.max(*covers);
             }
         }
         if let Phase::Asking { up_to } = row.head.phase {
@@ -143,6 +165,9 @@ impl Watch {
             let since = &row.entries[(up_to - row.base()) as usize..];
             let quiet = since.iter().all(|entry| matches!(entry.item, Item::Notice { .. }));
             holds!(quiet, "I5: the answer to {turn} stands behind {since:?}, which it never saw");
+            if let Message::TurnEnded { .. } = message {
+                self.answered = up_to;
+            }
         }
         if let Message::TurnEnded { answer, .. } = message {
             let rests = matches!(step.head.phase, Phase::Idle | Phase::Closed) && answer.calls.is_empty();

@@ -2,8 +2,13 @@
 //!
 //! All that a crash destroys is in [`Memory`]; after a restart it is made anew from what is stored.
 
+mod fork;
+mod lost;
+mod summary;
+
 use rap_agent::{
-    Again, Answer, Birth, Effect, Entry, Ignored, Limits, Message, Phase, Seq, Step, Usage, Write, step,
+    Again, Answer, Birth, Doubt, Effect, Entry, ForkPoint, Ignored, Limits, LostAfter, Message, Phase, Seq,
+    Step, Usage, Write, step,
 };
 use rap_protocol::{CallId, Timestamp};
 
@@ -11,6 +16,8 @@ use super::disk::{Disk, Place, name, place};
 use super::fault::Fault;
 use super::invariants::{Broken, Checker, broken, word_of_message};
 use super::outside::{Callback, Outside, Request, What};
+pub use lost::Query;
+pub use summary::SUMMARY;
 
 pub struct World {
     pub disk: Disk,
@@ -18,6 +25,7 @@ pub struct World {
     pub outside: Outside,
     pub checker: Checker,
     pub limits: Limits,
+    pub lost_after: LostAfter,
     pub now: Timestamp,
     pub fault: Fault,
     /// Where the next message that changes something meets a crash.
@@ -43,6 +51,8 @@ pub struct Memory {
     pub flying: Vec<Flight>,
     pub answers: Vec<(Place, u64)>,
     pub notifications: Vec<Notification>,
+    /// Tool servers that are being asked after their calls.
+    pub queries: Vec<Query>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -50,6 +60,8 @@ pub struct Asked {
     pub thread: Place,
     pub turn: u64,
     pub up_to: Seq,
+    /// Up to where the model was shown the history to summarise it, instead of the question.
+    pub summary: Option<Seq>,
 }
 
 /// An invocation that was sent, and what comes back.
@@ -82,11 +94,9 @@ pub enum Crash {
 }
 
 #[derive(Debug, Clone)]
-struct Committed {
-    thread: Place,
-    message: Message,
-    now: Timestamp,
-    key: Option<u64>,
+enum Committed {
+    Step { thread: Place, message: Message, now: Timestamp, key: Option<u64> },
+    Fork { source: Place, point: ForkPoint },
 }
 
 /// What the sender of a message hears.
@@ -101,13 +111,14 @@ pub enum Reply {
 }
 
 impl World {
-    pub fn new(limits: Limits, fault: Fault) -> World {
+    pub fn new(limits: Limits, lost_after: LostAfter, fault: Fault) -> World {
         World {
             disk: Disk { shares: fault == Fault::SharesHistory, ..Disk::default() },
             memory: Memory::default(),
             outside: Outside::default(),
-            checker: Checker::new(limits.clone()),
+            checker: Checker::new(limits.clone(), lost_after),
             limits,
+            lost_after,
             now: Timestamp(1_000_000),
             fault,
             crash: None,
@@ -127,7 +138,7 @@ impl World {
 
     pub fn add_root(&mut self) {
         let thread = self.disk.add_root();
-        self.checker.born(&self.disk, thread);
+        self.checker.born(&self.disk, thread, None);
     }
 
     /// Brings a message to a thread: load, step, commit, reply.
@@ -196,16 +207,15 @@ impl World {
         step: &Step,
         key: Option<u64>,
     ) -> Result<(), Broken> {
-        self.checker.judge(&self.disk, thread, message, step)?;
+        self.checker.judge(&self.disk, thread, message, step, self.now)?;
         self.disk.commit(thread, step, key, self.fault)?;
         if self.fault == Fault::LosesLetters {
             self.disk.outbox.clear();
         }
-        let message = message.clone();
-        self.committed.push(Committed { thread, message, now: self.now, key });
+        self.committed.push(Committed::Step { thread, message: message.clone(), now: self.now, key });
         for write in &step.writes {
             if let Write::Born { child, .. } = write {
-                self.checker.born(&self.disk, place(child));
+                self.checker.born(&self.disk, place(child), Some((thread, message)));
                 self.checker.look(&self.disk, place(child))?;
             }
         }
@@ -216,7 +226,7 @@ impl World {
     fn start(&mut self, thread: Place, step: &Step) {
         for effect in &step.effects {
             match effect {
-                Effect::Ask { turn, up_to } => self.ask(Asked { thread, turn: *turn, up_to: *up_to }),
+                Effect::Ask { turn, up_to } => self.ask(thread, *turn, *up_to),
                 Effect::Abandon { turn } => {
                     let (gone, asks) = std::mem::take(&mut self.memory.asks)
                         .into_iter()
@@ -239,16 +249,21 @@ impl World {
         for write in &step.writes {
             if let Write::Born { child, head, .. } = write {
                 let Phase::Asking { up_to } = head.phase else { continue };
-                self.ask(Asked { thread: place(child), turn: head.turn, up_to });
+                self.ask(place(child), head.turn, up_to);
             }
         }
     }
 
-    fn ask(&mut self, asked: Asked) {
+    fn ask(&mut self, thread: Place, turn: u64, up_to: Seq) {
+        self.show(thread, up_to);
+        self.memory.asks.push(Asked { thread, turn, up_to, summary: None });
+    }
+
+    /// A history goes to the model.
+    fn show(&mut self, thread: Place, up_to: Seq) {
         if let Some(visitor) = &mut self.visitor {
-            visitor(&self.disk.visible(asked.thread, asked.up_to));
+            visitor(&self.disk.visible(thread, up_to));
         }
-        self.memory.asks.push(asked);
     }
 
     /// I2: what was taken is offered again and changes nothing. What people do has keys instead, the row of a letter goes
@@ -274,6 +289,7 @@ impl World {
             | Message::Reported { .. }
             | Message::Told { .. }
             | Message::Resume
+            | Message::Noted { .. }
             | Message::Spent(_) => return Ok(()),
             other => other,
         };
@@ -311,7 +327,7 @@ impl World {
             self.memory.answers.extend(answers.map(|(no, _)| (thread, *no)));
             if let Phase::Asking { up_to } = row.head.phase {
                 let turn = row.head.turn;
-                self.ask(Asked { thread, turn, up_to });
+                self.ask(thread, turn, up_to);
             }
             self.memory.invocations.extend(calls.into_iter().map(|call| (thread, call)));
         }
@@ -366,17 +382,6 @@ impl World {
         Ok(())
     }
 
-    /// The model gives a summary instead.
-    pub fn summarise(&mut self, asked: Asked) -> Result<(), Broken> {
-        let Asked { thread, turn, .. } = asked;
-        let usage = Usage { input: 10, output: 5, cached: 0 };
-        let summarised = Message::Summarised { turn, text: "much was said".into(), usage };
-        if self.offer(thread, summarised, None)? == Reply::Refused(Ignored::StaleTurn) {
-            self.offer(thread, Message::Spent(usage), None)?;
-        }
-        Ok(())
-    }
-
     pub fn fail(&mut self, asked: Asked, again: Again) -> Result<(), Broken> {
         let Asked { thread, turn, .. } = asked;
         self.offer(thread, Message::TurnFailed { turn, why: "503".into(), again }, None)?;
@@ -409,11 +414,11 @@ impl World {
         self.note(|| format!("t{thread} {call} was answered: {response:?}"));
         match response {
             Response::Accepted => {
-                self.checker.acknowledged_call(thread, &call);
+                self.checker.acknowledged_call(thread, &call, self.now);
                 if self.fault == Fault::InvokesOnAndOn {
                     self.memory.invocations.push((thread, call));
                 } else if let Some(row) = self.disk.threads[thread].calls.get_mut(&call) {
-                    row.acknowledged = true;
+                    row.acknowledged.get_or_insert(Doubt::new(self.now));
                 }
             }
             Response::Refused => {
@@ -484,10 +489,17 @@ impl World {
             debug_assert!(row.born.is_none());
             disk.add_root();
         }
-        for Committed { thread, message, now, key } in &self.committed {
-            let head = disk.threads[*thread].head.clone();
-            match step(head, message.clone(), *now, &self.limits) {
-                Ok(step) => disk.commit(*thread, &step, *key, self.fault)?,
+        for committed in &self.committed {
+            let (thread, message, now, key) = match committed {
+                Committed::Step { thread, message, now, key } => (*thread, message, *now, *key),
+                Committed::Fork { source, point } => {
+                    disk.fork(*source, *point, self.fault);
+                    continue;
+                }
+            };
+            let head = disk.threads[thread].head.clone();
+            match step(head, message.clone(), now, &self.limits) {
+                Ok(step) => disk.commit(thread, &step, key, self.fault)?,
                 Err(why) => return broken(format!("I4: the replay of {message:?} is ignored: {why}")),
             }
         }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rap_agent::{Again, Answer, Entry, Head, Message, PlannedCall, Seq};
+use rap_agent::{Again, Answer, Cause, Entry, Head, Message, PlannedCall, Seq};
 use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
 
 use super::plan::{Caller, UsedIds, plan};
@@ -13,7 +13,7 @@ use super::summary::{Asked, Long, is_full};
 use super::{Engine, STORE_PAUSE, Source, built_in};
 use crate::hub::Live;
 use crate::model::{self, ModelCall, Offered, Question, Wants};
-use crate::settings::{Agent, Cause, Rights, Settings};
+use crate::settings::{Agent, Rights, Settings};
 use crate::store::{self, Thread, now, random};
 use crate::toolsets::SessionTools;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rap_agent::{Letter, Message, Seq, Server};
+use rap_agent::{Doubt, Letter, LostAfter, Message, Seq, Server};
 use rap_protocol::{CallId, ResponseUrl, ThreadId, Timestamp};
 use rusqlite::{Row, params};
 use serde_json::{Map, Value};
@@ -11,7 +11,7 @@ use super::cache::Loaded;
 use super::read::{Asked, legible, open_question};
 use super::rows::{self, call_id, id, unreadable};
 use super::thread::{Thread, ThreadNo};
-use super::{Error, Store, now};
+use super::{Error, Store};
 
 /// An invocation that has to be sent.
 pub(crate) struct DueInvocation {
@@ -38,8 +38,8 @@ pub(crate) struct Doubtful {
     pub(crate) thread_id: ThreadId,
     pub(crate) call: CallId,
     pub(crate) server: String,
-    /// Since when its server says that nobody works on it.
-    pub(crate) gone_since: Option<Timestamp>,
+    /// What is known of it.
+    pub(crate) doubt: Doubt,
 }
 
 /// A letter on its way to a thread.
@@ -170,29 +170,31 @@ impl Store {
         .await
     }
 
-    /// Open calls that were acknowledged, and asked after, before one point in time; and those of which their server
-    /// said before another that nobody works on them.
+    /// Open calls whose servers are to be asked whether anybody works on them, as [`Doubt::due`] says.
     pub(crate) async fn doubtful(
         &self,
-        before: Timestamp,
-        gone_before: Timestamp,
+        now: Timestamp,
+        patience: LostAfter,
         limit: usize,
     ) -> Result<Vec<Doubtful>, Error> {
+        let (before, gone_before) = (now.minus(patience.0), now.minus(patience.pause()));
         self.read(move |conn| {
             let mut statement = conn.prepare_cached(
-                "SELECT c.thread, t.id, c.id, c.server, c.gone_since FROM calls c JOIN threads t ON t.no = c.thread \
+                "SELECT c.thread, t.id, c.id, c.server, coalesce(c.asked_after, c.acknowledged_at), c.gone_since \
+                 FROM calls c JOIN threads t ON t.no = c.thread \
                  WHERE c.state = 0 AND c.acknowledged_at IS NOT NULL \
                  AND coalesce(c.asked_after, c.acknowledged_at) <= ?2 \
                  AND (c.gone_since IS NOT NULL OR coalesce(c.asked_after, c.acknowledged_at) <= ?1) \
                  ORDER BY coalesce(c.asked_after, c.acknowledged_at) LIMIT ?3",
             )?;
             let doubtful = |row: &Row<'_>| {
+                let gone_since = row.get::<_, Option<i64>>(5)?.map(Timestamp);
                 Ok(Doubtful {
                     thread: row.get(0)?,
                     thread_id: id(row, 1)?,
                     call: call_id(row, 2)?,
                     server: row.get(3)?,
-                    gone_since: row.get::<_, Option<i64>>(4)?.map(Timestamp),
+                    doubt: Doubt { asked: Timestamp(row.get(4)?), gone_since },
                 })
             };
             statement.query_map(params![before.0, gone_before.0, limit as i64], doubtful)?.collect()
@@ -201,11 +203,16 @@ impl Store {
     }
 
     /// A call was asked after.
-    pub(crate) async fn asked_after(&self, call: Doubtful, gone: Option<Timestamp>) -> Result<(), Error> {
+    pub(crate) async fn asked_after(
+        &self,
+        thread: ThreadNo,
+        call: CallId,
+        doubt: Doubt,
+    ) -> Result<(), Error> {
         self.write(move |conn| {
             let sql = "UPDATE calls SET asked_after = ?3, gone_since = ?4 WHERE thread = ?1 AND id = ?2";
-            let row = params![call.thread, call.call.as_str(), now().0, gone.map(|gone| gone.0)];
-            conn.prepare_cached(sql)?.execute(row).map(|_| ())
+            let gone = doubt.gone_since.map(|gone| gone.0);
+            conn.prepare_cached(sql)?.execute(params![thread, call.as_str(), doubt.asked.0, gone]).map(|_| ())
         })
         .await
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rap_agent::{Entry, ForkPoint, Head, Item, Origin, Seq};
+use rap_agent::{Cause, Entry, ForkPoint, ForkSearch, Head, Item, Seq};
 use rap_io::sqlite::open_for_reading;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -17,7 +17,6 @@ use super::filter::ThreadFilter;
 use super::rows::{self, call_id, id, key, unreadable};
 use super::thread::{Thread, ThreadNo};
 use super::{Error, Store};
-use crate::settings::Cause;
 
 /// How many reads run at a time.
 const READERS: usize = 4;
@@ -259,8 +258,8 @@ impl Store {
             let mut next = Some(thread.no);
             while let Some(no) = next {
                 let Some(Loaded { thread, head, .. }) = rows::load(conn, no)? else { break };
-                if matches!(head.origin, Origin::Event { .. }) {
-                    return Ok(Cause::Event);
+                if let Some(cause) = head.origin.cause() {
+                    return Ok(cause);
                 }
                 next = thread.parent;
             }
@@ -554,8 +553,8 @@ pub(super) fn complete(
 }
 
 /// The nearest point at or before an entry from which a thread can be forked.
-pub(super) fn fork_point(conn: &Connection, thread: &Thread, at: Seq) -> rusqlite::Result<Seq> {
-    let mut point = ForkPoint::new(at);
+pub(super) fn fork_point(conn: &Connection, thread: &Thread, at: Seq) -> rusqlite::Result<ForkPoint> {
+    let mut search = ForkSearch::new(at);
     let mut statement = conn.prepare_cached(
         "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key DESC",
     )?;
@@ -563,12 +562,12 @@ pub(super) fn fork_point(conn: &Connection, thread: &Thread, at: Seq) -> rusqlit
         let mut found = statement.query(params![key(no, from), key(no, to)])?;
         while let Some(row) = found.next()? {
             let entry: Entry = serde_json::from_str(row.get_ref(1)?.as_str()?).map_err(unreadable)?;
-            if let Some(at) = point.look(row.get::<_, i64>(0)?.unsigned_abs(), &entry.item) {
-                return Ok(at);
+            if let Some(point) = search.look(row.get::<_, i64>(0)?.unsigned_abs(), &entry.item) {
+                return Ok(point);
             }
         }
     }
-    Ok(point.end())
+    Ok(search.end())
 }
 
 /// The last entry that a user said; looked for from the end.

@@ -186,7 +186,7 @@ pub(super) fn insert_fork(
     now: Timestamp,
 ) -> rusqlite::Result<Loaded> {
     let Loaded { thread: source, head, .. } = of;
-    let at = super::read::fork_point(conn, source, at.unwrap_or(head.seq).min(head.seq))?;
+    let point = super::read::fork_point(conn, source, at.unwrap_or(head.seq).min(head.seq))?;
     let no = next_number(conn)?;
     let thread = Thread {
         no,
@@ -194,13 +194,13 @@ pub(super) fn insert_fork(
         root: no,
         parent: None,
         source: Some(source.no),
-        born_at: at,
+        born_at: point.at,
         ancestors: Vec::new(),
         incarnation: random(),
         created_at: now,
         ..Thread::clone(source)
     };
-    let head = head.fork(at);
+    let head = head.fork(point);
     insert_thread(conn, &thread, &head, now)?;
     Ok(Loaded { thread: Arc::new(thread), head, version: 1 })
 }

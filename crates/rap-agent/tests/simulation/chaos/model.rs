@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rap_agent::{
-    Again, Answer, Arguments, Birth, BuiltIn, Item, Plan, PlannedCall, Server, Thought, ThoughtKind,
+    Again, Answer, Arguments, Birth, BuiltIn, Cause, Item, Plan, PlannedCall, Server, Thought, ThoughtKind,
     Thoughts, Usage, words,
 };
 use rap_protocol::CallId;
@@ -14,8 +14,8 @@ use crate::sim::disk::{Place, name};
 use crate::sim::fault::Fault;
 use crate::sim::invariants::Broken;
 use crate::sim::outside::text_of;
-use crate::sim::watch::SCHEDULED;
-use crate::sim::world::{Asked, World};
+use crate::sim::watch::{FOR_CLIENTS, SCHEDULED};
+use crate::sim::world::{Asked, SUMMARY, World};
 
 impl Chaos {
     pub(super) fn answer(&mut self) -> Result<(), Broken> {
@@ -28,9 +28,13 @@ impl Chaos {
             let again = if self.rng.percent(60) { Again::Later } else { Again::No };
             return self.world.fail(asked, again);
         }
+        if asked.summary.is_some() {
+            return self.summarise(asked);
+        }
         let long = self.world.disk.threads[asked.thread].head.coverable().is_some();
-        if long && self.rng.percent(12) {
-            return self.world.summarise(asked);
+        if long && self.rng.percent(self.long) {
+            self.world.begin_summary(asked);
+            return Ok(());
         }
         if self.rng.percent(3) {
             return self.world.hold_back(asked);
@@ -39,18 +43,31 @@ impl Chaos {
         self.world.answer(asked, answer)
     }
 
+    /// The model has made a summary, or could not, or said nothing, or far too much.
+    fn summarise(&mut self, asked: Asked) -> Result<(), Broken> {
+        match self.rng.below(12) {
+            0 => self.world.do_without_summary(asked, false),
+            1 => self.world.do_without_summary(asked, true),
+            2 if self.rng.percent(10) => self.world.summarise(asked, SUMMARY.repeat(6000)),
+            _ => self.world.summarise(asked, SUMMARY.into()),
+        }
+    }
+
     /// An answer that comes though its question was given up, or was answered before.
     pub(super) fn stale_answer(&mut self) -> Result<(), Broken> {
         let thread = self.thread();
         let turns = self.world.disk.threads[thread].head.turn;
         let asked = match self.rng.pick(&self.world.memory.stale).cloned() {
             Some(asked) if self.rng.percent(70) => asked,
-            _ if turns > 1 => Asked { thread, turn: 1 + self.rng.below(turns as usize - 1) as u64, up_to: 0 },
+            _ if turns > 1 => {
+                let turn = 1 + self.rng.below(turns as usize - 1) as u64;
+                Asked { thread, turn, up_to: 0, summary: None }
+            }
             _ => return Ok(()),
         };
         match self.rng.below(10) {
             0 | 1 => return self.world.fail(asked, Again::Later),
-            2 => return self.world.summarise(asked),
+            2 => return self.world.summarise(asked, SUMMARY.into()),
             _ => {}
         }
         let answer = self.think(&asked);
@@ -95,6 +112,12 @@ impl Chaos {
                 (name, given, Plan::BuiltIn(tool))
             }
             9 | 10 => ("look", given, Plan::Approve { server, prompt: "Really?".into() }),
+            11 if self.world.disk.cause(thread) == Cause::Event
+                && self.world.fault != Fault::TrustsEvents =>
+            {
+                (FOR_CLIENTS, given, Plan::Refuse("Error: there is no tool touch".into()))
+            }
+            11 => (FOR_CLIENTS, given, Plan::Invoke(server)),
             _ => ("look", given, Plan::Invoke(server)),
         };
         PlannedCall { id, call_id, name: name.into(), arguments, display: None, plan }
@@ -148,7 +171,11 @@ impl Chaos {
             1 => CallId::new(format!("rap_{}", 1 + self.rng.below(9))).ok(),
             2 => batch.last().and_then(|call| call.id.clone()),
             _ => {
-                let known: Vec<&CallId> = self.world.disk.threads[thread].calls.keys().collect();
+                // One of its own, or one that another thread with the same beginning has made since.
+                let threads = &self.world.disk.threads;
+                let source = threads[thread].born.map_or(thread, |(source, _)| source);
+                let from = if self.rng.percent(50) { thread } else { source };
+                let known: Vec<&CallId> = threads[from].calls.keys().collect();
                 self.rng.pick(&known).map(|id| (*id).clone())
             }
         }

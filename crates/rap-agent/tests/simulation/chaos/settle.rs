@@ -1,6 +1,7 @@
 //! How a run ends: chaos stops, and all that is outstanding is delivered, until nothing is left to do.
 
-use rap_agent::{Answer, Message, OnBusy, Phase};
+use rap_agent::{Answer, Message, OnBusy, Phase, Whereabouts};
+use rap_protocol::CallId;
 
 use super::Chaos;
 use crate::sim::invariants::{Broken, broken};
@@ -18,6 +19,7 @@ impl Chaos {
             let mut worked = false;
             worked |= self.settle_work()?;
             worked |= self.settle_callbacks()?;
+            worked |= self.settle_lost()?;
             worked |= self.settle_timers(helped)?;
             if !worked {
                 return Ok(());
@@ -43,6 +45,7 @@ impl Chaos {
         }
         while let Some((thread, call)) = self.world.memory.invocations.pop() {
             if self.world.invoke(thread, call.clone(), Response::Accepted)? {
+                self.world.outside.forgotten.remove(&(thread, call.clone()));
                 self.world.outside.accepted.insert((thread, call), 1);
             }
             worked = true;
@@ -71,11 +74,30 @@ impl Chaos {
             let row = &self.world.disk.threads[thread];
             let theirs = row.head.open_calls().filter(|open| open.is_sent());
             let open = theirs.map(|open| &open.id);
-            let working = open.filter(|call| !row.is_due(call)).cloned().collect::<Vec<_>>();
+            let forgotten = |call: &CallId| self.world.outside.forgotten.contains(&(thread, call.clone()));
+            let working = open.filter(|call| !row.is_due(call) && !forgotten(call));
+            let working: Vec<CallId> = working.cloned().collect();
             for call in working {
                 let word = self.world.outside.word();
                 let what = What::Result { word, subscription: false };
                 self.world.call_back(Callback { thread, call, what })?;
+                worked = true;
+            }
+        }
+        Ok(worked)
+    }
+
+    /// What a server has forgotten has no other way to end.
+    fn settle_lost(&mut self) -> Result<bool, Broken> {
+        let mut worked = false;
+        for query in std::mem::take(&mut self.world.memory.queries) {
+            self.world.hear(query)?;
+            worked = true;
+        }
+        for (thread, call, due) in self.world.doubtful() {
+            if self.world.outside.forgotten.contains(&(thread, call.clone())) {
+                self.world.now = self.world.now.max(due);
+                self.world.ask_after(thread, call, Whereabouts::Gone)?;
                 worked = true;
             }
         }

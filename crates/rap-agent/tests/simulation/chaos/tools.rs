@@ -1,13 +1,13 @@
 //! What tool servers do with invocations, and what the network does with their callbacks.
 
-use rap_agent::CallState;
+use rap_agent::{CallState, Whereabouts};
 use rap_protocol::CallId;
 
 use super::{Chaos, THREADS};
-use crate::sim::disk::Place;
-use crate::sim::invariants::Broken;
+use crate::sim::disk::{Place, Row};
+use crate::sim::invariants::{Broken, holds};
 use crate::sim::outside::{Callback, What};
-use crate::sim::world::Response;
+use crate::sim::world::{Reply, Response};
 
 impl Chaos {
     pub(super) fn invoke(&mut self) -> Result<(), Broken> {
@@ -31,6 +31,7 @@ impl Chaos {
 
     /// A tool server has an invocation, perhaps for the second time.
     fn accept(&mut self, thread: Place, call: CallId) {
+        self.world.outside.forgotten.remove(&(thread, call.clone()));
         let results = self.world.outside.accepted.entry((thread, call.clone())).or_default();
         let again = *results > 0;
         *results += 1;
@@ -38,7 +39,11 @@ impl Chaos {
             return;
         }
         match self.rng.below(10) {
-            0 => {}
+            0 => {
+                if self.rng.percent(50) {
+                    self.world.outside.forgotten.insert((thread, call));
+                }
+            }
             1 | 2 => {
                 for _ in 0..=self.rng.below(3) {
                     let what = self.aside();
@@ -48,6 +53,33 @@ impl Chaos {
             }
             _ => self.send_result(thread, &call),
         }
+    }
+
+    /// A call of a server that was acknowledged long ago is asked after. The server tells the truth, says nothing, or
+    /// has sent the result long ago and knows nothing of it any more.
+    pub(super) fn sweep(&mut self) -> Result<(), Broken> {
+        let doubtful = self.world.doubtful();
+        let Some((thread, call, due)) = self.rng.pick(&doubtful).cloned() else { return Ok(()) };
+        if self.rng.percent(50) {
+            self.world.now = self.world.now.max(due);
+        }
+        if due > self.world.now {
+            return Ok(());
+        }
+        let forgotten = self.world.outside.forgotten.contains(&(thread, call.clone()));
+        let honest = if forgotten { Whereabouts::Gone } else { Whereabouts::Unknown };
+        let said = match self.rng.below(100) {
+            0..10 => Whereabouts::Unknown,
+            odd if odd < 10 + self.forgetful => Whereabouts::Gone,
+            _ => honest,
+        };
+        self.world.ask_after(thread, call, said)
+    }
+
+    pub(super) fn hear(&mut self) -> Result<(), Broken> {
+        let at = self.rng.below(self.world.memory.queries.len());
+        let query = self.world.memory.queries.swap_remove(at);
+        self.world.hear(query)
     }
 
     fn send(&mut self, thread: Place, call: &CallId, what: What) {
@@ -137,6 +169,23 @@ impl Chaos {
         self.world.outside.sent.truncate(known);
         let mail = &mut self.world.outside.mail;
         mail.retain(|callback| word.is_none() || callback.word() != word);
+        Ok(())
+    }
+
+    /// What a tool says of a call of one thread comes to another, which began with the same history and has no such call.
+    pub(super) fn misdeliver(&mut self) -> Result<(), Broken> {
+        let Some(callback) = self.rng.pick(&self.world.outside.sent) else { return Ok(()) };
+        let Callback { thread, call, what } = callback.clone();
+        let threads = &self.world.disk.threads;
+        let related = |row: &Row, other: Place| row.born.is_some_and(|(source, _)| source == other);
+        let strangers: Vec<Place> = (0..threads.len())
+            .filter(|other| related(&threads[thread], *other) || related(&threads[*other], thread))
+            .filter(|other| !threads[*other].calls.contains_key(&call))
+            .collect();
+        let Some(other) = self.rng.pick(&strangers).copied() else { return Ok(()) };
+        let message = Callback { thread: other, call, what }.message(&self.world.disk);
+        let reply = self.world.offer(other, message, None)?;
+        holds!(matches!(reply, Reply::Refused(_)), "I8: t{other} takes a word on a call of t{thread}");
         Ok(())
     }
 

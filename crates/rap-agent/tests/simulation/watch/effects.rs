@@ -6,7 +6,7 @@ use rap_agent::{Effect, Letter, Message, Phase, Seq, Step, Write, words};
 use rap_protocol::CallId;
 use serde_json::{Map, Value};
 
-use super::{Watch, arguments_of};
+use super::{FOR_CLIENTS, Watch, arguments_of};
 use crate::sim::disk::Row;
 use crate::sim::invariants::{Broken, holds};
 
@@ -85,6 +85,9 @@ impl Watch {
         let opened: Vec<_> = step.writes.iter().filter_map(opened).filter(theirs).collect();
         let stored = invoked.iter().map(|(call, _)| call).eq(opened.iter().copied());
         holds!(stored, "I4: {invoked:?} is invoked, {opened:?} is stored");
+        let allows = |call: &rap_agent::OpenCall| !self.of_event || call.name != FOR_CLIENTS;
+        let trusted = opened.iter().find(|call| !allows(call));
+        holds!(trusted.is_none(), "I8: an event makes {trusted:?}, which it may not");
         for (call, arguments) in &invoked {
             let own = step.writes.iter().find_map(|write| arguments_in(write, &call.id));
             holds!(own == Some(arguments), "I6: {call:?} is invoked with {arguments:?}, not with {own:?}");

@@ -2,17 +2,28 @@
 
 use std::collections::BTreeSet;
 
-use rap_agent::{CallState, Entry, Item, Message, Step, Write};
+use rap_agent::{CallState, Entry, Head, Item, Message, Origin, Step, Write};
 use rap_protocol::ThreadId;
 
-use super::Watch;
-use crate::sim::disk::Row;
+use super::{Watch, is_answer};
+use crate::sim::disk::{Place, Row};
 use crate::sim::invariants::{Broken, broken, holds};
 
+/// The longest summary, with what the runtime adds of a few open calls, in bytes.
+const LONGEST: usize = 66 * 1024;
+
 impl Watch {
+    /// I9: a thread can be summarised as far as the model has answered, whatever it inherits.
+    pub fn look_at_coverage(&self, thread: Place, head: &Head) -> Result<(), Broken> {
+        let may = (self.answered > self.covered).then_some(self.answered);
+        let can = head.coverable();
+        holds!(can == may, "I9: a summary of t{thread} could cover {can:?} instead of {may:?}");
+        Ok(())
+    }
+
     /// I5: a summary covers whole batches and nothing that the model has not answered; it names all that is open.
     pub(super) fn judge_summary(&mut self, row: &Row, message: &Message, step: &Step) -> Result<(), Broken> {
-        let Message::Summarised { .. } = message else { return Ok(()) };
+        let Message::Summarised { turn, .. } = message else { return Ok(()) };
         let Some(Write::Append { entry: Entry { item: Item::Summary { text, covers }, .. }, .. }) =
             step.writes.first()
         else {
@@ -20,6 +31,10 @@ impl Watch {
         };
         holds!(*covers > self.covered, "I2: {covers} is covered twice");
         self.covered = *covers;
+        let shown = self.shown.take().filter(|(of, _)| of == turn);
+        let all = shown.is_none_or(|(_, shown)| shown == *covers);
+        holds!(all, "I1: a summary covers {covers}, the model was shown {shown:?}");
+        holds!(text.len() <= LONGEST, "I12: a summary has {} bytes", text.len());
         let all: Vec<&Entry> = self.heritage.iter().chain(&row.entries).collect();
         let (covered, rest) = all.split_at(*covers as usize);
         let mut open = BTreeSet::new();
@@ -32,11 +47,10 @@ impl Watch {
         }
         holds!(open.is_empty(), "I5: a summary covers {open:?} without their results");
         let next = rest.iter().find(|entry| !matches!(entry.item, Item::Notice { .. }));
-        let answers = match next.map(|entry| &entry.item) {
-            Some(Item::Assistant { calls, .. }) => !calls.iter().any(|call| call.arguments.is_synthetic()),
-            _ => false,
-        };
-        let answered = answers || *covers == row.base();
+        let answers = next.is_some_and(|entry| is_answer(&entry.item));
+        // All that a child of an event inherits was answered.
+        let made = matches!(row.head.origin, Origin::Event { .. });
+        let answered = answers || made && *covers == row.base();
         holds!(answered, "I1: a summary to {covers} covers what nobody has answered: {next:?}");
         let lives = self.lives.iter();
         let alive = lives.filter(|(_, life)| matches!(life, CallState::Open | CallState::Subscribed));
