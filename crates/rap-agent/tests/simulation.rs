@@ -191,7 +191,7 @@ fn every_history_of_the_simulation_is_a_prompt_that_providers_accept() {
     assert!(summaries.get() > 100, "only {} with a summary", summaries.get());
 }
 
-const PROMPT_SEEDS: u64 = 200;
+const PROMPT_SEEDS: u64 = 120;
 
 /// With a summary, a prompt begins with it, nothing is left out that it does not cover, and every call that is still
 /// there is told as it was without it.

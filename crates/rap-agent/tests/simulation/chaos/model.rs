@@ -48,7 +48,7 @@ impl Chaos {
         match self.rng.below(12) {
             0 => self.world.do_without_summary(asked, false),
             1 => self.world.do_without_summary(asked, true),
-            2 if self.rng.percent(10) => self.world.summarise(asked, SUMMARY.repeat(6000)),
+            2 if self.rng.percent(2) => self.world.summarise(asked, SUMMARY.repeat(6000)),
             _ => self.world.summarise(asked, SUMMARY.into()),
         }
     }
