@@ -102,6 +102,22 @@ fn a_child_of_an_event_can_summarise_all_that_it_inherits() {
     );
 }
 
+/// Of a summary that stands behind the point at which it was born, a child knows nothing, even if it covers all up to
+/// that point: the child inherits the long history and has to be able to shorten it.
+#[test]
+fn a_child_that_does_not_see_its_parents_summary_can_make_one() {
+    let mut thread = notation::Thread::new(notation::narrow());
+    for message in ["said hi", "answer: s", "subscribed s: ok", "answer done:"] {
+        thread.take(message);
+    }
+    let mut child = thread.bear("event s: ding, child");
+    for message in ["summarised: S", "answer: z", "subscribed z: ok"] {
+        child.take(message);
+    }
+    assert_eq!((child.head.settled, child.head.summarised), (4, 4));
+    assert_eq!(child.bear("event z: dong, child").head.coverable(), Some(4));
+}
+
 #[test]
 fn a_spawned_child_can_summarise_what_was_answered_before_it_was_born() {
     check_spawned(

@@ -84,13 +84,7 @@ fn check_child_of(way: &[&str], birth: &str, table: &str) {
     for message in way {
         parent.take(message);
     }
-    let birth = parent.message(birth);
-    let step = parent.step(birth).expect("a child is born");
-    let head = step.writes.iter().find_map(|write| match write {
-        Write::Born { head, .. } => Some((**head).clone()),
-        _ => None,
-    });
-    let mut child = Thread { head: head.expect("a child"), ..Thread::new(narrow()) };
+    let mut child = parent.bear(birth);
     compare(table, |message| child.take(message));
 }
 
@@ -139,6 +133,16 @@ impl Thread {
             Ok(step) => show(&step),
             Err(why) => format!("ignored: {why:?}").replace('"', ""),
         }
+    }
+
+    /// The child that is born of a message.
+    pub fn bear(&mut self, line: &str) -> Thread {
+        let step = self.step(self.message(line)).expect("a child is born");
+        let head = step.writes.iter().find_map(|write| match write {
+            Write::Born { head, .. } => Some((**head).clone()),
+            _ => None,
+        });
+        Thread { head: head.expect("a child"), ..Thread::new(narrow()) }
     }
 
     pub fn step(&mut self, message: Message) -> Result<Step, Ignored> {
