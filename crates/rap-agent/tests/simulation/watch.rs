@@ -53,6 +53,8 @@ pub struct Watch {
     pub answered: Seq,
     /// What the last summary covers that the thread sees.
     covered: Seq,
+    /// How much the model read for its last answer, unless it sees a summary instead by now.
+    read: u64,
     /// What the model was shown to make a summary for a question.
     pub shown: Option<(u64, Seq)>,
     /// Whether an event set it going, or one of its ancestors.
@@ -127,6 +129,7 @@ impl Watch {
         limits: &Limits,
     ) -> Result<(), Broken> {
         let asking = self.asking;
+        self.judge_last_words(message, step)?;
         let cancelled = self.live(row, message, step, limits)?;
         self.judge_turn(row, message, step)?;
         self.judge_summary(row, message, step)?;
@@ -165,8 +168,10 @@ impl Watch {
             let since = &row.entries[(up_to - row.base()) as usize..];
             let quiet = since.iter().all(|entry| matches!(entry.item, Item::Notice { .. }));
             holds!(quiet, "I5: the answer to {turn} stands behind {since:?}, which it never saw");
-            if let Message::TurnEnded { .. } = message {
-                self.answered = up_to;
+            match message {
+                Message::TurnEnded { answer, .. } => (self.answered, self.read) = (up_to, answer.usage.input),
+                Message::Summarised { .. } => self.read = 0,
+                _ => {}
             }
         }
         if let Message::TurnEnded { answer, .. } = message {

@@ -1,12 +1,12 @@
 //! The lives of the calls, as the world outside saw them.
 
-use rap_agent::{BuiltIn, CallState, Limits, Message, OnBusy, Phase, Plan, Step, Write, words};
+use rap_agent::{BuiltIn, CallState, Item, Limits, Message, OnBusy, Phase, Plan, Step, Write, words};
 use rap_protocol::{CallId, Timestamp};
 
 use super::{Watch, word_in};
 use crate::sim::disk::Row;
 use crate::sim::invariants::{Broken, broken, holds, word_of_message};
-use crate::sim::outside::Word;
+use crate::sim::outside::{Word, text_in};
 
 impl Watch {
     /// I6, I8, I10: follows the lives of the calls; gives those that the servers have to be told of.
@@ -140,6 +140,37 @@ impl Watch {
         Ok(cancelled)
     }
 
+    /// I10: whoever closes itself hears which subscriptions end with it.
+    pub(super) fn judge_last_words(&self, message: &Message, step: &Step) -> Result<(), Broken> {
+        let Message::TurnEnded { answer, .. } = message else { return Ok(()) };
+        let built_in = |at: usize| match &answer.calls[at].plan {
+            Plan::BuiltIn(tool) => Some(tool),
+            _ => None,
+        };
+        let close =
+            (0..answer.calls.len()).find(|at| matches!(built_in(*at), Some(BuiltIn::CloseThread { .. })));
+        let Some(close) = close else { return Ok(()) };
+        let cancelled = |call: &CallId| {
+            (0..close).filter_map(built_in).any(|tool| {
+                matches!(tool, BuiltIn::CancelSubscription { tool_call_id } if tool_call_id == call.as_str())
+            })
+        };
+        let mut written = step.writes.iter().filter_map(appended);
+        let Some(Item::Assistant { calls, .. }) = written.next() else {
+            return broken("I5: an answer is not written".into());
+        };
+        let result = written.find_map(|item| match item {
+            Item::Result { call_id, content, .. } if *call_id == calls[close].id => Some(text_in(content)),
+            _ => None,
+        });
+        let active = self.lives.iter().filter(|(_, life)| **life == CallState::Subscribed);
+        let unnamed = active
+            .map(|(call, _)| call)
+            .find(|call| !cancelled(call) && !result.is_some_and(|text| text.contains(call.as_str())));
+        holds!(unnamed.is_none(), "I10: {unnamed:?} ends with its thread, which hears {result:?}");
+        Ok(())
+    }
+
     /// I8: a schedule begins with the answer that makes it; a sleep ends early only if something else happened.
     fn settle_own(&mut self, call: &CallId, state: CallState, message: &Message) -> Result<(), Broken> {
         match (self.life(call), state, message) {
@@ -184,6 +215,13 @@ impl Watch {
             self.lives.insert(call.clone(), CallState::Interrupted);
         }
         open.into_iter().filter(|call| self.is_sent(row, call)).collect()
+    }
+}
+
+fn appended(write: &Write) -> Option<&Item> {
+    match write {
+        Write::Append { entry, .. } => Some(&entry.item),
+        _ => None,
     }
 }
 

@@ -18,6 +18,8 @@ impl Watch {
         let may = (self.answered > self.covered).then_some(self.answered);
         let can = head.coverable();
         holds!(can == may, "I9: a summary of t{thread} could cover {can:?} instead of {may:?}");
+        let (read, known) = (self.read, head.read);
+        holds!(read == known, "I9: the model read {read} tokens in t{thread}, not {known}");
         Ok(())
     }
 
