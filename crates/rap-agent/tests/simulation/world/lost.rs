@@ -57,7 +57,7 @@ impl World {
                     self.checker.noted(thread, &call, self.now);
                 }
             }
-            _ => drop(self.offer(thread, Message::lost(call), None)?),
+            _ => _ = self.offer(thread, Message::lost(call), None)?,
         }
         Ok(())
     }
