@@ -7,6 +7,7 @@ mod reader;
 mod summary;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
 
 use rap_agent::{
     Again, Arguments, CallState, Effect, Entry, Item, Limits, Message, OnBusy, Origin, Phase, Queue, Seq,
@@ -26,6 +27,8 @@ pub const SCHEDULED: &str = "scheduled";
 pub const FOR_CLIENTS: &str = "touch";
 /// How many answers in a row may be dropped by those who join.
 const DROPS: u32 = 2;
+/// The shortest and the longest pause before a failed question is asked again by itself.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(3600));
 
 #[derive(Default)]
 pub struct Watch {
@@ -237,9 +240,11 @@ impl Watch {
                     return broken("LC-22: a failure is not reported".into());
                 };
                 let since = *self.failing.get_or_insert(entry.at);
-                let retries = matches!(step.head.phase, Phase::Failed { retry_at: Some(_), .. });
-                let may = *again == Again::Later && entry.at.since(since) < limits.failed_retry_for;
-                holds!(retries == may, "I12: failing since {since:?}: {:?}", step.head.phase);
+                let failing = entry.at.since(since);
+                let may = *again == Again::Later && failing < limits.failed_retry_for;
+                let retry_at = may.then(|| entry.at.plus(failing.clamp(PAUSES.0, PAUSES.1)));
+                let fits = matches!(step.head.phase, Phase::Failed { retry_at: at, .. } if at == retry_at);
+                holds!(fits, "I12: failing since {since:?}: {:?}", step.head.phase);
             }
             _ => {}
         }
