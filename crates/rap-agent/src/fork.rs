@@ -45,7 +45,7 @@ impl ForkSearch {
             Item::Assistant { calls, .. } => {
                 let complete = |results: HashSet<CallId>| calls.iter().all(|call| results.contains(&call.id));
                 if !self.results.take().is_none_or(complete) {
-                    self.point = ForkPoint { at: seq - 1, answered: 0, summarised: 0 };
+                    self.point.at = seq - 1;
                 } else if !calls.iter().any(|call| call.arguments.is_synthetic()) {
                     return Some(ForkPoint { answered: seq - 1, ..self.point });
                 }

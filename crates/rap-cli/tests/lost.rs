@@ -31,6 +31,25 @@ async fn a_call_that_its_server_does_not_know_any_more_is_settled_at_the_second_
 }
 
 #[tokio::test]
+async fn a_result_of_a_lost_call_that_comes_after_all_follows_once() {
+    let tools = Tools::start().await;
+    tools.answer_always(STATUS, Reply::json(&json!({"alive": false})));
+    let rap = Setup::new().tools(&tools).limit("lost_after = \"300ms\"").start();
+    let thread = rap.open("call work {}").await;
+    let work = tools.invocation().await;
+    rap.until_line(&thread, LOST).await;
+    rap.until_idle(&thread).await;
+    for _ in 0..2 {
+        work.returns("after all").await;
+    }
+    let is_late = |line: &String| line.starts_with("result ") && line.ends_with(": after all");
+    until("the late result", async || rap.story(&thread).await.iter().any(is_late).then_some(())).await;
+    rap.until_idle(&thread).await;
+    let story = rap.story(&thread).await;
+    assert_eq!(story.iter().filter(|line| is_late(line)).count(), 1, "{story:#?}");
+}
+
+#[tokio::test]
 async fn any_other_answer_means_that_it_is_not_known() {
     let tools = Tools::start().await;
     let gone = || Reply::json(&json!({"alive": false}));
@@ -46,31 +65,4 @@ async fn any_other_answer_means_that_it_is_not_known() {
     let (rap, thread) = acknowledged(&tools).await;
     until("all answers", async || (tools.count(STATUS) >= 8).then_some(())).await;
     assert_eq!(rap.thread(&thread).await["status"], "waiting");
-}
-
-/// Whether the first word was written down before the process is killed, nobody knows; in the end there is one outcome,
-/// and a result that comes after all follows it once.
-#[tokio::test]
-async fn a_lost_call_ends_once_across_kill_9_and_its_late_result_is_not_thrown_away() {
-    let tools = Tools::start().await;
-    tools.answer_always(STATUS, Reply::json(&json!({"alive": false})));
-    let rap = Setup::new().tools(&tools).limit("lost_after = \"300ms\"").start();
-    let thread = rap.open("call work {}").await;
-    let call = tools.invocation().await;
-    until("the first word", async || (tools.count(STATUS) >= 1).then_some(())).await;
-    let rap = rap.restarted();
-    rap.until_line(&thread, LOST).await;
-    rap.until_idle(&thread).await;
-    for _ in 0..2 {
-        call.returns("after all").await;
-    }
-    let is_late = |line: &String| line.starts_with("result ") && line.ends_with(": after all");
-    until("the late result", async || rap.story(&thread).await.iter().any(is_late).then_some(())).await;
-    rap.until_idle(&thread).await;
-    let story = rap.story(&thread).await;
-    let ends = (
-        story.iter().filter(|line| *line == LOST).count(),
-        story.iter().filter(|line| is_late(line)).count(),
-    );
-    assert_eq!(ends, (1, 1), "{story:#?}");
 }
