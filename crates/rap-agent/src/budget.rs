@@ -5,6 +5,8 @@ use std::time::Duration;
 use rap_protocol::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::{Effect, Head, Phase, Step, Write};
+
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// What a session may spend; nothing is bounded where nothing is said.
@@ -47,6 +49,51 @@ pub struct Spending {
     pub hour: Amounts,
     /// In all.
     pub total: Amounts,
+}
+
+/// Who goes on when a thread is resumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resumes {
+    /// The thread alone, if at all: what failed was its own.
+    Alone,
+    /// All threads of its session that would say the same: a budget is the session's, so it is lifted for all of them.
+    WithSession,
+}
+
+impl Head {
+    /// Who goes on when this thread is resumed.
+    pub fn resumes(&self) -> Resumes {
+        match self.phase {
+            Phase::Paused { .. } => Resumes::WithSession,
+            _ => Resumes::Alone,
+        }
+    }
+}
+
+impl Amounts {
+    /// What a step spends: its own question, and the first ones of the children that it bears. Tokens are known when
+    /// they are spent.
+    pub fn of(before: &Head, step: &Step) -> Amounts {
+        let asked = step.effects.iter().any(|effect| matches!(effect, Effect::Ask { .. }));
+        let born = step.writes.iter().filter(|write| matches!(write, Write::Born { .. })).count() as u64;
+        let read_and_written = |head: &Head| head.usage.input.saturating_add(head.usage.output);
+        Amounts {
+            turns: u64::from(asked) + born,
+            tokens: read_and_written(&step.head).saturating_sub(read_and_written(before)),
+            wakes: u64::from(asked && is_woken(before, &step.head)) + born,
+        }
+    }
+}
+
+/// Whether a thread asks about something new. A question that is asked again, because it has failed or with a summary,
+/// is not.
+fn is_woken(before: &Head, after: &Head) -> bool {
+    let again = match before.phase {
+        Phase::Failed { .. } => after.failing_since.is_some() && before.held.is_empty(),
+        Phase::Asking { .. } => after.summarised != before.summarised,
+        _ => false,
+    };
+    after.turns_awake == 1 && !again
 }
 
 impl Budgets {

@@ -33,7 +33,7 @@ mod turn;
 mod user;
 pub mod words;
 
-pub use crate::budget::{Amounts, Bounds, Budgets, Spending};
+pub use crate::budget::{Amounts, Bounds, Budgets, Resumes, Spending};
 pub use crate::entry::{Arguments, CallEntry, Entry, Item, Seq, Speaker, Thought, ThoughtKind, Thoughts};
 pub use crate::fork::{ForkPoint, ForkSearch};
 pub use crate::head::{

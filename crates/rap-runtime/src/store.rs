@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
-use rap_agent::{Birth, Effect, Head, Ignored, Limits, Message, Seq, Status, Step, Write, step};
+use rap_agent::{Amounts, Birth, Effect, Head, Ignored, Limits, Message, Seq, Status, Step, Write, step};
 use rap_io::lock::{DirLock, LockError};
 use rap_io::secret_box::Key;
 use rap_io::sqlite::{MigrateError, migrate, open_existing, open_sqlite};
@@ -448,7 +448,7 @@ impl Shared {
         let (now, limits) = (now(), self.limits.of(&thread));
         let message = inform(conn, &thread, &head, message, now)?;
         fault(&message);
-        let Step { head: next, writes, effects } = match step(head.clone(), message, now, limits) {
+        let step = match step(head.clone(), message, now, limits) {
             Ok(step) => step,
             Err(ignored) => {
                 // A refusal must not rest on a head that is not the one in the database.
@@ -459,6 +459,8 @@ impl Shared {
                 return Ok(Some(Ran::Refused(ignored.into())));
             }
         };
+        let spent = (!limits.budgets.are_off()).then(|| Amounts::of(&head, &step));
+        let Step { head: next, writes, effects } = step;
         let due = next.due(limits);
         let timers = writes.iter().filter_map(|write| match write {
             Write::Open(call) | Write::Dispatch(call) => call.until,
@@ -477,8 +479,8 @@ impl Shared {
             status: next.status(),
         };
         let born = self.write_all(conn, &mut step, writes, now)?;
-        if !limits.budgets.are_off() {
-            budget::count(conn, &head, &next, &step, &born, now)?;
+        if let Some(spent) = spent {
+            budget::count(conn, &thread, spent, now)?;
         }
         let receipt = Receipt { thread: thread.id.clone(), turn: next.turn };
         self.cache().put(Loaded { thread, head: next, version: version + 1 });

@@ -20,9 +20,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use rap_agent::{
-    Again, Answer, Arguments, Birth, Budgets, BuiltIn, CallState, Choice, Effect, Entry, Event, Head,
-    Ignored, Item, Letter, Limits, Message, NewQuestion, OnBusy, Outcome, PastCall, Phase, Plan, PlannedCall,
-    Queue, Server, Step, Usage, Write, step, words,
+    Again, Amounts, Answer, Arguments, Birth, Budgets, BuiltIn, CallState, Choice, Effect, Entry, Event,
+    Head, Ignored, Item, Letter, Limits, Message, NewQuestion, OnBusy, Outcome, PastCall, Phase, Plan,
+    PlannedCall, Queue, Server, Step, Usage, Write, step, words,
 };
 use rap_protocol::{AuthUrl, Body, CallId, EventId, ResponseUrl, ThreadId, Timestamp};
 use serde_json::{Map, Value};
@@ -98,6 +98,12 @@ pub fn from(way: &[&str], table: &str) {
     compare(table, |message| thread.clone().take(message));
 }
 
+/// Plays a table of what each message spends: `turns, tokens, wakes`.
+pub fn check_spending(table: &str) {
+    let mut thread = Thread::new(Limits { event_children: 2, children: 2, ..narrow() });
+    compare(table, |message| thread.spend(message));
+}
+
 fn compare(table: &str, mut take: impl FnMut(&str) -> String) {
     let mut differs = false;
     let mut real = String::new();
@@ -143,6 +149,18 @@ impl Thread {
             _ => None,
         });
         Thread { head: head.expect("a child"), ..Thread::new(narrow()) }
+    }
+
+    fn spend(&mut self, line: &str) -> String {
+        if line.starts_with("after ") {
+            return self.take(line);
+        }
+        let (before, message) = (self.head.clone(), self.message(line));
+        let Amounts { turns, tokens, wakes } = match self.step(message) {
+            Ok(step) => Amounts::of(&before, &step),
+            Err(_) => Amounts::default(),
+        };
+        format!("{turns}, {tokens}, {wakes}")
     }
 
     pub fn step(&mut self, message: Message) -> Result<Step, Ignored> {

@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use rap_agent::{Ignored, Message, OnBusy, Phase, Status};
+use rap_agent::{Ignored, Message, OnBusy, Status};
 use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{CallId, ThreadId, UserId};
 use schemars::JsonSchema;
@@ -302,10 +302,12 @@ pub(super) async fn fork(
 
 pub(super) async fn resume(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
     let row = engine.store.thread(thread_id(id.clone())?).await?;
-    if matches!(row.head.phase, Phase::Paused { .. }) {
-        // A budget is the session's: with one of its threads the others go on.
-        for other in engine.store.lift(&row.thread).await?.into_iter().filter(|no| *no != row.thread.no) {
-            engine.tell(Target::No(other), Message::Resume).await.ok();
+    // It comes last itself: until then, whoever asks again reaches all of them.
+    for other in engine.store.resumed_with(&row.thread).await? {
+        match engine.tell(Target::No(other), Message::Resume).await {
+            Ok(_) | Err(store::Error::Ignored(_)) => {}
+            Err(store::Error::SetAside | store::Error::Illegible(_)) => {}
+            Err(error) => return Err(error.into()),
         }
     }
     order(&engine, id, Message::Resume).await

@@ -1,40 +1,31 @@
 //! What sessions with a budget have spent: counted in the transaction of the step that spends it.
 
-use rap_agent::{Amounts, Budgets, Effect, Head, Phase, Spending};
+use rap_agent::{Amounts, Budgets, Resumes, Spending};
 use rap_protocol::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::cache::Loaded;
+use super::read::legible;
 use super::rows::{self, unreadable};
 use super::thread::{Thread, ThreadNo};
-use super::{Committed, Error, Store, now};
+use super::{Error, Store, now};
 
 /// How many threads of a session are resumed together.
 const RESUMED: usize = 10_000;
 
-/// Counts what a step spends, and the children that it bears.
+/// Counts what a step has spent.
 pub(super) fn count(
     conn: &Connection,
-    before: &Head,
-    after: &Head,
-    step: &Committed,
-    born: &[Committed],
+    thread: &Thread,
+    spent: Amounts,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
-    let asks = |step: &Committed| step.effects.iter().any(|effect| matches!(effect, Effect::Ask { .. }));
-    let spent = |head: &Head| head.usage.input.saturating_add(head.usage.output);
-    let (asked, children) = (asks(step), born.len() as u64);
-    let amounts = Amounts {
-        turns: u64::from(asked) + children,
-        tokens: spent(after).saturating_sub(spent(before)),
-        wakes: u64::from(asked && after.turns_awake == 1) + children,
-    };
-    if amounts == Amounts::default() {
+    if spent == Amounts::default() {
         return Ok(());
     }
-    let mut spending = read(conn, step.thread.root)?.unwrap_or_else(|| Spending::new(now));
-    spending.count(amounts, now);
-    write(conn, step.thread.root, &spending)
+    let mut spending = read(conn, thread.root)?.unwrap_or_else(|| Spending::new(now));
+    spending.count(spent, now);
+    write(conn, thread.root, &spending)
 }
 
 fn read(conn: &Connection, root: ThreadNo) -> rusqlite::Result<Option<Spending>> {
@@ -63,10 +54,15 @@ impl Store {
         Ok(spending.and_then(|spending| spending.exceeds(&budgets, now())))
     }
 
-    /// Allows a session as much again of what it has spent; gives those of its threads that wait for that.
-    pub(crate) async fn lift(&self, thread: &Thread) -> Result<Vec<ThreadNo>, Error> {
-        let (root, budgets): (ThreadNo, Budgets) = (thread.root, self.shared.limits.of(thread).budgets);
+    /// A thread is about to be resumed: if that is for its session, allows the session as much again of what it has
+    /// spent. Gives the other threads that go on with it.
+    pub(crate) async fn resumed_with(&self, thread: &Thread) -> Result<Vec<ThreadNo>, Error> {
+        let (no, root): (ThreadNo, ThreadNo) = (thread.no, thread.root);
+        let budgets: Budgets = self.shared.limits.of(thread).budgets;
         self.write(move |conn| {
+            if !goes_on_with_session(conn, no)? {
+                return Ok(Vec::new());
+            }
             if let Some(mut spending) = read(conn, root)? {
                 spending.lift(&budgets);
                 write(conn, root, &spending)?;
@@ -76,17 +72,20 @@ impl Store {
                        AND status = 'needs_you' LIMIT ?2";
             let mut statement = conn.prepare_cached(sql)?;
             let found = statement.query_map(params![root, RESUMED as i64], |row| row.get(0))?;
-            let mut paused = Vec::new();
-            for no in found {
-                let no: ThreadNo = no?;
-                if let Some(Loaded { head, .. }) = rows::load(conn, no)?
-                    && matches!(head.phase, Phase::Paused { .. })
-                {
-                    paused.push(no);
+            let mut others = Vec::new();
+            for other in found {
+                let other = other?;
+                if other != no && goes_on_with_session(conn, other)? {
+                    others.push(other);
                 }
             }
-            Ok(paused)
+            Ok(others)
         })
         .await
     }
+}
+
+fn goes_on_with_session(conn: &Connection, no: ThreadNo) -> rusqlite::Result<bool> {
+    let loaded = legible(no, rows::load(conn, no))?.flatten();
+    Ok(loaded.is_some_and(|Loaded { head, .. }| head.resumes() == Resumes::WithSession))
 }
