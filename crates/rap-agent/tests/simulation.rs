@@ -163,6 +163,16 @@ fn a_forgotten_word_on_a_lost_call_is_caught() {
 }
 
 #[test]
+fn forgotten_spending_is_caught() {
+    is_caught(Fault::ForgetsSpending, &["I12"]);
+}
+
+#[test]
+fn a_session_that_goes_on_in_part_is_caught() {
+    is_caught(Fault::ResumesOne, &["I12"]);
+}
+
+#[test]
 fn a_summary_of_more_than_it_covers_is_caught() {
     is_caught(Fault::SummarisesAll, &["I1"]);
 }

@@ -7,7 +7,7 @@ mod tools;
 
 use std::time::Duration;
 
-use rap_agent::{Limits, LostAfter, Message, OnBusy, Phase};
+use rap_agent::{Bounds, Budgets, Limits, LostAfter, Message, OnBusy, Phase};
 use rap_protocol::CallId;
 
 use super::disk::Place;
@@ -310,6 +310,25 @@ impl Chaos {
     }
 }
 
+/// In some runs one thing is bounded for each session.
+fn budgets(rng: &mut Rng) -> Budgets {
+    if rng.percent(70) {
+        return Budgets::default();
+    }
+    // All threads of a session are resumed at once: where it may ask less often than it has threads, all of them would
+    // be paused again before one was asked.
+    let few = Some((2 * THREADS + rng.below(10)) as u64);
+    let bounds = match rng.below(3) {
+        0 => Bounds { turns: few, ..Bounds::default() },
+        1 => Bounds { tokens: Some(20 + rng.below(300) as u64), ..Bounds::default() },
+        _ => Bounds { wakes: few, ..Bounds::default() },
+    };
+    match rng.below(2) {
+        0 => Budgets { per_hour: bounds, ..Budgets::default() },
+        _ => Budgets { in_total: bounds, ..Budgets::default() },
+    }
+}
+
 /// Narrow bounds, so that every run meets some of them.
 fn limits(rng: &mut Rng) -> Limits {
     Limits {
@@ -326,6 +345,6 @@ fn limits(rng: &mut Rng) -> Limits {
         call_timeout: rng.percent(50).then(|| Duration::from_secs(1 + rng.below(60) as u64)),
         approval_within: Duration::from_secs(1 + rng.below(60) as u64),
         failed_retry_for: Duration::from_secs(3600),
-        budgets: rap_agent::Budgets::default(),
+        budgets: budgets(rng),
     }
 }

@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rap_agent::{
-    CallState, Cause, Doubt, Effect, Entry, ForkPoint, Head, Letter, Message, NewQuestion, OpenCall,
-    PastCall, Queue, Seq, Server, Step, Write,
+    Amounts, CallState, Cause, Doubt, Effect, Entry, ForkPoint, Head, Letter, Message, NewQuestion, OpenCall,
+    PastCall, Queue, Seq, Server, Spending, Step, Write,
 };
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
 use serde_json::Value;
@@ -29,6 +29,8 @@ pub fn place(id: &ThreadId) -> Place {
 pub struct Disk {
     pub threads: Vec<Row>,
     pub outbox: Vec<Outgoing>,
+    /// What sessions have spent, by their root.
+    pub spending: BTreeMap<Place, Spending>,
     /// The fault of a store that reads past the birth of a child.
     pub shares: bool,
     pub letters: u64,
@@ -149,6 +151,11 @@ impl Disk {
         self.threads[thread].head.origin.parent().map(|(parent, ..)| place(parent))
     }
 
+    /// The root of a thread's session.
+    pub fn root(&self, thread: Place) -> Place {
+        self.parent(thread).map_or(thread, |parent| self.root(parent))
+    }
+
     /// How many ancestors a thread has.
     pub fn ancestors(&self, thread: Place) -> usize {
         self.parent(thread).map_or(0, |parent| self.ancestors(parent) + 1)
@@ -179,8 +186,12 @@ impl Disk {
         thread: Place,
         step: &Step,
         key: Option<u64>,
+        now: Timestamp,
         fault: Fault,
     ) -> Result<(), Broken> {
+        let spent = Amounts::of(&self.threads[thread].head, step);
+        let root = self.root(thread);
+        self.spending.entry(root).or_insert_with(|| Spending::new(now)).count(spent, now);
         for write in &step.writes {
             self.write(thread, write, fault)?;
         }

@@ -42,6 +42,10 @@ pub enum Fault {
     BelievesAtOnce,
     /// Does not write down that a server does not know a call.
     ForgetsDoubts,
+    /// Remembers only until the next crash what was spent.
+    ForgetsSpending,
+    /// Resumes a thread of a session that was paused, and no other.
+    ResumesOne,
     /// Shows whoever makes a summary the whole history.
     SummarisesAll,
 }

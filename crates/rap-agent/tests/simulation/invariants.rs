@@ -20,16 +20,17 @@
 //! - I11 A closed thread says `Closed` to everything, and `Closed` is said by no other.
 //! - I12 All that the head counts stays within the limits, and `Full` is said only at a limit.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use rap_agent::{
-    CallState, Head, Ignored, Item, Limits, LostAfter, Message, OnBusy, Origin, Phase, Queue, Seq, Speaker,
-    Step, Whereabouts, Write, words,
+    Amounts, CallState, Head, Ignored, Item, Limits, LostAfter, Message, OnBusy, Origin, Phase, Queue, Seq,
+    Speaker, Step, Whereabouts, Write, words,
 };
 use rap_protocol::{CallId, Timestamp};
 
 use super::disk::{Disk, Place, Row, name};
 use super::outside::{Word, text_in, word_of};
+use super::purse::Purse;
 use super::watch::{Watch, is_answer, word_in};
 use super::world::Notification;
 
@@ -60,6 +61,8 @@ pub struct Checker {
     /// Calls whose invocation has an answer that was recorded.
     answered: BTreeSet<(Place, CallId)>,
     notified: BTreeSet<Notification>,
+    /// What each session has spent of the one thing that is bounded.
+    purses: BTreeMap<Place, Purse>,
 }
 
 impl Checker {
@@ -71,6 +74,7 @@ impl Checker {
             written: HashSet::new(),
             answered: BTreeSet::new(),
             notified: BTreeSet::new(),
+            purses: BTreeMap::new(),
         }
     }
 
@@ -126,6 +130,21 @@ impl Checker {
     /// A summary is on its way; the model was shown the history up to there.
     pub fn summarises(&mut self, thread: Place, turn: u64, shown: Option<Seq>) {
         self.watches[thread].shown = shown.map(|shown| (turn, shown));
+    }
+
+    /// I12: the model is asked as long as there is a budget, and no longer.
+    pub fn may_ask(&mut self, root: Place, asks: bool, now: Timestamp) -> Result<(), Broken> {
+        let Some(purse) = self.purses.get_mut(&root) else { return Ok(()) };
+        let may = !purse.is_empty(now);
+        holds!(asks == may, "I12: t{root} has spent {purse:?}, the model is asked: {asks}");
+        Ok(())
+    }
+
+    /// A person lets a session go on.
+    pub fn lifted(&mut self, root: Place) {
+        if let Some(purse) = self.purses.get_mut(&root) {
+            purse.fill();
+        }
     }
 
     /// I12: a tool server is asked after a call, as late and as seldom as was promised.
@@ -184,7 +203,13 @@ impl Checker {
             let noted = Head { seq: row.head.seq + 1, ..row.head.clone() };
             holds!(step.head == noted, "I8: a note makes {:?} of {:?}", step.head, row.head);
         }
-        self.watches[thread].judge(row, message, step, &self.limits)
+        self.watches[thread].judge(row, message, step, &self.limits)?;
+        let spends = Amounts::of(&row.head, step);
+        let spent = self.watches[thread].spent;
+        holds!(spends == spent, "I12: {message:?} costs t{thread} {spent:?}, not {spends:?}");
+        let purse = self.purses.entry(disk.root(thread)).or_insert_with(|| Purse::new(&self.limits, now));
+        purse.spend(spent, now);
+        Ok(())
     }
 
     /// I8: a call is lost if its server said so twice and nothing else in between.

@@ -11,6 +11,7 @@ pub mod fault;
 pub mod histories;
 pub mod invariants;
 pub mod outside;
+pub mod purse;
 pub mod rng;
 pub mod watch;
 pub mod world;

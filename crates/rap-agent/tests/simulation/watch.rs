@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use rap_agent::{
-    Again, Arguments, CallState, Effect, Entry, Item, Limits, Message, OnBusy, Origin, Phase, Queue, Seq,
-    Speaker, Step, Write,
+    Again, Amounts, Arguments, CallState, Effect, Entry, Item, Limits, Message, OnBusy, Origin, Phase, Queue,
+    Seq, Speaker, Step, Usage, Write,
 };
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
 use serde_json::{Map, Value};
@@ -48,6 +48,8 @@ pub struct Watch {
     pub waiting: Vec<Word>,
     /// Whether somebody stopped it since it was last asked.
     pub interrupted: bool,
+    /// What the last message cost.
+    pub spent: Amounts,
     /// Questions to the model since something came from outside.
     alone: u32,
     /// Answers in a row that somebody who joined has dropped.
@@ -211,6 +213,7 @@ impl Watch {
             self.alone = if new { 1 } else { self.alone + 1 };
             holds!(self.alone <= limits.turns_per_wake, "I12: the model talks to itself");
         }
+        self.count_costs(message, step, new);
         let pauses = step.writes.iter().any(|write| match write {
             Write::Append { entry, .. } => {
                 matches!(&entry.item, Item::Notice { text } if text.starts_with("paused"))
@@ -220,6 +223,24 @@ impl Watch {
         let bored = !new && self.alone >= limits.turns_per_wake;
         holds!(!pauses || bored, "I12: it pauses after {} turns alone", self.alone);
         Ok(())
+    }
+
+    /// What a message costs: a question, one about something new, and the first of each child; and what the model read
+    /// and wrote.
+    fn count_costs(&mut self, message: &Message, step: &Step, new: bool) {
+        let usage = match message {
+            Message::TurnEnded { answer, .. } => answer.usage,
+            Message::Summarised { usage, .. } | Message::Spent(usage) => *usage,
+            _ => Usage::default(),
+        };
+        let asks = step.effects.iter().any(|effect| matches!(effect, Effect::Ask { .. }));
+        let again = !new && matches!(message, Message::Due | Message::Summarised { .. });
+        let born = step.writes.iter().filter(|write| matches!(write, Write::Born { .. })).count() as u64;
+        self.spent = Amounts {
+            turns: u64::from(asks) + born,
+            tokens: usage.input + usage.output,
+            wakes: u64::from(asks && self.alone == 1 && !again) + born,
+        };
     }
 
     /// I12: a failed question is asked again by itself, for so long since a person last had a hand in it.

@@ -2,6 +2,7 @@
 //!
 //! All that a crash destroys is in [`Memory`]; after a restart it is made anew from what is stored.
 
+mod budget;
 mod fork;
 mod lost;
 mod summary;
@@ -192,7 +193,7 @@ impl World {
             Fault::TearsCommits => self.disk.threads[thread].head = step.head.clone(),
             Fault::KeepsOldHeads => {
                 let head = self.disk.threads[thread].head.clone();
-                self.disk.commit(thread, step, None, self.fault)?;
+                self.disk.commit(thread, step, None, self.now, self.fault)?;
                 self.disk.threads[thread].head = head;
             }
             _ => {}
@@ -208,7 +209,7 @@ impl World {
         key: Option<u64>,
     ) -> Result<(), Broken> {
         self.checker.judge(&self.disk, thread, message, step, self.now)?;
-        self.disk.commit(thread, step, key, self.fault)?;
+        self.disk.commit(thread, step, key, self.now, self.fault)?;
         if self.fault == Fault::LosesLetters {
             self.disk.outbox.clear();
         }
@@ -313,6 +314,9 @@ impl World {
     pub fn restart(&mut self) -> Result<(), Broken> {
         self.note(|| "crash and restart".into());
         self.memory = Memory::default();
+        if self.fault == Fault::ForgetsSpending {
+            self.disk.spending.clear();
+        }
         self.checker.look_everywhere(&self.disk)?;
         if self.fault == Fault::StoresNotifications {
             self.memory.notifications = self.stored_notifications.clone();
@@ -336,6 +340,10 @@ impl World {
 
     /// A client's request; it is kept until it is answered.
     pub fn request(&mut self, request: Request) -> Result<(), Broken> {
+        if request.message == Message::Resume && !self.resume_session(&request)? {
+            self.outside.requests.push(request);
+            return Ok(());
+        }
         match self.offer(request.thread, request.message.clone(), Some(request.key))? {
             Reply::Taken | Reply::Known => match request.word {
                 Some(word) => self.checker.acknowledged(&self.disk, request.thread, word),
@@ -385,13 +393,6 @@ impl World {
     pub fn fail(&mut self, asked: Asked, again: Again) -> Result<(), Broken> {
         let Asked { thread, turn, .. } = asked;
         self.offer(thread, Message::TurnFailed { turn, why: "503".into(), again }, None)?;
-        Ok(())
-    }
-
-    /// The session has no budget for it.
-    pub fn hold_back(&mut self, asked: Asked) -> Result<(), Broken> {
-        let Asked { thread, turn, .. } = asked;
-        self.offer(thread, Message::OverBudget { turn, why: "the budget is spent".into() }, None)?;
         Ok(())
     }
 
@@ -499,7 +500,7 @@ impl World {
             };
             let head = disk.threads[thread].head.clone();
             match step(head, message.clone(), now, &self.limits) {
-                Ok(step) => disk.commit(thread, &step, key, self.fault)?,
+                Ok(step) => disk.commit(thread, &step, key, now, self.fault)?,
                 Err(why) => return broken(format!("I4: the replay of {message:?} is ignored: {why}")),
             }
         }

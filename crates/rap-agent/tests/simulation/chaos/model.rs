@@ -24,6 +24,9 @@ impl Chaos {
         }
         let at = self.rng.below(self.world.memory.asks.len());
         let asked = self.world.memory.asks.swap_remove(at);
+        if asked.summary.is_none() && self.world.hold_back(&asked)? {
+            return Ok(());
+        }
         if self.rng.percent(8) {
             let again = if self.rng.percent(60) { Again::Later } else { Again::No };
             return self.world.fail(asked, again);
@@ -35,9 +38,6 @@ impl Chaos {
         if long && self.rng.percent(self.long) {
             self.world.begin_summary(asked);
             return Ok(());
-        }
-        if self.rng.percent(3) {
-            return self.world.hold_back(asked);
         }
         let answer = self.think(&asked);
         self.world.answer(asked, answer)

@@ -39,9 +39,12 @@ impl Chaos {
             worked = true;
         }
         while let Some(asked) = self.world.memory.asks.pop() {
+            worked = true;
+            if self.world.hold_back(&asked)? {
+                continue;
+            }
             let text = text_of(self.world.outside.word());
             self.world.answer(asked, Answer { text, ..Answer::default() })?;
-            worked = true;
         }
         while let Some((thread, call)) = self.world.memory.invocations.pop() {
             if self.world.invoke(thread, call.clone(), Response::Accepted)? {
