@@ -1,6 +1,8 @@
 //! The lives of the calls, as the world outside saw them.
 
-use rap_agent::{BuiltIn, CallState, Item, Limits, Message, OnBusy, Phase, Plan, Step, Write, words};
+use rap_agent::{
+    Answer, BuiltIn, CallState, Item, Limits, Message, OnBusy, Phase, Plan, PlannedCall, Step, Write, words,
+};
 use rap_protocol::{CallId, Timestamp};
 
 use super::{Watch, word_in};
@@ -20,18 +22,7 @@ impl Watch {
         let mut cancelled = Vec::new();
         match message {
             Message::Returned { call, result, .. } => {
-                let subscribed = self.lives.values().filter(|life| **life == CallState::Subscribed).count();
-                let late = match self.life(call) {
-                    Some(CallState::Open) => false,
-                    Some(CallState::Failed | CallState::TimedOut) => true,
-                    life => return broken(format!("I8: a result of {call} is taken, which is {life:?}")),
-                };
-                let kept = result.subscription && !late && subscribed < limits.subscriptions;
-                if result.subscription && !kept {
-                    cancelled.push(call.clone());
-                }
-                let life = if kept { CallState::Subscribed } else { CallState::Returned };
-                self.lives.insert(call.clone(), life);
+                cancelled.extend(self.take_result(call, result.subscription, limits)?);
             }
             Message::CallFailed { call, .. } => self.turn(call, CallState::Open, CallState::Failed)?,
             Message::TimedOut { call } => {
@@ -86,26 +77,59 @@ impl Watch {
             {
                 cancelled = self.interrupt(row);
             }
-            Message::TurnEnded { answer, .. } => {
-                let closes = |planned: &&rap_agent::PlannedCall| {
-                    matches!(planned.plan, Plan::BuiltIn(BuiltIn::CloseThread { .. }))
-                };
-                for planned in answer.calls.iter().take_while(|planned| !closes(planned)) {
-                    let Plan::BuiltIn(BuiltIn::CancelSubscription { tool_call_id }) = &planned.plan else {
-                        continue;
-                    };
-                    let Ok(call) = CallId::new(tool_call_id.clone()) else { continue };
-                    if self.life(&call) == Some(CallState::Subscribed) {
-                        self.lives.insert(call.clone(), CallState::Ended);
-                        cancelled.extend(Some(call).filter(|call| !self.own.contains(call)));
-                    }
-                }
-            }
+            Message::TurnEnded { answer, .. } => cancelled = self.cancel_by_model(answer),
             Message::ChildClosed { child, .. } => {
                 holds!(self.children.remove(child), "I2: {child} is closed twice");
             }
             _ => {}
         }
+        self.follow(row, message, step)?;
+        if step.head.is_closed() {
+            self.interrupt(row);
+            for life in self.lives.values_mut().filter(|life| **life == CallState::Subscribed) {
+                *life = CallState::Ended;
+            }
+        }
+        Ok(cancelled)
+    }
+
+    /// A result is taken; gives the call if its subscription is not kept.
+    fn take_result(
+        &mut self,
+        call: &CallId,
+        subscribes: bool,
+        limits: &Limits,
+    ) -> Result<Option<CallId>, Broken> {
+        let subscribed = self.lives.values().filter(|life| **life == CallState::Subscribed).count();
+        let late = match self.life(call) {
+            Some(CallState::Open) => false,
+            Some(CallState::Failed | CallState::TimedOut) => true,
+            life => return broken(format!("I8: a result of {call} is taken, which is {life:?}")),
+        };
+        let kept = subscribes && !late && subscribed < limits.subscriptions;
+        let life = if kept { CallState::Subscribed } else { CallState::Returned };
+        self.lives.insert(call.clone(), life);
+        Ok((subscribes && !kept).then(|| call.clone()))
+    }
+
+    /// What the model cancels, up to where it closes its thread; gives what a server has to hear of.
+    fn cancel_by_model(&mut self, answer: &Answer) -> Vec<CallId> {
+        let mut cancelled = Vec::new();
+        let closes =
+            |planned: &&PlannedCall| matches!(planned.plan, Plan::BuiltIn(BuiltIn::CloseThread { .. }));
+        for planned in answer.calls.iter().take_while(|planned| !closes(planned)) {
+            let Plan::BuiltIn(BuiltIn::CancelSubscription { tool_call_id }) = &planned.plan else { continue };
+            let Ok(call) = CallId::new(tool_call_id.clone()) else { continue };
+            if self.life(&call) == Some(CallState::Subscribed) {
+                self.lives.insert(call.clone(), CallState::Ended);
+                cancelled.extend(Some(call).filter(|call| !self.own.contains(call)));
+            }
+        }
+        cancelled
+    }
+
+    /// What a step says of lives that begin, and of those that only the runtime knows of.
+    fn follow(&mut self, row: &Row, message: &Message, step: &Step) -> Result<(), Broken> {
         for write in &step.writes {
             match write {
                 Write::Open(open) => {
@@ -131,13 +155,7 @@ impl Watch {
                 _ => {}
             }
         }
-        if step.head.is_closed() {
-            self.interrupt(row);
-            for life in self.lives.values_mut().filter(|life| **life == CallState::Subscribed) {
-                *life = CallState::Ended;
-            }
-        }
-        Ok(cancelled)
+        Ok(())
     }
 
     /// I10: whoever closes itself hears which subscriptions end with it.
