@@ -287,14 +287,19 @@ impl Store {
     }
 
     /// Makes a root that begins with the history of another thread, up to the nearest valid point.
-    pub(crate) async fn fork(&self, source: ThreadId, at: Option<Seq>) -> Result<Receipt, Error> {
-        let job = move |conn: &Connection| {
+    pub(crate) async fn fork(
+        &self,
+        source: ThreadId,
+        at: Option<Seq>,
+        mark: Option<Once>,
+    ) -> Result<Receipt, Error> {
+        let fork = move |conn: &Connection| {
             let Some(no) = rows::number_of(conn, &source)? else { return Ok(Ran::Refused(Error::NoThread)) };
             let Some(source) = rows::load(conn, no)? else { return Ok(Ran::Refused(Error::NoThread)) };
             let fork = rows::insert_fork(conn, &source, at, fresh_id(now()), now())?;
             Ok(Ran::Done(Vec::new(), Receipt { thread: fork.thread.id.clone(), turn: 0 }))
         };
-        self.run(Lane::External, job).await
+        self.run(Lane::External, move |conn| once(conn, mark, || fork(conn))).await
     }
 
     /// Applies a message of a client, which may be a repeat of one that was applied.

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rusqlite::{Connection, OpenFlags};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -164,6 +165,18 @@ impl Rap {
     /// Where its files are.
     pub fn directory(&self) -> &Path {
         self.directory.as_ref().unwrap().path()
+    }
+
+    /// What its database says to this.
+    pub fn number(&self, sql: &str) -> i64 {
+        let (file, flags) = (self.directory().join("rap.db"), OpenFlags::SQLITE_OPEN_READ_ONLY);
+        let database = Connection::open_with_flags(file, flags).unwrap();
+        database.query_row(sql, [], |row| row.get(0)).unwrap()
+    }
+
+    /// How many rows a table of its database has.
+    pub fn rows(&self, table: &str) -> i64 {
+        self.number(&format!("SELECT count(*) FROM {table}"))
     }
 
     /// Everything it has printed so far, which is not the log.

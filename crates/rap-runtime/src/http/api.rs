@@ -294,8 +294,9 @@ pub(super) async fn fork(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Thread> {
-    let Fork { at } = read(&engine, &headers, request).await?;
-    let receipt = engine.store.fork(thread_id(id)?, at).await?;
+    let asked: Fork = read(&engine, &headers, request).await?;
+    let mark = once(&headers, About::Thread(&id), &asked)?;
+    let receipt = engine.store.fork(thread_id(id)?, asked.at, mark).await?;
     let row = engine.store.thread(receipt.thread).await?;
     Ok((StatusCode::CREATED, Json(Thread::from(&row))))
 }

@@ -72,7 +72,7 @@ pub(super) struct Thread {
     subscriptions: Vec<Subscribed>,
     /// How many of its children are at work.
     children: usize,
-    /// How many inputs wait.
+    /// How many inputs from outside wait.
     held: u32,
     /// How often the model was asked.
     turn: u64,
