@@ -34,6 +34,10 @@ const SLEEPING: u32 = 100_000;
 /// Every turn calls the tool; the model needs nothing but the turn's number.
 const SCRIPT: &str = "repeat = true\n[[turn]]\ncalls = [{name = \"echo\", arguments = {text = \"hello\"}}]\n";
 
+/// As in the `rap` binary.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 #[tokio::main]
@@ -556,17 +560,24 @@ async fn sleeping(data: &Path) -> Outcome<Sleeping> {
     Ok(Sleeping { added: crowded.saturating_sub(alone), first_answer })
 }
 
+/// Makes the only thread of a database many, whatever columns its tables have.
 fn multiply(database: &Path) -> Outcome<()> {
     let conn = open_sqlite(database)?;
-    conn.execute_batch(&format!(
-        "WITH RECURSIVE n (x) AS (SELECT 2 UNION ALL SELECT x + 1 FROM n WHERE x < {SLEEPING})
-         INSERT INTO threads SELECT x, 'sleeper' || x, parent, x, born_at, ancestors, incarnation, agent, user_id, title,
-             created_at, updated_at, version, status, ask, due, head FROM n, threads WHERE no = 1;
-         WITH RECURSIVE n (x) AS (SELECT 2 UNION ALL SELECT x + 1 FROM n WHERE x < {SLEEPING})
-         INSERT INTO calls SELECT x, id, state, call_id, name, server, seq, since, until, invoke_at, attempts, outcome,
-             acknowledged_at FROM n, calls WHERE thread = 1;
-         WITH RECURSIVE n (x) AS (SELECT 2 UNION ALL SELECT x + 1 FROM n WHERE x < {SLEEPING})
-         INSERT INTO entries SELECT (x << 32) | (key & 4294967295), body FROM n, entries WHERE key >> 32 = 1;"
-    ))?;
+    let tables = [
+        ("threads", "no = x, id = 'sleeper' || x, root = x"),
+        ("calls", "thread = x"),
+        ("entries", "key = (x << 32) | (key & 4294967295)"),
+    ];
+    for (table, change) in tables {
+        conn.execute_batch(&format!(
+            "CREATE TEMP TABLE many AS
+                 WITH RECURSIVE n (x) AS (SELECT 2 UNION ALL SELECT x + 1 FROM n WHERE x < {SLEEPING})
+                 SELECT x, {table}.* FROM n, {table};
+             UPDATE many SET {change};
+             ALTER TABLE many DROP COLUMN x;
+             INSERT INTO {table} SELECT * FROM many;
+             DROP TABLE many;"
+        ))?;
+    }
     Ok(())
 }

@@ -25,6 +25,10 @@ const ROUND: Duration = Duration::from_millis(500);
 const SUBSCRIPTIONS: u64 = 100_000;
 const DELIVERIES: u64 = 50_000;
 
+/// As in the `rap` binary. The router has it as well.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 type Outcome<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 #[tokio::main]
