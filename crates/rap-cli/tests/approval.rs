@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use support::peer::Reply;
 use support::tools::{INVOKE, tool, with};
@@ -141,4 +143,20 @@ async fn a_question_waits_for_a_day() {
     let rap = rap.restarted();
     assert_eq!(rap.listing("calls").await.remove(0), call);
     assert_eq!(rap.listing("timers").await.remove(0)["at"], call["until"]);
+}
+
+#[tokio::test]
+async fn a_question_lapses_also_while_nobody_runs() {
+    let tools = tools().await;
+    // What came due meanwhile waits for a moment after the start, and no longer than a call may take.
+    let limits = "approval_within = \"500ms\"\ncall_timeout = \"1s\"";
+    let rap = Setup::new().tools(&tools).limit(limits).start();
+    let thread = rap.open("call wipe {}").await;
+    asked(&rap, &thread).await;
+    let rap = rap.restarted_after(Duration::from_millis(600));
+    let lapsed = "result call_1_1: lapsed: nobody allowed this call within 500 ms; nothing was done";
+    rap.until_line(&thread, lapsed).await;
+    rap.until_idle(&thread).await;
+    assert!(rap.listing("inbox").await.is_empty());
+    assert_eq!(tools.count(INVOKE), 0);
 }

@@ -13,6 +13,7 @@ mod census;
 mod due;
 mod filter;
 mod ledger;
+mod listings;
 mod once;
 mod read;
 mod rows;
@@ -45,10 +46,9 @@ pub(crate) use census::COUNTED;
 pub(crate) use due::{Doubtful, DueAnswer, Letters};
 pub(crate) use filter::ThreadFilter;
 pub(crate) use ledger::{DeliveryFilter, DeliveryRow, Fate, Kind, Line, Redelivery, prune_old};
+pub(crate) use listings::{Asked, CallRow, InboxItem, Listed, SubscriptionRow, TimerRow, Wanted};
 pub(crate) use once::Once;
-pub(crate) use read::{
-    Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadRow, TimerRow, ViewRow,
-};
+pub(crate) use read::{Page, SessionTool, ThreadRow, ViewRow};
 pub(crate) use thread::{NewThread, Thread, ThreadNo, fresh_id, random};
 
 const MIGRATIONS: &[&str] = &[include_str!("store/schema_1.sql")];

@@ -291,7 +291,7 @@ impl Rap {
     /// The rows of a listing such as `calls`.
     pub async fn listing(&self, name: &str) -> Vec<Value> {
         let rows = self.get(&format!("/v1/{name}")).await.expect(200);
-        rows.as_object().unwrap().values().next().unwrap().as_array().unwrap().clone()
+        rows.as_object().unwrap().values().find_map(Value::as_array).unwrap().clone()
     }
 
     /// The children of a thread, closed ones too.
