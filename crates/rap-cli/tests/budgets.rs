@@ -32,23 +32,16 @@ async fn a_session_without_a_budget_holds_what_comes_and_goes_on_when_it_is_lift
 }
 
 #[tokio::test]
-async fn children_spend_the_budget_of_their_session_and_are_resumed_with_it() {
+async fn children_spend_the_budget_of_their_session() {
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).limit("turns_per_hour = 2").start();
     let thread = rap.open("call spawn_thread {\"instructions\": \"say dug\"}").await;
     let child = rap.child(&thread).await;
-    // Three questions in all: two of the parent, one of the child. Whoever comes last waits.
-    support::until("somebody waits", async || {
-        let statuses =
-            [rap.thread(&thread).await["status"].clone(), rap.thread(&child).await["status"].clone()];
-        statuses.contains(&json!("needs_you")).then_some(())
-    })
-    .await;
-    let waits = if rap.thread(&thread).await["status"] == "needs_you" { &thread } else { &child };
-    rap.order(waits, "resume").await.expect(202);
+    // Three questions in all: two of the parent, and that of the child, which is counted last.
+    rap.until_status(&child, "needs_you").await;
     rap.until_idle(&thread).await;
-    rap.until_idle(&child).await;
-    assert!(rap.story(&child).await.iter().any(|line| line == "assistant: dug"));
+    rap.order(&child, "resume").await.expect(202);
+    rap.until_line(&child, "assistant: dug").await;
 }
 
 #[tokio::test]
@@ -126,4 +119,30 @@ async fn without_a_budget_only_a_model_that_talks_to_itself_is_paused() {
     rap.order(&thread, "resume").await.expect(202);
     rap.until(&thread, "paused again", |thread| thread["status"] == "needs_you" && thread["turn"] == 100)
         .await;
+}
+
+/// However many wait, each time it is lifted for as many questions as there are in the budget, and no more.
+#[tokio::test]
+async fn more_threads_than_the_budget_has_turns_go_on_one_after_the_other() {
+    let tools = Tools::start().await;
+    let mut rap = Setup::new().tools(&tools).limit("turns_in_total = 1").start();
+    let thread = rap.open("call spawn_thread {\"instructions\": \"say dug\"}\ncall spawn_thread {\"instructions\": \"say dug\"}").await;
+    rap.until(&thread, "two children", |thread| thread["children"] == 2).await;
+    let mut waiting = vec![thread.clone()];
+    waiting.extend(rap.children(&thread).await.iter().map(|child| child["id"].as_str().unwrap().to_owned()));
+    for left in (0..3).rev() {
+        for waits in &waiting {
+            assert_eq!(rap.thread(waits).await["status"], "needs_you");
+        }
+        rap.order(&waiting[0], "resume").await.expect(202);
+        rap = rap.restarted();
+        let mut still = Vec::new();
+        for waits in waiting {
+            let seen = rap.until(&waits, "idle or paused", |thread| thread["status"] != "running").await;
+            still.extend((seen["status"] == "needs_you").then_some(waits));
+        }
+        assert_eq!(still.len(), left);
+        waiting = still;
+    }
+    assert!(rap.story(&thread).await.last().unwrap().starts_with("assistant: spawn_thread: thread "));
 }

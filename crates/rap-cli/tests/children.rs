@@ -280,3 +280,30 @@ async fn closing_names_the_subscriptions_that_end_with_it() {
     assert!(story.iter().any(|line| line.ends_with("not called: the thread was closed")), "{story:?}");
     tools.notified(CLOSE, 1).await;
 }
+
+#[tokio::test]
+async fn whenever_the_runtime_is_killed_a_message_reaches_its_child_once() {
+    let tools = Tools::start().await;
+    let mut rap = Rap::start(&tools);
+    let thread = rap.open(&spawn("say here")).await;
+    let child = rap.child(&thread).await;
+    for number in 0..4 {
+        rap.until_idle(&thread).await;
+        let order = json!({"thread_id": child, "message": format!("say word {number}")});
+        rap.say(&thread, &format!("call send_message_to_child {order}")).await;
+        tokio::time::sleep(Duration::from_millis(3 * number)).await;
+        rap = rap.restarted();
+    }
+    let told = async |number: u64| {
+        let line = format!("user: say word {number}");
+        rap.story(&child).await.iter().filter(|told| **told == line).count()
+    };
+    for number in 0..4 {
+        until("the message", async || (told(number).await > 0).then_some(())).await;
+    }
+    rap.until_idle(&thread).await;
+    rap.until_idle(&child).await;
+    for number in 0..4 {
+        assert_eq!(told(number).await, 1, "{number}");
+    }
+}

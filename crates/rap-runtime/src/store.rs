@@ -484,12 +484,11 @@ impl Shared {
             status: next.status(),
         };
         let born = self.write_all(conn, &mut step, writes, now)?;
-        if let Some(spent) = spent {
-            budget::count(conn, &thread, spent, now)?;
-        }
         let receipt = Receipt { thread: thread.id.clone(), turn: next.turn };
         self.cache().put(Loaded { thread, head: next, version: version + 1 });
-        Ok(Some(Ran::Done([step].into_iter().chain(born).collect(), receipt)))
+        let steps = [step].into_iter().chain(born).collect();
+        let steps = if let Some(spent) = spent { self.spend(conn, steps, spent, now)? } else { steps };
+        Ok(Some(Ran::Done(steps, receipt)))
     }
 
     /// Writes everything but the head; gives the children that were born.
