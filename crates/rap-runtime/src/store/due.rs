@@ -8,7 +8,8 @@ use rusqlite::{Row, params};
 use serde_json::{Map, Value};
 
 use super::cache::Loaded;
-use super::read::{Asked, legible, open_question};
+use super::listings::{Asked, open_question};
+use super::read::legible;
 use super::rows::{self, call_id, id, unreadable};
 use super::thread::{Thread, ThreadNo};
 use super::{Error, Store};
