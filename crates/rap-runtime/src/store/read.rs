@@ -367,13 +367,7 @@ impl Store {
     /// What happens by itself: sleeps and schedules, time-outs of calls, and failed threads that ask again.
     pub(crate) async fn timers(&self, limit: usize) -> Result<Vec<TimerRow>, Error> {
         self.read(move |conn| {
-            let mut statement = conn.prepare_cached(
-                "SELECT t.id, c.id, c.name, c.until, \
-                        CASE WHEN c.server != ?2 THEN 0 WHEN c.state = 0 THEN 1 ELSE 2 END \
-                 FROM calls c JOIN threads t ON t.no = c.thread WHERE c.until IS NOT NULL \
-                 UNION ALL SELECT id, NULL, NULL, due, 3 FROM threads WHERE due IS NOT NULL AND status = 'failed' \
-                 ORDER BY 4 LIMIT ?1",
-            )?;
+            let mut statement = conn.prepare_cached(TIMERS)?;
             let timer = |row: &Row<'_>| {
                 let call: Option<String> = row.get(1)?;
                 Ok(TimerRow {
@@ -443,6 +437,13 @@ impl Store {
         .await
     }
 }
+
+/// Each kind comes in the order of its index.
+pub(super) const TIMERS: &str = "SELECT t.id, c.id, c.name, c.until, \
+                                 CASE WHEN c.server != ?2 THEN 0 WHEN c.state = 0 THEN 1 ELSE 2 END \
+                                 FROM calls c JOIN threads t ON t.no = c.thread WHERE c.until IS NOT NULL \
+                                 UNION ALL SELECT id, NULL, NULL, due, 3 FROM threads \
+                                 WHERE due IS NOT NULL AND status = 'failed' ORDER BY 4 LIMIT ?1";
 
 const THREAD_ROWS: &str = "SELECT t.no, t.id, t.parent, t.root, t.born_at, t.ancestors, t.incarnation, t.agent, \
                            t.user_id, t.title, t.created_at, t.version, t.head, t.source, p.id, r.id, t.updated_at, s.id \
