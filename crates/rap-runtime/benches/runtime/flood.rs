@@ -20,6 +20,22 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How many threads work on the events of one subscription at a time, as the runtime is configured.
 const AT_WORK: usize = 4;
 const WATCHER: &str = "watcher";
+/// What the thread is told, in order. A thread that events make is in its first turn.
+const GREETING: &str = "say hello";
+const SUBSCRIBE: &str = "call echo {\"text\": \"watch\"}";
+/// The same for a model that takes its time.
+const SLOWLY: &str = "[[turn]]\nsay = \"noted\"\nsleep = 0.5\n\
+                      [[turn]]\ncalls = [{name = \"echo\", arguments = {text = \"watch\"}}]\n\
+                      [[turn]]\nsay = \"hello\"\n";
+
+/// Who works on the events.
+#[derive(Clone, Copy)]
+pub enum Worker {
+    /// A model that reads them and answers at once.
+    Quick,
+    /// One that answers after half a second; so they wait, and their senders as well.
+    Slow,
+}
 
 /// What a flood of events costs.
 pub struct Flood {
@@ -37,16 +53,23 @@ pub struct Flood {
     pub together: usize,
 }
 
-pub async fn flood(data: &Path, events: u32) -> Outcome<Flood> {
+pub async fn flood(data: &Path, events: u32, worker: Worker) -> Outcome<Flood> {
     let (client, tool) = (client(), Process::echo()?);
     post_to(&client, format!("{}/hold", tool.url), Value::Null).await?;
-    let runtime = Process::obedient_runtime(data, &tool)?;
-    open_thread(&client, &runtime, WATCHER, "call echo {\"text\": \"watch\"}").await?;
+    let runtime = match worker {
+        Worker::Quick => Process::obedient_runtime(data, &tool)?,
+        Worker::Slow => Process::scripted_runtime(data, &tool, SLOWLY)?,
+    };
+    let is_idle = |thread: &Value| thread["status"] == "idle";
+    open_thread(&client, &runtime, WATCHER, GREETING).await?;
+    until(&client, &runtime, WATCHER, is_idle).await?;
+    let messages = format!("{}/v1/threads/{WATCHER}/messages", runtime.url);
+    post_to(&client, messages, json!({"text": SUBSCRIBE})).await?;
     let mut held = held_call(&client, &tool).await?;
     held["result"]["subscription"] = true.into();
     let url = held["callback_url"].as_str().ok_or("no callback URL")?.to_owned();
     post_to(&client, url.clone(), held["result"].clone()).await?;
-    until(&client, &runtime, WATCHER, |thread| thread["status"] == "idle").await?;
+    until(&client, &runtime, WATCHER, is_idle).await?;
     let source = Source { client, url: Url::parse(&url)?, call: held["result"]["id"].clone() };
 
     let before = runtime.resident_bytes()?;

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use bench::{Figure, Outcome, Scale};
 use crowd::{Sleeping, Timers};
-use flood::Flood;
+use flood::{Flood, Worker};
 use process::Process;
 use trips::Long;
 
@@ -84,14 +84,16 @@ async fn measure(scale: Scale) -> Outcome<()> {
     eprintln!("{timers} timers …");
     let timed = crowd::timers(&data.join("timers"), sizes).await?;
     eprintln!("{events} events …");
-    let flooded = flood::flood(&data.join("flood"), *events).await?;
+    let quick = flood::flood(&data.join("quick"), *events, Worker::Quick).await?;
+    let slow = flood::flood(&data.join("slow"), *events, Worker::Slow).await?;
 
     Figure::print_heading();
     let mut met = round_trips.print();
     met.extend(long.print(sizes));
     met.extend(slept.print(sizes));
     met.extend(timed.print(sizes));
-    met.extend(flooded.print(sizes));
+    met.extend(quick.print("a model that answers at once", sizes));
+    met.extend(slow.print("a model that takes 500 ms", sizes));
     scale.judge(&met)
 }
 
@@ -182,11 +184,11 @@ impl Timers {
 }
 
 impl Flood {
-    fn print(&self, sizes: &Sizes) -> Vec<bool> {
+    fn print(&self, worker: &str, sizes: &Sizes) -> Vec<bool> {
         let Flood { per_second, elapsed, refused, before, tenth, peak, children, together } = self;
         println!(
-            "{} events of one subscription: {per_second:.0} taken per second, {refused} times one was told to come \
-             back; worked off after {elapsed:.1?} by {children} threads, {together} at a time; none lost, none twice",
+            "{} events for {worker}: {per_second:.0} taken per second, {refused} times one was told to come back; \
+             worked off after {elapsed:.1?} by {children} threads, {together} at a time; none lost, none twice",
             sizes.events,
         );
         let added = peak.saturating_sub(*before);

@@ -69,8 +69,13 @@ impl Process {
 
     /// Its model calls the tool in every turn.
     pub fn busy_runtime(data: &Path, tool: &Process) -> Outcome<Process> {
+        Process::scripted_runtime(data, tool, CALLS)
+    }
+
+    /// Its model follows a script.
+    pub fn scripted_runtime(data: &Path, tool: &Process, script: &str) -> Outcome<Process> {
         std::fs::create_dir_all(data)?;
-        std::fs::write(data.join(SCRIPT), CALLS)?;
+        std::fs::write(data.join(SCRIPT), script)?;
         Process::start("runtime", data, &tool.url, "127.0.0.1:0")
     }
 
