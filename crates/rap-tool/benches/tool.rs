@@ -25,6 +25,10 @@ use tokio::net::{TcpListener, TcpStream};
 /// The most that the waiting subscriptions may take of the memory.
 const SUBSCRIPTION_BYTES: u64 = 200_000_000;
 
+/// As in the `rap` binary. The router has it as well.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// How much of each is done.
 struct Sizes {
     sync: Duration,

@@ -3,17 +3,23 @@
 //! The journal decides nothing about the life of a call: it loads a head, asks [`rules::step`], and writes all
 //! that follows at once. It never stores a callback URL in the clear, and forgets it when the call is settled.
 
+pub(crate) mod keys;
 mod letter;
 pub(crate) mod outbox;
 pub(crate) mod questions;
 pub(crate) mod recovery;
 pub(crate) mod threads;
 
+use std::sync::{Arc, Mutex, MutexGuard};
+
 use rap_io::secret_box::Key;
 use rap_protocol::{Address, CallId, CallbackUrl, Invocation, ThreadId, Timestamp, UserId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value};
 use url::Url;
+
+use keys::Keys;
+use threads::{Expired, LookedUpTo};
 
 use crate::auth::Caller;
 use crate::rules::{self, Dropped, Head, Ignored, Input, Kind, Post, State};
@@ -86,11 +92,12 @@ impl Applied {
     }
 }
 
-/// What it takes to keep the journal: its key and its bounds.
-#[derive(Clone)]
+/// What it takes to keep the journal: its key, its bounds, and which call is which.
 pub(crate) struct Book {
     pub(crate) key: Key,
     pub(crate) most_events: u32,
+    /// Only used by jobs of the writer.
+    pub(crate) keys: Arc<Mutex<Keys>>,
 }
 
 type Result<T> = rusqlite::Result<T>;
@@ -121,6 +128,50 @@ impl Book {
             caller,
             address,
         }
+    }
+
+    /// Whether a call is already known.
+    pub(crate) fn knows(&self, db: &Connection, identity: &Identity) -> Result<bool> {
+        Ok(self.keys().find(db, identity)?.is_some())
+    }
+
+    /// Writes down a call as running, if it is new.
+    pub(crate) fn insert(&self, db: &Connection, call: &NewCall, now: Timestamp) -> Result<Option<Seq>> {
+        let mut keys = self.keys();
+        if keys.find(db, &call.identity)?.is_some() {
+            return Ok(None);
+        }
+        let seq = insert(db, call, now)?;
+        keys.add(db, call.identity, seq)?;
+        Ok(Some(seq))
+    }
+
+    /// The call of this identity, if its handler has not finished.
+    pub(crate) fn unfinished_call(&self, db: &Connection, identity: &Identity) -> Result<Option<StoredCall>> {
+        let call = self.keys().find(db, identity)?;
+        call.map_or(Ok(None), |call| recovery::unfinished_call(db, call))
+    }
+
+    /// Forgets some of the calls that were settled before `before`; how many.
+    pub(crate) fn forget_settled(&self, db: &Connection, before: Timestamp, most: u32) -> Result<usize> {
+        let forgotten = recovery::forget_settled(db, before, most)?;
+        self.keys().remove(db, &forgotten)?;
+        Ok(forgotten.len())
+    }
+
+    /// Looks on for threads that have expired.
+    pub(crate) fn expired(
+        &self,
+        db: &Connection,
+        after: LookedUpTo,
+        before: Timestamp,
+        most: u32,
+    ) -> Result<Expired> {
+        threads::expired(db, &mut self.keys(), (after, before), most)
+    }
+
+    fn keys(&self) -> MutexGuard<'_, Keys> {
+        self.keys.lock().expect("bug: nothing panics under a lock")
     }
 
     /// A call is known by its caller, callback URL, thread and id: two runtimes never meet.
@@ -240,7 +291,7 @@ impl Book {
         call: &CallId,
         now: Timestamp,
     ) -> Result<Option<Vec<(Seq, Applied)>>> {
-        let seqs = alive(db, &self.call_key(caller, thread, call))?;
+        let seqs = self.alive(db, &self.call_key(caller, thread, call))?;
         let mut applied = Vec::new();
         for seq in &seqs {
             applied.extend(self.step(db, *seq, Input::Cancelled, now)?.ok().map(|done| (*seq, done)));
@@ -257,11 +308,12 @@ impl Book {
         now: Timestamp,
     ) -> Result<Option<Vec<(Seq, Applied)>>> {
         let key = self.thread_key(caller, thread);
-        if !threads::begin_closing(db, &key, caller, thread, now)? {
+        let last_call = threads::last_call(db, &mut self.keys(), &key)?;
+        if !threads::begin_closing(db, &key, last_call, (caller, thread), now)? {
             return Ok(None);
         }
         let mut applied = Vec::new();
-        for seq in alive(db, &key)? {
+        for seq in self.alive(db, &key)? {
             applied.extend(self.step(db, seq, Input::Closed, now)?.ok().map(|done| (seq, done)));
         }
         Ok(Some(applied))
@@ -296,22 +348,27 @@ impl Book {
         thread: &ThreadId,
         call: &CallId,
     ) -> Result<bool> {
-        Ok(!alive(db, &self.call_key(caller, thread, call))?.is_empty())
+        Ok(!self.alive(db, &self.call_key(caller, thread, call))?.is_empty())
+    }
+
+    /// The calls whose identity begins so and that are not settled.
+    fn alive(&self, db: &Connection, key: &[u8]) -> Result<Vec<Seq>> {
+        let mut statement = db.prepare_cached("SELECT 1 FROM calls WHERE seq = ?1 AND state < 3")?;
+        let mut alive = Vec::new();
+        for call in self.keys().beginning_with(db, key)? {
+            if statement.exists([call])? {
+                alive.push(call);
+            }
+        }
+        Ok(alive)
     }
 }
 
-/// Whether a call is already known.
-pub(crate) fn knows(db: &Connection, identity: &[u8; 32]) -> Result<bool> {
-    db.prepare_cached("SELECT 1 FROM calls WHERE key = ?1")?.exists([identity])
-}
-
-/// Writes down a call as running, if it is new.
-pub(crate) fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<Option<Seq>> {
-    let inserted = db.prepare_cached(
+fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<Seq> {
+    db.prepare_cached(
         "INSERT INTO calls (key, caller, thread, call_id, secondary_id, operation, arguments, callback, origin,
                             user_id, ancestors, state, accepted_at)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, ?12)
-         ON CONFLICT (key) DO NOTHING",
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, ?12)",
     )?
     .execute(params![
         call.identity,
@@ -327,7 +384,7 @@ pub(crate) fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<
         call.ancestors,
         now.0,
     ])?;
-    Ok((inserted > 0).then(|| db.last_insert_rowid()))
+    Ok(db.last_insert_rowid())
 }
 
 /// Everything about a call that a step reads or writes.
@@ -408,22 +465,6 @@ fn save(
         questions::forget(db, row.seq)?;
     }
     Ok(())
-}
-
-/// The calls whose identity begins so and that are not settled.
-fn alive(db: &Connection, key: &[u8]) -> Result<Vec<Seq>> {
-    let (from, to) = range(key);
-    db.prepare_cached("SELECT seq FROM calls WHERE key BETWEEN ?1 AND ?2 AND state < 3")?
-        .query_map(params![from, to], |row| row.get(0))?
-        .collect()
-}
-
-/// The first and the last identity that begin so.
-fn range(key: &[u8]) -> (Identity, Identity) {
-    let (mut from, mut to) = ([0; 32], [0xff; 32]);
-    from[..key.len()].copy_from_slice(key);
-    to[..key.len()].copy_from_slice(key);
-    (from, to)
 }
 
 fn state(number: u8) -> State {

@@ -18,7 +18,7 @@ CREATE INDEX closings_by_age ON closings (closed_at);
 
 CREATE TABLE calls (
     seq          INTEGER PRIMARY KEY AUTOINCREMENT,
-    key          BLOB NOT NULL UNIQUE,  -- see `Identity`: begins with the thread's, then the call's
+    key          BLOB NOT NULL,         -- see `Identity`: begins with the thread's, then the call's
     caller       BLOB NOT NULL,
     thread       TEXT NOT NULL,
     call_id      TEXT NOT NULL,
@@ -45,6 +45,12 @@ CREATE TABLE calls (
 CREATE INDEX calls_to_run ON calls (seq) WHERE state < 2;
 CREATE INDEX calls_to_deliver ON calls (origin, deliver_at) WHERE deliver_at IS NOT NULL;
 CREATE INDEX calls_settled ON calls (settled_at) WHERE state = 3;
+
+-- The calls by their keys, up to the one that `meta` names; later ones may be missing (see keys.rs).
+CREATE TABLE call_keys (
+    key  BLOB PRIMARY KEY,
+    call INTEGER NOT NULL
+) WITHOUT ROWID;
 
 CREATE TABLE outbox (
     seq        INTEGER PRIMARY KEY AUTOINCREMENT,

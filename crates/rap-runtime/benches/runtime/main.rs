@@ -23,6 +23,10 @@ use flood::{Flood, Worker};
 use process::Process;
 use trips::Long;
 
+/// As in the `rap` binary.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// The most that a flood of events may add to the memory, however many they are.
 const FLOOD_BYTES: u64 = 100_000_000;
 /// The most that may be added by threads and timers that wait.

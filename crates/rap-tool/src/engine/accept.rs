@@ -14,7 +14,7 @@ use rusqlite::Connection;
 
 use super::{Engine, Run, lock};
 use crate::auth::Caller;
-use crate::journal::{self, Applied, NewCall, Seq, StoredCall, recovery};
+use crate::journal::{Applied, NewCall, Seq, StoredCall};
 use crate::rules::{Input, Returned};
 
 /// How long the sender of a notification waits until it is written.
@@ -168,11 +168,11 @@ impl Engine {
     fn write_down(self: &Arc<Self>, db: &Connection, incoming: Incoming) -> rusqlite::Result<Entry> {
         let Incoming { call, run, what } = incoming;
         let now = self.now();
-        if matches!(what, What::Sound { stale: true, .. }) && !journal::knows(db, &call.identity)? {
+        if matches!(what, What::Sound { stale: true, .. }) && !self.book.knows(db, &call.identity)? {
             return Ok(Entry::Stale);
         }
-        let Some(seq) = journal::insert(db, &call, now)? else {
-            let orphan = recovery::unfinished_call(db, &call.identity)?;
+        let Some(seq) = self.book.insert(db, &call, now)? else {
+            let orphan = self.book.unfinished_call(db, &call.identity)?;
             let orphan = orphan.filter(|stored| !lock(&self.runs).contains_key(&stored.seq));
             return Ok(orphan.map_or(Entry::Repeat, |stored| {
                 let registered = Registered::new(self, stored.seq, run);

@@ -21,6 +21,7 @@ use super::{CloseHook, Engine, Offered, Outgoing, States, metrics};
 use crate::auth::Callers;
 use crate::clock::Clock;
 use crate::error::ServeError;
+use crate::journal::keys::Keys;
 use crate::journal::{Book, MIGRATIONS};
 use crate::limits::Limits;
 use crate::rate::{Limiter, Rate};
@@ -28,11 +29,6 @@ use crate::rate::{Limiter, Rate};
 /// How many jobs share a commit. With more, the writer and those who talk HTTP wait for each other in turns: of 64
 /// connections, half are being written while the others are being answered.
 const BATCH_JOBS: usize = 32;
-
-/// How long the journal's log grows until it is carried over, in pages of 4 KiB. Calls come in no order of their keys,
-/// so nearly each one changes a page of its own; the longer the log, the more of them share one that is carried over.
-/// What it costs is the time to read it after a crash, about a millisecond per megabyte.
-const CHECKPOINT_PAGES: i64 = 32_000;
 
 /// How often the metrics may be read.
 const SCRAPES: Rate = Rate::new(2, 20);
@@ -78,14 +74,17 @@ pub(crate) fn open(parts: Parts, place: Place) -> Result<Arc<Engine>, ServeError
     let virtual_time = place.clock.is_virtual();
     let open = move || {
         let db = open_sqlite(&path)?;
-        db.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
         if virtual_time {
             // A test that crashes its server does not pull the plug.
             db.pragma_update(None, "synchronous", "OFF")?;
         }
         Ok(db)
     };
-    let mut writer = Writer::start(open, WriterLimits { batch_jobs: BATCH_JOBS, ..WriterLimits::default() })
+    let keys = Arc::<Mutex<Keys>>::default();
+    let lost = Arc::clone(&keys);
+    let on_lost = move || super::lock(&lost).forget();
+    let batches = WriterLimits { batch_jobs: BATCH_JOBS, ..WriterLimits::default() };
+    let mut writer = Writer::start_watched(open, batches, on_lost)
         .map_err(|error| ServeError::Journal(error.to_string()))?;
     if virtual_time {
         writer = writer.holding_the_clock();
@@ -102,7 +101,7 @@ pub(crate) fn open(parts: Parts, place: Place) -> Result<Arc<Engine>, ServeError
         notified: Arc::new(Semaphore::new(NOTIFICATIONS)),
         calls: Arc::new(Semaphore::new(limits.calls)),
         subscriptions: Arc::new(Semaphore::new(limits.subscriptions)),
-        book: Book { key, most_events: limits.waiting_events },
+        book: Book { key, most_events: limits.waiting_events, keys },
         writer,
         outgoing: place.outgoing,
         clock: place.clock,

@@ -128,7 +128,7 @@ impl Engine {
         let before = now.minus(self.limits.thread_ttl);
         loop {
             let close_page = move |engine: &Engine, db: &Connection| {
-                let expired = threads::expired(db, after, before, AT_ONCE)?;
+                let expired = engine.book.expired(db, after, before, AT_ONCE)?;
                 for (caller, thread) in &expired.threads {
                     engine.book.close(db, caller, thread, now)?;
                 }
@@ -147,7 +147,7 @@ impl Engine {
     }
 
     async fn forget_settled(self: &Arc<Self>, before: Timestamp) {
-        while self.write(move |_, db| recovery::forget_settled(db, before, AT_ONCE)).await
+        while self.write(move |engine, db| engine.book.forget_settled(db, before, AT_ONCE)).await
             == Some(AT_ONCE as usize)
         {
             tokio::task::yield_now().await;

@@ -3,7 +3,7 @@
 use rap_protocol::Timestamp;
 use rusqlite::{Connection, Row, params};
 
-use super::{Result, Seq, StoredCall, id, json, optional_id};
+use super::{Identity, Result, Seq, StoredCall, id, json, optional_id};
 use crate::auth::Caller;
 use crate::rules::State;
 
@@ -16,10 +16,10 @@ pub(crate) fn unfinished(db: &Connection, after: Seq, most: u32) -> Result<Vec<S
     db.prepare_cached(&sql)?.query_map(params![after, most], stored_call)?.collect()
 }
 
-/// The call of this identity, if its handler has not finished.
-pub(crate) fn unfinished_call(db: &Connection, identity: &[u8; 32]) -> Result<Option<StoredCall>> {
-    let sql = format!("SELECT {STORED_CALL} FROM calls WHERE key = ?1 AND state < 2");
-    db.prepare_cached(&sql)?.query_map([identity], stored_call)?.next().transpose()
+/// A call, if its handler has not finished.
+pub(super) fn unfinished_call(db: &Connection, call: Seq) -> Result<Option<StoredCall>> {
+    let sql = format!("SELECT {STORED_CALL} FROM calls WHERE seq = ?1 AND state < 2");
+    db.prepare_cached(&sql)?.query_map([call], stored_call)?.next().transpose()
 }
 
 fn stored_call(row: &Row<'_>) -> Result<StoredCall> {
@@ -51,10 +51,12 @@ pub(crate) fn stopped_in_order(db: &Connection) -> Result<()> {
     Ok(())
 }
 
-/// Forgets some of the calls that were settled before `before`; how many.
-pub(crate) fn forget_settled(db: &Connection, before: Timestamp, most: u32) -> Result<usize> {
+/// Forgets some of the calls that were settled before `before`; which.
+pub(super) fn forget_settled(db: &Connection, before: Timestamp, most: u32) -> Result<Vec<Identity>> {
     db.prepare_cached(
-        "DELETE FROM calls WHERE seq IN (SELECT seq FROM calls WHERE state = ?1 AND settled_at < ?2 LIMIT ?3)",
+        "DELETE FROM calls WHERE seq IN (SELECT seq FROM calls WHERE state = ?1 AND settled_at < ?2 LIMIT ?3)
+         RETURNING key",
     )?
-    .execute(params![State::Settled as u8, before.0, most])
+    .query_map(params![State::Settled as u8, before.0, most], |row| row.get(0))?
+    .collect()
 }

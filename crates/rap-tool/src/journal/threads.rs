@@ -7,18 +7,19 @@ use std::collections::HashSet;
 use rap_protocol::{ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::{Result, Seq, id, range};
+use super::keys::Keys;
+use super::{Identity, Result, Seq, id};
 use crate::auth::Caller;
 
 /// Notes that a thread is being closed, until [`cleared`]. Whether it was open.
 pub(super) fn begin_closing(
     db: &Connection,
     key: &[u8; 8],
-    caller: &Caller,
-    thread: &ThreadId,
+    last_call: Option<Seq>,
+    (caller, thread): (&Caller, &ThreadId),
     now: Timestamp,
 ) -> Result<bool> {
-    let Some(last_call) = last_call(db, key)? else { return Ok(false) };
+    let Some(last_call) = last_call else { return Ok(false) };
     let closed = db
         .prepare_cached(
             "INSERT INTO closings (thread_key, caller, thread, last_call, pending, closed_at)
@@ -30,10 +31,9 @@ pub(super) fn begin_closing(
     Ok(closed > 0)
 }
 
-fn last_call(db: &Connection, key: &[u8; 8]) -> Result<Option<Seq>> {
-    let (from, to) = range(key);
-    db.prepare_cached("SELECT max(seq) FROM calls WHERE key BETWEEN ?1 AND ?2")?
-        .query_row(params![from, to], |row| row.get(0))
+/// The latest call of a thread.
+pub(super) fn last_call(db: &Connection, keys: &mut Keys, key: &[u8; 8]) -> Result<Option<Seq>> {
+    Ok(keys.beginning_with(db, key)?.into_iter().max())
 }
 
 /// What belongs to a thread has been cleared away, unless it was closed once more since this closing.
@@ -74,8 +74,13 @@ pub(crate) struct Expired {
 
 /// Looks on at calls that were settled before `before`. The thread of one of them has expired if all its calls were
 /// settled by then, and it was not closed meanwhile.
-pub(crate) fn expired(db: &Connection, after: LookedUpTo, before: Timestamp, most: u32) -> Result<Expired> {
-    let old: Vec<(LookedUpTo, [u8; 32], Caller, ThreadId)> = db
+pub(super) fn expired(
+    db: &Connection,
+    keys: &mut Keys,
+    (after, before): (LookedUpTo, Timestamp),
+    most: u32,
+) -> Result<Expired> {
+    let old: Vec<(LookedUpTo, Identity, Caller, ThreadId)> = db
         .prepare_cached(
             "SELECT settled_at, seq, key, caller, thread FROM calls
              WHERE state = 3 AND (settled_at, seq) > (?1, ?2) AND settled_at < ?3 ORDER BY settled_at, seq LIMIT ?4",
@@ -90,23 +95,27 @@ pub(crate) fn expired(db: &Connection, after: LookedUpTo, before: Timestamp, mos
     let (mut seen, mut threads) = (HashSet::new(), Vec::new());
     for (_, identity, caller, thread) in old {
         let key: [u8; 8] = *identity.first_chunk().expect("bug: 32 bytes");
-        if seen.insert(key) && is_open(db, &key)? && !is_used_since(db, &key, before)? {
+        if !seen.insert(key) {
+            continue;
+        }
+        let calls = keys.beginning_with(db, &key)?;
+        let is_open = calls.iter().copied().max() > last_closing(db, &key)?;
+        if is_open && !are_used_since(db, &calls, before)? {
             threads.push((caller, thread));
         }
     }
     Ok(Expired { threads, up_to, is_full })
 }
 
-fn is_open(db: &Connection, key: &[u8; 8]) -> Result<bool> {
-    Ok(last_call(db, key)? > last_closing(db, key)?)
-}
-
-fn is_used_since(db: &Connection, key: &[u8; 8], before: Timestamp) -> Result<bool> {
-    let (from, to) = range(key);
-    db.prepare_cached(
-        "SELECT 1 FROM calls WHERE key BETWEEN ?1 AND ?2 AND (state < 3 OR settled_at >= ?3) LIMIT 1",
-    )?
-    .exists(params![from, to, before.0])
+fn are_used_since(db: &Connection, calls: &[Seq], before: Timestamp) -> Result<bool> {
+    let mut statement =
+        db.prepare_cached("SELECT 1 FROM calls WHERE seq = ?1 AND (state < 3 OR settled_at >= ?2)")?;
+    for call in calls {
+        if statement.exists(params![call, before.0])? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Forgets closings that no call is left of.
