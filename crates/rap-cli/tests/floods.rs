@@ -130,19 +130,22 @@ async fn a_flood_over_crashes_loses_no_event_and_repeats_none() {
     all_heard(&rap, &thread, events).await;
 }
 
-#[tokio::test]
-async fn what_waits_is_shown_and_survives_a_crash() {
-    let tools = Tools::start().await;
-    // Whoever is asked for the first time subscribes: the first child waits for its confirmation, and keeps its place.
-    let setup = Setup::new().tools(&tools).limit("event_children_per_subscription = 1");
+/// A subscription and a child of it that keeps the only place: whoever is asked for the first time subscribes, and the
+/// child waits for its confirmation.
+async fn occupied(setup: Setup, tools: &Tools) -> (Rap, String, Call, String) {
+    let setup = setup.tools(tools).limit("event_children_per_subscription = 1");
     let rap = setup.start_with_script(SUBSCRIBES);
-    let thread = rap.open("go").await;
-    let watch = tools.invocation().await;
-    watch.confirms("watching").await;
-    rap.until_idle(&thread).await;
+    let (thread, watch) = watcher(&rap, tools).await;
     watch.says(&watch.event("event first")).await;
     let busy = rap.child(&thread).await;
     tools.invocation().await;
+    (rap, thread, watch, busy)
+}
+
+#[tokio::test]
+async fn what_waits_is_shown_and_survives_a_crash() {
+    let tools = Tools::start().await;
+    let (rap, thread, watch, busy) = occupied(Setup::new(), &tools).await;
     for number in 0..3 {
         watch.says(&watch.event(&format!("event {number}"))).await;
     }
@@ -154,4 +157,19 @@ async fn what_waits_is_shown_and_survives_a_crash() {
     assert_eq!(rap.listing("subscriptions").await[0]["waiting"], 0);
     let (heard, _) = heard(&rap, &thread).await;
     assert_eq!(heard.into_keys().collect::<Vec<_>>(), ["0", "1", "2", "first"]);
+}
+
+#[tokio::test]
+async fn a_few_large_events_are_as_much_as_many_small_ones() {
+    let tools = Tools::start().await;
+    let setup = Setup::new().limit("held_bytes_per_thread = \"64KiB\"");
+    let (rap, thread, watch, busy) = occupied(setup, &tools).await;
+    let large = watch.event(&format!("event {}", "x".repeat(40 * 1024)));
+    watch.says(&large).await;
+    watch.says(&large).await;
+    watch.post(&large).await.expect_refusal(503);
+    watch.post(&watch.event("event small")).await.expect_refusal(503);
+    rap.close(&busy).await;
+    until("the second child", async || (rap.children(&thread).await.len() == 2).then_some(())).await;
+    watch.says(&large).await;
 }
