@@ -33,6 +33,7 @@ pub fn narrow() -> Limits {
         subscriptions: 2,
         open_calls: 3,
         held: 2,
+        held_bytes: 1 << 20,
         questions: 2,
         children: 1,
         event_children: 1,
