@@ -27,7 +27,7 @@ impl Stepping<'_> {
         }
         let at = self.backlog_of(subscription)?;
         let bears = self.has_place(at) && self.head.backlogs[at].held.is_empty();
-        if !bears && self.head.backlogs[at].held.inputs >= self.limits.held {
+        if !bears && self.head.backlogs[at].held.is_full(self.limits) {
             return Err(Ignored::Full("too many events wait for a child"));
         }
         let arguments = Arguments::Echo {
@@ -41,11 +41,7 @@ impl Stepping<'_> {
             return Ok(());
         }
         let (now, call) = (self.now, subscription.id.clone());
-        let held = &mut self.head.backlogs[at].held;
-        let first = held.next;
-        held.inputs += 1;
-        held.since.get_or_insert(now);
-        held.next += items.len() as u64;
+        let first = self.head.backlogs[at].held.add(&items, now);
         let shelve = |(no, item)| Write::Shelve { call: call.clone(), no, entry: Entry { at: now, item } };
         self.writes.extend((first..).zip(items).map(shelve));
         Ok(())

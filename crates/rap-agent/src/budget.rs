@@ -71,17 +71,19 @@ impl Head {
 }
 
 impl Amounts {
-    /// What a step spends: its own question, and the first ones of the children that it bears. Tokens are known when
-    /// they are spent.
-    pub fn of(before: &Head, step: &Step) -> Amounts {
+    /// What a step spends, question by question: its own one, if it asks, and what an answer has cost; then the first
+    /// one of each child that it bears. Tokens are known when they are spent.
+    pub fn of(before: &Head, step: &Step) -> Vec<Amounts> {
         let asked = step.effects.iter().any(|effect| matches!(effect, Effect::Ask { .. }));
-        let born = step.writes.iter().filter(|write| matches!(write, Write::Born { .. })).count() as u64;
         let read_and_written = |head: &Head| head.usage.input.saturating_add(head.usage.output);
-        Amounts {
-            turns: u64::from(asked) + born,
+        let own = Amounts {
+            turns: u64::from(asked),
             tokens: read_and_written(&step.head).saturating_sub(read_and_written(before)),
-            wakes: u64::from(asked && is_woken(before, &step.head)) + born,
-        }
+            wakes: u64::from(asked && is_woken(before, &step.head)),
+        };
+        let births = step.writes.iter().filter(|write| matches!(write, Write::Born { .. }));
+        let birth = |_| Amounts { turns: 1, tokens: 0, wakes: 1 };
+        [own].into_iter().chain(births.map(birth)).collect()
     }
 }
 
@@ -121,8 +123,13 @@ impl Spending {
         Spending { hour_began: now, hour: Amounts::default(), total: Amounts::default() }
     }
 
-    /// Counts what was spent at a time.
-    pub fn count(&mut self, spent: Amounts, now: Timestamp) {
+    /// Counts what is spent at a time. If that is beyond the budget, says why the question must not be asked.
+    pub fn spend(&mut self, spent: Amounts, budgets: &Budgets, now: Timestamp) -> Option<String> {
+        self.count(spent, now);
+        self.exceeds(budgets, now)
+    }
+
+    fn count(&mut self, spent: Amounts, now: Timestamp) {
         self.pass_time(now);
         for amounts in [&mut self.hour, &mut self.total] {
             amounts.turns = amounts.turns.saturating_add(spent.turns);
@@ -132,7 +139,7 @@ impl Spending {
     }
 
     /// Why the model may not be asked at this time, for people; nothing, if it may.
-    pub fn exceeds(mut self, budgets: &Budgets, now: Timestamp) -> Option<String> {
+    fn exceeds(mut self, budgets: &Budgets, now: Timestamp) -> Option<String> {
         self.pass_time(now);
         let total = budgets.in_total.passed(&self.total).map(|(name, bound)| (name, bound, "in total"));
         let hour = budgets.per_hour.passed(&self.hour).map(|(name, bound)| (name, bound, "in this hour"));

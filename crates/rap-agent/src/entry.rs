@@ -192,6 +192,11 @@ impl Item {
         Item::Notice { text: text.into() }
     }
 
+    /// How large it is where it is stored.
+    pub(crate) fn bytes(&self) -> u64 {
+        serde_json::to_vec(self).map_or(0, |json| json.len() as u64)
+    }
+
     /// A result of which the runtime is the author.
     pub fn made(call_id: CallId, text: impl Into<String>) -> Item {
         Item::Result { call_id, content: Body::Text(text.into()), display: Vec::new(), synthetic: true }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::{Budgets, Seq, words};
+use crate::{Budgets, Item, Seq, words};
 
 /// What a thread is besides its history and its held input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -292,6 +292,9 @@ pub struct Held {
     pub next: u64,
     /// How many inputs they came from.
     pub inputs: u32,
+    /// How large they are, in bytes.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub bytes: u64,
     /// When the oldest came.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
@@ -313,6 +316,21 @@ impl Held {
     /// How many entries are held.
     pub fn entries(&self) -> u64 {
         self.next - self.first
+    }
+
+    /// Whether there is no room for another input. The last one that finds room may be as large as any.
+    pub fn is_full(&self, limits: &Limits) -> bool {
+        self.inputs >= limits.held || self.bytes >= limits.held_bytes
+    }
+
+    /// One more input; the number of its first entry.
+    pub(crate) fn add(&mut self, items: &[Item], now: Timestamp) -> u64 {
+        let first = self.next;
+        self.inputs += 1;
+        self.bytes += items.iter().map(Item::bytes).sum::<u64>();
+        self.since.get_or_insert(now);
+        self.next += items.len() as u64;
+        first
     }
 }
 
@@ -474,8 +492,10 @@ pub struct Limits {
     pub subscriptions: usize,
     /// Open calls, those with a placeholder included.
     pub open_calls: usize,
-    /// Inputs held, in each of the two queues.
+    /// Inputs held, in each of the two queues, and events of each subscription that wait for a child.
     pub held: u32,
+    /// How large they may be together, in bytes. Whoever takes them up reads them all at once.
+    pub held_bytes: u64,
     /// Questions that wait for a person.
     pub questions: usize,
     /// Children that are not closed.
@@ -506,6 +526,7 @@ impl Default for Limits {
             subscriptions: 32,
             open_calls: 128,
             held: 1000,
+            held_bytes: 16 * 1024 * 1024,
             questions: 64,
             children: 64,
             event_children: 4,

@@ -427,20 +427,12 @@ impl Stepping<'_> {
             Queue::Queued => &self.head.queued,
         };
         let idle = self.head.phase == Phase::Idle;
-        if idle || held.inputs < self.limits.held {
-            Ok(())
-        } else {
-            Err(Ignored::Full("too much input is held"))
-        }
+        if idle || !held.is_full(self.limits) { Ok(()) } else { Err(Ignored::Full("too much input is held")) }
     }
 
     pub(crate) fn hold(&mut self, queue: Queue, items: Vec<Item>) {
         let at = self.now;
-        let held = self.held(queue);
-        held.inputs += 1;
-        held.since.get_or_insert(at);
-        let first = held.next;
-        held.next += items.len() as u64;
+        let first = self.held(queue).add(&items, at);
         let write = |(no, item)| Write::Hold { queue, no, entry: Entry { at, item } };
         self.writes.extend((first..).zip(items).map(write));
     }

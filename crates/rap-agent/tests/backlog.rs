@@ -32,6 +32,38 @@ fn a_flood_costs_one_child_at_a_time_and_loses_nothing() {
     );
 }
 
+/// Whoever takes them up reads them all at once, so a few large ones are as much as many small ones.
+#[test]
+fn what_waits_is_bounded_by_its_size_as_well() {
+    let room_for_one = Limits { held: 100, held_bytes: 1, ..narrow() };
+    check_with(
+        room_for_one.clone(),
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: s                  -> waiting; assistant [s]; open s; invoke s
+        subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
+        answer done:               -> idle; assistant done
+        event s: a, child          -> idle; born t1 at 4 (asking 1, assistant [rap_1 interrupt:s (subscription remains active)], rap_1: a, runtime you are a thread of your own, made for t…)
+        event s: b, child          -> idle; shelve of s assistant [rap_2 interrupt:s (subscription remains active)]; shelve of s rap_2: b
+        event s: c, child          -> ignored: Full(too many events wait for a child)
+        child closed t1            -> idle; born t2 at 4 (asking 1, 2 from the shelf of s, runtime you are a thread of your own, made for t…)
+        event s: c, child          -> idle; shelve of s assistant [rap_3 interrupt:s (subscription remains active)]; shelve of s rap_3: c
+        ",
+    );
+    check_with(
+        room_for_one,
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: s a                -> waiting; assistant [s a]; open s; open a; invoke s; invoke a
+        subscribed s: ok           -> waiting; settle s Subscribed; s: ok
+        event s: b                 -> waiting; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: b
+        event s: c                 -> ignored: Full(too much input is held)
+        returned a: 1              -> asking 2; settle a Returned; a: 1; release 2 Held; ask 2
+        event s: c                 -> asking 2; hold assistant [rap_2 interrupt:s (subscription remains active)]; hold rap_2: c
+        ",
+    );
+}
+
 #[test]
 fn a_final_event_lets_what_waits_drain() {
     check(

@@ -1,5 +1,5 @@
 //! What a step spends of its session's budget, and who goes on when it is lifted. A line is `message -> turns, tokens,
-//! wakes`.
+//! wakes`, and behind a `+` the same for each child.
 
 #[allow(dead_code, reason = "each test program uses another part of this")]
 mod notation;
@@ -68,11 +68,11 @@ fn a_child_spends_its_first_question_with_its_birth() {
     check_spending(
         "
         said hi                    -> 1, 0, 1
-        answer: s p=spawn(dig)     -> 1, 0, 1
+        answer: s p=spawn(dig)     -> 0, 0, 0 + 1, 0, 1
         subscribed s: ok           -> 1, 0, 0
-        event s: ding, child       -> 1, 0, 1
+        event s: ding, child       -> 0, 0, 0 + 1, 0, 1
         event s: dong, child       -> 0, 0, 0
-        child closed t2            -> 1, 0, 1
+        child closed t2            -> 0, 0, 0 + 1, 0, 1
         report t1 p: gold          -> 0, 0, 0
         answer done:               -> 1, 0, 1
         ",

@@ -25,6 +25,8 @@ pub const DEFAULT_URL: &str = "http://127.0.0.1:7420";
 
 /// The largest answer that is read, in bytes.
 const ANSWER_BYTES: usize = 64 * 1024 * 1024;
+/// How many rows the largest page of a listing has.
+const PAGE: usize = 1000;
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// A runtime shows every quarter of a minute that it is alive.
@@ -216,16 +218,44 @@ impl Client {
         self.typed(self.get(&["v1", "threads"], parameters).await?)
     }
 
-    /// What waits for a person.
-    pub async fn inbox(&self) -> Result<Vec<Question>, Error> {
-        let mut answer = self.get(&["v1", "inbox"], &[("limit", "1000")]).await?;
-        self.typed(answer["items"].take())
+    /// A listing as the API gives it: a page of so many rows, or all of them as one where no number is given.
+    pub async fn list(
+        &self,
+        path: &str,
+        filters: &[(&str, &str)],
+        limit: Option<usize>,
+    ) -> Result<Value, Error> {
+        let rows = limit.unwrap_or(PAGE).to_string();
+        let parameters: Vec<_> = filters.iter().copied().chain([("limit", rows.as_str())]).collect();
+        let mut answer = self.get(&["v1", path], &parameters).await?;
+        if limit.is_some() {
+            return Ok(answer);
+        }
+        while let Some(cursor) = answer["next_cursor"].as_str().map(str::to_owned) {
+            let next: Vec<_> = parameters.iter().copied().chain([("cursor", cursor.as_str())]).collect();
+            let mut more = self.get(&["v1", path], &next).await?;
+            if let (Some(all), Some(more)) = (rows_of(&mut answer), rows_of(&mut more)) {
+                all.append(more);
+            }
+            answer["next_cursor"] = more["next_cursor"].take();
+        }
+        Ok(answer)
     }
 
-    /// What happens by itself, the next first.
+    /// The rows of a listing.
+    pub fn rows<T: DeserializeOwned>(&self, mut answer: Value) -> Result<Vec<T>, Error> {
+        let rows = rows_of(&mut answer).map(std::mem::take);
+        self.typed(Value::Array(rows.ok_or_else(|| self.not_a_runtime("it gave no listing"))?))
+    }
+
+    /// Everything that waits for a person.
+    pub async fn inbox(&self) -> Result<Vec<Question>, Error> {
+        self.rows(self.list("inbox", &[], None).await?)
+    }
+
+    /// What happens by itself next.
     pub async fn timers(&self) -> Result<Vec<Timer>, Error> {
-        let mut answer = self.get(&["v1", "timers"], &[("limit", "1000")]).await?;
-        self.typed(answer["timers"].take())
+        self.rows(self.list("timers", &[], Some(PAGE)).await?)
     }
 
     /// Entries of a thread, from the one after `after` on.
@@ -306,6 +336,11 @@ fn bearer(token: &Secret) -> Result<HeaderValue, Error> {
         HeaderValue::try_from(format!("Bearer {}", token.expose())).map_err(|_| Error::BadToken)?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+/// The rows of a listing are its one array.
+fn rows_of(answer: &mut Value) -> Option<&mut Vec<Value>> {
+    answer.as_object_mut()?.values_mut().find_map(Value::as_array_mut)
 }
 
 /// A key that no other message has.

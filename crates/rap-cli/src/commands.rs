@@ -74,38 +74,34 @@ pub struct Listing {
     /// How many at most, up to 1000.
     #[arg(long, value_name = "N", default_value_t = 100)]
     limit: usize,
+    /// All of them, however many.
+    #[arg(long, conflicts_with = "limit")]
+    all: bool,
     /// How it is shown.
     #[command(flatten)]
     shape: Shape,
 }
 
 impl Listing {
-    /// The rows of `/v1/PATH`, which stand under `name`; none if they were printed as JSON.
-    async fn rows<T: DeserializeOwned>(
+    /// Shows the rows of `/v1/PATH` that are asked for, and says so if there are more.
+    async fn show<T: DeserializeOwned>(
         self,
         client: &Client,
         path: &str,
-        name: &str,
-    ) -> anyhow::Result<Option<Vec<T>>> {
-        self.filtered(client, path, name, &[]).await
-    }
-
-    /// The same, of those that are asked for.
-    async fn filtered<T: DeserializeOwned>(
-        self,
-        client: &Client,
-        path: &str,
-        name: &str,
         filters: &[(&str, &str)],
-    ) -> anyhow::Result<Option<Vec<T>>> {
-        let limit = self.limit.to_string();
-        let parameters: Vec<_> = filters.iter().copied().chain([("limit", limit.as_str())]).collect();
-        let mut answer = client.get(&["v1", path], &parameters).await?;
+        show: impl FnOnce(&[T]) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let limit = (!self.all).then_some(self.limit);
+        let answer = client.list(path, filters, limit).await?;
         if self.shape.json {
-            print_json(&answer)?;
-            return Ok(None);
+            return print_json(&answer);
         }
-        Ok(Some(client.typed(answer[name].take())?))
+        let more = answer["next_cursor"].is_string();
+        show(&client.rows(answer)?)?;
+        if more {
+            eprintln!("there are more: --all lists them");
+        }
+        Ok(())
     }
 }
 

@@ -135,6 +135,7 @@ fn thread_limits(given: &config::Limits) -> rap_agent::Limits {
         subscriptions: given.subscriptions_per_thread as usize,
         open_calls: given.open_calls_per_thread as usize,
         held: given.held_per_thread,
+        held_bytes: given.held_bytes_per_thread as u64,
         questions: given.questions_per_thread as usize,
         children: given.children_per_thread as usize,
         event_children: given.event_children_per_subscription as usize,

@@ -6,6 +6,7 @@ mod support;
 
 use serde_json::{Value, json};
 use support::model::{ModelServer, messages};
+use support::peer::Reply;
 use support::{Rap, Setup, Tools};
 
 /// A new thread of an agent, to which this was said.
@@ -141,4 +142,47 @@ async fn a_thread_made_by_an_event_uses_only_what_its_agent_allows_there() {
     let write = tools.invocation().await;
     write.returns("written").await;
     rap.until_line(&thread, "assistant: Written.").await;
+}
+
+#[tokio::test]
+async fn a_thread_made_by_an_event_has_the_same_tools_after_kill_9() {
+    let (tools, model) =
+        (Tools::offering("bench", &["read", "write", "watch"]).await, ModelServer::start().await);
+    let rap = Setup::new()
+        .tools(&tools)
+        .model(&model.lines())
+        .agent("name = \"default\"\nevent_tools = [\"read\"]")
+        .start();
+    model.calls(&[("s", "watch", json!({}))]);
+    model.says("Watching.");
+    let thread = rap.open("go").await;
+    let watch = tools.invocation().await;
+    watch.confirms("watching").await;
+    rap.until_idle(&thread).await;
+    for _ in 0..2 {
+        model.question().await;
+    }
+    model.answer(Reply::Hang);
+    watch.says(&watch.event("Write!")).await;
+    let asked = model.question().await;
+    assert_eq!(offered(&asked), ["read"]);
+
+    model.calls(&[("w", "write", json!({})), ("r", "read", json!({}))]);
+    let rap = rap.restarted();
+    assert_eq!(model.question().await, asked);
+    let read = tools.invocation().await;
+    assert_eq!(read.id(), "r");
+    let rap = rap.restarted();
+    model.says("Handled.");
+    read.returns("read").await;
+    assert_eq!(offered(&model.question().await), ["read"]);
+    let child = rap.child(&thread).await;
+    rap.until_status(&child, "closed").await;
+    let story = rap.story(&child).await;
+    assert!(
+        story.iter().any(|line| line.starts_with("result w: Error: there is no tool `write`")),
+        "{story:?}"
+    );
+    assert_eq!(story.iter().filter(|line| line.ends_with(": Write!")).count(), 1, "{story:?}");
+    assert_eq!(rap.children(&thread).await.len(), 1);
 }

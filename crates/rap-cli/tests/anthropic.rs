@@ -4,7 +4,7 @@
 
 mod support;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use support::anthropic::{AnthropicServer, messages};
 use support::peer::Reply;
 use support::{PATIENCE, Rap, Setup, Tools};
@@ -47,8 +47,39 @@ async fn calls_results_and_thoughts_go_back_and_forth() {
     ];
     assert_eq!(messages(&asked), expected);
     assert_eq!(asked["messages"][1]["content"][0]["signature"], "c2ln");
+    // What the provider may keep is the same in both questions, up to the marks behind it.
+    let kept = json!({"type": "ephemeral"});
+    assert_eq!((&asked["system"], &asked["tools"]), (&question["system"], &question["tools"]));
+    assert_eq!(asked["messages"][0]["content"][0]["text"], question["messages"][0]["content"][0]["text"]);
+    let last = |blocks: &Value| blocks.as_array().unwrap().last().unwrap()["cache_control"].clone();
+    for question in [&question, &asked] {
+        let said = &question["messages"].as_array().unwrap().last().unwrap()["content"];
+        assert_eq!(
+            [last(&question["system"]), last(&question["tools"]), last(said)],
+            [&kept; 3].map(Clone::clone)
+        );
+    }
     assert_eq!(*rap.story(&thread).await.last().unwrap(), "assistant: All done.");
     assert!(!rap.get(&format!("/v1/threads/{thread}/history")).await.body.to_string().contains("c2ln"));
+}
+
+#[tokio::test]
+async fn a_model_without_images_is_told_that_there_is_one() {
+    let (tools, model) = (Tools::start().await, AnthropicServer::start().await);
+    let rap = Setup::new().tools(&tools).model(&format!("{}\nimages = false", model.lines())).start();
+    model.calls(&[("toolu_a", "work", json!({}))]);
+    model.says("Pity.");
+    let thread = rap.open("go").await;
+    let call = tools.invocation().await;
+    let mut seen = call.result("");
+    seen["content"] = json!([{"type": "image", "data": "aGk=", "mediaType": "image/png"}]);
+    call.says(&seen).await;
+    rap.until_line(&thread, "assistant: Pity.").await;
+    model.question().await;
+    let asked = model.question().await;
+    let told = messages(&asked).remove(2);
+    assert!(told.starts_with("user toolu_a: [an image (image/png) is not shown: "), "{told}");
+    assert!(!asked.to_string().contains("aGk="), "{asked}");
 }
 
 /// An event wakes a model that always thinks, in a turn that no thought of its own begins.
@@ -117,13 +148,16 @@ async fn a_runtime_that_is_killed_in_the_middle_of_an_answer_asks_again() {
 async fn a_server_that_is_overloaded_is_asked_again_when_it_says() {
     let (_tools, model, rap) = stage().await;
     let body = json!({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}});
-    let busy = Reply::Full(529, Some(("retry-after", "1".into())), body.to_string().into());
-    model.answer(busy);
+    for status in [529, 429] {
+        model.answer(Reply::Full(status, Some(("retry-after", "1".into())), body.to_string().into()));
+    }
     model.says("Here.");
     let thread = rap.open("go").await;
     rap.until_line(&thread, "assistant: Here.").await;
     let asked = model.all("/v1/messages");
-    assert!(asked[1].at - asked[0].at >= std::time::Duration::from_secs(1));
+    for again in 1..=2 {
+        assert!(asked[again].at - asked[again - 1].at >= std::time::Duration::from_secs(1));
+    }
     assert!(asked.iter().all(|asked| asked.header("x-api-key") == Some("sk-ant-key")));
     assert!(!rap.log().contains("sk-ant-key"));
 

@@ -5,7 +5,9 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::{Rap, Setup, Tools};
+use support::peer::Reply;
+use support::tools::INVOKE;
+use support::{Rap, Setup, Tools, until};
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
@@ -413,4 +415,57 @@ async fn without_tokens_the_page_of_another_site_is_refused() {
     }
     assert_eq!(rap.thread("t").await["status"], "idle");
     rap.send("POST", "/v1/threads/t/close", &[("origin", &rap.url)], b"").await.expect(202);
+}
+
+/// The rows of a listing, read a page of so many at a time.
+async fn paged(rap: &Rap, listing: &str, limit: usize) -> Vec<Value> {
+    let (mut rows, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page = rap.get(&format!("/v1/{listing}?limit={limit}{cursor}")).await.expect(200);
+        let found = page.as_object().unwrap().values().find_map(Value::as_array).unwrap();
+        assert!(found.len() <= limit);
+        rows.extend_from_slice(found);
+        match page["next_cursor"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => return rows,
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_agents_wait_on_is_listed_page_by_page() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    for number in 0..4 {
+        let id = format!("t{number}");
+        let message = "call work {}\ncall watch {}\ncall sleep {\"seconds\": 1000}";
+        rap.post("/v1/threads", &json!({"id": id, "message": message})).await.expect(201);
+        let calls = tools.invocations(2).await;
+        calls[0].says(&calls[0].question(&format!("{}/answer", tools.url))).await;
+        calls[1].confirms("watching").await;
+    }
+    // A call that waits to be sent again stands behind those that were taken.
+    tools.answer_always(INVOKE, Reply::Status(503));
+    rap.post("/v1/threads", &json!({"id": "late", "message": "call work {}\ncall work {}"}))
+        .await
+        .expect(201);
+    let tried = |call: &Value| call["last_attempt"] == "answered 503";
+    until("the retries", async || {
+        (rap.listing("calls").await.iter().filter(|call| tried(call)).count() == 2).then_some(())
+    })
+    .await;
+    let id = |row: &Value| (row["thread_id"].to_string(), row["call_id"].to_string());
+    for (listing, count) in [("calls", 10), ("subscriptions", 4), ("timers", 4), ("inbox", 4)] {
+        let whole: Vec<_> = rap.listing(listing).await.iter().map(id).collect();
+        assert_eq!(whole.len(), count, "{listing}");
+        for limit in [1, 3, count, 1000] {
+            let pages: Vec<_> = paged(&rap, listing, limit).await.iter().map(id).collect();
+            assert_eq!(pages, whole, "{listing} by {limit}");
+        }
+        for cursor in ["x", "1", "1.2", "1.x.c"] {
+            let refused = rap.get(&format!("/v1/{listing}?cursor={cursor}")).await;
+            assert_eq!(refused.refusal(), (400, "invalid"), "{cursor}");
+            assert!(refused.message().starts_with("cursor: "), "{}", refused.message());
+        }
+    }
 }

@@ -4,7 +4,10 @@
 
 mod support;
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use support::peer::Reply;
 use support::tools::{INVOKE, tool, with};
 use support::{Rap, Setup, Tools};
 
@@ -87,4 +90,73 @@ async fn an_agent_asks_for_what_its_configuration_names() {
     choose(&rap, &thread, &json!({"selected": 0})).await;
     tools.invocation().await.returns("done").await;
     rap.until_line(&thread, "assistant: work: done").await;
+}
+
+#[tokio::test]
+async fn a_call_that_was_allowed_right_before_kill_9_is_made_and_returns_once() {
+    let tools = tools().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("call wipe {\"disk\": 2}").await;
+    asked(&rap, &thread).await;
+    // Nobody acknowledges the first invocation: the runtime is killed while it is on its way.
+    tools.answer_next(INVOKE, Reply::Hang);
+    choose(&rap, &thread, &json!({"selected": 0})).await;
+    let first = tools.invocation().await;
+    let rap = rap.restarted();
+    let again = tools.invocation().await;
+    assert_eq!(again.asked.body, first.asked.body);
+    assert!(rap.listing("inbox").await.is_empty());
+    let late =
+        rap.post(&format!("/v1/threads/{thread}/calls/call_1_1/choice"), &json!({"selected": 1})).await;
+    assert_eq!(late.status, 404);
+    again.returns("wiped").await;
+    first.returns("wiped").await;
+    rap.until_line(&thread, "assistant: wipe: wiped").await;
+    let story = rap.story(&thread).await;
+    assert_eq!(story.iter().filter(|line| line.starts_with("result ")).count(), 1, "{story:?}");
+}
+
+#[tokio::test]
+async fn a_refusal_right_before_kill_9_stands() {
+    let tools = tools().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("call wipe {}").await;
+    asked(&rap, &thread).await;
+    choose(&rap, &thread, &json!({"selected": 1})).await;
+    let rap = rap.restarted();
+    rap.until_idle(&thread).await;
+    let refused = "result call_1_1: refused: the user did not allow this call; nothing was done";
+    assert_eq!(rap.story(&thread).await.iter().filter(|line| *line == refused).count(), 1);
+    assert!(rap.listing("inbox").await.is_empty());
+    assert_eq!(tools.count(INVOKE), 0);
+}
+
+#[tokio::test]
+async fn a_question_waits_for_a_day() {
+    let tools = tools().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("call wipe {}").await;
+    asked(&rap, &thread).await;
+    let call = rap.listing("calls").await.remove(0);
+    assert_eq!(rap.number("SELECT until - since FROM calls"), 24 * 3600 * 1000);
+    // A restart does not give it another day.
+    let rap = rap.restarted();
+    assert_eq!(rap.listing("calls").await.remove(0), call);
+    assert_eq!(rap.listing("timers").await.remove(0)["at"], call["until"]);
+}
+
+#[tokio::test]
+async fn a_question_lapses_also_while_nobody_runs() {
+    let tools = tools().await;
+    // What came due meanwhile waits for a moment after the start, and no longer than a call may take.
+    let limits = "approval_within = \"500ms\"\ncall_timeout = \"1s\"";
+    let rap = Setup::new().tools(&tools).limit(limits).start();
+    let thread = rap.open("call wipe {}").await;
+    asked(&rap, &thread).await;
+    let rap = rap.restarted_after(Duration::from_millis(600));
+    let lapsed = "result call_1_1: lapsed: nobody allowed this call within 500 ms; nothing was done";
+    rap.until_line(&thread, lapsed).await;
+    rap.until_idle(&thread).await;
+    assert!(rap.listing("inbox").await.is_empty());
+    assert_eq!(tools.count(INVOKE), 0);
 }

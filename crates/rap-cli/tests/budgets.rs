@@ -5,7 +5,7 @@
 mod support;
 
 use serde_json::json;
-use support::{Setup, Tools};
+use support::{Rap, Setup, Tools};
 
 #[tokio::test]
 async fn a_session_without_a_budget_holds_what_comes_and_goes_on_when_it_is_lifted() {
@@ -32,21 +32,117 @@ async fn a_session_without_a_budget_holds_what_comes_and_goes_on_when_it_is_lift
 }
 
 #[tokio::test]
-async fn children_spend_the_budget_of_their_session_and_are_resumed_with_it() {
+async fn children_spend_the_budget_of_their_session() {
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).limit("turns_per_hour = 2").start();
     let thread = rap.open("call spawn_thread {\"instructions\": \"say dug\"}").await;
     let child = rap.child(&thread).await;
-    // Three questions in all: two of the parent, one of the child. Whoever comes last waits.
-    support::until("somebody waits", async || {
-        let statuses =
-            [rap.thread(&thread).await["status"].clone(), rap.thread(&child).await["status"].clone()];
-        statuses.contains(&json!("needs_you")).then_some(())
-    })
-    .await;
-    let waits = if rap.thread(&thread).await["status"] == "needs_you" { &thread } else { &child };
-    rap.order(waits, "resume").await.expect(202);
+    // Three questions in all: two of the parent, and that of the child, which is counted last.
+    rap.until_status(&child, "needs_you").await;
     rap.until_idle(&thread).await;
-    rap.until_idle(&child).await;
-    assert!(rap.story(&child).await.iter().any(|line| line == "assistant: dug"));
+    rap.order(&child, "resume").await.expect(202);
+    rap.until_line(&child, "assistant: dug").await;
+}
+
+#[tokio::test]
+async fn tokens_and_wakes_are_counted_too_in_an_hour_and_in_all() {
+    // Each answer has two words, which the scripted model counts as tokens.
+    let table = [
+        ("tokens_per_hour = 3", "3 tokens in this hour"),
+        ("tokens_in_total = 3", "3 tokens in total"),
+        ("wakes_per_hour = 2", "2 wakes in this hour"),
+        ("wakes_in_total = 2", "2 wakes in total"),
+        ("turns_per_hour = 2", "2 turns in this hour"),
+    ];
+    let tools = Tools::start().await;
+    for (limit, reason) in table {
+        let rap = Setup::new().tools(&tools).limit(limit).start();
+        let thread = rap.open("say one more").await;
+        rap.until_idle(&thread).await;
+        rap.say(&thread, "say two more").await;
+        rap.until_line(&thread, "assistant: two more").await;
+        rap.until_idle(&thread).await;
+        rap.say(&thread, "say three more").await;
+        let paused = rap.until_status(&thread, "needs_you").await;
+        assert!(paused["why"].as_str().unwrap().contains(reason), "{limit}: {paused}");
+        rap.order(&thread, "resume").await.expect(202);
+        rap.until_line(&thread, "assistant: three more").await;
+    }
+}
+
+/// Says something that must be answered.
+async fn answered(rap: &Rap, thread: &str, word: &str) {
+    rap.say(thread, &format!("say {word}")).await;
+    rap.until_line(thread, &format!("assistant: {word}")).await;
+    rap.until_idle(thread).await;
+}
+
+#[tokio::test]
+async fn what_was_spent_counts_once_whenever_the_runtime_is_killed() {
+    let tools = Tools::start().await;
+    let rap = Setup::new().tools(&tools).limit("turns_in_total = 3").start();
+    let thread = rap.open("say one").await;
+    rap.until_idle(&thread).await;
+    // kill -9 in the middle of a question, which is asked again and counts once.
+    rap.say(&thread, "sleep 0.3\nsay two").await;
+    rap.until_status(&thread, "running").await;
+    let rap = rap.restarted().restarted();
+    rap.until_line(&thread, "assistant: two").await;
+    rap.until_idle(&thread).await;
+    let rap = rap.restarted();
+    answered(&rap, &thread, "three").await;
+    rap.say(&thread, "say four").await;
+    rap.until_status(&thread, "needs_you").await;
+    // kill -9 right after it was lifted: for three again, and no more.
+    rap.order(&thread, "resume").await.expect(202);
+    let rap = rap.restarted();
+    rap.until_line(&thread, "assistant: four").await;
+    rap.until_idle(&thread).await;
+    answered(&rap, &thread, "five").await;
+    answered(&rap, &thread, "six").await;
+    rap.say(&thread, "say seven").await;
+    let rap = rap.restarted();
+    rap.until_status(&thread, "needs_you").await;
+}
+
+#[tokio::test]
+async fn without_a_budget_only_a_model_that_talks_to_itself_is_paused() {
+    let tools = Tools::start().await;
+    let talks = "repeat = true\n[[turn]]\ncalls = [{name = \"nothing\", arguments = {}}]";
+    let rap = Setup::new().tools(&tools).start_with_script(talks);
+    let thread = rap.open("go").await;
+    let paused = rap.until_status(&thread, "needs_you").await;
+    let why =
+        "paused: 50 turns in a row without anything new from outside; resume the thread to let it go on";
+    assert_eq!((&paused["why"], &paused["turn"]), (&json!(why), &json!(50)));
+    let rap = rap.restarted();
+    rap.order(&thread, "resume").await.expect(202);
+    rap.until(&thread, "paused again", |thread| thread["status"] == "needs_you" && thread["turn"] == 100)
+        .await;
+}
+
+/// However many wait, each time it is lifted for as many questions as there are in the budget, and no more.
+#[tokio::test]
+async fn more_threads_than_the_budget_has_turns_go_on_one_after_the_other() {
+    let tools = Tools::start().await;
+    let mut rap = Setup::new().tools(&tools).limit("turns_in_total = 1").start();
+    let thread = rap.open("call spawn_thread {\"instructions\": \"say dug\"}\ncall spawn_thread {\"instructions\": \"say dug\"}").await;
+    rap.until(&thread, "two children", |thread| thread["children"] == 2).await;
+    let mut waiting = vec![thread.clone()];
+    waiting.extend(rap.children(&thread).await.iter().map(|child| child["id"].as_str().unwrap().to_owned()));
+    for left in (0..3).rev() {
+        for waits in &waiting {
+            assert_eq!(rap.thread(waits).await["status"], "needs_you");
+        }
+        rap.order(&waiting[0], "resume").await.expect(202);
+        rap = rap.restarted();
+        let mut still = Vec::new();
+        for waits in waiting {
+            let seen = rap.until(&waits, "idle or paused", |thread| thread["status"] != "running").await;
+            still.extend((seen["status"] == "needs_you").then_some(waits));
+        }
+        assert_eq!(still.len(), left);
+        waiting = still;
+    }
+    assert!(rap.story(&thread).await.last().unwrap().starts_with("assistant: spawn_thread: thread "));
 }

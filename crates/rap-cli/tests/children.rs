@@ -4,9 +4,12 @@
 
 mod support;
 
+use std::time::Duration;
+
 use serde_json::json;
+use support::model::ModelServer;
 use support::tools::CLOSE;
-use support::{Rap, Tools};
+use support::{Rap, Setup, Tools, until};
 
 /// A message that starts a child with these instructions for the scripted model.
 fn spawn(instructions: &str) -> String {
@@ -99,6 +102,149 @@ async fn a_report_survives_a_crash_of_the_runtime() {
     assert_eq!(reports, 1);
 }
 
+/// How often a report of exactly this text has reached a thread.
+async fn heard(rap: &Rap, thread: &str, report: &str) -> usize {
+    let is_it = |line: &&String| line.starts_with("result rap_") && line.ends_with(&format!(": {report}"));
+    rap.story(thread).await.iter().filter(is_it).count()
+}
+
+#[tokio::test]
+async fn a_report_that_waits_for_its_parent_is_there_once_after_kill_9() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let reports = spawn("call report_to_parent {\"report\": \"gold\"}");
+    let thread = rap.open(&format!("{reports}\ncall work {{}}")).await;
+    let work = tools.invocation().await;
+    // A report is a call and its result.
+    until("a held report", async || (rap.rows("held") == 2).then_some(())).await;
+    let rap = rap.restarted();
+    assert_eq!(heard(&rap, &thread, "gold").await, 0);
+    work.returns("done").await;
+    rap.until_idle(&thread).await;
+    let rap = rap.restarted();
+    assert_eq!(heard(&rap, &thread, "gold").await, 1);
+    assert_eq!(rap.children(&thread).await.len(), 1);
+}
+
+/// Each report crosses from one thread to another while the runtime is killed at another moment.
+#[tokio::test]
+async fn whenever_the_runtime_is_killed_a_report_counts_once() {
+    const REPORTS: u64 = 8;
+    let tools = Tools::start().await;
+    let mut rap = Rap::start(&tools);
+    let thread = rap.open(&spawn("say here")).await;
+    let child = rap.child(&thread).await;
+    for number in 0..REPORTS {
+        let order = format!("call report_to_parent {{\"report\": \"find {number}\"}}");
+        rap.until_idle(&child).await;
+        rap.say(&child, &order).await;
+        tokio::time::sleep(Duration::from_millis(2 * number)).await;
+        rap = rap.restarted();
+    }
+    for number in 0..REPORTS {
+        let find = format!("find {number}");
+        until(&find, async || (heard(&rap, &thread, &find).await > 0).then_some(())).await;
+    }
+    rap.until_idle(&thread).await;
+    for number in 0..REPORTS {
+        assert_eq!(heard(&rap, &thread, &format!("find {number}")).await, 1, "{number}");
+    }
+}
+
+#[tokio::test]
+async fn descendants_are_closed_also_by_a_runtime_that_was_killed_meanwhile() {
+    let tools = Tools::start().await;
+    let mut rap = Rap::start(&tools);
+    for pause in [0, 1, 3] {
+        let thread = rap.open(&spawn(&spawn("say deep"))).await;
+        let child = rap.child(&thread).await;
+        let grandchild = rap.child(&child).await;
+        rap.until_line(&grandchild, "assistant: deep").await;
+        rap.close(&thread).await;
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        rap = rap.restarted();
+        for closed in [&thread, &child, &grandchild] {
+            rap.until_status(closed, "closed").await;
+        }
+        let story = rap.story(&grandchild).await;
+        assert_eq!(story.iter().filter(|line| *line == "notice: the thread was closed").count(), 1);
+    }
+}
+
+#[tokio::test]
+async fn threads_nest_eight_deep_and_no_deeper() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let instructions = (0..9).fold("say too deep".to_owned(), |inner, _| spawn(&inner));
+    let mut thread = rap.open(&instructions).await;
+    for _ in 0..8 {
+        thread = rap.child(&thread).await;
+    }
+    let told = "assistant: spawn_thread: Error: threads nest 8 deep at most; do the work in this thread";
+    rap.until_line(&thread, told).await;
+    rap.until_idle(&thread).await;
+    assert!(rap.children(&thread).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_thread_has_64_open_children_and_not_one_more() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open(&vec![spawn("say here"); 65].join("\n")).await;
+    rap.until_line(
+        &thread,
+        "result call_1_65: Error: this thread has 64 open children, the most it may have; let some of them finish first",
+    )
+    .await;
+    rap.until_idle(&thread).await;
+    assert_eq!(rap.thread(&thread).await["children"], 64);
+    // One that ends leaves its place to another.
+    rap.close(&rap.child(&thread).await).await;
+    rap.until(&thread, "a free place", |thread| thread["children"] == 63).await;
+    rap.say(&thread, &spawn("say here")).await;
+    rap.until(&thread, "the next child", |thread| thread["children"] == 64).await;
+}
+
+#[tokio::test]
+async fn how_deep_and_how_many_is_configured() {
+    let tools = Tools::start().await;
+    let rap = Setup::new().tools(&tools).limit("depth = 1\nchildren_per_thread = 1").start();
+    let thread = rap.open(&[spawn(&spawn("say deep")), spawn("say two")].join("\n")).await;
+    let child = rap.child(&thread).await;
+    let deep = "result rap_1: Error: threads nest 1 deep at most; do the work in this thread";
+    rap.until_line(&child, deep).await;
+    let many = "result call_1_2: Error: this thread has 1 open children, the most it may have; let some of them finish first";
+    rap.until_line(&thread, many).await;
+    assert_eq!(rap.children(&thread).await.len(), 1);
+}
+
+/// Proves: SE-28
+#[tokio::test]
+async fn the_tool_that_closes_names_the_subscriptions_that_are_still_active() {
+    let (tools, model) = (Tools::start().await, ModelServer::start().await);
+    let rap = Setup::new().tools(&tools).model(&model.lines()).start();
+    let closing = async || {
+        let question = model.question().await;
+        let offered = question["tools"].as_array().unwrap().last().unwrap()["function"].clone();
+        assert_eq!(offered["name"], "close_thread");
+        offered["description"].as_str().unwrap().to_owned()
+    };
+    model.calls(&[("s1", "watch", json!({}))]);
+    let thread = rap.open("go").await;
+    assert!(!closing().await.contains("Still active"));
+    model.says("Watching.");
+    tools.invocation().await.confirms("watching").await;
+    assert!(closing().await.ends_with("Still active: s1 (watch)."));
+    rap.until_idle(&thread).await;
+    // Also for a runtime that has only read of them.
+    let rap = rap.restarted();
+    model.calls(&[("c1", "cancel_subscription", json!({"tool_call_id": "s1"}))]);
+    model.says("Cancelled.");
+    rap.say(&thread, "enough").await;
+    assert!(closing().await.ends_with("Still active: s1 (watch)."));
+    assert!(!closing().await.contains("Still active"));
+}
+
 #[tokio::test]
 async fn a_mistake_with_a_child_is_explained_to_the_model() {
     let tools = Tools::start().await;
@@ -133,4 +279,31 @@ async fn closing_names_the_subscriptions_that_end_with_it() {
     );
     assert!(story.iter().any(|line| line.ends_with("not called: the thread was closed")), "{story:?}");
     tools.notified(CLOSE, 1).await;
+}
+
+#[tokio::test]
+async fn whenever_the_runtime_is_killed_a_message_reaches_its_child_once() {
+    let tools = Tools::start().await;
+    let mut rap = Rap::start(&tools);
+    let thread = rap.open(&spawn("say here")).await;
+    let child = rap.child(&thread).await;
+    for number in 0..4 {
+        rap.until_idle(&thread).await;
+        let order = json!({"thread_id": child, "message": format!("say word {number}")});
+        rap.say(&thread, &format!("call send_message_to_child {order}")).await;
+        tokio::time::sleep(Duration::from_millis(3 * number)).await;
+        rap = rap.restarted();
+    }
+    let told = async |number: u64| {
+        let line = format!("user: say word {number}");
+        rap.story(&child).await.iter().filter(|told| **told == line).count()
+    };
+    for number in 0..4 {
+        until("the message", async || (told(number).await > 0).then_some(())).await;
+    }
+    rap.until_idle(&thread).await;
+    rap.until_idle(&child).await;
+    for number in 0..4 {
+        assert_eq!(told(number).await, 1, "{number}");
+    }
 }

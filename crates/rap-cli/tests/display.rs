@@ -41,6 +41,8 @@ async fn people_see_what_a_tool_made_for_them_and_the_model_sees_the_result() {
     let rap = Setup::new().tools(&tools).model(&model.lines()).start();
     let thread = rap.open("go").await;
     let calls = tools.invocations(2).await;
+    // What is shown of a call that is open was written down with it.
+    let rap = rap.restarted();
     let shown = command(&rap, &["threads", "show", &thread]);
     assert!(shown.contains("waits for `read`, Read x.txt, (a) for "), "{shown}");
     assert!(shown.contains("waits for `bare` (b) for "), "{shown}");
@@ -51,8 +53,13 @@ async fn people_see_what_a_tool_made_for_them_and_the_model_sees_the_result() {
     calls[1].returns("plain").await;
     rap.until_idle(&thread).await;
 
+    let before = rap.history(&thread).await;
+    // The server shows its calls in another way by now; what was shown stays as it was.
+    let changed = with(tool("read"), json!({"displayScript": "\"Other words\""}));
+    tools.offer(tools.document("bench", "2", vec![changed, tool("bare")]));
     let rap = rap.restarted();
     let history = rap.history(&thread).await;
+    assert_eq!(history, before);
     assert_eq!(displays(&history), ["Read x.txt", "bare({\"n\":1})"]);
     assert_eq!(history[2]["content"], "all of it");
     assert_eq!(history[2]["display"], json!([image, text]));
@@ -82,6 +89,7 @@ async fn a_hostile_manifest_takes_nothing_down() {
         ("broken", "((("),
         ("deep", &deep),
         ("sleeps", "sleep(60); \"slept\""),
+        ("prints", "print(\"hello\"); \"printed\""),
         ("good", "\"fine \" + args.n"),
     ];
     let tools = scripted(&scripts).await;
@@ -93,11 +101,11 @@ async fn a_hostile_manifest_takes_nothing_down() {
     }
     rap.until_idle(&thread).await;
     let history = rap.history(&thread).await;
-    let plain = scripts[..8].iter().map(|(name, _)| format!("{name}({{\"n\":1}})"));
+    let plain = scripts[..9].iter().map(|(name, _)| format!("{name}({{\"n\":1}})"));
     let expected: Vec<String> = plain.chain(["fine 1".to_owned()]).collect();
     assert_eq!(displays(&history), expected);
     let log = rap.log();
-    for (name, _) in &scripts[..8] {
+    for (name, _) in &scripts[..9] {
         let told = log.lines().any(|line| line.contains("displayScript") && line.contains(name));
         assert!(told, "no reason for {name} in:\n{log}");
     }

@@ -5,11 +5,15 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use support::{Rap, Setup, Tools, until};
+use serde_json::json;
+use support::tools::{Call, with};
+use support::{Rap, Setup, Tools, http, until};
+use tokio::task::JoinSet;
 
-const EVENTS: usize = 1_500;
 const SENDERS: usize = 16;
 
 const SUBSCRIBES: &str = r#"
@@ -43,60 +47,105 @@ async fn heard(rap: &Rap, thread: &str) -> (BTreeMap<String, usize>, usize) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_events_costs_a_few_children_at_a_time_and_none_is_lost() {
-    let tools = Tools::start().await;
-    let rap = Setup::new().tools(&tools).limit("held_per_thread = 100").start();
+/// So many events, of several senders at a time. As tools do it, each is tried until it is taken; whether one is taken
+/// is not known where no answer comes. Gives how many were taken so far.
+fn flood(watch: &Call, events: usize) -> (JoinSet<()>, Arc<AtomicUsize>) {
+    let (mut senders, taken) = (JoinSet::new(), Arc::new(AtomicUsize::new(0)));
+    for sender in 0..SENDERS {
+        let (watch, taken) = (watch.clone(), Arc::clone(&taken));
+        senders.spawn(async move {
+            for number in (sender..events).step_by(SENDERS) {
+                while !is_taken(&watch, number).await {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                taken.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    (senders, taken)
+}
+
+async fn is_taken(watch: &Call, number: usize) -> bool {
+    let event = with(watch.event(&format!("event {number}")), json!({"event_id": format!("e{number}")}));
+    let headers = [("content-type", "application/json")];
+    match http::attempt("POST", watch.url(), &headers, event.to_string().as_bytes()).await {
+        Ok(answer) if answer.status != 503 => {
+            answer.expect(200);
+            true
+        }
+        _ => false,
+    }
+}
+
+/// A thread that has subscribed.
+async fn watcher(rap: &Rap, tools: &Tools) -> (String, Call) {
     let thread = rap.open("call watch {}").await;
     let watch = tools.invocation().await;
     watch.confirms("watching").await;
     rap.until_idle(&thread).await;
-    let mut senders = Vec::new();
-    for sender in 0..SENDERS {
-        let watch = watch.clone();
-        senders.push(tokio::spawn(async move {
-            let mut refused = 0;
-            for number in (sender..EVENTS).step_by(SENDERS) {
-                // As tools do it: a 503 is tried again until it is taken.
-                while watch.post(&watch.event(&format!("event {number}"))).await.status == 503 {
-                    refused += 1;
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-            }
-            refused
-        }));
-    }
+    (thread, watch)
+}
+
+/// Waits until all is worked off: each event stands in the history of one child, once. Gives how many children there were.
+async fn all_heard(rap: &Rap, thread: &str, events: usize) -> usize {
+    rap.until(thread, "no children", |thread| thread["children"] == 0).await;
+    assert_eq!(rap.listing("subscriptions").await[0]["waiting"], 0);
+    let (heard, children) = heard(rap, thread).await;
+    assert_eq!((heard.len(), heard.values().max()), (events, Some(&1)));
+    children
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_events_costs_a_few_children_at_a_time_and_none_is_lost() {
+    let events = 1_500;
+    let tools = Tools::start().await;
+    let rap = Setup::new().tools(&tools).limit("held_per_thread = 100").start();
+    let (thread, watch) = watcher(&rap, &tools).await;
+    let (senders, taken) = flood(&watch, events);
     let mut most = 0;
-    while senders.iter().any(|sender| !sender.is_finished()) {
+    while taken.load(Ordering::Relaxed) < events {
         most = most.max(rap.thread(&thread).await["children"].as_u64().unwrap());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let mut refused = 0;
-    for sender in senders {
-        refused += sender.await.unwrap();
-    }
+    senders.join_all().await;
     assert!(most <= 4, "{most} children at a time");
-    rap.until(&thread, "no children", |thread| thread["children"] == 0).await;
-    let waiting = rap.listing("subscriptions").await[0]["waiting"].clone();
-    assert_eq!(waiting, 0);
-    let (heard, children) = heard(&rap, &thread).await;
-    assert_eq!((heard.len(), heard.values().max()), (EVENTS, Some(&1)));
-    assert!(children < EVENTS, "{children} children for {EVENTS} events, {refused} were refused at first");
+    let children = all_heard(&rap, &thread, events).await;
+    assert!(children < events, "{children} children for {events} events");
+}
+
+/// A sender that hears nothing sends the event again; its id says that it is the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_over_crashes_loses_no_event_and_repeats_none() {
+    let events = 600;
+    let tools = Tools::start().await;
+    let mut rap = Setup::new().tools(&tools).limit("held_per_thread = 100").start();
+    let (thread, watch) = watcher(&rap, &tools).await;
+    let (senders, taken) = flood(&watch, events);
+    for crash in [100, 250, 400] {
+        until("more events", async || (taken.load(Ordering::Relaxed) >= crash).then_some(())).await;
+        assert!(taken.load(Ordering::Relaxed) < events, "it was over before the crash");
+        rap = rap.restarted();
+    }
+    senders.join_all().await;
+    all_heard(&rap, &thread, events).await;
+}
+
+/// A subscription and a child of it that keeps the only place: whoever is asked for the first time subscribes, and the
+/// child waits for its confirmation.
+async fn occupied(setup: Setup, tools: &Tools) -> (Rap, String, Call, String) {
+    let setup = setup.tools(tools).limit("event_children_per_subscription = 1");
+    let rap = setup.start_with_script(SUBSCRIBES);
+    let (thread, watch) = watcher(&rap, tools).await;
+    watch.says(&watch.event("event first")).await;
+    let busy = rap.child(&thread).await;
+    tools.invocation().await;
+    (rap, thread, watch, busy)
 }
 
 #[tokio::test]
 async fn what_waits_is_shown_and_survives_a_crash() {
     let tools = Tools::start().await;
-    // Whoever is asked for the first time subscribes: the first child waits for its confirmation, and keeps its place.
-    let setup = Setup::new().tools(&tools).limit("event_children_per_subscription = 1");
-    let rap = setup.start_with_script(SUBSCRIBES);
-    let thread = rap.open("go").await;
-    let watch = tools.invocation().await;
-    watch.confirms("watching").await;
-    rap.until_idle(&thread).await;
-    watch.says(&watch.event("event first")).await;
-    let busy = rap.child(&thread).await;
-    tools.invocation().await;
+    let (rap, thread, watch, busy) = occupied(Setup::new(), &tools).await;
     for number in 0..3 {
         watch.says(&watch.event(&format!("event {number}"))).await;
     }
@@ -108,4 +157,19 @@ async fn what_waits_is_shown_and_survives_a_crash() {
     assert_eq!(rap.listing("subscriptions").await[0]["waiting"], 0);
     let (heard, _) = heard(&rap, &thread).await;
     assert_eq!(heard.into_keys().collect::<Vec<_>>(), ["0", "1", "2", "first"]);
+}
+
+#[tokio::test]
+async fn a_few_large_events_are_as_much_as_many_small_ones() {
+    let tools = Tools::start().await;
+    let setup = Setup::new().limit("held_bytes_per_thread = \"64KiB\"");
+    let (rap, thread, watch, busy) = occupied(setup, &tools).await;
+    let large = watch.event(&format!("event {}", "x".repeat(40 * 1024)));
+    watch.says(&large).await;
+    watch.says(&large).await;
+    watch.post(&large).await.expect_refusal(503);
+    watch.post(&watch.event("event small")).await.expect_refusal(503);
+    rap.close(&busy).await;
+    until("the second child", async || (rap.children(&thread).await.len() == 2).then_some(())).await;
+    watch.says(&large).await;
 }

@@ -63,3 +63,45 @@ async fn a_fork_begins_at_the_nearest_valid_point_and_inherits_nothing_that_is_o
     assert!(rap.story(&empty).await.is_empty());
     rap.post("/v1/threads/nobody/fork", &json!({})).await.expect(404);
 }
+
+#[tokio::test]
+async fn a_fork_that_was_answered_is_there_after_kill_9_and_its_request_counts_once() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("say one").await;
+    rap.until_idle(&thread).await;
+    let path = format!("/v1/threads/{thread}/fork");
+    let keyed = async |rap: &Rap, body: &[u8]| {
+        let headers = [("content-type", "application/json"), ("idempotency-key", "fork-1")];
+        rap.send("POST", &path, &headers, body).await
+    };
+    let fork = keyed(&rap, b"{}").await.expect(201);
+    let rap = rap.restarted();
+    // As a client does that did not hear the answer.
+    assert_eq!(keyed(&rap, b"{\"at\": null}").await.expect(201)["id"], fork["id"]);
+    assert_eq!(keyed(&rap, b"{\"at\": 1}").await.refusal(), (409, "key_reused"));
+    let fork = fork["id"].as_str().unwrap();
+    assert_eq!(rap.story(fork).await, ["user: say one", "assistant: one"]);
+    rap.say(fork, "say two").await;
+    let rap = rap.restarted();
+    rap.until_line(fork, "assistant: two").await;
+    assert_eq!(rap.story(&thread).await, ["user: say one", "assistant: one"]);
+    assert_eq!(rap.rows("threads"), 2);
+}
+
+/// However long the history is, a fork is one row and no entry.
+#[tokio::test]
+async fn a_fork_copies_nothing() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("say one").await;
+    for number in 0..30 {
+        rap.until_idle(&thread).await;
+        rap.say(&thread, &format!("say {number}")).await;
+    }
+    rap.until_idle(&thread).await;
+    let (threads, entries) = (rap.rows("threads"), rap.rows("entries"));
+    let fork = fork(&rap, &thread, None).await;
+    assert_eq!((rap.rows("threads"), rap.rows("entries")), (threads + 1, entries));
+    assert_eq!(rap.story(&fork).await, rap.story(&thread).await);
+}

@@ -6,6 +6,7 @@ mod support;
 
 use serde_json::json;
 use support::peer::Reply;
+use support::tools::INVOKE;
 use support::{Rap, Setup, Tools, until};
 
 const STATUS: &str = "/tool_call_status";
@@ -65,4 +66,40 @@ async fn any_other_answer_means_that_it_is_not_known() {
     let (rap, thread) = acknowledged(&tools).await;
     until("all answers", async || (tools.count(STATUS) >= 8).then_some(())).await;
     assert_eq!(rap.thread(&thread).await["status"], "waiting");
+}
+
+#[tokio::test]
+async fn a_runtime_that_is_killed_between_the_two_words_needs_only_the_second() {
+    let tools = Tools::start().await;
+    let gone = || Reply::json(&json!({"alive": false}));
+    tools.answer_next(STATUS, gone());
+    tools.answer_next(STATUS, Reply::Hang);
+    tools.answer_always(STATUS, gone());
+    let (rap, thread) = acknowledged(&tools).await;
+    // The first word is noted before the server is asked for the second.
+    until("the second question", async || (tools.count(STATUS) == 2).then_some(())).await;
+    let rap = rap.restarted();
+    rap.until_line(&thread, LOST).await;
+    rap.until_idle(&thread).await;
+    assert_eq!(tools.count(STATUS), 3);
+    let rap = rap.restarted();
+    let story = rap.story(&thread).await;
+    assert_eq!(story.iter().filter(|line| *line == LOST).count(), 1, "{story:?}");
+    assert_eq!(tools.count(INVOKE), 1);
+}
+
+#[tokio::test]
+async fn a_result_that_comes_while_its_call_is_doubted_settles_it_also_over_kill_9() {
+    let tools = Tools::start().await;
+    tools.answer_next(STATUS, Reply::json(&json!({"alive": false})));
+    tools.answer_always(STATUS, Reply::Hang);
+    let rap = Setup::new().tools(&tools).limit("lost_after = \"300ms\"").start();
+    let thread = rap.open("call work {}").await;
+    let work = tools.invocation().await;
+    until("the second question", async || (tools.count(STATUS) == 2).then_some(())).await;
+    work.returns("here").await;
+    let rap = rap.restarted();
+    rap.until_line(&thread, "assistant: work: here").await;
+    rap.until_idle(&thread).await;
+    assert!(!rap.story(&thread).await.iter().any(|line| line == LOST));
 }

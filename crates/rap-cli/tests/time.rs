@@ -4,6 +4,7 @@
 
 mod support;
 
+use serde_json::Value;
 use support::tools::CANCEL;
 use support::{Rap, Tools};
 
@@ -82,6 +83,35 @@ async fn a_schedule_wakes_again_and_again_until_it_is_cancelled() {
         .await;
     assert!(rap.listing("timers").await.is_empty());
     assert_eq!(tools.count(CANCEL), 0);
+}
+
+/// When the ticks of a schedule came that fires every other second, each by the two seconds that it came in.
+async fn ticks(rap: &Rap, thread: &str) -> Vec<(String, u32)> {
+    let two_seconds = |entry: &Value| {
+        let at = entry["at"].as_str().unwrap();
+        (at[..17].to_owned(), at[17..19].parse::<u32>().unwrap() / 2)
+    };
+    let history = rap.history(thread).await;
+    let ticks = history.iter().filter(|entry| entry["kind"] == "result" && entry["content"] == "tick");
+    ticks.map(two_seconds).collect()
+}
+
+#[tokio::test]
+async fn a_schedule_that_missed_some_of_its_times_fires_once_and_goes_on_as_before() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thread = rap.open("call schedule {\"cron\": \"*/2 * * * * *\", \"text\": \"tick\"}").await;
+    support::until("a tick", async || (!ticks(&rap, &thread).await.is_empty()).then_some(())).await;
+    let before = ticks(&rap, &thread).await;
+    // Two of its times at least.
+    let rap = rap.restarted_after(std::time::Duration::from_millis(4_200));
+    let went_on = async || Some(ticks(&rap, &thread).await).filter(|ticks| ticks.len() >= before.len() + 2);
+    let all = support::until("more ticks", went_on).await;
+    assert!(all.is_sorted_by(|one, next| one < next), "two in the same two seconds: {all:?}");
+    let (last, first) = (&all[before.len() - 1], &all[before.len()]);
+    assert!(last.0 != first.0 || last.1 + 2 <= first.1, "it was not down for long enough: {all:?}");
+    let next = rap.listing("timers").await[0]["at"].as_str().unwrap().to_owned();
+    assert!(next[17..19].parse::<u32>().unwrap() % 2 == 0, "out of its rhythm: {next}");
 }
 
 #[tokio::test]

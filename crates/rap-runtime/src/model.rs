@@ -17,6 +17,8 @@ use rap_agent::{Entry, Thoughts};
 use rap_protocol::InputSchema;
 use serde_json::{Map, Value};
 
+use remote::Remote;
+
 /// What a model is asked.
 #[derive(Debug, Clone)]
 pub struct Question {
@@ -132,20 +134,29 @@ impl Model {
         question: Question,
         on_delta: &mut (dyn FnMut(&str) + Send),
     ) -> Result<Answer, Error> {
-        match self {
+        let answer = match self {
             Model::Scripted(model) => Ok(model.ask(&question, on_delta).await),
             Model::OpenAi(model) => model.ask(&question, on_delta).await,
             Model::Anthropic(model) => model.ask(&question, on_delta).await,
+        };
+        match self.remote() {
+            Some(remote) => answer.map_err(|error| remote.hidden(error)),
+            None => answer,
         }
     }
 
     /// How many tokens it can read at once, as its server says; nobody knows for a scripted one. The server is asked
     /// once. If it does not say, what is usual is taken.
     pub async fn window(&self) -> Option<u64> {
+        Some(self.remote()?.window().await)
+    }
+
+    /// Where it is, if it is behind HTTP.
+    fn remote(&self) -> Option<&Remote> {
         match self {
             Model::Scripted(_) => None,
-            Model::OpenAi(model) => Some(model.window().await),
-            Model::Anthropic(model) => Some(model.window().await),
+            Model::OpenAi(model) => Some(&model.remote),
+            Model::Anthropic(model) => Some(&model.remote),
         }
     }
 

@@ -13,6 +13,7 @@ mod census;
 mod due;
 mod filter;
 mod ledger;
+mod listings;
 mod once;
 mod read;
 mod rows;
@@ -45,10 +46,9 @@ pub(crate) use census::COUNTED;
 pub(crate) use due::{Doubtful, DueAnswer, Letters};
 pub(crate) use filter::ThreadFilter;
 pub(crate) use ledger::{DeliveryFilter, DeliveryRow, Fate, Kind, Line, Redelivery, prune_old};
+pub(crate) use listings::{Asked, CallRow, InboxItem, Listed, SubscriptionRow, TimerRow, Wanted};
 pub(crate) use once::Once;
-pub(crate) use read::{
-    Asked, CallRow, InboxItem, Page, SessionTool, SubscriptionRow, ThreadRow, TimerRow, ViewRow,
-};
+pub(crate) use read::{Page, SessionTool, ThreadRow, ViewRow};
 pub(crate) use thread::{NewThread, Thread, ThreadNo, fresh_id, random};
 
 const MIGRATIONS: &[&str] = &[include_str!("store/schema_1.sql")];
@@ -287,14 +287,19 @@ impl Store {
     }
 
     /// Makes a root that begins with the history of another thread, up to the nearest valid point.
-    pub(crate) async fn fork(&self, source: ThreadId, at: Option<Seq>) -> Result<Receipt, Error> {
-        let job = move |conn: &Connection| {
+    pub(crate) async fn fork(
+        &self,
+        source: ThreadId,
+        at: Option<Seq>,
+        mark: Option<Once>,
+    ) -> Result<Receipt, Error> {
+        let fork = move |conn: &Connection| {
             let Some(no) = rows::number_of(conn, &source)? else { return Ok(Ran::Refused(Error::NoThread)) };
             let Some(source) = rows::load(conn, no)? else { return Ok(Ran::Refused(Error::NoThread)) };
             let fork = rows::insert_fork(conn, &source, at, fresh_id(now()), now())?;
             Ok(Ran::Done(Vec::new(), Receipt { thread: fork.thread.id.clone(), turn: 0 }))
         };
-        self.run(Lane::External, job).await
+        self.run(Lane::External, move |conn| once(conn, mark, || fork(conn))).await
     }
 
     /// Applies a message of a client, which may be a repeat of one that was applied.
@@ -479,12 +484,11 @@ impl Shared {
             status: next.status(),
         };
         let born = self.write_all(conn, &mut step, writes, now)?;
-        if let Some(spent) = spent {
-            budget::count(conn, &thread, spent, now)?;
-        }
         let receipt = Receipt { thread: thread.id.clone(), turn: next.turn };
         self.cache().put(Loaded { thread, head: next, version: version + 1 });
-        Ok(Some(Ran::Done([step].into_iter().chain(born).collect(), receipt)))
+        let steps = [step].into_iter().chain(born).collect();
+        let steps = if let Some(spent) = spent { self.spend(conn, steps, spent, now)? } else { steps };
+        Ok(Some(Ran::Done(steps, receipt)))
     }
 
     /// Writes everything but the head; gives the children that were born.

@@ -3,8 +3,10 @@
 //! Absolute figures differ from one machine and one minute to the next; the ratios within one run are what counts.
 //! The load comes from this process, the servers are processes of their own.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+#[path = "../../../benches/bench.rs"]
+mod bench;
+
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
@@ -14,29 +16,51 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Bytes;
 use axum::routing::post;
+use bench::{Figure, Outcome, Scale};
 use rap_tool::prelude::*;
 use rap_tool::{Limits, Rate};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// The router and the durable server take turns, so that a slow second of the machine meets both.
-const ROUNDS: u64 = 10;
-const ROUND: Duration = Duration::from_millis(500);
-const SUBSCRIPTIONS: u64 = 100_000;
-const DELIVERIES: u64 = 50_000;
+/// The most that the waiting subscriptions may take of the memory.
+const SUBSCRIPTION_BYTES: u64 = 200_000_000;
 
 /// As in the `rap` binary. The router has it as well.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-type Outcome<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+/// How much of each is done.
+struct Sizes {
+    sync: Duration,
+    /// The router and the durable server take turns, so that a slow second of the machine meets both.
+    rounds: u32,
+    round: Duration,
+    subscriptions: u64,
+    deliveries: u64,
+}
+
+const FULL: Sizes = Sizes {
+    sync: Duration::from_secs(2),
+    rounds: 10,
+    round: Duration::from_millis(500),
+    subscriptions: 100_000,
+    deliveries: 50_000,
+};
+
+const SMALL: Sizes = Sizes {
+    sync: Duration::from_millis(100),
+    rounds: 2,
+    round: Duration::from_millis(50),
+    subscriptions: 200,
+    deliveries: 200,
+};
 
 #[tokio::main]
 async fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.iter().position(|argument| argument == "--role") {
         Some(at) => serve(&arguments[at + 1], &arguments[at + 2]).await,
-        None => measure().await,
+        None => bench::run(measure).await,
     }
 }
 
@@ -98,9 +122,7 @@ impl Server {
     }
 
     fn resident_bytes(&self) -> Outcome<u64> {
-        let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.child.id()))?;
-        let pages: u64 = statm.split(' ').nth(1).ok_or("no resident size")?.parse()?;
-        Ok(pages * 4096)
+        bench::resident_bytes(self.child.id())
     }
 }
 
@@ -114,80 +136,57 @@ impl Drop for Server {
 
 // ---- the load ----
 
-/// A rate and its latencies.
-struct Figure {
-    per_second: f64,
-    p50: Duration,
-    p99: Duration,
-}
-
-async fn measure() -> Outcome<()> {
-    let data = tempfile::tempdir_in(".")?;
-    let sync = fdatasync(data.path())?;
+async fn measure(scale: Scale) -> Outcome<()> {
+    let sizes = scale.of(&FULL, &SMALL);
+    let data = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+    let data = data.path();
+    let sync = bench::fdatasync(data, sizes.sync)?;
     eprintln!("the bare router and durable invocations, in turns …");
-    let router = Server::start("router", data.path())?;
-    let tool = Server::start("tool", &data.path().join("hold"))?;
-    let (router_1, hold_1) = in_turns(&router, &tool, 1).await?;
-    let (router_64, hold_64) = in_turns(&router, &tool, 64).await?;
+    let router = Server::start("router", data)?;
+    let tool = Server::start("tool", &data.join("hold"))?;
+    let (router_1, hold_1) = in_turns(&router, &tool, 1, sizes).await?;
+    let (router_64, hold_64) = in_turns(&router, &tool, 64, sizes).await?;
     drop((router, tool));
-    eprintln!("{DELIVERIES} results …");
-    let delivered = deliveries(&data.path().join("echo")).await?;
-    eprintln!("{SUBSCRIPTIONS} subscriptions …");
-    let subscriptions = subscriptions(&data.path().join("wait")).await?;
+    eprintln!("{} results …", sizes.deliveries);
+    let delivered = deliveries(&data.join("echo"), sizes.deliveries).await?;
+    eprintln!("{} subscriptions …", sizes.subscriptions);
+    let subscribed = subscriptions(&data.join("wait"), sizes.subscriptions).await?;
 
-    println!("{:<44} {:>10} {:>10} {:>10}", "", "per second", "p50", "p99");
-    let row = |name: &str, figure: &Figure| {
-        println!("{name:<44} {:>10.0} {:>10.1?} {:>10.1?}", figure.per_second, figure.p50, figure.p99);
-    };
-    row("fdatasync of this disk", &sync);
-    row("router with an empty handler, 1 connection", &router_1);
-    row("router with an empty handler, 64 connections", &router_64);
-    row("durable invocations, 1 connection", &hold_1);
-    row("durable invocations, 64 connections", &hold_64);
-    println!("{:<44} {delivered:>10.0}", "results delivered (accepted, run, taken)");
-    println!("{:<44} {:>8} MB", format!("{SUBSCRIPTIONS} waiting subscriptions"), subscriptions / 1_000_000);
+    Figure::print_heading();
+    sync.print("fdatasync of this disk");
+    router_1.print("router with an empty handler, 1 connection");
+    router_64.print("router with an empty handler, 64 connections");
+    hold_1.print("durable invocations, 1 connection");
+    hold_64.print("durable invocations, 64 connections");
+    println!("{:<52} {delivered:>10.0}", "results delivered (accepted, run, taken)");
     println!();
     let share = 100.0 * hold_64.per_second / router_64.per_second;
     let slower = hold_64.p99.as_secs_f64() / router_64.p99.as_secs_f64();
     println!(
         "at 64 connections: {share:.0} % of the bare router (at least 25), p99 {slower:.1} times (at most 5)"
     );
-    println!("{SUBSCRIPTIONS} subscriptions: {} MB (at most 200)", subscriptions / 1_000_000);
-    let holds = share >= 25.0 && slower <= 5.0 && subscriptions <= 200_000_000;
-    if holds { Ok(()) } else { Err("a figure is not what it should be".into()) }
+    let [taken, most] = [subscribed, SUBSCRIPTION_BYTES].map(|bytes| bytes / 1_000_000);
+    println!("{} waiting subscriptions: {taken} MB (at most {most})", sizes.subscriptions);
+    scale.judge(&[share >= 25.0, slower <= 5.0, subscribed <= SUBSCRIPTION_BYTES])
 }
 
-fn fdatasync(directory: &Path) -> Outcome<Figure> {
-    let mut file = File::create(directory.join("sync"))?;
-    let mut latencies = Vec::new();
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(2) {
-        let one = Instant::now();
-        file.write_all(&[0; 4096])?;
-        file.sync_data()?;
-        latencies.push(one.elapsed());
-    }
-    Ok(figure(latencies, begun.elapsed()))
-}
-
-fn figure(mut latencies: Vec<Duration>, elapsed: Duration) -> Figure {
-    latencies.sort_unstable();
-    let at = |share: f64| latencies[((latencies.len() - 1) as f64 * share) as usize];
-    Figure { per_second: latencies.len() as f64 / elapsed.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
-}
-
-async fn in_turns(one: &Server, other: &Server, connections: u64) -> Outcome<(Figure, Figure)> {
+async fn in_turns(
+    one: &Server,
+    other: &Server,
+    connections: u64,
+    sizes: &Sizes,
+) -> Outcome<(Figure, Figure)> {
     let (mut ones, mut others) = (Vec::new(), Vec::new());
-    for round in 0..ROUNDS {
-        ones.extend(load(one, connections, round).await?);
-        others.extend(load(other, connections, round).await?);
+    for round in 0..sizes.rounds {
+        ones.extend(load(one, connections, round, sizes.round).await?);
+        others.extend(load(other, connections, round, sizes.round).await?);
     }
-    let elapsed = ROUND * ROUNDS as u32;
-    Ok((figure(ones, elapsed), figure(others, elapsed)))
+    let elapsed = sizes.round * sizes.rounds;
+    Ok((Figure::of(ones, elapsed), Figure::of(others, elapsed)))
 }
 
 /// How long each took of the invocations, all of calls that stay in progress, that so many connections made in a round.
-async fn load(server: &Server, connections: u64, round: u64) -> Outcome<Vec<Duration>> {
+async fn load(server: &Server, connections: u64, round: u32, within: Duration) -> Outcome<Vec<Duration>> {
     let begun = Instant::now();
     let mut tasks = Vec::new();
     for connection in 0..connections {
@@ -195,7 +194,7 @@ async fn load(server: &Server, connections: u64, round: u64) -> Outcome<Vec<Dura
         tasks.push(tokio::spawn(async move {
             let mut client = Client::connect(&address).await?;
             let mut latencies = Vec::new();
-            while begun.elapsed() < ROUND {
+            while begun.elapsed() < within {
                 let id = format!("{connections}-{round}-{connection}-{}", latencies.len());
                 let one = Instant::now();
                 client.invoke("hold", &id, "http://127.0.0.1:9/").await?;
@@ -289,24 +288,24 @@ async fn until(taken: &AtomicU64, count: u64) {
     }
 }
 
-async fn deliveries(data: &Path) -> Outcome<f64> {
+async fn deliveries(data: &Path, count: u64) -> Outcome<f64> {
     let server = Server::start("tool", data)?;
     let (url, taken) = runtime().await?;
     let begun = Instant::now();
-    invoke_all(&server, "echo", DELIVERIES, &url).await?;
-    until(&taken, DELIVERIES).await;
-    Ok(DELIVERIES as f64 / begun.elapsed().as_secs_f64())
+    invoke_all(&server, "echo", count, &url).await?;
+    until(&taken, count).await;
+    Ok(count as f64 / begun.elapsed().as_secs_f64())
 }
 
 /// How much larger the server is with all of them waiting.
-async fn subscriptions(data: &Path) -> Outcome<u64> {
+async fn subscriptions(data: &Path, count: u64) -> Outcome<u64> {
     let server = Server::start("tool", data)?;
     let (url, taken) = runtime().await?;
     let mut first = Client::connect(&server.address).await?;
     first.invoke("wait", "first", &url).await?;
     until(&taken, 1).await;
     let before = server.resident_bytes()?;
-    invoke_all(&server, "wait", SUBSCRIPTIONS, &url).await?;
-    until(&taken, SUBSCRIPTIONS + 1).await;
+    invoke_all(&server, "wait", count, &url).await?;
+    until(&taken, count + 1).await;
     Ok(server.resident_bytes()?.saturating_sub(before))
 }

@@ -33,6 +33,7 @@ pub fn narrow() -> Limits {
         subscriptions: 2,
         open_calls: 3,
         held: 2,
+        held_bytes: 1 << 20,
         questions: 2,
         children: 1,
         event_children: 1,
@@ -98,7 +99,7 @@ pub fn from(way: &[&str], table: &str) {
     compare(table, |message| thread.clone().take(message));
 }
 
-/// Plays a table of what each message spends: `turns, tokens, wakes`.
+/// Plays a table of what each message spends: `turns, tokens, wakes`, and behind a `+` the same for each child.
 pub fn check_spending(table: &str) {
     let mut thread = Thread::new(Limits { event_children: 2, children: 2, ..narrow() });
     compare(table, |message| thread.spend(message));
@@ -156,11 +157,12 @@ impl Thread {
             return self.take(line);
         }
         let (before, message) = (self.head.clone(), self.message(line));
-        let Amounts { turns, tokens, wakes } = match self.step(message) {
+        let spent = match self.step(message) {
             Ok(step) => Amounts::of(&before, &step),
-            Err(_) => Amounts::default(),
+            Err(_) => vec![Amounts::default()],
         };
-        format!("{turns}, {tokens}, {wakes}")
+        let show = |Amounts { turns, tokens, wakes }: &Amounts| format!("{turns}, {tokens}, {wakes}");
+        spent.iter().map(show).collect::<Vec<_>>().join(" + ")
     }
 
     pub fn step(&mut self, message: Message) -> Result<Step, Ignored> {

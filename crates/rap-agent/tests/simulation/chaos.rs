@@ -335,6 +335,8 @@ fn limits(rng: &mut Rng) -> Limits {
         subscriptions: 1 + rng.below(3),
         open_calls: 1 + rng.below(5),
         held: 1 + rng.below(6) as u32,
+        // What is said here is short.
+        held_bytes: u64::MAX,
         questions: 1 + rng.below(3),
         children: 1 + rng.below(3),
         event_children: 1 + rng.below(2),

@@ -37,10 +37,7 @@ struct OpenCall {
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
-        Command::Ls(listing) => match listing.rows(&client, "calls", "calls").await? {
-            None => Ok(()),
-            Some(calls) => show(&calls),
-        },
+        Command::Ls(listing) => listing.show(&client, "calls", &[], show).await,
         Command::Cancel { thread, call } => super::cancel(&client, &thread, &call).await,
     }
 }

@@ -108,10 +108,7 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
             let filters = [("thread", thread.as_deref()), ("outcome", outcome.as_deref())];
             let filters: Vec<_> =
                 filters.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();
-            match listing.filtered(&client, "deliveries", "deliveries", &filters).await? {
-                None => Ok(()),
-                Some(deliveries) => list(&deliveries),
-            }
+            listing.show(&client, "deliveries", &filters, list).await
         }
         Command::Show { delivery, shape } => {
             let answer = client.get(&["v1", "deliveries", &delivery], &[]).await?;

@@ -35,10 +35,7 @@ pub enum Command {
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
-        Command::Ls(listing) => match listing.rows(&client, "inbox", "items").await? {
-            None => Ok(()),
-            Some(questions) => show(&questions),
-        },
+        Command::Ls(listing) => listing.show(&client, "inbox", &[], show).await,
         Command::Answer { thread, call, choice, .. } => {
             answer(&client, &thread, &call, choice.as_deref()).await
         }

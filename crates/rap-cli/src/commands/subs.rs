@@ -37,10 +37,7 @@ struct Held {
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
-        Command::Ls(listing) => match listing.rows(&client, "subscriptions", "subscriptions").await? {
-            None => Ok(()),
-            Some(held) => show(&held),
-        },
+        Command::Ls(listing) => listing.show(&client, "subscriptions", &[], show).await,
         Command::Cancel { thread, call } => super::cancel(&client, &thread, &call).await,
     }
 }

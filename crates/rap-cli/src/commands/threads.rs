@@ -9,9 +9,9 @@ use clap::{Subcommand, ValueEnum};
 use rap_agent::words;
 use serde_json::{Value, json};
 
-use super::{Connection, Shape, known, print, print_json};
+use super::{Connection, Listing, Shape, known, print, print_json};
 use crate::age;
-use crate::api::{Page, Status, Thread};
+use crate::api::{Status, Thread};
 use crate::client::{Client, idempotency_key};
 use crate::table::{BOLD, RED, Table, YELLOW, one_line, styled, terminal_width};
 use crate::waits::{self, Around};
@@ -31,15 +31,9 @@ pub enum Command {
         /// Only the children of this thread.
         #[arg(long, value_name = "THREAD")]
         parent: Option<String>,
-        /// How many at most, up to 1000.
-        #[arg(long, value_name = "N", default_value_t = 100)]
-        limit: usize,
-        /// All of them, however many.
-        #[arg(long, conflicts_with = "limit")]
-        all: bool,
-        /// How it is shown.
+        /// How many, and how they are shown.
         #[command(flatten)]
-        shape: Shape,
+        listing: Listing,
     },
     /// Make a thread, and say something in it if there is something to say.
     #[command(after_help = "Example: rap threads new \"Good morning\" --wait")]
@@ -185,9 +179,11 @@ impl OnBusy {
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
-        Command::Ls { status, parent, limit, all, shape } => {
-            let filter = Filter { status: status.map(StatusName::parameter), parent, limit, all };
-            list(&client, &filter, shape).await
+        Command::Ls { status, parent, listing } => {
+            let filters = [("status", status.map(StatusName::parameter)), ("parent", parent.as_deref())];
+            let filters: Vec<_> =
+                filters.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();
+            listing.show(&client, "threads", &filters, list).await
         }
         Command::New { text, id, agent, title, wait } => {
             let text = text.map(given).transpose()?;
@@ -228,35 +224,13 @@ async fn fork(client: &Client, thread: &str, at: Option<u64>, shape: Shape) -> a
     Ok(print(&format!("{}\n", forked["id"].as_str().unwrap_or_default()))?)
 }
 
-struct Filter {
-    status: Option<&'static str>,
-    parent: Option<String>,
-    limit: usize,
-    all: bool,
-}
-
-impl Filter {
-    fn parameters<'a>(&'a self, limit: &'a str, cursor: Option<&'a str>) -> Vec<(&'static str, &'a str)> {
-        let mut parameters = vec![("limit", limit)];
-        parameters.extend(self.status.map(|status| ("status", status)));
-        parameters.extend(self.parent.as_deref().map(|parent| ("parent", parent)));
-        parameters.extend(cursor.map(|cursor| ("cursor", cursor)));
-        parameters
-    }
-}
-
-async fn list(client: &Client, filter: &Filter, shape: Shape) -> anyhow::Result<()> {
-    let answer = pages(client, filter).await?;
-    if shape.json {
-        return print_json(&answer);
-    }
-    let Page { threads, next_cursor } = client.typed(answer)?;
+fn list(threads: &[Thread]) -> anyhow::Result<()> {
     if threads.is_empty() {
         return Ok(print("there are no such threads; rap chat makes one\n")?);
     }
     let now = age::now();
     let mut table = Table::new(["ID", "STATUS", "AGENT", "UPDATED", "TITLE", "WAITS FOR"]);
-    for thread in &threads {
+    for thread in threads {
         let title = thread.title.clone().unwrap_or_default();
         let updated = age::ago(thread.updated_at, now);
         let status = thread.status.word().to_owned();
@@ -268,28 +242,7 @@ async fn list(client: &Client, filter: &Filter, shape: Shape) -> anyhow::Result<
             _ => {}
         }
     }
-    print(&table.render(terminal_width()))?;
-    if next_cursor.is_some() {
-        eprintln!("there are more: --all lists them");
-    }
-    Ok(())
-}
-
-/// A page, or all of them as one.
-async fn pages(client: &Client, filter: &Filter) -> anyhow::Result<Value> {
-    let limit = if filter.all { "1000".to_owned() } else { filter.limit.to_string() };
-    let mut answer = client.get(&["v1", "threads"], &filter.parameters(&limit, None)).await?;
-    if !filter.all {
-        return Ok(answer);
-    }
-    while let Some(cursor) = answer["next_cursor"].as_str().map(str::to_owned) {
-        let mut more = client.get(&["v1", "threads"], &filter.parameters(&limit, Some(&cursor))).await?;
-        if let (Value::Array(all), Value::Array(more)) = (&mut answer["threads"], more["threads"].take()) {
-            all.extend(more);
-        }
-        answer["next_cursor"] = more["next_cursor"].take();
-    }
-    Ok(answer)
+    Ok(print(&table.render(terminal_width()))?)
 }
 
 async fn make(client: &Client, new: &Value, text: Option<String>, wait: bool) -> anyhow::Result<()> {

@@ -18,10 +18,7 @@ pub enum Command {
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     let Command::Ls(listing) = command;
-    match listing.rows(&client, "timers", "timers").await? {
-        None => Ok(()),
-        Some(timers) => show(&timers),
-    }
+    listing.show(&client, "timers", &[], show).await
 }
 
 fn show(timers: &[Timer]) -> anyhow::Result<()> {

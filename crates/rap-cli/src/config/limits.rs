@@ -60,6 +60,8 @@ limits! {
     model_attempts: u32 = 5, count(1..=u32::MAX);
     /// How many messages and events one thread holds while it is busy.
     held_per_thread: u32 = 1_000, count(1..=u32::MAX);
+    /// How large they may be together; the model reads them all at once.
+    held_bytes_per_thread: usize = 16 * 1024 * 1024, size(1..=1 << 30);
     /// How long an event waits for open calls.
     hold_max: Duration = Duration::from_secs(60), duration(Zero::Allowed);
     /// How often a model is asked without anything new from outside.

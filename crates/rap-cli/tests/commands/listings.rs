@@ -153,6 +153,13 @@ fn threads_are_filtered_and_paged() {
     assert_eq!((two.out.lines().count(), two.err.as_str()), (3, "there are more: --all lists them\n"));
     assert_eq!(runtime.ok(&["threads", "ls", "--all"]).lines().count(), 6);
     assert!(runtime.ok(&["threads", "ls", "--parent", "calm"]).starts_with("there are no such threads"));
+    for (listing, heading) in [("calls", "THREAD"), ("inbox", "THREAD")] {
+        let one = runtime.run(&[listing, "ls", "--limit", "1"]);
+        assert!(one.out.starts_with(heading), "{}", one.out);
+        assert_eq!((one.out.lines().count(), one.err.as_str()), (2, "there are more: --all lists them\n"));
+        let all = runtime.run(&[listing, "ls", "--all"]);
+        assert!(all.out.lines().count() > 2 && all.err.is_empty(), "{}", all.out);
+    }
 }
 
 #[test]

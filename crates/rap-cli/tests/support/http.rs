@@ -1,5 +1,6 @@
 //! Requests written byte by byte, so that a test can also send what no proper client would.
 
+use std::io::{Error, ErrorKind};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -59,6 +60,16 @@ impl Answer {
 
 /// Sends a request and reads the answer to its end. The headers come over those that belong to every request.
 pub async fn send(method: &str, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    attempt(method, url, headers, body).await.unwrap_or_else(|error| panic!("{method} {url}: {error}"))
+}
+
+/// The same, where perhaps nobody listens, or hangs up without an answer.
+pub async fn attempt(
+    method: &str,
+    url: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Result<Answer, Error> {
     let rest = url.strip_prefix("http://").unwrap_or_else(|| panic!("not http: {url}"));
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
     let length = body.len().to_string();
@@ -70,24 +81,28 @@ pub async fn send(method: &str, url: &str, headers: &[(&str, &str)], body: &[u8]
     }
     request.push_str("\r\n");
     let exchange = async {
-        let mut stream = TcpStream::connect(host).await.unwrap();
-        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut stream = TcpStream::connect(host).await?;
+        stream.write_all(request.as_bytes()).await?;
         // Whoever answers early may not read it all, and a reset after the answer is as good an end as any.
         stream.write_all(body).await.ok();
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await.ok();
-        answer
+        read(&answer).ok_or_else(|| {
+            let text = String::from_utf8_lossy(&answer);
+            Error::new(ErrorKind::UnexpectedEof, format!("no answer: {text:?}"))
+        })
     };
     let answer = tokio::time::timeout(PATIENCE, exchange).await;
-    read(&answer.unwrap_or_else(|_| panic!("{method} {host} was not answered")))
+    answer.unwrap_or_else(|_| panic!("{method} {host} was not answered"))
 }
 
-fn read(bytes: &[u8]) -> Answer {
+/// None if it has no end of a head.
+fn read(bytes: &[u8]) -> Option<Answer> {
     let text = String::from_utf8_lossy(bytes);
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+    let (head, body) = text.split_once("\r\n\r\n")?;
     let body = serde_json::from_str(body).unwrap_or_else(|_| Value::String(body.to_owned()));
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    Answer { status, head: head.to_ascii_lowercase(), body }
+    Some(Answer { status, head: head.to_ascii_lowercase(), body })
 }
 
 /// POSTs JSON.

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rusqlite::{Connection, OpenFlags};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -166,6 +167,18 @@ impl Rap {
         self.directory.as_ref().unwrap().path()
     }
 
+    /// What its database says to this.
+    pub fn number(&self, sql: &str) -> i64 {
+        let (file, flags) = (self.directory().join("rap.db"), OpenFlags::SQLITE_OPEN_READ_ONLY);
+        let database = Connection::open_with_flags(file, flags).unwrap();
+        database.query_row(sql, [], |row| row.get(0)).unwrap()
+    }
+
+    /// How many rows a table of its database has.
+    pub fn rows(&self, table: &str) -> i64 {
+        self.number(&format!("SELECT count(*) FROM {table}"))
+    }
+
     /// Everything it has printed so far, which is not the log.
     pub fn stdout(&self) -> String {
         fs::read_to_string(self.directory().join("stdout")).unwrap()
@@ -278,7 +291,7 @@ impl Rap {
     /// The rows of a listing such as `calls`.
     pub async fn listing(&self, name: &str) -> Vec<Value> {
         let rows = self.get(&format!("/v1/{name}")).await.expect(200);
-        rows.as_object().unwrap().values().next().unwrap().as_array().unwrap().clone()
+        rows.as_object().unwrap().values().find_map(Value::as_array).unwrap().clone()
     }
 
     /// The children of a thread, closed ones too.

@@ -69,11 +69,7 @@ impl Engine {
         if source != Source::Step && matches!(self.store.is_asking(thread.no, turn).await, Ok(false)) {
             return None;
         }
-        match self.store.over_budget(thread).await {
-            Ok(Some(why)) => Some(Message::OverBudget { turn, why }),
-            // Whoever can not look at the budget can not ask either, and waits there.
-            Ok(None) | Err(_) => Some(self.ask(thread, turn, up_to).await),
-        }
+        Some(self.ask(thread, turn, up_to).await)
     }
 
     /// The answer is kept until it is on disk, or nobody waits for it any more; then only its cost counts.

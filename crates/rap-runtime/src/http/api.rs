@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use rap_agent::{Ignored, Message, OnBusy, Status};
+use rap_agent::{Ignored, Message, OnBusy, Seq, Status};
 use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{CallId, ThreadId, UserId};
 use schemars::JsonSchema;
@@ -17,13 +17,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::json::{
-    Calls, Done, Entries, Entry, Inbox, ListedCall, ListedSubscription, Question, Subscriptions, Thread,
-    Threads, Timer, Timers, Tools, Turn, View, Views,
+    Calls, Done, Entries, Entry, Inbox, Subscriptions, Thread, Threads, Timers, Tools, Turn, View, Views,
 };
 use super::query::{self, Given};
 use super::{InPath, Refused, body};
 use crate::engine::Engine;
-use crate::store::{self, NewThread, Once, Page, Target, ThreadFilter, fresh_id, now};
+use crate::store::{self, Listed, NewThread, Once, Page, Target, ThreadFilter, Wanted, fresh_id, now};
 
 /// The longest id that a client gives a thread, and the longest title, in characters.
 const ID_CHARS: usize = 128;
@@ -108,10 +107,9 @@ pub(super) struct Choose {
 
 /// A whole number is one also where it is written as `1.0`.
 fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
-    const MOST: f64 = rap_protocol::limits::CHOICES as f64;
     let Some(given) = Option::<f64>::deserialize(deserializer)? else { return Ok(None) };
-    let whole = given.fract() == 0.0 && (0.0..=MOST).contains(&given);
-    let wrong = || serde::de::Error::custom("expected the number of a choice, counted from 0");
+    let whole = given.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&given);
+    let wrong = || serde::de::Error::custom(format!("expected a whole number from 0 to {}", u32::MAX));
     if whole { Ok(Some(given as u32)) } else { Err(wrong()) }
 }
 
@@ -215,7 +213,7 @@ pub(super) async fn threads(
     let filter = ThreadFilter {
         status: given.one_of("status", &Status::ALL, Status::as_str)?,
         parent: given.thread("parent")?,
-        after: given.place("cursor")?.unwrap_or(0).into(),
+        after: given.place::<u32>("cursor")?.unwrap_or(0).into(),
         limit: limit + 1,
     };
     let mut found = engine.store.threads(filter).await?;
@@ -251,7 +249,7 @@ pub(super) async fn history(
     Query(parameters): Parameters,
 ) -> Answer<Entries> {
     let given = Given::check(parameters, query::OF_HISTORY)?;
-    let (after, page) = (given.place("after")?.unwrap_or(0), Page::rows(given.rows()?));
+    let (after, page) = (given.place::<u32>("after")?.unwrap_or(0), Page::rows(given.rows()?));
     let row = engine.store.thread(thread_id(id)?).await?;
     let entries = engine.store.history_for_people(row.thread, after.into(), row.head.seq, page).await?;
     Ok(Json(Entries { entries: entries.into_iter().map(Entry::from).collect() }))
@@ -284,8 +282,9 @@ pub(super) async fn close(State(engine): State<Arc<Engine>>, InPath(id): InPath<
 pub(super) struct Fork {
     /// The last entry that it inherits, or the nearest before it at which no call lacks its result; the last one of
     /// all if none is given.
-    #[serde(default)]
-    at: Option<u64>,
+    #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(max = u32::MAX))]
+    at: Option<u32>,
 }
 
 pub(super) async fn fork(
@@ -294,8 +293,9 @@ pub(super) async fn fork(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Thread> {
-    let Fork { at } = read(&engine, &headers, request).await?;
-    let receipt = engine.store.fork(thread_id(id)?, at).await?;
+    let asked: Fork = read(&engine, &headers, request).await?;
+    let mark = once(&headers, About::Thread(&id), &asked)?;
+    let receipt = engine.store.fork(thread_id(id)?, asked.at.map(Seq::from), mark).await?;
     let row = engine.store.thread(receipt.thread).await?;
     Ok((StatusCode::CREATED, Json(Thread::from(&row))))
 }
@@ -355,34 +355,41 @@ pub(super) async fn views(State(engine): State<Arc<Engine>>, InPath(id): InPath<
     Ok(Json(Views { views: views.into_iter().map(View::from).collect() }))
 }
 
+fn wanted(parameters: HashMap<String, String>) -> Result<Wanted, Refused> {
+    let given = Given::check(parameters, query::OF_LISTINGS)?;
+    Ok(Wanted { after: given.place("cursor")?.unwrap_or_default(), limit: given.rows()? })
+}
+
+/// The rows of a page as they stand in the API, and its `next_cursor`.
+fn shown<R, T: From<R>>(listed: Listed<R>) -> (Vec<T>, Option<String>) {
+    let next = listed.next.map(|place| place.to_string());
+    (listed.rows.into_iter().map(T::from).collect(), next)
+}
+
 pub(super) async fn calls(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer<Calls> {
-    let limit = Given::check(parameters, query::OF_LISTINGS)?.rows()?;
-    let calls = engine.store.calls(limit).await?;
-    Ok(Json(Calls { calls: calls.into_iter().map(ListedCall::from).collect() }))
+    let (calls, next_cursor) = shown(engine.store.calls(wanted(parameters)?).await?);
+    Ok(Json(Calls { calls, next_cursor }))
 }
 
 pub(super) async fn subscriptions(
     State(engine): State<Arc<Engine>>,
     Query(parameters): Parameters,
 ) -> Answer<Subscriptions> {
-    let limit = Given::check(parameters, query::OF_LISTINGS)?.rows()?;
-    let found = engine.store.subscriptions(limit).await?;
-    Ok(Json(Subscriptions { subscriptions: found.into_iter().map(ListedSubscription::from).collect() }))
+    let (subscriptions, next_cursor) = shown(engine.store.subscriptions(wanted(parameters)?).await?);
+    Ok(Json(Subscriptions { subscriptions, next_cursor }))
 }
 
 pub(super) async fn timers(
     State(engine): State<Arc<Engine>>,
     Query(parameters): Parameters,
 ) -> Answer<Timers> {
-    let limit = Given::check(parameters, query::OF_LISTINGS)?.rows()?;
-    let timers = engine.store.timers(limit).await?;
-    Ok(Json(Timers { timers: timers.into_iter().map(Timer::from).collect() }))
+    let (timers, next_cursor) = shown(engine.store.timers(wanted(parameters)?).await?);
+    Ok(Json(Timers { timers, next_cursor }))
 }
 
 pub(super) async fn inbox(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer<Inbox> {
-    let limit = Given::check(parameters, query::OF_LISTINGS)?.rows()?;
-    let items = engine.store.inbox(None, limit).await?;
-    Ok(Json(Inbox { items: items.into_iter().map(Question::from).collect() }))
+    let (items, next_cursor) = shown(engine.store.inbox(None, wanted(parameters)?).await?);
+    Ok(Json(Inbox { items, next_cursor }))
 }
 
 pub(super) async fn tools(State(engine): State<Arc<Engine>>) -> Answer<Tools> {

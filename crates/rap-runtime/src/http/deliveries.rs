@@ -79,7 +79,7 @@ pub(super) async fn deliveries(
     let filter = DeliveryFilter {
         thread: given.thread("thread")?,
         outcome: given.one_of("outcome", &Fate::ALL, Fate::as_str)?,
-        before: given.place("cursor")?.map(i64::from),
+        before: given.place::<u32>("cursor")?.map(i64::from),
         limit: limit + 1,
     };
     let mut found = engine.store.deliveries(filter).await?;

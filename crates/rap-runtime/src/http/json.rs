@@ -72,7 +72,7 @@ pub(super) struct Thread {
     subscriptions: Vec<Subscribed>,
     /// How many of its children are at work.
     children: usize,
-    /// How many inputs wait.
+    /// How many inputs from outside wait.
     held: u32,
     /// How often the model was asked.
     turn: u64,
@@ -330,6 +330,8 @@ impl From<rap_agent::CallEntry> for Call {
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Calls {
     pub(super) calls: Vec<ListedCall>,
+    /// Where the next page begins.
+    pub(super) next_cursor: Option<String>,
 }
 
 /// An open call.
@@ -373,6 +375,8 @@ impl From<CallRow> for ListedCall {
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Subscriptions {
     pub(super) subscriptions: Vec<ListedSubscription>,
+    /// Where the next page begins.
+    pub(super) next_cursor: Option<String>,
 }
 
 /// An active subscription.
@@ -401,6 +405,8 @@ impl From<SubscriptionRow> for ListedSubscription {
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Timers {
     pub(super) timers: Vec<Timer>,
+    /// Where the next page begins.
+    pub(super) next_cursor: Option<String>,
 }
 
 /// Something that happens at a time by itself.
@@ -427,6 +433,8 @@ impl From<TimerRow> for Timer {
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Inbox {
     pub(super) items: Vec<Question>,
+    /// Where the next page begins.
+    pub(super) next_cursor: Option<String>,
 }
 
 /// A question that waits for a person.

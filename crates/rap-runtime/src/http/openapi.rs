@@ -155,8 +155,10 @@ fn operations() -> Vec<Operation> {
             .conflicts(),
         post("/v1/threads/{id}/close", api::close, "Close a thread and its descendants.").gives::<Done>(202),
         post("/v1/threads/{id}/fork", api::fork, "Make a thread that begins with a part of another one.")
+            .headers(&[IDEMPOTENCY_KEY])
             .takes::<Fork>()
-            .gives::<Thread>(201),
+            .gives::<Thread>(201)
+            .conflicts(),
         post("/v1/threads/{id}/resume", api::resume, "Let a thread go on that has failed or is paused.")
             .gives::<Done>(202)
             .conflicts(),

@@ -29,6 +29,8 @@ const LIMIT: Parameter = Parameter {
 };
 const CURSOR: Parameter =
     Parameter { name: "cursor", about: "The `next_cursor` of the page before.", schema: number };
+const PLACE: Parameter =
+    Parameter { name: "cursor", about: "The `next_cursor` of the page before.", schema: place };
 const STATUS: Parameter = Parameter {
     name: "status",
     about: "Only threads that are at this.",
@@ -49,6 +51,12 @@ fn number() -> Value {
     json!({"type": "integer", "minimum": 0, "maximum": u32::MAX})
 }
 
+/// What a place in a listing is as a text.
+fn place() -> Value {
+    let pattern = r"^(-|[0-9]{1,15})\.[0-9]{1,9}\.[^\u0000-\u001f\u007f-\u009f]{0,256}$";
+    json!({"type": "string", "pattern": pattern})
+}
+
 /// What an id of the wire is, 256 bytes of text without control characters, as far as characters can say it.
 pub(super) const ID: &str = r"^([ -~]{1,256}|[^\u0000-\u001f\u007f-\u009f]{1,64})$";
 
@@ -59,7 +67,7 @@ fn id() -> Value {
 pub(super) const OF_THREADS: &[Parameter] = &[STATUS, PARENT, LIMIT, CURSOR];
 pub(super) const OF_HISTORY: &[Parameter] = &[AFTER, LIMIT];
 pub(super) const OF_DELIVERIES: &[Parameter] = &[THREAD, OUTCOME, LIMIT, CURSOR];
-pub(super) const OF_LISTINGS: &[Parameter] = &[LIMIT];
+pub(super) const OF_LISTINGS: &[Parameter] = &[LIMIT, PLACE];
 
 /// What was given; each name once.
 pub(super) struct Given(HashMap<String, String>);
@@ -89,9 +97,9 @@ impl Given {
     }
 
     /// A place that an earlier answer gave.
-    pub(super) fn place(&self, name: &str) -> Result<Option<u32>, Refused> {
+    pub(super) fn place<T: FromStr>(&self, name: &str) -> Result<Option<T>, Refused> {
         let wrong = |_| Refused::invalid(format!("{name}: expected what an earlier answer gave"));
-        self.0.get(name).map(|text| u32::from_str(text)).transpose().map_err(wrong)
+        self.0.get(name).map(|text| T::from_str(text)).transpose().map_err(wrong)
     }
 
     /// A thread; it need not exist.

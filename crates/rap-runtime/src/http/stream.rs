@@ -29,7 +29,7 @@ use super::json::{Entry, Question, StatusNews, View, WaitingOn};
 use super::{InPath, Refused, deliveries};
 use crate::engine::Engine;
 use crate::hub::{Listener, Live};
-use crate::store::{self, Page, ThreadRow};
+use crate::store::{self, Listed, Page, ThreadRow, Wanted};
 
 /// How many entries are read at a time, and about how many bytes of them.
 const PAGE: usize = 200;
@@ -244,7 +244,7 @@ impl ThreadStream {
     async fn show_questions(&mut self, writer: &Writer, row: &ThreadRow) -> Flow {
         let mut asked = HashMap::new();
         if !row.head.questions.is_empty() {
-            for item in self.engine.store.inbox(Some(row.thread.no), PAGE).await? {
+            for item in self.engine.store.inbox(Some(row.thread.no), Wanted::first(PAGE)).await?.rows {
                 let shown = json!(Question::from(item));
                 let key = shown.to_string();
                 if !self.shown.questions.contains_key(&key) {
@@ -320,10 +320,15 @@ impl AllStream {
     }
 
     async fn show_inbox(&mut self, writer: &Writer) -> Flow {
-        for item in self.engine.store.inbox(None, PAGE).await? {
-            self.show_question(writer, item.thread.clone(), json!(Question::from(item))).await?;
+        let mut wanted = Wanted::first(PAGE);
+        loop {
+            let Listed { rows, next } = self.engine.store.inbox(None, wanted).await?;
+            for item in rows {
+                self.show_question(writer, item.thread.clone(), json!(Question::from(item))).await?;
+            }
+            let Some(after) = next else { return Ok(()) };
+            wanted = Wanted { after, limit: PAGE };
         }
-        Ok(())
     }
 
     async fn show_delivery(&self, writer: &Writer, no: i64) -> Flow {
@@ -356,7 +361,7 @@ impl AllStream {
             return Ok(());
         }
         let no = self.engine.store.thread(thread.clone()).await?.thread.no;
-        for item in self.engine.store.inbox(Some(no), PAGE).await? {
+        for item in self.engine.store.inbox(Some(no), Wanted::first(PAGE)).await?.rows {
             self.show_question(writer, thread.clone(), json!(Question::from(item))).await?;
         }
         Ok(())

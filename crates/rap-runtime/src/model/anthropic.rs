@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use url::Url;
 
 use self::assembly::Assembly;
-use super::remote::{self, Remote, broke_off, failed, linger, spec};
+use super::remote::{self, Remote, broke_off, failed, linger, log_left_out, spec};
 use super::window::Window;
 use super::{Answer, Error, Question};
 
@@ -64,9 +64,7 @@ pub enum Thinking {
 /// The model.
 #[derive(Debug)]
 pub struct Anthropic {
-    remote: Remote,
-    name: String,
-    window: Window,
+    pub(super) remote: Remote,
     max_tokens: u32,
     thinking: Thinking,
 }
@@ -81,33 +79,20 @@ impl Anthropic {
         list.set_query(Some("limit=1000"));
         let window = Window::new(list, USUAL_WINDOW);
         let endpoint = remote::below(base_url, &format!("{version}/messages"));
-        let key_header = HeaderName::from_static("x-api-key");
-        let remote = Remote::new(client, endpoint, api_key, key_header, "")?;
-        let remote = remote.with(HeaderName::from_static("anthropic-version"), VERSION);
-        Ok(Anthropic { remote, name, window, max_tokens, thinking })
+        let remote = Remote::new(client, endpoint, name, window)
+            .with(HeaderName::from_static("anthropic-version"), VERSION)
+            .with_key(api_key, HeaderName::from_static("x-api-key"), "")?;
+        Ok(Anthropic { remote, max_tokens, thinking })
     }
 
-    pub(super) async fn window(&self) -> u64 {
-        self.window.tokens(&self.remote, &self.name).await
-    }
-
+    /// Asks. An error is not fit to be shown before it went through [`Remote::hidden`].
     pub(super) async fn ask(
         &self,
         question: &Question,
         on_delta: &mut (dyn FnMut(&str) + Send),
     ) -> Result<Answer, Error> {
-        self.asked(question, on_delta).await.map_err(|error| self.remote.hidden(error))
-    }
-
-    async fn asked(
-        &self,
-        question: &Question,
-        on_delta: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<Answer, Error> {
         let Request { body, names, left_out } = self.request(question);
-        for tool in left_out {
-            tracing::debug!(tool = tool.name, why = tool.why, "a tool is not offered");
-        }
+        log_left_out(&left_out);
         let mut body = self.body(body);
         let mut assembly = Assembly::default();
         for pauses in 0..=PAUSES {
@@ -118,22 +103,22 @@ impl Anthropic {
             }
             go_on(&mut body, assembly.pause());
         }
-        Ok(assembly.into_answer(&self.name, question.turn, &names, on_delta))
+        Ok(assembly.into_answer(self.remote.name(), question.turn, &names, on_delta))
     }
 
     fn request(&self, question: &Question) -> Request {
         let tools: Vec<_> = question.tools.iter().map(spec).collect();
         let thinking = match self.thinking {
             Thinking::Off => prompt::Thinking::Off,
-            Thinking::Adaptive => prompt::Thinking::Free { model: &self.name },
-            Thinking::Tokens(_) => prompt::Thinking::First { model: &self.name },
+            Thinking::Adaptive => prompt::Thinking::Free { model: self.remote.name() },
+            Thinking::Tokens(_) => prompt::Thinking::First { model: self.remote.name() },
         };
         let prompt = Prompt::new(&question.system, &question.entries, &tools);
         prompt::anthropic::request(&Prompt { images: question.images, thinking, ..prompt })
     }
 
     fn body(&self, mut body: Map<String, Value>) -> Map<String, Value> {
-        body.insert("model".into(), self.name.as_str().into());
+        body.insert("model".into(), self.remote.name().into());
         body.insert("max_tokens".into(), self.max_tokens.into());
         body.insert("stream".into(), true.into());
         match self.thinking {

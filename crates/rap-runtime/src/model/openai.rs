@@ -17,7 +17,7 @@ use tokio::time::{Duration, timeout};
 use url::Url;
 
 use self::assembly::Assembly;
-use super::remote::{self, Remote, broke_off, failed, linger, spec};
+use super::remote::{self, Remote, broke_off, failed, linger, log_left_out, spec};
 use super::window::Window;
 use super::{Answer, Error, Question};
 
@@ -43,9 +43,7 @@ pub struct Settings {
 /// The model.
 #[derive(Debug)]
 pub struct OpenAi {
-    remote: Remote,
-    name: String,
-    window: Window,
+    pub(super) remote: Remote,
 }
 
 impl OpenAi {
@@ -54,37 +52,25 @@ impl OpenAi {
         let Settings { base_url, name, api_key } = settings;
         let window = Window::new(remote::below(base_url.clone(), "/models"), USUAL_WINDOW);
         let endpoint = remote::below(base_url, "/chat/completions");
-        Ok(OpenAi { remote: Remote::new(client, endpoint, api_key, AUTHORIZATION, "Bearer ")?, name, window })
+        let remote = Remote::new(client, endpoint, name, window);
+        Ok(OpenAi { remote: remote.with_key(api_key, AUTHORIZATION, "Bearer ")? })
     }
 
-    pub(super) async fn window(&self) -> u64 {
-        self.window.tokens(&self.remote, &self.name).await
-    }
-
+    /// Asks. An error is not fit to be shown before it went through [`Remote::hidden`].
     pub(super) async fn ask(
         &self,
         question: &Question,
         on_delta: &mut (dyn FnMut(&str) + Send),
     ) -> Result<Answer, Error> {
-        self.asked(question, on_delta).await.map_err(|error| self.remote.hidden(error))
-    }
-
-    async fn asked(
-        &self,
-        question: &Question,
-        on_delta: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<Answer, Error> {
         let Request { body, names, left_out } = request(question);
-        for tool in left_out {
-            tracing::debug!(tool = tool.name, why = tool.why, "a tool is not offered");
-        }
+        log_left_out(&left_out);
         let mut stream = self.remote.post(&self.body(body)).await?;
         let assembly = read(&mut stream, on_delta).await?;
         Ok(assembly.into_answer(question.turn, &names, on_delta))
     }
 
     fn body(&self, mut body: Map<String, Value>) -> Map<String, Value> {
-        body.insert("model".into(), self.name.as_str().into());
+        body.insert("model".into(), self.remote.name().into());
         body.insert("stream".into(), true.into());
         body.insert("stream_options".into(), json!({"include_usage": true}));
         body

@@ -7,13 +7,14 @@
 use bytes::Bytes;
 use http::header::ACCEPT;
 use http::{HeaderName, HeaderValue};
-use rap_agent::prompt::ToolSpec;
+use rap_agent::prompt::{LeftOut, ToolSpec};
 use rap_io::client::{self, Client, Fetched, Streaming};
 use rap_protocol::{Secret, redact};
 use serde_json::{Map, Value};
 use tokio::time::{Duration, timeout};
 use url::Url;
 
+use super::window::Window;
 use super::{Error, Offered};
 
 /// The largest answer, in bytes as they come over the wire.
@@ -40,10 +41,12 @@ const ERROR_BYTES: usize = 16 * 1024;
 /// How long the end of a stream is waited for behind a whole answer, so that its connection can be used again.
 const LINGER: Duration = Duration::from_millis(100);
 
-/// Where a model is, and how we show who we are.
+/// Where a model is, which one it is, and how we show who we are.
 pub(super) struct Remote {
     client: Client,
     endpoint: Url,
+    name: String,
+    window: Window,
     api_key: Option<Secret>,
     headers: Vec<(HeaderName, HeaderValue)>,
 }
@@ -55,28 +58,42 @@ impl std::fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// The key is sent in `header`, behind `scheme`. One that can not be sent is [`Error::Refused`].
-    pub(super) fn new(
-        client: Client,
-        endpoint: Url,
+    pub(super) fn new(client: Client, endpoint: Url, name: String, window: Window) -> Self {
+        let headers = vec![(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"))];
+        Remote { client, endpoint, name, window, api_key: None, headers }
+    }
+
+    /// The same with a key, which is sent in `header`, behind `scheme`. One that can not be sent is
+    /// [`Error::Refused`].
+    pub(super) fn with_key(
+        mut self,
         api_key: Option<Secret>,
         header: HeaderName,
         scheme: &str,
     ) -> Result<Self, Error> {
-        let mut headers = vec![(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"))];
         if let Some(key) = &api_key {
             let value = HeaderValue::try_from(format!("{scheme}{}", key.expose()));
             let mut value = value.map_err(|_| Error::refused("the model's api_key can not be sent"))?;
             value.set_sensitive(true);
-            headers.push((header, value));
+            self.headers.push((header, value));
         }
-        Ok(Remote { client, endpoint, api_key, headers })
+        Ok(Remote { api_key, ..self })
     }
 
     /// The same with one more header.
     pub(super) fn with(mut self, header: HeaderName, value: &'static str) -> Self {
         self.headers.push((header, HeaderValue::from_static(value)));
         self
+    }
+
+    /// The model's name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many tokens the model can read, as its server says.
+    pub(super) async fn window(&self) -> u64 {
+        self.window.tokens(self, &self.name).await
     }
 
     /// Sends a question and gives the stream of its answer, if there is one.
@@ -128,6 +145,13 @@ pub(super) fn below(mut base_url: Url, path: &str) -> Url {
 /// A tool as prompts are told of it.
 pub(super) fn spec(tool: &Offered) -> ToolSpec<'_> {
     ToolSpec { name: &tool.name, description: &tool.description, schema: tool.schema.document() }
+}
+
+/// Says which tools the provider can not take.
+pub(super) fn log_left_out(left_out: &[LeftOut]) {
+    for tool in left_out {
+        tracing::debug!(tool = tool.name, why = tool.why, "a tool is not offered");
+    }
 }
 
 /// Why there is no answer, or not all of it.

@@ -1,6 +1,8 @@
 //! What sessions with a budget have spent: counted in the transaction of the step that spends it.
 
-use rap_agent::{Amounts, Budgets, Resumes, Spending};
+use std::sync::Arc;
+
+use rap_agent::{Amounts, Budgets, Effect, Message, Resumes, Spending};
 use rap_protocol::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -8,24 +10,56 @@ use super::cache::Loaded;
 use super::read::legible;
 use super::rows::{self, unreadable};
 use super::thread::{Thread, ThreadNo};
-use super::{Error, Store, now};
+use super::{Committed, Error, Ran, Shared, Store, Target};
 
 /// How many threads of a session are resumed together.
 const RESUMED: usize = 10_000;
 
-/// Counts what a step has spent.
-pub(super) fn count(
+impl Shared {
+    /// Counts what was spent by a step and the children that it has borne, who come behind it. Whose question is beyond
+    /// the budget does not ask it: that is decided where it is counted, so that nobody else's question can change it.
+    pub(super) fn spend(
+        &self,
+        conn: &Connection,
+        steps: Vec<Committed>,
+        spent: Vec<Amounts>,
+        now: Timestamp,
+    ) -> rusqlite::Result<Vec<Committed>> {
+        let mut all = Vec::with_capacity(steps.len());
+        for (mut step, spent) in steps.into_iter().zip(spent) {
+            let thread = Arc::clone(&step.thread);
+            let why = count(conn, &thread, spent, &self.limits.of(&thread).budgets, now)?;
+            let asks = step.effects.iter().position(|effect| matches!(effect, Effect::Ask { .. }));
+            let (Some(why), Some(at)) = (why, asks) else {
+                all.push(step);
+                continue;
+            };
+            let Effect::Ask { turn, .. } = step.effects.remove(at) else { unreachable!("bug: it asks") };
+            all.push(step);
+            match self.apply(conn, &Target::No(thread.no), Message::OverBudget { turn, why })? {
+                Ran::Done(paused, _) => all.extend(paused),
+                Ran::Refused(error) => unreachable!("bug: a question is refused its pause: {error}"),
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// Counts what is spent. If that is beyond the budget, gives the reason.
+fn count(
     conn: &Connection,
     thread: &Thread,
     spent: Amounts,
+    budgets: &Budgets,
     now: Timestamp,
-) -> rusqlite::Result<()> {
+) -> rusqlite::Result<Option<String>> {
     if spent == Amounts::default() {
-        return Ok(());
+        return Ok(None);
     }
     let mut spending = read(conn, thread.root)?.unwrap_or_else(|| Spending::new(now));
-    spending.count(spent, now);
-    write(conn, thread.root, &spending)
+    let over = spending.spend(spent, budgets, now);
+    write(conn, thread.root, &spending)?;
+    Ok(over)
 }
 
 fn read(conn: &Connection, root: ThreadNo) -> rusqlite::Result<Option<Spending>> {
@@ -43,17 +77,6 @@ fn write(conn: &Connection, root: ThreadNo, spending: &Spending) -> rusqlite::Re
 }
 
 impl Store {
-    /// Why the model may not be asked for a thread, if its session has spent its budget.
-    pub(crate) async fn over_budget(&self, thread: &Thread) -> Result<Option<String>, Error> {
-        let budgets = self.shared.limits.of(thread).budgets;
-        if budgets.are_off() {
-            return Ok(None);
-        }
-        let root = thread.root;
-        let spending = self.read(move |conn| read(conn, root)).await?;
-        Ok(spending.and_then(|spending| spending.exceeds(&budgets, now())))
-    }
-
     /// A thread is about to be resumed: if that is for its session, allows the session as much again of what it has
     /// spent. Gives the other threads that go on with it.
     pub(crate) async fn resumed_with(&self, thread: &Thread) -> Result<Vec<ThreadNo>, Error> {

@@ -8,10 +8,22 @@ use rusqlite::{Row, params};
 use serde_json::{Map, Value};
 
 use super::cache::Loaded;
-use super::read::{Asked, legible, open_question};
+use super::listings::{Asked, open_question};
+use super::read::legible;
 use super::rows::{self, call_id, id, unreadable};
 use super::thread::{Thread, ThreadNo};
 use super::{Error, Store};
+
+/// How timers are found: each by an index, so that those that are not due cost nothing, however many they are.
+const DUE_THREADS: &str = "SELECT no FROM threads WHERE due <= ?1 ORDER BY due LIMIT ?2";
+const TIMED_OUT: &str = "SELECT thread, id FROM calls WHERE until <= ?2 AND (until > ?1 OR server = ?4) \
+                         ORDER BY until LIMIT ?3";
+const NEXT_DUE: [&str; 4] = [
+    "SELECT min(due) FROM threads WHERE due > ?1",
+    "SELECT min(invoke_at) FROM calls WHERE state = 0 AND invoke_at > ?1",
+    "SELECT min(until) FROM calls WHERE until > ?1",
+    "SELECT min(answer_at) FROM questions WHERE answer_at > ?1",
+];
 
 /// An invocation that has to be sent.
 pub(crate) struct DueInvocation {
@@ -143,8 +155,7 @@ impl Store {
 
     pub(crate) async fn due_threads(&self, now: Timestamp, limit: usize) -> Result<Vec<ThreadNo>, Error> {
         self.read(move |conn| {
-            let mut statement =
-                conn.prepare_cached("SELECT no FROM threads WHERE due <= ?1 ORDER BY due LIMIT ?2")?;
+            let mut statement = conn.prepare_cached(DUE_THREADS)?;
             statement.query_map(params![now.0, limit as i64], |row| row.get(0))?.collect()
         })
         .await
@@ -159,10 +170,7 @@ impl Store {
         limit: usize,
     ) -> Result<Vec<(ThreadNo, CallId)>, Error> {
         self.read(move |conn| {
-            let mut statement = conn.prepare_cached(
-                "SELECT thread, id FROM calls WHERE until <= ?2 AND (until > ?1 OR server = ?4) \
-                 ORDER BY until LIMIT ?3",
-            )?;
+            let mut statement = conn.prepare_cached(TIMED_OUT)?;
             let found = |row: &Row<'_>| Ok((row.get(0)?, call_id(row, 1)?));
             let own = Server::runtime().0;
             statement.query_map(params![after.0, now.0, limit as i64, own], found)?.collect()
@@ -280,12 +288,7 @@ impl Store {
     pub(crate) async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {
         self.read(move |conn| {
             let mut next: Option<i64> = None;
-            for sql in [
-                "SELECT min(due) FROM threads WHERE due > ?1",
-                "SELECT min(invoke_at) FROM calls WHERE state = 0 AND invoke_at > ?1",
-                "SELECT min(until) FROM calls WHERE until > ?1",
-                "SELECT min(answer_at) FROM questions WHERE answer_at > ?1",
-            ] {
+            for sql in NEXT_DUE {
                 let due: Option<i64> = conn.prepare_cached(sql)?.query_row([after.0], |row| row.get(0))?;
                 next = [next, due].into_iter().flatten().min();
             }
@@ -308,4 +311,32 @@ fn open_call(row: &Row<'_>) -> rusqlite::Result<(ThreadNo, rap_agent::OpenCall, 
         unapproved: false,
     };
     Ok((row.get(0)?, call, row.get(8)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::{Connection, Statement};
+
+    use super::*;
+
+    fn plan(conn: &Connection, sql: &str) -> Vec<String> {
+        let mut statement = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+        let bare = vec![0; Statement::parameter_count(&statement)];
+        let steps = statement.query_map(rusqlite::params_from_iter(bare), |row| row.get(3)).unwrap();
+        steps.collect::<rusqlite::Result<_>>().unwrap()
+    }
+
+    /// Nothing is known of a table's size when its plan is made, so a million rows have the same.
+    #[test]
+    fn timers_are_found_by_an_index_and_in_its_order() {
+        let conn = Connection::open_in_memory().unwrap();
+        conn.execute_batch(include_str!("schema_1.sql")).unwrap();
+        let indices = ["threads_due", "calls_open", "calls_until", "questions_answer"];
+        let found = [(DUE_THREADS, "threads_due"), (TIMED_OUT, "calls_until")];
+        for (sql, index) in NEXT_DUE.into_iter().zip(indices).chain(found) {
+            let plan = plan(&conn, sql);
+            let searched = plan[0].starts_with("SEARCH ") && plan[0].contains(&format!("INDEX {index} ("));
+            assert!(searched && plan.len() == 1, "{sql}: {plan:?}");
+        }
+    }
 }

@@ -8,13 +8,12 @@ use rap_agent::{Cause, Entry, ForkPoint, ForkSearch, Head, Item, Seq};
 use rap_io::sqlite::open_for_reading;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
-use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use super::cache::Loaded;
 use super::filter::ThreadFilter;
-use super::rows::{self, call_id, id, key, unreadable};
+use super::rows::{self, id, key, unreadable};
 use super::thread::{Thread, ThreadNo};
 use super::{Error, Store};
 
@@ -76,65 +75,6 @@ impl Page {
     pub(crate) fn rows(rows: usize) -> Page {
         Page { rows, bytes: usize::MAX }
     }
-}
-
-/// What waits for a person.
-pub(crate) struct InboxItem {
-    pub(crate) thread: ThreadId,
-    pub(crate) call: CallId,
-    pub(crate) tool: String,
-    pub(crate) asked_at: Timestamp,
-    pub(crate) question: Asked,
-}
-
-/// What was asked.
-#[derive(Deserialize)]
-#[serde(untagged)]
-pub(crate) enum Asked {
-    Choice {
-        prompt: String,
-        choices: Vec<String>,
-        default: usize,
-        /// None where the runtime itself asks.
-        #[serde(default)]
-        response_url: Option<String>,
-    },
-    SignIn {
-        auth_url: String,
-    },
-}
-
-/// An open call for a listing.
-pub(crate) struct CallRow {
-    pub(crate) thread: ThreadId,
-    pub(crate) call: CallId,
-    pub(crate) tool: String,
-    pub(crate) server: String,
-    pub(crate) since: Timestamp,
-    pub(crate) until: Option<Timestamp>,
-    pub(crate) acknowledged_at: Option<Timestamp>,
-    pub(crate) attempts: u32,
-    pub(crate) outcome: Option<String>,
-}
-
-/// An active subscription for a listing.
-pub(crate) struct SubscriptionRow {
-    pub(crate) thread: ThreadId,
-    pub(crate) call: CallId,
-    pub(crate) tool: String,
-    pub(crate) server: String,
-    pub(crate) since: Timestamp,
-    /// How many of its events wait for a child.
-    pub(crate) waiting: u64,
-}
-
-/// Something that happens at a time by itself.
-pub(crate) struct TimerRow {
-    pub(crate) thread: ThreadId,
-    pub(crate) call: Option<CallId>,
-    pub(crate) tool: Option<String>,
-    pub(crate) kind: &'static str,
-    pub(crate) at: Timestamp,
 }
 
 /// The latest content of a view.
@@ -281,113 +221,6 @@ impl Store {
         .await
     }
 
-    /// What waits for a person, in one thread or in all.
-    pub(crate) async fn inbox(
-        &self,
-        thread: Option<ThreadNo>,
-        limit: usize,
-    ) -> Result<Vec<InboxItem>, Error> {
-        let secrets = self.shared.key.clone();
-        self.read(move |conn| {
-            let mut statement = conn.prepare_cached(
-                "SELECT q.thread, q.no, q.call, q.body, q.asked_at, c.name FROM questions q \
-                 JOIN calls c ON c.thread = q.thread AND c.id = q.call \
-                 WHERE q.answer IS NULL AND (?2 IS NULL OR q.thread = ?2) ORDER BY q.asked_at LIMIT ?1",
-            )?;
-            let mut found = statement.query(params![limit as i64, thread])?;
-            let mut items = Vec::new();
-            while let Some(row) = found.next()? {
-                let of = row.get(0)?;
-                let Some(Loaded { thread, .. }) = legible(of, rows::load(conn, of))?.flatten() else {
-                    continue;
-                };
-                let no = row.get::<_, i64>(1)?.cast_unsigned();
-                let question = open_question(&secrets, &thread, no, row.get_ref(3)?.as_blob()?);
-                let Some(question) = legible(of, question)? else { continue };
-                items.push(InboxItem {
-                    question,
-                    thread: thread.id.clone(),
-                    call: call_id(row, 2)?,
-                    asked_at: Timestamp(row.get(4)?),
-                    tool: row.get(5)?,
-                });
-            }
-            Ok(items)
-        })
-        .await
-    }
-
-    pub(crate) async fn calls(&self, limit: usize) -> Result<Vec<CallRow>, Error> {
-        self.read(move |conn| {
-            let mut statement = conn.prepare_cached(
-                "SELECT t.id, c.id, c.name, c.server, c.since, c.until, c.acknowledged_at, c.attempts, c.outcome \
-                 FROM calls c JOIN threads t ON t.no = c.thread WHERE c.state = 0 ORDER BY c.invoke_at LIMIT ?1",
-            )?;
-            let call = |row: &Row<'_>| {
-                Ok(CallRow {
-                    thread: id(row, 0)?,
-                    call: call_id(row, 1)?,
-                    tool: row.get(2)?,
-                    server: row.get(3)?,
-                    since: Timestamp(row.get(4)?),
-                    until: row.get::<_, Option<i64>>(5)?.map(Timestamp),
-                    acknowledged_at: row.get::<_, Option<i64>>(6)?.map(Timestamp),
-                    attempts: row.get(7)?,
-                    outcome: row.get(8)?,
-                })
-            };
-            statement.query_map([limit as i64], call)?.collect()
-        })
-        .await
-    }
-
-    pub(crate) async fn subscriptions(&self, limit: usize) -> Result<Vec<SubscriptionRow>, Error> {
-        self.read(move |conn| {
-            let mut statement = conn.prepare_cached(
-                "SELECT t.id, c.id, c.name, c.server, c.since, \
-                        (SELECT count(*) FROM backlog b WHERE b.thread = c.thread AND b.call = c.id) / 2 \
-                 FROM calls c JOIN threads t ON t.no = c.thread WHERE c.state = 5 ORDER BY c.since LIMIT ?1",
-            )?;
-            let subscription = |row: &Row<'_>| {
-                Ok(SubscriptionRow {
-                    thread: id(row, 0)?,
-                    call: call_id(row, 1)?,
-                    tool: row.get(2)?,
-                    server: row.get(3)?,
-                    since: Timestamp(row.get(4)?),
-                    waiting: row.get::<_, i64>(5)?.unsigned_abs(),
-                })
-            };
-            statement.query_map([limit as i64], subscription)?.collect()
-        })
-        .await
-    }
-
-    /// What happens by itself: sleeps and schedules, time-outs of calls, and failed threads that ask again.
-    pub(crate) async fn timers(&self, limit: usize) -> Result<Vec<TimerRow>, Error> {
-        self.read(move |conn| {
-            let mut statement = conn.prepare_cached(
-                "SELECT t.id, c.id, c.name, c.until, \
-                        CASE WHEN c.server != ?2 THEN 0 WHEN c.state = 0 THEN 1 ELSE 2 END \
-                 FROM calls c JOIN threads t ON t.no = c.thread WHERE c.until IS NOT NULL \
-                 UNION ALL SELECT id, NULL, NULL, due, 3 FROM threads WHERE due IS NOT NULL AND status = 'failed' \
-                 ORDER BY 4 LIMIT ?1",
-            )?;
-            let timer = |row: &Row<'_>| {
-                let call: Option<String> = row.get(1)?;
-                Ok(TimerRow {
-                    thread: id(row, 0)?,
-                    call: call.map(CallId::new).transpose().map_err(unreadable)?,
-                    tool: row.get(2)?,
-                    at: Timestamp(row.get(3)?),
-                    kind: ["timeout", "sleep", "schedule", "retry"][usize::from(row.get::<_, u8>(4)?)],
-                })
-            };
-            statement.query_map(params![limit as i64, rap_agent::Server::runtime().0], timer)?.collect()
-        })
-        .await
-    }
-
     /// What a call is now, if the thread ever made it.
     pub(crate) async fn knows_call(&self, thread: ThreadId, call: CallId) -> Result<bool, Error> {
         self.read(move |conn| match rows::number_of(conn, &thread)? {
@@ -470,16 +303,6 @@ pub(super) fn legible<T>(thread: ThreadNo, read: rusqlite::Result<T>) -> rusqlit
         }
         read => read.map(Some),
     }
-}
-
-pub(super) fn open_question(
-    secrets: &rap_io::secret_box::Key,
-    thread: &Thread,
-    no: u64,
-    sealed: &[u8],
-) -> rusqlite::Result<Asked> {
-    let plain = secrets.open(sealed, &rows::question_context(thread, no)).map_err(unreadable)?;
-    serde_json::from_slice(&plain).map_err(unreadable)
 }
 
 /// The pieces of a history: each thread of the line of descent, and which of its entries are seen.

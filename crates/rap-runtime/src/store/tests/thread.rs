@@ -166,7 +166,7 @@ async fn where_a_question_leads_is_nowhere_in_the_files_in_plain_text() {
     assert_eq!(due.len(), 1);
     assert_eq!(due[0].response_url.expose(), "http://127.0.0.1:9/answers/secret-of-the-choice");
     assert_eq!(due[0].selected, 1);
-    let inbox = fixture.store.inbox(None, 10).await.unwrap();
+    let inbox = fixture.store.inbox(None, Wanted::first(10)).await.unwrap().rows;
     assert_eq!(inbox.len(), 1);
     let url = "https://example.com/sign-in/secret-of-the-sign-in";
     assert!(matches!(&inbox[0].question, Asked::SignIn { auth_url } if auth_url == url));
@@ -174,7 +174,7 @@ async fn where_a_question_leads_is_nowhere_in_the_files_in_plain_text() {
     fixture.tell("thread", returned("c1", "done", false)).await.unwrap();
     fixture.tell("thread", returned("c2", "done", false)).await.unwrap();
     assert!(fixture.store.due_answers(now(), 10).await.unwrap().is_empty());
-    assert!(fixture.store.inbox(None, 10).await.unwrap().is_empty());
+    assert!(fixture.store.inbox(None, Wanted::first(10)).await.unwrap().rows.is_empty());
     check();
 }
 

@@ -1,0 +1,130 @@
+//! The runtime and the echo tool as processes of their own.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use rap_protocol::UrlPolicy;
+use rap_runtime::model::{Model, scripted::Scripted};
+use rap_runtime::{Agent, Limits, Runtime, Settings, ToolServer, Window};
+use tokio::net::TcpListener;
+
+use crate::bench::{Outcome, resident_bytes};
+
+/// Every turn calls the tool; the model needs nothing but the turn's number.
+const CALLS: &str = "repeat = true\n[[turn]]\ncalls = [{name = \"echo\", arguments = {text = \"hello\"}}]\n";
+const SCRIPT: &str = "script.toml";
+
+/// The model follows the script, if there is one; else it does what it is told.
+pub async fn runtime(data: &Path, tool: &str) -> Outcome<()> {
+    let listener =
+        TcpListener::bind(std::env::var("RAP_BENCH_LISTEN").as_deref().unwrap_or("127.0.0.1:0")).await?;
+    let url = format!("http://{}", listener.local_addr()?);
+    let script = data.join(SCRIPT);
+    let model = if script.exists() { Scripted::from_file(&script)? } else { Scripted::obedient() };
+    let mut limits = Limits::default();
+    limits.thread.turns_per_wake = u32::MAX;
+    let runtime = Runtime::start(Settings {
+        public_url: url.clone(),
+        database: data.join("rap.db"),
+        tokens: Vec::new(),
+        agents: vec![Agent::default()],
+        model: Model::Scripted(model),
+        images: false,
+        window: Window::default(),
+        tool_servers: vec![ToolServer { url: tool.into(), bearer: None }],
+        url_policy: UrlPolicy::Local,
+        limits,
+    })?;
+    println!("{url}");
+    runtime.serve(listener, parent_is_gone()).await;
+    Ok(())
+}
+
+pub async fn parent_is_gone() {
+    let read = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    drop(read.await);
+}
+
+/// One of the two, in a process of its own.
+pub struct Process {
+    child: Child,
+    _stdin: Option<ChildStdin>,
+    pub url: String,
+}
+
+impl Process {
+    pub fn start(role: &str, data: &Path, tool: &str, listen: &str) -> Outcome<Process> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("--role").arg(role).arg(data).arg(tool).env("RAP_BENCH_LISTEN", listen);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().ok_or("no stdout")?).read_line(&mut line)?;
+        Ok(Process { _stdin: child.stdin.take(), child, url: line.trim().to_owned() })
+    }
+
+    pub fn echo() -> Outcome<Process> {
+        Process::start("echo", Path::new("-"), "-", "")
+    }
+
+    /// Its model calls the tool in every turn.
+    pub fn busy_runtime(data: &Path, tool: &Process) -> Outcome<Process> {
+        Process::scripted_runtime(data, tool, CALLS)
+    }
+
+    /// Its model follows a script.
+    pub fn scripted_runtime(data: &Path, tool: &Process, script: &str) -> Outcome<Process> {
+        std::fs::create_dir_all(data)?;
+        std::fs::write(data.join(SCRIPT), script)?;
+        Process::start("runtime", data, &tool.url, "127.0.0.1:0")
+    }
+
+    /// Its model does what it is told.
+    pub fn obedient_runtime(data: &Path, tool: &Process) -> Outcome<Process> {
+        std::fs::create_dir_all(data)?;
+        Process::start("runtime", data, &tool.url, "127.0.0.1:0")
+    }
+
+    /// kill -9, and the same again at the same address.
+    pub fn restart(
+        self,
+        data: &Path,
+        tool: &Process,
+        meanwhile: impl FnOnce() -> Outcome<()>,
+    ) -> Outcome<Process> {
+        let listen = self.url.trim_start_matches("http://").to_owned();
+        drop(self);
+        meanwhile()?;
+        Process::start("runtime", data, &tool.url, &listen)
+    }
+
+    pub fn resident_bytes(&self) -> Outcome<u64> {
+        resident_bytes(self.child.id())
+    }
+
+    /// The most that it has taken of the memory so far.
+    pub fn peak_bytes(&self) -> Outcome<u64> {
+        let kib: u64 = self.proc("status", "VmHWM:")?.trim_end_matches("kB").trim().parse()?;
+        Ok(kib * 1024)
+    }
+
+    /// What it has handed to write() so far.
+    pub fn written_bytes(&self) -> Outcome<u64> {
+        Ok(self.proc("io", "wchar:")?.parse()?)
+    }
+
+    /// What the system says of it.
+    fn proc(&self, file: &str, name: &str) -> Outcome<String> {
+        let text = std::fs::read_to_string(format!("/proc/{}/{file}", self.child.id()))?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        Ok(line.ok_or_else(|| format!("no {name}"))?.trim().to_owned())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Whether it was still there makes no difference.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
