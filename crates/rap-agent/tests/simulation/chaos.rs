@@ -315,9 +315,7 @@ fn budgets(rng: &mut Rng) -> Budgets {
     if rng.percent(70) {
         return Budgets::default();
     }
-    // All threads of a session are resumed at once: where it may ask less often than it has threads, all of them would
-    // be paused again before one was asked.
-    let few = Some((2 * THREADS + rng.below(10)) as u64);
+    let few = Some(1 + rng.below(20) as u64);
     let bounds = match rng.below(3) {
         0 => Bounds { turns: few, ..Bounds::default() },
         1 => Bounds { tokens: Some(20 + rng.below(300) as u64), ..Bounds::default() },

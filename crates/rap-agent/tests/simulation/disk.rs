@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rap_agent::{
-    Amounts, CallState, Cause, Doubt, Effect, Entry, ForkPoint, Head, Letter, Message, NewQuestion, OpenCall,
+    CallState, Cause, Doubt, Effect, Entry, ForkPoint, Head, Letter, Message, NewQuestion, OpenCall,
     PastCall, Queue, Seq, Server, Spending, Step, Write,
 };
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
@@ -186,12 +186,8 @@ impl Disk {
         thread: Place,
         step: &Step,
         key: Option<u64>,
-        now: Timestamp,
         fault: Fault,
     ) -> Result<(), Broken> {
-        let spent = Amounts::of(&self.threads[thread].head, step);
-        let root = self.root(thread);
-        self.spending.entry(root).or_insert_with(|| Spending::new(now)).count(spent, now);
         for write in &step.writes {
             self.write(thread, write, fault)?;
         }

@@ -132,11 +132,14 @@ impl Checker {
         self.watches[thread].shown = shown.map(|shown| (turn, shown));
     }
 
-    /// I12: the model is asked as long as there is a budget, and no longer.
-    pub fn may_ask(&mut self, root: Place, asks: bool, now: Timestamp) -> Result<(), Broken> {
-        let Some(purse) = self.purses.get_mut(&root) else { return Ok(()) };
-        let may = !purse.is_empty(now);
-        holds!(asks == may, "I12: t{root} has spent {purse:?}, the model is asked: {asks}");
+    /// I12: a question is asked as long as there is a budget, and no longer.
+    pub fn spent(&mut self, root: Place, spent: Amounts, over: bool, now: Timestamp) -> Result<(), Broken> {
+        let purse = self.purses.entry(root).or_insert_with(|| Purse::new(&self.limits, now));
+        purse.spend(spent, now);
+        holds!(
+            over == purse.is_over(),
+            "I12: t{root} has spent {purse:?}, that is said to be too much: {over}"
+        );
         Ok(())
     }
 
@@ -205,10 +208,8 @@ impl Checker {
         }
         self.watches[thread].judge(row, message, step, &self.limits)?;
         let spends = Amounts::of(&row.head, step);
-        let spent = self.watches[thread].spent;
-        holds!(spends == spent, "I12: {message:?} costs t{thread} {spent:?}, not {spends:?}");
-        let purse = self.purses.entry(disk.root(thread)).or_insert_with(|| Purse::new(&self.limits, now));
-        purse.spend(spent, now);
+        let spent = &self.watches[thread].spent;
+        holds!(spends == *spent, "I12: {message:?} costs t{thread} {spent:?}, not {spends:?}");
         Ok(())
     }
 

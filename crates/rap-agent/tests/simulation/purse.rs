@@ -32,12 +32,6 @@ impl Purse {
         };
     }
 
-    /// Whether more was spent than there was, in the hour that it is now.
-    pub fn is_empty(mut self, now: Timestamp) -> bool {
-        self.pass(now);
-        self.is_over()
-    }
-
     /// What was spent does not count any more, if it was too much.
     pub fn fill(&mut self) {
         if self.is_over() {
@@ -45,8 +39,8 @@ impl Purse {
         }
     }
 
-    /// Whether more was spent than there was, when something was last spent.
-    fn is_over(&self) -> bool {
+    /// Whether more was spent than there was.
+    pub fn is_over(&self) -> bool {
         let Bounds { turns, tokens, wakes } = self.bounds;
         turns.or(tokens).or(wakes).is_some_and(|bound| self.spent > bound)
     }

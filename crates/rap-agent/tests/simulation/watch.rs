@@ -49,7 +49,7 @@ pub struct Watch {
     /// Whether somebody stopped it since it was last asked.
     pub interrupted: bool,
     /// What the last message cost.
-    pub spent: Amounts,
+    pub spent: Vec<Amounts>,
     /// Questions to the model since something came from outside.
     alone: u32,
     /// Answers in a row that somebody who joined has dropped.
@@ -235,12 +235,14 @@ impl Watch {
         };
         let asks = step.effects.iter().any(|effect| matches!(effect, Effect::Ask { .. }));
         let again = !new && matches!(message, Message::Due | Message::Summarised { .. });
-        let born = step.writes.iter().filter(|write| matches!(write, Write::Born { .. })).count() as u64;
-        self.spent = Amounts {
-            turns: u64::from(asks) + born,
+        let born = step.writes.iter().filter(|write| matches!(write, Write::Born { .. })).count();
+        let own = Amounts {
+            turns: u64::from(asks),
             tokens: usage.input + usage.output,
-            wakes: u64::from(asks && self.alone == 1 && !again) + born,
+            wakes: u64::from(asks && self.alone == 1 && !again),
         };
+        self.spent = vec![own];
+        self.spent.resize(1 + born, Amounts { turns: 1, tokens: 0, wakes: 1 });
     }
 
     /// I12: a failed question is asked again by itself, for so long since a person last had a hand in it.

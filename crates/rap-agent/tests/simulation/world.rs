@@ -8,8 +8,8 @@ mod lost;
 mod summary;
 
 use rap_agent::{
-    Again, Answer, Birth, Doubt, Effect, Entry, ForkPoint, Ignored, Limits, LostAfter, Message, Phase, Seq,
-    Step, Usage, Write, step,
+    Again, Amounts, Answer, Birth, Doubt, Effect, Entry, ForkPoint, Ignored, Limits, LostAfter, Message,
+    Phase, Seq, Step, Usage, Write, step,
 };
 use rap_protocol::{CallId, Timestamp};
 
@@ -193,7 +193,7 @@ impl World {
             Fault::TearsCommits => self.disk.threads[thread].head = step.head.clone(),
             Fault::KeepsOldHeads => {
                 let head = self.disk.threads[thread].head.clone();
-                self.disk.commit(thread, step, None, self.now, self.fault)?;
+                self.disk.commit(thread, step, None, self.fault)?;
                 self.disk.threads[thread].head = head;
             }
             _ => {}
@@ -209,7 +209,8 @@ impl World {
         key: Option<u64>,
     ) -> Result<(), Broken> {
         self.checker.judge(&self.disk, thread, message, step, self.now)?;
-        self.disk.commit(thread, step, key, self.now, self.fault)?;
+        let spent = Amounts::of(&self.disk.threads[thread].head, step);
+        self.disk.commit(thread, step, key, self.fault)?;
         if self.fault == Fault::LosesLetters {
             self.disk.outbox.clear();
         }
@@ -220,14 +221,19 @@ impl World {
                 self.checker.look(&self.disk, place(child))?;
             }
         }
-        self.checker.look(&self.disk, thread)
+        self.checker.look(&self.disk, thread)?;
+        self.spend(thread, step, spent)
     }
 
     /// What is to be done once a step is on disk.
     fn start(&mut self, thread: Place, step: &Step) {
         for effect in &step.effects {
             match effect {
-                Effect::Ask { turn, up_to } => self.ask(thread, *turn, *up_to),
+                Effect::Ask { turn, up_to } => {
+                    if self.disk.threads[thread].head.asking() == Some(*turn) {
+                        self.ask(thread, *turn, *up_to);
+                    }
+                }
                 Effect::Abandon { turn } => {
                     let (gone, asks) = std::mem::take(&mut self.memory.asks)
                         .into_iter()
@@ -248,7 +254,8 @@ impl World {
             }
         }
         for write in &step.writes {
-            if let Write::Born { child, head, .. } = write {
+            if let Write::Born { child, .. } = write {
+                let head = &self.disk.threads[place(child)].head;
                 let Phase::Asking { up_to } = head.phase else { continue };
                 self.ask(place(child), head.turn, up_to);
             }
@@ -500,7 +507,7 @@ impl World {
             };
             let head = disk.threads[thread].head.clone();
             match step(head, message.clone(), now, &self.limits) {
-                Ok(step) => disk.commit(thread, &step, key, now, self.fault)?,
+                Ok(step) => disk.commit(thread, &step, key, self.fault)?,
                 Err(why) => return broken(format!("I4: the replay of {message:?} is ignored: {why}")),
             }
         }

@@ -24,9 +24,6 @@ impl Chaos {
         }
         let at = self.rng.below(self.world.memory.asks.len());
         let asked = self.world.memory.asks.swap_remove(at);
-        if asked.summary.is_none() && self.world.hold_back(&asked)? {
-            return Ok(());
-        }
         if self.rng.percent(8) {
             let again = if self.rng.percent(60) { Again::Later } else { Again::No };
             return self.world.fail(asked, again);

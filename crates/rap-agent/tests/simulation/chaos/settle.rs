@@ -40,9 +40,6 @@ impl Chaos {
         }
         while let Some(asked) = self.world.memory.asks.pop() {
             worked = true;
-            if self.world.hold_back(&asked)? {
-                continue;
-            }
             let text = text_of(self.world.outside.word());
             self.world.answer(asked, Answer { text, ..Answer::default() })?;
         }

@@ -1,25 +1,45 @@
-//! Budgets: what a session has spent is looked at before the model is asked, and lifted when one of its threads is
-//! resumed.
+//! Budgets: what a session spends is counted in the transaction of the step that spends it, and lifted when one of its
+//! threads is resumed.
 
-use rap_agent::{Message, Resumes};
+use rap_agent::{Amounts, Message, Resumes, Spending, Step, Write, step};
 
-use super::{Asked, Reply, World};
-use crate::sim::disk::Place;
+use super::{Reply, World};
+use crate::sim::disk::{Place, place};
 use crate::sim::fault::Fault;
-use crate::sim::invariants::{Broken, holds};
+use crate::sim::invariants::{Broken, broken, holds};
 use crate::sim::outside::Request;
 
 impl World {
-    /// The session may have no budget for a question; whether it was held back.
-    pub fn hold_back(&mut self, asked: &Asked) -> Result<bool, Broken> {
-        let Asked { thread, turn, .. } = *asked;
-        let root = self.disk.root(thread);
-        let spending = self.disk.spending.get(&root);
-        let over = spending.and_then(|spending| spending.exceeds(&self.limits.budgets, self.now));
-        self.checker.may_ask(root, over.is_none(), self.now)?;
-        let Some(why) = over else { return Ok(false) };
-        self.offer(thread, Message::OverBudget { turn, why }, None)?;
-        Ok(true)
+    /// Counts what a step and the children that it has borne have spent, in its transaction. Whose question is beyond
+    /// the budget is paused.
+    pub(super) fn spend(&mut self, thread: Place, step: &Step, spent: Vec<Amounts>) -> Result<(), Broken> {
+        let born = step.writes.iter().filter_map(|write| match write {
+            Write::Born { child, .. } => Some(place(child)),
+            _ => None,
+        });
+        for (asker, spent) in [thread].into_iter().chain(born).zip(spent) {
+            if spent == Amounts::default() {
+                continue;
+            }
+            let (root, budgets) = (self.disk.root(asker), self.limits.budgets);
+            let spending = self.disk.spending.entry(root).or_insert_with(|| Spending::new(self.now));
+            let over = spending.spend(spent, &budgets, self.now);
+            self.checker.spent(root, spent, over.is_some(), self.now)?;
+            if let (Some(why), 1..) = (over, spent.turns) {
+                self.pause(asker, why)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn pause(&mut self, thread: Place, why: String) -> Result<(), Broken> {
+        let head = self.disk.threads[thread].head.clone();
+        let message = Message::OverBudget { turn: head.turn, why };
+        self.note(|| format!("t{thread} {message:?}"));
+        match step(head, message.clone(), self.now, &self.limits) {
+            Ok(step) => self.commit(thread, &message, &step, None),
+            Err(why) => broken(format!("I12: t{thread} can not be paused: {why}")),
+        }
     }
 
     /// With a thread that is paused, the others of its session go on, before itself: whoever has no answer asks again
@@ -34,21 +54,30 @@ impl World {
             spending.lift(&self.limits.budgets);
         }
         self.checker.lifted(root);
-        for other in self.paused(root) {
-            let skipped = other == request.thread || self.fault == Fault::ResumesOne;
-            if !skipped && self.offer(other, Message::Resume, None)? == Reply::Nothing {
+        let paused = self.paused(root);
+        for (other, _) in &paused {
+            let skipped = *other == request.thread || self.fault == Fault::ResumesOne;
+            if !skipped && self.offer(*other, Message::Resume, None)? == Reply::Nothing {
                 return Ok(false);
             }
         }
-        let left: Vec<Place> =
-            self.paused(root).into_iter().filter(|other| *other != request.thread).collect();
-        holds!(left.is_empty(), "I12: the session of t{root} goes on, and {left:?} are still paused");
+        // Some may be paused again, for what the session has spent since.
+        let asked = |(other, turn): &(Place, u64)| {
+            *other == request.thread || self.disk.threads[*other].head.turn > *turn
+        };
+        let left = paused.iter().find(|paused| !asked(paused));
+        holds!(left.is_none(), "I12: the session of t{root} goes on, and {left:?} does not");
         Ok(true)
     }
 
-    fn paused(&self, root: Place) -> Vec<Place> {
-        let threads = 0..self.disk.threads.len();
-        let waits = |thread: &Place| self.disk.threads[*thread].head.resumes() == Resumes::WithSession;
-        threads.filter(|thread| waits(thread) && self.disk.root(*thread) == root).collect()
+    /// The threads of a session that wait for somebody to let it go on, and their last questions.
+    fn paused(&self, root: Place) -> Vec<(Place, u64)> {
+        let threads = self.disk.threads.iter().enumerate();
+        threads
+            .filter(|(thread, row)| {
+                row.head.resumes() == Resumes::WithSession && self.disk.root(*thread) == root
+            })
+            .map(|(thread, row)| (thread, row.head.turn))
+            .collect()
     }
 }
