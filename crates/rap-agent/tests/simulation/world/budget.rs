@@ -37,7 +37,10 @@ impl World {
         let message = Message::OverBudget { turn: head.turn, why };
         self.note(|| format!("t{thread} {message:?}"));
         match step(head, message.clone(), self.now, &self.limits) {
-            Ok(step) => self.commit(thread, &message, &step, None),
+            Ok(step) => {
+                holds!(step.head.asking().is_none(), "I12: t{thread} is over its budget, and asks on");
+                self.commit(thread, &message, &step, None)
+            }
             Err(why) => broken(format!("I12: t{thread} can not be paused: {why}")),
         }
     }
