@@ -456,11 +456,14 @@ async fn what_agents_wait_on_is_listed_page_by_page() {
     .await;
     let id = |row: &Value| (row["thread_id"].to_string(), row["call_id"].to_string());
     for (listing, count) in [("calls", 10), ("subscriptions", 4), ("timers", 4), ("inbox", 4)] {
-        let whole: Vec<_> = rap.listing(listing).await.iter().map(id).collect();
-        assert_eq!(whole.len(), count, "{listing}");
         for limit in [1, 3, count, 1000] {
-            let pages: Vec<_> = paged(&rap, listing, limit).await.iter().map(id).collect();
-            assert_eq!(pages, whole, "{listing} by {limit}");
+            // What is tried again meanwhile has another place then.
+            until(&format!("the same {listing} by {limit}"), async || {
+                let whole: Vec<_> = rap.listing(listing).await.iter().map(id).collect();
+                let pages: Vec<_> = paged(&rap, listing, limit).await.iter().map(id).collect();
+                (whole.len() == count && pages == whole).then_some(())
+            })
+            .await;
         }
         for cursor in ["x", "1", "1.2", "1.x.c"] {
             let refused = rap.get(&format!("/v1/{listing}?cursor={cursor}")).await;
