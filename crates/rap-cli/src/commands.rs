@@ -88,11 +88,12 @@ impl Listing {
         self,
         client: &Client,
         path: &str,
-        filters: &[(&str, &str)],
+        filters: &[(&str, Option<&str>)],
         show: impl FnOnce(&[T]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let limit = (!self.all).then_some(self.limit);
-        let answer = client.list(path, filters, limit).await?;
+        let filters: Vec<_> = filters.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();
+        let answer = client.list(path, &filters, limit).await?;
         if self.shape.json {
             return print_json(&answer);
         }

@@ -106,8 +106,6 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
         Command::Ls { thread, outcome, listing } => {
             let outcome = outcome.map(|outcome| outcome.word().replace(' ', "_"));
             let filters = [("thread", thread.as_deref()), ("outcome", outcome.as_deref())];
-            let filters: Vec<_> =
-                filters.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();
             listing.show(&client, "deliveries", &filters, list).await
         }
         Command::Show { delivery, shape } => {

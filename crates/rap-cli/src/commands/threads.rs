@@ -181,8 +181,6 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
     match command {
         Command::Ls { status, parent, listing } => {
             let filters = [("status", status.map(StatusName::parameter)), ("parent", parent.as_deref())];
-            let filters: Vec<_> =
-                filters.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();
             listing.show(&client, "threads", &filters, list).await
         }
         Command::New { text, id, agent, title, wait } => {
