@@ -5,11 +5,12 @@ use std::time::Duration;
 use rap_protocol::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{Effect, Head, Phase, Step, Write};
+use crate::step::Stepping;
 
 const HOUR: Duration = Duration::from_secs(3600);
+const HOURLY_WAKES: (&str, &str) = ("wakes", "in this hour");
 
-/// What a session may spend; nothing is bounded where nothing is said.
+/// The budget of a session. What has no bound is not bounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Budgets {
     /// In an hour.
@@ -51,57 +52,44 @@ pub struct Spending {
     pub total: Amounts,
 }
 
-/// Who goes on when a thread is resumed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Resumes {
-    /// The thread alone, if at all: what failed was its own.
-    Alone,
-    /// All threads of its session that would say the same: a budget is the session's, so it is lifted for all of them.
-    WithSession,
-}
-
-impl Head {
-    /// Who goes on when this thread is resumed.
-    pub fn resumes(&self) -> Resumes {
-        match self.phase {
-            Phase::Paused { .. } => Resumes::WithSession,
-            _ => Resumes::Alone,
-        }
-    }
-}
-
-impl Amounts {
-    /// What a step spends, question by question: its own one, if it asks, and what an answer has cost; then the first
-    /// one of each child that it bears. Tokens are known when they are spent.
-    pub fn of(before: &Head, step: &Step) -> Vec<Amounts> {
-        let asked = step.effects.iter().any(|effect| matches!(effect, Effect::Ask { .. }));
-        let read_and_written = |head: &Head| head.usage.input.saturating_add(head.usage.output);
-        let own = Amounts {
-            turns: u64::from(asked),
-            tokens: read_and_written(&step.head).saturating_sub(read_and_written(before)),
-            wakes: u64::from(asked && is_woken(before, &step.head)),
-        };
-        let births = step.writes.iter().filter(|write| matches!(write, Write::Born { .. }));
-        let birth = |_| Amounts { turns: 1, tokens: 0, wakes: 1 };
-        [own].into_iter().chain(births.map(birth)).collect()
-    }
-}
-
-/// Whether a thread asks about something new. A question that is asked again, because it has failed or with a summary,
-/// is not.
-fn is_woken(before: &Head, after: &Head) -> bool {
-    let again = match before.phase {
-        Phase::Failed { .. } => after.failing_since.is_some() && before.held.is_empty(),
-        Phase::Asking { .. } => after.summarised != before.summarised,
-        _ => false,
-    };
-    after.turns_awake == 1 && !again
+/// Whether something may be spent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It is within the budget.
+    Allowed,
+    /// The budget is spent until somebody lifts it.
+    Spent {
+        /// The reason, for people.
+        why: String,
+    },
+    /// The wakes of this hour are used up.
+    Hold {
+        /// The reason, for people.
+        why: String,
+        /// The end of the hour.
+        until: Timestamp,
+    },
 }
 
 impl Budgets {
     /// Whether nothing is bounded.
     pub fn are_off(&self) -> bool {
         *self == Budgets::default()
+    }
+
+    /// Whether only wakes are bounded.
+    pub(crate) fn bound_wakes_only(&self) -> bool {
+        [self.per_hour, self.in_total].iter().all(|bounds| bounds.turns.is_none() && bounds.tokens.is_none())
+    }
+
+    /// Whether a bound concerns any of these amounts. That of tokens concerns questions too: their tokens are counted
+    /// only after they were asked.
+    pub(crate) fn count(&self, amounts: &Amounts) -> bool {
+        [self.per_hour, self.in_total].iter().any(|bounds| {
+            (bounds.turns.is_some() && amounts.turns > 0)
+                || (bounds.tokens.is_some() && (amounts.tokens > 0 || amounts.turns > 0))
+                || (bounds.wakes.is_some() && amounts.wakes > 0)
+        })
     }
 }
 
@@ -123,30 +111,40 @@ impl Spending {
         Spending { hour_began: now, hour: Amounts::default(), total: Amounts::default() }
     }
 
-    /// Counts what is spent at a time. If that is beyond the budget, says why the question must not be asked.
-    pub fn spend(&mut self, spent: Amounts, budgets: &Budgets, now: Timestamp) -> Option<String> {
-        self.count(spent, now);
-        self.exceeds(budgets, now)
-    }
-
-    fn count(&mut self, spent: Amounts, now: Timestamp) {
+    /// Counts what is spent, and says whether it is within the budget. Tokens are known only after they were spent,
+    /// so they count against the next question.
+    pub(crate) fn spend(&mut self, spent: Amounts, budgets: &Budgets, now: Timestamp) -> Verdict {
         self.pass_time(now);
         for amounts in [&mut self.hour, &mut self.total] {
             amounts.turns = amounts.turns.saturating_add(spent.turns);
             amounts.tokens = amounts.tokens.saturating_add(spent.tokens);
             amounts.wakes = amounts.wakes.saturating_add(spent.wakes);
         }
-    }
-
-    /// Why the model may not be asked at this time, for people; nothing, if it may.
-    fn exceeds(mut self, budgets: &Budgets, now: Timestamp) -> Option<String> {
-        self.pass_time(now);
         let total = budgets.in_total.passed(&self.total).map(|(name, bound)| (name, bound, "in total"));
         let hour = budgets.per_hour.passed(&self.hour).map(|(name, bound)| (name, bound, "in this hour"));
-        let (name, bound, when) = total.chain(hour).next()?;
-        Some(format!(
-            "the budget of this session is spent: {bound} {name} {when}; resume it for as many again"
-        ))
+        // A question that is no wake is not held back by the number of wakes.
+        let concerns = |name: &str| name != "wakes" || spent.wakes > 0;
+        let mut passed: Vec<_> = total.chain(hour).filter(|(name, ..)| concerns(name)).collect();
+        // The hour's wakes come last: whatever else was passed lasts longer.
+        passed.sort_by_key(|(name, _, when)| (*name, *when) == HOURLY_WAKES);
+        match passed.first() {
+            None => Verdict::Allowed,
+            Some((name, bound, when)) if (*name, *when) == HOURLY_WAKES => {
+                let why = format!(
+                    "this session has reached its limit of {bound} wakes per hour; it continues by itself when the hour \
+                     is over, or when it is resumed"
+                );
+                // It is counted in total when it is really asked.
+                self.total.turns -= spent.turns;
+                self.total.wakes -= spent.wakes;
+                Verdict::Hold { why, until: self.hour_began.plus(HOUR) }
+            }
+            Some((name, bound, when)) => Verdict::Spent {
+                why: format!(
+                    "the budget of this session is spent: {bound} {name} {when}; resume it for as many again"
+                ),
+            },
+        }
     }
 
     /// Allows as much again of what was passed.
@@ -163,9 +161,44 @@ impl Spending {
         }
     }
 
+    /// Whether a bound was passed.
+    pub(crate) fn is_spent(&self, budgets: &Budgets) -> bool {
+        budgets.per_hour.passed(&self.hour).chain(budgets.in_total.passed(&self.total)).next().is_some()
+    }
+
+    /// Whether another wake would have to wait for the next hour.
+    pub(crate) fn holds_wakes(mut self, budgets: &Budgets, now: Timestamp) -> bool {
+        let wake = Amounts { turns: 1, tokens: 0, wakes: 1 };
+        matches!(self.spend(wake, budgets, now), Verdict::Hold { .. })
+    }
+
     fn pass_time(&mut self, now: Timestamp) {
-        if now.since(self.hour_began) >= HOUR {
+        // A clock that was set back must not make an hour longer.
+        if now < self.hour_began || now.since(self.hour_began) >= HOUR {
             (self.hour_began, self.hour) = (now, Amounts::default());
+        }
+    }
+}
+
+impl Stepping<'_> {
+    /// Whether the session's budget is spent.
+    pub(crate) fn is_budget_spent(&self) -> bool {
+        self.facts.spending.is_some_and(|spending| spending.is_spent(&self.limits.budgets))
+    }
+
+    /// Whether held input has to wait for the next hour. People's own work does not wait for it.
+    pub(crate) fn held_must_wait(&self) -> bool {
+        let held = &self.head.held;
+        let holds = |spending: Spending| spending.holds_wakes(&self.limits.budgets, self.now);
+        !held.is_empty() && !held.user && self.facts.spending.is_some_and(holds)
+    }
+
+    /// Allows the session as much again of what it has spent.
+    pub(crate) fn lift_budget(&mut self) {
+        let budgets = self.limits.budgets;
+        if let Some(spending) = &mut self.facts.spending {
+            spending.lift(&budgets);
+            self.mark_spent();
         }
     }
 }
@@ -174,50 +207,110 @@ impl Spending {
 mod tests {
     use super::*;
 
-    const TURN: Amounts = Amounts { turns: 1, tokens: 10, wakes: 1 };
+    const TURN: Amounts = Amounts { turns: 1, tokens: 0, wakes: 0 };
+    const WAKE: Amounts = Amounts { turns: 1, tokens: 0, wakes: 1 };
+    const TOKENS: Amounts = Amounts { turns: 0, tokens: 10, wakes: 0 };
 
     fn at(minutes: i64) -> Timestamp {
         Timestamp(minutes * 60_000)
     }
 
+    fn per_hour(bounds: Bounds) -> Budgets {
+        Budgets { per_hour: bounds, ..Budgets::default() }
+    }
+
+    fn in_total(bounds: Bounds) -> Budgets {
+        Budgets { in_total: bounds, ..Budgets::default() }
+    }
+
+    fn spent(what: &str) -> Verdict {
+        let why = format!("the budget of this session is spent: {what}; resume it for as many again");
+        Verdict::Spent { why }
+    }
+
     #[test]
     fn an_hour_is_over_after_an_hour() {
-        let bounds = Bounds { turns: Some(2), ..Bounds::default() };
-        let budgets = Budgets { per_hour: bounds, ..Budgets::default() };
+        let budgets = per_hour(Bounds { turns: Some(2), ..Bounds::default() });
         let mut spending = Spending::new(at(0));
-        for _ in 0..2 {
-            spending.count(TURN, at(10));
-            assert_eq!(spending.exceeds(&budgets, at(10)), None);
+        for (minute, expected) in [
+            (10, Verdict::Allowed),
+            (10, Verdict::Allowed),
+            (20, spent("2 turns in this hour")),
+            (59, spent("2 turns in this hour")),
+            (60, Verdict::Allowed),
+        ] {
+            assert_eq!(spending.spend(TURN, &budgets, at(minute)), expected, "minute {minute}");
         }
-        spending.count(TURN, at(20));
-        let why = "the budget of this session is spent: 2 turns in this hour; resume it for as many again";
-        assert_eq!(spending.exceeds(&budgets, at(59)).as_deref(), Some(why));
-        assert_eq!(spending.exceeds(&budgets, at(60)), None);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_begins_a_new_hour() {
+        let budgets = per_hour(Bounds { turns: Some(1), ..Bounds::default() });
+        let mut spending = Spending::new(at(1000));
+        for (minute, allowed) in [(1000, true), (1001, false), (10, true), (69, false), (70, true)] {
+            let verdict = spending.spend(TURN, &budgets, at(minute));
+            assert_eq!(verdict == Verdict::Allowed, allowed, "minute {minute}: {verdict:?}");
+        }
     }
 
     #[test]
     fn what_is_lifted_lasts_as_long_again() {
-        let bounds = Bounds { tokens: Some(25), ..Bounds::default() };
-        let budgets = Budgets { in_total: bounds, ..Budgets::default() };
+        let budgets = in_total(Bounds { tokens: Some(25), ..Bounds::default() });
         let mut spending = Spending::new(at(0));
         for _ in 0..2 {
             for hour in 0..3 {
-                assert_eq!(spending.exceeds(&budgets, at(hour * 100)), None);
-                spending.count(TURN, at(hour * 100));
+                assert_eq!(spending.spend(TURN, &budgets, at(hour * 100)), Verdict::Allowed);
+                spending.spend(TOKENS, &budgets, at(hour * 100));
             }
-            assert!(spending.exceeds(&budgets, at(1000)).unwrap().contains("25 tokens in total"));
+            assert_eq!(spending.spend(TURN, &budgets, at(1000)), spent("25 tokens in total"));
             spending.lift(&budgets);
         }
-        // What was not passed goes on being counted.
-        assert_eq!((spending.total.turns, spending.total.tokens), (6, 0));
+        // Amounts that were not passed are not reset.
+        assert_eq!((spending.total.turns, spending.total.tokens), (8, 0));
     }
 
     #[test]
-    fn nothing_is_bounded_unless_it_is_said() {
+    fn tokens_alone_count_against_the_next_question() {
+        let budgets = in_total(Bounds { tokens: Some(5), ..Bounds::default() });
+        assert!(budgets.count(&TOKENS) && budgets.count(&TURN));
+    }
+
+    #[test]
+    fn a_question_that_is_no_wake_is_not_held_for_wakes() {
+        let bounds = Bounds { turns: Some(100), wakes: Some(1), ..Bounds::default() };
         let mut spending = Spending::new(at(0));
-        spending.count(Amounts { turns: u64::MAX, tokens: u64::MAX, wakes: u64::MAX }, at(0));
-        spending.count(TURN, at(0));
-        assert_eq!(spending.exceeds(&Budgets::default(), at(0)), None);
+        assert_eq!(spending.spend(WAKE, &per_hour(bounds), at(1)), Verdict::Allowed);
+        let held = spending.spend(WAKE, &per_hour(bounds), at(2));
+        assert!(matches!(held, Verdict::Hold { until, .. } if until == at(60)), "{held:?}");
+        assert_eq!(spending.spend(TURN, &per_hour(bounds), at(3)), Verdict::Allowed);
+        assert_eq!(spending.spend(TURN, &in_total(bounds), at(3)), Verdict::Allowed);
+        assert_eq!(spending.spend(WAKE, &in_total(bounds), at(3)), spent("1 wakes in total"));
+    }
+
+    #[test]
+    fn a_wake_that_is_held_counts_in_total_when_it_is_asked() {
+        let budgets = per_hour(Bounds { wakes: Some(1), ..Bounds::default() });
+        let mut spending = Spending::new(at(0));
+        spending.spend(WAKE, &budgets, at(1));
+        assert!(matches!(spending.spend(WAKE, &budgets, at(2)), Verdict::Hold { .. }));
+        assert_eq!((spending.total, spending.is_spent(&budgets)), (WAKE, true));
+    }
+
+    /// Whatever else was passed lasts longer than the hour.
+    #[test]
+    fn wakes_of_the_hour_are_named_last() {
+        let wakes = Bounds { wakes: Some(0), ..Bounds::default() };
+        let budgets = Budgets { per_hour: wakes, in_total: Bounds { turns: Some(0), ..Bounds::default() } };
+        assert_eq!(Spending::new(at(0)).spend(WAKE, &budgets, at(0)), spent("0 turns in total"));
+    }
+
+    #[test]
+    fn nothing_is_bounded_unless_it_is_configured() {
+        let most = Amounts { turns: u64::MAX, tokens: u64::MAX, wakes: u64::MAX };
+        let mut spending = Spending::new(at(0));
+        for _ in 0..2 {
+            assert_eq!(spending.spend(most, &Budgets::default(), at(0)), Verdict::Allowed);
+        }
         assert!(Budgets::default().are_off());
     }
 }

@@ -1,44 +1,54 @@
-//! The tools' side: results, events, questions to people, views.
+//! The tools' side: results, events, questions to people, views, and timers of calls.
+
+use std::time::Duration;
 
 use rap_protocol::{AuthUrl, Body, CallId, Content};
 use serde_json::Value;
 
-use crate::step::{Stepping, take};
+use crate::head::Problem;
+use crate::step::{Stepping, Wake};
 use crate::words;
 use crate::{
-    Birth, CallState, Choice, Effect, Event, Ignored, Item, NewQuestion, OpenCall, Outcome, PastCall,
-    Question, QuestionKind, Queue, Subscription, Write,
+    CallState, Choice, Effect, Event, Ignored, Item, NewQuestion, OpenCall, PastCall, Question, QuestionKind,
+    Queue, Subscription, ToolResult, Write,
 };
 
+/// A call whose callback was refused is settled after this time, if nothing valid follows.
+const PROBLEM_WITHIN: Duration = Duration::from_secs(5 * 60);
+/// A sleep that is shorter does not count as something from outside.
+const LONG_SLEEP: Duration = Duration::from_secs(10);
+
 impl Stepping<'_> {
-    pub(crate) fn take_result(
-        &mut self,
-        call: CallId,
-        result: Outcome,
-        past: Option<PastCall>,
-    ) -> Result<(), Ignored> {
-        // What no server has, none can have a word on.
-        if self.head.open_calls().any(|open| open.id == call && !open.is_sent()) {
+    pub(crate) fn take_result(&mut self, call: CallId, result: ToolResult) -> Result<(), Ignored> {
+        // A call that was never sent cannot be answered.
+        if self.head.open_call(&call).is_some_and(|open| !open.is_sent()) {
             return Err(Ignored::UnknownCall);
         }
-        if let Some(open) = take(&mut self.head.batch, &call) {
-            let Outcome { content, display, .. } = self.confirm(open, result);
+        if let Some(open) = self.take_from_batch(&call) {
+            let ToolResult { content, display, .. } = self.confirm(open, result);
             self.append(Item::Result { call_id: call, content, display, synthetic: false });
-            self.move_on();
+            self.hear_outside();
+            self.continue_batch(Wake::Continue);
             return Ok(());
         }
-        // The room for results behind placeholders is bounded by the number of open calls.
-        if let Some(open) = take(&mut self.head.running, &call) {
+        // The number of results behind placeholders is bounded by the number of open calls.
+        if let Some(open) = self.take_from_background(&call) {
             let name = open.name.clone();
             let result = self.confirm(open, result);
             let items = self.synthetic(&name, &call, words::late_kind(&call), result);
-            self.take_input(items);
+            self.take_input(items, Wake::Outside);
             return Ok(());
         }
-        self.take_late_result(call, result, past.ok_or(Ignored::UnknownCall)?)
+        let past = self.facts.call.take().ok_or(Ignored::UnknownCall)?;
+        self.take_late_result(call, result, past)
     }
 
-    fn take_late_result(&mut self, call: CallId, mut result: Outcome, past: PastCall) -> Result<(), Ignored> {
+    fn take_late_result(
+        &mut self,
+        call: CallId,
+        mut result: ToolResult,
+        past: PastCall,
+    ) -> Result<(), Ignored> {
         match past.state {
             CallState::Failed | CallState::TimedOut => {}
             CallState::Interrupted => return Err(Ignored::SettledCall),
@@ -52,117 +62,170 @@ impl Stepping<'_> {
         }
         let items = self.synthetic(&past.name, &call, words::late_kind(&call), result);
         self.settle(call, CallState::Returned);
-        self.take_input(items);
+        self.take_input(items, Wake::Outside);
         Ok(())
     }
 
     /// Settles an open call by its result, which may confirm a subscription.
-    fn confirm(&mut self, open: OpenCall, mut result: Outcome) -> Outcome {
+    fn confirm(&mut self, open: OpenCall, mut result: ToolResult) -> ToolResult {
         let limit = self.limits.subscriptions;
-        let OpenCall { id, name, server, seq, .. } = open;
         if !result.subscription {
-            self.settle(id, CallState::Returned);
+            self.settle(open.id, CallState::Returned);
         } else if self.head.subscriptions.len() >= limit {
             add_note(&mut result.content, words::too_many_subscriptions(limit));
-            self.settle(id.clone(), CallState::Returned);
-            self.effects.push(Effect::NotifyCancel { call: id });
+            self.settle(open.id.clone(), CallState::Returned);
+            self.effects.push(Effect::NotifyCancel { call: open.id });
         } else {
-            self.settle(id.clone(), CallState::Subscribed);
-            let since = self.now;
-            self.head.subscriptions.push(Subscription { id, name, server, seq, since, next: None });
+            self.settle(open.id.clone(), CallState::Subscribed);
+            let subscription = Subscription::new(open, self.now);
+            self.head.subscriptions.push(subscription);
         }
         result
     }
 
-    /// An open call gets a result of the runtime's own.
+    /// Gives an open call a result of the runtime's own.
     pub(crate) fn give_up(&mut self, call: &CallId, state: CallState, text: String) -> Result<(), Ignored> {
-        if let Some(open) = take(&mut self.head.batch, call) {
+        if let Some(open) = self.take_from_batch(call) {
             self.settle(open.id.clone(), state);
             self.append(Item::made(open.id, text));
-            self.move_on();
-        } else if let Some(open) = take(&mut self.head.running, call) {
+            self.continue_batch(Wake::Continue);
+        } else if let Some(open) = self.take_from_background(call) {
             self.settle(open.id, state);
-            let result = Outcome { content: Body::Text(text), display: Vec::new(), subscription: false };
-            let items = self.synthetic(&open.name, call, words::late_kind(call), result);
-            self.take_input(items);
+            let items = self.synthetic(&open.name, call, words::late_kind(call), ToolResult::text(text));
+            self.take_input(items, Wake::Outside);
         } else {
             return Err(Ignored::SettledCall);
         }
         Ok(())
     }
 
-    pub(crate) fn time_out(&mut self, call: &CallId) -> Result<(), Ignored> {
-        let open = self.head.open_calls().find(|open| open.id == *call).ok_or(Ignored::SettledCall)?;
-        let until = open.until.filter(|until| *until <= self.now).ok_or(Ignored::NotDue)?;
+    /// The timer of a call: a schedule, the end of a sleep, a time-out, or the end of the wait behind a problem.
+    pub(crate) fn fire_timer(&mut self, call: &CallId) -> Result<(), Ignored> {
+        if self.head.subscription(call).is_some() {
+            return self.fire_schedule(call);
+        }
+        let open = self.head.open_call(call).ok_or(Ignored::SettledCall)?.clone();
+        if open.timer().is_none_or(|at| at > self.now) {
+            return Err(Ignored::NotDue);
+        }
+        if let Some(Problem { why, settle_at }) = open.problem
+            && open.until.is_none_or(|until| settle_at < until)
+        {
+            return self.give_up(call, CallState::Failed, words::result_refused(&why));
+        }
+        let Some(until) = open.until else { return Err(Ignored::NotDue) };
         if open.server.is_runtime() {
-            self.rouse(|own| own.id == *call);
-            // Time that passes is something from outside.
-            self.head.turns_awake = 0;
-            self.move_on();
+            self.end_sleeps(|own| own.id == *call);
+            let long = until.since(open.since) >= LONG_SLEEP;
+            if long {
+                self.hear_outside();
+                self.reset_turns();
+            }
+            self.continue_batch(if long { Wake::Outside } else { Wake::Continue });
             return Ok(());
         }
         if open.unapproved {
             let text = words::lapsed(until.since(open.since));
             return self.give_up(call, CallState::Interrupted, text);
         }
-        let text = words::timed_out(until.since(open.since));
-        self.give_up(call, CallState::TimedOut, text)
+        self.give_up(call, CallState::TimedOut, words::timed_out(until.since(open.since)))
     }
 
-    pub(crate) fn take_event(
-        &mut self,
-        call: CallId,
-        event: Event,
-        past: Option<PastCall>,
-        seen: bool,
-        birth: Option<Birth>,
-    ) -> Result<(), Ignored> {
+    /// A callback of the call was refused. People see why it waits; after a while it is settled.
+    pub(crate) fn note_problem(&mut self, call: &CallId, why: String) -> Result<(), Ignored> {
+        let settle_at = self.now.plus(PROBLEM_WITHIN);
+        let open = self.open_call_mut(call).filter(|open| open.is_sent()).ok_or(Ignored::SettledCall)?;
+        match &mut open.problem {
+            // Repeating the same mistake does not put off the end.
+            Some(problem) if problem.why == why => return Err(Ignored::Duplicate),
+            Some(problem) => problem.why = why,
+            problem => *problem = Some(Problem { why, settle_at }),
+        }
+        let at = open.timer();
+        self.writes.push(Write::Timer { call: call.clone(), at });
+        Ok(())
+    }
+
+    /// Something valid came for a call: an earlier problem does not matter any more.
+    fn clear_problem(&mut self, call: &CallId) {
+        let Some(open) = self.open_call_mut(call) else { return };
+        if open.problem.take().is_some() {
+            let at = open.timer();
+            self.writes.push(Write::Timer { call: call.clone(), at });
+        }
+    }
+
+    pub(crate) fn take_event(&mut self, call: CallId, event: Event) -> Result<(), Ignored> {
         let Some(subscription) = self.head.subscription(&call).cloned() else {
-            let open = self.head.is_open(&call);
-            return Err(match past {
-                _ if open => Ignored::NotYetSubscribed,
+            return Err(match self.facts.call {
+                _ if self.head.is_open(&call) => Ignored::NotYetSubscribed,
                 Some(_) => Ignored::EndedSubscription,
                 None => Ignored::UnknownCall,
             });
         };
-        if seen {
+        if self.facts.event_is_known {
             return Err(Ignored::Duplicate);
         }
-        match birth {
-            Some(birth) if !event.associative && birth.depth <= self.limits.depth => {
-                self.take_aside(&subscription, &event, birth)?
-            }
-            _ => self.take_inline(&subscription, &event)?,
+        if !event.associative && self.facts.thread.depth < self.limits.depth {
+            self.take_for_child(&subscription, &event)?;
+        } else {
+            self.take_inline(&subscription, &event)?;
         }
         if event.is_final {
             self.head.subscriptions.retain(|subscription| subscription.id != call);
             self.settle(call, CallState::Ended);
         } else if let Some(event) = event.id {
-            self.writes.push(Write::Seen { call, event });
+            self.mark(call, event);
         }
         Ok(())
     }
 
+    /// Records the id of an event. Beyond the bound the oldest id is forgotten; people are told once.
+    fn mark(&mut self, call: CallId, event: rap_protocol::EventId) {
+        let bound = self.limits.event_marks;
+        let Some(subscription) = self.head.subscriptions.iter_mut().find(|active| active.id == call) else {
+            return;
+        };
+        subscription.marks += 1;
+        let no = subscription.marks;
+        if no == bound + 1 {
+            self.append(Item::notice(words::event_ids_forgotten(&call, bound)));
+        }
+        self.writes.push(Write::Mark { call, event, no, forget: no.saturating_sub(bound) });
+    }
+
     pub(crate) fn take_inline(&mut self, subscription: &Subscription, event: &Event) -> Result<(), Ignored> {
         self.room(Queue::Held)?;
-        let items =
-            self.synthetic(&subscription.name, &subscription.id, kind(subscription, event), happened(event));
-        self.take_input(items);
+        let (kind, result) = (event_kind(subscription, event), ToolResult::text(&event.text));
+        let items = self.synthetic(&subscription.name, &subscription.id, kind, result);
+        self.take_input(items, Wake::Outside);
         Ok(())
     }
 
-    pub(crate) fn want_sign_in(&mut self, call: CallId, url: AuthUrl) -> Result<(), Ignored> {
+    /// The tool server does not know an active subscription any more: it ends with a last event that says so.
+    pub(crate) fn lose_subscription(&mut self, call: &CallId) -> Result<(), Ignored> {
+        let subscription = self.head.subscription(call).cloned().ok_or(Ignored::EndedSubscription)?;
+        let event =
+            Event { id: None, text: words::SUBSCRIPTION_LOST.into(), associative: true, is_final: true };
+        self.take_inline(&subscription, &event)?;
+        self.head.subscriptions.retain(|active| active.id != *call);
+        self.settle(call.clone(), CallState::Ended);
+        Ok(())
+    }
+
+    pub(crate) fn request_sign_in(&mut self, call: CallId, url: AuthUrl) -> Result<(), Ignored> {
         let sign_in = |question: &&Question| question.call == call && question.kind == QuestionKind::SignIn;
         let asked = self.head.questions.iter().find(sign_in).map(|question| question.no);
         let no = match asked {
             Some(no) => no,
             None => self.question(call.clone(), QuestionKind::SignIn)?,
         };
-        self.writes.push(Write::Ask { no, call, question: NewQuestion::SignIn(url) });
+        self.clear_problem(&call);
+        self.writes.push(Write::Question { no, call, question: NewQuestion::SignIn(url) });
         Ok(())
     }
 
-    pub(crate) fn want_choice(&mut self, call: CallId, choice: Choice) -> Result<(), Ignored> {
+    pub(crate) fn request_choice(&mut self, call: CallId, choice: Choice) -> Result<(), Ignored> {
         let kind = QuestionKind::Choice {
             choices: choice.choices.len(),
             default: choice.default,
@@ -170,42 +233,52 @@ impl Stepping<'_> {
         };
         let same = |question: &Question| matches!(question.kind, QuestionKind::Choice { digest, .. } if digest == choice.digest);
         if self.head.questions.iter().any(|question| question.call == call && same(question)) {
-            return Err(Ignored::Duplicate);
+            // A valid callback all the same.
+            let problem = self.head.open_call(&call).is_some_and(|open| open.problem.is_some());
+            self.clear_problem(&call);
+            return if problem { Ok(()) } else { Err(Ignored::Duplicate) };
         }
         let no = self.question(call.clone(), kind)?;
-        self.writes.push(Write::Ask { no, call, question: NewQuestion::Choice(choice) });
+        self.clear_problem(&call);
+        self.writes.push(Write::Question { no, call, question: NewQuestion::Choice(choice) });
         Ok(())
     }
 
     fn question(&mut self, call: CallId, kind: QuestionKind) -> Result<u64, Ignored> {
-        if !self.head.open_calls().any(|open| open.id == call && open.is_sent()) {
+        if !self.head.open_call(&call).is_some_and(OpenCall::is_sent) {
             return Err(Ignored::SettledCall);
         }
         if self.head.questions.len() >= self.limits.questions {
             return Err(Ignored::Full("too many questions wait for a person"));
         }
-        self.head.minted += 1;
-        let no = self.head.minted;
-        self.head.questions.push(Question { no, call, kind, answered: false });
-        Ok(no)
+        Ok(self.add_question(call, kind))
     }
 
-    pub(crate) fn view(&mut self, call: &CallId, view_type: String, content: Value) -> Result<(), Ignored> {
-        let open = self.head.open_calls().find(|open| open.id == *call && open.is_sent());
-        let open = open.map(|open| &open.server);
-        let active = || self.head.subscription(call).map(|subscription| &subscription.server);
-        let server = open.or_else(active).cloned().ok_or(Ignored::SettledCall)?;
+    /// A view is shown for an open call, a call that has returned, and an active subscription.
+    pub(crate) fn show(&mut self, call: &CallId, view_type: String, content: Value) -> Result<(), Ignored> {
+        let open = self.head.open_call(call).filter(|open| open.is_sent()).map(|open| open.server.clone());
+        let active = || self.head.subscription(call).map(|subscription| subscription.server.clone());
+        let returned = || {
+            let past = self.facts.call.as_ref()?;
+            (past.state == CallState::Returned).then(|| past.server.clone())
+        };
+        let server = open.or_else(active).or_else(returned).filter(|server| !server.is_runtime());
+        let server = server.ok_or(Ignored::SettledCall)?;
+        self.clear_problem(call);
         self.writes.push(Write::View { server, view_type, content });
         Ok(())
     }
 }
 
-pub(crate) fn kind(subscription: &Subscription, event: &Event) -> String {
-    if event.is_final { words::final_kind(&subscription.id) } else { words::event_kind(&subscription.id) }
+impl Subscription {
+    pub(crate) fn new(open: OpenCall, since: rap_protocol::Timestamp) -> Subscription {
+        let OpenCall { id, call_id, name, server, seq, .. } = open;
+        Subscription { id, call_id, name, server, seq, since, next: None, unscheduled: false, marks: 0 }
+    }
 }
 
-pub(crate) fn happened(event: &Event) -> Outcome {
-    Outcome { content: Body::Text(event.text.clone()), display: Vec::new(), subscription: false }
+pub(crate) fn event_kind(subscription: &Subscription, event: &Event) -> String {
+    if event.is_final { words::final_kind(&subscription.id) } else { words::event_kind(&subscription.id) }
 }
 
 fn add_note(content: &mut Body, note: String) {

@@ -67,6 +67,6 @@ impl Head {
     /// children, and waits to be spoken to.
     pub fn fork(&self, point: ForkPoint) -> Head {
         let ForkPoint { at, answered, summarised } = point;
-        Head { seq: at, settled: at, answered, summarised, minted: self.minted, ..Head::new() }
+        Head { seq: at, settled: at, answered, summarised, ..Head::new() }
     }
 }

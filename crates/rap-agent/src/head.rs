@@ -1,111 +1,115 @@
-//! The head: what a thread is besides its history. Small, and bounded by [`Limits`].
-
-use std::time::Duration;
+//! The head: the state of a thread besides its history. It is small and bounded by [`Limits`].
+//!
+//! A phase owns the data that makes sense only in that phase. How a head is stored is described in `stored.rs`.
 
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::{Budgets, Item, Seq, words};
+use crate::{Item, Limits, Seq, words};
 
-/// What a thread is besides its history and its held input.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// The state of a thread besides its history and the content of its held input.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Head {
-    /// What it is doing.
-    pub phase: Phase,
-    /// Where it came from.
-    #[serde(default, skip_serializing_if = "Origin::is_root")]
-    pub origin: Origin,
-    /// The number of the last question to the model; 0 before the first.
-    pub turn: u64,
-    /// Questions since something from outside was heard.
-    pub turns_awake: u32,
-    /// Answers in a row that a user's message dropped.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub dropped: u8,
-    /// Since when the model has not answered, though nobody did anything about it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failing_since: Option<Timestamp>,
+    pub(crate) phase: Phase,
+    pub(crate) origin: Origin,
+    /// Number of the last question to the model; 0 before the first.
+    pub(crate) turn: u64,
+    /// Questions since the last reset by something from outside.
+    pub(crate) turns_awake: u32,
+    /// Time of the newest input from outside (a person, a tool, an event or a long timer) that this thread has heard, or
+    /// heard of from other threads of its session.
+    pub(crate) heard: Timestamp,
+    /// The value of `heard` when `turns_awake` was last reset.
+    pub(crate) reset_for: Timestamp,
     /// The last entry.
-    pub seq: Seq,
-    /// The last point at which nothing was open and nothing unanswered. Children of events are born here.
-    pub settled: Seq,
+    pub(crate) seq: Seq,
+    /// The last entry at which nothing was open and nothing unanswered. Children for events inherit up to here.
+    pub(crate) settled: Seq,
     /// The model has answered everything up to here, and every call had a result there. A summary ends here.
-    #[serde(default, skip_serializing_if = "is_none")]
-    pub answered: Seq,
-    /// What the last summary covers.
-    #[serde(default, skip_serializing_if = "is_none")]
-    pub summarised: Seq,
-    /// How many tokens the model read for its last answer; 0 where nobody knows, or it would be far less by now.
-    #[serde(default, skip_serializing_if = "is_none")]
-    pub read: u64,
-    /// How many ids the thread has made.
-    pub minted: u64,
-    /// The calls of the last assistant entry that have no result yet.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub batch: Vec<OpenCall>,
-    /// Open calls that show a placeholder.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub running: Vec<OpenCall>,
-    /// The active subscriptions.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub subscriptions: Vec<Subscription>,
-    /// What open calls ask a person.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub questions: Vec<Question>,
+    pub(crate) answered: Seq,
+    /// The last entry that the last summary covers.
+    pub(crate) summarised: Seq,
+    /// Tokens that the model read for its last answer; 0 if unknown or outdated.
+    pub(crate) prompt_tokens: u64,
+    /// Counts the ids that the thread has made: of calls, questions and children.
+    pub(crate) ids: u64,
+    /// Open calls that show a placeholder in the history.
+    pub(crate) background: Vec<OpenCall>,
+    pub(crate) subscriptions: Vec<Subscription>,
+    pub(crate) questions: Vec<Question>,
     /// Input that is written when the batch closes or the answer has no calls.
-    #[serde(default, skip_serializing_if = "Held::is_new")]
-    pub held: Held,
+    pub(crate) held: Held,
     /// Input that is written when the thread would be idle.
-    #[serde(default, skip_serializing_if = "Held::is_new")]
-    pub queued: Held,
-    /// Children that are not closed.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub children: Vec<ThreadId>,
-    /// Events that wait for a child, and children that are at work on events, by subscription.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub backlogs: Vec<Backlog>,
-    /// Whether the parent knows that this thread, which was made for events, is not at work any more.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub rests: bool,
-    /// What the model's answers have cost.
-    pub usage: Usage,
-}
-
-fn is_zero(number: &u8) -> bool {
-    *number == 0
-}
-
-fn is_none(number: &u64) -> bool {
-    *number == 0
+    pub(crate) queued: Held,
+    /// Open children: spawned ones, and those at work on events.
+    pub(crate) children: Vec<ThreadId>,
+    /// Open children for events that are not at work any more.
+    pub(crate) resting: Vec<ThreadId>,
+    /// Events that wait for a child and children at work on events, by subscription.
+    pub(crate) backlogs: Vec<Backlog>,
+    /// Whether this thread, which was made for events, has told its parent that it is not at work any more.
+    pub(crate) left_work: bool,
+    pub(crate) usage: Usage,
 }
 
 /// What a thread is doing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
     /// Nothing.
     Idle,
     /// Question [`Head::turn`] is with the model.
-    Asking {
-        /// It covers the entries up to here.
-        up_to: Seq,
+    Asking(Asking),
+    /// Calls of the last assistant entry are open.
+    Waiting {
+        /// Those without a result, in call order. Never empty between steps.
+        batch: Vec<OpenCall>,
     },
-    /// A call of the last assistant entry is open.
-    Waiting,
     /// The model could not be asked.
     Failed {
         /// Why, for people.
         why: String,
-        /// When it is asked again by itself.
+        /// Time of the first failure since anybody did something about it.
+        since: Timestamp,
+        /// Time of the next attempt; without one, a person has to do something first.
         retry_at: Option<Timestamp>,
     },
-    /// It would ask, but someone has to allow it first.
-    Paused {
-        /// Why, for people.
-        why: String,
-    },
-    /// It takes no message any more.
+    /// The model is not asked until a person or the clock allows it.
+    Paused(Pause),
+    /// The thread takes no input any more.
     Closed,
+}
+
+/// A question to the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asking {
+    /// It covers the entries up to here.
+    pub up_to: Seq,
+    /// Answers in a row that a user's message dropped.
+    pub dropped: u8,
+    /// Time of the first failure of the questions that this one repeats.
+    pub failing_since: Option<Timestamp>,
+}
+
+/// Why and how long a thread is paused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pause {
+    /// The reason, for people.
+    pub why: String,
+    /// Whose limit was reached.
+    pub scope: PauseScope,
+    /// Time at which the thread goes on by itself.
+    pub until: Option<Timestamp>,
+}
+
+/// Whose limit paused a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PauseScope {
+    /// The session's budget. Resuming lifts it for all threads of the session.
+    #[default]
+    Session,
+    /// The thread's own.
+    Thread,
 }
 
 /// Where a thread came from.
@@ -134,11 +138,15 @@ pub enum Origin {
 }
 
 impl Origin {
-    fn is_root(&self) -> bool {
+    pub(crate) fn is_root(&self) -> bool {
         *self == Origin::Root
     }
 
-    /// The parent, the call of the parent that the thread was born of, and the tool of that call.
+    pub(crate) fn is_event(&self) -> bool {
+        matches!(self, Origin::Event { .. })
+    }
+
+    /// The parent, the call of the parent that started the thread, and the tool of that call.
     pub fn parent(&self) -> Option<(&ThreadId, &CallId, &str)> {
         match self {
             Origin::Root => None,
@@ -147,8 +155,7 @@ impl Origin {
         }
     }
 
-    /// What set the thread going; none where that is what set its parent going: nobody gains a right by starting a
-    /// thread.
+    /// The cause of a thread; none if it has the same cause as its parent: spawning a thread gives no rights.
     pub fn cause(&self) -> Option<Cause> {
         match self {
             Origin::Root => Some(Cause::Client),
@@ -158,16 +165,16 @@ impl Origin {
     }
 }
 
-/// What set a thread going.
+/// The cause of a thread, which decides what its agent may do there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// Somebody who uses the agent.
+    /// A client of the runtime.
     Client,
-    /// An event, whose words may be anybody's.
+    /// An event, whose content may be anybody's.
     Event,
 }
 
-/// Which tool server a call goes to: its base URL as it was configured.
+/// The tool server of a call: its base URL as configured.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Server(pub String);
@@ -175,12 +182,12 @@ pub struct Server(pub String);
 impl Server {
     const RUNTIME: &str = "rap:runtime";
 
-    /// The runtime itself, which carries out its own calls: it sleeps, waits and keeps schedules.
+    /// The runtime itself, which carries out sleeps, waits and schedules.
     pub fn runtime() -> Server {
         Server(Server::RUNTIME.into())
     }
 
-    /// Whether that is the runtime itself.
+    /// Whether it is the runtime itself.
     pub fn is_runtime(&self) -> bool {
         self.0 == Server::RUNTIME
     }
@@ -189,31 +196,49 @@ impl Server {
 /// A call without a result, or with a placeholder for one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenCall {
-    /// The call.
+    /// The call's id, made by the runtime.
     pub id: CallId,
-    /// The model's own id, where it could not be used.
+    /// The model's own id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call_id: Option<CallId>,
-    /// The tool.
+    /// Name of the tool.
     pub name: String,
-    /// Who carries it out.
+    /// Its tool server.
     pub server: Server,
     /// The assistant entry that makes it.
     pub seq: Seq,
-    /// When it was made.
+    /// Time at which it was made, or approved.
     pub since: Timestamp,
-    /// When it times out. A call of the runtime's own returns then.
+    /// Time at which it times out. A sleep returns then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
     /// Whether it is not sent before a person allows it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unapproved: bool,
+    /// A callback of its tool that was refused, if nothing valid came since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
+}
+
+/// A callback that was refused while its call was open.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// The reason, such as `413: too large`.
+    pub why: String,
+    /// Time at which the call is settled if nothing valid follows.
+    pub settle_at: Timestamp,
 }
 
 impl OpenCall {
     /// Whether a tool server has it, or may have it.
     pub fn is_sent(&self) -> bool {
         !self.server.is_runtime() && !self.unapproved
+    }
+
+    /// Time of its next timer.
+    pub fn timer(&self) -> Option<Timestamp> {
+        let problem = self.problem.as_ref().map(|problem| problem.settle_at);
+        self.until.into_iter().chain(problem).min()
     }
 }
 
@@ -222,30 +247,39 @@ impl OpenCall {
 pub struct Subscription {
     /// The call.
     pub id: CallId,
-    /// The tool.
+    /// The model's own id of the call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call_id: Option<CallId>,
+    /// Name of the tool.
     pub name: String,
-    /// Who sends the events.
+    /// The server that sends the events.
     pub server: Server,
     /// The assistant entry that made the call.
     pub seq: Seq,
-    /// When it was confirmed.
+    /// Time of the confirmation.
     pub since: Timestamp,
-    /// When a schedule of the runtime's own has its next event.
+    /// Time of the next timer of a schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<Timestamp>,
+    /// Whether the next time of a schedule could not be computed. Its timer then only computes it again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unscheduled: bool,
+    /// Number of event ids that were recorded for it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub marks: u64,
 }
 
-/// The events of one subscription that are not for the thread itself. It outlives its subscription until it is empty.
+/// The events of one subscription that go to children. It outlives its subscription until it is empty.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Backlog {
     /// The call that subscribed.
     pub call: CallId,
     /// Its tool.
     pub tool: String,
-    /// What waits.
+    /// The events that wait.
     #[serde(default, skip_serializing_if = "Held::is_new")]
     pub held: Held,
-    /// The children that are at work on what came before.
+    /// The children at work on earlier events.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub at_work: Vec<ThreadId>,
 }
@@ -259,7 +293,7 @@ pub struct Question {
     pub call: CallId,
     /// What is asked.
     pub kind: QuestionKind,
-    /// Whether it was answered. It is remembered until its call settles, so that it is not asked again.
+    /// Whether it was answered. It is kept until its call settles, so that it is not asked again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub answered: bool,
 }
@@ -272,39 +306,53 @@ pub enum QuestionKind {
     SignIn,
     /// To allow a call: the first answer allows it, the second one refuses it and is the default.
     Approval,
-    /// To choose one of so many answers.
+    /// To choose one of several answers.
     Choice {
-        /// How many there are.
+        /// Number of answers.
         choices: usize,
-        /// Which one is taken if the question is dismissed.
+        /// The answer of a question that is dismissed.
         default: usize,
-        /// A digest of where the answer goes: the same question twice is one.
+        /// Digest of the response URL: the same question twice is one.
         digest: u64,
     },
 }
 
-/// What is known of held input without reading it.
+/// What the head knows of held input.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Held {
-    /// The number of the first entry held.
+    /// Number of the first entry held.
     pub first: u64,
-    /// The number that the next one gets.
+    /// Number of the next entry.
     pub next: u64,
-    /// How many inputs they came from.
+    /// Number of inputs that the entries came from.
     pub inputs: u32,
-    /// How large they are, in bytes.
-    #[serde(default, skip_serializing_if = "is_none")]
+    /// Size of the entries in bytes.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes: u64,
-    /// When the oldest came.
+    /// Arrival of the oldest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// Whether a user waits among them.
+    /// Whether a user's message is among them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub user: bool,
+    /// Whether all of them are messages of the thread's own session.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub session_only: bool,
+    /// Time of the newest input from outside that such a message told of.
+    #[serde(default, skip_serializing_if = "is_never")]
+    pub heard: Timestamp,
+}
+
+pub(crate) fn is_never(time: &Timestamp) -> bool {
+    time.0 == 0
+}
+
+pub(crate) fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl Held {
-    fn is_new(&self) -> bool {
+    pub(crate) fn is_new(&self) -> bool {
         *self == Held::default()
     }
 
@@ -313,7 +361,7 @@ impl Held {
         self.first == self.next
     }
 
-    /// How many entries are held.
+    /// Number of entries.
     pub fn entries(&self) -> u64 {
         self.next - self.first
     }
@@ -323,7 +371,7 @@ impl Held {
         self.inputs >= limits.held || self.bytes >= limits.held_bytes
     }
 
-    /// One more input; the number of its first entry.
+    /// Adds one input and returns the number of its first entry.
     pub(crate) fn add(&mut self, items: &[Item], now: Timestamp) -> u64 {
         let first = self.next;
         self.inputs += 1;
@@ -332,16 +380,36 @@ impl Held {
         self.next += items.len() as u64;
         first
     }
+
+    /// Removes everything and returns the number of the first entry and their count.
+    pub(crate) fn clear(&mut self) -> (u64, u64) {
+        let removed = (self.first, self.entries());
+        *self = Held { first: self.next, next: self.next, ..Held::default() };
+        removed
+    }
+
+    /// Removes the first inputs, each of so many entries, and returns the number of the first entry.
+    pub(crate) fn take_inputs(&mut self, inputs: u32, entries: u64) -> u64 {
+        if inputs >= self.inputs {
+            return self.clear().0;
+        }
+        let first = self.first;
+        // The size of each is not known here; they count as equally large.
+        self.bytes -= self.bytes / u64::from(self.inputs) * u64::from(inputs);
+        self.inputs -= inputs;
+        self.first += u64::from(inputs) * entries;
+        first
+    }
 }
 
-/// What the model's answers have cost, in tokens.
+/// The cost of the model's answers in tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Usage {
-    /// Read.
+    /// Tokens read.
     pub input: u64,
-    /// Written.
+    /// Tokens written.
     pub output: u64,
-    /// Read, but from the provider's cache.
+    /// Tokens read from the provider's cache, which are part of `input`.
     #[serde(default)]
     pub cached: u64,
 }
@@ -352,23 +420,28 @@ impl Usage {
         self.output = self.output.saturating_add(more.output);
         self.cached = self.cached.saturating_add(more.cached);
     }
+
+    /// Tokens read and written.
+    pub fn tokens(&self) -> u64 {
+        self.input.saturating_add(self.output)
+    }
 }
 
 /// What people see of a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// It takes no message any more.
+    /// The thread takes no input any more.
     Closed,
     /// The model could not be asked.
     Failed,
     /// The model is being asked.
     Running,
-    /// A person has to choose, to sign in, or to let it go on.
+    /// A person has to choose, to sign in, or to let the thread go on.
     NeedsYou,
     /// A call is open.
     Waiting,
-    /// Nothing.
+    /// Nothing happens.
     Idle,
 }
 
@@ -377,7 +450,7 @@ impl Status {
     pub const ALL: [Status; 6] =
         [Status::Closed, Status::Failed, Status::Running, Status::NeedsYou, Status::Waiting, Status::Idle];
 
-    /// The status as it stands in the API.
+    /// The name in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Status::Closed => "closed",
@@ -398,25 +471,35 @@ impl Head {
             origin: Origin::Root,
             turn: 0,
             turns_awake: 0,
-            dropped: 0,
-            failing_since: None,
+            heard: Timestamp(0),
+            reset_for: Timestamp(0),
             seq: 0,
             settled: 0,
             answered: 0,
             summarised: 0,
-            read: 0,
-            minted: 0,
-            batch: Vec::new(),
-            running: Vec::new(),
+            prompt_tokens: 0,
+            ids: 0,
+            background: Vec::new(),
             subscriptions: Vec::new(),
             questions: Vec::new(),
             held: Held::default(),
             queued: Held::default(),
             children: Vec::new(),
+            resting: Vec::new(),
             backlogs: Vec::new(),
-            rests: false,
+            left_work: false,
             usage: Usage::default(),
         }
+    }
+
+    /// What the thread is doing.
+    pub fn phase(&self) -> &Phase {
+        &self.phase
+    }
+
+    /// Where the thread came from.
+    pub fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     /// The first that applies, in the order of [`Status`].
@@ -424,37 +507,108 @@ impl Head {
         match self.phase {
             Phase::Closed => Status::Closed,
             Phase::Failed { .. } => Status::Failed,
-            Phase::Asking { .. } => Status::Running,
-            Phase::Paused { .. } => Status::NeedsYou,
+            Phase::Asking(_) => Status::Running,
+            Phase::Paused(_) => Status::NeedsYou,
             _ if self.questions.iter().any(|question| !question.answered) => Status::NeedsYou,
-            Phase::Waiting => Status::Waiting,
+            Phase::Waiting { .. } => Status::Waiting,
             Phase::Idle => Status::Idle,
         }
     }
 
-    /// The turn that is with the model.
-    pub fn asking(&self) -> Option<u64> {
-        matches!(self.phase, Phase::Asking { .. }).then_some(self.turn)
+    /// Number of the last question to the model; 0 before the first.
+    pub fn turn(&self) -> u64 {
+        self.turn
     }
 
-    /// Whether it takes no message any more.
+    /// The last entry.
+    pub fn seq(&self) -> Seq {
+        self.seq
+    }
+
+    /// The last entry at which nothing was open and nothing unanswered.
+    pub fn settled(&self) -> Seq {
+        self.settled
+    }
+
+    /// The last entry that the model has answered.
+    pub fn answered(&self) -> Seq {
+        self.answered
+    }
+
+    /// The last entry that a summary covers.
+    pub fn summarised(&self) -> Seq {
+        self.summarised
+    }
+
+    /// Questions to the model since something from outside was heard.
+    pub fn turns_awake(&self) -> u32 {
+        self.turns_awake
+    }
+
+    /// Tokens that the model read for its last answer; 0 if unknown or outdated.
+    pub fn prompt_tokens(&self) -> u64 {
+        self.prompt_tokens
+    }
+
+    /// The cost of all answers.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// The turn that is with the model.
+    pub fn asking(&self) -> Option<u64> {
+        matches!(self.phase, Phase::Asking(_)).then_some(self.turn)
+    }
+
+    /// The last entry that the question with the model covers.
+    pub fn asking_up_to(&self) -> Option<Seq> {
+        match &self.phase {
+            Phase::Asking(asking) => Some(asking.up_to),
+            _ => None,
+        }
+    }
+
+    /// Whether the thread takes no input any more.
     pub fn is_closed(&self) -> bool {
         self.phase == Phase::Closed
     }
 
-    /// Up to where a summary would cover the history, if there is anything that the last one does not cover.
+    /// The last entry that a summary would cover, if there is anything that the last one does not cover.
     pub fn coverable(&self) -> Option<Seq> {
         (self.answered > self.summarised).then_some(self.answered)
     }
 
-    /// All open calls, those with a placeholder too.
+    /// The calls of the last assistant entry that have no result yet.
+    pub fn batch(&self) -> &[OpenCall] {
+        match &self.phase {
+            Phase::Waiting { batch } => batch,
+            _ => &[],
+        }
+    }
+
+    /// Open calls that show a placeholder in the history.
+    pub fn background(&self) -> &[OpenCall] {
+        &self.background
+    }
+
+    /// All open calls.
     pub fn open_calls(&self) -> impl Iterator<Item = &OpenCall> {
-        self.batch.iter().chain(&self.running)
+        self.batch().iter().chain(&self.background)
+    }
+
+    /// An open call.
+    pub fn open_call(&self, call: &CallId) -> Option<&OpenCall> {
+        self.open_calls().find(|open| open.id == *call)
     }
 
     /// Whether a call is open.
     pub fn is_open(&self, call: &CallId) -> bool {
-        self.open_calls().any(|open| open.id == *call)
+        self.open_call(call).is_some()
+    }
+
+    /// The active subscriptions.
+    pub fn subscriptions(&self) -> &[Subscription] {
+        &self.subscriptions
     }
 
     /// An active subscription.
@@ -462,19 +616,50 @@ impl Head {
         self.subscriptions.iter().find(|subscription| subscription.id == *call)
     }
 
-    /// Since when a thread that waits keeps somebody else waiting: held input, or the events behind it.
-    pub(crate) fn waits_since(&self) -> Option<Timestamp> {
-        let made = matches!(self.origin, Origin::Event { .. }) && !self.rests;
-        let calls = self.batch.iter().map(|call| call.since).min().filter(|_| made);
+    /// Questions that wait for a person, or whose call is still open.
+    pub fn questions(&self) -> &[Question] {
+        &self.questions
+    }
+
+    /// Input that waits for the batch to close or the model to answer.
+    pub fn held(&self) -> &Held {
+        &self.held
+    }
+
+    /// Input that waits for the thread to be idle.
+    pub fn queued(&self) -> &Held {
+        &self.queued
+    }
+
+    /// Events that wait for a child, by subscription.
+    pub fn backlogs(&self) -> &[Backlog] {
+        &self.backlogs
+    }
+
+    /// Number of children at work on events. All of them are among the open children.
+    pub(crate) fn at_work(&self) -> usize {
+        self.backlogs.iter().map(|backlog| backlog.at_work.len()).sum()
+    }
+
+    /// Children that are not closed.
+    pub fn children(&self) -> impl Iterator<Item = &ThreadId> {
+        self.children.iter().chain(&self.resting)
+    }
+
+    /// Time since which a waiting thread keeps somebody else waiting: held input, or the events of its parent.
+    pub(crate) fn delays_since(&self) -> Option<Timestamp> {
+        let delays_parent = self.origin.is_event() && !self.left_work;
+        let calls = self.batch().iter().map(|call| call.since).min().filter(|_| delays_parent);
         self.held.since.into_iter().chain(calls).min()
     }
 
-    /// When the thread wants a [`crate::Message::Due`], if nothing else happens before.
+    /// Time at which the thread wants an [`crate::Input::Due`], if nothing else happens before.
     pub fn due(&self, limits: &Limits) -> Option<Timestamp> {
         match &self.phase {
             Phase::Failed { retry_at, .. } => *retry_at,
-            Phase::Waiting => self.waits_since().map(|since| since.plus(limits.hold_max)),
-            _ => None,
+            Phase::Paused(pause) => pause.until,
+            Phase::Waiting { .. } => self.delays_since().map(|since| since.plus(limits.hold_max)),
+            Phase::Idle | Phase::Asking(_) | Phase::Closed => None,
         }
     }
 }
@@ -482,62 +667,5 @@ impl Head {
 impl Default for Head {
     fn default() -> Self {
         Head::new()
-    }
-}
-
-/// The bounds of a thread. What lies beyond one is refused by name, or answered with an error result.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
-    /// Active subscriptions.
-    pub subscriptions: usize,
-    /// Open calls, those with a placeholder included.
-    pub open_calls: usize,
-    /// Inputs held, in each of the two queues, and events of each subscription that wait for a child.
-    pub held: u32,
-    /// How large they may be together, in bytes. Whoever takes them up reads them all at once.
-    pub held_bytes: u64,
-    /// Questions that wait for a person.
-    pub questions: usize,
-    /// Children that are not closed.
-    pub children: usize,
-    /// Children of one subscription that are at work on its events; more events wait.
-    pub event_children: usize,
-    /// How deep threads nest. Beyond it events are taken by their own thread.
-    pub depth: usize,
-    /// Views that are kept; the oldest goes first.
-    pub views: usize,
-    /// Questions to the model without anything new from outside.
-    pub turns_per_wake: u32,
-    /// How long events wait behind open calls.
-    pub hold_max: Duration,
-    /// How long a call may take.
-    pub call_timeout: Option<Duration>,
-    /// How long a call waits for somebody to allow it.
-    pub approval_within: Duration,
-    /// For how long a failed thread asks again by itself.
-    pub failed_retry_for: Duration,
-    /// What the thread's session may spend.
-    pub budgets: Budgets,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits {
-            subscriptions: 32,
-            open_calls: 128,
-            held: 1000,
-            held_bytes: 16 * 1024 * 1024,
-            questions: 64,
-            children: 64,
-            event_children: 4,
-            depth: 8,
-            views: 64,
-            turns_per_wake: 50,
-            hold_max: Duration::from_secs(60),
-            call_timeout: None,
-            approval_within: Duration::from_secs(24 * 3600),
-            failed_retry_for: Duration::from_secs(24 * 3600),
-            budgets: Budgets::default(),
-        }
     }
 }

@@ -8,6 +8,7 @@
 pub mod anthropic;
 mod names;
 pub mod openai;
+mod room;
 mod schema;
 mod summary;
 mod turns;
@@ -16,6 +17,7 @@ use serde_json::{Map, Value};
 
 use crate::Entry;
 pub use names::Names;
+pub use room::{Parts, Room, Size, room};
 pub use summary::{SUMMARISE, bytes_as_tokens, seen, to_summarise, tokens};
 
 /// How much text of one result a model sees unless it is told otherwise, in bytes.

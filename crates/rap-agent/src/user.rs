@@ -1,133 +1,168 @@
-//! The user's side: speaking, choosing, interrupting, cancelling, resuming.
+//! The user's side: messages, choices, interrupting, cancelling, resuming.
 
 use rap_protocol::CallId;
 
-use crate::step::{Released, Stepping, take};
+use crate::step::{Stepping, Wake};
 use crate::words;
 use crate::{
-    CallState, Effect, Ignored, Item, NewQuestion, OnBusy, OpenCall, Phase, Question, QuestionKind, Queue,
-    Write,
+    CallState, Effect, Ignored, Item, NewQuestion, OnBusy, OpenCall, PauseScope, Phase, Question,
+    QuestionKind, Queue, ThreadMessage, Write,
 };
 
-/// How many answers in a row a user's messages may drop; the next message waits.
+/// Answers in a row that a user's messages may drop; the next message is held.
 const DROPS: u8 = 2;
 
 impl Stepping<'_> {
-    pub(crate) fn hear(&mut self, text: String, on_busy: OnBusy) -> Result<(), Ignored> {
+    pub(crate) fn take_user_message(&mut self, text: String, on_busy: OnBusy) -> Result<(), Ignored> {
         match (&self.head.phase, on_busy) {
             (Phase::Idle, _) => self.answer_now(text),
             (Phase::Failed { .. }, _) => {
-                self.head.failing_since = None;
-                self.answer_now(text);
+                self.failing_since = None;
+                self.answer_in_order(text, on_busy);
             }
+            // The budget that holds this thread does not count people's messages.
+            (Phase::Paused(pause), _) if pause.until.is_some() => self.answer_in_order(text, on_busy),
             (_, OnBusy::Reject) => return Err(Ignored::Busy),
-            (_, OnBusy::Enqueue) => self.wait(Queue::Queued, text)?,
-            (Phase::Waiting, OnBusy::Join) => {
-                self.let_run();
+            (Phase::Waiting { .. }, OnBusy::Enqueue) if self.is_sleeping() => {
+                self.end_sleeps(|_| true);
                 self.answer_now(text);
             }
-            (Phase::Asking { .. }, OnBusy::Join) if self.head.dropped < DROPS => {
-                self.head.dropped += 1;
+            (_, OnBusy::Enqueue) => self.hold_message(Queue::Queued, text)?,
+            (Phase::Waiting { .. }, OnBusy::Join) => {
+                self.move_batch_to_background();
+                self.answer_now(text);
+            }
+            (Phase::Asking(asking), OnBusy::Join) if asking.dropped < DROPS => {
+                self.dropped += 1;
                 self.abandon();
                 self.answer_now(text);
             }
-            (Phase::Waiting | Phase::Asking { .. }, OnBusy::Interrupt) => {
-                self.head.dropped = 0;
+            (Phase::Waiting { .. } | Phase::Asking(_), OnBusy::Interrupt) => {
+                self.dropped = 0;
                 self.stop();
                 self.answer_now(text);
             }
-            (Phase::Asking { .. } | Phase::Paused { .. } | Phase::Closed, _) => {
-                self.wait(Queue::Held, text)?;
+            (Phase::Asking(_) | Phase::Paused(_) | Phase::Closed, _) => {
+                self.hold_message(Queue::Held, text)?;
                 self.head.held.user = true;
             }
         }
         Ok(())
     }
 
-    /// What waited comes first, then the text; the model is asked for all of it.
-    fn answer_now(&mut self, text: String) {
+    /// Appends held input, then the text, and asks the model about all of it.
+    pub(crate) fn answer_now(&mut self, text: String) {
         self.release(Queue::Held);
         self.append(Item::said(text));
-        self.wake();
+        self.ask(Wake::Person);
     }
 
-    fn wait(&mut self, queue: Queue, text: String) -> Result<(), Ignored> {
+    /// The same, but a message that may wait does not overtake earlier ones.
+    fn answer_in_order(&mut self, text: String, on_busy: OnBusy) {
+        if on_busy == OnBusy::Enqueue {
+            self.release(Queue::Held);
+            self.release(Queue::Queued);
+        }
+        self.answer_now(text);
+    }
+
+    fn hold_message(&mut self, queue: Queue, text: String) -> Result<(), Ignored> {
         self.room(queue)?;
         self.hold(queue, vec![Item::said(text)]);
         Ok(())
     }
 
-    /// Ends the calls and the answer in progress.
+    /// Ends the open calls and the answer in progress.
     fn stop(&mut self) {
         self.abandon();
-        for call in std::mem::take(&mut self.head.batch) {
+        for call in self.take_batch() {
             self.append(Item::made(call.id.clone(), words::INTERRUPTED));
-            let sent = call.is_sent();
-            self.settle_cancelled(call.id, sent, CallState::Interrupted);
+            self.settle_cancelled(&call);
         }
-        for call in std::mem::take(&mut self.head.running) {
+        for call in std::mem::take(&mut self.head.background) {
             self.append(Item::notice(format!("call {} of {} was interrupted", call.id, call.name)));
-            let sent = call.is_sent();
-            self.settle_cancelled(call.id, sent, CallState::Interrupted);
+            self.settle_cancelled(&call);
         }
     }
 
-    /// Ends a call, and tells the servers if one of them has it.
-    pub(crate) fn settle_cancelled(&mut self, call: CallId, sent: bool, state: CallState) {
-        self.settle(call.clone(), state);
-        if sent {
-            self.effects.push(Effect::NotifyCancel { call });
+    /// Ends a call, and tells the tool servers if one of them may have it.
+    pub(crate) fn settle_cancelled(&mut self, call: &OpenCall) {
+        self.settle(call.id.clone(), CallState::Interrupted);
+        if call.is_sent() {
+            self.effects.push(Effect::NotifyCancel { call: call.id.clone() });
         }
     }
 
     pub(crate) fn interrupt(&mut self) -> Result<(), Ignored> {
-        if self.head.phase == Phase::Idle && self.head.running.is_empty() {
+        if self.head.phase == Phase::Idle && self.head.background.is_empty() {
             return Err(Ignored::NothingToInterrupt);
         }
         self.stop();
-        self.head.dropped = 0;
-        self.head.failing_since = None;
+        (self.dropped, self.failing_since) = (0, None);
         self.release(Queue::Held);
         match self.release(Queue::Queued) {
-            Released::Something => self.wake(),
-            Released::Nothing => self.head.phase = Phase::Idle,
+            Some(wake) => self.ask(wake),
+            None => self.head.phase = Phase::Idle,
         }
         Ok(())
     }
 
     pub(crate) fn cancel(&mut self, call: &CallId) -> Result<(), Ignored> {
-        if let Some(open) = take(&mut self.head.batch, call) {
+        if let Some(open) = self.take_from_batch(call) {
             self.append(Item::made(open.id.clone(), words::INTERRUPTED));
-            let sent = open.is_sent();
-            self.settle_cancelled(open.id, sent, CallState::Interrupted);
-            self.move_on();
-        } else if let Some(open) = take(&mut self.head.running, call) {
+            self.settle_cancelled(&open);
+            self.continue_batch(Wake::Continue);
+        } else if let Some(open) = self.take_from_background(call) {
             self.append(Item::notice(format!("call {} of {} was cancelled", open.id, open.name)));
-            let sent = open.is_sent();
-            self.settle_cancelled(open.id, sent, CallState::Interrupted);
-        } else if let Some(subscription) = self.head.subscription(call).cloned() {
-            self.head.subscriptions.retain(|other| other.id != *call);
+            self.settle_cancelled(&open);
+        } else if self.end_subscription(call) {
             self.append(Item::notice(words::subscription_cancelled(call.as_str())));
-            self.drop_backlog(call);
-            let sent = !subscription.server.is_runtime();
-            self.settle_cancelled(subscription.id, sent, CallState::Ended);
         } else {
             return Err(Ignored::SettledCall);
         }
         Ok(())
     }
 
+    /// Ends an active subscription, tells its tool server, and drops the events that wait for a child.
+    pub(crate) fn end_subscription(&mut self, call: &CallId) -> bool {
+        let Some(subscription) = self.head.subscription(call).cloned() else { return false };
+        self.head.subscriptions.retain(|other| other.id != *call);
+        self.drop_backlog(call);
+        self.settle(call.clone(), CallState::Ended);
+        if !subscription.server.is_runtime() {
+            self.effects.push(Effect::NotifyCancel { call: call.clone() });
+        }
+        true
+    }
+
+    /// Goes on after a failure or pause. A budget belongs to the session, so all threads that it paused go on.
+    pub(crate) fn resume_session(&mut self) -> Result<(), Ignored> {
+        let own = matches!(&self.head.phase, Phase::Paused(pause) if pause.scope == PauseScope::Session);
+        let others = std::mem::take(&mut self.facts.paused);
+        let of_others = !others.is_empty() && self.is_budget_spent();
+        if own || of_others {
+            self.lift_budget();
+            for other in others {
+                self.send(other, ThreadMessage::Resume);
+            }
+        }
+        match self.resume() {
+            Err(Ignored::NothingToResume) if of_others => Ok(()),
+            resumed => resumed,
+        }
+    }
+
     pub(crate) fn resume(&mut self) -> Result<(), Ignored> {
-        if !matches!(self.head.phase, Phase::Failed { .. } | Phase::Paused { .. }) {
+        if !matches!(self.head.phase, Phase::Failed { .. } | Phase::Paused(_)) {
             return Err(Ignored::NothingToResume);
         }
-        self.head.failing_since = None;
+        self.failing_since = None;
         self.release(Queue::Held);
-        self.wake();
+        self.ask(Wake::Person);
         Ok(())
     }
 
-    /// A call that a person has to allow first.
+    /// Opens a call that a person has to allow first.
     pub(crate) fn ask_for_approval(&mut self, mut open: OpenCall, prompt: String) {
         let limit = self.limits.questions;
         if self.head.questions.len() >= limit {
@@ -135,13 +170,17 @@ impl Stepping<'_> {
         }
         open.until = Some(self.now.plus(self.limits.approval_within));
         let call = open.id.clone();
-        self.head.batch.push(open.clone());
+        self.add_to_batch(open.clone());
         self.writes.push(Write::Open(open));
-        self.head.minted += 1;
-        let no = self.head.minted;
-        let kind = QuestionKind::Approval;
-        self.head.questions.push(Question { no, call: call.clone(), kind, answered: false });
-        self.writes.push(Write::Ask { no, call, question: NewQuestion::Approval(prompt) });
+        let no = self.add_question(call.clone(), QuestionKind::Approval);
+        self.writes.push(Write::Question { no, call, question: NewQuestion::Approval(prompt) });
+    }
+
+    pub(crate) fn add_question(&mut self, call: CallId, kind: QuestionKind) -> u64 {
+        self.head.ids += 1;
+        let no = self.head.ids;
+        self.head.questions.push(Question { no, call, kind, answered: false });
+        no
     }
 
     fn approve(&mut self, call: &CallId, selected: usize) -> Result<(), Ignored> {
@@ -150,14 +189,14 @@ impl Stepping<'_> {
             words::ALLOW => {}
             _ => return Err(Ignored::NoSuchChoice(words::APPROVAL.len())),
         }
-        let until = self.limits.call_timeout.map(|timeout| self.now.plus(timeout));
-        let mut calls = self.head.batch.iter_mut().chain(&mut self.head.running);
-        let open = calls.find(|open| open.id == *call).ok_or(Ignored::SettledCall)?;
-        (open.unapproved, open.since, open.until) = (false, self.now, until);
-        self.writes.push(Write::Dispatch(open.clone()));
+        let (since, until) = (self.now, self.limits.call_timeout.map(|timeout| self.now.plus(timeout)));
+        let open = self.open_call_mut(call).ok_or(Ignored::SettledCall)?;
+        (open.unapproved, open.since, open.until) = (false, since, until);
+        let open = open.clone();
+        self.effects.push(Effect::InvokeApproved { call: call.clone(), server: open.server.clone() });
+        self.writes.push(Write::Approve(open));
         self.head.questions.retain(|question| question.call != *call);
-        self.writes.push(Write::Forget { call: call.clone() });
-        self.effects.push(Effect::Dispatch { call: call.clone() });
+        self.writes.push(Write::DropQuestions { call: call.clone() });
         Ok(())
     }
 
@@ -178,8 +217,9 @@ impl Stepping<'_> {
         }
         question.answered = true;
         let no = question.no;
+        let server = self.head.open_call(call).map(|open| open.server.clone()).ok_or(Ignored::SettledCall)?;
         self.writes.push(Write::Answer { no, selected });
-        self.effects.push(Effect::Answer { no });
+        self.effects.push(Effect::Answer { no, server });
         Ok(())
     }
 }

@@ -1,0 +1,215 @@
+//! The stored form of a head: flat, as the first release wrote it, so that its databases can be read for ever. New
+//! fields have defaults; none is ever renamed.
+
+use std::borrow::Cow;
+
+use rap_protocol::{ThreadId, Timestamp};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::head::{Asking, Pause, PauseScope, is_never, is_zero};
+use crate::{Backlog, Head, Held, OpenCall, Origin, Phase, Question, Seq, Subscription, Usage};
+
+#[derive(Serialize, Deserialize)]
+struct Stored<'a> {
+    phase: StoredPhase<'a>,
+    #[serde(default, skip_serializing_if = "Origin::is_root")]
+    origin: Cow<'a, Origin>,
+    turn: u64,
+    turns_awake: u32,
+    #[serde(default, skip_serializing_if = "is_never")]
+    heard: Timestamp,
+    #[serde(default, skip_serializing_if = "is_never")]
+    reset_for: Timestamp,
+    #[serde(default, skip_serializing_if = "is_zero_u8")]
+    dropped: u8,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    failing_since: Option<Timestamp>,
+    seq: Seq,
+    settled: Seq,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    answered: Seq,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    summarised: Seq,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    read: u64,
+    minted: u64,
+    #[serde(default, skip_serializing_if = "is_empty")]
+    batch: Cow<'a, [OpenCall]>,
+    #[serde(default, skip_serializing_if = "is_empty")]
+    running: Cow<'a, [OpenCall]>,
+    #[serde(default, skip_serializing_if = "is_empty")]
+    subscriptions: Cow<'a, [Subscription]>,
+    #[serde(default, skip_serializing_if = "is_empty")]
+    questions: Cow<'a, [Question]>,
+    #[serde(default, skip_serializing_if = "Held::is_new")]
+    held: Cow<'a, Held>,
+    #[serde(default, skip_serializing_if = "Held::is_new")]
+    queued: Cow<'a, Held>,
+    #[serde(default, skip_serializing_if = "is_empty")]
+    children: Cow<'a, [ThreadId]>,
+    #[serde(default, skip_serializing_if = "is_empty")]
+    resting: Cow<'a, [ThreadId]>,
+    #[serde(default, skip_serializing_if = "is_empty")]
+    backlogs: Cow<'a, [Backlog]>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    rests: bool,
+    usage: Usage,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum StoredPhase<'a> {
+    Idle,
+    Asking {
+        up_to: Seq,
+    },
+    Waiting,
+    Failed {
+        why: Cow<'a, str>,
+        retry_at: Option<Timestamp>,
+    },
+    Paused {
+        why: Cow<'a, str>,
+        #[serde(default)]
+        scope: PauseScope,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        until: Option<Timestamp>,
+    },
+    Closed,
+}
+
+fn is_zero_u8(number: &u8) -> bool {
+    *number == 0
+}
+
+fn is_empty<T>(list: &[T]) -> bool {
+    list.is_empty()
+}
+
+impl Serialize for Head {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (mut dropped, mut failing_since) = (0, None);
+        let phase = match &self.phase {
+            Phase::Idle => StoredPhase::Idle,
+            Phase::Asking(asking) => {
+                (dropped, failing_since) = (asking.dropped, asking.failing_since);
+                StoredPhase::Asking { up_to: asking.up_to }
+            }
+            Phase::Waiting { .. } => StoredPhase::Waiting,
+            Phase::Failed { why, since, retry_at } => {
+                failing_since = Some(*since);
+                StoredPhase::Failed { why: why.into(), retry_at: *retry_at }
+            }
+            Phase::Paused(Pause { why, scope, until }) => {
+                StoredPhase::Paused { why: why.into(), scope: *scope, until: *until }
+            }
+            Phase::Closed => StoredPhase::Closed,
+        };
+        let stored = Stored {
+            phase,
+            origin: Cow::Borrowed(&self.origin),
+            turn: self.turn,
+            turns_awake: self.turns_awake,
+            heard: self.heard,
+            reset_for: self.reset_for,
+            dropped,
+            failing_since,
+            seq: self.seq,
+            settled: self.settled,
+            answered: self.answered,
+            summarised: self.summarised,
+            read: self.prompt_tokens,
+            minted: self.ids,
+            batch: self.batch().into(),
+            running: (&self.background).into(),
+            subscriptions: (&self.subscriptions).into(),
+            questions: (&self.questions).into(),
+            held: Cow::Borrowed(&self.held),
+            queued: Cow::Borrowed(&self.queued),
+            children: (&self.children).into(),
+            resting: (&self.resting).into(),
+            backlogs: (&self.backlogs).into(),
+            rests: self.left_work,
+            usage: self.usage,
+        };
+        stored.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Head {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Head, D::Error> {
+        let stored = Stored::deserialize(deserializer)?;
+        let phase = match stored.phase {
+            StoredPhase::Idle => Phase::Idle,
+            StoredPhase::Asking { up_to } => {
+                Phase::Asking(Asking { up_to, dropped: stored.dropped, failing_since: stored.failing_since })
+            }
+            StoredPhase::Waiting => Phase::Waiting { batch: stored.batch.into_owned() },
+            StoredPhase::Failed { why, retry_at } => {
+                let since = stored.failing_since.unwrap_or(Timestamp(0));
+                // The first release left threads for events failed, and with it their place among the children.
+                let retry_at = retry_at.or_else(|| stored.origin.is_event().then_some(since));
+                Phase::Failed { why: why.into_owned(), since, retry_at }
+            }
+            StoredPhase::Paused { why, scope, until } => {
+                Phase::Paused(Pause { why: why.into_owned(), scope, until })
+            }
+            StoredPhase::Closed => Phase::Closed,
+        };
+        Ok(Head {
+            phase,
+            origin: stored.origin.into_owned(),
+            turn: stored.turn,
+            turns_awake: stored.turns_awake,
+            heard: stored.heard,
+            reset_for: stored.reset_for,
+            seq: stored.seq,
+            settled: stored.settled,
+            answered: stored.answered,
+            summarised: stored.summarised,
+            prompt_tokens: stored.read,
+            ids: stored.minted,
+            background: stored.running.into_owned(),
+            subscriptions: stored.subscriptions.into_owned(),
+            questions: stored.questions.into_owned(),
+            held: stored.held.into_owned(),
+            queued: stored.queued.into_owned(),
+            children: stored.children.into_owned(),
+            resting: stored.resting.into_owned(),
+            backlogs: stored.backlogs.into_owned(),
+            left_work: stored.rests,
+            usage: stored.usage,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Heads exactly as the first release stored them.
+    #[test]
+    fn heads_of_the_first_release_are_read() {
+        let idle = r#"{"phase":"idle","turn":2,"turns_awake":1,"seq":4,"settled":4,"minted":1,
+            "usage":{"input":1,"output":2,"cached":0}}"#;
+        let head: Head = serde_json::from_str(idle).unwrap();
+        assert_eq!((head.turn, head.seq, head.ids, &head.phase), (2, 4, 1, &Phase::Idle));
+        let waiting = r#"{"phase":"waiting","turn":1,"turns_awake":1,"seq":2,"settled":0,"minted":0,
+            "batch":[{"id":"a","name":"look","server":"http://127.0.0.1:9","seq":2,"since":7}],
+            "running":[{"id":"b","name":"look","server":"http://127.0.0.1:9","seq":1,"since":5,"until":9}],
+            "held":{"first":0,"next":2,"inputs":1,"since":8},"usage":{"input":0,"output":0}}"#;
+        let head: Head = serde_json::from_str(waiting).unwrap();
+        assert_eq!((head.batch().len(), head.background.len(), head.held.entries()), (1, 1, 2));
+        let failed = r#"{"phase":{"failed":{"why":"503","retry_at":90}},"turn":1,"turns_awake":0,
+            "failing_since":60,"seq":1,"settled":0,"minted":0,"usage":{"input":0,"output":0}}"#;
+        let head: Head = serde_json::from_str(failed).unwrap();
+        let expected =
+            Phase::Failed { why: "503".into(), since: Timestamp(60), retry_at: Some(Timestamp(90)) };
+        assert_eq!(head.phase, expected);
+        let paused = r#"{"phase":{"paused":{"why":"spent"}},"turn":1,"turns_awake":0,"seq":1,"settled":0,
+            "minted":0,"usage":{"input":0,"output":0}}"#;
+        let head: Head = serde_json::from_str(paused).unwrap();
+        let expected = Pause { why: "spent".into(), scope: PauseScope::Session, until: None };
+        assert_eq!(head.phase, Phase::Paused(expected));
+    }
+}

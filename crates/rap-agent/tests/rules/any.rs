@@ -1,0 +1,211 @@
+//! Any inputs in any order, with any budget: the store's model never sees a write that it could not carry out, every head
+//! can be stored, and no fact is missing.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use rap_agent::{Bounds, Budgets, Facts, Input, Limits, Needs, Occurrence, facts_needed, step};
+
+use crate::notation::{Thread, event_child, narrow, read, spawned_child};
+
+/// Facts as they would be if everything was loaded.
+fn all_facts(thread: &Thread, input: &Input, occurrence: Option<Occurrence>) -> Facts {
+    let mut needs = Needs { spending: true, paused: true, ..Needs::default() };
+    let call = match input {
+        Input::ToolResult { call, .. }
+        | Input::View { call, .. }
+        | Input::Event { call, .. }
+        | Input::TimerFired { call } => Some(call.clone()),
+        _ => None,
+    };
+    if let Some(call) = call {
+        if let Some(active) = thread.head.subscription(&call) {
+            needs.arguments = Some((call.clone(), active.seq));
+            needs.schedule = Some((call.clone(), active.seq));
+        }
+        if let Input::Event { event, .. } = input {
+            needs.event = event.id.clone().map(|id| (call.clone(), id));
+        }
+        needs.call = Some(call);
+    }
+    thread.store.load(&needs, thread.identity.clone(), occurrence)
+}
+
+/// A step with all facts is the same as one with those that were asked for.
+fn asks_for_enough(thread: &Thread, line: &str) {
+    let (input, occurrence) = read::input(thread, line);
+    let all = all_facts(thread, &input, occurrence.clone());
+    let needs = facts_needed(&thread.head, &input, &thread.limits);
+    let asked = thread.store.load(&needs, thread.identity.clone(), occurrence);
+    let take = |facts| step(thread.head.clone(), input.clone(), facts, thread.now, &thread.limits);
+    assert_eq!(take(asked), take(all), "{line}: {needs:?}");
+}
+
+fn play(mut thread: Thread, lines: &[String]) {
+    for line in lines {
+        if !thread.is_preparation(line) {
+            asks_for_enough(&thread, line);
+            // A refusal is as good as a step.
+            drop(thread.take(line));
+        }
+    }
+}
+
+fn any_of(texts: &'static [&'static str]) -> impl Strategy<Value = &'static str> {
+    proptest::sample::select(texts)
+}
+
+/// Names of calls. There are few, so that most inputs find their call.
+fn any_call() -> impl Strategy<Value = &'static str> {
+    any_of(&["a", "b", "c", "s", "rap_1", "nobody"])
+}
+
+fn any_answer() -> impl Strategy<Value = String> {
+    let plan = any_of(&[
+        "",
+        "",
+        "",
+        "=refuse",
+        "=approve",
+        "=odd",
+        "=cancel(s)",
+        "=cancel(a)",
+        "=spawn(dig)",
+        "=report(so)",
+        "=tell(t1)",
+        "=sleep(3)",
+        "=sleep(90)",
+        "=sleep(4000)",
+        "=wait",
+        "=schedule(60)",
+        "=schedule(900)",
+    ]);
+    let call = (any_of(&["a", "b", "c", "s", "?"]), plan).prop_map(|(name, plan)| format!("{name}{plan}"));
+    let close = any_of(&["", "", "", "", "", "", "", "", " x=close", " x=close(so)"]);
+    prop_oneof![
+        1 => Just("answer done:".to_owned()),
+        3 => (proptest::collection::vec(call, 1..4), close)
+            .prop_map(|(calls, close)| format!("answer: {}{close}", calls.join(" "))),
+    ]
+}
+
+fn any_event() -> impl Strategy<Value = String> {
+    (
+        any_call(),
+        any_of(&["", ", child"]),
+        any_of(&["", "", "", ", final"]),
+        any_of(&["", ", id e1", ", id e2"]),
+    )
+        .prop_map(|(call, child, end, id)| format!("event {call}: x{child}{end}{id}"))
+}
+
+fn any_line() -> impl Strategy<Value = String> {
+    let of_call = any_of(&[
+        "returned CALL: 1",
+        "returned CALL: 1",
+        "returned CALL: 1",
+        "subscribed CALL: ok",
+        "subscribed CALL: ok",
+        "call failed CALL",
+        "refused CALL: 400",
+        "timed out CALL",
+        "timed out CALL",
+        "ticked CALL: tea, next 2000",
+        "ticked CALL: tea, next unknown",
+        "ticked CALL: tea",
+        "lost CALL",
+        "sign in CALL",
+        "choice CALL 1",
+        "choice CALL 2",
+        "view CALL",
+        "chose CALL 0",
+        "chose CALL 1",
+        "dismissed CALL",
+        "cancel CALL",
+        "report t1 CALL: so",
+        "report t2 CALL: so, news",
+    ]);
+    let other = any_of(&[
+        "said hi",
+        "said hi, enqueue",
+        "said hi, interrupt",
+        "said hi, reject",
+        "failed",
+        "failed for good",
+        "too long: x",
+        "summarised: S",
+        "spent",
+        "interrupt",
+        "resume",
+        "due",
+        "due",
+        "notice: x",
+        "child closed t1",
+        "child closed t2",
+        "child idle t1",
+        "child idle t2",
+        "child notice t1: x",
+        "told: so",
+        "told: so, news",
+        "resumed",
+        "paused elsewhere t8 t9",
+        "clock back 500s",
+    ]);
+    let seconds = any_of(&["1", "30", "60", "100", "300", "3600"]);
+    prop_oneof![
+        6 => any_answer(),
+        6 => (of_call, any_call()).prop_map(|(line, call)| line.replace("CALL", call)),
+        3 => any_event(),
+        4 => other.prop_map(str::to_owned),
+        2 => seconds.prop_map(|seconds| format!("after {seconds}s")),
+    ]
+}
+
+fn any_bounds() -> impl Strategy<Value = Bounds> {
+    let bound = || proptest::option::weighted(0.4, 0..6_u64);
+    (bound(), bound(), bound()).prop_map(|(turns, tokens, wakes)| Bounds { turns, tokens, wakes })
+}
+
+fn any_limits() -> impl Strategy<Value = Limits> {
+    let sizes = (1..4_usize, 0..3_usize, 0..3_u32, 0..3_u64, 1..6_u32, 1..4_u32);
+    (any_bounds(), any_bounds(), sizes, any::<bool>()).prop_map(|(per_hour, in_total, sizes, timeout)| {
+        let (children, event_children, events_per_child, event_marks, turns_per_wake, held) = sizes;
+        Limits {
+            budgets: Budgets { per_hour, in_total },
+            call_timeout: timeout.then_some(Duration::from_secs(100)),
+            open_calls: 6,
+            children,
+            event_children,
+            events_per_child,
+            event_marks,
+            turns_per_wake,
+            held,
+            ..narrow()
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_inputs_find_the_facts_that_they_need(
+        limits in any_limits(),
+        lines in proptest::collection::vec(any_line(), 1..40),
+    ) {
+        play(Thread::after(limits, &["said hi"]), &lines);
+    }
+
+    #[test]
+    fn any_inputs_to_a_child_find_the_facts_that_they_need(
+        limits in any_limits(),
+        for_events in any::<bool>(),
+        lines in proptest::collection::vec(any_line(), 1..30),
+    ) {
+        // The child exists whatever its own budget is.
+        let free = Limits { event_children: 1, ..narrow() };
+        let mut child = if for_events { event_child(free) } else { spawned_child(free) };
+        child.limits = limits;
+        play(child, &lines);
+    }
+}

@@ -1,0 +1,140 @@
+//! Calls: time-outs, failures, questions of their tools, views.
+
+use crate::notation::check;
+
+/// Proves: LC-15
+#[test]
+fn a_call_that_could_not_be_delivered_has_an_error_and_its_late_result_still_comes() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: a                  -> waiting; assistant [a]; open a; invoke a
+        call failed a              -> asking 2; settle a Failed; a: Error: refused; ask 2
+        call failed a              -> ignored: SettledCall
+        answer sorry:              -> idle; assistant sorry
+        returned a: after all      -> asking 3; settle a Returned; assistant [rap_1 interrupt:a (result of a call that was still running)]; rap_1: after all; ask 3
+        returned a: after all      -> ignored: Duplicate
+        ",
+    );
+}
+
+/// Proves: LC-28
+#[test]
+fn a_call_times_out_when_its_time_has_come() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: a b                -> waiting; assistant [a b]; open a; open b; invoke a; invoke b
+        after 99s                  -> prepared
+        timed out a                -> ignored: NotDue
+        after 1s                   -> prepared
+        timed out a                -> waiting; settle a TimedOut; a: Error: no result came within 100 seconds; it may still follow
+        timed out a                -> ignored: SettledCall
+        subscribed a: late         -> waiting; settle a Returned; hold assistant [rap_1 interrupt:a (result of a call that was still running)]; hold rap_1: late The subscription was not kept: its confirmation came after the call had ended. Subscribe again if needed.; notify cancel a
+        returned b: 2              -> asking 2; settle b Returned; b: 2; release 2 Held; ask 2
+        ",
+    );
+}
+
+#[test]
+fn a_call_behind_a_placeholder_fails_by_a_synthetic_call() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: a b                -> waiting; assistant [a b]; open a; open b; invoke a; invoke b
+        said hurry                 -> asking 2; a: still running; the result will follow; b: still running; the result will follow; user hurry; ask 2
+        call failed a              -> asking 2; settle a Failed; hold assistant [rap_1 interrupt:a (result of a call that was still running)]; hold rap_1: Error: refused
+        answer done:               -> asking 3; assistant done; release 2 Held; ask 3
+        after 100s                 -> prepared
+        timed out b                -> asking 3; settle b TimedOut; hold assistant [rap_2 interrupt:b (result of a call that was still running)]; hold rap_2: Error: no result came within 100 seconds; it may still follow
+        returned b: late           -> asking 3; settle b Returned; hold assistant [rap_3 interrupt:b (result of a call that was still running)]; hold rap_3: late
+        ",
+    );
+}
+
+#[test]
+fn a_late_result_finds_no_room_where_all_is_held() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: s                  -> waiting; assistant [s]; open s; invoke s
+        subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
+        answer: a b                -> waiting; assistant [a b]; open a; open b; invoke a; invoke b
+        call failed a              -> waiting; settle a Failed; a: Error: refused
+        event s: one               -> waiting; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: one
+        event s: two               -> waiting; hold assistant [rap_2 interrupt:s (subscription remains active)]; hold rap_2: two
+        returned a: late           -> ignored: Full(too much input is held)
+        ",
+    );
+}
+
+/// The model may use an id twice, use one that looks like the runtime's, or none that is well-formed.
+#[test]
+fn the_runtime_makes_every_id_whatever_the_models_own_is() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: a a rap_7 ?        -> waiting; assistant [a a' rap_7 rap_1]; open a; open a'; open rap_7; rap_1: Error: this thread has 3 open calls, the most it may have; call again when some have returned; invoke a; invoke a'; invoke rap_7
+        returned a': 1             -> waiting; settle a' Returned; a': 1
+        returned a': 1             -> ignored: Duplicate
+        returned a: 2              -> waiting; settle a Returned; a: 2
+        ",
+    );
+}
+
+#[test]
+fn calls_beyond_the_limit_and_without_arguments_have_an_error() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: o=odd a b c d      -> waiting; assistant [o a b c d]; o: Error: the arguments are not a JSON object; open a; open b; open c; d: Error: this thread has 3 open calls, the most it may have; call again when some have returned; invoke a; invoke b; invoke c
+        said hurry                 -> asking 2; a: still running; the result will follow; b: still running; the result will follow; c: still running; the result will follow; user hurry; ask 2
+        answer: e                  -> asking 3; assistant [e]; e: Error: this thread has 3 open calls, the most it may have; call again when some have returned; ask 3
+        ",
+    );
+}
+
+#[test]
+fn a_person_answers_the_oldest_question_of_a_call() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: a b                -> waiting; assistant [a b]; open a; open b; invoke a; invoke b
+        choice a 1                 -> waiting; a wants choice #1
+        choice a 1                 -> ignored: Duplicate
+        choice a 2                 -> waiting; a wants choice #2
+        choice b 3                 -> ignored: Full(too many questions wait for a person)
+        sign in b                  -> ignored: Full(too many questions wait for a person)
+        chose a 2                  -> ignored: NoSuchChoice(2)
+        chose a 0                  -> waiting; #1 is 0; deliver #1
+        dismissed a                -> waiting; #2 is 1; deliver #2
+        chose a 0                  -> ignored: NoQuestion
+        choice a 1                 -> ignored: Duplicate
+        returned a: 1              -> waiting; drop questions of a; settle a Returned; a: 1
+        chose a 0                  -> ignored: NoQuestion
+        choice a 4                 -> ignored: SettledCall
+        sign in b                  -> waiting; b wants sign-in #3
+        sign in b                  -> waiting; b wants sign-in #3
+        chose b 0                  -> ignored: NoQuestion
+        returned b: 2              -> asking 2; drop questions of b; settle b Returned; b: 2; ask 2
+        ",
+    );
+}
+
+#[test]
+fn a_view_never_wakes_the_model() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: a s                -> waiting; assistant [a s]; open a; open s; invoke a; invoke s
+        view a                     -> waiting; view progress
+        view a                     -> waiting; view progress
+        returned a: 1              -> waiting; settle a Returned; a: 1
+        view a                     -> waiting; view progress
+        subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
+        view s                     -> asking 2; view progress
+        cancel s                   -> asking 2; settle s Ended; notice subscription s was cancelled; notify cancel s
+        view s                     -> ignored: SettledCall
+        ",
+    );
+}

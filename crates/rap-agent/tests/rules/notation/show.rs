@@ -1,0 +1,156 @@
+//! How a step is shown: its phase, then its writes, then its effects.
+
+use rap_agent::{
+    Arguments, CallEntry, Effect, Entry, Head, Item, NewQuestion, PauseScope, Phase, Queue, Spawn, Step,
+    ThreadMessage, Write, words,
+};
+use rap_protocol::{Body, Timestamp};
+
+use super::Names;
+
+pub fn step(step: &Step, names: &mut Names) -> String {
+    let mut parts = vec![phase(&step.head)];
+    for shown in &step.writes {
+        let text = write(shown, names);
+        parts.push(names.show(&text));
+    }
+    for shown in &step.effects {
+        let text = effect(shown, names);
+        parts.push(names.show(&text));
+    }
+    parts.join("; ")
+}
+
+fn seconds(at: Timestamp) -> String {
+    format!("{}s", at.0 / 1000)
+}
+
+fn phase(head: &Head) -> String {
+    match head.phase() {
+        Phase::Idle => "idle".to_owned(),
+        Phase::Asking(_) => format!("asking {}", head.turn()),
+        Phase::Waiting { .. } => "waiting".into(),
+        Phase::Failed { retry_at: None, .. } => "failed".into(),
+        Phase::Failed { retry_at: Some(at), .. } => format!("failed until {}", seconds(*at)),
+        Phase::Paused(pause) => {
+            let until = pause.until.map(|at| format!(" until {}", seconds(at))).unwrap_or_default();
+            let scope = if pause.scope == PauseScope::Session { "session paused" } else { "paused" };
+            format!("{scope}{until}")
+        }
+        Phase::Closed => "closed".into(),
+    }
+}
+
+fn write(write: &Write, names: &mut Names) -> String {
+    match write {
+        Write::Append { entry, .. } => item(entry, names),
+        Write::Hold { queue: Queue::Held, entry, .. } => format!("hold {}", item(entry, names)),
+        Write::Hold { queue: Queue::Queued, entry, .. } => format!("queue {}", item(entry, names)),
+        Write::Release { queue, count, .. } => format!("release {count} {queue:?}"),
+        Write::Open(open) => format!("open {}", open.id),
+        Write::Approve(open) => format!("approve {}", open.id),
+        Write::Settle { call, state } => format!("settle {call} {state:?}"),
+        Write::Question { no, call, question } => {
+            let kind = match question {
+                NewQuestion::SignIn(_) => "sign-in",
+                NewQuestion::Choice(_) => "choice",
+                NewQuestion::Approval(_) => "approval",
+            };
+            format!("{call} wants {kind} #{}", names.question(*no))
+        }
+        Write::Answer { no, selected } => format!("#{} is {selected}", names.question(*no)),
+        Write::DropQuestions { call } => format!("drop questions of {call}"),
+        Write::View { view_type, .. } => format!("view {view_type}"),
+        Write::Timer { call, at: Some(at) } => format!("{call} at {}", seconds(*at)),
+        Write::Timer { call, at: None } => format!("{call} never"),
+        Write::Mark { event, no, forget: 0, .. } => format!("mark {no} {event}"),
+        Write::Mark { event, no, forget, .. } => format!("mark {no} {event}, forget up to {forget}"),
+        Write::Backlog { call, entry, .. } => format!("backlog of {call} {}", item(entry, names)),
+        Write::DropBacklog { call } => format!("drop backlog of {call}"),
+        Write::Spawn(child) => spawn(child, names),
+        Write::Send { to, message } => send(to.as_str(), message),
+        Write::Spending(spending) => {
+            let hour = spending.hour;
+            format!("hour {}, {}, {}", hour.turns, hour.tokens, hour.wakes)
+        }
+    }
+}
+
+fn spawn(spawn: &Spawn, names: &mut Names) -> String {
+    let backlog =
+        spawn.backlog.iter().map(|range| format!("{} from the backlog of {}", range.count, range.call));
+    let mut parts = vec![phase(&spawn.head)];
+    parts.extend(backlog);
+    for entry in &spawn.entries {
+        let text = item(entry, names);
+        parts.push(names.show(&text));
+    }
+    format!("spawn {} at {} ({})", spawn.id, spawn.at, parts.join(", "))
+}
+
+fn send(to: &str, message: &ThreadMessage) -> String {
+    match message {
+        ThreadMessage::Report { text, .. } => format!("report to {to}: {text}"),
+        ThreadMessage::Text { text, .. } => format!("send to {to}: {text}"),
+        ThreadMessage::Close => format!("send to {to}: close"),
+        ThreadMessage::Resume => format!("send to {to}: resume"),
+        ThreadMessage::ChildClosed => format!("send to {to}: child closed"),
+        ThreadMessage::ChildIdle => format!("send to {to}: child idle"),
+        ThreadMessage::Notice { text } => format!("send to {to}: notice {text}"),
+    }
+}
+
+fn item(entry: &Entry, names: &mut Names) -> String {
+    match &entry.item {
+        Item::User { text, from } => format!("{from:?} {}", brief(text, names)).to_lowercase(),
+        Item::Assistant { text, calls, .. } => {
+            let calls: Vec<String> = calls.iter().map(call).collect();
+            if calls.is_empty() {
+                format!("assistant {text}")
+            } else {
+                format!("assistant {text}[{}]", calls.join(" "))
+            }
+        }
+        Item::Result { call_id, content: Body::Text(text), .. } => {
+            let text = match text.strip_prefix(words::CHILD_OPENING) {
+                Some(instructions) => format!("do {instructions}"),
+                None => text.replace("\n\n", " "),
+            };
+            format!("{call_id}: {text}")
+        }
+        Item::Result { call_id, .. } => format!("{call_id}: …"),
+        Item::Summary { text, covers } => {
+            format!("summary to {covers}: {}", text.replace('\n', " ").replace("  ", " "))
+        }
+        Item::Notice { text } => format!("notice {}", brief(text, names)),
+    }
+}
+
+fn call(call: &CallEntry) -> String {
+    match &call.arguments {
+        Arguments::Echo { kind, .. } => format!("{} {kind}", call.id),
+        _ => call.id.to_string(),
+    }
+}
+
+/// Long texts of the runtime's own are cut.
+fn brief(text: &str, names: &mut Names) -> String {
+    let text = names.show(text);
+    match text.char_indices().nth(40) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+fn effect(effect: &Effect, names: &mut Names) -> String {
+    match effect {
+        Effect::Ask { turn, .. } => format!("ask {turn}"),
+        Effect::Abandon { turn } => format!("abandon {turn}"),
+        Effect::Invoke { call, .. } => format!("invoke {}", call.id),
+        Effect::InvokeApproved { call, .. } => format!("invoke {call}"),
+        Effect::NotifyCancel { call } => format!("notify cancel {call}"),
+        Effect::NotifyClose => "notify close".into(),
+        Effect::Answer { no, .. } => format!("deliver #{}", names.question(*no)),
+        Effect::Deliver => "deliver".into(),
+    }
+}

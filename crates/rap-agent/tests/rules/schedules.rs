@@ -1,0 +1,117 @@
+//! Schedules: subscriptions of the runtime itself. Whatever becomes of an occurrence, the timer is set anew.
+
+use crate::notation::{Thread, check, narrow};
+
+/// A schedule `s` and a subscription `e`; the thread is asking and holds as much as it may.
+fn full(lines: &[&str]) -> Thread {
+    let mut all = vec!["said hi", "answer: s=schedule(60) e", "subscribed e: ok", "event e: 1", "event e: 2"];
+    all.extend(lines);
+    Thread::after(narrow(), &all)
+}
+
+#[test]
+fn an_occurrence_that_finds_no_room_is_skipped_and_the_next_one_comes() {
+    full(&["after 60s"]).play(
+        "
+        ticked s: tea, next 120    -> asking 2; s at 120s
+        ticked s: tea, next 120    -> ignored: NotDue
+        answer done:               -> asking 3; assistant done; release 4 Held; ask 3
+        after 60s                  -> prepared
+        ticked s: tea, next 180    -> asking 3; hold assistant [rap_3 interrupt:s (subscription remains active)]; hold rap_3: tea; s at 180s
+        ",
+    );
+}
+
+#[test]
+fn the_last_occurrence_waits_for_room() {
+    full(&["after 60s"]).play(
+        "
+        ticked s: tea              -> asking 2; s at 120s
+        ticked s: tea              -> ignored: NotDue
+        after 60s                  -> prepared
+        ticked s: tea              -> asking 2; s at 180s
+        answer done:               -> asking 3; assistant done; release 4 Held; ask 3
+        after 60s                  -> prepared
+        ticked s: tea              -> asking 3; hold assistant [rap_3 interrupt:s (subscription has ended)]; hold rap_3: tea; settle s Ended
+        ",
+    );
+}
+
+#[test]
+fn a_schedule_whose_next_time_is_unknown_is_kept_and_does_not_fire_until_it_is_known() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: s=schedule(60)     -> asking 2; assistant [s]; open s; settle s Subscribed; s at 60s; s: scheduled; ask 2
+        answer ok:                 -> idle; assistant ok
+        after 60s                  -> prepared
+        ticked s: tea, next unknown -> asking 3; assistant [rap_1 interrupt:s (subscription remains active)]; rap_1: tea; s at 3660s; ask 3
+        answer ok:                 -> idle; assistant ok
+        after 3600s                -> prepared
+        ticked s: tea, next unknown -> idle; s at 7260s
+        after 3600s                -> prepared
+        ticked s: tea, next 7300   -> idle; s at 7300s
+        ticked s: tea, next 7300   -> ignored: NotDue
+        after 40s                  -> prepared
+        ticked s: tea, next 7360   -> asking 4; assistant [rap_2 interrupt:s (subscription remains active)]; rap_2: tea; s at 7360s; ask 4
+        ",
+    );
+}
+
+#[test]
+fn a_schedule_that_cannot_be_read_fires_nothing_and_is_kept() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: s=schedule(60)     -> asking 2; assistant [s]; open s; settle s Subscribed; s at 60s; s: scheduled; ask 2
+        answer ok:                 -> idle; assistant ok
+        after 60s                  -> prepared
+        timed out s                -> idle; s at 3660s
+        ",
+    );
+}
+
+/// The agent has to learn of the end.
+#[test]
+fn a_schedule_that_turns_out_to_be_over_says_so() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: s=schedule(60)     -> asking 2; assistant [s]; open s; settle s Subscribed; s at 60s; s: scheduled; ask 2
+        answer ok:                 -> idle; assistant ok
+        after 60s                  -> prepared
+        ticked s: tea, next unknown -> asking 3; assistant [rap_1 interrupt:s (subscription remains active)]; rap_1: tea; s at 3660s; ask 3
+        answer ok:                 -> idle; assistant ok
+        after 3600s                -> prepared
+        ticked s: tea              -> asking 4; assistant [rap_2 interrupt:s (subscription has ended)]; rap_2: tea; settle s Ended; ask 4
+        ",
+    );
+}
+
+#[test]
+fn a_clock_that_is_set_back_does_not_end_a_schedule() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: s=schedule(60)     -> asking 2; assistant [s]; open s; settle s Subscribed; s at 60s; s: scheduled; ask 2
+        answer ok:                 -> idle; assistant ok
+        after 60s                  -> prepared
+        clock back 50s             -> prepared
+        ticked s: tea, next 70     -> ignored: NotDue
+        after 50s                  -> prepared
+        ticked s: tea, next 120    -> asking 3; assistant [rap_1 interrupt:s (subscription remains active)]; rap_1: tea; s at 120s; ask 3
+        ",
+    );
+}
+
+/// A thread that is paused holds them as any other input.
+#[test]
+fn a_paused_thread_holds_its_occurrences() {
+    let lines = ["said hi", "answer: s=schedule(60)", "too long: much", "after 60s"];
+    Thread::after(narrow(), &lines).play(
+        "
+        ticked s: tea, next 120    -> paused; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: tea; s at 120s
+        resume                     -> asking 3; release 2 Held; ask 3
+        ",
+    );
+}

@@ -1,0 +1,127 @@
+//! The stored form of entries and heads.
+
+use rap_agent::{
+    Arguments, CallEntry, Effect, Entry, Facts, Head, Identity, Ignored, Input, Item, Limits, OnBusy, Phase,
+    Speaker, Status, Step, Thought, ThoughtKind, Thoughts, ToolResult, step,
+};
+use rap_protocol::{Body, Content, Image, Segment, Timestamp};
+use serde_json::{Map, Value};
+
+use crate::notation;
+
+/// Heads that the first release has stored, one in each line.
+const FIRST_RELEASE: &str = include_str!("fixtures/heads-of-the-first-release.jsonl");
+
+fn head_of_the_first_release(line: usize) -> Head {
+    serde_json::from_str(FIRST_RELEASE.lines().nth(line).unwrap()).unwrap()
+}
+
+fn take(head: &Head, input: Input, now: i64) -> Result<Step, Ignored> {
+    let thread = Identity { id: notation::thread_id("t0"), incarnation: 7, depth: 0 };
+    step(head.clone(), input, Facts::of(thread), Timestamp(now), &notation::narrow())
+}
+
+#[test]
+fn heads_of_the_first_release_mean_the_same() {
+    use Status::{Closed, Failed, Idle, NeedsYou, Running, Waiting};
+    let expected = [
+        (Idle, 0, 0),
+        (Running, 8, 1),
+        (NeedsYou, 7, 3),
+        (Failed, 5, 1),
+        (Failed, 2, 0),
+        (NeedsYou, 8, 0),
+        (NeedsYou, 2, 0),
+        (Idle, 3, 0),
+        (Running, 3, 0),
+        (Waiting, 5, 1),
+        (Closed, 2, 0),
+        (Failed, 8, 0),
+    ];
+    assert_eq!(FIRST_RELEASE.lines().count(), expected.len());
+    for (line, expected) in expected.into_iter().enumerate() {
+        let head = head_of_the_first_release(line);
+        assert_eq!((head.status(), head.seq(), head.open_calls().count()), expected, "line {line}");
+        let stored = serde_json::to_string(&head).unwrap();
+        assert_eq!(serde_json::from_str::<Head>(&stored).unwrap(), head, "line {line}");
+    }
+}
+
+#[test]
+fn threads_of_the_first_release_go_on() {
+    let asking = head_of_the_first_release(1);
+    assert_eq!((asking.held().entries(), asking.queued().entries(), asking.subscriptions().len()), (2, 1, 2));
+    let returned = |call: &str| Input::ToolResult { call: notation::id(call), result: ToolResult::text("1") };
+    let held = take(&asking, returned("r"), 0).unwrap().head;
+    assert_eq!((held.held().entries(), held.open_calls().count()), (4, 0));
+    let waiting = head_of_the_first_release(2);
+    assert_eq!((waiting.batch().len(), waiting.children().count(), waiting.questions().len()), (3, 3, 3));
+    let choose = Input::Choose { call: notation::id("b"), selected: Some(0) };
+    let server = waiting.batch()[1].server.clone();
+    let effects = take(&waiting, choose, 0).unwrap().effects;
+    assert_eq!(effects, [Effect::InvokeApproved { call: notation::id("b"), server }]);
+    let dropped = head_of_the_first_release(8);
+    let more = Input::UserMessage { text: "five".into(), on_busy: OnBusy::Join };
+    assert_eq!(take(&dropped, more, 0).unwrap().effects, [], "a third answer in a row is not dropped");
+    let failed = head_of_the_first_release(3);
+    assert_eq!(take(&failed, Input::Due, 29_999).unwrap_err(), Ignored::NotDue);
+    assert_eq!(take(&failed, Input::Due, 30_000).unwrap().head.asking(), Some(3));
+    let asleep = head_of_the_first_release(9);
+    let timer = Input::TimerFired { call: notation::id("a") };
+    assert_eq!(take(&asleep, timer, 50_000).unwrap().head.asking(), Some(4));
+}
+
+/// Nobody would ever look after them, and their parents would wait for them.
+#[test]
+fn threads_for_events_that_the_first_release_left_failed_try_again() {
+    let child = head_of_the_first_release(11);
+    assert!(matches!(child.phase(), Phase::Failed { .. }));
+    assert_eq!(child.due(&Limits::default()), Some(Timestamp(0)));
+    assert_eq!(take(&child, Input::Due, 0).unwrap().head.asking(), Some(2));
+    let root = head_of_the_first_release(4);
+    assert_eq!(root.due(&Limits::default()), None);
+}
+
+#[test]
+fn every_kind_of_entry_reads_back_as_it_was_written() {
+    let call = |id: &str, arguments| CallEntry {
+        id: notation::id(id),
+        call_id: Some(notation::id("own")),
+        name: "look".into(),
+        arguments,
+        display: Some("a look".into()),
+    };
+    let given = Map::from_iter([("kind".to_owned(), Value::from("mine"))]);
+    let echo = |arguments| Arguments::Echo { of: notation::id("a"), kind: "interrupt:a".into(), arguments };
+    let image = Image { data: "aGk=".into(), media_type: "image/png".into() };
+    let content = Body::Content(vec![Content::Text { text: "see".into() }, Content::Image(image.clone())]);
+    let diff = Segment::Diff { path: "a.txt".into(), patch: "+1".into() };
+    let display = vec![Segment::Text("short".into()), diff, Segment::Image(image)];
+    let open = ThoughtKind::Open { text: "hm".into(), signature: "s".into() };
+    let sealed = ThoughtKind::Sealed { data: "d".into() };
+    let thoughts = vec![Thought { at: 0, kind: open }, Thought { at: 3, kind: sealed }];
+    let items = [
+        Item::said("hi"),
+        Item::User { text: "you are a child".into(), from: Speaker::Runtime },
+        Item::answered("", Vec::new()),
+        Item::Assistant {
+            text: "looking".into(),
+            calls: vec![
+                call("a", Arguments::Given(given.clone())),
+                call("b", Arguments::Unusable("{".into())),
+                call("c", echo(None)),
+                call("d", echo(Some(given))),
+            ],
+            thoughts: Some(Thoughts { model: "m".into(), parts: thoughts }),
+        },
+        Item::Result { call_id: notation::id("a"), content, display, synthetic: false },
+        Item::made(notation::id("b"), "Error: no"),
+        Item::Summary { text: "much was said".into(), covers: 4 },
+        Item::notice("a notice"),
+    ];
+    for item in items {
+        let entry = Entry { at: Timestamp(7), item };
+        let json = serde_json::to_string(&entry).unwrap();
+        assert_eq!(serde_json::from_str::<Entry>(&json).unwrap(), entry, "{json}");
+    }
+}
