@@ -29,7 +29,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rap_protocol::UrlPolicy;
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use url::{Position, Url};
 
 pub use error::Error;
@@ -114,19 +114,28 @@ pub struct Streaming {
     pub status: u16,
     /// The server's `Retry-After`, if it is a number of seconds; a day at most.
     pub retry_after: Option<Duration>,
+    /// The server's `Content-Type` with its parameters, if it is text.
+    pub content_type: Option<String>,
     body: Incoming,
     idle: Duration,
+    /// When the piece that is waited for is late.
+    late_at: Option<Instant>,
 }
 
 impl Streaming {
-    /// The next piece of the body; nothing at its end. A body that breaks off is an error.
+    /// The next piece of the body; nothing at its end. A body that breaks off is an error. May be dropped and called
+    /// again without losing anything; the time for the piece goes on.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, Error> {
+        let late_at = *self.late_at.get_or_insert_with(|| Instant::now() + self.idle);
         loop {
-            match timeout(self.idle, self.body.frame()).await.map_err(|_| Error::TimedOut)? {
+            match timeout_at(late_at, self.body.frame()).await.map_err(|_| Error::TimedOut)? {
                 None => return Ok(None),
                 Some(Err(error)) => return Err(Error::of_body(&error)),
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) if !data.is_empty() => return Ok(Some(data)),
+                    Ok(data) if !data.is_empty() => {
+                        self.late_at = None;
+                        return Ok(Some(data));
+                    }
                     _ => {}
                 },
             }
@@ -232,8 +241,13 @@ impl Client {
         Ok(Streaming {
             status: head.status.as_u16(),
             retry_after: retry_after(&head.headers),
+            content_type: head
+                .headers
+                .get(CONTENT_TYPE)
+                .and_then(|kind| Some(kind.to_str().ok()?.to_owned())),
             body,
             idle: self.limits.stream_idle,
+            late_at: None,
         })
     }
 

@@ -1,13 +1,18 @@
 //! A reader of server-sent events, fed with bytes as they come.
 //!
 //! It gives the same events however the bytes are cut, takes time in proportion to them, and keeps no more than
-//! one event of bounded size. An event that is not closed by an empty line is none.
+//! one event of bounded size: memory grows with the event and is given back behind it. An event that is larger than
+//! the bound is reported and skipped; the reader goes on behind it. An event that is not closed by an empty line is
+//! none.
 
 use std::mem;
 
-/// The largest event that is read unless another bound is given, in bytes.
-pub const EVENT_BYTES: usize = 4 * 1024 * 1024;
-const BOM: &[u8] = b"\xef\xbb\xbf";
+/// Byte order mark, which may stand before a stream of events.
+pub const BOM: &[u8] = b"\xef\xbb\xbf";
+/// A longer id is ignored: the id is copied into every event that follows it.
+const ID_BYTES: usize = 1024;
+/// Capacity of the line buffer that is kept behind a long line.
+const KEPT_BYTES: usize = 64 * 1024;
 
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -20,15 +25,16 @@ pub struct Event {
     pub id: String,
 }
 
-/// Why a stream can not be read on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
-    /// An event is larger than its bound.
-    #[error("an event has more than {limit} bytes")]
-    TooLong {
-        /// The bound.
-        limit: usize,
-    },
+/// An event that was skipped, because it is larger than the bound of its reader.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("an event has more than {limit} bytes")]
+pub struct TooLong {
+    /// The bound, in bytes.
+    pub limit: usize,
+    /// What `event` said before the bound was reached; empty if nothing did.
+    pub name: String,
+    /// The last `id` before the bound was reached; empty if there was none.
+    pub id: String,
 }
 
 /// The reader of one stream.
@@ -45,16 +51,18 @@ pub struct Parser {
     /// The last byte was a CR, so that a LF would belong to it.
     after_cr: bool,
     first_line: bool,
+    skipping: Option<Skipping>,
 }
 
-impl Default for Parser {
-    fn default() -> Self {
-        Parser::new(EVENT_BYTES)
-    }
+/// The place in an event that is skipped: its end is the next empty line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Skipping {
+    AtLineStart,
+    InLine,
 }
 
 impl Parser {
-    /// A reader for events of up to `limit` bytes.
+    /// A reader for events of up to `limit` bytes. Nothing of that is allocated before it is needed.
     pub fn new(limit: usize) -> Self {
         Parser {
             limit,
@@ -65,11 +73,13 @@ impl Parser {
             last_id: String::new(),
             after_cr: false,
             first_line: true,
+            skipping: None,
         }
     }
 
-    /// Takes the next bytes and gives the events that they complete. After an error there is nothing to come.
-    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<Event>, Error> {
+    /// Takes the next bytes and gives the events that they complete, and those that they make too long. The rest of
+    /// a long event is skipped: a reader that is content without it goes on.
+    pub fn push(&mut self, bytes: &[u8]) -> Vec<Result<Event, TooLong>> {
         let mut events = Vec::new();
         let mut rest = bytes;
         while let Some((first, after)) = rest.split_first() {
@@ -78,35 +88,55 @@ impl Parser {
                 continue;
             }
             let end = rest.iter().position(|byte| matches!(byte, b'\r' | b'\n'));
-            self.extend_line(&rest[..end.unwrap_or(rest.len())])?;
+            events.extend(self.extend_line(&rest[..end.unwrap_or(rest.len())]).map(Err));
             let Some(end) = end else { break };
             self.after_cr = rest[end] == b'\r';
             rest = &rest[end + 1..];
-            events.extend(self.end_line());
+            events.extend(self.end_line().map(Ok));
         }
-        Ok(events)
+        events
     }
 
-    fn extend_line(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        let kept = self.line.len() + self.data.len() + self.name.len();
-        if bytes.len() > self.limit.saturating_sub(kept) {
-            return Err(Error::TooLong { limit: self.limit });
+    fn extend_line(&mut self, bytes: &[u8]) -> Option<TooLong> {
+        if bytes.is_empty() {
+            return None;
         }
-        self.line.extend_from_slice(bytes);
-        Ok(())
+        if self.skipping.is_some() {
+            self.skipping = Some(Skipping::InLine);
+            return None;
+        }
+        let kept = self.line.len() + self.data.len() + self.name.len();
+        if bytes.len() <= self.limit.saturating_sub(kept) {
+            self.line.extend_from_slice(bytes);
+            return None;
+        }
+        self.skipping = Some(Skipping::InLine);
+        (self.line, self.data, self.has_data) = (Vec::new(), String::new(), false);
+        self.first_line = false;
+        Some(TooLong { limit: self.limit, name: mem::take(&mut self.name), id: self.last_id.clone() })
     }
 
     fn end_line(&mut self) -> Option<Event> {
+        match self.skipping {
+            Some(Skipping::InLine) => self.skipping = Some(Skipping::AtLineStart),
+            Some(Skipping::AtLineStart) => self.skipping = None,
+            None => return self.take_line(),
+        }
+        None
+    }
+
+    fn take_line(&mut self) -> Option<Event> {
         let mut line = mem::take(&mut self.line);
         let start = if mem::take(&mut self.first_line) && line.starts_with(BOM) { BOM.len() } else { 0 };
-        let event = self.take_line(&String::from_utf8_lossy(&line[start..]));
+        let event = self.take_field(&String::from_utf8_lossy(&line[start..]));
         // Its memory serves the next line.
         line.clear();
+        line.shrink_to(KEPT_BYTES);
         self.line = line;
         event
     }
 
-    fn take_line(&mut self, line: &str) -> Option<Event> {
+    fn take_field(&mut self, line: &str) -> Option<Event> {
         if line.is_empty() {
             return self.end_event();
         }
@@ -120,7 +150,7 @@ impl Parser {
                 self.data.push_str(value);
             }
             "event" => self.name = value.into(),
-            "id" if !value.contains('\0') => self.last_id = value.into(),
+            "id" if !value.contains('\0') && value.len() <= ID_BYTES => self.last_id = value.into(),
             // A comment, `retry`, or something unknown.
             _ => {}
         }
@@ -137,22 +167,29 @@ impl Parser {
 mod tests {
     use super::*;
 
+    const LIMIT: usize = 64 * 1024;
+
     fn event(name: &str, data: &str, id: &str) -> Event {
         Event { name: name.into(), data: data.into(), id: id.into() }
     }
 
     /// Reads the stream whole, byte by byte, and cut in two at every place.
-    fn check(stream: &[u8], expected: &[Event]) {
-        assert_eq!(Parser::default().push(stream).unwrap(), expected);
+    fn check_within(limit: usize, stream: &[u8], expected: &[Result<Event, TooLong>]) {
+        assert_eq!(Parser::new(limit).push(stream), expected);
         for cut in 0..=stream.len() {
-            let mut parser = Parser::default();
-            let mut events = parser.push(&stream[..cut]).unwrap();
-            events.extend(parser.push(&stream[cut..]).unwrap());
+            let mut parser = Parser::new(limit);
+            let mut events = parser.push(&stream[..cut]);
+            events.extend(parser.push(&stream[cut..]));
             assert_eq!(events, expected, "cut at {cut}");
         }
-        let mut parser = Parser::default();
-        let single: Vec<_> = stream.chunks(1).flat_map(|byte| parser.push(byte).unwrap()).collect();
+        let mut parser = Parser::new(limit);
+        let single: Vec<_> = stream.chunks(1).flat_map(|byte| parser.push(byte)).collect();
         assert_eq!(single, expected, "byte by byte");
+    }
+
+    fn check(stream: &[u8], expected: &[Event]) {
+        let expected: Vec<_> = expected.iter().cloned().map(Ok).collect();
+        check_within(LIMIT, stream, &expected);
     }
 
     #[test]
@@ -186,25 +223,65 @@ mod tests {
 
     #[test]
     fn an_event_has_a_bound() {
-        let too_long = Err(Error::TooLong { limit: 10 });
-        assert_eq!(Parser::new(10).push(b"data: 1234\n\n").unwrap().len(), 1);
-        assert_eq!(Parser::new(10).push(b"data: 12345\n\n"), too_long);
-        assert_eq!(Parser::new(10).push(b"data:1234\ndata:12\n\n"), too_long);
-        assert_eq!(Parser::new(10).push(b": 12345678901\n"), too_long);
+        let too_long = || Err(TooLong { limit: 10, name: String::new(), id: String::new() });
+        let fits = |data: &str| Ok(event("", data, ""));
+        check_within(10, b"data: 1234\n\n", &[fits("1234")]);
+        check_within(10, b"data: 12345\n\n", &[too_long()]);
+        check_within(10, b"data:1234\ndata:12\n\n", &[too_long()]);
+        check_within(10, b": 12345678901\n", &[too_long()]);
         let mut parser = Parser::new(10);
         for _ in 0..100 {
-            assert_eq!(parser.push(b"data:12\n\n: no more\n").unwrap().len(), 1);
+            assert_eq!(parser.push(b"data:12\n\n: no more\n"), [fits("12")]);
         }
     }
 
     #[test]
-    fn a_long_stream_takes_time_in_proportion() {
-        let mut parser = Parser::default();
-        let mut lengths = 0;
-        for _ in 0..EVENT_BYTES / 2 {
-            assert!(parser.push(b"d").unwrap().is_empty());
-            lengths += 1;
+    fn an_event_that_is_too_long_is_reported_once_and_the_reader_goes_on_behind_it() {
+        for end in ["\n", "\r", "\r\n"] {
+            let lines = "id: 1\nevent: a\ndata: 1\n\n\
+                         id: 2\nevent: b\ndata: 34567890123\ndata: 45678901234567890\nid: 9\n\n\
+                         event: c\ndata: 5\n\n\
+                         id: 3\ndata: 1234567890123456\n\n\n\n\
+                         id: 4\ndata: 6\n\n";
+            let too_long =
+                |name: &str, id: &str| Err(TooLong { limit: 16, name: name.into(), id: id.into() });
+            let expected = [
+                Ok(event("a", "1", "1")),
+                too_long("b", "2"),
+                Ok(event("c", "5", "2")),
+                too_long("", "3"),
+                Ok(event("", "6", "4")),
+            ];
+            check_within(16, lines.replace('\n', end).as_bytes(), &expected);
         }
-        assert_eq!(parser.line.len(), lengths);
+    }
+
+    #[test]
+    fn a_long_id_is_ignored() {
+        let long = "9".repeat(ID_BYTES + 1);
+        check(format!("id: 1\nid: {long}\ndata: a\n\n").as_bytes(), &[event("", "a", "1")]);
+    }
+
+    /// Every byte is looked at once: a second look at all of a long line, for each piece of it, would take minutes.
+    #[test]
+    fn a_long_event_in_small_pieces_takes_time_in_proportion() {
+        const BYTES: usize = 16 * 1024 * 1024;
+        let mut parser = Parser::new(BYTES);
+        assert!(parser.push(b"data:").is_empty());
+        for _ in 0..BYTES / 8 - 1 {
+            assert!(parser.push(b"12345678").is_empty());
+        }
+        let events = parser.push(b"\n\n");
+        assert_eq!(events[0].as_ref().unwrap().data.len(), BYTES - 8);
+    }
+
+    #[test]
+    fn the_bound_is_not_allocated_before_it_is_needed_nor_kept_behind_a_long_event() {
+        let mut parser = Parser::new(usize::MAX);
+        assert_eq!(parser.line.capacity(), 0);
+        let long = format!("data: {}\n\n", "x".repeat(4 * KEPT_BYTES));
+        assert_eq!(parser.push(long.as_bytes()).len(), 1);
+        assert!(parser.line.capacity() <= 2 * KEPT_BYTES, "{}", parser.line.capacity());
+        assert_eq!(parser.data.capacity(), 0);
     }
 }

@@ -199,6 +199,17 @@ impl Writer {
         self.submit(lane, Guard::None, job, then).await
     }
 
+    /// Queues a job and returns at once. It runs without a savepoint of its own, as with [`Writer::run_unguarded`], in the
+    /// internal lane, whose bound does not apply: the caller bounds how many jobs it posts.
+    pub fn post<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        then: impl FnOnce(T) + Send + 'static,
+    ) -> Result<(), Error> {
+        let (reply, _) = oneshot::channel();
+        self.inner.queue.push(Lane::Internal, Box::new(Task::new(job, then, Guard::None, reply, None)))
+    }
+
     async fn submit<T: Send + 'static, U: Send + 'static>(
         &self,
         lane: Lane,

@@ -1,101 +1,94 @@
 //! The engine: carries out what steps ask for, once it is on disk.
 //!
-//! What is promised is stored: a question to the model and a due invocation in the rows of their thread and call, an
-//! answer of a person with its question, a message to another thread in the table of letters. In memory there is only
-//! what is under way, so that nothing is begun twice at a time. Hand-off never blocks: what finds no place stays in
-//! its table, and upkeep reads it from there when a place is free. After a crash upkeep finds all of it.
+//! Promised work is stored with its thread, call or question, and messages between threads in an outbox. In memory there
+//! is only what is in progress or about to begin. After a crash everything is found in the store.
 
+mod answer;
 mod ask;
 pub(crate) mod built_in;
+mod check;
+mod clock;
+mod dispatch;
 mod invoke;
-mod ledger;
-mod lost;
+mod messages;
 mod metrics;
 mod notify;
 mod plan;
+mod record;
+mod run;
 mod show;
 mod summary;
-#[cfg(test)]
-mod tests;
-mod underway;
-mod upkeep;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use rap_agent::{Effect, Message};
-use rap_io::client::{Client, ClientLimits};
+use rap_agent::{Effect, Input, LostAfter, Write};
 use rap_io::secret_box::{self, Key};
-use rap_io::writer::Lane;
 use rap_protocol::{CallId, Timestamp};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::hub::{Hub, Live};
-use crate::settings::{Agent, Limits, Settings, ToolServer};
-use crate::store::{self, AgentLimits, Committed, OpenError, Receipt, Store, Target, ThreadNo, beside};
+use crate::settings::{Agent, Settings, SettingsError};
+use crate::store::sqlite::beside;
+use crate::store::{
+    self, AskWork, Committed, InvokeWork, Lane, Message, OpenError, Receipt, Rules, SqliteStore, Store,
+    Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
+};
 use crate::token::Tokens;
 use crate::toolsets::Toolsets;
-use ledger::Ledger;
+use crate::world::{HttpLimits, World};
+use dispatch::{Dispatcher, Slots};
 use metrics::Metrics;
-use underway::Underway;
+use notify::Notifications;
+use record::Ledger;
 
-/// Notifications under way at a time. More are dropped, which the protocol allows.
-const NOTIFICATIONS: usize = 1024;
-/// How long a notification may take.
+/// How long a notification or status query may take.
 const NOTIFY_WITHIN: Duration = Duration::from_secs(10);
-/// The pause before something that the store could not take is offered to it again; it doubles up to the second.
+/// The first and the longest pause before something that the store could not take is offered to it again.
 const STORE_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// Deliveries of people's answers at a time, to each tool server.
+const ANSWER_SLOTS: usize = 64;
+/// Status queries at a time, to each tool server.
+const CHECK_SLOTS: usize = 16;
 
-/// Why a runtime can not start.
+/// Why a runtime cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// The settings make no sense.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
     /// The database.
     #[error(transparent)]
     Store(#[from] OpenError),
     /// The key that protects callback URLs and secrets at rest.
-    #[error("{0}")]
+    #[error(transparent)]
     Key(#[from] secret_box::Error),
 }
 
-/// Where work was found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
-    /// In the step that has just been committed.
-    Step,
-    /// In its table, a moment ago; it may be done since.
-    Table {
-        /// How often it was tried before.
-        attempts: u32,
-    },
-}
-
 pub(crate) struct Engine {
-    pub(crate) store: Store,
+    pub(crate) store: Arc<dyn Store>,
     pub(crate) settings: Settings,
     pub(crate) tokens: Tokens,
     pub(crate) toolsets: Toolsets,
     pub(crate) hub: Hub,
     pub(crate) metrics: Metrics,
-    invoker: Client,
-    notifier: Client,
-    underway: Underway,
+    pub(crate) world: World,
+    pub(crate) dispatcher: Dispatcher,
+    notifications: Notifications,
     ledger: Ledger,
-    ask_places: Arc<Semaphore>,
-    /// By server: one that does not answer keeps no place of another.
-    invoke_places: HashMap<String, Arc<Semaphore>>,
-    notify_places: Arc<Semaphore>,
-    /// Something that was promised found no place.
-    overflow: AtomicBool,
-    poke: Notify,
-    /// When upkeep looks again by itself.
-    sweeps_at: AtomicI64,
-    /// An acknowledgement or a line of the ledger waits to be written.
-    unrecorded: Notify,
+    /// Messages between threads are due.
+    messages_due: Notify,
+    /// The clock has to look at timers and retries earlier than it planned.
+    clock_due: Notify,
+    /// Time at which the clock looks by itself.
+    clock_at: AtomicI64,
+    /// An accepted invocation or a delivery has to be recorded.
+    record_due: Notify,
     tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
     handle: Handle,
@@ -104,158 +97,213 @@ pub(crate) struct Engine {
 impl Engine {
     /// Opens the database and takes up what was left; this blocks for a moment.
     pub(crate) fn start(settings: Settings) -> Result<Arc<Engine>, StartError> {
-        let key = Key::from_file(&beside(&settings.database, "key"))?;
-        let slot: Arc<OnceLock<Weak<Engine>>> = Arc::default();
-        let engine_of = Arc::clone(&slot);
-        let outlet = Box::new(move |committed| {
-            if let Some(engine) = engine_of.get().and_then(Weak::upgrade) {
-                engine.act(committed);
-            }
-        });
+        settings.check()?;
         let limits = &settings.limits;
-        let own = |agent: &Agent| Some((agent.name.clone(), agent.limits.clone()?));
-        let own = settings.agents.iter().filter_map(own).collect();
-        let bounds = AgentLimits { usual: limits.thread.clone(), own };
-        let store = Store::open(&settings.database, key.clone(), bounds, outlet)?;
-        let client =
-            |total| Client::new(settings.url_policy, ClientLimits { total, ..ClientLimits::default() });
+        let http = HttpLimits {
+            invoke: limits.invoke_ack_timeout,
+            notify: NOTIFY_WITHIN,
+            discover: limits.discovery_timeout,
+        };
+        let world = World::real(settings.url_policy, http);
+        let key = Key::from_file(&beside(&settings.database, "key"))?;
+        let open = |rules, on_commit| {
+            let (database, clock) = (&settings.database, Arc::clone(&world.clock));
+            let store = SqliteStore::open(database, key.clone(), rules, clock, on_commit)?;
+            Ok::<Arc<dyn Store>, OpenError>(Arc::new(store))
+        };
+        let slot: Arc<OnceLock<Weak<Engine>>> = Arc::default();
+        let store = open(rules(&settings), on_commit(&slot))?;
+        Ok(Engine::run(settings, world, store, key, &slot))
+    }
+
+    /// Runs an engine on an open store whose `on_commit` fills the slot's engine.
+    pub(crate) fn run(
+        settings: Settings,
+        world: World,
+        store: Arc<dyn Store>,
+        key: Key,
+        slot: &OnceLock<Weak<Engine>>,
+    ) -> Arc<Engine> {
+        let limits = &settings.limits;
+        let slots = Slots {
+            ask: limits.model_concurrency,
+            invoke: limits.invoke_concurrency,
+            answer: ANSWER_SLOTS,
+            check: CHECK_SLOTS,
+        };
         let engine = Arc::new(Engine {
             store,
             tokens: Tokens::new([key], limits.callback_token_lifetime),
-            toolsets: Toolsets::new(
-                settings.tool_servers.clone(),
-                client(limits.discovery_timeout),
-                limits.discovery_timeout,
-            ),
-            invoker: client(limits.invoke_ack_timeout),
-            notifier: client(NOTIFY_WITHIN),
+            toolsets: Toolsets::new(settings.tool_servers.clone(), world.clone(), limits.discovery_timeout),
             hub: Hub::new(),
             metrics: Metrics::default(),
-            underway: Underway::default(),
+            dispatcher: Dispatcher::new(slots),
+            notifications: Notifications::new(&settings.tool_servers),
             ledger: Ledger::default(),
-            ask_places: Arc::new(Semaphore::new(limits.model_concurrency)),
-            invoke_places: settings.tool_servers.iter().map(|server| places_of(server, limits)).collect(),
-            notify_places: Arc::new(Semaphore::new(NOTIFICATIONS)),
-            overflow: AtomicBool::new(false),
-            poke: Notify::new(),
-            sweeps_at: AtomicI64::new(i64::MAX),
-            unrecorded: Notify::new(),
+            messages_due: Notify::new(),
+            clock_due: Notify::new(),
+            clock_at: AtomicI64::new(i64::MAX),
+            record_due: Notify::new(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             handle: Handle::current(),
+            world,
             settings,
         });
         slot.set(Arc::downgrade(&engine)).unwrap_or_else(|_| unreachable!("bug: the slot is set once"));
-        engine.tasks.spawn(Arc::clone(&engine).upkeep());
-        engine.tasks.spawn(Arc::clone(&engine).look_for_lost());
+        engine.tasks.spawn(Arc::clone(&engine).take_up_work());
+        engine.tasks.spawn(Arc::clone(&engine).run_clock());
+        engine.tasks.spawn(Arc::clone(&engine).deliver_messages());
         engine.tasks.spawn(Arc::clone(&engine).record());
-        Ok(engine)
+        engine
     }
 
-    /// Acts on a step that is on disk. Runs on the writer's thread.
-    fn act(self: &Arc<Self>, committed: Committed) {
-        let Committed { thread, effects, settled, due, status } = committed;
-        tracing::debug!(thread = %thread.id, status = status.as_str(), effects = effects.len(), "step");
+    pub(crate) fn now(&self) -> Timestamp {
+        self.world.now()
+    }
+
+    /// Carries out the effects of a committed step. Must be quick: the store calls it in commit order.
+    fn on_commit(self: &Arc<Self>, committed: Committed) {
+        let Committed { thread, step, mut children, late } = committed;
+        for call in step.settled() {
+            self.dispatcher.cancel(&WorkKey::Invoke { thread: thread.key, call: call.clone() });
+        }
+        let limits = self.settings.thread_limits(&thread.agent);
+        let timers = step.writes.iter().filter_map(|write| match write {
+            Write::Open(call) | Write::Approve(call) => call.timer(),
+            Write::Timer { at, .. } => *at,
+            Write::Spawn(spawn) => spawn.head.due(limits),
+            _ => None,
+        });
+        let due = timers.chain(step.head.due(limits)).min();
+        let status = step.head.status();
+        tracing::debug!(thread = %thread.id, status = status.as_str(), effects = step.effects.len(), "step");
         if self.hub.is_heard() {
-            self.hub.tell(thread.no, Live::Moved { thread: thread.id.clone(), status });
+            self.hub.tell(thread.key, Live::Moved { thread: thread.id.clone(), status });
         }
-        for call in settled {
-            self.underway.invocation_is_void(thread.no, &call);
+        children.reverse();
+        for write in step.writes {
+            let Write::Spawn(spawn) = write else { continue };
+            let Some(child) = children.pop() else { continue };
+            let status = spawn.head.status();
+            self.hub.tell(child.key, Live::Moved { thread: child.id.clone(), status });
+            self.carry_out_all(&child, spawn.effects, late);
         }
-        for effect in effects {
-            match effect {
-                Effect::Ask { turn, up_to } => self.start_asking(&thread, turn, up_to, Source::Step),
-                Effect::Abandon { turn } => self.underway.abandon(thread.no, turn),
-                Effect::Invoke { call, arguments } => {
-                    self.start_invoking(&thread, call, arguments, Source::Step);
-                }
-                Effect::NotifyCancel { call } => self.notify_cancel(&thread, call),
-                Effect::NotifyClose => self.notify_close(&thread),
-                Effect::Dispatch { .. } | Effect::Answer { .. } | Effect::Tell { .. } => {
-                    self.poke.notify_one()
-                }
+        self.carry_out_all(&thread, step.effects, late);
+        if let Some(due) = due {
+            self.clock_by(due);
+        }
+    }
+
+    /// Carries out the effects of a step. The cancellations of a closing follow it.
+    fn carry_out_all(self: &Arc<Self>, thread: &Arc<Thread>, effects: Vec<Effect>, late: bool) {
+        if effects.contains(&Effect::NotifyClose) {
+            let cancelled = |effect: &Effect| match effect {
+                Effect::NotifyCancel { call } => Some(call.clone()),
+                _ => None,
+            };
+            self.notify_close(thread, effects.iter().filter_map(cancelled).collect());
+            let others =
+                |effect: &Effect| !matches!(effect, Effect::NotifyClose | Effect::NotifyCancel { .. });
+            return effects
+                .into_iter()
+                .filter(others)
+                .for_each(|effect| self.carry_out(thread, effect, late));
+        }
+        effects.into_iter().for_each(|effect| self.carry_out(thread, effect, late));
+    }
+
+    /// New work is begun as it is. If it is told late, it is looked at again first.
+    fn carry_out(self: &Arc<Self>, thread: &Arc<Thread>, effect: Effect, late: bool) {
+        let key = thread.key;
+        let new = |work| Some(work).filter(|_| !late);
+        match effect {
+            Effect::Ask { turn, up_to } => {
+                let work = AskWork { thread: Arc::clone(thread), turn, up_to, attempts: 0 };
+                let queue = self.queue(WorkKind::Ask, self.settings.model_server(&thread.agent));
+                self.offer(queue, thread, WorkKey::Ask { thread: key, turn }, new(Work::Ask(work)));
             }
-        }
-        self.look_by(due);
-    }
-
-    /// Upkeep has to look at this time, or before.
-    fn look_by(&self, due: Option<Timestamp>) {
-        if due.is_some_and(|due| due.0 < self.sweeps_at.load(Ordering::SeqCst)) {
-            self.poke.notify_one();
-        }
-    }
-
-    /// Something in the tables is due that no step has told of.
-    pub(crate) fn look_now(&self) {
-        self.poke.notify_one();
-    }
-
-    /// What found no place is read from its table later.
-    fn leave_for_later(&self) {
-        self.overflow.store(true, Ordering::SeqCst);
-    }
-
-    /// A place, or what asks for one is left for later. A place that became free between the two is taken all the
-    /// same: whoever gave it back did not see that it is wanted.
-    fn place(&self, places: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
-        if let Ok(place) = Arc::clone(places).try_acquire_owned() {
-            return Some(place);
-        }
-        self.leave_for_later();
-        fence(Ordering::SeqCst);
-        Arc::clone(places).try_acquire_owned().ok()
-    }
-
-    /// What found no place is not under way any more. Upkeep may have passed over it while it seemed to be, so that it
-    /// has to look again if there is a place by now.
-    fn look_again(&self, places: &Semaphore) {
-        self.leave_for_later();
-        fence(Ordering::SeqCst);
-        if places.available_permits() > 0 {
-            self.poke.notify_one();
+            Effect::Abandon { turn } => self.dispatcher.cancel(&WorkKey::Ask { thread: key, turn }),
+            Effect::Invoke { call, arguments } => {
+                let queue = self.queue(WorkKind::Invoke, &call.server.0);
+                let work_key = WorkKey::Invoke { thread: key, call: call.id.clone() };
+                let thread_of = Arc::clone(thread);
+                let work = InvokeWork { thread: thread_of, call, arguments, attempts: 0, outcome: None };
+                self.offer(queue, thread, work_key, new(Work::Invoke(work)));
+            }
+            Effect::InvokeApproved { call, server } => {
+                let queue = self.queue(WorkKind::Invoke, &server.0);
+                self.offer(queue, thread, WorkKey::Invoke { thread: key, call }, None);
+            }
+            Effect::Answer { no, server } => {
+                let queue = self.queue(WorkKind::Answer, &server.0);
+                self.offer(queue, thread, WorkKey::Answer { thread: key, no }, None);
+            }
+            Effect::NotifyClose => self.notify_close(thread, Vec::new()),
+            Effect::NotifyCancel { call } => self.notify_cancel(thread, call),
+            Effect::Deliver => self.messages_due.notify_one(),
         }
     }
 
-    /// A place is free again.
-    fn place_is_free(&self) {
-        fence(Ordering::SeqCst);
-        if self.overflow.load(Ordering::SeqCst) {
-            self.poke.notify_one();
+    fn queue(&self, kind: WorkKind, destination: &str) -> WorkQueue {
+        WorkQueue { kind, destination: destination.to_owned() }
+    }
+
+    /// The clock has to look at this time, or before.
+    fn clock_by(&self, due: Timestamp) {
+        // It looks that often by itself.
+        let soon = due < self.now().plus(clock::LONGEST_SLEEP);
+        if soon && due.0 < self.clock_at.load(Ordering::SeqCst) {
+            self.clock_due.notify_one();
         }
     }
 
-    /// A task that the runtime waits for when it stops.
+    /// Something in the store became due that no step has told of.
+    pub(crate) fn look_now(self: &Arc<Self>) {
+        self.clock_due.notify_one();
+    }
+
+    /// Spawns a task that the runtime waits for when it stops.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn_on(task, &self.handle);
     }
 
-    /// A message from outside.
-    pub(crate) async fn tell(&self, target: Target, message: Message) -> Result<Receipt, store::Error> {
-        self.store.step(Lane::External, target, message).await
+    /// Applies an input from outside.
+    pub(crate) async fn tell(&self, target: Target, input: Input) -> Result<Receipt, store::Error> {
+        self.apply(Lane::External, Message::new(target, input)).await
     }
 
-    /// A message of our own, which is kept until the store has taken it or refused it by name.
-    async fn insist(&self, thread: ThreadNo, message: Message) -> Result<Receipt, store::Error> {
+    pub(crate) async fn apply(&self, lane: Lane, message: Message) -> Result<Receipt, store::Error> {
+        self.store.apply(lane, vec![message]).await.pop().unwrap_or(Err(store::Error::Closed))
+    }
+
+    /// Applies an input of the runtime itself, until the store has taken it or refused it by name.
+    async fn insist(&self, thread: ThreadKey, input: Input) -> Result<Receipt, store::Error> {
+        self.insist_on(Message::new(Target::Key(thread), input)).await
+    }
+
+    async fn insist_on(&self, message: Message) -> Result<Receipt, store::Error> {
         let (mut pause, longest) = STORE_PAUSE;
         loop {
-            match self.store.step(Lane::Internal, Target::No(thread), message.clone()).await {
-                Err(store::Error::Unavailable(why)) => {
-                    tracing::warn!(thread, why, "the store does not take a message of ours; trying again");
+            match self.apply(Lane::Internal, message.clone()).await {
+                Err(error @ store::Error::Unavailable(_)) => {
+                    let why = error.with_sources();
+                    tracing::warn!(why, "the store does not take an input of the runtime; trying again");
                 }
                 done => return done,
             }
             tokio::select! {
-                () = tokio::time::sleep(pause) => pause = (pause * 2).min(longest),
+                biased;
                 () = self.stop.cancelled() => return Err(store::Error::Closed),
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(longest),
             }
         }
     }
 
     /// The callback URL of a call: the same in every attempt.
-    fn callback_url(&self, thread: &store::Thread, call: &CallId, since: Timestamp) -> String {
+    fn callback_url(&self, thread: &Thread, call: &CallId, since: Timestamp) -> String {
         let grant = crate::token::Grant {
-            thread: thread.no,
+            thread: thread.key,
             incarnation: thread.incarnation,
             since,
             call: call.clone(),
@@ -263,20 +311,41 @@ impl Engine {
         format!("{}/callback/{}", self.settings.public_url, self.tokens.make(&grant))
     }
 
-    /// Takes on nothing new, lets what is under way finish for a moment, and closes the store. Nothing is lost: what
-    /// did not finish is taken up at the next start.
+    /// Begins nothing new, lets work in progress finish for a moment, and closes the store. Nothing is lost: what did not
+    /// finish is taken up at the next start.
     pub(crate) async fn shut_down(&self) {
         self.stop.cancel();
         self.tasks.close();
         if tokio::time::timeout(self.settings.limits.stop_within, self.tasks.wait()).await.is_err() {
             tracing::info!("some work is left for the next start");
         }
-        // What was acknowledged meanwhile need not be sent again at the next start.
+        // What was accepted meanwhile need not be sent again at the next start.
         self.record_now().await;
         self.store.close().await;
     }
 }
 
-fn places_of(server: &ToolServer, limits: &Limits) -> (String, Arc<Semaphore>) {
-    (server.url.clone(), Arc::new(Semaphore::new(limits.invoke_concurrency)))
+/// The rules of the store, from the settings.
+pub(crate) fn rules(settings: &Settings) -> Rules {
+    let own = |agent: &Agent| Some((agent.name.clone(), agent.limits.clone()?));
+    let server = |agent: &Agent| (agent.name.clone(), settings.model_server(&agent.name).to_owned());
+    Rules {
+        limits: settings.limits.thread.clone(),
+        agent_limits: settings.agents.iter().filter_map(own).collect(),
+        model_servers: settings.agents.iter().map(server).collect::<HashMap<_, _>>(),
+        lost_after: LostAfter(settings.limits.lost_after),
+    }
 }
+
+/// Hands committed steps to the engine in the slot.
+pub(crate) fn on_commit(slot: &Arc<OnceLock<Weak<Engine>>>) -> store::OnCommit {
+    let slot = Arc::clone(slot);
+    Box::new(move |committed| {
+        if let Some(engine) = slot.get().and_then(Weak::upgrade) {
+            engine.on_commit(committed);
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests;

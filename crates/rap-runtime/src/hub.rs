@@ -10,7 +10,7 @@ use rap_protocol::ThreadId;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
-use crate::store::ThreadNo;
+use crate::store::ThreadKey;
 
 /// How much a listener may be behind before it is dropped.
 const BEHIND: usize = 1024;
@@ -25,13 +25,13 @@ pub(crate) enum Live {
     /// Something that people should know now; it is not stored.
     Notice { thread: ThreadId, text: Arc<str> },
     /// A line of the ledger is new, or has changed.
-    Delivery { no: i64 },
+    Delivery { id: String },
 }
 
 pub(crate) struct Hub {
     /// Without any, nothing below is looked at.
     listeners: Arc<AtomicUsize>,
-    threads: Mutex<HashMap<ThreadNo, broadcast::Sender<Live>>>,
+    threads: Mutex<HashMap<ThreadKey, broadcast::Sender<Live>>>,
     all: broadcast::Sender<Live>,
 }
 
@@ -87,12 +87,12 @@ impl Hub {
         Hub { listeners: Arc::default(), threads: Mutex::default(), all: broadcast::Sender::new(BEHIND) }
     }
 
-    fn threads(&self) -> MutexGuard<'_, HashMap<ThreadNo, broadcast::Sender<Live>>> {
+    fn threads(&self) -> MutexGuard<'_, HashMap<ThreadKey, broadcast::Sender<Live>>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Listens to one thread from now on.
-    pub(crate) fn listen(&self, thread: ThreadNo) -> Listener {
+    pub(crate) fn listen(&self, thread: ThreadKey) -> Listener {
         let mut threads = self.threads();
         threads.retain(|_, sender| sender.receiver_count() > 0);
         let live = threads.entry(thread).or_insert_with(|| broadcast::Sender::new(BEHIND)).subscribe();
@@ -120,7 +120,7 @@ impl Hub {
     }
 
     /// Tells whoever listens. It never blocks; who is too slow loses it and learns that.
-    pub(crate) fn tell(&self, thread: ThreadNo, live: Live) {
+    pub(crate) fn tell(&self, thread: ThreadKey, live: Live) {
         if !self.is_heard() {
             return;
         }

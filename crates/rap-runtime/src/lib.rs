@@ -11,9 +11,12 @@ mod http;
 mod hub;
 pub mod model;
 mod settings;
+#[cfg(test)]
+mod simulation;
 mod store;
 mod token;
 mod toolsets;
+mod world;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -25,7 +28,7 @@ use tokio::net::TcpListener;
 use crate::engine::Engine;
 pub use crate::engine::StartError;
 pub use crate::glob::ToolGlob;
-pub use crate::settings::{Agent, AgentModel, Limits, Settings, ToolServer, Window};
+pub use crate::settings::{Agent, AgentModel, Limits, Settings, SettingsError, ToolServer, Window};
 pub use crate::store::OpenError;
 
 /// A runtime at work.

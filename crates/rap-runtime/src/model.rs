@@ -5,19 +5,23 @@
 
 pub mod anthropic;
 pub mod openai;
+mod provider;
 mod remote;
+mod reply;
 pub mod scripted;
 mod window;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 pub use rap_agent::Usage;
 use rap_agent::{Entry, Thoughts};
 use rap_protocol::InputSchema;
 use serde_json::{Map, Value};
 
-use remote::Remote;
+pub use provider::{Build, Kind, Options, Provider};
 
 /// What a model is asked.
 #[derive(Debug, Clone)]
@@ -115,58 +119,32 @@ pub enum Wants {
     Nothing,
 }
 
-/// A model.
-#[derive(Debug)]
-pub enum Model {
-    /// No model at all: it does what it is told.
-    Scripted(scripted::Scripted),
-    /// A server that speaks like OpenAI's.
-    OpenAi(Box<openai::OpenAi>),
-    /// A server that speaks like Anthropic's.
-    Anthropic(Box<anthropic::Anthropic>),
-}
+/// Receiver of an answer's text while it comes.
+pub type OnDelta<'a> = dyn FnMut(&str) + Send + 'a;
 
-impl Model {
-    /// Asks, and gives the whole answer. Its text is also given to `on_delta`, piece by piece as it comes; what
-    /// was given there before an error is void.
-    pub async fn ask(
-        &self,
-        question: Question,
-        on_delta: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<Answer, Error> {
-        let answer = match self {
-            Model::Scripted(model) => Ok(model.ask(&question, on_delta).await),
-            Model::OpenAi(model) => model.ask(&question, on_delta).await,
-            Model::Anthropic(model) => model.ask(&question, on_delta).await,
-        };
-        match self.remote() {
-            Some(remote) => answer.map_err(|error| remote.hidden(error)),
-            None => answer,
-        }
+/// A model that can be asked.
+///
+/// A provider is one file that implements this and has a [`Provider`] to name it by. Its errors are shown to people, so
+/// they must hold neither a key nor the path of a URL.
+#[async_trait]
+pub trait Model: Send + Sync + fmt::Debug {
+    /// Asks, and returns the whole answer. Its text is also given to `on_delta`, piece by piece as it comes; after an
+    /// error, those pieces are void.
+    async fn ask(&self, question: Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, Error>;
+
+    /// Number of tokens that it can read at once. `None` where nobody knows.
+    async fn window(&self) -> Option<u64> {
+        None
     }
 
-    /// How many tokens it can read at once, as its server says; nobody knows for a scripted one. The server is asked
-    /// once. If it does not say, what is usual is taken.
-    pub async fn window(&self) -> Option<u64> {
-        Some(self.remote()?.window().await)
+    /// Part of the history that it needs.
+    fn wants(&self) -> Wants {
+        Wants::Everything
     }
 
-    /// Where it is, if it is behind HTTP.
-    fn remote(&self) -> Option<&Remote> {
-        match self {
-            Model::Scripted(_) => None,
-            Model::OpenAi(model) => Some(&model.remote),
-            Model::Anthropic(model) => Some(&model.remote),
-        }
-    }
-
-    /// How much of the history it needs.
-    pub fn wants(&self) -> Wants {
-        match self {
-            Model::Scripted(model) => model.wants(),
-            Model::OpenAi(_) | Model::Anthropic(_) => Wants::Everything,
-        }
-    }
+    /// Name of the server that answers: models with the same destination share the slots for questions. It is the
+    /// server's base URL, without a user and without any key.
+    fn destination(&self) -> &str;
 }
 
 /// The arguments of a call, from the text that a model wrote.

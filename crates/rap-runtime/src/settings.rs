@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderValue;
 use rap_agent::Cause;
 use rap_protocol::{Secret, UrlPolicy};
 
@@ -21,7 +22,7 @@ pub struct Settings {
     /// The agents; the first one is meant where none is named.
     pub agents: Vec<Agent>,
     /// The model that is asked by every agent without one of its own.
-    pub model: Model,
+    pub model: Arc<dyn Model>,
     /// Whether that model takes images.
     pub images: bool,
     /// How much that model can read.
@@ -32,6 +33,57 @@ pub struct Settings {
     pub url_policy: UrlPolicy,
     /// Every bound.
     pub limits: Limits,
+}
+
+/// Why settings make no sense.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SettingsError {
+    /// There has to be an agent.
+    #[error("there is no agent: configure at least one")]
+    NoAgent,
+    /// A bearer token cannot be sent in a header.
+    #[error(
+        "the bearer of tool server {server} cannot be sent: a token has no line breaks or control characters"
+    )]
+    BadBearer {
+        /// Base URL of the tool server.
+        server: String,
+    },
+}
+
+impl Settings {
+    pub(crate) fn check(&self) -> Result<(), SettingsError> {
+        if self.agents.is_empty() {
+            return Err(SettingsError::NoAgent);
+        }
+        for server in &self.tool_servers {
+            let bearer = server.bearer.as_ref().map(Secret::expose);
+            if bearer.is_some_and(|bearer| HeaderValue::try_from(bearer).is_err()) {
+                return Err(SettingsError::BadBearer { server: server.url.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    fn agent(&self, name: &str) -> Option<&Agent> {
+        self.agents.iter().find(|agent| agent.name == name)
+    }
+
+    /// The bounds of an agent's threads.
+    pub(crate) fn thread_limits(&self, agent: &str) -> &rap_agent::Limits {
+        self.agent(agent).and_then(|agent| agent.limits.as_ref()).unwrap_or(&self.limits.thread)
+    }
+
+    /// The destination of an agent's questions; empty for an agent that is not configured any more.
+    pub(crate) fn model_server(&self, agent: &str) -> &str {
+        match self.agent(agent) {
+            None => "",
+            Some(agent) => match &agent.model {
+                Some(own) => own.model.destination(),
+                None => self.model.destination(),
+            },
+        }
+    }
 }
 
 /// Who answers in a thread.
@@ -57,7 +109,7 @@ pub struct Agent {
 #[derive(Debug, Clone)]
 pub struct AgentModel {
     /// What is asked.
-    pub model: Arc<Model>,
+    pub model: Arc<dyn Model>,
     /// Whether it takes images.
     pub images: bool,
     /// How much it can read.

@@ -1,85 +1,47 @@
-//! The store: threads in SQLite, one writer, one transaction for each batch of messages.
+//! The store: threads, their histories and their work, in terms of the domain.
 //!
-//! A message is applied by loading the thread's head, stepping, and writing what follows, all in one job of the
-//! group-commit writer. Invariants:
-//! - I3 Steps of one thread are serial: there is one writer.
-//! - I4 Head, entries, held input and effects of a step stand together or not at all: they are one savepoint.
-//! - Nobody hears of a step, refusals included, and no effect is acted upon, before the COMMIT.
-//! - A head is updated only at the version it was read at. A lost batch drops every head that is remembered.
+//! [`Store`] is the interface of every database. An implementation is a folder below `store/`; nothing outside of it knows
+//! a connection, a statement, a row number or an error of its engine. Invariants of every implementation:
+//! - I3 Steps of one thread are serial.
+//! - I4 Head and writes of a step are committed together or not at all.
+//! - Nobody hears of a step, refusals included, and no effect is carried out, before the commit.
+//! - A step is written as it is. The store adds nothing to it and leaves nothing out.
 
-mod budget;
-mod cache;
-mod census;
-mod due;
-mod filter;
+mod apply;
 mod ledger;
-mod listings;
-mod once;
-mod read;
-mod rows;
-mod seen;
+mod listing;
+pub(crate) mod sqlite;
 #[cfg(test)]
-mod tests;
+mod suite;
 mod thread;
+mod work;
 
-use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::collections::HashMap;
+use std::sync::Arc;
 
-use rap_agent::{Amounts, Birth, Effect, Head, Ignored, Limits, Message, Seq, Status, Step, Write, step};
-use rap_io::lock::{DirLock, LockError};
-use rap_io::secret_box::Key;
-use rap_io::sqlite::{MigrateError, migrate, open_existing, open_sqlite};
-use rap_io::writer::{self, Lane, Writer, WriterLimits};
+use async_trait::async_trait;
+use rap_agent::{Cause, Entry, Head, Ignored, Input, Limits, LostAfter, Seq, Status, StatusCheck, Step};
 use rap_protocol::{CallId, ThreadId, Timestamp};
-use rusqlite::Connection;
 
-use crate::engine::built_in;
-use cache::{Cache, Loaded};
-use census::Steps;
-use once::once;
-use read::Readers;
-use rows::Applying;
+#[cfg(test)]
+pub(crate) use apply::PANIC;
+pub(crate) use apply::{Loaded, SharedFacts, Stepped, rounds, step_one};
+pub(crate) use ledger::{
+    Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Redelivery,
+};
+pub(crate) use listing::{
+    CallRow, Cursor, HistoryPage, InboxItem, Page, StoredQuestion, SubscriptionRow, ThreadFilter, ThreadRow,
+    TimerRow, ViewRow, Wanted,
+};
+pub use sqlite::OpenError;
+pub(crate) use sqlite::SqliteStore;
+pub(crate) use thread::{NewThread, SessionKey, Thread, ThreadKey, new_thread_id};
+pub(crate) use work::{
+    AnswerWork, AskWork, CheckWork, DuePage, DueWork, InvokeWork, OutboxKey, OutboxMessage, Timer, Work,
+    WorkKey, WorkKind, WorkQueue,
+};
 
-pub(crate) use census::COUNTED;
-pub(crate) use due::{Doubtful, DueAnswer, Letters};
-pub(crate) use filter::ThreadFilter;
-pub(crate) use ledger::{DeliveryFilter, DeliveryRow, Fate, Kind, Line, Redelivery, prune_old};
-pub(crate) use listings::{Asked, CallRow, InboxItem, Listed, SubscriptionRow, TimerRow, Wanted};
-pub(crate) use once::Once;
-pub(crate) use read::{Page, SessionTool, ThreadRow, ViewRow};
-pub(crate) use thread::{NewThread, Thread, ThreadNo, fresh_id, random};
-
-const MIGRATIONS: &[&str] = &[include_str!("store/schema_1.sql")];
-/// How many messages share a commit at most.
-const BATCH_JOBS: usize = 64;
-
-/// Why the store can not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// Another process owns the database.
-    #[error(transparent)]
-    Locked(#[from] LockError),
-    /// The schema is newer, or a migration failed.
-    #[error("{}: {source}", path.display())]
-    Schema {
-        /// The database.
-        path: PathBuf,
-        /// What is wrong.
-        source: MigrateError,
-    },
-    /// The file can not be opened.
-    #[error("can not open the database {}: {why}", path.display())]
-    Open {
-        /// The database.
-        path: PathBuf,
-        /// What the database said.
-        why: String,
-    },
-}
-
-/// Why a message was not applied.
+/// Why something was not done.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("no such thread")]
@@ -92,66 +54,94 @@ pub(crate) enum Error {
     KeyReused,
     #[error(transparent)]
     Ignored(#[from] Ignored),
+    /// A step of the thread panicked. It takes no input until the next start.
     #[error("the thread is set aside after an internal error")]
     SetAside,
-    /// Trying again does not help.
-    #[error("what is stored can not be read: {0}")]
-    Illegible(String),
+    /// Stored data makes no sense. Trying again does not help.
+    #[error("stored data cannot be read")]
+    Unreadable(#[source] BoxError),
     #[error("too much waits to be written")]
     Busy,
-    #[error("the database is not available: {0}")]
-    Unavailable(String),
+    /// Try later.
+    #[error("the database is not available")]
+    Unavailable(#[source] BoxError),
     #[error("the store is closed")]
     Closed,
 }
 
-impl From<writer::Error> for Error {
-    fn from(error: writer::Error) -> Self {
-        match error {
-            writer::Error::Busy => Error::Busy,
-            writer::Error::Closed => Error::Closed,
-            writer::Error::Panicked => Error::SetAside,
-            writer::Error::Unavailable(why) => Error::Unavailable(why),
-            writer::Error::Sql(error) => {
-                tracing::error!(%error, "a statement failed");
-                error.into()
-            }
+pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+impl Error {
+    /// The error and its sources in one line, for logs.
+    pub(crate) fn with_sources(&self) -> String {
+        let mut text = self.to_string();
+        let mut source = std::error::Error::source(self);
+        while let Some(error) = source {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            source = error.source();
         }
+        text
     }
 }
 
-impl From<rusqlite::Error> for Error {
-    fn from(error: rusqlite::Error) -> Self {
-        match rows::is_illegible(&error) {
-            true => Error::Illegible(error.to_string()),
-            false => Error::Unavailable(error.to_string()),
-        }
-    }
+/// Who sends an input. Internal ones go first, but not without an end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// The runtime itself. Never refused because too much waits.
+    Internal,
+    /// A request from outside, which can be told to come back later.
+    External,
 }
 
-/// Which thread is meant.
+/// The thread that a message is for.
 #[derive(Debug, Clone)]
 pub(crate) enum Target {
     Id(ThreadId),
-    No(ThreadNo),
-    /// As a callback token says it; another incarnation is another thread.
+    Key(ThreadKey),
+    /// As a callback token names it. Another incarnation is another thread.
     Token {
-        no: ThreadNo,
+        key: ThreadKey,
         incarnation: u64,
         id: ThreadId,
     },
+    /// A root that does not exist yet.
+    New(NewThread),
+    /// A root that does not exist yet and begins with the history of another thread, up to the nearest valid point.
+    Fork {
+        source: ThreadId,
+        at: Option<Seq>,
+        id: ThreadId,
+        incarnation: u64,
+    },
 }
 
-impl Target {
-    /// A number alone may be that of a thread in another database; a body may name another thread than its URL.
-    fn misses(&self, thread: &Thread) -> Option<Error> {
-        match self {
-            Target::Token { incarnation, .. } if thread.incarnation != *incarnation => Some(Error::NoThread),
-            Target::Token { id, .. } if thread.id != *id => Some(Error::WrongThread),
-            Target::Id(id) if thread.id != *id => Some(Error::NoThread),
-            _ => None,
-        }
+/// An input on its way to a thread, and what is committed together with its step.
+#[derive(Debug, Clone)]
+pub(crate) struct Message {
+    pub(crate) target: Target,
+    pub(crate) input: Input,
+    /// Makes a repeat of a client's request harmless.
+    pub(crate) once: Option<Once>,
+    /// The stored message of another thread that this delivers. Without it in the store, this is a repeat.
+    pub(crate) outbox: Option<OutboxKey>,
+    /// What the session holds of a tool server from now on.
+    pub(crate) toolset: Option<SessionToolset>,
+}
+
+impl Message {
+    pub(crate) fn new(target: Target, input: Input) -> Message {
+        Message { target, input, once: None, outbox: None, toolset: None }
     }
+}
+
+/// Identifies a request of a client.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Once {
+    /// Digest of the client's key and what it counts for.
+    pub(crate) key: [u8; 32],
+    /// Digest of the request.
+    pub(crate) request: [u8; 32],
 }
 
 /// What the sender of a message hears of its step.
@@ -161,439 +151,169 @@ pub(crate) struct Receipt {
     pub(crate) turn: u64,
 }
 
-/// A step that is on disk, and what is to be done now.
+/// A committed step.
 pub(crate) struct Committed {
     pub(crate) thread: Arc<Thread>,
-    pub(crate) effects: Vec<Effect>,
-    /// Calls whose invocation is due no more.
-    pub(crate) settled: Vec<CallId>,
-    /// When it, or a call of it, wants to be looked at.
-    pub(crate) due: Option<Timestamp>,
-    pub(crate) status: Status,
+    pub(crate) step: Step,
+    /// The children that it added, in the order of its writes.
+    pub(crate) children: Vec<Arc<Thread>>,
+    /// Whether this is told late, after a commit of unknown outcome. Its work may have been found in the store before.
+    pub(crate) late: bool,
 }
 
-/// Where committed steps go. It runs on the writer's thread and must be quick.
-pub(crate) type Outlet = Box<dyn Fn(Committed) + Send + Sync>;
+/// Called with each committed step, in commit order. It must be quick.
+pub(crate) type OnCommit = Box<dyn Fn(Committed) + Send + Sync>;
 
-/// The handle to the store. Clones share it.
-#[derive(Clone)]
-pub(crate) struct Store {
-    writer: Writer,
-    shared: Arc<Shared>,
-    readers: Arc<Readers>,
+/// What the store is given to apply messages with.
+pub(crate) struct Rules {
+    /// The bounds of threads whose agent has none of its own.
+    pub(crate) limits: Limits,
+    /// The bounds of agents that have their own.
+    pub(crate) agent_limits: HashMap<String, Limits>,
+    /// The model server of each agent.
+    pub(crate) model_servers: HashMap<String, String>,
+    /// When calls and subscriptions are checked.
+    pub(crate) lost_after: LostAfter,
 }
 
-/// The bounds of threads: those of all, and those of agents that have their own.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct AgentLimits {
-    pub(crate) usual: Limits,
-    pub(crate) own: HashMap<String, Limits>,
-}
+impl Rules {
+    pub(crate) fn limits(&self, agent: &str) -> &Limits {
+        self.agent_limits.get(agent).unwrap_or(&self.limits)
+    }
 
-impl AgentLimits {
-    fn of(&self, thread: &Thread) -> &Limits {
-        self.own.get(&thread.agent).unwrap_or(&self.usual)
+    /// The destination of an agent's questions; empty for an agent that is not configured any more.
+    pub(crate) fn model_server(&self, agent: &str) -> &str {
+        self.model_servers.get(agent).map_or("", String::as_str)
     }
 }
 
-struct Shared {
-    cache: Mutex<Cache>,
-    /// Threads in whose step something panicked.
-    aside: Mutex<HashSet<ThreadNo>>,
-    limits: AgentLimits,
-    key: Key,
-    outlet: Outlet,
-    steps: Steps,
-    _lock: DirLock,
+/// What a session holds of a tool server.
+#[derive(Debug, Clone)]
+pub(crate) struct SessionToolset {
+    pub(crate) session: SessionKey,
+    pub(crate) server: String,
+    /// The toolset; without one, the session keeps what it held.
+    pub(crate) toolset: Option<StoredToolset>,
+    /// Why the last discovery failed.
+    pub(crate) error: Option<String>,
+    pub(crate) fetched_at: Timestamp,
 }
 
-enum Ran {
-    Done(Vec<Committed>, Receipt),
-    Refused(Error),
+/// A toolset as its server sent it.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredToolset {
+    pub(crate) hash: String,
+    /// The document; none where it is known to be stored.
+    pub(crate) body: Option<Arc<Vec<u8>>>,
 }
 
-pub(crate) fn now() -> Timestamp {
-    SystemTime::now().into()
+/// How much there is of everything.
+pub(crate) struct Census {
+    pub(crate) threads: [(&'static str, i64); Status::ALL.len()],
+    /// Work that waits, by kind, counted up to [`COUNTED`].
+    pub(crate) waiting: Vec<(&'static str, u32)>,
+    /// Threads that are set aside because a step of theirs panicked.
+    pub(crate) set_aside: usize,
 }
 
-impl Store {
-    /// Opens or creates the database; this blocks. The lock file lies beside it.
-    pub(crate) fn open(
-        path: &Path,
-        key: Key,
-        limits: AgentLimits,
-        outlet: Outlet,
-    ) -> Result<Store, OpenError> {
-        let batches = WriterLimits { batch_jobs: BATCH_JOBS, ..WriterLimits::default() };
-        Store::open_with(path, key, limits, batches, outlet)
-    }
+/// Work that waits is counted up to this number.
+pub(crate) const COUNTED: u32 = 10_000;
 
-    fn open_with(
-        path: &Path,
-        key: Key,
-        limits: AgentLimits,
-        batches: WriterLimits,
-        outlet: Outlet,
-    ) -> Result<Store, OpenError> {
-        let lock = DirLock::take(&beside(path, "lock"))?;
-        let failed = |why: String| OpenError::Open { path: path.into(), why };
-        let conn = open_sqlite(path).map_err(|error| failed(error.to_string()))?;
-        migrate(&conn, MIGRATIONS).map_err(|source| OpenError::Schema { path: path.into(), source })?;
-        drop(conn);
-        let shared = Arc::new(Shared {
-            cache: Mutex::default(),
-            aside: Mutex::default(),
-            limits,
-            key,
-            outlet,
-            steps: Steps::default(),
-            _lock: lock,
-        });
-        let (file, lost) = (path.to_owned(), Arc::clone(&shared));
-        let writer =
-            Writer::start_watched(move || open_existing(&file), batches, move || lost.forget_heads())
-                .map_err(|error| failed(error.to_string()))?;
-        Ok(Store { writer, shared, readers: Arc::new(Readers::new(path.to_owned())) })
-    }
+/// A database of threads.
+#[async_trait]
+pub(crate) trait Store: Send + Sync {
+    /// Applies messages in order. When this resolves, each step is on disk, or nothing of it is.
+    async fn apply(&self, lane: Lane, messages: Vec<Message>) -> Vec<Result<Receipt, Error>>;
 
-    /// Applies a message. When this resolves, what it did is on disk, or nothing of it is.
-    pub(crate) async fn step(&self, lane: Lane, target: Target, message: Message) -> Result<Receipt, Error> {
-        self.step_and(lane, target, message, |_| Ok(())).await
-    }
+    async fn thread(&self, id: &ThreadId) -> Result<ThreadRow, Error>;
+    async fn head(&self, thread: ThreadKey) -> Result<Head, Error>;
+    /// Threads in the order in which they were made.
+    async fn threads(&self, filter: ThreadFilter) -> Result<Page<ThreadRow>, Error>;
+    /// What people see of a history. Synthetic calls show the arguments of their original.
+    async fn history(&self, thread: &Thread, page: HistoryPage) -> Result<Vec<(Seq, Entry)>, Error>;
+    /// What a model sees of a history: the last summary, and what it does not cover.
+    async fn prompt_entries(&self, thread: &Thread, up_to: Seq) -> Result<Vec<Entry>, Error>;
+    /// The entries from the last message of a user.
+    async fn entries_since_user(&self, thread: &Thread, up_to: Seq) -> Result<Vec<Entry>, Error>;
+    /// How people see the open calls of a thread, where their tools say so.
+    async fn displays(&self, row: &ThreadRow) -> Result<HashMap<CallId, String>, Error>;
+    /// The cause of a thread, or of the thread that it descends from.
+    async fn cause(&self, thread: &Thread) -> Result<Cause, Error>;
+    async fn knows_call(&self, thread: &ThreadId, call: &CallId) -> Result<bool, Error>;
+    async fn views(&self, thread: ThreadKey) -> Result<Vec<ViewRow>, Error>;
 
-    /// The same, and something that is written together with the step, if there is one.
-    pub(crate) async fn step_and(
+    /// Questions that wait for a person, in one thread or in all; the oldest first.
+    async fn inbox(&self, thread: Option<ThreadKey>, wanted: Wanted) -> Result<Page<InboxItem>, Error>;
+    async fn calls(&self, wanted: Wanted) -> Result<Page<CallRow>, Error>;
+    async fn subscriptions(&self, wanted: Wanted) -> Result<Page<SubscriptionRow>, Error>;
+    /// Sleeps, schedules, time-outs of calls and retries of failed threads; the next first.
+    async fn timers(&self, wanted: Wanted) -> Result<Page<TimerRow>, Error>;
+
+    /// What a session holds of each tool server that it has asked.
+    async fn session_toolsets(&self, session: SessionKey) -> Result<Vec<SessionToolset>, Error>;
+    async fn toolset(&self, hash: &str) -> Result<Option<Vec<u8>>, Error>;
+    /// The hash of the toolset that any session fetched last from a server.
+    async fn newest_toolset(&self, server: &str) -> Result<Option<String>, Error>;
+    async fn save_toolsets(&self, toolsets: Vec<SessionToolset>) -> Result<(), Error>;
+
+    /// The destinations that have work.
+    async fn destinations(&self, kind: WorkKind) -> Result<Vec<String>, Error>;
+    /// Due work of one queue, page by page: sessions in the order of their keys, each with its longest-waiting work first.
+    async fn due_work(&self, queue: &WorkQueue, page: DuePage) -> Result<DueWork, Error>;
+    /// Work that is still due, with everything that an attempt needs. If it cannot be read, it has to be postponed.
+    async fn load_work(&self, key: &WorkKey, now: Timestamp) -> Result<Option<Work>, Error>;
+    /// Puts off work after an attempt that did not succeed.
+    async fn postpone(
         &self,
-        lane: Lane,
-        target: Target,
-        message: Message,
-        also: impl FnOnce(&Connection) -> rusqlite::Result<()> + Send + 'static,
-    ) -> Result<Receipt, Error> {
-        let shared = Arc::clone(&self.shared);
-        let job = move |conn: &Connection| {
-            let ran = shared.apply(conn, &target, message)?;
-            if matches!(ran, Ran::Done(..)) {
-                also(conn)?;
-            }
-            Ok(ran)
-        };
-        self.run(lane, job).await
-    }
-
-    /// Makes a root thread, and tells it what was said first.
-    pub(crate) async fn create(&self, new: NewThread, mark: Option<Once>) -> Result<Receipt, Error> {
-        let shared = Arc::clone(&self.shared);
-        self.run(Lane::External, move |conn| once(conn, mark, || shared.create(conn, new))).await
-    }
-
-    /// Makes a root that begins with the history of another thread, up to the nearest valid point.
-    pub(crate) async fn fork(
+        key: &WorkKey,
+        at: Timestamp,
+        attempts: u32,
+        outcome: String,
+    ) -> Result<(), Error>;
+    /// A person's answer was delivered, or is not to be delivered any more.
+    async fn answer_delivered(&self, key: &WorkKey, attempts: u32) -> Result<(), Error>;
+    /// Tool servers have accepted these invocations.
+    async fn acknowledge(&self, calls: Vec<(ThreadKey, CallId)>, at: Timestamp) -> Result<(), Error>;
+    async fn record_check(&self, thread: ThreadKey, call: &CallId, check: StatusCheck) -> Result<(), Error>;
+    /// Messages between threads that are due, oldest first.
+    async fn due_messages(
         &self,
-        source: ThreadId,
-        at: Option<Seq>,
-        mark: Option<Once>,
-    ) -> Result<Receipt, Error> {
-        let fork = move |conn: &Connection| {
-            let Some(no) = rows::number_of(conn, &source)? else { return Ok(Ran::Refused(Error::NoThread)) };
-            let Some(source) = rows::load(conn, no)? else { return Ok(Ran::Refused(Error::NoThread)) };
-            let fork = rows::insert_fork(conn, &source, at, fresh_id(now()), now())?;
-            Ok(Ran::Done(Vec::new(), Receipt { thread: fork.thread.id.clone(), turn: 0 }))
-        };
-        self.run(Lane::External, move |conn| once(conn, mark, || fork(conn))).await
-    }
-
-    /// Applies a message of a client, which may be a repeat of one that was applied.
-    pub(crate) async fn step_once(
-        &self,
-        target: Target,
-        message: Message,
-        mark: Option<Once>,
-    ) -> Result<Receipt, Error> {
-        let shared = Arc::clone(&self.shared);
-        let job = move |conn: &Connection| once(conn, mark, || shared.apply(conn, &target, message));
-        self.run(Lane::External, job).await
-    }
-
-    /// Hands a letter to its receiver and removes it, unless the receiver can not take any message at the moment.
-    pub(crate) async fn deliver(&self, letter: Letters) -> Result<(), Error> {
-        let shared = Arc::clone(&self.shared);
-        let job = move |conn: &Connection| {
-            let ran = shared.apply(conn, &Target::Id(letter.receiver), letter.message)?;
-            if !matches!(ran, Ran::Refused(Error::SetAside | Error::Illegible(_) | Error::Unavailable(_))) {
-                conn.prepare_cached("DELETE FROM letters WHERE no = ?1")?.execute([letter.no])?;
-            }
-            Ok(ran)
-        };
-        match self.run(Lane::Internal, job).await {
-            Ok(_) | Err(Error::Ignored(_) | Error::NoThread) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    async fn run(
-        &self,
-        lane: Lane,
-        job: impl FnOnce(&Connection) -> rusqlite::Result<Ran> + Send + 'static,
-    ) -> Result<Receipt, Error> {
-        let (shared, outlet) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
-        let began = Instant::now();
-        let job = move |conn: &Connection| {
-            let ran = job(conn);
-            if ran.is_err() {
-                // It is undone as a whole, also where the head was remembered already.
-                shared.forget_heads();
-            }
-            ran
-        };
-        let then = move |ran| match ran {
-            Ran::Refused(error) => {
-                outlet.steps.refused.count();
-                Err(error)
-            }
-            Ran::Done(committed, receipt) => {
-                outlet.steps.applied.count();
-                outlet.steps.seconds.took(began.elapsed());
-                committed.into_iter().for_each(|step| (outlet.outlet)(step));
-                Ok(receipt)
-            }
-        };
-        self.writer.run_then(lane, job, then).await?
-    }
-
-    /// Writes something that is no step: how deliveries went, and what was fetched.
-    pub(crate) async fn write<T: Send + 'static>(
-        &self,
-        job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, Error> {
-        Ok(self.writer.run(Lane::Internal, job).await?)
-    }
-
-    /// Finishes what waits and closes the database. Whoever is last carries the log over into it, so readers go first.
-    pub(crate) async fn close(&self) {
-        self.readers.close().await;
-        self.writer.close().await;
-    }
-}
-
-/// A file that belongs to the database.
-pub(crate) fn beside(path: &Path, extension: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".");
-    name.push(extension);
-    name.into()
-}
-
-impl Shared {
-    fn cache(&self) -> MutexGuard<'_, Cache> {
-        // A panic in a step can not leave the cache half changed.
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn aside(&self) -> MutexGuard<'_, HashSet<ThreadNo>> {
-        self.aside.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn forget_heads(&self) {
-        self.cache().clear();
-    }
-
-    fn create(&self, conn: &Connection, new: NewThread) -> rusqlite::Result<Ran> {
-        let Some(loaded) = rows::insert_root(conn, &new, now())? else {
-            return Ok(Ran::Refused(Error::Exists));
-        };
-        let Some(text) = new.message else {
-            return Ok(Ran::Done(Vec::new(), Receipt { thread: loaded.thread.id.clone(), turn: 0 }));
-        };
-        let target = Target::No(loaded.thread.no);
-        let said = Message::Said { text, on_busy: rap_agent::OnBusy::Join };
-        let ran = self.attempt(conn, loaded, &target, said)?;
-        ran.ok_or(rusqlite::Error::QueryReturnedNoRows)
-    }
-
-    fn apply(&self, conn: &Connection, target: &Target, message: Message) -> rusqlite::Result<Ran> {
-        let Some(no) = self.number(conn, target)? else { return Ok(Ran::Refused(Error::NoThread)) };
-        if self.aside().contains(&no) {
-            return Ok(Ran::Refused(Error::SetAside));
-        }
-        let _guard = SetAside { shared: self, no };
-        let remembered = self.cache().take(no);
-        if let Some(loaded) = remembered
-            && let Some(ran) = self.attempt(conn, loaded, target, message.clone())?
-        {
-            return Ok(ran);
-        }
-        let Some(loaded) = rows::load(conn, no)? else { return Ok(Ran::Refused(Error::NoThread)) };
-        let ran = self.attempt(conn, loaded, target, message)?;
-        Ok(ran.unwrap_or(Ran::Refused(Error::Unavailable("the thread moved on while it was read".into()))))
-    }
-
-    fn number(&self, conn: &Connection, target: &Target) -> rusqlite::Result<Option<ThreadNo>> {
-        match target {
-            Target::No(no) | Target::Token { no, .. } => Ok(Some(*no)),
-            Target::Id(id) => {
-                let remembered = self.cache().no(id);
-                if remembered.is_some() { Ok(remembered) } else { rows::number_of(conn, id) }
-            }
-        }
-    }
-
-    /// Steps and writes. `None` if the head was not the one in the database.
-    fn attempt(
-        &self,
-        conn: &Connection,
-        loaded: Loaded,
-        target: &Target,
-        message: Message,
-    ) -> rusqlite::Result<Option<Ran>> {
-        let Loaded { thread, head, version } = loaded;
-        if let Some(error) = target.misses(&thread) {
-            self.cache().put(Loaded { thread, head, version });
-            return Ok(Some(Ran::Refused(error)));
-        }
-        let (now, limits) = (now(), self.limits.of(&thread));
-        let message = inform(conn, &thread, &head, message, now)?;
-        fault(&message);
-        let step = match step(head.clone(), message, now, limits) {
-            Ok(step) => step,
-            Err(ignored) => {
-                // A refusal must not rest on a head that is not the one in the database.
-                if !rows::is_at(conn, thread.no, version)? {
-                    return Ok(None);
-                }
-                self.cache().put(Loaded { thread, head, version });
-                return Ok(Some(Ran::Refused(ignored.into())));
-            }
-        };
-        let spent = (!limits.budgets.are_off()).then(|| Amounts::of(&head, &step));
-        let Step { head: next, writes, effects } = step;
-        let due = next.due(limits);
-        let timers = writes.iter().filter_map(|write| match write {
-            Write::Open(call) | Write::Dispatch(call) => call.until,
-            Write::Timer { at, .. } => *at,
-            _ => None,
-        });
-        let look_by = timers.chain(due).min();
-        if !rows::update_head(conn, thread.no, version, &next, due, now)? {
-            return Ok(None);
-        }
-        let mut step = Committed {
-            thread: Arc::clone(&thread),
-            effects,
-            settled: Vec::new(),
-            due: look_by,
-            status: next.status(),
-        };
-        let born = self.write_all(conn, &mut step, writes, now)?;
-        let receipt = Receipt { thread: thread.id.clone(), turn: next.turn };
-        self.cache().put(Loaded { thread, head: next, version: version + 1 });
-        let steps = [step].into_iter().chain(born).collect();
-        let steps = if let Some(spent) = spent { self.spend(conn, steps, spent, now)? } else { steps };
-        Ok(Some(Ran::Done(steps, receipt)))
-    }
-
-    /// Writes everything but the head; gives the children that were born.
-    fn write_all(
-        &self,
-        conn: &Connection,
-        step: &mut Committed,
-        writes: Vec<Write>,
         now: Timestamp,
-    ) -> rusqlite::Result<Vec<Committed>> {
-        let thread = Arc::clone(&step.thread);
-        let limits = self.limits.of(&thread);
-        let applying = Applying { conn, thread: &thread, key: &self.key, limits, now };
-        let mut born = Vec::new();
-        for write in writes {
-            if let Write::Settle { call, .. } = &write {
-                step.settled.push(call.clone());
-            }
-            born.extend(applying.write(write)?);
-        }
-        for effect in &step.effects {
-            if let Effect::Tell { to, letter } = effect {
-                applying.tell(to, letter)?;
-            }
-        }
-        Ok(born)
-    }
-}
+        skip: &[SessionKey],
+        limit: usize,
+    ) -> Result<Vec<OutboxMessage>, Error>;
+    /// Timers that are due, oldest first. Time-outs of calls that were over before `late_after` are left out.
+    async fn due_timers(
+        &self,
+        now: Timestamp,
+        late_after: Timestamp,
+        skip: &[SessionKey],
+        limit: usize,
+    ) -> Result<Vec<Timer>, Error>;
+    /// Puts off timers that are still due and messages that could not be applied, so that they do not stay in front.
+    async fn put_off(
+        &self,
+        timers: Vec<Timer>,
+        messages: Vec<OutboxKey>,
+        now: Timestamp,
+        at: Timestamp,
+    ) -> Result<(), Error>;
+    /// Time of the next retry or timer after a time.
+    async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error>;
 
-/// Adds what the rules need to know besides the head.
-fn inform(
-    conn: &Connection,
-    thread: &Thread,
-    head: &Head,
-    message: Message,
-    now: Timestamp,
-) -> rusqlite::Result<Message> {
-    match message {
-        Message::Returned { call, result, .. } => {
-            let past = if head.is_open(&call) { None } else { rows::past_call(conn, thread.no, &call)? };
-            Ok(Message::Returned { call, result, past })
-        }
-        Message::Happened { call, event, .. } => {
-            let Some(subscription) = head.subscription(&call) else {
-                let past = if head.is_open(&call) { None } else { rows::past_call(conn, thread.no, &call)? };
-                return Ok(Message::Happened { call, event, past, seen: false, birth: None });
-            };
-            let seen = match &event.id {
-                None => false,
-                Some(id) => rows::was_seen(conn, thread.no, &call, id)?,
-            };
-            let birth = if event.associative || seen {
-                None
-            } else {
-                let arguments = rows::arguments_of(conn, thread.no, subscription.seq, &call)?;
-                Some(Birth { arguments, ..birth(thread, now) })
-            };
-            Ok(Message::Happened { call, event, past: None, seen, birth })
-        }
-        Message::TimedOut { call } if head.subscription(&call).is_some_and(|own| own.server.is_runtime()) => {
-            let seq = head.subscription(&call).map_or(0, |own| own.seq);
-            let arguments = rows::arguments_of(conn, thread.no, seq, &call)?;
-            let (text, next) = built_in::tick(&arguments, now);
-            Ok(Message::Ticked { call, text, next })
-        }
-        Message::ChildClosed { child, .. } => {
-            Ok(Message::ChildClosed { child, birth: Some(birth(thread, now)) })
-        }
-        Message::ChildRests { child, .. } => {
-            Ok(Message::ChildRests { child, birth: Some(birth(thread, now)) })
-        }
-        other => Ok(other),
-    }
-}
+    /// Writes records of deliveries; returns their ids.
+    async fn record_deliveries(&self, records: Vec<DeliveryRecord>) -> Result<Vec<String>, Error>;
+    async fn deliveries(&self, filter: DeliveryFilter) -> Result<Page<Delivery>, Error>;
+    async fn delivery(&self, id: &str) -> Result<Option<Delivery>, Error>;
+    /// Makes an invocation due that waits for a retry.
+    async fn redeliver(&self, id: &str, now: Timestamp) -> Result<Redelivery, Error>;
 
-fn birth(thread: &Thread, now: Timestamp) -> Birth {
-    let depth = thread.ancestors.len() + 1;
-    Birth { parent: thread.id.clone(), depth, child: fresh_id(now), arguments: serde_json::Map::new() }
+    /// Removes a bounded number of rows that are kept for a time only. Returns whether there are more.
+    async fn prune(&self, keys_before: Timestamp, deliveries_before: Timestamp) -> Result<bool, Error>;
+    async fn census(&self) -> Result<Census, Error>;
+    /// Adds the store's own figures to an exposition.
+    fn expose(&self, text: &mut rap_io::metrics::Exposition);
+    async fn is_readable(&self) -> Result<(), Error>;
+    /// Finishes what waits and closes the database.
+    async fn close(&self);
 }
-
-/// A thread whose step panics is left alone from then on: what it would do next is unknown.
-struct SetAside<'a> {
-    shared: &'a Shared,
-    no: ThreadNo,
-}
-
-impl Drop for SetAside<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            tracing::error!(
-                thread = self.no,
-                "a step panicked; its thread is set aside until the next start"
-            );
-            self.shared.aside().insert(self.no);
-        }
-    }
-}
-
-/// Where the tests put a fault into a step.
-#[cfg(test)]
-fn fault(message: &Message) {
-    if matches!(message, Message::Said { text, .. } if text == tests::PANIC) {
-        panic!("as the test wanted");
-    }
-}
-
-#[cfg(not(test))]
-fn fault(_: &Message) {}

@@ -11,7 +11,7 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, Timestamp};
 
-use crate::store::ThreadNo;
+use crate::store::ThreadKey;
 
 /// The name of a key, in front of each token, so that keys can be replaced while tokens are out.
 const KEY_ID_BYTES: usize = 4;
@@ -32,7 +32,7 @@ pub(crate) struct Tokens {
 /// What a token is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Grant {
-    pub(crate) thread: ThreadNo,
+    pub(crate) thread: ThreadKey,
     pub(crate) incarnation: u64,
     pub(crate) since: Timestamp,
     pub(crate) call: CallId,
@@ -51,7 +51,7 @@ impl Tokens {
         let (name, key) = self.keys.first().expect("bug: a server has a key");
         let mut bytes = Vec::with_capacity(FIXED_BYTES + grant.call.as_str().len() + MAC_BYTES);
         bytes.extend(name);
-        bytes.extend(grant.thread.to_be_bytes());
+        bytes.extend(grant.thread.to_bytes());
         bytes.extend(grant.incarnation.to_be_bytes());
         bytes.extend(grant.since.0.to_be_bytes());
         bytes.extend(grant.call.as_str().as_bytes());
@@ -77,7 +77,7 @@ impl Tokens {
         let (incarnation, rest) = rest.split_first_chunk::<8>()?;
         let (since, call) = rest.split_first_chunk::<8>()?;
         let grant = Grant {
-            thread: i64::from_be_bytes(*thread),
+            thread: ThreadKey::from_bytes(*thread),
             incarnation: u64::from_be_bytes(*incarnation),
             since: Timestamp(i64::from_be_bytes(*since)),
             call: CallId::new(std::str::from_utf8(call).ok()?).ok()?,
@@ -97,7 +97,7 @@ mod tests {
 
     fn grant() -> Grant {
         Grant {
-            thread: 7,
+            thread: ThreadKey::from_bytes(7i64.to_be_bytes()),
             incarnation: u64::MAX,
             since: Timestamp(1000),
             call: CallId::new("call_1").unwrap(),

@@ -1,8 +1,9 @@
 //! Toolsets: what tool servers offer, fetched from discovery alone.
 //!
-//! A session holds the toolsets that it was given at its first question, by content hash. A known session goes on
-//! with what it holds when a server is down; a new one asks anew. A toolset is valid as a whole or not at all, a
-//! name that two servers take is offered by neither, and no server may take the name of a built-in tool.
+//! A session holds the toolsets that were fetched for its first question, by content hash, and goes on with them when a
+//! server is down. A new session fetches anew; if a server does not answer, it takes the newest toolset that any session
+//! has fetched. A toolset is valid as a whole or not at all, a name that two servers use is offered by neither, and no
+//! server may use the name of a built-in tool.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,54 +12,90 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use http::{HeaderName, HeaderValue, header};
 use rap_agent::{Cause, words};
-use rap_io::client::Client;
 use rap_protocol::{DISCOVERY_PATH, Timestamp, Tool, Toolset, parse_toolset};
-use rusqlite::{Connection, params};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 use url::Url;
 
 use crate::display::Scripts;
 use crate::model::Offered;
 use crate::settings::ToolServer;
-use crate::store::{Error, SessionTool, Store, ThreadNo, now};
+use crate::store::{Error, SessionKey, SessionToolset, Store, StoredToolset};
+use crate::world::World;
 
-/// A server that failed is asked again by the session's next question, but not more often than this; and a toolset
-/// is refreshed after a 409 not more often either. The first fetch is no refresh.
+/// A session asks a server that failed again at its next question, but not more often than this. After a 409 it refreshes
+/// what it holds not more often either. The first fetch is no refresh.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
-/// How many sessions' tools are kept in memory, and how many toolsets.
+/// Sessions whose tools are kept in memory, and toolsets that are.
 const REMEMBERED: usize = 512;
-/// How large the documents of the toolsets in memory are together. A server may have another one for each session.
+/// Size of the documents of toolsets in memory. A server may have another one for each session.
 const REMEMBERED_BYTES: usize = 64 * 1024 * 1024;
-/// The largest toolset, in bytes.
+/// Sessions whose last refresh is remembered; beyond it a refresh has to wait.
+const REFRESHES: usize = 65_536;
+/// Bound of a toolset in bytes.
 const TOOLSET_BYTES: usize = rap_protocol::limits::BODY_BYTES;
 
 pub(crate) struct Toolsets {
     servers: Vec<ToolServer>,
-    client: Client,
+    world: World,
     timeout: Duration,
     memory: Mutex<Memory>,
+    /// By server: sessions that refresh at the same time share one fetch.
+    refreshing: HashMap<String, tokio::sync::Mutex<()>>,
 }
 
 #[derive(Default)]
 struct Memory {
-    sessions: HashMap<ThreadNo, Arc<SessionTools>>,
+    sessions: HashMap<SessionKey, Arc<SessionTools>>,
     parsed: HashMap<String, Parsed>,
     /// The bytes of their documents.
     parsed_bytes: usize,
-    /// What each server said last, to anybody.
+    /// The last outcome of discovery, by server.
     latest: HashMap<String, Fetched>,
-    /// When a session last refreshed what it holds of a server.
-    refreshed: HashMap<(ThreadNo, String), Timestamp>,
+    /// The last toolset, by server.
+    newest: HashMap<String, Document>,
+    /// Time at which a session last refreshed what it holds of a server.
+    refreshed: HashMap<(SessionKey, String), Instant>,
     /// Tools whose schemas take too long to check, with their servers.
     unchecked: HashSet<(String, String)>,
 }
 
-/// What discovery gave.
+/// A toolset as a server sent it.
+#[derive(Clone)]
+struct Document {
+    hash: String,
+    body: Arc<Vec<u8>>,
+}
+
+/// The outcome of discovery.
 #[derive(Clone)]
 enum Fetched {
-    Toolset { hash: String, body: Arc<Vec<u8>> },
+    Toolset(Document),
     Failed(String),
+}
+
+impl Fetched {
+    /// What a session holds after it.
+    fn held_by(&self, session: SessionKey, server: &str, fetched_at: Timestamp) -> SessionToolset {
+        let (toolset, error) = match self {
+            Fetched::Toolset(Document { hash, body }) => {
+                (Some(StoredToolset { hash: hash.clone(), body: Some(Arc::clone(body)) }), None)
+            }
+            Fetched::Failed(why) => (None, Some(why.clone())),
+        };
+        SessionToolset { session, server: server.to_owned(), toolset, error, fetched_at }
+    }
+}
+
+/// What a session does after its tool server answered 409.
+pub(crate) enum Refresh {
+    /// It holds this from now on.
+    Take(SessionToolset),
+    /// It holds the newest toolset already.
+    Unneeded,
+    /// It may refresh only after this time.
+    Wait(Duration),
 }
 
 /// What an offer depends on: the agent, what set its thread going, and whether that has a parent.
@@ -85,18 +122,12 @@ struct Parsed {
 /// What a session holds of one server.
 pub(crate) struct ServerTools {
     pub(crate) url: String,
+    /// Hash of the toolset.
+    hash: Option<String>,
     pub(crate) toolset: Option<Arc<Toolset>>,
     pub(crate) scripts: Option<Arc<Scripts>>,
     pub(crate) errors: Vec<String>,
     pub(crate) fetched_at: Timestamp,
-}
-
-/// A refreshed toolset that has yet to be written.
-pub(crate) struct Refreshed {
-    root: ThreadNo,
-    server: String,
-    fetched: Fetched,
-    at: Timestamp,
 }
 
 impl SessionTools {
@@ -173,101 +204,102 @@ impl SessionTools {
 }
 
 impl Toolsets {
-    pub(crate) fn new(servers: Vec<ToolServer>, client: Client, timeout: Duration) -> Toolsets {
-        Toolsets { servers, client, timeout, memory: Mutex::default() }
+    pub(crate) fn new(servers: Vec<ToolServer>, world: World, timeout: Duration) -> Toolsets {
+        let refreshing = servers.iter().map(|server| (server.url.clone(), Default::default())).collect();
+        Toolsets { servers, world, timeout, memory: Mutex::default(), refreshing }
     }
 
     fn memory(&self) -> std::sync::MutexGuard<'_, Memory> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a session has in memory.
-    pub(crate) fn remembered(&self, root: ThreadNo) -> Option<Arc<SessionTools>> {
-        self.memory().sessions.get(&root).cloned().filter(|tools| !tools.is_incomplete(now()))
-    }
-
-    /// The tools of a session. Servers that it does not know are asked now, all at once; what could not be
-    /// fetched for the first time is told.
+    /// The tools of a session. Servers that it does not know are asked now, all at once. Also returns what people should
+    /// know of those that failed.
     pub(crate) async fn session(
         &self,
-        store: &Store,
-        root: ThreadNo,
+        store: &dyn Store,
+        session: SessionKey,
     ) -> Result<(Arc<SessionTools>, Vec<String>), Error> {
-        if let Some(tools) = self.remembered(root) {
+        let at = self.world.now();
+        let remembered = self.memory().sessions.get(&session).cloned();
+        if let Some(tools) = remembered.filter(|tools| !tools.is_incomplete(at)) {
             return Ok((tools, Vec::new()));
         }
-        let known = store.session_tools(root).await?;
-        let at = now();
-        let wanted = |server: &&ToolServer| match known.iter().find(|held| held.server == server.url) {
+        let mut held = store.session_toolsets(session).await?;
+        let wanted = |server: &&ToolServer| match held.iter().find(|held| held.server == server.url) {
             None => true,
-            Some(held) => held.hash.is_none() && held.fetched_at.plus(ASK_AGAIN) <= at,
+            Some(held) => held.toolset.is_none() && is_over(held.fetched_at, at),
         };
         let wanted: Vec<&ToolServer> = self.servers.iter().filter(wanted).collect();
         let fetched = join_all(wanted.iter().map(|server| self.fetch(server))).await;
-        let fresh: Vec<Refreshed> = wanted
-            .into_iter()
-            .zip(fetched)
-            .map(|(server, fetched)| Refreshed { root, server: server.url.clone(), fetched, at })
-            .collect();
-        let news = fresh.iter().filter_map(|fresh| fresh.failure(&known)).collect();
-        let tools = self.assemble(store, &known, &fresh).await?;
-        if !fresh.is_empty() {
-            store.write(move |conn| fresh.iter().try_for_each(|fresh| fresh.write(conn))).await?;
+        let (mut fresh, mut news) = (Vec::new(), Vec::new());
+        for (server, fetched) in wanted.into_iter().zip(fetched) {
+            let before = held.iter().find(|held| held.server == server.url);
+            let mut now = fetched.held_by(session, &server.url, at);
+            if now.toolset.is_none() {
+                now.toolset = self.newest(store, &server.url).await?;
+            }
+            news.extend(news_of(before, &now));
+            fresh.push(now);
         }
-        self.remember(root, Arc::clone(&tools));
+        held.retain(|held| fresh.iter().all(|fresh| fresh.server != held.server));
+        held.extend(fresh.iter().cloned());
+        let tools = self.assemble(store, &held).await?;
+        if !fresh.is_empty() {
+            store.save_toolsets(fresh).await?;
+        }
+        self.remember(session, Arc::clone(&tools));
         Ok((tools, news))
     }
 
-    /// What a session holds, without asking any server: an invocation waits for nobody but the server that it goes to.
-    pub(crate) async fn held(&self, store: &Store, root: ThreadNo) -> Result<Arc<SessionTools>, Error> {
-        let remembered = self.memory().sessions.get(&root).cloned();
+    /// The newest toolset of a server that any session has fetched.
+    async fn newest(&self, store: &dyn Store, server: &str) -> Result<Option<StoredToolset>, Error> {
+        let known = self.memory().newest.get(server).cloned();
+        if let Some(Document { hash, body }) = known {
+            return Ok(Some(StoredToolset { hash, body: Some(body) }));
+        }
+        Ok(store.newest_toolset(server).await?.map(|hash| StoredToolset { hash, body: None }))
+    }
+
+    /// What a session holds, without asking any server: an invocation waits for its own server only.
+    pub(crate) async fn held(
+        &self,
+        store: &dyn Store,
+        session: SessionKey,
+    ) -> Result<Arc<SessionTools>, Error> {
+        let remembered = self.memory().sessions.get(&session).cloned();
         if let Some(tools) = remembered {
             return Ok(tools);
         }
-        let tools = self.assemble(store, &store.session_tools(root).await?, &[]).await?;
-        self.remember(root, Arc::clone(&tools));
+        let tools = self.assemble(store, &store.session_toolsets(session).await?).await?;
+        self.remember(session, Arc::clone(&tools));
         Ok(tools)
     }
 
-    fn remember(&self, root: ThreadNo, tools: Arc<SessionTools>) {
+    fn remember(&self, session: SessionKey, tools: Arc<SessionTools>) {
         let mut memory = self.memory();
         if memory.sessions.len() >= REMEMBERED {
             memory.sessions.clear();
         }
-        memory.sessions.insert(root, tools);
+        memory.sessions.insert(session, tools);
     }
 
-    async fn assemble(
-        &self,
-        store: &Store,
-        known: &[SessionTool],
-        fresh: &[Refreshed],
-    ) -> Result<Arc<SessionTools>, Error> {
+    async fn assemble(&self, store: &dyn Store, held: &[SessionToolset]) -> Result<Arc<SessionTools>, Error> {
         let mut servers = Vec::with_capacity(self.servers.len());
         for server in &self.servers {
-            let held = known.iter().find(|held| held.server == server.url);
-            let new = fresh.iter().find(|fresh| fresh.server == server.url);
-            let (hash, body, error, fetched_at) = match (new, held) {
-                (Some(Refreshed { fetched: Fetched::Toolset { hash, body }, at, .. }), _) => {
-                    (Some(hash.clone()), Some(Arc::clone(body)), None, *at)
-                }
-                (Some(Refreshed { fetched: Fetched::Failed(why), at, .. }), held) => {
-                    (held.and_then(|held| held.hash.clone()), None, Some(why.clone()), *at)
-                }
-                (None, Some(held)) => (held.hash.clone(), None, held.error.clone(), held.fetched_at),
-                // It was never asked.
-                (None, None) => (None, None, None, Timestamp(0)),
-            };
-            let (parsed, error) = match hash {
+            let held = held.iter().find(|held| held.server == server.url);
+            let error = held.and_then(|held| held.error.clone());
+            let (parsed, error) = match held.and_then(|held| held.toolset.as_ref()) {
                 None => (None, error),
-                Some(hash) => self.parsed(store, hash, body, error).await?,
+                Some(toolset) => self.parsed(store, toolset, error).await?,
             };
             servers.push(ServerTools {
                 url: server.url.clone(),
+                hash: held.and_then(|held| held.toolset.as_ref()).map(|toolset| toolset.hash.clone()),
                 toolset: parsed.as_ref().map(|parsed| Arc::clone(&parsed.toolset)),
                 scripts: parsed.map(|parsed| parsed.scripts),
                 errors: error.into_iter().collect(),
-                fetched_at,
+                fetched_at: held.map_or(Timestamp(0), |held| held.fetched_at),
             });
         }
         Ok(Arc::new(SessionTools::assemble(servers)))
@@ -276,17 +308,17 @@ impl Toolsets {
     /// A toolset that was stored or just fetched, with its schemas and scripts compiled once.
     async fn parsed(
         &self,
-        store: &Store,
-        hash: String,
-        body: Option<Arc<Vec<u8>>>,
+        store: &dyn Store,
+        toolset: &StoredToolset,
         error: Option<String>,
     ) -> Result<(Option<Parsed>, Option<String>), Error> {
+        let hash = toolset.hash.clone();
         if let Some(parsed) = self.memory().parsed.get(&hash) {
             return Ok((Some(parsed.clone()), error));
         }
-        let body = match body {
-            Some(body) => body,
-            None => Arc::new(store.toolset(hash.clone()).await?.unwrap_or_default()),
+        let body = match &toolset.body {
+            Some(body) => Arc::clone(body),
+            None => Arc::new(store.toolset(&hash).await?.unwrap_or_default()),
         };
         let bytes = body.len();
         let parse = move || {
@@ -295,8 +327,8 @@ impl Toolsets {
                 toolset: Arc::new(toolset),
             })
         };
-        match tokio::task::spawn_blocking(parse).await {
-            Ok(Ok(parsed)) => {
+        match self.world.blocking.run(parse).await {
+            Some(Ok(parsed)) => {
                 let mut memory = self.memory();
                 if memory.parsed.len() >= REMEMBERED || memory.parsed_bytes + bytes > REMEMBERED_BYTES {
                     // Sessions hold on to what they were assembled from.
@@ -309,67 +341,83 @@ impl Toolsets {
                 }
                 Ok((Some(parsed), error))
             }
-            Ok(Err(invalid)) => Ok((None, Some(format!("the toolset is not valid: {invalid}")))),
-            Err(_panicked) => Ok((None, Some("the toolset could not be read".into()))),
+            Some(Err(invalid)) => Ok((None, Some(format!("the toolset is not valid: {invalid}")))),
+            None => Ok((None, Some("the toolset could not be read".into()))),
         }
     }
 
     async fn fetch(&self, server: &ToolServer) -> Fetched {
         let fetched = tokio::time::timeout(self.timeout, self.fetch_now(server)).await;
         let fetched = match fetched {
-            Ok(Ok((hash, body))) => Fetched::Toolset { hash, body: Arc::new(body) },
+            Ok(Ok((hash, body))) => Fetched::Toolset(Document { hash, body: Arc::new(body) }),
             Ok(Err(why)) => Fetched::Failed(why),
             Err(_) => Fetched::Failed(format!("discovery took longer than {:?}", self.timeout)),
         };
-        if let Fetched::Failed(why) = &fetched {
-            tracing::warn!(server = server.url, why, "discovery failed");
+        let mut memory = self.memory();
+        match &fetched {
+            Fetched::Failed(why) => tracing::warn!(server = server.url, why, "discovery failed"),
+            Fetched::Toolset(document) => drop(memory.newest.insert(server.url.clone(), document.clone())),
         }
-        self.memory().latest.insert(server.url.clone(), fetched.clone());
+        memory.latest.insert(server.url.clone(), fetched.clone());
         fetched
     }
 
     async fn fetch_now(&self, server: &ToolServer) -> Result<(String, Vec<u8>), String> {
         let url =
             Url::parse(&format!("{}{DISCOVERY_PATH}", server.url)).map_err(|error| error.to_string())?;
-        let answer = self.client.get(&url, &authorization(server), TOOLSET_BYTES).await;
+        let answer = self.world.http.get(&url, &authorization(server), TOOLSET_BYTES).await;
         let answer = answer.map_err(|error| format!("discovery failed: {error}"))?;
         if answer.status != 200 {
             return Err(format!("discovery was answered {}", answer.status));
         }
         // Valid as a whole, or none of it is kept.
         let body = answer.body.to_vec();
-        let checked = tokio::task::spawn_blocking(move || parse_toolset(&body).map(|_| body)).await;
+        let checked = self.world.blocking.run(move || parse_toolset(&body).map(|_| body)).await;
         let body = checked
-            .map_err(|_| "the toolset could not be read".to_owned())?
+            .ok_or_else(|| "the toolset could not be read".to_owned())?
             .map_err(|invalid| format!("the toolset is not valid: {invalid}"))?;
         let digest = Sha256::digest(&body);
         Ok((digest.iter().map(|byte| format!("{byte:02x}")).collect(), body))
     }
 
-    /// After a 409: the toolset as it is now, unless it was refreshed only just.
-    pub(crate) async fn refresh(&self, root: ThreadNo, held: &ServerTools) -> Option<Refreshed> {
-        if !self.may_refresh(root, &held.url) {
-            // Whoever refreshed last may have been another thread of the session: look again, do not fetch.
-            self.forget(root);
-            return None;
-        }
-        let server = self.servers.iter().find(|server| server.url == held.url)?;
-        let fetched = self.fetch(server).await;
-        self.memory().sessions.remove(&root);
-        Some(Refreshed { root, server: server.url.clone(), fetched, at: now() })
+    /// After a 409: the session takes the newest toolset that the runtime has of the server. If it holds that one already,
+    /// it is fetched anew, by each session once a minute at most.
+    pub(crate) async fn refresh(&self, session: SessionKey, held: &ServerTools) -> Refresh {
+        let (Some(server), Some(turn)) =
+            (self.servers.iter().find(|server| server.url == held.url), self.refreshing.get(&held.url))
+        else {
+            return Refresh::Unneeded;
+        };
+        // Whoever comes while another session fetches takes what that one gets.
+        let _turn = turn.lock().await;
+        let newest = self.memory().newest.get(&held.url).cloned();
+        let fetched = match newest {
+            Some(document) if held.hash.as_ref() != Some(&document.hash) => Fetched::Toolset(document),
+            _ => {
+                if let Some(pause) = self.must_wait(session, &held.url) {
+                    return Refresh::Wait(pause);
+                }
+                self.fetch(server).await
+            }
+        };
+        self.memory().sessions.remove(&session);
+        Refresh::Take(fetched.held_by(session, &held.url, self.world.now()))
     }
 
-    /// Whether a session may refresh now; whoever comes after it has to wait.
-    fn may_refresh(&self, root: ThreadNo, server: &str) -> bool {
-        let now = now();
+    /// How long a session has to wait for its next refresh. Without a wait, this counts as one.
+    fn must_wait(&self, session: SessionKey, server: &str) -> Option<Duration> {
+        let now = Instant::now();
         let mut memory = self.memory();
-        memory.refreshed.retain(|_, at| at.plus(ASK_AGAIN) > now);
-        let key = (root, server.to_owned());
-        if memory.refreshed.contains_key(&key) || memory.refreshed.len() >= REMEMBERED {
-            return false;
+        memory.refreshed.retain(|_, at| *at + ASK_AGAIN > now);
+        let key = (session, server.to_owned());
+        if let Some(last) = memory.refreshed.get(&key) {
+            return Some((*last + ASK_AGAIN).saturating_duration_since(now));
+        }
+        if memory.refreshed.len() >= REFRESHES {
+            return Some(ASK_AGAIN);
         }
         memory.refreshed.insert(key, now);
-        true
+        None
     }
 
     /// Which of these tools are not to be checked any more.
@@ -394,57 +442,42 @@ impl Toolsets {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    /// A session's tools were written anew.
-    pub(crate) fn forget(&self, root: ThreadNo) {
-        self.memory().sessions.remove(&root);
-    }
-
-    /// What the servers offer to anybody: what they said last, and those that were never asked are asked now.
-    pub(crate) async fn survey(&self, store: &Store) -> Result<Arc<SessionTools>, Error> {
+    /// What the servers offer to anybody: the last outcome of discovery. Those that were never asked are asked now.
+    pub(crate) async fn survey(&self, store: &dyn Store) -> Result<Arc<SessionTools>, Error> {
         let known: Vec<String> = self.memory().latest.keys().cloned().collect();
         let unasked = self.servers.iter().filter(|server| !known.contains(&server.url));
         join_all(unasked.map(|server| self.fetch(server))).await;
-        let at = now();
-        let latest = self.memory().latest.clone();
-        let fresh: Vec<Refreshed> =
-            latest.into_iter().map(|(server, fetched)| Refreshed { root: 0, server, fetched, at }).collect();
-        self.assemble(store, &[], &fresh).await
+        let (at, latest) = (self.world.now(), self.memory().latest.clone());
+        let held: Vec<SessionToolset> =
+            latest.iter().map(|(server, fetched)| fetched.held_by(SessionKey::NONE, server, at)).collect();
+        self.assemble(store, &held).await
     }
 }
 
 impl SessionTools {
     /// Whether a server that failed should be asked again.
     fn is_incomplete(&self, now: Timestamp) -> bool {
-        self.servers.iter().any(|server| server.toolset.is_none() && server.fetched_at.plus(ASK_AGAIN) <= now)
+        self.servers.iter().any(|server| server.toolset.is_none() && is_over(server.fetched_at, now))
     }
 }
 
-impl Refreshed {
-    /// What went wrong, if the session has not heard it before.
-    fn failure(&self, known: &[SessionTool]) -> Option<String> {
-        let Fetched::Failed(why) = &self.fetched else { return None };
-        let told = known.iter().any(|held| held.server == self.server && held.error.as_ref() == Some(why));
-        (!told).then(|| format!("the tools of {} are not available: {why}", self.server))
-    }
+/// Whether the pause after a fetch is over. A clock that was set back does not make it longer.
+fn is_over(fetched_at: Timestamp, now: Timestamp) -> bool {
+    fetched_at > now || fetched_at.plus(ASK_AGAIN) <= now
+}
 
-    /// Writes what the session holds from now on. A failure leaves it what it held.
-    pub(crate) fn write(&self, conn: &Connection) -> rusqlite::Result<()> {
-        let (hash, error) = match &self.fetched {
-            Fetched::Failed(why) => (None, Some(why)),
-            Fetched::Toolset { hash, body } => {
-                let sql = "INSERT OR IGNORE INTO toolsets (hash, body) VALUES (?1, ?2)";
-                conn.prepare_cached(sql)?.execute(params![hash, **body])?;
-                (Some(hash), None)
-            }
-        };
-        let mut statement = conn.prepare_cached(
-            "INSERT INTO session_tools (root, server, hash, error, fetched_at) VALUES (?1, ?2, ?3, ?4, ?5) \
-             ON CONFLICT (root, server) DO UPDATE SET hash = coalesce(excluded.hash, hash), error = excluded.error, \
-             fetched_at = excluded.fetched_at",
-        )?;
-        statement.execute(params![self.root, self.server, hash, error, self.at.0])?;
-        Ok(())
-    }
+/// What people should know of a server that failed, if the session has not heard it before.
+fn news_of(before: Option<&SessionToolset>, now: &SessionToolset) -> Option<String> {
+    let why = now.error.as_ref()?;
+    let told = before.is_some_and(|before| before.error.as_ref() == Some(why));
+    let news = match now.toolset {
+        None => format!("the tools of {} are not available: {why}", now.server),
+        Some(_) => format!(
+            "the tools of {} could not be fetched: {why}; those that another session fetched last are used",
+            now.server
+        ),
+    };
+    (!told).then_some(news)
 }
 
 /// Whether a schema refers to a part of itself. Without that, checking takes no more steps than it has parts, for each
@@ -469,10 +502,7 @@ pub(crate) fn authorization(server: &ToolServer) -> Vec<(HeaderName, HeaderValue
             vec![(header::AUTHORIZATION, value)]
         }
         Err(_) => {
-            tracing::error!(
-                server = server.url,
-                "the bearer token can not stand in a header; it is not sent"
-            );
+            tracing::error!(server = server.url, "the bearer token cannot be sent in a header");
             Vec::new()
         }
     }

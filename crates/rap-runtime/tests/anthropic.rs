@@ -3,9 +3,10 @@
 
 mod canned;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use canned::{Asked, Canned, KEY, LONG_NAME, failing, ok, question, shown};
+use canned::{Asked, Canned, KEY, LONG_NAME, events_of, failing, no_answers, ok, question, shown};
 use rap_agent::{Arguments, CallEntry, Entry, Item, Thought, ThoughtKind, Thoughts, Usage};
 use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{Body, CallId, Content, Image, Secret, Timestamp, UrlPolicy};
@@ -22,11 +23,11 @@ async fn start_thinking(thinking: Thinking, answers: impl IntoIterator<Item = Ca
     canned::start("/v1/messages", answers, |url| model(url, thinking)).await
 }
 
-fn model(base_url: Url, thinking: Thinking) -> Model {
+fn model(base_url: Url, thinking: Thinking) -> Arc<dyn Model> {
     let client = Client::new(UrlPolicy::Local, ClientLimits::default());
     let api_key = Some(Secret::new(KEY));
     let settings = Settings { base_url, name: "claude".into(), api_key, max_tokens: 4096, thinking };
-    Model::Anthropic(Box::new(Anthropic::new(client, settings).unwrap()))
+    Arc::new(Anthropic::new(client, settings).unwrap())
 }
 
 async fn ask(canned: Canned) -> Result<Answer, Error> {
@@ -167,7 +168,7 @@ async fn every_event_is_understood() {
 async fn a_stream_that_was_cut_at_any_byte_is_asked_for_again() {
     let stream = events(&recorded()).into_bytes();
     for breaks in [true, false] {
-        let cuts = (0..stream.len()).map(|cut| Canned { breaks, ..ok(&stream[..cut]) });
+        let cuts = (0..stream.len()).map(|cut| Canned { breaks, ..events_of(&stream[..cut]) });
         let asked = start(cuts).await;
         for cut in 0..stream.len() {
             let (answer, streamed) = asked.ask().await;
@@ -338,6 +339,13 @@ async fn failures_are_told_apart_and_hold_no_key() {
 }
 
 #[tokio::test]
+async fn a_page_and_an_empty_body_are_mistakes_in_the_configuration() {
+    for (canned, why) in no_answers() {
+        assert_eq!(ask(canned).await, Err(Error::Refused { why }));
+    }
+}
+
+#[tokio::test]
 async fn an_error_inside_the_stream_is_a_failure() {
     let failed = |kind: &str| {
         let error = json!({"type": "error", "error": {"type": kind, "message": format!("no, {KEY}")}});
@@ -374,7 +382,7 @@ async fn what_is_no_answer_is_not_taken_for_one() {
         let error = ask(ok(events(&chunks))).await.unwrap_err();
         assert_eq!(error, Error::Retry { why: "the model's answer is garbled".into(), retry_after: None });
     }
-    for body in ["data: {\"type\": \"message_st\n\n", "data: {}\n\n", "data: 5\n\n", "<html>", "{}", ""] {
+    for body in ["data: {\"type\": \"message_st\n\n", "data: {}\n\n", "data: 5\n\n", "{}", ": wait"] {
         assert!(matches!(ask(ok(body)).await, Err(Error::Retry { .. })), "{body}");
     }
     let many: Vec<_> = (0..257).map(|index| call(index, &format!("c{index}"), "read", &[])).collect();
@@ -451,4 +459,12 @@ async fn a_server_that_is_not_there_may_come_back() {
     assert!(matches!(gone.ask(question(), &mut |_| {}).await, Err(Error::Retry { .. })));
     let forbidden = model(Url::parse("http://169.254.169.254").unwrap(), Thinking::Off);
     assert!(matches!(forbidden.ask(question(), &mut |_| {}).await, Err(Error::Refused { .. })));
+}
+
+#[test]
+fn the_destination_is_the_same_with_and_without_the_version() {
+    for base_url in ["http://u:p@h:8000", "http://h:8000/", "http://h:8000/v1", "http://h:8000/v1/"] {
+        let model = model(Url::parse(base_url).unwrap(), Thinking::Off);
+        assert_eq!(model.destination(), "http://h:8000/v1");
+    }
 }

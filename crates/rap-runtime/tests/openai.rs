@@ -3,9 +3,10 @@
 
 mod canned;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use canned::{Asked, Canned, KEY, LONG_NAME, failing, ok, question, shown};
+use canned::{Asked, Canned, KEY, LONG_NAME, events_of, failing, no_answers, ok, question, shown};
 use rap_agent::Usage;
 use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{Secret, UrlPolicy};
@@ -18,10 +19,10 @@ async fn start(answers: impl IntoIterator<Item = Canned>) -> Asked {
     canned::start("/v1/chat/completions", answers, |url| model(url.join("v1/").unwrap())).await
 }
 
-fn model(base_url: Url) -> Model {
+fn model(base_url: Url) -> Arc<dyn Model> {
     let client = Client::new(UrlPolicy::Local, ClientLimits::default());
     let settings = Settings { base_url, name: "gpt".into(), api_key: Some(Secret::new(KEY)) };
-    Model::OpenAi(Box::new(OpenAi::new(client, settings).unwrap()))
+    Arc::new(OpenAi::new(client, settings).unwrap())
 }
 
 async fn ask(canned: Canned) -> Result<Answer, Error> {
@@ -205,7 +206,7 @@ async fn a_server_that_knows_no_streams_is_understood() {
     let answer = ask(ok(format!("\n  {text}"))).await.unwrap();
     assert_eq!((&*answer.text, answer.usage.input, answer.usage.output), ("hello", 4, 5));
     assert_eq!(shown(&answer), [("a", "read", json!({}))]);
-    for body in [&text[..text.len() - 1], "{}", "{\"error\": {\"message\": \"no\"}}", "<html>no</html>", ""] {
+    for body in [&text[..text.len() - 1], "{}", "{\"error\": {\"message\": \"no\"}}"] {
         assert!(matches!(ask(ok(body)).await, Err(Error::Retry { .. })), "{body}");
     }
 }
@@ -245,6 +246,22 @@ async fn failures_are_told_apart_and_hold_no_key() {
 }
 
 #[tokio::test]
+async fn a_page_and_an_empty_body_are_mistakes_in_the_configuration() {
+    for (canned, why) in no_answers() {
+        assert_eq!(ask(canned).await, Err(Error::Refused { why }));
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_ended_before_its_first_event_is_asked_for_again() {
+    let table = [events_of(""), ok(": wait"), ok("data: {\"choi"), Canned { breaks: true, ..ok("") }];
+    for canned in table {
+        let answer = ask(canned).await;
+        assert!(matches!(answer, Err(Error::Retry { .. })), "{answer:?}");
+    }
+}
+
+#[tokio::test]
 async fn an_error_inside_the_stream_is_a_failure() {
     let said = delta(json!({"content": "half"}));
     let table = [
@@ -279,7 +296,7 @@ async fn a_stream_that_was_cut_is_never_an_answer() {
     };
     let (said, finished) = (end_of(0), end_of(5));
     for breaks in [true, false] {
-        let cuts = (0..stream.len()).map(|cut| Canned { breaks, ..ok(&stream[..cut]) });
+        let cuts = (0..stream.len()).map(|cut| Canned { breaks, ..events_of(&stream[..cut]) });
         let asked = start(cuts).await;
         for cut in 0..stream.len() {
             let (answer, streamed) = asked.ask().await;
@@ -302,4 +319,16 @@ async fn too_many_calls_are_no_answer() {
     let all: Vec<_> = (0..257).map(piece).collect();
     let error = ask(ok(events(&[calls(all.into()), finish("tool_calls")]))).await.unwrap_err();
     assert_eq!(error.to_string(), "the model's answer has more than 256 calls");
+}
+
+#[test]
+fn the_destination_is_the_base_url_without_its_secrets() {
+    let table = [
+        ("https://api.openai.com/v1", "https://api.openai.com/v1"),
+        ("https://api.openai.com:443/v1/", "https://api.openai.com/v1"),
+        ("http://user:s3cr3t@127.0.0.1:8000?key=s3cr3t#s3cr3t", "http://127.0.0.1:8000"),
+    ];
+    for (base_url, expected) in table {
+        assert_eq!(model(Url::parse(base_url).unwrap()).destination(), expected);
+    }
 }

@@ -4,13 +4,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use axum::http::{HeaderMap, Uri};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::{Router, routing};
 use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{Secret, UrlPolicy};
 use rap_runtime::model::{Model, anthropic, openai};
 use serde_json::{Value, json};
+use tokio::time;
 use url::Url;
 
 /// The window of model `m` where the server lists this, asked twice; and how often the list was asked for.
@@ -34,16 +36,16 @@ async fn window(list: Value, anthropic: bool) -> (u64, usize) {
     (tokens, count.load(Ordering::SeqCst))
 }
 
-fn model(url: &str, is_anthropic: bool) -> Model {
+fn model(url: &str, is_anthropic: bool) -> Arc<dyn Model> {
     let client = Client::new(UrlPolicy::Local, ClientLimits::default());
     let (base_url, name, api_key) = (Url::parse(url).unwrap(), "m".to_owned(), Some(Secret::new("the-key")));
     if is_anthropic {
         let thinking = anthropic::Thinking::Off;
         let settings = anthropic::Settings { base_url, name, api_key, max_tokens: 100, thinking };
-        return Model::Anthropic(Box::new(anthropic::Anthropic::new(client, settings).unwrap()));
+        return Arc::new(anthropic::Anthropic::new(client, settings).unwrap());
     }
     let settings = openai::Settings { base_url, name, api_key };
-    Model::OpenAi(Box::new(openai::OpenAi::new(client, settings).unwrap()))
+    Arc::new(openai::OpenAi::new(client, settings).unwrap())
 }
 
 #[tokio::test]
@@ -67,4 +69,42 @@ async fn a_list_that_says_nothing_is_no_failure() {
     }
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     assert_eq!(model(&format!("http://{free}/v1"), false).window().await, Some(openai::USUAL_WINDOW));
+}
+
+/// Moves the clock of this runtime on.
+async fn pass(seconds: u64) {
+    time::pause();
+    time::advance(Duration::from_secs(seconds)).await;
+    time::resume();
+}
+
+#[tokio::test]
+async fn a_request_that_failed_is_repeated_after_a_minute_and_a_list_is_remembered() {
+    let list = json!({"data": [{"id": "m", "context_length": 9_000}]}).to_string();
+    let silent = json!({"data": [{"id": "m"}]}).to_string();
+    let usual = openai::USUAL_WINDOW;
+    for (failure, then, found) in [
+        ((StatusCode::INTERNAL_SERVER_ERROR, list.clone()), list.clone(), 9_000),
+        ((StatusCode::OK, "<!doctype html>".to_owned()), list, 9_000),
+        ((StatusCode::NOT_FOUND, String::new()), silent, usual),
+    ] {
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&count);
+        let answer = async move || match counted.fetch_add(1, Ordering::SeqCst) {
+            0 | 1 => failure,
+            _ => (StatusCode::OK, then),
+        };
+        let router = Router::new().route("/v1/models", routing::get(answer));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        let model = model(&url, false);
+        // Seconds that pass before it is wanted, the window, and how often the list was asked for.
+        let table = [(0, usual, 1), (0, usual, 1), (59, usual, 1), (2, usual, 2), (50, usual, 2)];
+        for (seconds, window, asked) in table.into_iter().chain([(11, found, 3), (3_600, found, 3)]) {
+            pass(seconds).await;
+            assert_eq!(model.window().await, Some(window));
+            assert_eq!(count.load(Ordering::SeqCst), asked);
+        }
+    }
 }

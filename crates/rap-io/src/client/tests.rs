@@ -409,7 +409,8 @@ async fn a_document_that_is_not_whole_is_an_error() {
     assert!(matches!(client().get(&metadata, &[], 4).await, Err(Error::Forbidden(_))));
 }
 
-const STREAM: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n";
+const STREAM: &str =
+    "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n";
 
 fn listener() -> Client {
     let limits = ClientLimits {
@@ -436,6 +437,7 @@ async fn a_stream_is_read_as_it_comes() {
     });
     let mut stream = listen(&server).await.unwrap();
     assert_eq!((stream.status, stream.retry_after), (200, None));
+    assert_eq!(stream.content_type.as_deref(), Some("text/plain"));
     assert_eq!(stream.chunk().await.unwrap().unwrap(), "one");
     go.send(()).unwrap();
     assert_eq!(stream.chunk().await.unwrap().unwrap(), "two");
@@ -453,4 +455,20 @@ async fn a_stream_that_breaks_off_or_falls_silent_is_an_error() {
     assert_eq!(silent.chunk().await.unwrap().unwrap(), "one");
     assert!(matches!(silent.chunk().await, Err(Error::TimedOut)));
     assert!(matches!(listen(&Server::saying("")).await, Err(Error::TimedOut)));
+}
+
+#[tokio::test]
+async fn a_silent_stream_is_an_error_for_a_reader_who_waits_in_turns_too() {
+    let server = Server::saying(STREAM);
+    let mut silent = listen(&server).await.unwrap();
+    assert_eq!(silent.chunk().await.unwrap().unwrap(), "one");
+    for _ in 0..100 {
+        // Each turn is shorter than the time for a piece.
+        let turn = tokio::time::timeout(Duration::from_millis(50), silent.chunk());
+        if let Ok(chunk) = turn.await {
+            assert!(matches!(chunk, Err(Error::TimedOut)));
+            return;
+        }
+    }
+    panic!("the time for a piece begins again with each turn");
 }

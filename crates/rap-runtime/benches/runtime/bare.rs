@@ -10,11 +10,14 @@ use serde_json::json;
 
 use crate::bench::{Figure, Outcome};
 
-const SCHEMA: &str = include_str!("../../src/store/schema_1.sql");
+const SCHEMA: &[&str] = &[
+    include_str!("../../src/store/sqlite/schema_1.sql"),
+    include_str!("../../src/store/sqlite/schema_2.sql"),
+];
 
 /// The rows of a round trip in two transactions' worth of jobs, as the runtime writes them, and nothing else.
 pub async fn bare(path: &Path, producers: usize, measured: Duration) -> Outcome<Figure> {
-    migrate(&open_sqlite(path)?, &[SCHEMA])?;
+    migrate(&open_sqlite(path)?, SCHEMA)?;
     let file = path.to_owned();
     let limits = WriterLimits { batch_jobs: 64, ..WriterLimits::default() };
     let writer = Writer::start(move || open_sqlite(&file), limits)?;
@@ -52,7 +55,7 @@ pub async fn bare(path: &Path, producers: usize, measured: Duration) -> Outcome<
 
 fn bare_head() -> String {
     json!({"phase": "waiting", "turn": 1000, "turns_awake": 1000, "seq": 2001, "settled": 0, "minted": 0,
-        "batch": [{"id": "call_1000_1", "name": "echo", "server": "http://127.0.0.1:40000", "seq": 2001,
+        "batch": [{"id": "rap_0123456789abcdef_1000", "call_id": "call_1000_1", "name": "echo", "server": "http://127.0.0.1:40000", "seq": 2001,
         "since": 1_794_821_400_123_i64}], "usage": {"input": 0, "output": 0, "cached": 0}})
     .to_string()
 }
@@ -73,8 +76,8 @@ fn update_bare_head(
     ask: Option<i64>,
 ) -> rusqlite::Result<()> {
     let mut statement = conn.prepare_cached(
-        "UPDATE threads SET head = ?3, version = version + 1, status = ?4, ask = ?5, due = NULL, updated_at = ?2 \
-         WHERE no = ?1",
+        "UPDATE threads SET head = ?3, version = version + 1, status = ?4, ask = ?5, ask_at = ?2, ask_attempts = 0, \
+         ask_to = CASE WHEN ?5 IS NULL THEN NULL ELSE 'scripted' END, due = NULL, updated_at = ?2 WHERE no = ?1",
     )?;
     let status = if ask.is_some() { "running" } else { "waiting" };
     statement.execute(params![no, turn, head, status, ask])?;
@@ -88,12 +91,13 @@ fn insert_bare_entry(conn: &Connection, key: i64, body: &str) -> rusqlite::Resul
 
 fn bare_call(conn: &Connection, no: i64, turn: i64, head: &str) -> rusqlite::Result<()> {
     update_bare_head(conn, no, turn, head, None)?;
-    let body = "{\"at\":1794821400123,\"kind\":\"assistant\",\"text\":\"\",\"calls\":[{\"id\":\"call_1000_1\",\
-                \"name\":\"echo\",\"arguments\":{\"given\":{\"text\":\"hello\"}}}]}";
+    let body = "{\"at\":1794821400123,\"kind\":\"assistant\",\"text\":\"\",\"calls\":[{\"id\":\"rap_0123456789abcdef_1000\",\
+                \"call_id\":\"call_1000_1\",\"name\":\"echo\",\"arguments\":{\"given\":{\"text\":\"hello\"}}}]}";
     insert_bare_entry(conn, (no << 32) | (2 * turn), body)?;
     let mut statement = conn.prepare_cached(
-        "INSERT INTO calls (thread, id, state, name, server, seq, since, invoke_at) \
-         VALUES (?1, 'call_' || ?2 || '_1', 0, 'echo', 'http://127.0.0.1:40000', ?2, 1794821400123, 1794821400123)",
+        "INSERT INTO calls (thread, id, state, call_id, name, server, seq, since, invoke_at, root) \
+         VALUES (?1, 'rap_0123456789abcdef_' || ?2, 0, 'call_' || ?2 || '_1', 'echo', 'http://127.0.0.1:40000', ?2, \
+         1794821400123, 1794821400123, ?1)",
     )?;
     statement.execute(params![no, turn])?;
     Ok(())
@@ -101,10 +105,10 @@ fn bare_call(conn: &Connection, no: i64, turn: i64, head: &str) -> rusqlite::Res
 
 fn bare_result(conn: &Connection, no: i64, turn: i64, head: &str) -> rusqlite::Result<()> {
     update_bare_head(conn, no, turn, head, Some(turn))?;
-    let body = "{\"at\":1794821400123,\"kind\":\"result\",\"call_id\":\"call_1000_1\",\"content\":{\"text\":\"hello\"}}";
+    let body = "{\"at\":1794821400123,\"kind\":\"result\",\"call_id\":\"rap_0123456789abcdef_1000\",\"content\":{\"text\":\"hello\"}}";
     insert_bare_entry(conn, (no << 32) | (2 * turn + 1), body)?;
     let mut statement = conn.prepare_cached(
-        "UPDATE calls SET state = 1, invoke_at = NULL, until = NULL WHERE thread = ?1 AND id = 'call_' || ?2 || '_1'",
+        "UPDATE calls SET state = 1, invoke_at = NULL, until = NULL WHERE thread = ?1 AND id = 'rap_0123456789abcdef_' || ?2",
     )?;
     statement.execute(params![no, turn])?;
     Ok(())

@@ -3,9 +3,10 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
 
 use rap_protocol::UrlPolicy;
-use rap_runtime::model::{Model, scripted::Scripted};
+use rap_runtime::model::scripted::Scripted;
 use rap_runtime::{Agent, Limits, Runtime, Settings, ToolServer, Window};
 use tokio::net::TcpListener;
 
@@ -24,12 +25,14 @@ pub async fn runtime(data: &Path, tool: &str) -> Outcome<()> {
     let model = if script.exists() { Scripted::from_file(&script)? } else { Scripted::obedient() };
     let mut limits = Limits::default();
     limits.thread.turns_per_wake = u32::MAX;
+    // A flood is meant to wake its session more often than usual.
+    limits.thread.budgets = Default::default();
     let runtime = Runtime::start(Settings {
         public_url: url.clone(),
         database: data.join("rap.db"),
         tokens: Vec::new(),
         agents: vec![Agent::default()],
-        model: Model::Scripted(model),
+        model: Arc::new(model),
         images: false,
         window: Window::default(),
         tool_servers: vec![ToolServer { url: tool.into(), bearer: None }],

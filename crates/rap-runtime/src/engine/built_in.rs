@@ -4,13 +4,12 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use rap_agent::{Birth, BuiltIn, Plan, Subscription, words};
+use rap_agent::{BuiltIn, NextTime, Occurrence, Plan, Subscription, words};
 use rap_protocol::{InputSchema, Timestamp};
 use serde_json::{Map, Value, json};
 
 use crate::calendar;
 use crate::model::Offered;
-use crate::store::{Thread, fresh_id};
 
 /// The time zone where none is named.
 const TIMEZONE: &str = "UTC";
@@ -118,16 +117,11 @@ pub(super) fn close_thread(active: &[Subscription]) -> Offered {
 }
 
 /// What a call of one of our own tools asks for; nothing, if it is none of them.
-pub(super) fn plan(
-    name: &str,
-    arguments: &Map<String, Value>,
-    thread: &Thread,
-    now: Timestamp,
-) -> Option<Plan> {
+pub(super) fn plan(name: &str, arguments: &Map<String, Value>, now: Timestamp) -> Option<Plan> {
     if !words::BUILT_IN.contains(&name) {
         return None;
     }
-    let tool = Reading { arguments, now }.tool(name, thread);
+    let tool = Reading { arguments, now }.tool(name);
     Some(tool.map_or_else(|why| Plan::Refuse(format!("Error: {why}")), Plan::BuiltIn))
 }
 
@@ -138,20 +132,12 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    fn tool(&self, name: &str, thread: &Thread) -> Result<BuiltIn, String> {
+    fn tool(&self, name: &str) -> Result<BuiltIn, String> {
         Ok(match name {
             words::CANCEL_SUBSCRIPTION => {
                 BuiltIn::CancelSubscription { tool_call_id: self.text("tool_call_id")? }
             }
-            words::SPAWN_THREAD => BuiltIn::SpawnThread {
-                instructions: self.text("instructions")?,
-                birth: Birth {
-                    parent: thread.id.clone(),
-                    depth: thread.ancestors.len() + 1,
-                    child: fresh_id(self.now),
-                    arguments: self.arguments.clone(),
-                },
-            },
+            words::SPAWN_THREAD => BuiltIn::SpawnThread { instructions: self.text("instructions")? },
             words::REPORT_TO_PARENT => BuiltIn::ReportToParent { report: self.text("report")? },
             words::CLOSE_THREAD => BuiltIn::CloseThread {
                 report: self.arguments.contains_key("report").then(|| self.text("report")).transpose()?,
@@ -207,10 +193,18 @@ impl Reading<'_> {
     }
 }
 
-/// What a schedule says when its time has come, and when it comes again.
-pub(crate) fn tick(arguments: &Map<String, Value>, now: Timestamp) -> (String, Option<Timestamp>) {
+/// What a schedule says when its timer has fired, and its next time.
+pub(crate) fn occurrence(arguments: &Map<String, Value>, now: Timestamp) -> Occurrence {
     let reading = Reading { arguments, now };
     let text = reading.text("text").unwrap_or_default();
     let next = reading.timezone().and_then(|zone| calendar::next(&reading.text("cron")?, &zone, now));
-    (text, next.ok().flatten())
+    let next = match next {
+        Ok(Some(at)) => NextTime::At(at),
+        Ok(None) => NextTime::Never,
+        Err(why) => {
+            tracing::warn!(why, "the next time of a schedule cannot be computed");
+            NextTime::Unknown
+        }
+    };
+    Occurrence { text, next }
 }

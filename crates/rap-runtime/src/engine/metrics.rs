@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use rap_io::metrics::{Counter, Exposition, Histogram};
 
-use super::{Engine, NOTIFICATIONS};
+use super::Engine;
 use crate::model::{self, Answer};
-use crate::store::{self, COUNTED, Fate, Kind};
+use crate::store::{self, COUNTED, DeliveryKind, DeliveryOutcome};
 
 pub(crate) struct Metrics {
     /// By kind and outcome, in the order of their lists.
-    deliveries: [[Counter; Fate::ALL.len()]; Kind::ALL.len()],
+    deliveries: [[Counter; DeliveryOutcome::ALL.len()]; DeliveryKind::ALL.len()],
     pub(super) invoke: Histogram,
     pub(crate) callback: Histogram,
     model: ModelMetrics,
@@ -49,7 +49,7 @@ impl Default for Metrics {
 
 impl Metrics {
     /// An attempt at a delivery has ended so.
-    pub(crate) fn delivery(&self, kind: Kind, outcome: Fate) {
+    pub(crate) fn delivery(&self, kind: DeliveryKind, outcome: DeliveryOutcome) {
         self.deliveries[kind as usize][outcome as usize].count();
     }
 
@@ -97,14 +97,14 @@ impl Engine {
         let mut text = Exposition::default();
         let threads = census.threads.iter().map(|(status, count)| (label("status", status), count));
         text.family("rap_threads", "gauge", "Threads by status.", threads);
-        text.gauge("rap_threads_set_aside", "Threads whose step panicked.", self.store.set_aside());
+        text.gauge("rap_threads_set_aside", "Threads whose step panicked.", census.set_aside);
         text.gauge("rap_streams", "Event streams that are open.", self.hub.listeners());
-        self.writing(&mut text);
+        self.store.expose(&mut text);
         let waiting = census.waiting.iter().map(|(kind, count)| (label("kind", kind), count));
         let help = format!("What is on disk and still to be done, counted up to {COUNTED}.");
         text.family("rap_effects_waiting", "gauge", &help, waiting);
-        let notifying = NOTIFICATIONS - self.notify_places.available_permits();
-        let under_way = self.underway.count().into_iter().chain([("notify", notifying)]);
+        let under_way =
+            self.dispatcher.running().into_iter().chain([("notify", self.notifications.running())]);
         let under_way = under_way.map(|(kind, count)| (label("kind", kind), count));
         text.family("rap_effects_under_way", "gauge", "What is being done.", under_way);
         self.delivering(&mut text);
@@ -112,29 +112,13 @@ impl Engine {
         Ok(text.finish())
     }
 
-    fn writing(&self, text: &mut Exposition) {
-        let steps = self.store.steps();
-        let outcomes = [("applied", steps.applied.get()), ("refused", steps.refused.get())];
-        let outcomes = outcomes.map(|(outcome, count)| (label("outcome", outcome), count));
-        text.family("rap_steps_total", "counter", "Messages to threads.", outcomes);
-        let help = "From the arrival of a message until its step is on disk.";
-        text.histogram("rap_step_commit_seconds", help, &steps.seconds);
-        let (writer, queued) = self.store.writer_metrics();
-        text.histogram("rap_commit_jobs", "How many jobs shared a commit.", &writer.group_size);
-        text.histogram("rap_commit_seconds", "How long a COMMIT took.", &writer.commit_seconds);
-        text.counter("rap_commits_lost_total", "Batches of which nothing was written.", &writer.lost);
-        let queued = [("internal", queued.internal), ("external", queued.external)];
-        let queued = queued.map(|(lane, count)| (label("lane", lane), count));
-        text.family("rap_writer_queue", "gauge", "Jobs that wait for the writer.", queued);
-    }
-
     fn delivering(&self, text: &mut Exposition) {
         let metrics = &self.metrics;
-        let counts = Kind::ALL.iter().zip(&metrics.deliveries).flat_map(|(kind, counts)| {
-            let sample = |(outcome, count): (&Fate, &Counter)| {
+        let counts = DeliveryKind::ALL.iter().zip(&metrics.deliveries).flat_map(|(kind, counts)| {
+            let sample = |(outcome, count): (&DeliveryOutcome, &Counter)| {
                 (format!("kind=\"{}\",outcome=\"{}\"", kind.as_str(), outcome.as_str()), count.get())
             };
-            Fate::ALL.iter().zip(counts).map(sample).collect::<Vec<_>>()
+            DeliveryOutcome::ALL.iter().zip(counts).map(sample).collect::<Vec<_>>()
         });
         text.family("rap_deliveries_total", "counter", "Attempts at deliveries.", counts);
         text.histogram("rap_invoke_seconds", "How long tool servers took to answer.", &metrics.invoke);

@@ -1,74 +1,38 @@
-//! What is to be done with the calls of an answer: each is resolved and validated against the session's tools, so that
-//! the step needs neither toolset nor schema. A mistake goes back to the model as a result that names it.
+//! Plans for the calls of an answer. Each call is resolved and validated against the session's tools, so that the step
+//! needs neither toolset nor schema. A mistake goes back to the model as a result that names it.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
-use rap_agent::{Arguments, Entry, Item, Plan, PlannedCall, Server, words};
-use rap_protocol::CallId;
+use rap_agent::{Arguments, Plan, PlannedCall, Server, words};
+use rap_protocol::{CallId, Timestamp};
 use serde_json::{Map, Value};
 
 use super::built_in;
 use crate::display;
 use crate::model::ModelCall;
 use crate::settings::Rights;
-use crate::store::{Thread, now};
 use crate::toolsets::SessionTools;
 
 /// How many names of tools an error repeats.
 const NAMES: usize = 20;
 
-/// The ids that a model has seen and must not use again.
-#[derive(Clone)]
-pub(super) enum UsedIds {
-    These(HashSet<CallId>),
-    /// Nobody has looked; the model's ids are not used.
-    Unknown,
-}
-
-impl UsedIds {
-    /// Where a summary stands for entries, their ids are not known either.
-    pub(super) fn of(entries: &[Entry]) -> UsedIds {
-        if entries.iter().any(|entry| matches!(entry.item, Item::Summary { .. })) {
-            return UsedIds::Unknown;
-        }
-        let calls = entries.iter().flat_map(|entry| match &entry.item {
-            Item::Assistant { calls, .. } => calls.as_slice(),
-            _ => &[],
-        });
-        UsedIds::These(calls.map(|call| call.id.clone()).collect())
-    }
-
-    fn allow(&self, id: &CallId) -> bool {
-        match self {
-            UsedIds::These(used) => !used.contains(id),
-            UsedIds::Unknown => false,
-        }
-    }
-}
-
-/// Who calls: a thread, with what its agent may use there.
+/// What the agent of a thread may use there, and when it calls.
 #[derive(Clone)]
 pub(super) struct Caller {
-    pub(super) thread: Arc<Thread>,
     pub(super) rights: Rights,
+    pub(super) now: Timestamp,
 }
 
 pub(super) fn plan(
     calls: Vec<ModelCall>,
-    used: &UsedIds,
     caller: &Caller,
     tools: &SessionTools,
     unchecked: &HashSet<String>,
 ) -> Vec<PlannedCall> {
     let planned = |call: ModelCall| {
-        let given = CallId::new(call.id).ok();
-        let (id, call_id) = match given {
-            Some(id) if used.allow(&id) => (Some(id), None),
-            unusable => (None, unusable),
-        };
+        let call_id = CallId::new(call.id).ok();
         let plan = if unchecked.contains(&call.name) {
-            Plan::Refuse("Error: the arguments can not be checked: the tool's schema takes too long".into())
+            Plan::Refuse("Error: the arguments cannot be checked: the tool's schema takes too long".into())
         } else {
             decide(&call.name, &call.arguments, caller, tools)
         };
@@ -76,7 +40,7 @@ pub(super) fn plan(
             Ok(arguments) => Arguments::Given(arguments),
             Err(text) => Arguments::Unusable(text),
         };
-        PlannedCall { id, call_id, name: call.name, arguments, display: None, plan }
+        PlannedCall { call_id, name: call.name, arguments, display: None, plan }
     };
     calls.into_iter().map(planned).collect()
 }
@@ -100,7 +64,7 @@ fn decide(
             "Error: only the runtime makes calls whose `kind` begins with `interrupt:`; nothing was called";
         return Plan::Refuse(why.into());
     }
-    if let Some(plan) = built_in::plan(name, arguments, &caller.thread, now()) {
+    if let Some(plan) = built_in::plan(name, arguments, caller.now) {
         return plan;
     }
     let found = tools.find(name).filter(|(_, _, tool)| caller.rights.may_use(tool.name.as_str()));

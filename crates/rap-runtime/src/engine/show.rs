@@ -7,9 +7,10 @@ use rap_agent::{Arguments, Plan, PlannedCall};
 
 use crate::display;
 use crate::toolsets::SessionTools;
+use crate::world::Blocking;
 
 /// Fills in what people see of these calls.
-pub(super) async fn show(calls: &mut [PlannedCall], tools: &SessionTools) {
+pub(super) async fn show(calls: &mut [PlannedCall], tools: &SessionTools, blocking: Blocking) {
     let mut scripted = Vec::new();
     for (place, call) in calls.iter().enumerate() {
         if let (Plan::Invoke(_), Arguments::Given(arguments)) = (&call.plan, &call.arguments)
@@ -23,13 +24,13 @@ pub(super) async fn show(calls: &mut [PlannedCall], tools: &SessionTools) {
         return;
     }
     let until = Instant::now() + display::ALL_WITHIN;
-    let shown = tokio::task::spawn_blocking(move || {
+    let shown = blocking.run(move || {
         let in_time = scripted.into_iter().take_while(|_| Instant::now() < until);
         let shown = in_time.map(|(place, scripts, tool, arguments)| (place, scripts.show(&tool, &arguments)));
         shown.collect::<Vec<_>>()
     });
     // A script that panics or hangs leaves its answer without any of them.
-    let Ok(Ok(shown)) = tokio::time::timeout(2 * display::ALL_WITHIN, shown).await else {
+    let Ok(Some(shown)) = tokio::time::timeout(2 * display::ALL_WITHIN, shown).await else {
         return tracing::error!("the scripts that show calls did not end as they should");
     };
     for (place, text) in shown {

@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use rap_agent::{Ignored, Message, OnBusy, Seq, Status};
+use rap_agent::{Ignored, Input, OnBusy, Seq, Status};
 use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{CallId, ThreadId, UserId};
 use schemars::JsonSchema;
@@ -22,7 +22,9 @@ use super::json::{
 use super::query::{self, Given};
 use super::{InPath, Refused, body};
 use crate::engine::Engine;
-use crate::store::{self, Listed, NewThread, Once, Page, Target, ThreadFilter, Wanted, fresh_id, now};
+use crate::store::{
+    self, HistoryPage, Lane, Message, NewThread, Once, Page, Target, ThreadFilter, Wanted, new_thread_id,
+};
 
 /// The longest id that a client gives a thread, and the longest title, in characters.
 const ID_CHARS: usize = 128;
@@ -178,22 +180,26 @@ pub(super) async fn create_thread(
     let CreateThread { id, agent, user_id, title, message } = asked;
     let id = match id {
         Some(id) => own_id(id)?,
-        None => fresh_id(now()),
+        None => new_thread_id(engine.now(), engine.world.random.next()),
     };
     let user_id = user_id.map(UserId::new).transpose();
     let user_id = user_id.map_err(|error| Refused::invalid(format!("user_id: {error}")))?;
     if title.as_ref().is_some_and(|title| title.chars().nth(TITLE_CHARS).is_some()) {
         return Err(Refused::invalid(format!("title: at most {TITLE_CHARS} characters")));
     }
-    let new = NewThread { id, agent: known_agent(&engine, agent)?, user_id, title, message };
-    let receipt = engine.store.create(new, mark).await?;
-    let row = engine.store.thread(receipt.thread).await?;
+    let agent = known_agent(&engine, agent)?;
+    let new = NewThread { id, incarnation: engine.world.random.next(), agent, user_id, title };
+    let begin = Message::new(Target::New(new), Input::Begin { text: message });
+    let receipt = engine.apply(Lane::External, Message { once: mark, ..begin }).await?;
+    let row = engine.store.thread(&receipt.thread).await?;
     Ok((StatusCode::CREATED, Json(Thread::from(&row))))
 }
 
 fn known_agent(engine: &Engine, name: Option<String>) -> Result<String, Refused> {
     let agents = &engine.settings.agents;
-    let Some(name) = name else { return Ok(agents[0].name.clone()) };
+    let Some(name) = name else {
+        return Ok(agents.first().map(|agent| agent.name.clone()).unwrap_or_default());
+    };
     if agents.iter().any(|agent| agent.name == name) {
         return Ok(name);
     }
@@ -209,22 +215,19 @@ pub(super) async fn threads(
     Query(parameters): Parameters,
 ) -> Answer<Threads> {
     let given = Given::check(parameters, query::OF_THREADS)?;
-    let limit = given.rows()?;
+    let wanted = Wanted { after: given.place("cursor")?.unwrap_or_default(), limit: given.rows()? };
     let filter = ThreadFilter {
         status: given.one_of("status", &Status::ALL, Status::as_str)?,
         parent: given.thread("parent")?,
-        after: given.place::<u32>("cursor")?.unwrap_or(0).into(),
-        limit: limit + 1,
+        wanted,
     };
-    let mut found = engine.store.threads(filter).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_cursor = found.last().filter(|_| more).map(|row| row.thread.no.to_string());
-    Ok(Json(Threads { threads: found.iter().map(Thread::from).collect(), next_cursor }))
+    let page = engine.store.threads(filter).await?;
+    let next_cursor = page.next.map(|cursor| cursor.to_string());
+    Ok(Json(Threads { threads: page.rows.iter().map(Thread::from).collect(), next_cursor }))
 }
 
 pub(super) async fn thread(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer<Thread> {
-    let row = engine.store.thread(thread_id(id)?).await?;
+    let row = engine.store.thread(&thread_id(id)?).await?;
     let displays = engine.store.displays(&row).await?;
     Ok(Json(Thread::with(&row, &displays)))
 }
@@ -238,8 +241,9 @@ pub(super) async fn message(
     let asked: Say = read(&engine, &headers, request).await?;
     let mark = once(&headers, About::Thread(&id), &asked)?;
     let Say { text, on_busy } = asked;
-    let said = Message::Said { text, on_busy: on_busy.into() };
-    let receipt = engine.store.step_once(Target::Id(thread_id(id)?), said, mark).await?;
+    let said = Input::UserMessage { text, on_busy: on_busy.into() };
+    let message = Message::new(Target::Id(thread_id(id)?), said);
+    let receipt = engine.apply(Lane::External, Message { once: mark, ..message }).await?;
     Ok((StatusCode::ACCEPTED, Json(Turn { turn: receipt.turn })))
 }
 
@@ -249,15 +253,16 @@ pub(super) async fn history(
     Query(parameters): Parameters,
 ) -> Answer<Entries> {
     let given = Given::check(parameters, query::OF_HISTORY)?;
-    let (after, page) = (given.place::<u32>("after")?.unwrap_or(0), Page::rows(given.rows()?));
-    let row = engine.store.thread(thread_id(id)?).await?;
-    let entries = engine.store.history_for_people(row.thread, after.into(), row.head.seq, page).await?;
+    let (after, rows) = (given.place::<u32>("after")?.unwrap_or(0), given.rows()?);
+    let row = engine.store.thread(&thread_id(id)?).await?;
+    let page = HistoryPage { after: after.into(), up_to: row.head.seq(), rows, bytes: usize::MAX };
+    let entries = engine.store.history(&row.thread, page).await?;
     Ok(Json(Entries { entries: entries.into_iter().map(Entry::from).collect() }))
 }
 
 /// A message whose sender need not know whether it changed anything.
-async fn order(engine: &Engine, id: String, message: Message) -> Accepted {
-    match engine.tell(Target::Id(thread_id(id)?), message).await {
+async fn order(engine: &Engine, id: String, input: Input) -> Accepted {
+    match engine.tell(Target::Id(thread_id(id)?), input).await {
         Ok(_) | Err(store::Error::Ignored(Ignored::NothingToInterrupt)) => {}
         Err(error) => return Err(error.into()),
     }
@@ -265,12 +270,12 @@ async fn order(engine: &Engine, id: String, message: Message) -> Accepted {
 }
 
 pub(super) async fn interrupt(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
-    order(&engine, id, Message::Interrupt).await
+    order(&engine, id, Input::Interrupt).await
 }
 
 /// A second closing changes nothing and sends nothing.
 pub(super) async fn close(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
-    match engine.tell(Target::Id(thread_id(id)?), Message::Close).await {
+    match engine.tell(Target::Id(thread_id(id)?), Input::Close).await {
         Ok(_) | Err(store::Error::Ignored(Ignored::Closed)) => Ok(DONE),
         Err(error) => Err(error.into()),
     }
@@ -295,22 +300,21 @@ pub(super) async fn fork(
 ) -> Accepted<Thread> {
     let asked: Fork = read(&engine, &headers, request).await?;
     let mark = once(&headers, About::Thread(&id), &asked)?;
-    let receipt = engine.store.fork(thread_id(id)?, asked.at.map(Seq::from), mark).await?;
-    let row = engine.store.thread(receipt.thread).await?;
+    let random = &engine.world.random;
+    let fork = Target::Fork {
+        source: thread_id(id)?,
+        at: asked.at.map(Seq::from),
+        id: new_thread_id(engine.now(), random.next()),
+        incarnation: random.next(),
+    };
+    let message = Message { once: mark, ..Message::new(fork, Input::Begin { text: None }) };
+    let receipt = engine.apply(Lane::External, message).await?;
+    let row = engine.store.thread(&receipt.thread).await?;
     Ok((StatusCode::CREATED, Json(Thread::from(&row))))
 }
 
 pub(super) async fn resume(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
-    let row = engine.store.thread(thread_id(id.clone())?).await?;
-    // It comes last itself: until then, whoever asks again reaches all of them.
-    for other in engine.store.resumed_with(&row.thread).await? {
-        match engine.tell(Target::No(other), Message::Resume).await {
-            Ok(_) | Err(store::Error::Ignored(_)) => {}
-            Err(store::Error::SetAside | store::Error::Illegible(_)) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    order(&engine, id, Message::Resume).await
+    order(&engine, id, Input::Resume).await
 }
 
 pub(super) async fn cancel(
@@ -318,11 +322,11 @@ pub(super) async fn cancel(
     InPath((id, call)): InPath<(String, String)>,
 ) -> Accepted {
     let (thread, call) = (thread_id(id)?, call_id(call)?);
-    match engine.tell(Target::Id(thread.clone()), Message::Cancel { call: call.clone() }).await {
+    match engine.tell(Target::Id(thread.clone()), Input::Cancel { call: call.clone() }).await {
         Ok(_) => {}
         // Too late is as good as in time; a call that was never made is a mistake.
         Err(store::Error::Ignored(Ignored::SettledCall)) => {
-            if !engine.store.knows_call(thread, call).await? {
+            if !engine.store.knows_call(&thread, &call).await? {
                 return Err(Ignored::UnknownCall.into());
             }
         }
@@ -344,14 +348,14 @@ pub(super) async fn choice(
     order(
         &engine,
         id,
-        Message::Chose { call: call_id(call)?, selected: selected.map(|number| number as usize) },
+        Input::Choose { call: call_id(call)?, selected: selected.map(|number| number as usize) },
     )
     .await
 }
 
 pub(super) async fn views(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer<Views> {
-    let row = engine.store.thread(thread_id(id)?).await?;
-    let views = engine.store.views(row.thread.no).await?;
+    let row = engine.store.thread(&thread_id(id)?).await?;
+    let views = engine.store.views(row.thread.key).await?;
     Ok(Json(Views { views: views.into_iter().map(View::from).collect() }))
 }
 
@@ -361,9 +365,9 @@ fn wanted(parameters: HashMap<String, String>) -> Result<Wanted, Refused> {
 }
 
 /// The rows of a page as they stand in the API, and its `next_cursor`.
-fn shown<R, T: From<R>>(listed: Listed<R>) -> (Vec<T>, Option<String>) {
-    let next = listed.next.map(|place| place.to_string());
-    (listed.rows.into_iter().map(T::from).collect(), next)
+fn shown<R, T: From<R>>(page: Page<R>) -> (Vec<T>, Option<String>) {
+    let next = page.next.map(|cursor| cursor.to_string());
+    (page.rows.into_iter().map(T::from).collect(), next)
 }
 
 pub(super) async fn calls(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer<Calls> {
@@ -393,7 +397,7 @@ pub(super) async fn inbox(State(engine): State<Arc<Engine>>, Query(parameters): 
 }
 
 pub(super) async fn tools(State(engine): State<Arc<Engine>>) -> Answer<Tools> {
-    Ok(Json(Tools::from(&*engine.toolsets.survey(&engine.store).await?)))
+    Ok(Json(Tools::from(&*engine.toolsets.survey(&*engine.store).await?)))
 }
 
 pub(super) async fn ready(State(engine): State<Arc<Engine>>) -> Result<&'static str, Refused> {

@@ -13,14 +13,14 @@ use super::json::Time;
 use super::query::{self, Given};
 use super::{InPath, Refused};
 use crate::engine::Engine;
-use crate::store::{DeliveryFilter, DeliveryRow, Fate, Kind, Redelivery, now};
+use crate::store::{self, DeliveryFilter, DeliveryKind, DeliveryOutcome, Redelivery};
 
 /// A delivery that did not succeed at its first attempt.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Delivery {
     /// Its id.
     id: String,
-    kind: Kind,
+    kind: DeliveryKind,
     /// The thread that it is about, if that is known.
     thread_id: Option<String>,
     /// The call that it is about, if it is about one.
@@ -29,7 +29,7 @@ pub(super) struct Delivery {
     server: Option<String>,
     /// Which notification it is, or the code of the refusal.
     topic: Option<String>,
-    outcome: Fate,
+    outcome: DeliveryOutcome,
     /// How often it was tried.
     attempts: u32,
     /// How the last attempt ended.
@@ -42,11 +42,12 @@ pub(super) struct Delivery {
     next_at: Option<Time>,
 }
 
-impl From<DeliveryRow> for Delivery {
-    fn from(row: DeliveryRow) -> Delivery {
-        let topic = matches!(row.kind, Kind::Notification | Kind::Callback).then_some(row.topic);
+impl From<store::Delivery> for Delivery {
+    fn from(row: store::Delivery) -> Delivery {
+        let topic =
+            matches!(row.kind, DeliveryKind::Notification | DeliveryKind::Callback).then_some(row.topic);
         Delivery {
-            id: row.no.to_string(),
+            id: row.id,
             kind: row.kind,
             thread_id: row.thread.map(|thread| thread.as_str().to_owned()),
             call_id: row.call,
@@ -57,7 +58,7 @@ impl From<DeliveryRow> for Delivery {
             detail: row.detail,
             first_at: row.first_at.into(),
             last_at: row.last_at.into(),
-            next_at: row.next_at.filter(|_| row.outcome == Fate::Retrying).map(Time::from),
+            next_at: row.next_at.filter(|_| row.outcome == DeliveryOutcome::Retrying).map(Time::from),
         }
     }
 }
@@ -75,18 +76,15 @@ pub(super) async fn deliveries(
     Query(parameters): Parameters,
 ) -> Result<Json<Deliveries>, Refused> {
     let given = Given::check(parameters, query::OF_DELIVERIES)?;
-    let limit = given.rows()?;
     let filter = DeliveryFilter {
         thread: given.thread("thread")?,
-        outcome: given.one_of("outcome", &Fate::ALL, Fate::as_str)?,
-        before: given.place::<u32>("cursor")?.map(i64::from),
-        limit: limit + 1,
+        outcome: given.one_of("outcome", &DeliveryOutcome::ALL, DeliveryOutcome::as_str)?,
+        before: given.place("cursor")?,
+        limit: given.rows()?,
     };
-    let mut found = engine.store.deliveries(filter).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_cursor = found.last().filter(|_| more).map(|row| row.no.to_string());
-    Ok(Json(Deliveries { deliveries: found.into_iter().map(Delivery::from).collect(), next_cursor }))
+    let page = engine.store.deliveries(filter).await?;
+    let next_cursor = page.next.map(|cursor| cursor.to_string());
+    Ok(Json(Deliveries { deliveries: page.rows.into_iter().map(Delivery::from).collect(), next_cursor }))
 }
 
 fn none() -> Refused {
@@ -97,16 +95,14 @@ pub(super) async fn delivery(
     State(engine): State<Arc<Engine>>,
     InPath(id): InPath<String>,
 ) -> Result<Json<Delivery>, Refused> {
-    let no = id.parse().map_err(|_| none())?;
-    Ok(Json(engine.store.delivery(no).await?.ok_or_else(none)?.into()))
+    Ok(Json(engine.store.delivery(&id).await?.ok_or_else(none)?.into()))
 }
 
 /// An invocation that waits to be tried again is tried at once. What was given up has settled its call with an error
 /// result, which the model has seen; a message to the thread lets it call again.
 pub(super) async fn redeliver(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
-    let no = id.parse().map_err(|_| none())?;
     let conflict = |code, message| Err(Refused::new(StatusCode::CONFLICT, code, message));
-    match engine.store.redeliver(no, now()).await? {
+    match engine.store.redeliver(&id, engine.now()).await? {
         Redelivery::Due => {
             engine.look_now();
             Ok(DONE)

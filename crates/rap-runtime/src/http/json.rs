@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use rap_agent::{Arguments, Head, OpenCall, Phase, Seq, Speaker, Status, Usage};
+use rap_agent::{Arguments, Head, OpenCall, Pause, Phase, Seq, Speaker, Status, Usage};
 use rap_protocol::{Body, CallId, Segment, ThreadId, Timestamp, Tool};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
@@ -103,11 +103,11 @@ impl From<&ThreadRow> for Thread {
             why: why(head).map(str::to_owned),
             retry_at: retry_at(head),
             waiting_on: head.open_calls().map(WaitingOn::from).collect(),
-            subscriptions: head.subscriptions.iter().map(subscribed).collect(),
-            children: head.children.len(),
-            held: head.held.inputs + head.queued.inputs,
-            turn: head.turn,
-            usage: head.usage,
+            subscriptions: head.subscriptions().iter().map(subscribed).collect(),
+            children: head.children().count(),
+            held: head.held().inputs + head.queued().inputs,
+            turn: head.turn(),
+            usage: head.usage(),
             created_at: thread.created_at.into(),
             updated_at: row.updated_at.into(),
         }
@@ -127,16 +127,17 @@ impl Thread {
 
 /// Why a thread has failed or is paused.
 fn why(head: &Head) -> Option<&str> {
-    match &head.phase {
-        Phase::Failed { why, .. } | Phase::Paused { why } => Some(why),
+    match head.phase() {
+        Phase::Failed { why, .. } | Phase::Paused(Pause { why, .. }) => Some(why),
         _ => None,
     }
 }
 
 /// When a failed thread asks again by itself.
 fn retry_at(head: &Head) -> Option<Time> {
-    match &head.phase {
+    match head.phase() {
         Phase::Failed { retry_at, .. } => retry_at.map(Time::from),
+        Phase::Paused(Pause { until, .. }) => until.map(Time::from),
         _ => None,
     }
 }
@@ -176,9 +177,9 @@ impl From<&Head> for StatusNews {
     fn from(head: &Head) -> StatusNews {
         StatusNews {
             status: head.status(),
-            turn: head.turn,
-            held: head.held.inputs + head.queued.inputs,
-            children: head.children.len(),
+            turn: head.turn(),
+            held: head.held().inputs + head.queued().inputs,
+            children: head.children().count(),
             why: why(head).map(str::to_owned),
             retry_at: retry_at(head),
         }
@@ -194,6 +195,8 @@ pub(super) struct WaitingOn {
     since: Time,
     /// When it times out.
     until: Option<Time>,
+    /// A callback of its tool that was refused, if nothing valid came since.
+    problem: Option<String>,
     /// What people see of it.
     display: Option<String>,
 }
@@ -205,6 +208,7 @@ impl From<&OpenCall> for WaitingOn {
             tool: call.name.clone(),
             since: call.since.into(),
             until: call.until.map(Time::from),
+            problem: call.problem.as_ref().map(|problem| format!("refused ({})", problem.why)),
             display: None,
         }
     }
@@ -279,6 +283,9 @@ enum Content {
 struct Call {
     #[schemars(with = "String")]
     id: CallId,
+    /// The id that the model gave the call, if it gave one.
+    #[schemars(with = "Option<String>")]
+    model_id: Option<CallId>,
     name: String,
     /// An object, or the text that the model wrote instead of one.
     arguments: Value,
@@ -322,7 +329,7 @@ impl From<rap_agent::CallEntry> for Call {
             }
         };
         let display = call.display.unwrap_or_else(|| display::plainly(&call.name, &arguments));
-        Call { id: call.id, name: call.name, arguments, display, synthetic }
+        Call { id: call.id, model_id: call.call_id, name: call.name, arguments, display, synthetic }
     }
 }
 
@@ -468,10 +475,10 @@ enum Asked {
 impl From<InboxItem> for Question {
     fn from(item: InboxItem) -> Question {
         let asked = match item.question {
-            store::Asked::Choice { prompt, choices, default, .. } => {
+            store::StoredQuestion::Choice { prompt, choices, default, .. } => {
                 Asked::Choice { prompt, choices, default }
             }
-            store::Asked::SignIn { auth_url } => Asked::Oauth { auth_url },
+            store::StoredQuestion::SignIn { auth_url } => Asked::Oauth { auth_url },
         };
         let InboxItem { thread, call, tool, asked_at, .. } = item;
         Question { thread_id: thread, call_id: call, tool, asked_at: asked_at.into(), asked }

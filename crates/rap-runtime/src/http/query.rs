@@ -9,7 +9,7 @@ use rap_protocol::ThreadId;
 use serde_json::{Value, json};
 
 use super::Refused;
-use crate::store::Fate;
+use crate::store::{Cursor, DeliveryOutcome};
 
 /// How many rows a listing has unless it is told, and at most.
 const ROWS: (usize, usize) = (100, 1000);
@@ -28,9 +28,7 @@ const LIMIT: Parameter = Parameter {
     schema: || json!({"type": "integer", "minimum": 1, "maximum": ROWS.1, "default": ROWS.0}),
 };
 const CURSOR: Parameter =
-    Parameter { name: "cursor", about: "The `next_cursor` of the page before.", schema: number };
-const PLACE: Parameter =
-    Parameter { name: "cursor", about: "The `next_cursor` of the page before.", schema: place };
+    Parameter { name: "cursor", about: "The `next_cursor` of the page before.", schema: cursor };
 const STATUS: Parameter = Parameter {
     name: "status",
     about: "Only threads that are at this.",
@@ -44,17 +42,15 @@ const THREAD: Parameter =
 const OUTCOME: Parameter = Parameter {
     name: "outcome",
     about: "Only deliveries that went like this.",
-    schema: || json!({"type": "string", "enum": Fate::ALL.map(Fate::as_str)}),
+    schema: || json!({"type": "string", "enum": DeliveryOutcome::ALL.map(DeliveryOutcome::as_str)}),
 };
 
 fn number() -> Value {
     json!({"type": "integer", "minimum": 0, "maximum": u32::MAX})
 }
 
-/// What a place in a listing is as a text.
-fn place() -> Value {
-    let pattern = r"^(-|[0-9]{1,15})\.[0-9]{1,9}\.[^\u0000-\u001f\u007f-\u009f]{0,256}$";
-    json!({"type": "string", "pattern": pattern})
+fn cursor() -> Value {
+    json!({"type": "string", "pattern": Cursor::PATTERN})
 }
 
 /// What an id of the wire is, 256 bytes of text without control characters, as far as characters can say it.
@@ -67,7 +63,7 @@ fn id() -> Value {
 pub(super) const OF_THREADS: &[Parameter] = &[STATUS, PARENT, LIMIT, CURSOR];
 pub(super) const OF_HISTORY: &[Parameter] = &[AFTER, LIMIT];
 pub(super) const OF_DELIVERIES: &[Parameter] = &[THREAD, OUTCOME, LIMIT, CURSOR];
-pub(super) const OF_LISTINGS: &[Parameter] = &[LIMIT, PLACE];
+pub(super) const OF_LISTINGS: &[Parameter] = &[LIMIT, CURSOR];
 
 /// What was given; each name once.
 pub(super) struct Given(HashMap<String, String>);

@@ -8,6 +8,8 @@ use rap_agent::Ignored;
 use super::json::{Problem, Reason};
 use crate::store;
 
+/// Length of the reason of a problem, in characters.
+const PROBLEM_CHARS: usize = 200;
 /// How long a sender should wait when we are busy, in seconds.
 const RETRY_AFTER: &str = "1";
 
@@ -34,6 +36,18 @@ impl Refused {
     /// Whether the same would be refused again.
     pub(crate) fn is_final(&self) -> bool {
         self.status.is_client_error()
+    }
+
+    /// The problem of a callback that its tool should correct: it is malformed or too large.
+    pub(crate) fn problem(&self) -> Option<String> {
+        match self.status {
+            StatusCode::PAYLOAD_TOO_LARGE => Some("413: too large".into()),
+            StatusCode::BAD_REQUEST => {
+                let message: String = self.message.chars().take(PROBLEM_CHARS).collect();
+                Some(format!("400: {message}"))
+            }
+            _ => None,
+        }
     }
 
     pub(crate) fn unauthorised() -> Refused {
@@ -81,18 +95,18 @@ impl From<store::Error> for Refused {
                 "set_aside",
                 "an internal error stopped this thread",
             ),
-            Error::Illegible(why) => {
-                tracing::error!(why, "a request met something that can not be read");
-                let message = "what is stored here can not be read; nothing was changed";
+            error @ Error::Unreadable(_) => {
+                tracing::error!(why = error.with_sources(), "a request met stored data that cannot be read");
+                let message = "stored data cannot be read; nothing was changed";
                 Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "illegible", message)
             }
             Error::Busy => Refused::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message),
             Error::Closed => {
                 Refused::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the runtime is stopping")
             }
-            Error::Unavailable(why) => {
-                tracing::warn!(why, "the store could not serve a request");
-                let message = "the database can not be used at the moment; nothing was changed, try again";
+            error @ Error::Unavailable(_) => {
+                tracing::warn!(why = error.with_sources(), "the store could not serve a request");
+                let message = "the database cannot be used at the moment; nothing was changed, try again";
                 Refused::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", message)
             }
         }

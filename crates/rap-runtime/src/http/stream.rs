@@ -29,7 +29,7 @@ use super::json::{Entry, Question, StatusNews, View, WaitingOn};
 use super::{InPath, Refused, deliveries};
 use crate::engine::Engine;
 use crate::hub::{Listener, Live};
-use crate::store::{self, Listed, Page, ThreadRow, Wanted};
+use crate::store::{self, HistoryPage, Page, ThreadRow, Wanted};
 
 /// How many entries are read at a time, and about how many bytes of them.
 const PAGE: usize = 200;
@@ -137,9 +137,9 @@ pub(super) async fn thread_events(
 ) -> Result<Response, Refused> {
     let id = ThreadId::new(id).map_err(|_| store::Error::NoThread)?;
     let sent = last_event_id(&headers)?;
-    let no = engine.store.thread(id.clone()).await?.thread.no;
+    let key = engine.store.thread(&id).await?.thread.key;
     // Whoever listens before reading misses nothing in between.
-    let listener = engine.hub.listen(no);
+    let listener = engine.hub.listen(key);
     let stream = ThreadStream { engine: Arc::clone(&engine), id, sent, shown: Shown::default() };
     Ok(respond(&engine, |writer| stream.run(writer, listener)))
 }
@@ -197,11 +197,10 @@ impl ThreadStream {
     /// Sends the entries that are new, then whatever else has changed.
     async fn catch_up(&mut self, writer: &Writer) -> Flow {
         let store = &self.engine.store;
-        let row = store.thread(self.id.clone()).await?;
-        while self.sent < row.head.seq {
-            let thread = Arc::clone(&row.thread);
-            let page = Page { rows: PAGE, bytes: PAGE_BYTES };
-            let entries = store.history_for_people(thread, self.sent, row.head.seq, page).await?;
+        let row = store.thread(&self.id).await?;
+        while self.sent < row.head.seq() {
+            let page = HistoryPage { after: self.sent, up_to: row.head.seq(), rows: PAGE, bytes: PAGE_BYTES };
+            let entries = store.history(&row.thread, page).await?;
             if entries.is_empty() {
                 break;
             }
@@ -243,8 +242,8 @@ impl ThreadStream {
 
     async fn show_questions(&mut self, writer: &Writer, row: &ThreadRow) -> Flow {
         let mut asked = HashMap::new();
-        if !row.head.questions.is_empty() {
-            for item in self.engine.store.inbox(Some(row.thread.no), Wanted::first(PAGE)).await?.rows {
+        if !row.head.questions().is_empty() {
+            for item in self.engine.store.inbox(Some(row.thread.key), Wanted::first(PAGE)).await?.rows {
                 let shown = json!(Question::from(item));
                 let key = shown.to_string();
                 if !self.shown.questions.contains_key(&key) {
@@ -259,7 +258,7 @@ impl ThreadStream {
     }
 
     async fn show_views(&mut self, writer: &Writer, row: &ThreadRow) -> Flow {
-        let mut views = self.engine.store.views(row.thread.no).await?;
+        let mut views = self.engine.store.views(row.thread.key).await?;
         views.reverse();
         for view in views {
             let key = (view.server.clone(), view.view_type.clone());
@@ -307,7 +306,7 @@ impl AllStream {
                     Ok(Live::Notice { thread, text }) => {
                         writer.send("notice", &json!({"thread_id": thread, "text": &*text})).await
                     }
-                    Ok(Live::Delivery { no }) => self.show_delivery(writer, no).await,
+                    Ok(Live::Delivery { id }) => self.show_delivery(writer, &id).await,
                     Ok(Live::Delta { .. }) => Ok(()),
                     Err(RecvError::Lagged(_)) => return End::Said("too slow; connect again"),
                     Err(RecvError::Closed) => return End::Said(STOPPING),
@@ -322,7 +321,7 @@ impl AllStream {
     async fn show_inbox(&mut self, writer: &Writer) -> Flow {
         let mut wanted = Wanted::first(PAGE);
         loop {
-            let Listed { rows, next } = self.engine.store.inbox(None, wanted).await?;
+            let Page { rows, next } = self.engine.store.inbox(None, wanted).await?;
             for item in rows {
                 self.show_question(writer, item.thread.clone(), json!(Question::from(item))).await?;
             }
@@ -331,8 +330,8 @@ impl AllStream {
         }
     }
 
-    async fn show_delivery(&self, writer: &Writer, no: i64) -> Flow {
-        match self.engine.store.delivery(no).await? {
+    async fn show_delivery(&self, writer: &Writer, id: &str) -> Flow {
+        match self.engine.store.delivery(id).await? {
             Some(row) => writer.send("delivery", &json!(deliveries::Delivery::from(row))).await,
             None => Ok(()),
         }
@@ -360,8 +359,8 @@ impl AllStream {
             self.asked.remove(&thread);
             return Ok(());
         }
-        let no = self.engine.store.thread(thread.clone()).await?.thread.no;
-        for item in self.engine.store.inbox(Some(no), Wanted::first(PAGE)).await?.rows {
+        let key = self.engine.store.thread(&thread).await?.thread.key;
+        for item in self.engine.store.inbox(Some(key), Wanted::first(PAGE)).await?.rows {
             self.show_question(writer, thread.clone(), json!(Question::from(item))).await?;
         }
         Ok(())

@@ -7,18 +7,22 @@
 
 mod assembly;
 
+use std::sync::Arc;
+
+use async_trait::async_trait;
 use http::HeaderName;
 use rap_agent::prompt::{self, Prompt, Request};
-use rap_io::client::{Client, Streaming};
+use rap_io::client::Client;
 use rap_io::sse;
 use rap_protocol::Secret;
 use serde_json::{Map, Value, json};
 use url::Url;
 
 use self::assembly::Assembly;
-use super::remote::{self, Remote, broke_off, failed, linger, log_left_out, spec};
+use super::remote::{self, Remote, broke_off, log_left_out, spec};
+use super::reply::Reply;
 use super::window::Window;
-use super::{Answer, Error, Question};
+use super::{Answer, Error, Kind, Model, OnDelta, Options, Provider, Question};
 
 /// Where Anthropic itself is.
 pub const DEFAULT_BASE_URL: &str = "https://api.anthropic.com";
@@ -33,6 +37,20 @@ const PAUSES: usize = 8;
 
 /// How many tokens a model can read, where its server does not say.
 pub const USUAL_WINDOW: u64 = 200_000;
+
+/// What a configuration calls these models.
+pub static PROVIDER: Provider = Provider {
+    name: "anthropic",
+    kind: Kind::Remote { key_hint: "api.anthropic.com wants a key, such as \"env:ANTHROPIC_API_KEY\"" },
+    build,
+};
+
+fn build(options: Options, client: &dyn Fn() -> Client) -> Result<Arc<dyn Model>, Error> {
+    let base_url = options.base_url_or(DEFAULT_BASE_URL);
+    let Options { name, api_key, max_tokens, thinking, .. } = options;
+    let settings = Settings { base_url, name, api_key, max_tokens, thinking };
+    Ok(Arc::new(Anthropic::new(client(), settings)?))
+}
 
 /// Which model is asked, and where.
 #[derive(Debug, Clone)]
@@ -64,7 +82,7 @@ pub enum Thinking {
 /// The model.
 #[derive(Debug)]
 pub struct Anthropic {
-    pub(super) remote: Remote,
+    remote: Remote,
     max_tokens: u32,
     thinking: Thinking,
 }
@@ -74,30 +92,27 @@ impl Anthropic {
     pub fn new(client: Client, settings: Settings) -> Result<Self, Error> {
         let Settings { base_url, name, api_key, max_tokens, thinking } = settings;
         let versioned = base_url.path().trim_end_matches('/').ends_with("/v1");
-        let version = if versioned { "" } else { "/v1" };
-        let mut list = remote::below(base_url.clone(), &format!("{version}/models"));
+        let base_url = if versioned { base_url } else { remote::below(base_url, "/v1") };
+        let mut list = remote::below(base_url.clone(), "/models");
         list.set_query(Some("limit=1000"));
         let window = Window::new(list, USUAL_WINDOW);
-        let endpoint = remote::below(base_url, &format!("{version}/messages"));
-        let remote = Remote::new(client, endpoint, name, window)
+        let remote = Remote::new(client, base_url, "/messages", name, window)
             .with(HeaderName::from_static("anthropic-version"), VERSION)
             .with_key(api_key, HeaderName::from_static("x-api-key"), "")?;
         Ok(Anthropic { remote, max_tokens, thinking })
     }
 
-    /// Asks. An error is not fit to be shown before it went through [`Remote::hidden`].
-    pub(super) async fn ask(
-        &self,
-        question: &Question,
-        on_delta: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<Answer, Error> {
+    /// Asks. An error must not be shown before it went through [`Remote::hidden`].
+    async fn answer(&self, question: &Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, Error> {
         let Request { body, names, left_out } = self.request(question);
         log_left_out(&left_out);
         let mut body = self.body(body);
         let mut assembly = Assembly::default();
         for pauses in 0..=PAUSES {
-            let mut stream = self.remote.post(&body).await?;
-            read(&mut stream, &mut assembly, on_delta).await?;
+            let mut reply = self.remote.post(&body).await?;
+            let read = read(&mut reply, &mut assembly, on_delta).await;
+            read.map_err(|error| reply.judge(error))?;
+            reply.linger().await;
             if !assembly.is_paused() || pauses == PAUSES {
                 break;
             }
@@ -134,6 +149,21 @@ impl Anthropic {
     }
 }
 
+#[async_trait]
+impl Model for Anthropic {
+    async fn ask(&self, question: Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, Error> {
+        self.answer(&question, on_delta).await.map_err(|error| self.remote.hidden(error))
+    }
+
+    async fn window(&self) -> Option<u64> {
+        Some(self.remote.window().await)
+    }
+
+    fn destination(&self) -> &str {
+        self.remote.destination()
+    }
+}
+
 /// The provider wants what came before the pause back as it is: the assistant's last message.
 fn go_on(body: &mut Map<String, Value>, content: Vec<Value>) {
     let Some(Value::Array(messages)) = body.get_mut("messages") else { return };
@@ -142,17 +172,17 @@ fn go_on(body: &mut Map<String, Value>, content: Vec<Value>) {
 }
 
 async fn read(
-    stream: &mut Streaming,
+    reply: &mut Reply<'_>,
     assembly: &mut Assembly,
-    on_delta: &mut (dyn FnMut(&str) + Send),
+    on_delta: &mut OnDelta<'_>,
 ) -> Result<(), Error> {
-    let (mut parser, mut bytes) = (sse::Parser::default(), 0);
+    let mut parser = sse::Parser::new(remote::EVENT_BYTES);
     while !assembly.is_done() {
-        let more = stream.chunk().await.map_err(failed)?.ok_or_else(broke_off)?;
-        remote::count(&mut bytes, &more)?;
-        let events = parser.push(&more).map_err(|error| Error::retry(error.to_string()))?;
-        events.iter().try_for_each(|event| assembly.take(&event.data, on_delta))?;
+        let bytes = reply.chunk().await?.ok_or_else(broke_off)?;
+        for event in parser.push(&bytes) {
+            let event = event.map_err(|error| Error::retry(error.to_string()))?;
+            assembly.take(&event.data, on_delta)?;
+        }
     }
-    linger(stream).await;
     Ok(())
 }

@@ -4,21 +4,20 @@
 //! - The key goes into one header and nowhere else; every error text is searched for it.
 //! - An answer and an error have bounds in bytes.
 
-use bytes::Bytes;
 use http::header::ACCEPT;
 use http::{HeaderName, HeaderValue};
 use rap_agent::prompt::{LeftOut, ToolSpec};
 use rap_io::client::{self, Client, Fetched, Streaming};
 use rap_protocol::{Secret, redact};
 use serde_json::{Map, Value};
-use tokio::time::{Duration, timeout};
-use url::Url;
+use url::{Position, Url};
 
+use super::reply::Reply;
 use super::window::Window;
 use super::{Error, Offered};
 
-/// The largest answer, in bytes as they come over the wire.
-pub(super) const ANSWER_BYTES: usize = 16 * 1024 * 1024;
+/// Largest event of a streamed answer, in bytes.
+pub(super) const EVENT_BYTES: usize = 4 * 1024 * 1024;
 /// The most calls of one answer.
 pub(super) const CALLS: usize = 256;
 /// Said where an answer is not whole.
@@ -38,12 +37,11 @@ const TOO_LONG: [&str; 8] = [
 ];
 /// How much of an error's body is read, in bytes.
 const ERROR_BYTES: usize = 16 * 1024;
-/// How long the end of a stream is waited for behind a whole answer, so that its connection can be used again.
-const LINGER: Duration = Duration::from_millis(100);
 
 /// Where a model is, which one it is, and how we show who we are.
 pub(super) struct Remote {
     client: Client,
+    destination: String,
     endpoint: Url,
     name: String,
     window: Window,
@@ -58,9 +56,11 @@ impl std::fmt::Debug for Remote {
 }
 
 impl Remote {
-    pub(super) fn new(client: Client, endpoint: Url, name: String, window: Window) -> Self {
+    /// A model whose questions are posted to `path` below the base URL.
+    pub(super) fn new(client: Client, base_url: Url, path: &str, name: String, window: Window) -> Self {
+        let (destination, endpoint) = (destination(&base_url), below(base_url, path));
         let headers = vec![(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"))];
-        Remote { client, endpoint, name, window, api_key: None, headers }
+        Remote { client, destination, endpoint, name, window, api_key: None, headers }
     }
 
     /// The same with a key, which is sent in `header`, behind `scheme`. One that can not be sent is
@@ -91,17 +91,23 @@ impl Remote {
         &self.name
     }
 
+    /// The server's base URL; it holds no secret.
+    pub(super) fn destination(&self) -> &str {
+        &self.destination
+    }
+
     /// How many tokens the model can read, as its server says.
     pub(super) async fn window(&self) -> u64 {
         self.window.tokens(self, &self.name).await
     }
 
-    /// Sends a question and gives the stream of its answer, if there is one.
-    pub(super) async fn post(&self, body: &Map<String, Value>) -> Result<Streaming, Error> {
+    /// Sends a question and returns the body of its answer as soon as the server says that there is one.
+    pub(super) async fn post(&self, body: &Map<String, Value>) -> Result<Reply<'_>, Error> {
         let body = serde_json::to_vec(body).map_err(|error| Error::refused(error.to_string()))?;
         let posted = self.client.post_stream(&self.endpoint, &self.headers, body.into()).await;
         let stream = posted.map_err(failed)?;
-        if (200..300).contains(&stream.status) { Ok(stream) } else { Err(refusal(stream).await) }
+        let is_success = (200..300).contains(&stream.status);
+        if is_success { Ok(Reply::new(self, stream)) } else { Err(refusal(stream).await) }
     }
 
     /// A document of the same server.
@@ -118,7 +124,8 @@ impl Remote {
         }
     }
 
-    fn without_key(&self, text: &str) -> String {
+    /// The text without the key and anything that looks like one, and without paths.
+    pub(super) fn without_key(&self, text: &str) -> String {
         let text = match self.api_key.as_ref().map(Secret::expose) {
             Some(key) if !key.is_empty() => text.replace(key, "[key]"),
             _ => text.to_owned(),
@@ -133,6 +140,13 @@ impl Remote {
 fn is_key(word: &str) -> bool {
     let bare = word.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
     bare.starts_with("sk-") || word.contains("***")
+}
+
+/// A base URL without its user, query, fragment and the slashes at its end.
+fn destination(base_url: &Url) -> String {
+    let scheme = &base_url[..Position::BeforeUsername];
+    let rest = &base_url[Position::BeforeHost..Position::AfterPath];
+    format!("{scheme}{}", rest.trim_end_matches('/'))
 }
 
 /// A base URL with more of a path.
@@ -175,23 +189,9 @@ pub(super) fn garbled() -> Error {
     Error::retry("the model's answer is garbled")
 }
 
-/// Counts the bytes of an answer.
-pub(super) fn count(bytes: &mut usize, more: &Bytes) -> Result<(), Error> {
-    *bytes += more.len();
-    if *bytes > ANSWER_BYTES {
-        return Err(Error::retry(format!("the model's answer has more than {ANSWER_BYTES} bytes")));
-    }
-    Ok(())
-}
-
 /// Another call beyond these is no answer.
 pub(super) fn too_many_calls() -> Error {
     Error::retry(format!("the model's answer has more than {CALLS} calls"))
-}
-
-/// Whatever comes behind a whole answer changes nothing.
-pub(super) async fn linger(stream: &mut Streaming) {
-    timeout(LINGER, stream.chunk()).await.ok();
 }
 
 /// Why the server answered with something else than success.

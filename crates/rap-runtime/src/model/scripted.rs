@@ -6,16 +6,19 @@
 mod scenario;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use rap_agent::prompt::SUMMARISE;
 use rap_agent::{CallEntry, Entry, Item, Speaker, Usage, words};
+use rap_io::client::Client;
 use rap_protocol::{Body, CallId, Content};
 use serde_json::Map;
 
 pub use self::scenario::Error;
 use self::scenario::{Scenario, Seconds};
-use super::{Answer, ModelCall, Question, Wants, arguments};
+use super::{Answer, Kind, Model, ModelCall, OnDelta, Options, Provider, Question, Wants, arguments};
 
 /// How much of a result its line repeats, in characters.
 const LINE_CHARS: usize = 4_000;
@@ -25,6 +28,17 @@ const SUMMARISED: usize = 10;
 const ENDED: &str = "the script has ended";
 /// What is answered where nobody said anything.
 const NOTHING: &str = "there is nothing to answer";
+
+/// What a configuration calls this model.
+pub static PROVIDER: Provider = Provider { name: "scripted", kind: Kind::Local, build };
+
+fn build(options: Options, _client: &dyn Fn() -> Client) -> Result<Arc<dyn Model>, super::Error> {
+    let model = match options.script {
+        Some(path) => Scripted::from_file(&path).map_err(|error| super::Error::refused(error.to_string()))?,
+        None => Scripted::obedient(),
+    };
+    Ok(Arc::new(model))
+}
 
 /// The scripted model.
 #[derive(Debug, Clone, Default)]
@@ -53,12 +67,11 @@ impl Scripted {
     pub fn from_file(path: &Path) -> Result<Self, Error> {
         Ok(Scripted { scenario: Some(Scenario::read(path)?) })
     }
+}
 
-    pub(super) fn wants(&self) -> Wants {
-        if self.scenario.is_some() { Wants::Nothing } else { Wants::SinceLastUser }
-    }
-
-    pub(super) async fn ask(&self, question: &Question, on_delta: &mut (dyn FnMut(&str) + Send)) -> Answer {
+#[async_trait]
+impl Model for Scripted {
+    async fn ask(&self, question: Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, super::Error> {
         let plan = match &self.scenario {
             _ if is_to_summarise(&question.entries) => summarised(&question.entries),
             Some(scenario) => replay(scenario, question.turn),
@@ -71,7 +84,15 @@ impl Scripted {
         text.split_inclusive('\n').for_each(on_delta);
         let output = text.split_whitespace().count() + plan.calls.len();
         let usage = Usage { input: 0, output: output as u64, cached: 0 };
-        Answer { text, calls: plan.calls, thoughts: None, usage }
+        Ok(Answer { text, calls: plan.calls, thoughts: None, usage })
+    }
+
+    fn wants(&self) -> Wants {
+        if self.scenario.is_some() { Wants::Nothing } else { Wants::SinceLastUser }
+    }
+
+    fn destination(&self) -> &str {
+        PROVIDER.name
     }
 }
 

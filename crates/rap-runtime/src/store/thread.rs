@@ -1,26 +1,58 @@
-//! What a thread is apart from its head: who it is and where it comes from. It never changes.
+//! What a thread is apart from its head. It never changes.
 
-use rap_agent::Seq;
+use rap_agent::{Identity, Seq};
 use rap_protocol::{ThreadId, Timestamp, UserId};
 
-/// The number of a thread in the store; a callback token carries it.
-pub(crate) type ThreadNo = i64;
+/// The store's own name of a thread. Its content is the store's business; callback tokens carry it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ThreadKey(i64);
+
+impl ThreadKey {
+    pub(super) const fn new(number: i64) -> ThreadKey {
+        ThreadKey(number)
+    }
+
+    pub(super) const fn number(self) -> i64 {
+        self.0
+    }
+
+    pub(crate) fn to_bytes(self) -> [u8; 8] {
+        self.0.to_be_bytes()
+    }
+
+    pub(crate) fn from_bytes(bytes: [u8; 8]) -> ThreadKey {
+        ThreadKey(i64::from_be_bytes(bytes))
+    }
+}
+
+/// The store's own name of a session: a root thread with all its descendants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct SessionKey(pub(super) ThreadKey);
+
+impl SessionKey {
+    /// No session.
+    pub(crate) const NONE: SessionKey = SessionKey(ThreadKey(0));
+
+    #[cfg(test)]
+    pub(crate) fn of_root(root: ThreadKey) -> SessionKey {
+        SessionKey(root)
+    }
+}
 
 /// Who a thread is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Thread {
-    pub(crate) no: ThreadNo,
+    pub(crate) key: ThreadKey,
     pub(crate) id: ThreadId,
-    /// The root of its session; itself for a root.
-    pub(crate) root: ThreadNo,
-    pub(crate) parent: Option<ThreadNo>,
-    /// Whose history it inherits: that of its parent, or of the thread that it was forked from.
-    pub(crate) source: Option<ThreadNo>,
-    /// It sees its source's history up to here.
-    pub(crate) born_at: Seq,
-    /// Root first, parent last.
+    pub(crate) session: SessionKey,
+    pub(crate) parent: Option<ThreadKey>,
+    /// The thread whose history it inherits: its parent, or the thread that it was forked from.
+    pub(crate) source: Option<ThreadKey>,
+    /// It inherits the history of its source up to here.
+    pub(crate) inherits: Seq,
+    /// Ids, root first, parent last.
     pub(crate) ancestors: Vec<ThreadId>,
-    /// Random; tells this thread from one of the same number in another database.
+    /// A random number. Callback tokens and call ids carry it.
     pub(crate) incarnation: u64,
     pub(crate) agent: String,
     pub(crate) user_id: Option<UserId>,
@@ -28,25 +60,24 @@ pub(crate) struct Thread {
     pub(crate) created_at: Timestamp,
 }
 
-/// What a client says about a thread to be made.
+impl Thread {
+    pub(crate) fn identity(&self) -> Identity {
+        Identity { id: self.id.clone(), incarnation: self.incarnation, depth: self.ancestors.len() }
+    }
+}
+
+/// A root thread to be made.
 #[derive(Debug, Clone)]
 pub(crate) struct NewThread {
     pub(crate) id: ThreadId,
+    pub(crate) incarnation: u64,
     pub(crate) agent: String,
     pub(crate) user_id: Option<UserId>,
     pub(crate) title: Option<String>,
-    /// The first thing said.
-    pub(crate) message: Option<String>,
 }
 
-/// A new id: they sort by time of birth.
-pub(crate) fn fresh_id(now: Timestamp) -> ThreadId {
-    let text = format!("t{:011x}{:016x}", now.0.max(0), random());
-    ThreadId::new(text).expect("bug: digits make an id")
-}
-
-pub(crate) fn random() -> u64 {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).expect("bug: the system has random numbers");
-    u64::from_le_bytes(bytes)
+/// A new id. Ids sort by the time at which they were made.
+pub(crate) fn new_thread_id(now: Timestamp, random: u64) -> ThreadId {
+    let text = format!("t{:011x}{random:016x}", now.0.max(0));
+    ThreadId::new(text).expect("bug: an id of digits is well-formed")
 }

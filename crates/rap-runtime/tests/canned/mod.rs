@@ -28,6 +28,7 @@ pub const LONG_NAME: &str = "a.tool/with a name that no provider takes";
 pub struct Canned {
     pub status: u16,
     pub retry_after: Option<&'static str>,
+    pub content_type: Option<&'static str>,
     pub body: Vec<u8>,
     /// Whether the connection breaks behind the body.
     pub breaks: bool,
@@ -35,6 +36,11 @@ pub struct Canned {
 
 pub fn ok(body: impl Into<Vec<u8>>) -> Canned {
     Canned { status: 200, body: body.into(), ..Canned::default() }
+}
+
+/// The same, said to be a stream of events.
+pub fn events_of(body: impl Into<Vec<u8>>) -> Canned {
+    Canned { content_type: Some("text/event-stream"), ..ok(body) }
 }
 
 pub fn failing(status: u16, body: &str) -> Canned {
@@ -54,6 +60,9 @@ async fn answer(State(server): State<Server>, headers: HeaderMap, body: Bytes) -
     if let Some(seconds) = canned.retry_after {
         response = response.header("retry-after", seconds);
     }
+    if let Some(kind) = canned.content_type {
+        response = response.header("content-type", kind);
+    }
     let body = stream::iter([Ok(Bytes::from(canned.body))]);
     // The pause lets the server send the body before it finds that the rest is missing.
     let end = stream::once(tokio::task::yield_now());
@@ -70,7 +79,7 @@ impl Server {
 
 pub struct Asked {
     pub server: Server,
-    pub model: Model,
+    pub model: Arc<dyn Model>,
 }
 
 impl Asked {
@@ -96,7 +105,7 @@ impl Asked {
 pub async fn start(
     path: &str,
     answers: impl IntoIterator<Item = Canned>,
-    model: impl FnOnce(Url) -> Model,
+    model: impl FnOnce(Url) -> Arc<dyn Model>,
 ) -> Asked {
     let server = Server { answers: Arc::new(Mutex::new(answers.into_iter().collect())), ..Server::default() };
     let router = Router::new().route(path, routing::post(answer)).with_state(server.clone());
@@ -125,4 +134,29 @@ pub fn shown(answer: &Answer) -> Vec<(&str, &str, Value)> {
         Err(raw) => json!({"unusable": raw}),
     };
     answer.calls.iter().map(|call| (&*call.id, &*call.name, arguments(&call.arguments))).collect()
+}
+
+/// Answers with status 200 that come from no model's server, and what is said of each.
+pub fn no_answers() -> Vec<(Canned, String)> {
+    let typed = |kind: &'static str, body: &str| Canned { content_type: Some(kind), ..ok(body) };
+    let page = "\r\n<!DOCTYPE html>\n<html><title>Hello</title></html>";
+    let page_begin = "<!DOCTYPE html> <html><title>Hello</title></html>";
+    let (long, long_begin) = (format!("<p>{}", "x".repeat(5_000_000)), format!("<p>{}…", "x".repeat(77)));
+    let key_at_the_end = format!("<p>{} {KEY}", "x".repeat(70));
+    let hidden = format!("<p>{} [key]", "x".repeat(70));
+    let begins = |kind: &str, begin: &str| format!("200 {kind}, not with an answer (it begins `{begin}`)");
+    let empty = |kind: &str| format!("200 with an empty body{kind}, not with an answer");
+    let table = [
+        (typed("text/html; charset=utf-8", page), begins("with text/html", page_begin)),
+        (typed("text/html", &long), begins("with text/html", &long_begin)),
+        (typed("text/plain", &key_at_the_end), begins("with text/plain", &hidden)),
+        (ok(page), begins("without a content type", page_begin)),
+        (Canned { breaks: true, ..ok(page) }, begins("without a content type", page_begin)),
+        (typed("text/plain", "\x1b[2JOK\0\n"), begins("with text/plain", "[2JOK")),
+        (typed("text/html", ""), empty(" (text/html)")),
+        (ok(" \r\n"), empty("")),
+        (ok(""), empty("")),
+    ];
+    let said = |(canned, what)| (canned, format!("the model's server answered {what}; check model.base_url"));
+    table.into_iter().map(said).collect()
 }

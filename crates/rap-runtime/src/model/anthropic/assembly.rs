@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::model::remote::{CALLS, CUT, FILTERED, error_message, garbled, too_many_calls};
-use crate::model::{Answer, Error, ModelCall, arguments};
+use crate::model::{Answer, Error, ModelCall, OnDelta, arguments};
 
 /// The most blocks of one answer.
 const BLOCKS: usize = 4 * CALLS;
@@ -167,7 +167,7 @@ impl Assembly {
     }
 
     /// Takes the data of one event.
-    pub(super) fn take(&mut self, data: &str, on_delta: &mut (dyn FnMut(&str) + Send)) -> Result<(), Error> {
+    pub(super) fn take(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         if self.is_done() || data.trim().is_empty() {
             return Ok(());
         }
@@ -198,12 +198,7 @@ impl Assembly {
         Ok(())
     }
 
-    fn open(
-        &mut self,
-        index: u64,
-        block: Value,
-        on_delta: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<(), Error> {
+    fn open(&mut self, index: u64, block: Value, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         let mut kind = Kind::of(block)?;
         let calls = || self.blocks.iter().filter(|block| matches!(block.kind, Kind::Call { .. })).count();
         if self.blocks.len() == BLOCKS || (matches!(kind, Kind::Call { .. }) && calls() == CALLS) {
@@ -222,12 +217,7 @@ impl Assembly {
         blocks.find(|block| block.index == index && !block.closed).ok_or_else(garbled)
     }
 
-    fn extend(
-        &mut self,
-        index: u64,
-        delta: Delta,
-        on_delta: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<(), Error> {
+    fn extend(&mut self, index: u64, delta: Delta, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         let block = self.block(index)?;
         match (&mut block.kind, delta) {
             (Kind::Text(text), Delta::Text { text: more }) => {
@@ -257,7 +247,7 @@ impl Assembly {
         matches!(self.blocks.as_slice(), [.., Block { kind: Kind::Text(_), .. }, _])
     }
 
-    fn say(&mut self, text: &str, on_delta: &mut (dyn FnMut(&str) + Send)) {
+    fn say(&mut self, text: &str, on_delta: &mut OnDelta<'_>) {
         if !text.is_empty() {
             self.text.push_str(text);
             on_delta(text);
@@ -290,7 +280,7 @@ impl Assembly {
         model: &str,
         turn: u64,
         names: &Names,
-        on_delta: &mut (dyn FnMut(&str) + Send),
+        on_delta: &mut OnDelta<'_>,
     ) -> Answer {
         let (usage, stop) = (self.total(), self.stop);
         let note = match stop {

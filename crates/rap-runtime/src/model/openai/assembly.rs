@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::model::remote::{CALLS, CUT, FILTERED, error_message, garbled, too_many_calls};
-use crate::model::{Answer, Error, ModelCall, arguments};
+use crate::model::{Answer, Error, ModelCall, OnDelta, arguments};
 
 /// What came so far.
 #[derive(Debug, Default)]
@@ -94,7 +94,7 @@ impl Assembly {
     }
 
     /// Takes the data of one event.
-    pub(super) fn take(&mut self, data: &str, on_delta: &mut (dyn FnMut(&str) + Send)) -> Result<(), Error> {
+    pub(super) fn take(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         if self.done || data.trim().is_empty() {
             return Ok(());
         }
@@ -111,11 +111,7 @@ impl Assembly {
     }
 
     /// Takes an answer that came as one document, which is whole if it can be read.
-    pub(super) fn take_document(
-        &mut self,
-        document: &[u8],
-        on_delta: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<(), Error> {
+    pub(super) fn take_document(&mut self, document: &[u8], on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         let mut chunk = parse(document)?;
         let choice = self.take_around(&mut chunk)?;
         let Some(piece) = choice.and_then(|choice| choice.message.or(choice.delta)) else {
@@ -145,7 +141,7 @@ impl Assembly {
         Ok(choice)
     }
 
-    fn piece(&mut self, piece: Piece, on_delta: &mut (dyn FnMut(&str) + Send)) -> Result<(), Error> {
+    fn piece(&mut self, piece: Piece, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         for text in piece.content.as_ref().into_iter().flat_map(texts).chain(piece.refusal.as_deref()) {
             self.say(text, on_delta);
         }
@@ -155,7 +151,7 @@ impl Assembly {
         Ok(())
     }
 
-    fn say(&mut self, text: &str, on_delta: &mut (dyn FnMut(&str) + Send)) {
+    fn say(&mut self, text: &str, on_delta: &mut OnDelta<'_>) {
         if !text.is_empty() {
             self.text.push_str(text);
             on_delta(text);
@@ -204,12 +200,7 @@ impl Assembly {
     }
 
     /// The whole answer, with the real names of the tools.
-    pub(super) fn into_answer(
-        mut self,
-        turn: u64,
-        names: &Names,
-        on_delta: &mut (dyn FnMut(&str) + Send),
-    ) -> Answer {
+    pub(super) fn into_answer(mut self, turn: u64, names: &Names, on_delta: &mut OnDelta<'_>) -> Answer {
         let note = match self.finish {
             Some(Finish::Cut) => Some(CUT),
             Some(Finish::Filtered) => Some(FILTERED),

@@ -1,7 +1,5 @@
 //! What the scripted model answers, as tables.
 
-use std::sync::Arc;
-
 use rap_agent::Arguments;
 use rap_protocol::Timestamp;
 use serde_json::{Value, json};
@@ -41,7 +39,7 @@ fn question(items: Vec<Item>, turn: u64) -> Question {
 /// Text and calls of the answer; the text must have been streamed as well.
 async fn ask(model: &Scripted, items: Vec<Item>, turn: u64) -> (String, Vec<(String, String, Value)>) {
     let mut streamed = String::new();
-    let answer = model.ask(&question(items, turn), &mut |delta| streamed.push_str(delta)).await;
+    let answer = model.ask(question(items, turn), &mut |delta| streamed.push_str(delta)).await.unwrap();
     assert_eq!(streamed, answer.text);
     let calls = answer.calls.into_iter().map(|call| {
         let arguments = call.arguments.map_or_else(|raw| json!({"unusable": raw}), Value::Object);
@@ -70,6 +68,7 @@ async fn the_last_user_message_is_obeyed_line_by_line() {
     assert_eq!(calls, expected.map(|(id, name, arguments)| (id.to_owned(), name.to_owned(), arguments)));
     assert_eq!(began.elapsed(), Duration::from_secs(90));
     assert_eq!(model.wants(), Wants::SinceLastUser);
+    assert_eq!((model.destination(), model.window().await), ("scripted", None));
 }
 
 #[tokio::test]

@@ -1,0 +1,162 @@
+//! A queue in which sessions take turns: each waits for one item of every other session at most.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Items that wait, by session. Bounded in all and for each session.
+pub(super) struct FairQueue<S, T> {
+    /// Sessions with items, in the order of their turns.
+    turns: VecDeque<S>,
+    items: BTreeMap<S, VecDeque<T>>,
+    known: BTreeSet<T>,
+    bounds: Bounds,
+}
+
+/// The bounds of a queue.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    pub(super) items: usize,
+    pub(super) per_session: usize,
+}
+
+/// Whether an item is in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pushed {
+    Waits,
+    /// There is no room for it.
+    Full,
+}
+
+impl<S: Ord + Copy, T: Ord + Clone> FairQueue<S, T> {
+    pub(super) fn new(bounds: Bounds) -> Self {
+        FairQueue { turns: VecDeque::new(), items: BTreeMap::new(), known: BTreeSet::new(), bounds }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    pub(super) fn has(&self, session: S) -> bool {
+        self.items.contains_key(&session)
+    }
+
+    /// Adds an item behind the others of its session, if there is room. One that is there already is not added again.
+    pub(super) fn push(&mut self, session: S, item: T) -> Pushed {
+        if self.known.contains(&item) {
+            return Pushed::Waits;
+        }
+        let of_session = self.items.get(&session).map_or(0, VecDeque::len);
+        if self.known.len() >= self.bounds.items || of_session >= self.bounds.per_session {
+            return Pushed::Full;
+        }
+        self.push_beyond(session, item);
+        Pushed::Waits
+    }
+
+    /// The same for an item that whoever adds it has bounded.
+    pub(super) fn push_beyond(&mut self, session: S, item: T) {
+        if !self.known.insert(item.clone()) {
+            return;
+        }
+        let items = self.items.entry(session).or_default();
+        if items.is_empty() {
+            self.turns.push_back(session);
+        }
+        items.push_back(item);
+    }
+
+    /// Drops all items but the first of each session.
+    pub(super) fn keep_first(&mut self) {
+        for items in self.items.values_mut() {
+            for dropped in items.drain(1..) {
+                self.known.remove(&dropped);
+            }
+        }
+    }
+
+    /// Takes the first item of the session whose turn it is.
+    pub(super) fn pop(&mut self) -> Option<(S, T)> {
+        let session = self.turns.pop_front()?;
+        let items = self.items.get_mut(&session)?;
+        let item = items.pop_front()?;
+        if items.is_empty() {
+            self.items.remove(&session);
+        } else {
+            self.turns.push_back(session);
+        }
+        self.known.remove(&item);
+        Some((session, item))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue() -> FairQueue<u8, (u8, u32)> {
+        FairQueue::new(Bounds { items: 8, per_session: 4 })
+    }
+
+    #[test]
+    fn sessions_take_turns() {
+        let mut queue = queue();
+        for no in 0..3 {
+            queue.push(1, (1, no));
+        }
+        queue.push(2, (2, 0));
+        queue.push(3, (3, 0));
+        queue.push(2, (2, 1));
+        let order: Vec<(u8, u32)> = std::iter::from_fn(|| queue.pop()).map(|(_, item)| item).collect();
+        assert_eq!(order, [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (1, 2)]);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn a_session_that_comes_late_waits_for_one_item_of_each_other_session() {
+        let mut queue = queue();
+        for no in 0..4 {
+            queue.push(1, (1, no));
+        }
+        queue.pop();
+        queue.push(2, (2, 0));
+        assert_eq!([queue.pop(), queue.pop()], [Some((1, (1, 1))), Some((2, (2, 0)))]);
+    }
+
+    #[test]
+    fn one_session_cannot_fill_the_queue() {
+        let mut queue = queue();
+        let pushed: Vec<Pushed> = (0..5).map(|no| queue.push(1, (1, no))).collect();
+        assert_eq!(pushed[3..], [Pushed::Waits, Pushed::Full]);
+        assert_eq!(queue.push(2, (2, 0)), Pushed::Waits);
+        for no in 0..3 {
+            assert_eq!(queue.push(3, (3, no)), Pushed::Waits);
+        }
+        assert_eq!(queue.push(4, (4, 0)), Pushed::Full);
+    }
+
+    #[test]
+    fn an_item_waits_once() {
+        let mut queue = queue();
+        assert_eq!([queue.push(1, (1, 0)), queue.push(1, (1, 0))], [Pushed::Waits, Pushed::Waits]);
+        queue.pop();
+        assert_eq!(queue.pop(), None);
+    }
+
+    #[test]
+    fn the_first_item_of_each_session_can_be_kept_alone() {
+        let mut queue = queue();
+        for no in 0..3 {
+            queue.push(1, (1, no));
+            queue.push(2, (2, no));
+        }
+        queue.pop();
+        queue.keep_first();
+        assert!(queue.has(1) && queue.has(2) && !queue.has(3));
+        // What was dropped can be added again, also beyond the bounds.
+        for no in 0..9 {
+            queue.push_beyond(1, (1, no));
+        }
+        let order: Vec<(u8, u32)> = std::iter::from_fn(|| queue.pop()).map(|(_, item)| item).collect();
+        assert_eq!(order[..4], [(2, 0), (1, 1), (1, 0), (1, 2)]);
+        assert_eq!(order.len(), 10);
+    }
+}

@@ -1,0 +1,141 @@
+//! I4: the database holds exactly what the model holds.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rap_agent::{CallState, Entry, Head, Queue, Spending, ThreadMessage};
+use rusqlite::Connection;
+use serde::de::DeserializeOwned;
+
+use super::disk::{Disk, Outgoing, Place, Row};
+use super::invariants::{Broken, holds};
+use super::state::Sim;
+
+pub(super) fn compare(sim: &Arc<Sim>, conn: &Connection) -> Result<(), Broken> {
+    let state = sim.state();
+    let disk = &state.disk;
+    let threads: i64 = one(conn, "SELECT count(*) FROM threads");
+    holds!(threads as usize == disk.threads.len(), "I4: {threads} threads are stored");
+    for (place, row) in disk.threads.iter().enumerate() {
+        compare_thread(conn, place, row, &state.bounds.thread)?;
+    }
+    let outbox: Vec<Outgoing> =
+        rows(conn, "SELECT sender, receiver, letter FROM letters ORDER BY no", |row| Outgoing {
+            sender: rap_protocol::ThreadId::new(row.get::<_, String>(0).expect("text")).expect("an id"),
+            receiver: rap_protocol::ThreadId::new(row.get::<_, String>(1).expect("text")).expect("an id"),
+            message: json::<ThreadMessage>(&row.get::<_, String>(2).expect("text")),
+        });
+    holds!(outbox == disk.outbox, "I4: messages are stored: {outbox:?}, not {:?}", disk.outbox);
+    compare_spending(conn, disk)
+}
+
+fn compare_spending(conn: &Connection, disk: &Disk) -> Result<(), Broken> {
+    let spending: BTreeMap<Place, Spending> = rows(conn, "SELECT root, body FROM spending", |row| {
+        (row.get::<_, i64>(0).expect("a number") as usize - 1, json(&row.get::<_, String>(1).expect("text")))
+    })
+    .into_iter()
+    .collect();
+    holds!(spending == disk.spending, "I12: spent is {spending:?}, not {:?}", disk.spending);
+    Ok(())
+}
+
+fn compare_thread(
+    conn: &Connection,
+    place: Place,
+    row: &Row,
+    limits: &rap_agent::Limits,
+) -> Result<(), Broken> {
+    let no = place as i64 + 1;
+    let (id, head, status, ask, due) = conn
+        .query_row("SELECT id, head, status, ask, due FROM threads WHERE no = ?1", [no], |row| {
+            Ok((
+                row.get::<_, String>(0)?,
+                row.get::<_, String>(1)?,
+                row.get::<_, String>(2)?,
+                row.get::<_, Option<i64>>(3)?,
+                row.get::<_, Option<i64>>(4)?,
+            ))
+        })
+        .map_err(|error| Broken(format!("I4: t{place}: {error}")))?;
+    holds!(id == row.thread.id.as_str(), "I4: t{place} is {id}");
+    let head: Head = json(&head);
+    holds!(head == row.head, "I4: t{place} is stored as {head:?}, not {:?}", row.head);
+    let (own, asks) = (row.head.status().as_str(), row.head.asking().map(|turn| turn as i64));
+    holds!(status == own && ask == asks, "I4: t{place} is stored as {status} {ask:?}, not {own} {asks:?}");
+    holds!(due.is_some() == row.head.due(limits).is_some(), "I4: t{place} is due at {due:?}");
+    let entries =
+        |sql: &str| -> Vec<Entry> { rows(conn, sql, |row| json(&row.get::<_, String>(0).expect("text"))) };
+    let (first, last) = ((no << 32) + row.base() as i64, (no << 32) + u32::MAX as i64);
+    let own =
+        entries(&format!("SELECT body FROM entries WHERE key > {first} AND key <= {last} ORDER BY key"));
+    holds!(own == row.entries, "I4: t{place} has other entries: {own:?}, not {:?}", row.entries);
+    let held = entries(&format!("SELECT body FROM held WHERE thread = {no} ORDER BY queue, no"));
+    debug_assert!(Queue::Held < Queue::Queued);
+    holds!(held.iter().eq(row.held.values()), "I1: t{place} holds {held:?}, not {:?}", row.held);
+    let backlog = entries(&format!("SELECT body FROM backlog WHERE thread = {no} ORDER BY call, no"));
+    holds!(backlog.iter().eq(row.backlog.values()), "I1: t{place} keeps {backlog:?}, not {:?}", row.backlog);
+    compare_calls(conn, no, row)
+}
+
+fn compare_calls(conn: &Connection, no: i64, row: &Row) -> Result<(), Broken> {
+    let sql = format!("SELECT id, state, until IS NOT NULL FROM calls WHERE thread = {no} ORDER BY id");
+    let calls: Vec<(String, i64, bool)> = rows(conn, &sql, |row| {
+        (row.get(0).expect("text"), row.get(1).expect("a state"), row.get(2).expect("a bool"))
+    });
+    let expected: Vec<(String, i64, bool)> = row
+        .calls
+        .iter()
+        .map(|(id, call)| (id.to_string(), state_number(call.state), call.timer.is_some()))
+        .collect();
+    holds!(calls == expected, "I4: calls are stored as {calls:?}, not {expected:?}");
+    let sql = format!("SELECT no, call, answer FROM questions WHERE thread = {no} ORDER BY no");
+    let questions: Vec<(i64, String, Option<i64>)> = rows(conn, &sql, |row| {
+        (row.get(0).expect("a number"), row.get(1).expect("text"), row.get(2).expect("an answer"))
+    });
+    let expected: Vec<(i64, String, Option<i64>)> = row
+        .questions
+        .iter()
+        .map(|(no, row)| (*no as i64, row.call.to_string(), row.selected.map(|selected| selected as i64)))
+        .collect();
+    holds!(questions == expected, "I4: questions are stored as {questions:?}, not {expected:?}");
+    let sql = format!(
+        "SELECT call, event FROM seen WHERE thread = {no} AND NOT EXISTS (SELECT 1 FROM ended_subscriptions e \
+         WHERE e.thread = seen.thread AND e.call = seen.call) ORDER BY call, event"
+    );
+    let marks: Vec<(String, String)> =
+        rows(conn, &sql, |row| (row.get(0).expect("text"), row.get(1).expect("text")));
+    let expected: Vec<(String, String)> =
+        row.marks.iter().map(|(call, event)| (call.to_string(), event.as_str().to_owned())).collect();
+    holds!(marks == expected, "I2: marks are stored as {marks:?}, not {expected:?}");
+    Ok(())
+}
+
+fn state_number(state: CallState) -> i64 {
+    match state {
+        CallState::Open => 0,
+        CallState::Returned => 1,
+        CallState::Interrupted => 2,
+        CallState::Failed => 3,
+        CallState::TimedOut => 4,
+        CallState::Subscribed => 5,
+        CallState::Ended => 6,
+    }
+}
+
+fn json<T: DeserializeOwned>(text: &str) -> T {
+    serde_json::from_str(text).expect("stored JSON can be read")
+}
+
+fn one<T: rusqlite::types::FromSql>(conn: &Connection, sql: &str) -> T {
+    conn.query_row(sql, [], |row| row.get(0)).expect("a row")
+}
+
+fn rows<T>(conn: &Connection, sql: &str, read: impl Fn(&rusqlite::Row<'_>) -> T) -> Vec<T> {
+    let mut statement = conn.prepare_cached(sql).expect("a statement");
+    let mut found = statement.query([]).expect("a query");
+    let mut rows = Vec::new();
+    while let Some(row) = found.next().expect("a row") {
+        rows.push(read(row));
+    }
+    rows
+}

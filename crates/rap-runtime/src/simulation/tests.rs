@@ -1,0 +1,52 @@
+//! Seeded runs. `RAP_SIM_SEED=n` runs one seed, `RAP_SIM_SEEDS=n` so many in each part.
+
+use std::env;
+
+use super::{check, run};
+
+/// Seeds in each part.
+const SEEDS: u64 = 80;
+
+fn number(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text}")))
+}
+
+fn part(part: u64) {
+    if let Some(seed) = number("RAP_SIM_SEED") {
+        return check(seed);
+    }
+    let seeds = number("RAP_SIM_SEEDS").unwrap_or(SEEDS);
+    for seed in part * seeds..(part + 1) * seeds {
+        check(seed);
+    }
+}
+
+#[test]
+fn all_invariants_hold_under_chaos_1_of_4() {
+    part(0);
+}
+
+#[test]
+fn all_invariants_hold_under_chaos_2_of_4() {
+    part(1);
+}
+
+#[test]
+fn all_invariants_hold_under_chaos_3_of_4() {
+    part(2);
+}
+
+#[test]
+fn all_invariants_hold_under_chaos_4_of_4() {
+    part(3);
+}
+
+#[test]
+fn a_seed_replays_exactly() {
+    for seed in 0..10 {
+        let [(_, one), (_, other)] = [run(seed, true), run(seed, true)];
+        let differs = one.iter().zip(&other).position(|(one, other)| one != other);
+        let shown = differs.map(|at| (&one[at], &other[at]));
+        assert!(one == other, "seed {seed}: {} and {} actions, {shown:?}", one.len(), other.len());
+    }
+}

@@ -1,0 +1,190 @@
+//! Rows of listings, and how listings are paged.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use rap_agent::{Head, Seq, Status};
+use rap_protocol::{CallId, ThreadId, Timestamp};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Thread, ThreadKey};
+
+/// What a listing is asked for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Wanted {
+    /// Only rows behind this one.
+    pub(crate) after: Cursor,
+    pub(crate) limit: usize,
+}
+
+impl Wanted {
+    pub(crate) fn first(limit: usize) -> Wanted {
+        Wanted { after: Cursor::default(), limit }
+    }
+}
+
+/// A page of a listing.
+pub(crate) struct Page<T> {
+    pub(crate) rows: Vec<T>,
+    /// The last row, if there is another page.
+    pub(crate) next: Option<Cursor>,
+}
+
+/// A row of a listing: its time, if it has one, its thread and its id there. The default stands before all rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cursor {
+    pub(super) at: Option<i64>,
+    pub(super) thread: ThreadKey,
+    pub(super) id: String,
+}
+
+impl Default for Cursor {
+    fn default() -> Self {
+        Cursor { at: None, thread: ThreadKey::new(0), id: String::new() }
+    }
+}
+
+impl Cursor {
+    /// The form of a cursor as text.
+    pub(crate) const PATTERN: &'static str =
+        r"^(-|[0-9]{1,15})\.[0-9]{1,9}\.[^\u0000-\u001f\u007f-\u009f]{0,256}$";
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (thread, id) = (self.thread.number(), &self.id);
+        match self.at {
+            Some(at) => write!(f, "{at}.{thread}.{id}"),
+            None => write!(f, "-.{thread}.{id}"),
+        }
+    }
+}
+
+/// A text that is not a cursor.
+#[derive(Debug)]
+pub(crate) struct NotACursor;
+
+impl FromStr for Cursor {
+    type Err = NotACursor;
+
+    fn from_str(text: &str) -> Result<Cursor, NotACursor> {
+        let (at, rest) = text.split_once('.').ok_or(NotACursor)?;
+        let (thread, id) = rest.split_once('.').ok_or(NotACursor)?;
+        let at = if at == "-" { None } else { Some(at.parse().map_err(|_| NotACursor)?) };
+        let thread = ThreadKey::new(thread.parse().map_err(|_| NotACursor)?);
+        Ok(Cursor { at, thread, id: id.to_owned() })
+    }
+}
+
+/// Which threads to list.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ThreadFilter {
+    pub(crate) status: Option<Status>,
+    pub(crate) parent: Option<ThreadId>,
+    pub(crate) wanted: Wanted,
+}
+
+/// A part of a history. One entry is always read, however large it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HistoryPage {
+    /// Only entries behind this one.
+    pub(crate) after: Seq,
+    pub(crate) up_to: Seq,
+    pub(crate) rows: usize,
+    pub(crate) bytes: usize,
+}
+
+/// A thread for a listing.
+pub(crate) struct ThreadRow {
+    pub(crate) thread: Arc<Thread>,
+    pub(crate) parent_id: Option<ThreadId>,
+    pub(crate) root_id: ThreadId,
+    pub(crate) forked_from: Option<ThreadId>,
+    pub(crate) head: Head,
+    pub(crate) updated_at: Timestamp,
+}
+
+/// The latest content of a view.
+pub(crate) struct ViewRow {
+    pub(crate) server: String,
+    pub(crate) view_type: String,
+    pub(crate) content: Value,
+    pub(crate) at: Timestamp,
+}
+
+/// A question that waits for a person.
+pub(crate) struct InboxItem {
+    pub(crate) thread: ThreadId,
+    pub(crate) call: CallId,
+    pub(crate) tool: String,
+    pub(crate) asked_at: Timestamp,
+    pub(crate) question: StoredQuestion,
+}
+
+/// A question as it is stored, sealed.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(crate) enum StoredQuestion {
+    Choice {
+        prompt: String,
+        choices: Vec<String>,
+        default: usize,
+        /// None if the runtime itself asks.
+        #[serde(default)]
+        response_url: Option<String>,
+    },
+    SignIn {
+        auth_url: String,
+    },
+}
+
+/// An open call.
+pub(crate) struct CallRow {
+    pub(crate) thread: ThreadId,
+    pub(crate) call: CallId,
+    pub(crate) tool: String,
+    pub(crate) server: String,
+    pub(crate) since: Timestamp,
+    pub(crate) until: Option<Timestamp>,
+    pub(crate) acknowledged_at: Option<Timestamp>,
+    pub(crate) attempts: u32,
+    pub(crate) outcome: Option<String>,
+}
+
+/// An active subscription.
+pub(crate) struct SubscriptionRow {
+    pub(crate) thread: ThreadId,
+    pub(crate) call: CallId,
+    pub(crate) tool: String,
+    pub(crate) server: String,
+    pub(crate) since: Timestamp,
+    /// Number of its events that wait for a child.
+    pub(crate) waiting: u64,
+}
+
+/// Something that happens at a time by itself.
+pub(crate) struct TimerRow {
+    pub(crate) thread: ThreadId,
+    pub(crate) call: Option<CallId>,
+    pub(crate) tool: Option<String>,
+    pub(crate) kind: &'static str,
+    pub(crate) at: Timestamp,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_is_read_as_it_is_written() {
+        for text in ["-.0.", "-.3.call_1", "1700000000000.12.a.b.c", "5.1.ü x"] {
+            assert_eq!(text.parse::<Cursor>().unwrap().to_string(), text);
+        }
+        for text in ["", "1", "1.2", "x.1.c", "1.x.c", ".1.c", "--.1.c"] {
+            assert!(text.parse::<Cursor>().is_err(), "{text}");
+        }
+        assert_eq!(Cursor::default().to_string(), "-.0.");
+    }
+}

@@ -1,0 +1,369 @@
+//! Applying a batch of messages in one transaction.
+
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rap_agent::{Input, facts_needed};
+use rap_io::secret_box::Key;
+use rap_protocol::{ThreadId, Timestamp};
+use rusqlite::Connection;
+
+use super::cache::Cache;
+use super::heads::{self, is_about_rows, unreadable};
+use super::writes::StepWriter;
+use super::{facts, history, toolsets};
+use crate::store::apply::check_target;
+use crate::store::{
+    Committed, Error, Loaded, Message, Receipt, Rules, SharedFacts, Stepped, Target, ThreadKey, rounds,
+    step_one,
+};
+
+/// What became of a message.
+pub(super) enum Applied {
+    /// Its step was written. The version is that of the head it wrote.
+    Done {
+        receipt: Receipt,
+        committed: Box<Committed>,
+        version: i64,
+    },
+    /// It repeats a request that was applied before.
+    Repeated(Receipt),
+    Refused(Error),
+}
+
+/// Threads that take no input until the next start. Clones share them.
+#[derive(Default, Clone)]
+pub(super) struct SetAside(Arc<Mutex<HashSet<ThreadKey>>>);
+
+impl SetAside {
+    fn threads(&self) -> MutexGuard<'_, HashSet<ThreadKey>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn insert(&self, thread: ThreadKey) {
+        self.threads().insert(thread);
+    }
+
+    pub(super) fn contains(&self, thread: ThreadKey) -> bool {
+        self.threads().contains(&thread)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.threads().len()
+    }
+}
+
+/// Applies batches. Used by one thread at a time.
+#[derive(Default)]
+pub(super) struct Applier {
+    cache: Cache,
+    /// Threads in whose step something panicked.
+    set_aside: SetAside,
+    #[cfg(test)]
+    pub(super) observed: Vec<super::Observed>,
+}
+
+/// What a batch is applied with.
+pub(super) struct Context<'a> {
+    pub(super) conn: &'a Connection,
+    pub(super) rules: &'a Rules,
+    pub(super) key: &'a Key,
+    pub(super) now: Timestamp,
+}
+
+/// The thread of a message.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Found {
+    Key(ThreadKey),
+    /// There is no such thread yet.
+    Nothing(ThreadId),
+}
+
+/// A message in its round.
+struct Ready<'a> {
+    message: &'a Message,
+    outcome: Result<Loaded, Error>,
+}
+
+impl Applier {
+    pub(super) fn new(set_aside: SetAside) -> Applier {
+        Applier { set_aside, ..Applier::default() }
+    }
+
+    /// Drops all heads, because what was written did not stay.
+    pub(super) fn forget_heads(&mut self) {
+        self.cache.clear();
+    }
+
+    /// Applies a batch. If rows do not let it, it is tried by halves, so that one bad message harms no other. Any other
+    /// error fails the batch.
+    pub(super) fn apply(
+        &mut self,
+        context: &Context<'_>,
+        batch: &[Message],
+    ) -> rusqlite::Result<Vec<Applied>> {
+        context.conn.prepare_cached("SAVEPOINT batch")?.execute([])?;
+        #[cfg(test)]
+        let observed = self.observed.len();
+        let rounds = catch_unwind(AssertUnwindSafe(|| self.apply_rounds(context, batch)));
+        match rounds
+            .unwrap_or_else(|_| Err(unreadable(std::io::Error::other("a panic outside of the rules"))))
+        {
+            Ok(applied) => {
+                context.conn.prepare_cached("RELEASE batch")?.execute([])?;
+                Ok(applied)
+            }
+            Err(error) if is_about_rows(&error) => {
+                context.conn.execute_batch("ROLLBACK TO batch; RELEASE batch")?;
+                self.cache.clear();
+                #[cfg(test)]
+                self.observed.truncate(observed);
+                if batch.len() == 1 {
+                    tracing::error!(%error, "a message cannot be applied");
+                    return Ok(vec![Applied::Refused(Error::Unreadable(error.into()))]);
+                }
+                let (first, second) = batch.split_at(batch.len() / 2);
+                let mut applied = self.apply(context, first)?;
+                applied.extend(self.apply(context, second)?);
+                Ok(applied)
+            }
+            Err(error) => {
+                self.cache.clear();
+                Err(error)
+            }
+        }
+    }
+
+    fn apply_rounds(&mut self, context: &Context<'_>, batch: &[Message]) -> rusqlite::Result<Vec<Applied>> {
+        let threads = batch.iter().map(|message| self.find(context.conn, &message.target));
+        let threads = threads.collect::<rusqlite::Result<Vec<Found>>>()?;
+        let mut shared = SharedFacts::default();
+        let mut applied: Vec<Option<Applied>> = batch.iter().map(|_| None).collect();
+        for round in rounds(threads) {
+            for (at, outcome) in self.apply_round(context, batch, round, &mut shared)? {
+                applied[at] = Some(outcome);
+            }
+        }
+        facts::save_shared(context.conn, &shared)?;
+        Ok(applied.into_iter().map(|applied| applied.expect("bug: each message is in a round")).collect())
+    }
+
+    /// Loads heads and facts, steps in memory, and writes.
+    fn apply_round(
+        &mut self,
+        context: &Context<'_>,
+        batch: &[Message],
+        round: Vec<usize>,
+        shared: &mut SharedFacts,
+    ) -> rusqlite::Result<Vec<(usize, Applied)>> {
+        let mut applied = Vec::with_capacity(round.len());
+        for at in round {
+            let message = &batch[at];
+            let ready = Ready { message, outcome: self.load(context, &message.target)? };
+            #[cfg(test)]
+            let thread = ready.outcome.as_ref().ok().map(|loaded| loaded.thread.key);
+            let done = self.apply_one(context, ready, shared)?;
+            #[cfg(test)]
+            self.observe(context, message, thread, &done);
+            applied.push((at, done));
+        }
+        Ok(applied)
+    }
+
+    fn apply_one(
+        &mut self,
+        context: &Context<'_>,
+        ready: Ready<'_>,
+        shared: &mut SharedFacts,
+    ) -> rusqlite::Result<Applied> {
+        let Ready { message, outcome } = ready;
+        if let Some(once) = &message.once
+            && let Some(repeated) = facts::repeated(context.conn, once, shared)?
+        {
+            self.put_back(outcome);
+            return Ok(repeated.map_or_else(Applied::Refused, Applied::Repeated));
+        }
+        let stepped = match outcome {
+            Ok(loaded) => self.step(context, loaded, message.input.clone(), shared)?,
+            Err(error) => Err(error),
+        };
+        // A message that its receiver refuses is delivered as well, unless the receiver could not be asked.
+        if let Some(outbox) = message.outbox
+            && !matches!(stepped, Err(Error::SetAside | Error::Unreadable(_)))
+            && !facts::take_message(context.conn, outbox)?
+        {
+            if let Ok(stepped) = stepped {
+                self.cache.put(stepped.loaded);
+            }
+            return Ok(Applied::Refused(rap_agent::Ignored::Duplicate.into()));
+        }
+        match stepped {
+            Ok(stepped) => self.write(context, message, stepped, shared),
+            Err(error) => Ok(Applied::Refused(error)),
+        }
+    }
+
+    #[cfg(test)]
+    fn observe(
+        &mut self,
+        context: &Context<'_>,
+        message: &Message,
+        thread: Option<ThreadKey>,
+        applied: &Applied,
+    ) {
+        use super::ObservedOutcome;
+        let outcome = match (applied, thread) {
+            (Applied::Done { committed, .. }, _) => {
+                let Committed { thread, step, children, .. } = &**committed;
+                ObservedOutcome::Done {
+                    thread: thread.clone(),
+                    step: Box::new(step.clone()),
+                    children: children.clone(),
+                }
+            }
+            (Applied::Repeated(_), _) => ObservedOutcome::Repeated,
+            (Applied::Refused(Error::Ignored(why)), Some(thread)) => {
+                ObservedOutcome::Ignored { thread, why: why.clone() }
+            }
+            (Applied::Refused(error), _) => ObservedOutcome::Refused(error.to_string()),
+        };
+        self.observed.push(super::Observed { message: message.clone(), now: context.now, outcome });
+    }
+
+    fn put_back(&mut self, outcome: Result<Loaded, Error>) {
+        match outcome {
+            Ok(loaded) if loaded.version > 0 => self.cache.put(loaded),
+            _ => {}
+        }
+    }
+
+    fn step(
+        &mut self,
+        context: &Context<'_>,
+        loaded: Loaded,
+        input: Input,
+        shared: &mut SharedFacts,
+    ) -> rusqlite::Result<Result<Stepped, Error>> {
+        let limits = context.rules.limits(&loaded.thread.agent);
+        let needs = facts_needed(&loaded.head, &input, limits);
+        let facts = facts::load(context.conn, &loaded.thread, &needs, shared, context.now)?;
+        match step_one(loaded, input, facts, context.now, limits) {
+            Ok(stepped) => Ok(Ok(stepped)),
+            Err((loaded, error)) => {
+                match error {
+                    // A thread that was never stored leaves its key to another one.
+                    Error::SetAside if loaded.version == 0 => {}
+                    Error::SetAside => self.set_aside.insert(loaded.thread.key),
+                    _ => self.put_back(Ok(*loaded)),
+                }
+                Ok(Err(error))
+            }
+        }
+    }
+
+    /// Writes a step as it is.
+    fn write(
+        &mut self,
+        context: &Context<'_>,
+        message: &Message,
+        stepped: Stepped,
+        shared: &mut SharedFacts,
+    ) -> rusqlite::Result<Applied> {
+        let Stepped { loaded: Loaded { thread, version, .. }, step, now } = stepped;
+        let Context { conn, rules, key, .. } = *context;
+        match version {
+            0 => heads::insert(conn, &thread, &step.head, rules, now)?,
+            version => heads::update(conn, &thread, version, &step.head, rules, now)?,
+        }
+        let writer = StepWriter { conn, thread: &thread, key, rules, now };
+        let mut children = Vec::new();
+        for write in &step.writes {
+            children.extend(writer.write(write)?);
+        }
+        shared.after(thread.session, &step);
+        let receipt = Receipt { thread: thread.id.clone(), turn: step.head.turn() };
+        if let Some(once) = &message.once {
+            facts::save_once(conn, once, &receipt, now)?;
+            shared.remember(once, &receipt);
+        }
+        if let Some(toolset) = &message.toolset {
+            toolsets::save(conn, toolset)?;
+        }
+        let version = version + 1;
+        self.cache.put(Loaded { thread: thread.clone(), head: step.head.clone(), version });
+        Ok(Applied::Done {
+            receipt,
+            committed: Box::new(Committed { thread, step, children, late: false }),
+            version,
+        })
+    }
+
+    fn find(&self, conn: &Connection, target: &Target) -> rusqlite::Result<Found> {
+        let id = match target {
+            Target::Key(key) | Target::Token { key, .. } => return Ok(Found::Key(*key)),
+            Target::Id(id) | Target::New(crate::store::NewThread { id, .. }) | Target::Fork { id, .. } => id,
+        };
+        let key = match self.cache.key(id) {
+            Some(key) => Some(key),
+            None => heads::key_of(conn, id)?,
+        };
+        Ok(key.map_or_else(|| Found::Nothing(id.clone()), Found::Key))
+    }
+
+    /// The thread of a message, or why it cannot take it.
+    fn load(&mut self, context: &Context<'_>, target: &Target) -> rusqlite::Result<Result<Loaded, Error>> {
+        let conn = context.conn;
+        let key = match (self.find(conn, target)?, target) {
+            (Found::Key(_), Target::New(_) | Target::Fork { .. }) => return Ok(Err(Error::Exists)),
+            (Found::Nothing(_), Target::New(new)) => {
+                return Ok(Ok(heads::new_root(conn, new, context.now)?));
+            }
+            (Found::Nothing(_), Target::Fork { .. }) => return self.fork(context, target),
+            (Found::Nothing(_), _) => return Ok(Err(Error::NoThread)),
+            (Found::Key(key), _) => key,
+        };
+        if self.set_aside.contains(key) {
+            return Ok(Err(Error::SetAside));
+        }
+        let loaded = match self.cache.take(key) {
+            Some(loaded) => loaded,
+            None => match heads::load(conn, key)? {
+                Some(loaded) => loaded,
+                None => return Ok(Err(Error::NoThread)),
+            },
+        };
+        if let Err(error) = check_target(target, &loaded.thread) {
+            self.cache.put(loaded);
+            return Ok(Err(error));
+        }
+        Ok(Ok(loaded))
+    }
+
+    fn fork(&self, context: &Context<'_>, target: &Target) -> rusqlite::Result<Result<Loaded, Error>> {
+        let Target::Fork { source, at, id, incarnation } = target else {
+            unreachable!("bug: only forks are forked")
+        };
+        let conn = context.conn;
+        let source = match heads::key_of(conn, source)? {
+            Some(key) => heads::load(conn, key)?,
+            None => None,
+        };
+        let Some(Loaded { thread: source, head, .. }) = source else { return Ok(Err(Error::NoThread)) };
+        let point = history::fork_point(conn, &source, at.unwrap_or(head.seq()).min(head.seq()))?;
+        let new = crate::store::NewThread {
+            id: id.clone(),
+            incarnation: *incarnation,
+            agent: source.agent.clone(),
+            user_id: source.user_id.clone(),
+            title: source.title.clone(),
+        };
+        let root = heads::new_root(conn, &new, context.now)?;
+        let thread = crate::store::Thread {
+            source: Some(source.key),
+            inherits: point.at,
+            ..crate::store::Thread::clone(&root.thread)
+        };
+        Ok(Ok(Loaded { thread: thread.into(), head: head.fork(point), version: 0 }))
+    }
+}

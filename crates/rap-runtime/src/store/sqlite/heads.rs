@@ -1,0 +1,238 @@
+//! Threads and their heads: how they are loaded and written.
+
+use std::sync::Arc;
+
+use rap_agent::Head;
+use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
+use rusqlite::types::Type;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use crate::store::{Loaded, NewThread, Rules, SessionKey, Thread, ThreadKey};
+
+pub(super) const THREAD_COLUMNS: &str = "t.no, t.id, t.parent, t.root, t.born_at, t.ancestors, t.incarnation, t.agent, t.user_id, \
+                                         t.title, t.created_at, t.version, t.head, t.source";
+
+impl rusqlite::ToSql for ThreadKey {
+    fn to_sql(&self) -> rusqlite::Result<rusqlite::types::ToSqlOutput<'_>> {
+        Ok(self.number().into())
+    }
+}
+
+impl rusqlite::types::FromSql for ThreadKey {
+    fn column_result(value: rusqlite::types::ValueRef<'_>) -> rusqlite::types::FromSqlResult<Self> {
+        i64::column_result(value).map(ThreadKey::new)
+    }
+}
+
+impl rusqlite::ToSql for SessionKey {
+    fn to_sql(&self) -> rusqlite::Result<rusqlite::types::ToSqlOutput<'_>> {
+        self.0.to_sql()
+    }
+}
+
+impl rusqlite::types::FromSql for SessionKey {
+    fn column_result(value: rusqlite::types::ValueRef<'_>) -> rusqlite::types::FromSqlResult<Self> {
+        ThreadKey::column_result(value).map(SessionKey)
+    }
+}
+
+/// A value in a column that makes no sense.
+pub(super) fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> rusqlite::Error {
+    rusqlite::Error::FromSqlConversionFailure(0, Type::Text, Box::new(error))
+}
+
+/// Whether an error is about rows: a value that makes no sense, or a constraint. Trying again does not help.
+pub(super) fn is_about_rows(error: &rusqlite::Error) -> bool {
+    use rusqlite::Error::{
+        FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, QueryReturnedNoRows,
+        StatementChangedRows,
+    };
+    matches!(
+        error,
+        FromSqlConversionFailure(..)
+            | IntegralValueOutOfRange(..)
+            | InvalidColumnType(..)
+            | QueryReturnedNoRows
+            | StatementChangedRows(_)
+    ) || error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation)
+}
+
+/// Passes over a thread whose rows make no sense, so that it stops no other.
+pub(super) fn if_readable<T>(thread: ThreadKey, read: rusqlite::Result<T>) -> rusqlite::Result<Option<T>> {
+    match read {
+        Err(error) if is_about_rows(&error) => {
+            tracing::error!(?thread, %error, "a thread is passed over: its rows cannot be read");
+            Ok(None)
+        }
+        read => read.map(Some),
+    }
+}
+
+pub(super) fn load(conn: &Connection, key: ThreadKey) -> rusqlite::Result<Option<Loaded>> {
+    let sql = format!("SELECT {THREAD_COLUMNS} FROM threads t WHERE t.no = ?1");
+    conn.prepare_cached(&sql)?.query_row([key], loaded).optional()
+}
+
+pub(super) fn key_of(conn: &Connection, id: &ThreadId) -> rusqlite::Result<Option<ThreadKey>> {
+    let mut statement = conn.prepare_cached("SELECT no FROM threads WHERE id = ?1")?;
+    statement.query_row([id.as_str()], |row| row.get(0)).optional()
+}
+
+pub(super) fn loaded(row: &Row<'_>) -> rusqlite::Result<Loaded> {
+    let thread = Thread {
+        key: row.get(0)?,
+        id: thread_id(row, 1)?,
+        parent: row.get(2)?,
+        source: row.get(13)?,
+        session: row.get(3)?,
+        inherits: row.get::<_, i64>(4)?.unsigned_abs(),
+        ancestors: serde_json::from_str(row.get_ref(5)?.as_str()?).map_err(unreadable)?,
+        incarnation: row.get::<_, i64>(6)?.cast_unsigned(),
+        agent: row.get(7)?,
+        user_id: row.get::<_, Option<String>>(8)?.map(UserId::new).transpose().map_err(unreadable)?,
+        title: row.get(9)?,
+        created_at: Timestamp(row.get(10)?),
+    };
+    let head = serde_json::from_str(row.get_ref(12)?.as_str()?).map_err(unreadable)?;
+    Ok(Loaded { thread: Arc::new(thread), head, version: row.get(11)? })
+}
+
+pub(super) fn thread_id(row: &Row<'_>, at: usize) -> rusqlite::Result<ThreadId> {
+    ThreadId::new(row.get::<_, String>(at)?).map_err(unreadable)
+}
+
+pub(super) fn call_id(row: &Row<'_>, at: usize) -> rusqlite::Result<CallId> {
+    CallId::new(row.get::<_, String>(at)?).map_err(unreadable)
+}
+
+pub(super) fn to_json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).expect("bug: stored values are JSON")
+}
+
+/// A root thread that is not stored yet.
+pub(super) fn new_root(conn: &Connection, new: &NewThread, now: Timestamp) -> rusqlite::Result<Loaded> {
+    let key = next_key(conn)?;
+    let thread = Thread {
+        key,
+        id: new.id.clone(),
+        session: SessionKey(key),
+        parent: None,
+        source: None,
+        inherits: 0,
+        ancestors: Vec::new(),
+        incarnation: new.incarnation,
+        agent: new.agent.clone(),
+        user_id: new.user_id.clone(),
+        title: new.title.clone(),
+        created_at: now,
+    };
+    Ok(Loaded { thread: Arc::new(thread), head: Head::new(), version: 0 })
+}
+
+pub(super) fn next_key(conn: &Connection) -> rusqlite::Result<ThreadKey> {
+    let mut statement = conn.prepare_cached("SELECT coalesce(max(no), 0) + 1 FROM threads")?;
+    statement.query_row([], |row| row.get(0))
+}
+
+/// Adds a thread. Its head gets version 1.
+pub(super) fn insert(
+    conn: &Connection,
+    thread: &Thread,
+    head: &Head,
+    rules: &Rules,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    let mut statement = conn.prepare_cached(
+        "INSERT INTO threads (no, id, parent, root, born_at, ancestors, incarnation, agent, user_id, title, \
+         created_at, updated_at, version, status, ask, ask_to, ask_at, due, head, source) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 1, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
+    )?;
+    let asking = head.asking();
+    statement.execute(params![
+        thread.key,
+        thread.id.as_str(),
+        thread.parent,
+        thread.session,
+        thread.inherits.cast_signed(),
+        to_json(&thread.ancestors),
+        thread.incarnation.cast_signed(),
+        thread.agent,
+        thread.user_id.as_ref().map(UserId::as_str),
+        thread.title,
+        thread.created_at.0,
+        now.0,
+        head.status().as_str(),
+        asking.map(u64::cast_signed),
+        asking.map(|_| rules.model_server(&thread.agent)),
+        asking.map(|_| now.0),
+        head.due(rules.limits(&thread.agent)).map(|due| due.0),
+        to_json(head),
+        thread.source,
+    ])?;
+    Ok(())
+}
+
+/// Writes a head over the version that it was made from. A question that is still the same keeps its due time.
+pub(super) fn update(
+    conn: &Connection,
+    thread: &Thread,
+    version: i64,
+    head: &Head,
+    rules: &Rules,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    let mut statement = conn.prepare_cached(
+        "UPDATE threads SET head = ?3, version = version + 1, status = ?4, \
+         ask_at = CASE WHEN ask IS ?5 THEN ask_at ELSE ?6 END, \
+         ask_attempts = CASE WHEN ask IS ?5 THEN ask_attempts ELSE 0 END, \
+         ask = ?5, ask_to = ?7, due = ?8, updated_at = ?9 WHERE no = ?1 AND version = ?2",
+    )?;
+    let asking = head.asking();
+    let changed = statement.execute(params![
+        thread.key,
+        version,
+        to_json(head),
+        head.status().as_str(),
+        asking.map(u64::cast_signed),
+        asking.map(|_| now.0),
+        asking.map(|_| rules.model_server(&thread.agent)),
+        head.due(rules.limits(&thread.agent)).map(|due| due.0),
+        now.0,
+    ])?;
+    if changed == 1 { Ok(()) } else { Err(rusqlite::Error::StatementChangedRows(changed)) }
+}
+
+/// The version of a stored head.
+pub(super) fn version(conn: &Connection, key: ThreadKey) -> rusqlite::Result<Option<i64>> {
+    let mut statement = conn.prepare_cached("SELECT version FROM threads WHERE no = ?1")?;
+    statement.query_row([key], |row| row.get(0)).optional()
+}
+
+/// Points questions that wait to the model servers that are configured now.
+pub(super) fn retarget_questions(conn: &Connection, rules: &Rules) -> rusqlite::Result<()> {
+    // Each half has an index.
+    for half in ["ask IS NOT NULL AND ask_attempts = 0", "ask_attempts > 0"] {
+        let mut agents = conn.prepare(&format!("SELECT DISTINCT agent FROM threads WHERE {half}"))?;
+        let agents: Vec<String> = agents.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+        let sql = format!("UPDATE threads SET ask_to = ?2 WHERE {half} AND agent = ?1 AND ask_to IS NOT ?2");
+        for agent in agents {
+            conn.execute(&sql, params![agent, rules.model_server(&agent)])?;
+        }
+    }
+    Ok(())
+}
+
+/// Failed threads of the first release may have no time for their next attempt, although the rules give them one now.
+pub(super) fn recompute_due(conn: &Connection, rules: &Rules) -> rusqlite::Result<()> {
+    let mut failed = conn.prepare("SELECT no FROM threads WHERE status = 'failed' AND due IS NULL")?;
+    let failed: Vec<ThreadKey> = failed.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    for key in failed {
+        let Some(Loaded { thread, head, .. }) = if_readable(key, load(conn, key))?.flatten() else {
+            continue;
+        };
+        if let Some(due) = head.due(rules.limits(&thread.agent)) {
+            conn.execute("UPDATE threads SET due = ?2 WHERE no = ?1", params![key, due.0])?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! Records of deliveries. Whether a call that was being retried has settled since is read from the call.
+
+use rap_protocol::{ThreadId, Timestamp};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::heads::{thread_id, unreadable};
+use crate::store::{
+    Cursor, Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Page, Redelivery,
+    ThreadKey,
+};
+
+/// Records of each kind that are kept.
+const RECORDS: usize = 10_000;
+/// Length of the detail of a record, in characters.
+const DETAIL_CHARS: usize = 500;
+
+/// Writes records and returns their numbers.
+pub(super) fn record_all(conn: &Connection, records: &[DeliveryRecord]) -> rusqlite::Result<Vec<String>> {
+    let ids = records.iter().map(|record| self::record(conn, record)).collect();
+    let recorded = |kind: &DeliveryKind| records.iter().any(|record| record.kind == *kind);
+    DeliveryKind::ALL.into_iter().filter(recorded).try_for_each(|kind| prune(conn, kind, RECORDS))?;
+    ids
+}
+
+pub(super) fn list(conn: &Connection, filter: &DeliveryFilter) -> rusqlite::Result<Page<Delivery>> {
+    let sql = format!(
+        "SELECT * FROM ({ROWS}) WHERE no < ?1 AND (?2 IS NULL OR outcome = ?2) \
+         AND (?3 IS NULL OR thread = ?3) ORDER BY no DESC LIMIT ?4"
+    );
+    let thread = filter.thread.as_ref().map(ThreadId::as_str);
+    let before = filter.before.as_ref().and_then(|cursor| cursor.at).unwrap_or(i64::MAX);
+    let wanted =
+        params![before, filter.outcome.map(DeliveryOutcome::as_str), thread, filter.limit as i64 + 1];
+    let found =
+        conn.prepare_cached(&sql)?.query_map(wanted, delivery)?.collect::<rusqlite::Result<Vec<_>>>()?;
+    let more = found.len() > filter.limit;
+    let rows: Vec<Delivery> = found.into_iter().take(filter.limit).collect();
+    let last = rows.last().and_then(|last| last.id.parse().ok());
+    let next = last.filter(|_| more).map(|at| Cursor { at: Some(at), ..Cursor::default() });
+    Ok(Page { rows, next })
+}
+
+/// Makes an invocation due that waits for a retry.
+pub(super) fn redeliver(conn: &Connection, no: i64, now: Timestamp) -> rusqlite::Result<Redelivery> {
+    let mut found = conn.prepare_cached("SELECT thread, call, kind FROM deliveries WHERE no = ?1")?;
+    let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, kind(row, 2)?));
+    let found: Option<(ThreadKey, String, DeliveryKind)> = found.query_row([no], row).optional()?;
+    let Some((thread, call, kind)) = found else { return Ok(Redelivery::NoSuchDelivery) };
+    if kind != DeliveryKind::Invocation {
+        return Ok(Redelivery::NotAnInvocation);
+    }
+    let mut due = conn.prepare_cached(
+        "UPDATE calls SET invoke_at = min(invoke_at, ?3) \
+         WHERE thread = ?1 AND id = ?2 AND state = 0 AND invoke_at IS NOT NULL",
+    )?;
+    if due.execute(params![thread, call, now.0])? == 1 {
+        return Ok(Redelivery::Due);
+    }
+    let mut open = conn.prepare_cached("SELECT 1 FROM calls WHERE thread = ?1 AND id = ?2 AND state = 0")?;
+    let open = open.exists(params![thread, call])?;
+    Ok(if open { Redelivery::AlreadyDelivered } else { Redelivery::CallSettled })
+}
+
+/// Writes a record. The same delivery has one record; callbacks that are refused for the same reason are counted in one.
+fn record(conn: &Connection, record: &DeliveryRecord) -> rusqlite::Result<String> {
+    let mut statement = conn.prepare_cached(
+        "INSERT INTO deliveries (kind, thread, call, server, topic, outcome, attempts, detail, first_at, last_at) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9) \
+         ON CONFLICT (thread, call, kind, topic, server) DO UPDATE SET outcome = excluded.outcome, \
+         detail = excluded.detail, last_at = excluded.last_at, attempts = excluded.attempts + \
+         CASE kind WHEN 'callback' THEN attempts ELSE 0 END RETURNING no",
+    )?;
+    let detail: String = record.detail.chars().take(DETAIL_CHARS).collect();
+    let row = params![
+        record.kind.as_str(),
+        record.thread.map_or(0, ThreadKey::number),
+        record.call.as_ref().map_or("", |call| call.as_str()),
+        record.server.as_deref().unwrap_or(""),
+        record.topic,
+        record.outcome.as_str(),
+        record.attempts,
+        detail,
+        record.at.0,
+    ];
+    statement.query_row(row, |row| row.get::<_, i64>(0)).map(|no| no.to_string())
+}
+
+/// Removes records beyond the bound, the oldest first.
+fn prune(conn: &Connection, kind: DeliveryKind, records: usize) -> rusqlite::Result<()> {
+    let mut statement = conn.prepare_cached(
+        "DELETE FROM deliveries WHERE no IN \
+         (SELECT no FROM deliveries WHERE kind = ?1 ORDER BY last_at DESC LIMIT -1 OFFSET ?2)",
+    )?;
+    statement.execute(params![kind.as_str(), records as i64])?;
+    Ok(())
+}
+
+/// Removes records whose last attempt is older.
+pub(super) fn prune_old(conn: &Connection, before: Timestamp) -> rusqlite::Result<()> {
+    let mut statement = conn.prepare_cached("DELETE FROM deliveries WHERE kind = ?1 AND last_at < ?2")?;
+    for kind in DeliveryKind::ALL {
+        statement.execute(params![kind.as_str(), before.0])?;
+    }
+    Ok(())
+}
+
+pub(super) fn one(conn: &Connection, no: i64) -> rusqlite::Result<Option<Delivery>> {
+    let sql = format!("SELECT * FROM ({ROWS}) WHERE no = ?1");
+    conn.prepare_cached(&sql)?.query_row([no], delivery).optional()
+}
+
+/// A retry ends with its call: a call that returned was delivered, whatever the last attempt said; one that failed was
+/// given up.
+const ROWS: &str = "SELECT d.no, d.kind, t.id AS thread, d.call, d.server, d.topic, \
+     CASE WHEN d.outcome <> 'retrying' OR c.state IS NULL OR c.state = 0 THEN d.outcome \
+     WHEN d.kind = 'invocation' AND c.state IN (1, 5, 6) THEN 'delivered' \
+     WHEN d.kind = 'invocation' AND c.state = 3 THEN 'given_up' ELSE 'dropped' END AS outcome, \
+     d.attempts, d.detail, d.first_at, d.last_at, \
+     CASE d.kind WHEN 'invocation' THEN c.invoke_at WHEN 'answer' THEN q.answer_at END \
+     FROM deliveries d LEFT JOIN threads t ON t.no = d.thread \
+     LEFT JOIN calls c ON c.thread = d.thread AND c.id = d.call \
+     LEFT JOIN questions q ON d.kind = 'answer' AND q.thread = d.thread AND q.no = CAST(d.topic AS INTEGER)";
+
+fn delivery(row: &Row<'_>) -> rusqlite::Result<Delivery> {
+    let some = |text: String| Some(text).filter(|text| !text.is_empty());
+    Ok(Delivery {
+        id: row.get::<_, i64>(0)?.to_string(),
+        kind: kind(row, 1)?,
+        thread: row.get_ref(2)?.as_str_or_null()?.map(|_| thread_id(row, 2)).transpose()?,
+        call: some(row.get(3)?),
+        server: some(row.get(4)?),
+        topic: row.get(5)?,
+        outcome: outcome(row, 6)?,
+        attempts: row.get(7)?,
+        detail: row.get(8)?,
+        first_at: Timestamp(row.get(9)?),
+        last_at: Timestamp(row.get(10)?),
+        next_at: row.get::<_, Option<i64>>(11)?.map(Timestamp),
+    })
+}
+
+fn kind(row: &Row<'_>, at: usize) -> rusqlite::Result<DeliveryKind> {
+    let text = row.get_ref(at)?.as_str()?;
+    DeliveryKind::ALL.into_iter().find(|kind| kind.as_str() == text).ok_or_else(|| unknown_word(text))
+}
+
+fn outcome(row: &Row<'_>, at: usize) -> rusqlite::Result<DeliveryOutcome> {
+    let text = row.get_ref(at)?.as_str()?;
+    DeliveryOutcome::ALL
+        .into_iter()
+        .find(|outcome| outcome.as_str() == text)
+        .ok_or_else(|| unknown_word(text))
+}
+
+fn unknown_word(text: &str) -> rusqlite::Error {
+    unreadable(std::io::Error::other(format!("`{text}` is not a word of the ledger")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ledger() -> Connection {
+        let conn = Connection::open_in_memory().unwrap();
+        conn.execute_batch(include_str!("schema_1.sql")).unwrap();
+        conn.execute_batch(include_str!("schema_2.sql")).unwrap();
+        conn
+    }
+
+    fn of(kind: DeliveryKind, call: &str, at: i64) -> DeliveryRecord {
+        DeliveryRecord {
+            kind,
+            thread: Some(ThreadKey::new(1)),
+            thread_id: None,
+            call: Some(rap_protocol::CallId::new(call).unwrap()),
+            server: None,
+            topic: String::new(),
+            outcome: DeliveryOutcome::Refused,
+            attempts: 1,
+            detail: "x".repeat(2 * DETAIL_CHARS),
+            at: Timestamp(at),
+        }
+    }
+
+    fn calls(conn: &Connection) -> Vec<(String, u32)> {
+        let mut rows = conn.prepare("SELECT call, attempts FROM deliveries ORDER BY no").unwrap();
+        rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().map(Result::unwrap).collect()
+    }
+
+    #[test]
+    fn the_oldest_records_of_a_kind_go_first_and_those_of_others_stay() {
+        let conn = ledger();
+        record(&conn, &of(DeliveryKind::Invocation, "other", 0)).unwrap();
+        for (call, at) in [("a", 1), ("b", 2), ("c", 3)] {
+            record(&conn, &of(DeliveryKind::Callback, call, at)).unwrap();
+        }
+        // It has happened again, so that it is not the oldest any more.
+        record(&conn, &of(DeliveryKind::Callback, "a", 4)).unwrap();
+        prune(&conn, DeliveryKind::Callback, 2).unwrap();
+        assert_eq!(calls(&conn), [("other".into(), 1), ("a".into(), 2), ("c".into(), 1)]);
+        prune_old(&conn, Timestamp(4)).unwrap();
+        assert_eq!(calls(&conn), [("a".into(), 2)]);
+    }
+
+    #[test]
+    fn the_same_invocation_has_one_record_with_its_last_attempt() {
+        let conn = ledger();
+        let first = record(&conn, &of(DeliveryKind::Invocation, "a", 1)).unwrap();
+        let again = DeliveryRecord {
+            attempts: 7,
+            outcome: DeliveryOutcome::GivenUp,
+            ..of(DeliveryKind::Invocation, "a", 2)
+        };
+        assert_eq!(record(&conn, &again).unwrap(), first);
+        let row = one(&conn, first.parse().unwrap()).unwrap().unwrap();
+        assert_eq!(
+            (row.attempts, row.outcome, row.first_at, row.last_at),
+            (7, DeliveryOutcome::GivenUp, Timestamp(1), Timestamp(2))
+        );
+        assert_eq!(row.detail.len(), DETAIL_CHARS);
+    }
+}

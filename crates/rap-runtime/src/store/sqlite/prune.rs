@@ -1,0 +1,39 @@
+//! Rows that are kept for a time only. Each call removes a bounded number of them.
+
+use rap_protocol::Timestamp;
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::ledger;
+
+/// Rows that are removed in one transaction.
+const ROWS: usize = 1_000;
+
+/// Removes the keys of clients and deliveries that are old, and the marks of subscriptions that have ended. Returns
+/// whether there are more.
+pub(super) fn prune(
+    conn: &Connection,
+    keys_before: Timestamp,
+    deliveries_before: Timestamp,
+) -> rusqlite::Result<bool> {
+    ledger::prune_old(conn, deliveries_before)?;
+    let mut statement = conn.prepare_cached(
+        "DELETE FROM repeats WHERE digest IN (SELECT digest FROM repeats WHERE at < ?1 ORDER BY at LIMIT ?2)",
+    )?;
+    let keys = statement.execute(params![keys_before.0, ROWS as i64])?;
+    Ok(prune_marks(conn)? || keys >= ROWS)
+}
+
+fn prune_marks(conn: &Connection) -> rusqlite::Result<bool> {
+    let mut ended = conn.prepare_cached("SELECT thread, call FROM ended_subscriptions LIMIT 1")?;
+    let next = ended.query_row([], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)));
+    let Some((thread, call)) = next.optional()? else { return Ok(false) };
+    let mut marks = conn.prepare_cached(
+        "DELETE FROM seen WHERE thread = ?1 AND call = ?2 AND event IN \
+         (SELECT event FROM seen WHERE thread = ?1 AND call = ?2 LIMIT ?3)",
+    )?;
+    if marks.execute(params![thread, call, ROWS as i64])? < ROWS {
+        let sql = "DELETE FROM ended_subscriptions WHERE thread = ?1 AND call = ?2";
+        conn.prepare_cached(sql)?.execute(params![thread, call])?;
+    }
+    Ok(true)
+}

@@ -1,0 +1,139 @@
+//! What is particular to SQLite: files, locks, transactions and migrations. What every database does is in the suite.
+
+mod batch;
+mod commit;
+mod file;
+mod migration;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rap_io::secret_box::Key;
+use rap_io::sqlite::open_sqlite;
+use rap_protocol::ThreadId;
+use rusqlite::Connection;
+use tempfile::TempDir;
+
+use super::*;
+use crate::store::suite::Database;
+use crate::store::suite::fixture::Fixture;
+
+crate::store::suite::suite!(super::File::new);
+
+/// A database with the newest schema.
+pub(super) fn database() -> Connection {
+    let conn = Connection::open_in_memory().expect("memory");
+    for migration in super::MIGRATIONS {
+        conn.execute_batch(migration).expect("the schema is valid");
+    }
+    conn
+}
+
+/// A database in a directory of its own.
+struct File {
+    dir: TempDir,
+    limits: WriterLimits,
+    /// The store that was opened last.
+    opened: Mutex<Option<SqliteStore>>,
+}
+
+impl File {
+    fn new() -> File {
+        File::with(WriterLimits { batch_jobs: COMMIT_JOBS, ..WriterLimits::default() })
+    }
+
+    /// Batches end for want of jobs, never by time.
+    fn patient() -> Arc<File> {
+        let batch_time = Duration::from_secs(3600);
+        Arc::new(File::with(WriterLimits { batch_time, ..WriterLimits::default() }))
+    }
+
+    fn with(limits: WriterLimits) -> File {
+        File { dir: tempfile::tempdir().unwrap(), limits, opened: Mutex::default() }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("rap.db")
+    }
+
+    /// Another connection, which sees what is committed.
+    fn look(&self) -> Connection {
+        open_sqlite(&self.path()).unwrap()
+    }
+
+    fn try_open(&self) -> Result<SqliteStore, OpenError> {
+        let rules = crate::store::suite::fixture::rules(rap_agent::Limits::default());
+        let clock = Arc::new(crate::world::SystemClock);
+        SqliteStore::open(&self.path(), key(), rules, clock, Box::new(|_| ()))
+    }
+
+    /// The store that was opened last.
+    fn store(&self) -> SqliteStore {
+        self.opened.lock().unwrap().clone().expect("a store was opened")
+    }
+
+    /// Changes a row behind the store's back.
+    fn alter(&self, sql: &str) {
+        assert_eq!(self.look().execute(sql, []).unwrap(), 1, "{sql}");
+    }
+
+    /// Everything that a step writes, of all threads.
+    fn rows(&self) -> Vec<String> {
+        all_rows(&self.look())
+    }
+}
+
+fn all_rows(conn: &Connection) -> Vec<String> {
+    let tables =
+        ["threads", "entries", "summaries", "held", "backlog", "calls", "questions", "views", "seen"];
+    let mut all = Vec::new();
+    for table in tables.into_iter().chain(["letters", "spending", "repeats"]) {
+        let mut select = conn.prepare(&format!("SELECT * FROM {table} ORDER BY 1, 2")).unwrap();
+        let columns = select.column_count();
+        let row = |row: &rusqlite::Row<'_>| {
+            let values: Vec<_> = (0..columns).map(|at| row.get_ref(at).unwrap()).collect();
+            Ok(format!("{table} {values:?}"))
+        };
+        all.extend(select.query_map([], row).unwrap().map(Result::unwrap));
+    }
+    all
+}
+
+fn key() -> Key {
+    Key::parse(&"7".repeat(64)).unwrap()
+}
+
+impl Database for File {
+    fn open(&self, rules: Rules, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store> {
+        let mut opened = self.opened.lock().unwrap();
+        // Its lock goes with it.
+        *opened = None;
+        let store =
+            SqliteStore::open_with(&self.path(), key(), rules, clock, on_commit, self.limits).unwrap();
+        *opened = Some(store.clone());
+        Arc::new(store)
+    }
+
+    fn spoil(&self, thread: &ThreadId) {
+        let sql = "UPDATE threads SET head = '{\"phase\": \"confused\"}' WHERE id = ?1";
+        assert_eq!(self.look().execute(sql, [thread.as_str()]).unwrap(), 1);
+    }
+}
+
+impl Database for Arc<File> {
+    fn open(&self, rules: Rules, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store> {
+        File::open(self, rules, clock, on_commit)
+    }
+
+    fn spoil(&self, thread: &ThreadId) {
+        File::spoil(self, thread);
+    }
+}
+
+/// A fixture of the suite, and its file.
+fn fixture() -> (Arc<File>, Fixture) {
+    let file = File::patient();
+    let fixture = Fixture::new(Box::new(Arc::clone(&file)));
+    (file, fixture)
+}

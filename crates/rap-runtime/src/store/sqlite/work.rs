@@ -1,0 +1,570 @@
+//! Work: due times are columns of the rows that it belongs to. SQLite stores no claims, since one process owns the file.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use rap_agent::{LostAfter, OpenCall, Server, StatusCheck};
+use rap_io::secret_box::Key;
+use rap_protocol::{CallId, ResponseUrl, Timestamp};
+use rusqlite::types::Value as SqlValue;
+use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
+
+use super::facts;
+use super::heads::{self, call_id, if_readable, is_about_rows, thread_id, unreadable};
+use super::listings::open_question;
+use crate::store::{
+    AnswerWork, AskWork, CheckWork, DuePage, DueWork, InvokeWork, Loaded, OutboxKey, OutboxMessage,
+    SessionKey, StoredQuestion, ThreadKey, Timer, Work, WorkKey, WorkKind, WorkQueue,
+};
+
+/// How work of one kind is found. Work that was not tried yet is due, and found session by session; work to be tried again
+/// is found by its time.
+struct Queries {
+    /// The next session with new work at a destination.
+    next_session: &'static str,
+    /// New work of a session.
+    new: &'static str,
+    /// Work to be tried again.
+    again: &'static str,
+    /// The next destination with new work, and with work to be tried again.
+    destinations: [&'static str; 2],
+}
+
+const ASK: Queries = Queries {
+    next_session: "SELECT min(root) FROM threads \
+                   WHERE ask IS NOT NULL AND ask_attempts = 0 AND ask_to = ?1 AND root > ?2",
+    new: "SELECT no, ask FROM threads \
+          WHERE ask IS NOT NULL AND ask_attempts = 0 AND ask_to = ?1 AND root = ?2 ORDER BY ask_at",
+    again: "SELECT no, ask, root FROM threads WHERE ask_attempts > 0 AND ask_to = ?1 AND ask_at <= ?2",
+    destinations: [
+        "SELECT min(ask_to) FROM threads WHERE ask IS NOT NULL AND ask_attempts = 0 AND ask_to >= ?1",
+        "SELECT min(ask_to) FROM threads WHERE ask_attempts > 0 AND ask_to >= ?1",
+    ],
+};
+const INVOKE: Queries = Queries {
+    next_session: "SELECT min(root) FROM calls \
+                   WHERE state = 0 AND invoke_at IS NOT NULL AND attempts = 0 AND server = ?1 AND root > ?2",
+    new: "SELECT thread, id FROM calls \
+          WHERE state = 0 AND invoke_at IS NOT NULL AND attempts = 0 AND server = ?1 AND root = ?2 ORDER BY invoke_at",
+    again: "SELECT thread, id, root FROM calls \
+            WHERE state = 0 AND invoke_at IS NOT NULL AND attempts > 0 AND server = ?1 AND invoke_at <= ?2",
+    destinations: [
+        "SELECT min(server) FROM calls WHERE state = 0 AND invoke_at IS NOT NULL AND attempts = 0 AND server >= ?1",
+        "SELECT min(server) FROM calls WHERE state = 0 AND invoke_at IS NOT NULL AND attempts > 0 AND server >= ?1",
+    ],
+};
+const ANSWER: Queries = Queries {
+    next_session: "SELECT min(root) FROM questions \
+                   WHERE answer_at IS NOT NULL AND attempts = 0 AND server = ?1 AND root > ?2",
+    new: "SELECT thread, no FROM questions \
+          WHERE answer_at IS NOT NULL AND attempts = 0 AND server = ?1 AND root = ?2 ORDER BY answer_at",
+    again: "SELECT thread, no, root FROM questions \
+            WHERE answer_at IS NOT NULL AND attempts > 0 AND server = ?1 AND answer_at <= ?2",
+    destinations: [
+        "SELECT min(server) FROM questions WHERE answer_at IS NOT NULL AND attempts = 0 AND server >= ?1",
+        "SELECT min(server) FROM questions WHERE answer_at IS NOT NULL AND attempts > 0 AND server >= ?1",
+    ],
+};
+/// Work to be tried again that is looked at in one query besides that in progress, and the number of such queries:
+/// sessions that have more of it than their share are left out of the next query.
+const AGAIN_ROWS: usize = 256;
+const AGAIN_QUERIES: usize = 64;
+/// Calls and subscriptions whose server is to be asked, as [`StatusCheck::due`] says.
+const CHECKS: &str = "SELECT thread, id, root FROM calls \
+     WHERE acknowledged_at IS NOT NULL AND state IN (0, 5) AND server = ?1 \
+     AND coalesce(asked_after, acknowledged_at) <= ?3 \
+     AND (gone_since IS NOT NULL OR coalesce(asked_after, acknowledged_at) <= ?2) \
+     ORDER BY coalesce(asked_after, acknowledged_at) LIMIT ?4";
+/// Timers are found by an index, so that those that are not due cost nothing, however many they are.
+const DUE_THREADS: &str = "SELECT root, no FROM threads WHERE due <= ?1";
+const DUE_CALLS: &str =
+    "SELECT root, thread, id FROM calls WHERE until <= ?1 AND (until > ?2 OR server = ?3)";
+const NEXT_DUE: [&str; 6] = [
+    "SELECT min(due) FROM threads WHERE due > ?1",
+    "SELECT min(until) FROM calls WHERE until > ?1",
+    "SELECT min(ask_at) FROM threads WHERE ask_attempts > 0 AND ask_at > ?1",
+    "SELECT min(invoke_at) FROM calls WHERE state = 0 AND invoke_at IS NOT NULL AND attempts > 0 AND invoke_at > ?1",
+    "SELECT min(answer_at) FROM questions WHERE answer_at IS NOT NULL AND attempts > 0 AND answer_at > ?1",
+    "SELECT min(due_at) FROM letters WHERE due_at > 0 AND due_at > ?1",
+];
+
+fn queries(kind: WorkKind) -> Option<&'static Queries> {
+    match kind {
+        WorkKind::Ask => Some(&ASK),
+        WorkKind::Invoke => Some(&INVOKE),
+        WorkKind::Answer => Some(&ANSWER),
+        // Checks have an order of their own: the server that was not asked for longest comes first.
+        WorkKind::Check => None,
+    }
+}
+
+/// The destinations that have work. They are few, so each is found by one look at an index.
+pub(super) fn destinations(conn: &Connection, kind: WorkKind) -> rusqlite::Result<Vec<String>> {
+    let Some(queries) = queries(kind) else { return Ok(Vec::new()) };
+    let mut found = BTreeSet::new();
+    for sql in queries.destinations {
+        let mut statement = conn.prepare_cached(sql)?;
+        let mut from = String::new();
+        while let Some(next) = statement.query_row([&from], |row| row.get::<_, Option<String>>(0))? {
+            // The smallest text that is larger.
+            from = format!("{next}\0");
+            found.insert(next);
+        }
+    }
+    Ok(found.into_iter().collect())
+}
+
+pub(super) fn due(
+    conn: &Connection,
+    queue: &WorkQueue,
+    page: &DuePage,
+    lost_after: LostAfter,
+) -> rusqlite::Result<DueWork> {
+    let Some(queries) = queries(queue.kind) else {
+        return due_checks(conn, queue, page, lost_after);
+    };
+    let (mut work, more) = due_again(conn, queries, queue, page)?;
+    let mut next_session = conn.prepare_cached(queries.next_session)?;
+    let mut new = conn.prepare_cached(queries.new)?;
+    let mut after = page.after;
+    for _ in 0..page.sessions {
+        let behind = after.map_or(i64::MIN, |session| session.0.number());
+        let session = next_session.query_row(params![queue.destination, behind], |row| row.get(0))?;
+        let Some(session): Option<SessionKey> = session else {
+            return Ok(DueWork { work, after: None, more });
+        };
+        after = Some(session);
+        let mut rows = new.query(params![queue.destination, session])?;
+        let mut of_session = 0;
+        while let Some(row) = rows.next()?.filter(|_| of_session < page.per_session) {
+            let Some(key) = if_readable(row.get(0)?, work_key(queue.kind, row))? else { continue };
+            if !page.skip.contains(&key) {
+                work.push((session, key));
+                of_session += 1;
+            }
+        }
+    }
+    Ok(DueWork { work, after, more })
+}
+
+/// Work to be tried again, and whether more of it is due.
+fn due_again(
+    conn: &Connection,
+    queries: &Queries,
+    queue: &WorkQueue,
+    page: &DuePage,
+) -> rusqlite::Result<(Vec<(SessionKey, WorkKey)>, bool)> {
+    let rows_at_once = AGAIN_ROWS + page.skip.len();
+    let mut work: Vec<(SessionKey, WorkKey)> = Vec::new();
+    let mut counts: BTreeMap<SessionKey, usize> = BTreeMap::new();
+    for _ in 0..AGAIN_QUERIES {
+        let full: Vec<SessionKey> = counts
+            .iter()
+            .filter(|(_, count)| **count >= page.per_session)
+            .map(|(session, _)| *session)
+            .collect();
+        let mut parameters = vec![SqlValue::from(queue.destination.clone()), SqlValue::from(page.now.0)];
+        let except = except(&full, &mut parameters);
+        let order = due_column(queue.kind);
+        let sql = format!("{}{except} ORDER BY {order} LIMIT {rows_at_once}", queries.again);
+        let mut statement = conn.prepare(&sql)?;
+        let mut rows = statement.query(params_from_iter(parameters))?;
+        let mut read = 0;
+        while let Some(row) = rows.next()? {
+            read += 1;
+            let Some(key) = if_readable(row.get(0)?, work_key(queue.kind, row))? else { continue };
+            let session = row.get(2)?;
+            let known = work.iter().any(|(_, other)| *other == key);
+            let count = counts.entry(session).or_default();
+            if *count < page.per_session && !known && !page.skip.contains(&key) {
+                *count += 1;
+                work.push((session, key));
+            }
+        }
+        let now_full = counts.values().filter(|count| **count >= page.per_session).count();
+        if read < rows_at_once {
+            return Ok((work, now_full > 0));
+        }
+        if now_full == full.len() {
+            break;
+        }
+    }
+    Ok((work, true))
+}
+
+fn due_column(kind: WorkKind) -> &'static str {
+    match kind {
+        WorkKind::Ask => "ask_at",
+        WorkKind::Invoke => "invoke_at",
+        WorkKind::Answer => "answer_at",
+        WorkKind::Check => "asked_after",
+    }
+}
+
+fn work_key(kind: WorkKind, row: &Row<'_>) -> rusqlite::Result<WorkKey> {
+    let thread = row.get(0)?;
+    Ok(match kind {
+        WorkKind::Ask => WorkKey::Ask { thread, turn: row.get::<_, i64>(1)?.unsigned_abs() },
+        WorkKind::Invoke => WorkKey::Invoke { thread, call: call_id(row, 1)? },
+        WorkKind::Answer => WorkKey::Answer { thread, no: row.get::<_, i64>(1)?.unsigned_abs() },
+        WorkKind::Check => WorkKey::Check { thread, call: call_id(row, 1)? },
+    })
+}
+
+fn due_checks(
+    conn: &Connection,
+    queue: &WorkQueue,
+    page: &DuePage,
+    lost_after: LostAfter,
+) -> rusqlite::Result<DueWork> {
+    let (before, gone_before) = (page.now.minus(lost_after.0), page.now.minus(lost_after.pause()));
+    let limit = page.sessions + page.skip.len();
+    let mut statement = conn.prepare_cached(CHECKS)?;
+    let row = params![queue.destination, before.0, gone_before.0, limit as i64];
+    let mut found = statement.query(row)?;
+    let (mut work, mut read) = (Vec::new(), 0);
+    while let Some(row) = found.next()? {
+        read += 1;
+        let key = if_readable(row.get(0)?, work_key(WorkKind::Check, row))?;
+        if let Some(key) = key.filter(|key| !page.skip.contains(key)) {
+            work.push((row.get(2)?, key));
+        }
+    }
+    Ok(DueWork { work, after: None, more: read == limit })
+}
+
+pub(super) fn load(
+    conn: &Connection,
+    secrets: &Key,
+    key: &WorkKey,
+    now: Timestamp,
+) -> rusqlite::Result<Option<Work>> {
+    let Some(loaded) = heads::load(conn, key.thread())? else { return Ok(None) };
+    let work = match key {
+        WorkKey::Ask { turn, .. } => load_question(conn, loaded, *turn, now)?.map(Work::Ask),
+        WorkKey::Invoke { call, .. } => load_invocation(conn, loaded, call, now)?.map(Work::Invoke),
+        WorkKey::Answer { no, .. } => load_answer(conn, secrets, loaded, *no, now)?.map(Work::Answer),
+        WorkKey::Check { call, .. } => load_check(conn, loaded, call)?.map(Work::Check),
+    };
+    Ok(work)
+}
+
+fn load_question(
+    conn: &Connection,
+    loaded: Loaded,
+    turn: u64,
+    now: Timestamp,
+) -> rusqlite::Result<Option<AskWork>> {
+    let Loaded { thread, head, .. } = loaded;
+    let Some(up_to) = head.asking_up_to().filter(|_| head.turn() == turn) else { return Ok(None) };
+    // New work is due whatever the clock says: it may have been set back.
+    let sql =
+        "SELECT ask_attempts FROM threads WHERE no = ?1 AND ask = ?2 AND (ask_attempts = 0 OR ask_at <= ?3)";
+    let mut statement = conn.prepare_cached(sql)?;
+    let attempts = statement.query_row(params![thread.key, turn.cast_signed(), now.0], |row| row.get(0));
+    Ok(attempts.optional()?.map(|attempts| AskWork { thread, turn, up_to, attempts }))
+}
+
+fn load_invocation(
+    conn: &Connection,
+    loaded: Loaded,
+    call: &CallId,
+    now: Timestamp,
+) -> rusqlite::Result<Option<InvokeWork>> {
+    let thread = loaded.thread;
+    let sql = "SELECT call_id, name, server, seq, since, until, attempts, outcome FROM calls \
+               WHERE thread = ?1 AND id = ?2 AND state = 0 AND invoke_at IS NOT NULL \
+               AND (attempts = 0 OR invoke_at <= ?3)";
+    let open = |row: &Row<'_>| {
+        let secondary: Option<String> = row.get(0)?;
+        let open = OpenCall {
+            id: call.clone(),
+            call_id: secondary.map(CallId::new).transpose().map_err(unreadable)?,
+            name: row.get(1)?,
+            server: Server(row.get(2)?),
+            seq: row.get::<_, i64>(3)?.unsigned_abs(),
+            since: Timestamp(row.get(4)?),
+            until: row.get::<_, Option<i64>>(5)?.map(Timestamp),
+            unapproved: false,
+            problem: None,
+        };
+        Ok((open, row.get(6)?, row.get(7)?))
+    };
+    let found = conn.prepare_cached(sql)?.query_row(params![thread.key, call.as_str(), now.0], open);
+    let Some((call, attempts, outcome)) = found.optional()? else { return Ok(None) };
+    let arguments = facts::arguments_of(conn, thread.key, call.seq, &call.id)?;
+    Ok(Some(InvokeWork { thread, call, arguments, attempts, outcome }))
+}
+
+fn load_answer(
+    conn: &Connection,
+    secrets: &Key,
+    loaded: Loaded,
+    no: u64,
+    now: Timestamp,
+) -> rusqlite::Result<Option<AnswerWork>> {
+    let thread = loaded.thread;
+    let sql = "SELECT call, body, answer, attempts, answered_at FROM questions \
+               WHERE thread = ?1 AND no = ?2 AND answer_at IS NOT NULL AND (attempts = 0 OR answer_at <= ?3)";
+    let mut statement = conn.prepare_cached(sql)?;
+    let mut rows = statement.query(params![thread.key, no.cast_signed(), now.0])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    let question = open_question(secrets, &thread, no, row.get_ref(1)?.as_blob()?)?;
+    let StoredQuestion::Choice { response_url: Some(response_url), .. } = question else { return Ok(None) };
+    Ok(Some(AnswerWork {
+        no,
+        call: call_id(row, 0)?,
+        response_url: ResponseUrl::new(response_url).map_err(unreadable)?,
+        selected: row.get::<_, i64>(2)?.unsigned_abs() as usize,
+        attempts: row.get(3)?,
+        since: Timestamp(row.get(4)?),
+        thread: Arc::clone(&thread),
+    }))
+}
+
+fn load_check(conn: &Connection, loaded: Loaded, call: &CallId) -> rusqlite::Result<Option<CheckWork>> {
+    let thread = loaded.thread;
+    let sql = "SELECT server, state, coalesce(asked_after, acknowledged_at), gone_since FROM calls \
+               WHERE thread = ?1 AND id = ?2 AND acknowledged_at IS NOT NULL AND state IN (0, 5)";
+    let found = |row: &Row<'_>| {
+        Ok(CheckWork {
+            thread: Arc::clone(&thread),
+            call: call.clone(),
+            server: row.get(0)?,
+            subscription: row.get::<_, i64>(1)? == 5,
+            check: StatusCheck {
+                asked: Timestamp(row.get(2)?),
+                gone_since: row.get::<_, Option<i64>>(3)?.map(Timestamp),
+            },
+        })
+    };
+    conn.prepare_cached(sql)?.query_row(params![thread.key, call.as_str()], found).optional()
+}
+
+pub(super) fn postpone(
+    conn: &Connection,
+    key: &WorkKey,
+    at: Timestamp,
+    attempts: u32,
+    outcome: &str,
+) -> rusqlite::Result<()> {
+    match key {
+        WorkKey::Ask { thread, turn } => {
+            let sql = "UPDATE threads SET ask_at = ?3, ask_attempts = ?4 WHERE no = ?1 AND ask = ?2";
+            conn.prepare_cached(sql)?.execute(params![thread, turn.cast_signed(), at.0, attempts])?;
+        }
+        WorkKey::Invoke { thread, call } => {
+            let sql = "UPDATE calls SET invoke_at = ?3, attempts = ?4, outcome = ?5 \
+                       WHERE thread = ?1 AND id = ?2 AND state = 0 AND invoke_at IS NOT NULL";
+            conn.prepare_cached(sql)?.execute(params![thread, call.as_str(), at.0, attempts, outcome])?;
+        }
+        WorkKey::Answer { thread, no } => {
+            let sql = "UPDATE questions SET answer_at = ?3, attempts = ?4 WHERE thread = ?1 AND no = ?2";
+            conn.prepare_cached(sql)?.execute(params![thread, no.cast_signed(), at.0, attempts])?;
+        }
+        // A check that was not made is due again after its usual pause.
+        WorkKey::Check { thread, call } => {
+            let sql = "UPDATE calls SET asked_after = ?3 WHERE thread = ?1 AND id = ?2";
+            conn.prepare_cached(sql)?.execute(params![thread, call.as_str(), at.0])?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn answer_delivered(conn: &Connection, key: &WorkKey, attempts: u32) -> rusqlite::Result<()> {
+    if let WorkKey::Answer { thread, no } = key {
+        let sql = "UPDATE questions SET answer_at = NULL, attempts = ?3 WHERE thread = ?1 AND no = ?2";
+        conn.prepare_cached(sql)?.execute(params![thread, no.cast_signed(), attempts])?;
+    }
+    Ok(())
+}
+
+pub(super) fn acknowledge(
+    conn: &Connection,
+    calls: &[(ThreadKey, CallId)],
+    at: Timestamp,
+) -> rusqlite::Result<()> {
+    let mut statement = conn.prepare_cached(
+        "UPDATE calls SET invoke_at = NULL, acknowledged_at = ?3 WHERE thread = ?1 AND id = ?2 AND state = 0",
+    )?;
+    for (thread, call) in calls {
+        statement.execute(params![thread, call.as_str(), at.0])?;
+    }
+    Ok(())
+}
+
+pub(super) fn record_check(
+    conn: &Connection,
+    thread: ThreadKey,
+    call: &CallId,
+    check: StatusCheck,
+) -> rusqlite::Result<()> {
+    let sql = "UPDATE calls SET asked_after = ?3, gone_since = ?4 WHERE thread = ?1 AND id = ?2";
+    let gone = check.gone_since.map(|gone| gone.0);
+    conn.prepare_cached(sql)?.execute(params![thread, call.as_str(), check.asked.0, gone])?;
+    Ok(())
+}
+
+/// A list of sessions as a condition.
+fn except(skip: &[SessionKey], parameters: &mut Vec<SqlValue>) -> String {
+    if skip.is_empty() {
+        return String::new();
+    }
+    let first = parameters.len() + 1;
+    parameters.extend(skip.iter().map(|session| SqlValue::from(session.0.number())));
+    let places: Vec<String> = (first..=parameters.len()).map(|at| format!("?{at}")).collect();
+    format!(" AND root NOT IN ({})", places.join(", "))
+}
+
+pub(super) fn due_messages(
+    conn: &Connection,
+    now: Timestamp,
+    skip: &[SessionKey],
+    limit: usize,
+) -> rusqlite::Result<Vec<OutboxMessage>> {
+    let mut parameters = vec![SqlValue::from(now.0), SqlValue::from(limit as i64)];
+    let except = except(skip, &mut parameters);
+    let sql = format!(
+        "SELECT no, root, sender, receiver, letter FROM letters WHERE due_at <= ?1{except} ORDER BY no LIMIT ?2"
+    );
+    let mut statement = conn.prepare(&sql)?;
+    let mut found = statement.query(params_from_iter(parameters))?;
+    let mut messages = Vec::new();
+    while let Some(row) = found.next()? {
+        match message(row) {
+            // One that cannot be read keeps no other from its receiver.
+            Err(error) if is_about_rows(&error) => {
+                tracing::error!(no = row.get::<_, i64>(0)?, %error, "a message between threads cannot be read");
+            }
+            message => messages.push(message?),
+        }
+    }
+    Ok(messages)
+}
+
+fn message(row: &Row<'_>) -> rusqlite::Result<OutboxMessage> {
+    Ok(OutboxMessage {
+        key: OutboxKey(row.get(0)?),
+        session: row.get(1)?,
+        sender: thread_id(row, 2)?,
+        receiver: thread_id(row, 3)?,
+        message: serde_json::from_str(row.get_ref(4)?.as_str()?).map_err(unreadable)?,
+    })
+}
+
+pub(super) fn due_timers(
+    conn: &Connection,
+    now: Timestamp,
+    late_after: Timestamp,
+    skip: &[SessionKey],
+    limit: usize,
+) -> rusqlite::Result<Vec<Timer>> {
+    let mut parameters = vec![SqlValue::from(now.0)];
+    let except_threads = except(skip, &mut parameters);
+    let sql = format!("{DUE_THREADS}{except_threads} ORDER BY due LIMIT {limit}");
+    let own = |row: &Row<'_>| Ok(Timer { session: row.get(0)?, thread: row.get(1)?, call: None });
+    let mut timers: Vec<Timer> = conn
+        .prepare_cached(&sql)?
+        .query_map(params_from_iter(parameters), own)?
+        .collect::<rusqlite::Result<_>>()?;
+    let mut parameters =
+        vec![SqlValue::from(now.0), SqlValue::from(late_after.0), SqlValue::from(Server::runtime().0)];
+    let except_calls = except(skip, &mut parameters);
+    let sql = format!("{DUE_CALLS}{except_calls} ORDER BY until LIMIT {limit}");
+    let mut statement = conn.prepare_cached(&sql)?;
+    let mut found = statement.query(params_from_iter(parameters))?;
+    while let Some(row) = found.next()? {
+        let thread = row.get(1)?;
+        if let Some(call) = if_readable(thread, call_id(row, 2))? {
+            timers.push(Timer { session: row.get(0)?, thread, call: Some(call) });
+        }
+    }
+    Ok(timers)
+}
+
+pub(super) fn put_off(
+    conn: &Connection,
+    timers: &[Timer],
+    messages: &[OutboxKey],
+    now: Timestamp,
+    at: Timestamp,
+) -> rusqlite::Result<()> {
+    for Timer { thread, call, .. } in timers {
+        match call {
+            Some(call) => {
+                let sql = "UPDATE calls SET until = ?4 WHERE thread = ?1 AND id = ?2 AND until <= ?3";
+                conn.prepare_cached(sql)?.execute(params![thread, call.as_str(), now.0, at.0])?;
+            }
+            None => {
+                let sql = "UPDATE threads SET due = ?3 WHERE no = ?1 AND due <= ?2";
+                conn.prepare_cached(sql)?.execute(params![thread, now.0, at.0])?;
+            }
+        }
+    }
+    for message in messages {
+        let sql = "UPDATE letters SET due_at = ?2 WHERE no = ?1";
+        conn.prepare_cached(sql)?.execute(params![message.0, at.0])?;
+    }
+    Ok(())
+}
+
+/// Time of the next retry or timer. What was due before has been begun.
+pub(super) fn next_due(conn: &Connection, after: Timestamp) -> rusqlite::Result<Option<Timestamp>> {
+    let mut next: Option<i64> = None;
+    for sql in NEXT_DUE {
+        let due: Option<i64> = conn.prepare_cached(sql)?.query_row([after.0], |row| row.get(0))?;
+        next = [next, due].into_iter().flatten().min();
+    }
+    Ok(next.map(Timestamp))
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::Statement;
+
+    use super::*;
+    use crate::store::sqlite::tests::database;
+
+    fn plan(conn: &Connection, sql: &str) -> Vec<String> {
+        let mut statement = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+        let bare = vec![0; Statement::parameter_count(&statement)];
+        let steps = statement.query_map(params_from_iter(bare), |row| row.get(3)).unwrap();
+        steps.collect::<rusqlite::Result<_>>().unwrap()
+    }
+
+    /// Nothing is known of a table's size when its plan is made, so a million rows have the same.
+    #[test]
+    fn work_is_found_by_an_index_and_in_its_order() {
+        let conn = database();
+        let table = [
+            (ASK.next_session, "threads_ask"),
+            (ASK.new, "threads_ask"),
+            (ASK.again, "threads_retry"),
+            (ASK.destinations[0], "threads_ask"),
+            (ASK.destinations[1], "threads_retry"),
+            (INVOKE.next_session, "calls_due"),
+            (INVOKE.new, "calls_due"),
+            (INVOKE.again, "calls_retry"),
+            (INVOKE.destinations[0], "calls_due"),
+            (INVOKE.destinations[1], "calls_retry"),
+            (ANSWER.next_session, "questions_answer"),
+            (ANSWER.new, "questions_answer"),
+            (ANSWER.again, "questions_retry"),
+            (ANSWER.destinations[0], "questions_answer"),
+            (ANSWER.destinations[1], "questions_retry"),
+            (CHECKS, "calls_check"),
+            ("SELECT no FROM threads WHERE due <= ?1 ORDER BY due", "threads_due"),
+            ("SELECT id FROM calls WHERE until <= ?1 ORDER BY until", "calls_until"),
+            (NEXT_DUE[0], "threads_due"),
+            (NEXT_DUE[1], "calls_until"),
+            (NEXT_DUE[2], "threads_retry_at"),
+            (NEXT_DUE[3], "calls_retry_at"),
+            (NEXT_DUE[4], "questions_retry_at"),
+        ];
+        for (sql, index) in table {
+            let plan = plan(&conn, sql);
+            let searched = plan[0].starts_with("SEARCH ") && plan[0].contains(&format!("INDEX {index} ("));
+            assert!(searched && plan.len() == 1, "{sql}: {plan:?}");
+        }
+    }
+}

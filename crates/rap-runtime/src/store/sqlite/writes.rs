@@ -1,0 +1,333 @@
+//! Writes of a step.
+
+use std::sync::Arc;
+
+use rap_agent::{
+    BacklogRange, CallState, Entry, Item, Limits, NewQuestion, OpenCall, Queue, Seq, Spawn, ThreadMessage,
+    Write, words,
+};
+use rap_io::secret_box::Key;
+use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
+use rusqlite::{Connection, params};
+use serde_json::{Value, json};
+
+use super::heads::{self, to_json};
+use crate::store::{Rules, Thread, ThreadKey};
+
+/// The key of an entry: the thread's number in the upper 32 bits, the entry's in the lower ones.
+pub(super) fn entry_key(thread: ThreadKey, seq: Seq) -> i64 {
+    (thread.number() << 32) | i64::try_from(seq).unwrap_or(0)
+}
+
+pub(super) fn state_number(state: CallState) -> i64 {
+    match state {
+        CallState::Open => 0,
+        CallState::Returned => 1,
+        CallState::Interrupted => 2,
+        CallState::Failed => 3,
+        CallState::TimedOut => 4,
+        CallState::Subscribed => 5,
+        CallState::Ended => 6,
+    }
+}
+
+pub(super) fn state_of(number: i64) -> rusqlite::Result<CallState> {
+    Ok(match number {
+        0 => CallState::Open,
+        1 => CallState::Returned,
+        2 => CallState::Interrupted,
+        3 => CallState::Failed,
+        4 => CallState::TimedOut,
+        5 => CallState::Subscribed,
+        6 => CallState::Ended,
+        other => return Err(rusqlite::Error::IntegralValueOutOfRange(0, other)),
+    })
+}
+
+fn queue_number(queue: Queue) -> i64 {
+    match queue {
+        Queue::Held => 0,
+        Queue::Queued => 1,
+    }
+}
+
+/// Marks of events that one step forgets; each adds one.
+const FORGOTTEN: i64 = 64;
+
+/// Writes everything of a step but its head.
+pub(super) struct StepWriter<'a> {
+    pub(super) conn: &'a Connection,
+    pub(super) thread: &'a Thread,
+    pub(super) key: &'a Key,
+    pub(super) rules: &'a Rules,
+    pub(super) now: Timestamp,
+}
+
+impl StepWriter<'_> {
+    /// Makes one write. Returns the child that it added.
+    pub(super) fn write(&self, write: &Write) -> rusqlite::Result<Option<Arc<Thread>>> {
+        match write {
+            Write::Append { seq, entry } => self.append(self.thread.key, *seq, entry)?,
+            Write::Hold { queue, no, entry } => self.hold(*queue, *no, entry)?,
+            Write::Release { queue, first, count, seq } => self.release(*queue, *first, *count, *seq)?,
+            Write::Open(call) => self.open(call)?,
+            Write::Approve(call) => self.approve(call)?,
+            Write::Settle { call, state } => self.settle(call, *state)?,
+            Write::Question { no, call, question } => self.question(*no, call, question)?,
+            Write::Answer { no, selected } => self.answer(*no, *selected)?,
+            Write::DropQuestions { call } => self.drop_questions(call)?,
+            Write::View { server, view_type, content } => self.view(&server.0, view_type, content)?,
+            Write::Timer { call, at } => self.timer(call, *at)?,
+            Write::Mark { call, event, no, forget } => self.mark(call, event, *no, *forget)?,
+            Write::Backlog { call, no, entry } => self.backlog(call, *no, entry)?,
+            Write::DropBacklog { call } => self.drop_backlog(call)?,
+            Write::Spawn(spawn) => return self.spawn(spawn).map(Some),
+            Write::Send { to, message } => self.send(to, message)?,
+            // Shared by several threads; written at the end of the batch.
+            Write::Spending(_) => {}
+        }
+        Ok(None)
+    }
+
+    fn limits(&self) -> &Limits {
+        self.rules.limits(&self.thread.agent)
+    }
+
+    fn append(&self, thread: ThreadKey, seq: Seq, entry: &Entry) -> rusqlite::Result<()> {
+        let mut statement = self.conn.prepare_cached("INSERT INTO entries (key, body) VALUES (?1, ?2)")?;
+        statement.execute(params![entry_key(thread, seq), to_json(entry)])?;
+        if let Item::Summary { covers, .. } = entry.item {
+            let sql = "INSERT INTO summaries (thread, seq, covers) VALUES (?1, ?2, ?3)";
+            self.conn.prepare_cached(sql)?.execute(params![
+                thread,
+                seq.cast_signed(),
+                covers.cast_signed()
+            ])?;
+        }
+        Ok(())
+    }
+
+    fn hold(&self, queue: Queue, no: u64, entry: &Entry) -> rusqlite::Result<()> {
+        let sql = "INSERT INTO held (thread, queue, no, body) VALUES (?1, ?2, ?3, ?4)";
+        let row = params![self.thread.key, queue_number(queue), no.cast_signed(), to_json(entry)];
+        self.conn.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+
+    fn release(&self, queue: Queue, first: u64, count: u64, seq: Seq) -> rusqlite::Result<()> {
+        let (first, end) = (first.cast_signed(), (first + count).cast_signed());
+        let mut copy = self.conn.prepare_cached(
+            "INSERT INTO entries (key, body) SELECT ?4 + no - ?3, body FROM held \
+             WHERE thread = ?1 AND queue = ?2 AND no >= ?3 AND no < ?5",
+        )?;
+        let copied = copy.execute(params![
+            self.thread.key,
+            queue_number(queue),
+            first,
+            entry_key(self.thread.key, seq),
+            end
+        ])?;
+        if copied as u64 != count {
+            return Err(rusqlite::Error::StatementChangedRows(copied));
+        }
+        let sql = "DELETE FROM held WHERE thread = ?1 AND queue = ?2 AND no < ?3";
+        self.conn.prepare_cached(sql)?.execute(params![self.thread.key, queue_number(queue), end])?;
+        Ok(())
+    }
+
+    fn open(&self, call: &OpenCall) -> rusqlite::Result<()> {
+        let mut statement = self.conn.prepare_cached(
+            "INSERT INTO calls (thread, id, state, call_id, name, server, seq, since, until, invoke_at, root) \
+             VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+        )?;
+        statement.execute(params![
+            self.thread.key,
+            call.id.as_str(),
+            call.call_id.as_ref().map(CallId::as_str),
+            call.name,
+            call.server.0,
+            call.seq.cast_signed(),
+            call.since.0,
+            call.until.map(|until| until.0),
+            call.is_sent().then_some(call.since.0),
+            self.thread.session,
+        ])?;
+        Ok(())
+    }
+
+    fn approve(&self, call: &OpenCall) -> rusqlite::Result<()> {
+        let sql = "UPDATE calls SET since = ?3, until = ?4, invoke_at = ?3 WHERE thread = ?1 AND id = ?2";
+        let until = call.until.map(|until| until.0);
+        let row = params![self.thread.key, call.id.as_str(), call.since.0, until];
+        self.conn.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+
+    fn settle(&self, call: &CallId, state: CallState) -> rusqlite::Result<()> {
+        let mut statement = self.conn.prepare_cached(
+            "UPDATE calls SET state = ?3, invoke_at = NULL, until = NULL WHERE thread = ?1 AND id = ?2",
+        )?;
+        statement.execute(params![self.thread.key, call.as_str(), state_number(state)])?;
+        match state {
+            CallState::Subscribed => {
+                let sql = "UPDATE calls SET since = ?3, acknowledged_at = ?3, asked_after = NULL, gone_since = NULL \
+                           WHERE thread = ?1 AND id = ?2";
+                self.conn.prepare_cached(sql)?.execute(params![
+                    self.thread.key,
+                    call.as_str(),
+                    self.now.0
+                ])?;
+            }
+            CallState::Ended => {
+                // The marks can be many; they are removed bit by bit.
+                let sql = "INSERT OR IGNORE INTO ended_subscriptions (thread, call) \
+                           SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM seen WHERE thread = ?1 AND call = ?2)";
+                self.conn.prepare_cached(sql)?.execute(params![self.thread.key, call.as_str()])?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn question(&self, no: u64, call: &CallId, question: &NewQuestion) -> rusqlite::Result<()> {
+        let plain = match question {
+            NewQuestion::SignIn(url) => json!({"auth_url": url.expose()}),
+            NewQuestion::Approval(prompt) => json!({
+                "prompt": prompt,
+                "choices": words::APPROVAL,
+                "default": words::REFUSE,
+            }),
+            NewQuestion::Choice(choice) => json!({
+                "prompt": choice.prompt,
+                "choices": choice.choices,
+                "default": choice.default,
+                "response_url": choice.response_url.expose(),
+            }),
+        };
+        let context = question_context(self.thread, no);
+        let sealed = self.key.seal(plain.to_string().as_bytes(), &context);
+        let sql = "INSERT OR REPLACE INTO questions (thread, no, call, body, asked_at, root, server) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, \
+                   coalesce((SELECT server FROM calls WHERE thread = ?1 AND id = ?3), ''))";
+        let session = self.thread.session;
+        let row = params![self.thread.key, no.cast_signed(), call.as_str(), sealed, self.now.0, session];
+        self.conn.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+
+    fn answer(&self, no: u64, selected: usize) -> rusqlite::Result<()> {
+        let sql = "UPDATE questions SET answer = ?3, answered_at = ?4, answer_at = ?4 WHERE thread = ?1 AND no = ?2";
+        let row = params![self.thread.key, no.cast_signed(), selected as i64, self.now.0];
+        self.conn.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+
+    fn drop_questions(&self, call: &CallId) -> rusqlite::Result<()> {
+        let sql = "DELETE FROM questions WHERE thread = ?1 AND call = ?2";
+        self.conn.prepare_cached(sql)?.execute(params![self.thread.key, call.as_str()])?;
+        Ok(())
+    }
+
+    fn view(&self, server: &str, view_type: &str, content: &Value) -> rusqlite::Result<()> {
+        let sql = "INSERT OR REPLACE INTO views (thread, server, view_type, content, at) VALUES (?1, ?2, ?3, ?4, ?5)";
+        let row = params![self.thread.key, server, view_type, content.to_string(), self.now.0];
+        self.conn.prepare_cached(sql)?.execute(row)?;
+        let mut prune = self.conn.prepare_cached(
+            "DELETE FROM views WHERE thread = ?1 AND (server, view_type) IN \
+             (SELECT server, view_type FROM views WHERE thread = ?1 ORDER BY at DESC LIMIT -1 OFFSET ?2)",
+        )?;
+        prune.execute(params![self.thread.key, self.limits().views as i64])?;
+        Ok(())
+    }
+
+    fn timer(&self, call: &CallId, at: Option<Timestamp>) -> rusqlite::Result<()> {
+        let sql = "UPDATE calls SET until = ?3 WHERE thread = ?1 AND id = ?2";
+        let row = params![self.thread.key, call.as_str(), at.map(|at| at.0)];
+        self.conn.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+
+    fn mark(&self, call: &CallId, event: &EventId, no: u64, forget: u64) -> rusqlite::Result<()> {
+        let sql = "INSERT OR IGNORE INTO seen (thread, call, event, at, no) VALUES (?1, ?2, ?3, ?4, ?5)";
+        let row = params![self.thread.key, call.as_str(), event.as_str(), self.now.0, no.cast_signed()];
+        self.conn.prepare_cached(sql)?.execute(row)?;
+        if forget > 0 {
+            // The number of them can be large if the bound was smaller before.
+            let sql = "DELETE FROM seen WHERE thread = ?1 AND call = ?2 AND event IN (\
+                       SELECT event FROM seen WHERE thread = ?1 AND call = ?2 AND no <= ?3 ORDER BY no LIMIT ?4)";
+            let row = params![self.thread.key, call.as_str(), forget.cast_signed(), FORGOTTEN];
+            self.conn.prepare_cached(sql)?.execute(row)?;
+        }
+        Ok(())
+    }
+
+    fn backlog(&self, call: &CallId, no: u64, entry: &Entry) -> rusqlite::Result<()> {
+        let sql = "INSERT INTO backlog (thread, call, no, body) VALUES (?1, ?2, ?3, ?4)";
+        let row = params![self.thread.key, call.as_str(), no.cast_signed(), to_json(entry)];
+        self.conn.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+
+    fn drop_backlog(&self, call: &CallId) -> rusqlite::Result<()> {
+        let sql = "DELETE FROM backlog WHERE thread = ?1 AND call = ?2";
+        self.conn.prepare_cached(sql)?.execute(params![self.thread.key, call.as_str()])?;
+        Ok(())
+    }
+
+    /// Moves a part of a backlog to the first entries of a child.
+    fn move_backlog(&self, range: &BacklogRange, child: ThreadKey, seq: Seq) -> rusqlite::Result<()> {
+        let (first, end) = (range.first.cast_signed(), (range.first + range.count).cast_signed());
+        let mut copy = self.conn.prepare_cached(
+            "INSERT INTO entries (key, body) SELECT ?3 + no - ?4, body FROM backlog \
+             WHERE thread = ?1 AND call = ?2 AND no >= ?4 AND no < ?5",
+        )?;
+        let call = range.call.as_str();
+        let copied = copy.execute(params![self.thread.key, call, entry_key(child, seq), first, end])?;
+        if copied as u64 != range.count {
+            return Err(rusqlite::Error::StatementChangedRows(copied));
+        }
+        let sql = "DELETE FROM backlog WHERE thread = ?1 AND call = ?2 AND no < ?3";
+        self.conn.prepare_cached(sql)?.execute(params![self.thread.key, call, end])?;
+        Ok(())
+    }
+
+    fn spawn(&self, spawn: &Spawn) -> rusqlite::Result<Arc<Thread>> {
+        let mut ancestors = self.thread.ancestors.clone();
+        ancestors.push(self.thread.id.clone());
+        let thread = Thread {
+            key: heads::next_key(self.conn)?,
+            id: spawn.id.clone(),
+            session: self.thread.session,
+            parent: Some(self.thread.key),
+            source: Some(self.thread.key),
+            inherits: spawn.at,
+            ancestors,
+            incarnation: spawn.incarnation,
+            agent: self.thread.agent.clone(),
+            user_id: self.thread.user_id.clone(),
+            title: None,
+            created_at: self.now,
+        };
+        heads::insert(self.conn, &thread, &spawn.head, self.rules, self.now)?;
+        let mut first = spawn.at + 1;
+        if let Some(range) = &spawn.backlog {
+            self.move_backlog(range, thread.key, first)?;
+            first += range.count;
+        }
+        for (seq, entry) in (first..).zip(&spawn.entries) {
+            self.append(thread.key, seq, entry)?;
+        }
+        Ok(Arc::new(thread))
+    }
+
+    fn send(&self, to: &ThreadId, message: &ThreadMessage) -> rusqlite::Result<()> {
+        let sql = "INSERT INTO letters (sender, receiver, letter, root) VALUES (?1, ?2, ?3, ?4)";
+        let row = params![self.thread.id.as_str(), to.as_str(), to_json(message), self.thread.session];
+        self.conn.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+}
+
+pub(super) fn question_context(thread: &Thread, no: u64) -> Vec<u8> {
+    [b"question".as_slice(), &thread.incarnation.to_le_bytes(), &no.to_le_bytes()].concat()
+}

@@ -1,0 +1,347 @@
+//! What the tests of the suite have in common: a store with a clock of its own, and words for inputs.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use rap_agent::{
+    Answer, Arguments, BuiltIn, Effect, Entry, Event, Head, Input, Item, Limits, LostAfter, OnBusy, Plan,
+    PlannedCall, Seq, Server, ToolResult,
+};
+use rap_protocol::{Body, CallId, EventId, ThreadId, Timestamp};
+use serde_json::{Map, json};
+
+use super::Database;
+use crate::store::{
+    Committed, DuePage, DueWork, Error, HistoryPage, Lane, Message, NewThread, Receipt, Rules, SessionKey,
+    Store, Target, Thread, ThreadKey, ThreadRow, WorkKey, WorkKind, WorkQueue,
+};
+use crate::world::Clock;
+
+/// The tool server of calls where it does not matter.
+pub(crate) const SERVER: &str = "http://127.0.0.1:9";
+/// The model server of all threads.
+pub(crate) const MODEL: &str = "http://127.0.0.1:8";
+/// When the clock of a fixture begins.
+pub(crate) const START: Timestamp = Timestamp(1_700_000_000_000);
+/// After this time calls and subscriptions are checked.
+pub(crate) const LOST_AFTER: Duration = Duration::from_secs(900);
+
+/// A clock that is set by hand.
+pub(crate) struct SetClock(AtomicI64);
+
+impl SetClock {
+    pub(crate) fn new() -> SetClock {
+        SetClock(AtomicI64::new(START.0))
+    }
+
+    pub(crate) fn pass(&self, time: Duration) {
+        let millis = i64::try_from(time.as_millis()).expect("a short time");
+        self.0.fetch_add(millis, Ordering::SeqCst);
+    }
+}
+
+impl Clock for SetClock {
+    fn now(&self) -> Timestamp {
+        Timestamp(self.0.load(Ordering::SeqCst))
+    }
+}
+
+/// The steps that were committed, in order.
+#[derive(Clone, Default)]
+pub(crate) struct Commits(Arc<Mutex<Vec<Committed>>>);
+
+impl Commits {
+    fn all(&self) -> MutexGuard<'_, Vec<Committed>> {
+        self.0.lock().expect("nobody panicked")
+    }
+
+    pub(crate) fn push(&self, committed: Committed) {
+        self.all().push(committed);
+    }
+
+    pub(crate) fn take(&self) -> Vec<Committed> {
+        std::mem::take(&mut *self.all())
+    }
+
+    /// The effects of all of them.
+    pub(crate) fn take_effects(&self) -> Vec<(Arc<Thread>, Effect)> {
+        let effects =
+            |Committed { thread, step, .. }| step.effects.into_iter().map(move |e| (Arc::clone(&thread), e));
+        self.take().into_iter().flat_map(effects).collect()
+    }
+}
+
+pub(crate) struct Fixture {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) clock: Arc<SetClock>,
+    pub(crate) commits: Commits,
+    pub(crate) database: Box<dyn Database>,
+    limits: Limits,
+}
+
+pub(crate) fn rules(limits: Limits) -> Rules {
+    Rules {
+        limits,
+        agent_limits: HashMap::new(),
+        model_servers: HashMap::from([("default".to_owned(), MODEL.to_owned())]),
+        lost_after: LostAfter(LOST_AFTER),
+    }
+}
+
+impl Fixture {
+    pub(crate) fn new(database: Box<dyn Database>) -> Fixture {
+        Fixture::with(database, Limits::default())
+    }
+
+    pub(crate) fn with(database: Box<dyn Database>, limits: Limits) -> Fixture {
+        let (clock, commits) = (Arc::new(SetClock::new()), Commits::default());
+        let store = open(&*database, &limits, &clock, &commits);
+        Fixture { store, clock, commits, database, limits }
+    }
+
+    /// As after a restart.
+    pub(crate) async fn reopen(self) -> Fixture {
+        let Fixture { store, clock, commits, database, limits } = self;
+        store.close().await;
+        drop(store);
+        commits.take();
+        let store = open(&*database, &limits, &clock, &commits);
+        Fixture { store, clock, commits, database, limits }
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    pub(crate) async fn apply(&self, messages: Vec<Message>) -> Vec<Result<Receipt, Error>> {
+        self.store.apply(Lane::External, messages).await
+    }
+
+    pub(crate) async fn send(&self, message: Message) -> Result<Receipt, Error> {
+        self.apply(vec![message]).await.pop().expect("an answer for each message")
+    }
+
+    pub(crate) async fn create(&self, thread: &str, text: Option<&str>) -> Receipt {
+        self.send(new(thread, text)).await.unwrap()
+    }
+
+    /// Makes a thread with a first message and a first answer.
+    pub(crate) async fn create_idle(&self, thread: &str) {
+        self.create(thread, Some("hello")).await;
+        self.tell(thread, answer(1, "hello to you")).await.unwrap();
+    }
+
+    pub(crate) async fn tell(&self, thread: &str, input: Input) -> Result<Receipt, Error> {
+        self.send(to(thread, input)).await
+    }
+
+    /// The same for many inputs in one call, all of which are taken.
+    pub(crate) async fn tell_all(&self, inputs: Vec<(&str, Input)>) {
+        let messages = inputs.into_iter().map(|(thread, input)| to(thread, input)).collect();
+        for result in self.apply(messages).await {
+            result.unwrap();
+        }
+    }
+
+    pub(crate) async fn row(&self, thread: &str) -> ThreadRow {
+        self.store.thread(&id(thread)).await.unwrap()
+    }
+
+    pub(crate) async fn key(&self, thread: &str) -> ThreadKey {
+        self.row(thread).await.thread.key
+    }
+
+    pub(crate) async fn session(&self, thread: &str) -> SessionKey {
+        self.row(thread).await.thread.session
+    }
+
+    pub(crate) async fn head(&self, thread: &str) -> Head {
+        self.row(thread).await.head
+    }
+
+    /// Has the model answer with a call of each of these servers. Returns the calls.
+    pub(crate) async fn call(&self, thread: &str, servers: &[&str]) -> Vec<CallId> {
+        let turn = self.head(thread).await.turn();
+        self.tell(thread, calls(turn, servers)).await.unwrap();
+        self.head(thread).await.batch().iter().map(|call| call.id.clone()).collect()
+    }
+
+    /// Gives an asking thread an active subscription, after which it is idle.
+    pub(crate) async fn subscribe(&self, thread: &str) -> CallId {
+        let call = self.call(thread, &[SERVER]).await.remove(0);
+        self.tell(thread, subscribed(&call)).await.unwrap();
+        let turn = self.head(thread).await.turn();
+        self.tell(thread, answer(turn, "I listen")).await.unwrap();
+        call
+    }
+
+    /// Makes a child by an event. Returns its id.
+    pub(crate) async fn spawn(&self, thread: &str, call: &CallId, text: &str) -> String {
+        self.commits.take();
+        self.tell(thread, event(call, text, None)).await.unwrap();
+        let child = self.commits.take().pop().expect("a step").children.pop().expect("a child");
+        child.id.as_str().to_owned()
+    }
+
+    pub(crate) async fn history(&self, thread: &str) -> Vec<(Seq, Entry)> {
+        let row = self.row(thread).await;
+        self.store.history(&row.thread, all(row.head.seq())).await.unwrap()
+    }
+
+    /// The history, a word for each entry.
+    pub(crate) async fn words(&self, thread: &str) -> Vec<String> {
+        self.history(thread).await.into_iter().map(|(_, entry)| word(entry.item)).collect()
+    }
+
+    /// All due work of a queue in one page.
+    pub(crate) async fn due(&self, kind: WorkKind, destination: &str) -> Vec<(SessionKey, WorkKey)> {
+        self.page(kind, destination, self.due_page()).await.work
+    }
+
+    pub(crate) fn due_page(&self) -> DuePage {
+        DuePage {
+            now: self.now(),
+            after: None,
+            sessions: 1000,
+            per_session: 1000,
+            skip: std::collections::HashSet::new(),
+        }
+    }
+
+    pub(crate) async fn page(&self, kind: WorkKind, destination: &str, page: DuePage) -> DueWork {
+        let queue = WorkQueue { kind, destination: destination.to_owned() };
+        self.store.due_work(&queue, page).await.unwrap()
+    }
+}
+
+fn open(
+    database: &dyn Database,
+    limits: &Limits,
+    clock: &Arc<SetClock>,
+    commits: &Commits,
+) -> Arc<dyn Store> {
+    let commits = commits.clone();
+    let on_commit = Box::new(move |committed| commits.push(committed));
+    let clock: Arc<dyn Clock> = Arc::<SetClock>::clone(clock);
+    database.open(rules(limits.clone()), clock, on_commit)
+}
+
+pub(crate) fn id(text: &str) -> ThreadId {
+    ThreadId::new(text).unwrap()
+}
+
+pub(crate) fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// A root. Its incarnation follows from its name.
+pub(crate) fn new_thread(thread: &str) -> NewThread {
+    let mut hasher = DefaultHasher::new();
+    thread.hash(&mut hasher);
+    NewThread {
+        id: id(thread),
+        incarnation: hasher.finish(),
+        agent: "default".into(),
+        user_id: None,
+        title: None,
+    }
+}
+
+pub(crate) fn new(thread: &str, text: Option<&str>) -> Message {
+    let text = text.map(Into::into);
+    Message::new(Target::New(new_thread(thread)), Input::Begin { text })
+}
+
+pub(crate) fn to(thread: &str, input: Input) -> Message {
+    Message::new(Target::Id(id(thread)), input)
+}
+
+pub(crate) fn all(up_to: Seq) -> HistoryPage {
+    HistoryPage { after: 0, up_to, rows: usize::MAX, bytes: usize::MAX }
+}
+
+pub(crate) fn user(text: &str) -> Input {
+    Input::UserMessage { text: text.into(), on_busy: OnBusy::Join }
+}
+
+pub(crate) fn enqueued(text: &str) -> Input {
+    Input::UserMessage { text: text.into(), on_busy: OnBusy::Enqueue }
+}
+
+pub(crate) fn rejecting(text: &str) -> Input {
+    Input::UserMessage { text: text.into(), on_busy: OnBusy::Reject }
+}
+
+pub(crate) fn answer(turn: u64, text: &str) -> Input {
+    Input::TurnEnded { turn, answer: Answer { text: text.into(), ..Answer::default() } }
+}
+
+fn planned(at: usize, name: &str, plan: Plan) -> PlannedCall {
+    PlannedCall {
+        call_id: Some(CallId::new(format!("model_{at}")).unwrap()),
+        name: name.into(),
+        arguments: Arguments::Given(Map::from_iter([("at".into(), json!(at))])),
+        display: None,
+        plan,
+    }
+}
+
+pub(crate) fn plans(turn: u64, name: &str, plans: Vec<Plan>) -> Input {
+    let calls = plans.into_iter().enumerate().map(|(at, plan)| planned(at, name, plan)).collect();
+    Input::TurnEnded { turn, answer: Answer { calls, ..Answer::default() } }
+}
+
+/// An answer with a call of each of these servers.
+pub(crate) fn calls(turn: u64, servers: &[&str]) -> Input {
+    let invoke = |server: &&str| Plan::Invoke(Server((*server).into()));
+    plans(turn, "tool", servers.iter().map(invoke).collect())
+}
+
+/// An answer with calls of the runtime's own tools.
+pub(crate) fn built_in(turn: u64, tools: Vec<BuiltIn>) -> Input {
+    plans(turn, "built_in", tools.into_iter().map(Plan::BuiltIn).collect())
+}
+
+pub(crate) fn spawns(turn: u64, count: usize) -> Input {
+    built_in(turn, vec![BuiltIn::SpawnThread { instructions: "work".into() }; count])
+}
+
+pub(crate) fn result(call: &CallId, text: &str) -> Input {
+    Input::ToolResult { call: call.clone(), result: ToolResult::text(text) }
+}
+
+pub(crate) fn subscribed(call: &CallId) -> Input {
+    let result = ToolResult { subscription: true, ..ToolResult::text("subscribed") };
+    Input::ToolResult { call: call.clone(), result }
+}
+
+/// An event that goes to a child.
+pub(crate) fn event(call: &CallId, text: &str, event: Option<&str>) -> Input {
+    let id = event.map(|event| EventId::new(event).unwrap());
+    let event = Event { id, text: text.into(), associative: false, is_final: false };
+    Input::Event { call: call.clone(), event }
+}
+
+/// An event that goes into the thread itself.
+pub(crate) fn inline_event(call: &CallId, text: &str, event: Option<&str>) -> Input {
+    let id = event.map(|event| EventId::new(event).unwrap());
+    let event = Event { id, text: text.into(), associative: true, is_final: false };
+    Input::Event { call: call.clone(), event }
+}
+
+pub(crate) fn word(item: Item) -> String {
+    match item {
+        Item::User { text, .. } if text.starts_with("You are a thread of your own") => "spawned".into(),
+        Item::User { text, .. } | Item::Notice { text } | Item::Summary { text, .. } => text,
+        Item::Assistant { text, calls, .. } if calls.is_empty() => text,
+        Item::Assistant { calls, .. } if calls.iter().any(|call| call.arguments.is_synthetic()) => {
+            "synthetic".into()
+        }
+        Item::Assistant { calls, .. } => format!("{} calls", calls.len()),
+        Item::Result { content: Body::Text(text), .. } => text,
+        Item::Result { .. } => "content".into(),
+    }
+}

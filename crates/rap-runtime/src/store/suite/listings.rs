@@ -1,0 +1,253 @@
+//! Listings, page by page: no row twice and none missing while rows do not change.
+
+use std::collections::BTreeSet;
+
+use rap_agent::{Again, BuiltIn, Choice, Input, Limits, Status};
+use rap_protocol::{AuthUrl, CallId, ResponseUrl, Timestamp};
+
+use super::Database;
+use super::fixture::{
+    Fixture, SERVER, answer, built_in, calls, event, id, result, seconds, spawns, subscribed,
+};
+use crate::store::{
+    CallRow, Cursor, InboxItem, Page, StoredQuestion, ThreadFilter, ThreadRow, TimerRow, Wanted, WorkKey,
+};
+
+/// Reads a listing in pages of each size. Returns its rows as texts.
+async fn in_pages<T, F>(read: impl Fn(Wanted) -> F, show: impl Fn(&T) -> String) -> Vec<String>
+where
+    F: Future<Output = Result<Page<T>, crate::store::Error>>,
+{
+    let whole = read(Wanted::first(1000)).await.unwrap();
+    assert!(whole.next.is_none());
+    let whole: Vec<String> = whole.rows.iter().map(&show).collect();
+    for limit in 1..=whole.len() + 1 {
+        let (mut rows, mut wanted) = (Vec::new(), Wanted::first(limit));
+        loop {
+            let page = read(wanted).await.unwrap();
+            assert!(page.rows.len() <= limit);
+            rows.extend(page.rows.iter().map(&show));
+            let Some(next) = page.next else { break };
+            assert_eq!(page.rows.len(), limit, "a page that is not the last one is full");
+            // A cursor travels as text.
+            let after: Cursor = next.to_string().parse().unwrap();
+            assert_eq!(after, next);
+            wanted = Wanted { after, limit };
+        }
+        assert_eq!(rows, whole, "{limit} at a time");
+    }
+    let unique: BTreeSet<&String> = whole.iter().collect();
+    assert_eq!(unique.len(), whole.len(), "a row twice");
+    whole
+}
+
+pub(crate) async fn threads_are_listed_in_order_page_by_page(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    for name in ["idle", "failed", "closed", "running", "retrying", "waiting", "needs_you"] {
+        fixture.create(name, Some("hello")).await;
+    }
+    fixture.tell("idle", answer(1, "fine")).await.unwrap();
+    let failed = Input::TurnFailed { turn: 1, why: "no".into(), again: Again::No };
+    fixture.tell("failed", failed).await.unwrap();
+    fixture.tell("closed", Input::Close).await.unwrap();
+    let retry = WorkKey::Ask { thread: fixture.key("retrying").await, turn: 1 };
+    fixture.store.postpone(&retry, fixture.now().plus(seconds(60)), 1, "503".into()).await.unwrap();
+    fixture.tell("waiting", calls(1, &[SERVER])).await.unwrap();
+    let call = fixture.call("needs_you", &[SERVER]).await.remove(0);
+    let url = AuthUrl::new("https://example.com/sign-in").unwrap();
+    fixture.tell("needs_you", Input::SignInRequested { call, url }).await.unwrap();
+    fixture.create("parent", Some("hello")).await;
+    fixture.tell("parent", spawns(1, 3)).await.unwrap();
+    let children: Vec<String> =
+        fixture.head("parent").await.children().map(|child| child.as_str().to_owned()).collect();
+
+    let list = async |status, parent: Option<&str>| {
+        let read = |wanted| {
+            let filter = ThreadFilter { status, parent: parent.map(id), wanted };
+            let store = &fixture.store;
+            async move { store.threads(filter).await }
+        };
+        in_pages(read, |row: &ThreadRow| row.thread.id.as_str().to_owned()).await
+    };
+    let all = list(None, None).await;
+    assert_eq!(all[..3], ["idle", "failed", "closed"]);
+    assert_eq!(all.len(), 11);
+    let table = [
+        (Status::Idle, vec!["idle"]),
+        (Status::Failed, vec!["failed"]),
+        (Status::Closed, vec!["closed"]),
+        (Status::Waiting, vec!["waiting"]),
+        (Status::NeedsYou, vec!["needs_you"]),
+    ];
+    for (status, threads) in table {
+        assert_eq!(list(Some(status), None).await, threads, "{status:?}");
+    }
+    let running = list(Some(Status::Running), None).await;
+    assert_eq!(running[..3], ["running", "retrying", "parent"]);
+    assert_eq!(running[3..], children);
+    assert_eq!(list(None, Some("parent")).await, children);
+    assert_eq!(list(Some(Status::Idle), Some("parent")).await, [""; 0]);
+    assert_eq!(list(None, Some("nobody")).await, [""; 0]);
+}
+
+/// Calls that wait for nothing of ours, new ones and retries, to two servers and of several sessions.
+pub(crate) async fn calls_are_listed_once_each_whatever_became_of_them(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    let other = "http://127.0.0.1:7";
+    let mut expected = BTreeSet::new();
+    for number in 0..6 {
+        // Some at the same time.
+        if number % 2 == 0 {
+            fixture.clock.pass(seconds(1));
+        }
+        let name = format!("thread_{number}");
+        fixture.create(&name, Some("hello")).await;
+        let open = fixture.call(&name, &[SERVER, other, SERVER, other, SERVER, SERVER]).await;
+        let key = fixture.key(&name).await;
+        fixture.store.acknowledge(vec![(key, open[0].clone())], fixture.now()).await.unwrap();
+        for (at, call) in open[1..3].iter().enumerate() {
+            let key = WorkKey::Invoke { thread: key, call: call.clone() };
+            let due = fixture.now().plus(seconds(60 * (at as u64 + number / 3)));
+            fixture.store.postpone(&key, due, 2, "503 of its server".into()).await.unwrap();
+        }
+        fixture.tell(&name, result(&open[5], "done")).await.unwrap();
+        expected.extend(open[..5].iter().map(|call| call.as_str().to_owned()));
+    }
+    fixture.create("sleeps", Some("hello")).await;
+    fixture.tell("sleeps", built_in(1, vec![BuiltIn::Wait])).await.unwrap();
+    expected.insert(fixture.head("sleeps").await.batch()[0].id.as_str().to_owned());
+
+    let store = &fixture.store;
+    let listed = in_pages(|wanted| store.calls(wanted), |row: &CallRow| row.call.as_str().to_owned()).await;
+    assert_eq!(listed.len(), 31);
+    assert_eq!(listed.iter().cloned().collect::<BTreeSet<_>>(), expected);
+    let rows = store.calls(Wanted::first(100)).await.unwrap().rows;
+    let part = |row: &CallRow| match (row.acknowledged_at, row.attempts) {
+        (Some(_), _) => 0,
+        _ if row.tool == "built_in" => 0,
+        (None, 0) => 1,
+        (None, _) => 2,
+    };
+    let parts: Vec<i32> = rows.iter().map(part).collect();
+    assert!(parts.is_sorted(), "{parts:?}");
+    assert_eq!([7, 12, 12], [0, 1, 2].map(|wanted| parts.iter().filter(|part| **part == wanted).count()));
+    let retried = rows.last().unwrap();
+    assert_eq!((retried.attempts, retried.outcome.as_deref()), (2, Some("503 of its server")));
+}
+
+fn choice(call: &CallId, digest: u64) -> Input {
+    let choice = Choice {
+        prompt: format!("Question {digest}?"),
+        choices: vec!["red".into(), "green".into()],
+        default: 0,
+        response_url: ResponseUrl::new(format!("{SERVER}/answers/{digest}")).unwrap(),
+        digest,
+    };
+    Input::ChoiceRequested { call: call.clone(), choice }
+}
+
+pub(crate) async fn questions_are_listed_oldest_first(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    let mut all = Vec::new();
+    for number in 0..4 {
+        let name = format!("thread_{number}");
+        fixture.create(&name, Some("hello")).await;
+        let open = fixture.call(&name, &[SERVER, SERVER]).await;
+        all.extend(open.into_iter().map(|call| (name.clone(), call)));
+    }
+    // Across the threads, several at a time, and more than nine of one thread.
+    for digest in 0..11 {
+        fixture.tell("thread_0", choice(&all[0].1, digest)).await.unwrap();
+    }
+    for digest in 0..3 {
+        for (name, call) in &all[1..] {
+            fixture.tell(name, choice(call, digest)).await.unwrap();
+        }
+        fixture.clock.pass(seconds(1));
+    }
+    let url = AuthUrl::new("https://example.com/sign-in/secret").unwrap();
+    let (name, call) = &all[7];
+    fixture.tell(name, Input::SignInRequested { call: call.clone(), url }).await.unwrap();
+    // The oldest question of a call is answered, and waits for nobody any more.
+    fixture.tell("thread_0", Input::Choose { call: all[0].1.clone(), selected: Some(1) }).await.unwrap();
+
+    let store = &fixture.store;
+    let show = |item: &InboxItem| {
+        let asked = match &item.question {
+            StoredQuestion::Choice { prompt, .. } => prompt.clone(),
+            StoredQuestion::SignIn { auth_url } => auth_url.clone(),
+        };
+        format!("{} {} {} {asked}", item.asked_at.0, item.thread, item.call)
+    };
+    let listed = in_pages(|wanted| store.inbox(None, wanted), show).await;
+    assert_eq!(listed.len(), 10 + 3 * 7 + 1);
+    assert!(listed.last().unwrap().ends_with("https://example.com/sign-in/secret"));
+    let times: Vec<&str> = listed.iter().map(|row| row.split(' ').next().unwrap()).collect();
+    assert!(times.is_sorted());
+    let key = fixture.key("thread_0").await;
+    let of_one = in_pages(|wanted| store.inbox(Some(key), wanted), show).await;
+    assert_eq!(of_one.len(), 13);
+    assert!(of_one[0].ends_with("Question 1?"), "{}", of_one[0]);
+    // A call that settles takes its questions and their answers with it.
+    fixture.tell("thread_0", result(&all[0].1, "done")).await.unwrap();
+    assert_eq!(in_pages(|wanted| store.inbox(Some(key), wanted), show).await.len(), 3);
+}
+
+pub(crate) async fn subscriptions_are_listed_with_what_waits(database: Box<dyn Database>) {
+    let fixture = Fixture::with(database, Limits { event_children: 1, ..Limits::default() });
+    let mut expected = Vec::new();
+    for number in 0..4 {
+        let name = format!("thread_{number}");
+        fixture.create(&name, Some("hello")).await;
+        let open = fixture.call(&name, &[SERVER, SERVER]).await;
+        fixture.tell_all(vec![(&name, subscribed(&open[0])), (&name, subscribed(&open[1]))]).await;
+        for _ in 0..number {
+            fixture.tell(&name, event(&open[0], "event", None)).await.unwrap();
+        }
+        let waits = [number as u64, 0].map(|events| events.saturating_sub(1));
+        expected.extend(open.iter().zip(waits).map(|(call, waits)| format!("{name} {call} {waits}")));
+        fixture.clock.pass(seconds(u64::from(number == 1)));
+    }
+    let store = &fixture.store;
+    let show = |row: &crate::store::SubscriptionRow| format!("{} {} {}", row.thread, row.call, row.waiting);
+    let mut listed = in_pages(|wanted| store.subscriptions(wanted), show).await;
+    listed.sort();
+    expected.sort();
+    assert_eq!(listed, expected);
+    let row = store.subscriptions(Wanted::first(1)).await.unwrap().rows.remove(0);
+    assert_eq!((row.tool.as_str(), row.server.as_str(), row.since), ("tool", SERVER, super::fixture::START));
+}
+
+pub(crate) async fn timers_are_listed_by_time(database: Box<dyn Database>) {
+    let limits = Limits { call_timeout: Some(seconds(100)), ..Limits::default() };
+    let fixture = Fixture::with(database, limits);
+    let now = fixture.now();
+    for name in ["calls", "sleeps", "scheduled", "failed"] {
+        fixture.create(name, Some("hello")).await;
+    }
+    fixture.tell("calls", calls(1, &[SERVER, SERVER])).await.unwrap();
+    let sleep = BuiltIn::Sleep { until: now.plus(seconds(50)) };
+    fixture.tell("sleeps", built_in(1, vec![sleep, BuiltIn::Wait])).await.unwrap();
+    let schedule = BuiltIn::Schedule { next: now.plus(seconds(10)), confirmation: "scheduled".into() };
+    fixture.tell("scheduled", built_in(1, vec![schedule])).await.unwrap();
+    let failed = Input::TurnFailed { turn: 1, why: "no".into(), again: Again::Later };
+    fixture.tell("failed", failed).await.unwrap();
+    let store = &fixture.store;
+    let show = |row: &TimerRow| {
+        let call = row.call.as_ref().map_or("-", CallId::as_str);
+        format!("{} {} {} {call}", (row.at.0 - now.0) / 1000, row.kind, row.thread)
+    };
+    let listed = in_pages(|wanted| store.timers(wanted), show).await;
+    let shown: Vec<String> = listed.iter().map(|row| row.rsplit_once(' ').unwrap().0.to_owned()).collect();
+    let expected = [
+        "10 schedule scheduled",
+        "30 retry failed",
+        "50 sleep sleeps",
+        "100 timeout calls",
+        "100 timeout calls",
+    ];
+    assert_eq!(shown, expected);
+    assert!(listed[1].ends_with(" -"));
+    let far = Timestamp(i64::MAX);
+    assert_eq!(store.due_timers(far, Timestamp(i64::MIN), &[], 10).await.unwrap().len(), 5);
+}

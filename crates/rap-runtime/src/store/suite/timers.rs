@@ -1,0 +1,193 @@
+//! Timers and messages between threads: when they are due, and how they are put off.
+
+use rap_agent::{Again, BuiltIn, Input, Limits, ThreadMessage};
+use rap_protocol::Timestamp;
+
+use super::Database;
+use super::fixture::{
+    Fixture, LOST_AFTER, SERVER, START, answer, built_in, calls, event, id, seconds, spawns,
+};
+use crate::store::{SessionKey, Timer, WorkKey};
+
+const ALWAYS: Timestamp = Timestamp(i64::MIN);
+
+fn sleep(seconds: u64) -> BuiltIn {
+    BuiltIn::Sleep { until: START.plus(super::fixture::seconds(seconds)) }
+}
+
+fn failed(turn: u64) -> Input {
+    Input::TurnFailed { turn, why: "no".into(), again: Again::Later }
+}
+
+/// A thread whose retry is due after 30 s, and sleeps of another after 10, 20 and 40 s.
+async fn timers(fixture: &Fixture) {
+    fixture.create("failed", Some("hello")).await;
+    fixture.tell("failed", failed(1)).await.unwrap();
+    fixture.create("sleeps", Some("hello")).await;
+    fixture.tell("sleeps", built_in(1, vec![sleep(20), sleep(10), sleep(40)])).await.unwrap();
+}
+
+async fn due(fixture: &Fixture, skip: &[SessionKey], limit: usize) -> Vec<Timer> {
+    fixture.store.due_timers(fixture.now(), ALWAYS, skip, limit).await.unwrap()
+}
+
+pub(crate) async fn timers_are_due_oldest_first(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    timers(&fixture).await;
+    let row = fixture.row("sleeps").await;
+    let of = |at: usize| Timer {
+        session: row.thread.session,
+        thread: row.thread.key,
+        call: Some(row.head.batch()[at].id.clone()),
+    };
+    fixture.clock.pass(seconds(9));
+    assert_eq!(due(&fixture, &[], 10).await, []);
+    fixture.clock.pass(seconds(1));
+    assert_eq!(due(&fixture, &[], 10).await, [of(1)]);
+    fixture.clock.pass(seconds(30));
+    let thread = fixture.row("failed").await.thread;
+    let own = Timer { session: thread.session, thread: thread.key, call: None };
+    assert_eq!(due(&fixture, &[], 10).await, [own.clone(), of(1), of(0), of(2)]);
+    // The bound is for each of the two kinds.
+    assert_eq!(due(&fixture, &[], 1).await, [own, of(1)]);
+    // A step that takes it moves it or removes it.
+    let call = row.head.batch()[1].id.clone();
+    fixture.tell("sleeps", Input::TimerFired { call }).await.unwrap();
+    fixture.tell("failed", Input::Due).await.unwrap();
+    assert_eq!(due(&fixture, &[], 10).await, [of(0), of(2)]);
+}
+
+pub(crate) async fn late_timeouts_have_a_grace_and_sleeps_have_not(database: Box<dyn Database>) {
+    let fixture = Fixture::with(database, Limits { call_timeout: Some(seconds(5)), ..Limits::default() });
+    timers(&fixture).await;
+    fixture.create("calls", Some("hello")).await;
+    fixture.tell("calls", calls(1, &[SERVER])).await.unwrap();
+    fixture.clock.pass(seconds(15));
+    assert_eq!(due(&fixture, &[], 10).await.len(), 2);
+    let late = fixture.store.due_timers(fixture.now(), START.plus(seconds(5)), &[], 10).await.unwrap();
+    assert_eq!(late.iter().map(|timer| timer.thread).collect::<Vec<_>>(), [fixture.key("sleeps").await]);
+    let in_time = fixture.store.due_timers(fixture.now(), START.plus(seconds(4)), &[], 10).await.unwrap();
+    assert_eq!(in_time.len(), 2);
+}
+
+pub(crate) async fn sessions_can_be_left_out_of_timers_and_messages(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    let mut sessions = Vec::new();
+    for name in ["a", "b", "c"] {
+        fixture.create(name, Some("hello")).await;
+        fixture.tell(name, spawns(1, 2)).await.unwrap();
+        let children: Vec<_> = fixture.head(name).await.children().cloned().collect();
+        fixture.tell(children[0].as_str(), Input::Close).await.unwrap();
+        fixture.tell(children[1].as_str(), built_in(1, vec![sleep(10)])).await.unwrap();
+        fixture.tell(name, failed(2)).await.unwrap();
+        sessions.push(fixture.session(name).await);
+    }
+    fixture.clock.pass(seconds(60));
+    for skipped in 0..=3 {
+        let skip = &sessions[..skipped];
+        let timers = due(&fixture, skip, 10).await;
+        assert_eq!(timers.len(), 2 * (3 - skipped));
+        assert!(timers.iter().all(|timer| !skip.contains(&timer.session)));
+        let messages = fixture.store.due_messages(fixture.now(), skip, 10).await.unwrap();
+        assert_eq!(messages.iter().map(|message| message.session).collect::<Vec<_>>(), sessions[skipped..]);
+    }
+}
+
+pub(crate) async fn timers_and_messages_that_are_put_off_wait(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    timers(&fixture).await;
+    fixture.create("root", Some("hello")).await;
+    let call = fixture.subscribe("root").await;
+    let child = fixture.spawn("root", &call, "event").await;
+    fixture.tell(&child, answer(1, "handled")).await.unwrap();
+    fixture.clock.pass(seconds(60));
+    let (due_timers, now) = (due(&fixture, &[], 10).await, fixture.now());
+    assert_eq!(due_timers.len(), 4);
+    let messages = fixture.store.due_messages(now, &[], 10).await.unwrap();
+    assert_eq!(messages.len(), 1);
+    let later = now.plus(seconds(60));
+    fixture.store.put_off(due_timers[..2].to_vec(), vec![messages[0].key], now, later).await.unwrap();
+    assert_eq!(due(&fixture, &[], 10).await, due_timers[2..]);
+    assert!(fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap().is_empty());
+    fixture.clock.pass(seconds(60));
+    assert_eq!(due(&fixture, &[], 10).await.len(), 4);
+    assert_eq!(fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap(), messages);
+    // Putting it off did not change the thread, which takes it as it would have before.
+    fixture.tell("failed", Input::Due).await.unwrap();
+    assert_eq!(fixture.head("failed").await.turn(), 2);
+    fixture.send(super::apply::delivery(&messages[0])).await.unwrap();
+}
+
+pub(crate) async fn a_timer_that_was_moved_meanwhile_is_not_put_off(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    timers(&fixture).await;
+    fixture.clock.pass(seconds(60));
+    let (timers, now) = (due(&fixture, &[], 10).await, fixture.now());
+    // The retry failed again, which gives it a new time.
+    fixture.tell("failed", Input::Due).await.unwrap();
+    fixture.tell("failed", failed(2)).await.unwrap();
+    let next = fixture.store.next_due(now).await.unwrap().unwrap();
+    fixture.store.put_off(timers, Vec::new(), now, now.plus(seconds(3600))).await.unwrap();
+    assert_eq!(fixture.store.next_due(now).await.unwrap(), Some(next));
+}
+
+pub(crate) async fn the_next_due_time_is_the_earliest_of_all(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    let next = async |after: u64| {
+        let next = fixture.store.next_due(START.plus(seconds(after))).await.unwrap();
+        next.map(|next| (next.0 - START.0) / 1000)
+    };
+    assert_eq!(next(0).await, None);
+    fixture.create("asks", Some("hello")).await;
+    fixture.create("calls", Some("hello")).await;
+    let call = fixture.call("calls", &[SERVER]).await.remove(0);
+    // What is due at once is begun at once, and is not waited for.
+    assert_eq!(next(0).await, None);
+    let postpone = async |key: WorkKey, at: u64| {
+        fixture.store.postpone(&key, START.plus(seconds(at)), 1, "503".into()).await.unwrap();
+    };
+    postpone(WorkKey::Ask { thread: fixture.key("asks").await, turn: 1 }, 70).await;
+    assert_eq!(next(0).await, Some(70));
+    postpone(WorkKey::Invoke { thread: fixture.key("calls").await, call }, 50).await;
+    assert_eq!(next(0).await, Some(50));
+    timers(&fixture).await;
+    assert_eq!(next(0).await, Some(10));
+    assert_eq!(
+        [next(10).await, next(20).await, next(30).await, next(40).await],
+        [Some(20), Some(30), Some(40), Some(50)]
+    );
+    assert_eq!([next(50).await, next(70).await], [Some(70), None]);
+    // A message that was put off.
+    fixture.create("root", Some("hello")).await;
+    fixture.tell("root", spawns(1, 1)).await.unwrap();
+    fixture.tell("root", Input::Close).await.unwrap();
+    let message = fixture.store.due_messages(START, &[], 1).await.unwrap().remove(0);
+    let later = START.plus(LOST_AFTER);
+    fixture.store.put_off(Vec::new(), vec![message.key], START, later).await.unwrap();
+    assert_eq!(next(70).await, Some(900));
+}
+
+pub(crate) async fn messages_are_due_in_the_order_in_which_they_were_sent(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    fixture.create("root", Some("hello")).await;
+    let call = fixture.subscribe("root").await;
+    let mut children = Vec::new();
+    for number in 0..3 {
+        children.push(fixture.spawn("root", &call, &format!("event {number}")).await);
+    }
+    for child in children.iter().rev() {
+        let report = BuiltIn::ReportToParent { report: child.clone() };
+        fixture.tell(child, built_in(1, vec![report])).await.unwrap();
+        fixture.tell(child, answer(2, "done")).await.unwrap();
+    }
+    fixture.tell("root", event(&call, "one more", None)).await.unwrap();
+    let messages = fixture.store.due_messages(fixture.now(), &[], 100).await.unwrap();
+    let senders: Vec<_> = messages.iter().map(|message| message.sender.clone()).collect();
+    let reverse = |at: usize| id(&children[at]);
+    assert_eq!(senders, [reverse(2), reverse(2), reverse(1), reverse(1), reverse(0), reverse(0)]);
+    assert!(matches!(&messages[0].message, ThreadMessage::Report { text, .. } if *text == children[2]));
+    assert_eq!(messages[1].message, ThreadMessage::ChildClosed);
+    assert!(messages.is_sorted_by_key(|message| message.key));
+    let first = fixture.store.due_messages(fixture.now(), &[], 2).await.unwrap();
+    assert_eq!(first, messages[..2]);
+}

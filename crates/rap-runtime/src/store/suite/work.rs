@@ -1,0 +1,488 @@
+//! Work: how it is found when it is due, and what becomes of it.
+
+use std::collections::{BTreeSet, HashSet};
+
+use futures_util::future::join_all;
+use rap_agent::{Budgets, Choice, Input, Limits, StatusCheck};
+use rap_protocol::{ResponseUrl, Timestamp};
+use serde_json::json;
+
+use super::Database;
+use super::fixture::{
+    Fixture, LOST_AFTER, MODEL, SERVER, answer, calls, enqueued, new, result, seconds, spawns, subscribed,
+    to, user,
+};
+use crate::store::{DuePage, SessionKey, Work, WorkKey, WorkKind};
+
+const OTHER: &str = "http://127.0.0.1:7";
+/// The kinds whose work is found by session.
+const KINDS: [WorkKind; 3] = [WorkKind::Ask, WorkKind::Invoke, WorkKind::Answer];
+
+/// No bound that these tests would reach.
+fn wide(database: Box<dyn Database>) -> Fixture {
+    let limits = Limits {
+        children: 10_000,
+        open_calls: 10_000,
+        questions: 10_000,
+        turns_per_wake: 10_000,
+        budgets: Budgets::default(),
+        ..Limits::default()
+    };
+    Fixture::with(database, limits)
+}
+
+fn destination(kind: WorkKind) -> &'static str {
+    match kind {
+        WorkKind::Ask => MODEL,
+        _ => SERVER,
+    }
+}
+
+/// Makes a session with so much work of a kind. Returns it in the order in which it became due.
+async fn make(fixture: &Fixture, kind: WorkKind, thread: &str, count: usize) -> Vec<WorkKey> {
+    fixture.create(thread, Some("hello")).await;
+    let key = fixture.key(thread).await;
+    match kind {
+        WorkKind::Ask => {
+            if count == 1 {
+                return vec![WorkKey::Ask { thread: key, turn: 1 }];
+            }
+            // A child has a result for each call of the answer that spawned it.
+            let (mut work, mut turn) = (Vec::new(), 1);
+            while work.len() < count - 1 {
+                fixture.commits.take();
+                fixture.tell(thread, spawns(turn, (count - 1 - work.len()).min(20))).await.unwrap();
+                let children = fixture.commits.take().remove(0).children;
+                work.extend(children.iter().map(|child| WorkKey::Ask { thread: child.key, turn: 1 }));
+                turn += 1;
+            }
+            work.push(WorkKey::Ask { thread: key, turn });
+            work
+        }
+        WorkKind::Invoke => {
+            let calls = fixture.call(thread, &vec![SERVER; count]).await;
+            calls.into_iter().map(|call| WorkKey::Invoke { thread: key, call }).collect()
+        }
+        WorkKind::Answer => {
+            let call = fixture.call(thread, &[SERVER]).await.remove(0);
+            for digest in 0..count as u64 {
+                let requested = choice(&call, digest);
+                let chosen = Input::Choose { call: call.clone(), selected: Some(1) };
+                fixture.tell_all(vec![(thread, requested), (thread, chosen)]).await;
+            }
+            let questions = fixture.head(thread).await;
+            questions.questions().iter().map(|q| WorkKey::Answer { thread: key, no: q.no }).collect()
+        }
+        WorkKind::Check => unreachable!("checks are made otherwise"),
+    }
+}
+
+fn choice(call: &rap_protocol::CallId, digest: u64) -> Input {
+    let choice = Choice {
+        prompt: "Red or green?".into(),
+        choices: vec!["red".into(), "green".into()],
+        default: 0,
+        response_url: ResponseUrl::new(format!("{SERVER}/answers/{digest}")).unwrap(),
+        digest,
+    };
+    Input::ChoiceRequested { call: call.clone(), choice }
+}
+
+async fn postpone_all(fixture: &Fixture, keys: &[WorkKey], at: Timestamp) {
+    let postponed = keys.iter().map(|key| fixture.store.postpone(key, at, 1, "503".into()));
+    for done in join_all(postponed).await {
+        done.unwrap();
+    }
+}
+
+fn keys(work: &[(SessionKey, WorkKey)]) -> Vec<WorkKey> {
+    work.iter().map(|(_, key)| key.clone()).collect()
+}
+
+/// Begins all work that a page has and reads the next page, as long as there may be more.
+async fn drain(fixture: &Fixture, kind: WorkKind, sessions: usize, per_session: usize) -> Vec<WorkKey> {
+    let mut begun: Vec<WorkKey> = Vec::new();
+    let mut after = None;
+    for _ in 0..1000 {
+        let skip: HashSet<WorkKey> = begun.iter().cloned().collect();
+        let page = DuePage { after, sessions, per_session, skip, now: fixture.now() };
+        let wrapped = after.is_some();
+        let found = fixture.page(kind, destination(kind), page).await;
+        let full = found.work.len() >= per_session;
+        begun.extend(keys(&found.work));
+        after = found.after;
+        if after.is_none() && !wrapped && !found.more && !full {
+            return begun;
+        }
+    }
+    panic!("there is no end");
+}
+
+pub(crate) async fn new_work_is_found_by_session_in_the_order_of_keys(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    for kind in KINDS {
+        let mut expected = Vec::new();
+        for number in 0..3 {
+            let name = format!("{}_{number}", kind.as_str());
+            let work = make(&fixture, kind, &name, 3).await;
+            let session = fixture.session(&name).await;
+            expected.extend(work.into_iter().map(|key| (session, key)));
+            fixture.clock.pass(seconds(1));
+        }
+        let of_kind = |found: Vec<(SessionKey, WorkKey)>| -> Vec<(SessionKey, WorkKey)> {
+            found.into_iter().filter(|found| expected.contains(found)).collect()
+        };
+        let found = of_kind(fixture.due(kind, destination(kind)).await);
+        // Equally old work has no order.
+        let sorted = |work: &[(SessionKey, WorkKey)]| work.iter().cloned().collect::<BTreeSet<_>>();
+        assert_eq!(sorted(&found), sorted(&expected));
+        assert!(found.is_sorted_by_key(|(session, _)| *session), "{found:?}");
+        // Session by session it is the same.
+        let (mut pages, mut after) = (Vec::new(), None);
+        loop {
+            let page = DuePage { after, sessions: 1, ..fixture.due_page() };
+            let page = fixture.page(kind, destination(kind), page).await;
+            let sessions: BTreeSet<SessionKey> = page.work.iter().map(|(session, _)| *session).collect();
+            assert!(sessions.len() <= 1);
+            pages.extend(page.work);
+            after = page.after;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(of_kind(pages), found);
+    }
+}
+
+/// The longest-waiting work of each session comes first.
+pub(crate) async fn a_page_has_a_bound_for_each_session(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    for name in ["a", "b"] {
+        fixture.create(name, Some("hello")).await;
+        for round in 0..3 {
+            fixture.clock.pass(seconds(1));
+            fixture.call(name, &[SERVER]).await;
+            // The call goes on behind a placeholder.
+            fixture.tell(name, user(&format!("more {round}"))).await.unwrap();
+        }
+    }
+    let page = DuePage { per_session: 2, ..fixture.due_page() };
+    let found = fixture.page(WorkKind::Invoke, SERVER, page).await;
+    let mut expected = Vec::new();
+    for name in ["a", "b"] {
+        let row = fixture.row(name).await;
+        let oldest = row.head.background()[..2].iter();
+        expected.extend(oldest.map(|call| WorkKey::Invoke { thread: row.thread.key, call: call.id.clone() }));
+    }
+    assert_eq!(keys(&found.work), expected);
+}
+
+pub(crate) async fn work_in_progress_is_left_out(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    for kind in KINDS {
+        let work = make(&fixture, kind, kind.as_str(), 4).await;
+        let session = fixture.session(kind.as_str()).await;
+        let skip: HashSet<WorkKey> = work[..2].iter().cloned().collect();
+        let page = DuePage { per_session: 2, skip, ..fixture.due_page() };
+        let found = fixture.page(kind, destination(kind), page).await;
+        let found: BTreeSet<WorkKey> =
+            found.work.into_iter().filter(|(of, _)| *of == session).map(|(_, key)| key).collect();
+        assert_eq!(found, work[2..].iter().cloned().collect());
+    }
+}
+
+pub(crate) async fn work_to_be_tried_again_is_found_when_it_is_due(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    for kind in KINDS {
+        let work = make(&fixture, kind, kind.as_str(), 3).await;
+        let session = fixture.session(kind.as_str()).await;
+        let due = async || {
+            let found = fixture.due(kind, destination(kind)).await;
+            let mine = found.into_iter().filter(|(of, _)| *of == session);
+            mine.map(|(_, key)| key).collect::<Vec<_>>()
+        };
+        let now = fixture.now();
+        fixture.store.postpone(&work[0], now.plus(seconds(20)), 1, "503".into()).await.unwrap();
+        fixture.store.postpone(&work[1], now.plus(seconds(10)), 1, "503".into()).await.unwrap();
+        assert_eq!(due().await, work[2..]);
+        fixture.clock.pass(seconds(10));
+        assert_eq!(due().await, [work[1].clone(), work[2].clone()]);
+        fixture.clock.pass(seconds(10));
+        // The one that waited longest first.
+        assert_eq!(due().await, [work[1].clone(), work[0].clone(), work[2].clone()]);
+        // It is on every page.
+        let page = DuePage { after: Some(session), ..fixture.due_page() };
+        let behind = keys(&fixture.page(kind, destination(kind), page).await.work);
+        assert!(behind.contains(&work[0]) && behind.contains(&work[1]) && !behind.contains(&work[2]));
+        assert!(fixture.store.destinations(kind).await.unwrap().contains(&destination(kind).to_owned()));
+    }
+}
+
+pub(crate) async fn a_session_with_much_new_work_hides_no_other(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    for kind in KINDS {
+        let many = if kind == WorkKind::Answer { 100 } else { 1000 };
+        let flood = make(&fixture, kind, &format!("{}_flood", kind.as_str()), many).await;
+        let other = make(&fixture, kind, &format!("{}_other", kind.as_str()), 1).await.remove(0);
+        let page = DuePage { sessions: 64, per_session: 4, ..fixture.due_page() };
+        let found = keys(&fixture.page(kind, destination(kind), page).await.work);
+        assert!(found.contains(&other), "{kind:?}");
+        assert_eq!(found.iter().filter(|key| flood.contains(key)).count(), 4);
+    }
+}
+
+pub(crate) async fn a_session_with_many_retries_hides_no_other(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    for kind in KINDS {
+        let flood = make(&fixture, kind, &format!("{}_flood", kind.as_str()), 300).await;
+        let other = make(&fixture, kind, &format!("{}_other", kind.as_str()), 1).await;
+        postpone_all(&fixture, &flood, fixture.now().plus(seconds(1))).await;
+        postpone_all(&fixture, &other, fixture.now().plus(seconds(2))).await;
+        fixture.clock.pass(seconds(2));
+        let page = DuePage { sessions: 64, per_session: 4, ..fixture.due_page() };
+        let found = fixture.page(kind, destination(kind), page).await;
+        assert!(keys(&found.work).contains(&other[0]), "{kind:?}");
+        assert_eq!(found.work.iter().filter(|(_, key)| flood.contains(key)).count(), 4);
+        // Done with, so that the next kind has the session to itself.
+        postpone_all(&fixture, &flood, fixture.now().plus(seconds(3600))).await;
+    }
+    // Several floods at once hide no other either.
+    let (mut floods, kind) = (Vec::new(), WorkKind::Invoke);
+    for number in 0..6 {
+        floods.extend(make(&fixture, kind, &format!("flood_{number}"), 260).await);
+    }
+    let other = make(&fixture, kind, "other", 1).await;
+    postpone_all(&fixture, &floods, fixture.now().plus(seconds(1))).await;
+    postpone_all(&fixture, &other, fixture.now().plus(seconds(2))).await;
+    fixture.clock.pass(seconds(2));
+    let page = DuePage { sessions: 64, per_session: 4, ..fixture.due_page() };
+    let found = keys(&fixture.page(kind, SERVER, page).await.work);
+    assert!(found.contains(&other[0]));
+}
+
+/// Sessions with one retry each, more than are read at once.
+async fn many_retries(fixture: &Fixture, count: usize) -> Vec<WorkKey> {
+    let names: Vec<String> = (0..count).map(|number| format!("thread_{number}")).collect();
+    let created = fixture.apply(names.iter().map(|name| new(name, Some("hello"))).collect()).await;
+    assert!(created.iter().all(Result::is_ok));
+    let work: Vec<WorkKey> = keys(&fixture.due(WorkKind::Ask, MODEL).await);
+    assert_eq!(work.len(), count);
+    postpone_all(fixture, &work, fixture.now().plus(seconds(1))).await;
+    fixture.clock.pass(seconds(1));
+    work
+}
+
+pub(crate) async fn retries_beyond_a_page_are_announced(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    let retries = many_retries(&fixture, 300).await;
+    let new = make(&fixture, WorkKind::Ask, "new", 5).await;
+    let found: BTreeSet<WorkKey> = drain(&fixture, WorkKind::Ask, 64, 16).await.into_iter().collect();
+    assert_eq!(found, retries.into_iter().chain(new).collect());
+}
+
+pub(crate) async fn retries_in_progress_hide_no_other(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    let retries = many_retries(&fixture, 300).await;
+    let other = make(&fixture, WorkKind::Ask, "other", 1).await;
+    postpone_all(&fixture, &other, fixture.now().plus(seconds(1))).await;
+    fixture.clock.pass(seconds(1));
+    let page = DuePage { skip: retries.into_iter().collect(), sessions: 64, ..fixture.due_page() };
+    let found = fixture.page(WorkKind::Ask, MODEL, page).await;
+    assert_eq!(keys(&found.work), other);
+}
+
+pub(crate) async fn each_destination_has_its_own_work(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    for kind in WorkKind::ALL {
+        assert!(fixture.store.destinations(kind).await.unwrap().is_empty());
+    }
+    fixture.create("thread", Some("hello")).await;
+    fixture.tell("thread", calls(1, &[SERVER, OTHER, SERVER])).await.unwrap();
+    fixture.create("asks", Some("hello")).await;
+    assert_eq!(fixture.due(WorkKind::Invoke, SERVER).await.len(), 2);
+    let other = fixture.due(WorkKind::Invoke, OTHER).await;
+    assert_eq!(other.len(), 1);
+    assert_eq!(fixture.due(WorkKind::Invoke, MODEL).await.len(), 0);
+    assert_eq!(fixture.due(WorkKind::Ask, MODEL).await.len(), 1);
+    assert_eq!(fixture.store.destinations(WorkKind::Invoke).await.unwrap(), [OTHER, SERVER]);
+    assert_eq!(fixture.store.destinations(WorkKind::Ask).await.unwrap(), [MODEL]);
+    // Also one that has only work to be tried again.
+    postpone_all(&fixture, &keys(&other), fixture.now().plus(seconds(60))).await;
+    assert_eq!(fixture.store.destinations(WorkKind::Invoke).await.unwrap(), [OTHER, SERVER]);
+    let fixture = fixture.reopen().await;
+    assert_eq!(fixture.due(WorkKind::Invoke, SERVER).await.len(), 2);
+    assert_eq!(fixture.due(WorkKind::Ask, MODEL).await.len(), 1);
+}
+
+pub(crate) async fn work_is_loaded_with_everything_an_attempt_needs(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    let load = async |key: &WorkKey| fixture.store.load_work(key, fixture.now()).await.unwrap();
+    let ask = make(&fixture, WorkKind::Ask, "asks", 1).await.remove(0);
+    fixture.store.postpone(&ask, fixture.now(), 3, "503".into()).await.unwrap();
+    let Some(Work::Ask(work)) = load(&ask).await else { panic!("it is due") };
+    assert_eq!((work.thread.id.as_str(), work.turn, work.up_to, work.attempts), ("asks", 1, 1, 3));
+
+    let invoke = make(&fixture, WorkKind::Invoke, "invokes", 2).await;
+    let Some(Work::Invoke(work)) = load(&invoke[1]).await else { panic!("it is due") };
+    let head = fixture.head("invokes").await;
+    assert_eq!(work.call, head.batch()[1]);
+    assert_eq!((json!(work.arguments), work.attempts, work.outcome), (json!({"at": 1}), 0, None));
+    fixture.store.postpone(&invoke[1], fixture.now(), 2, "503 of it".into()).await.unwrap();
+    let Some(Work::Invoke(work)) = load(&invoke[1]).await else { panic!("it is due") };
+    assert_eq!((work.attempts, work.outcome.as_deref()), (2, Some("503 of it")));
+
+    let answers = make(&fixture, WorkKind::Answer, "answers", 2).await;
+    let asked_at = fixture.now();
+    fixture.clock.pass(seconds(5));
+    let Some(Work::Answer(work)) = load(&answers[1]).await else { panic!("it is due") };
+    assert_eq!(work.response_url.expose(), format!("{SERVER}/answers/1"));
+    let WorkKey::Answer { no, .. } = answers[1] else { panic!("an answer") };
+    assert_eq!((work.no, work.selected, work.attempts, work.since), (no, 1, 0, asked_at));
+    assert_eq!(work.call, fixture.head("answers").await.batch()[0].id);
+    assert_eq!(work.thread.id.as_str(), "answers");
+}
+
+pub(crate) async fn work_that_is_settled_or_put_off_is_not_loaded(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    let is_due = async |key: &WorkKey| fixture.store.load_work(key, fixture.now()).await.unwrap().is_some();
+    for kind in KINDS {
+        let work = make(&fixture, kind, kind.as_str(), 1).await.remove(0);
+        assert!(is_due(&work).await);
+        fixture.store.postpone(&work, fixture.now().plus(seconds(10)), 1, "503".into()).await.unwrap();
+        assert!(!is_due(&work).await, "{kind:?}");
+        fixture.clock.pass(seconds(10));
+        assert!(is_due(&work).await, "{kind:?}");
+    }
+    // The model has answered.
+    fixture.tell("ask", answer(1, "done")).await.unwrap();
+    assert!(!is_due(&WorkKey::Ask { thread: fixture.key("ask").await, turn: 1 }).await);
+    // The call has its result, and its question goes with it.
+    for kind in [WorkKind::Invoke, WorkKind::Answer] {
+        let thread = kind.as_str();
+        let key = fixture.key(thread).await;
+        let head = fixture.head(thread).await;
+        let call = head.batch()[0].id.clone();
+        let no = head.questions().first().map_or(0, |question| question.no);
+        fixture.tell(thread, result(&call, "done")).await.unwrap();
+        assert!(!is_due(&WorkKey::Invoke { thread: key, call }).await);
+        assert!(!is_due(&WorkKey::Answer { thread: key, no }).await);
+        // What was in progress when it settled is not made due again.
+        let work = WorkKey::Answer { thread: key, no };
+        fixture.store.postpone(&work, fixture.now(), 2, "503".into()).await.unwrap();
+        assert!(!is_due(&work).await);
+    }
+    assert_eq!(fixture.due(WorkKind::Invoke, SERVER).await, []);
+    assert_eq!(fixture.due(WorkKind::Answer, SERVER).await, []);
+    assert!(!is_due(&WorkKey::Ask { thread: crate::store::ThreadKey::from_bytes([9; 8]), turn: 1 }).await);
+}
+
+pub(crate) async fn a_question_keeps_its_retry_time_while_it_is_the_same(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    let work = make(&fixture, WorkKind::Ask, "thread", 1).await;
+    fixture.store.postpone(&work[0], fixture.now().plus(seconds(60)), 1, "503".into()).await.unwrap();
+    fixture.tell("thread", enqueued("later")).await.unwrap();
+    fixture.tell("thread", Input::Notice { text: "for people".into() }).await.unwrap();
+    assert_eq!(fixture.due(WorkKind::Ask, MODEL).await, []);
+    // Another question is due at once.
+    fixture.tell("thread", user("now")).await.unwrap();
+    let due = keys(&fixture.due(WorkKind::Ask, MODEL).await);
+    assert_eq!(due, [WorkKey::Ask { thread: fixture.key("thread").await, turn: 2 }]);
+    let Some(Work::Ask(work)) = fixture.store.load_work(&due[0], fixture.now()).await.unwrap() else {
+        panic!("it is due")
+    };
+    assert_eq!(work.attempts, 0);
+}
+
+pub(crate) async fn an_acknowledged_call_is_not_due_any_more(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    let work = make(&fixture, WorkKind::Invoke, "thread", 3).await;
+    postpone_all(&fixture, &work[1..2], fixture.now()).await;
+    let head = fixture.head("thread").await;
+    let key = fixture.key("thread").await;
+    let calls: Vec<_> = head.batch()[..2].iter().map(|call| (key, call.id.clone())).collect();
+    fixture.store.acknowledge(calls, fixture.now()).await.unwrap();
+    assert_eq!(keys(&fixture.due(WorkKind::Invoke, SERVER).await), work[2..]);
+    for work in &work[..2] {
+        assert!(fixture.store.load_work(work, fixture.now()).await.unwrap().is_none());
+        // An attempt that ends now changes nothing.
+        fixture.store.postpone(work, fixture.now(), 5, "503".into()).await.unwrap();
+    }
+    assert_eq!(keys(&fixture.due(WorkKind::Invoke, SERVER).await), work[2..]);
+}
+
+pub(crate) async fn a_delivered_answer_is_not_due_any_more(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    let work = make(&fixture, WorkKind::Answer, "thread", 3).await;
+    postpone_all(&fixture, &work[1..2], fixture.now()).await;
+    fixture.store.answer_delivered(&work[0], 1).await.unwrap();
+    fixture.store.answer_delivered(&work[1], 2).await.unwrap();
+    assert_eq!(keys(&fixture.due(WorkKind::Answer, SERVER).await), work[2..]);
+    assert!(fixture.store.load_work(&work[0], fixture.now()).await.unwrap().is_none());
+    // It was answered, and waits for nobody.
+    let inbox = fixture.store.inbox(None, crate::store::Wanted::first(10)).await.unwrap();
+    assert!(inbox.rows.is_empty());
+}
+
+pub(crate) async fn calls_and_subscriptions_are_checked_at_their_server(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    fixture.create("thread", Some("hello")).await;
+    let open = fixture.call("thread", &[SERVER, OTHER, SERVER]).await;
+    let (key, session) = (fixture.key("thread").await, fixture.session("thread").await);
+    let of = |call: &rap_protocol::CallId| WorkKey::Check { thread: key, call: call.clone() };
+    fixture.tell("thread", subscribed(&open[2])).await.unwrap();
+    let acknowledged_at = fixture.now().plus(seconds(1));
+    let calls = open[..2].iter().map(|call| (key, call.clone())).collect();
+    fixture.store.acknowledge(calls, acknowledged_at).await.unwrap();
+    fixture.clock.pass(LOST_AFTER);
+    assert_eq!(fixture.due(WorkKind::Check, SERVER).await, [(session, of(&open[2]))]);
+    fixture.clock.pass(seconds(1));
+    let both = [(session, of(&open[2])), (session, of(&open[0]))];
+    assert_eq!(fixture.due(WorkKind::Check, SERVER).await, both);
+    assert_eq!(fixture.due(WorkKind::Check, OTHER).await, [(session, of(&open[1]))]);
+    let load = async |call| fixture.store.load_work(&of(call), fixture.now()).await.unwrap();
+    let Some(Work::Check(work)) = load(&open[0]).await else { panic!("it is to be checked") };
+    assert_eq!((work.server.as_str(), work.subscription), (SERVER, false));
+    assert_eq!(work.check, StatusCheck::new(acknowledged_at));
+    let Some(Work::Check(work)) = load(&open[2]).await else { panic!("it is to be checked") };
+    assert!(work.subscription);
+    // One that is said to be gone is asked after again soon, the other one after the usual time.
+    let now = fixture.now();
+    let gone = StatusCheck { asked: now, gone_since: Some(now) };
+    fixture.store.record_check(key, &open[0], gone).await.unwrap();
+    fixture.store.record_check(key, &open[2], StatusCheck::new(now)).await.unwrap();
+    assert_eq!(fixture.due(WorkKind::Check, SERVER).await, []);
+    fixture.clock.pass(seconds(60));
+    assert_eq!(fixture.due(WorkKind::Check, SERVER).await, [(session, of(&open[0]))]);
+    let Some(Work::Check(work)) = load(&open[0]).await else { panic!("it is to be checked") };
+    assert_eq!(work.check, gone);
+    // A check that could not be made is put off.
+    fixture.store.postpone(&of(&open[0]), fixture.now(), 1, "no answer".into()).await.unwrap();
+    assert_eq!(fixture.due(WorkKind::Check, SERVER).await, []);
+    fixture.clock.pass(LOST_AFTER);
+    assert_eq!(fixture.due(WorkKind::Check, SERVER).await.len(), 2);
+    // What has ended is not checked.
+    fixture.tell("thread", result(&open[0], "done")).await.unwrap();
+    fixture.tell("thread", Input::Cancel { call: open[2].clone() }).await.unwrap();
+    assert_eq!(fixture.due(WorkKind::Check, SERVER).await, []);
+    assert!(load(&open[0]).await.is_none() && load(&open[2]).await.is_none());
+}
+
+pub(crate) async fn checks_beyond_a_page_are_announced(database: Box<dyn Database>) {
+    let fixture = wide(database);
+    let mut expected = BTreeSet::new();
+    for number in 0..5 {
+        let name = format!("thread_{number}");
+        fixture.send(new(&name, Some("hello"))).await.unwrap();
+        fixture.send(to(&name, calls(1, &[SERVER]))).await.unwrap();
+        let row = fixture.row(&name).await;
+        let (thread, call) = (row.thread.key, row.head.batch()[0].id.clone());
+        fixture.store.acknowledge(vec![(thread, call.clone())], fixture.now()).await.unwrap();
+        expected.insert(WorkKey::Check { thread, call });
+    }
+    fixture.clock.pass(LOST_AFTER);
+    let page = DuePage { sessions: 2, ..fixture.due_page() };
+    let found = fixture.page(WorkKind::Check, SERVER, page).await;
+    assert_eq!((found.work.len(), found.more), (2, true));
+    let found: BTreeSet<WorkKey> = drain(&fixture, WorkKind::Check, 2, 16).await.into_iter().collect();
+    assert_eq!(found, expected);
+}

@@ -1,0 +1,150 @@
+//! The outside world as values: clock, randomness, outgoing HTTP and blocking work. Production uses the real ones, the
+//! simulation its own.
+//!
+//! Sleeping and spawning go through tokio, whose clock and scheduler the simulation controls.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue};
+use rap_io::client::{Client, ClientLimits, Error, Fetched, Reply};
+use rap_protocol::{Timestamp, UrlPolicy};
+use url::Url;
+
+/// The wall clock.
+pub(crate) trait Clock: Send + Sync {
+    fn now(&self) -> Timestamp;
+}
+
+/// Random numbers.
+pub(crate) trait Random: Send + Sync {
+    fn next(&self) -> u64;
+}
+
+/// Headers of a request.
+pub(crate) type Headers = [(HeaderName, HeaderValue)];
+
+/// Outgoing HTTP to tool servers.
+#[async_trait]
+pub(crate) trait Http: Send + Sync {
+    /// Sends a call, a notification, an answer or a query.
+    async fn post(&self, purpose: Purpose, url: &Url, headers: &Headers, body: Bytes)
+    -> Result<Reply, Error>;
+    /// Reads a toolset.
+    async fn get(&self, url: &Url, headers: &Headers, max_bytes: usize) -> Result<Fetched, Error>;
+}
+
+/// What a request is for. Each purpose has its own time limit and connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Invocations and people's answers.
+    Invoke,
+    /// Notifications and status queries.
+    Notify,
+}
+
+/// The world that an engine is built with.
+#[derive(Clone)]
+pub(crate) struct World {
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) random: Arc<dyn Random>,
+    pub(crate) http: Arc<dyn Http>,
+    pub(crate) blocking: Blocking,
+}
+
+/// Where work runs that blocks or takes long.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Blocking {
+    /// On threads of its own.
+    Threads,
+    /// In place.
+    #[cfg(test)]
+    Inline,
+}
+
+impl Blocking {
+    /// Runs a job; `None` if it panicked.
+    pub(crate) async fn run<T: Send + 'static>(self, job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        match self {
+            Blocking::Threads => tokio::task::spawn_blocking(job).await.ok(),
+            #[cfg(test)]
+            Blocking::Inline => Some(job()),
+        }
+    }
+}
+
+/// Time limits of outgoing requests.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HttpLimits {
+    pub(crate) invoke: Duration,
+    pub(crate) notify: Duration,
+    pub(crate) discover: Duration,
+}
+
+impl World {
+    pub(crate) fn real(policy: UrlPolicy, limits: HttpLimits) -> World {
+        let client = |total| Client::new(policy, ClientLimits { total, ..ClientLimits::default() });
+        let http = RealHttp {
+            invoke: client(limits.invoke),
+            notify: client(limits.notify),
+            discover: client(limits.discover),
+        };
+        World {
+            clock: Arc::new(SystemClock),
+            random: Arc::new(SystemRandom),
+            http: Arc::new(http),
+            blocking: Blocking::Threads,
+        }
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+}
+
+pub(crate) struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Timestamp {
+        SystemTime::now().into()
+    }
+}
+
+struct SystemRandom;
+
+impl Random for SystemRandom {
+    fn next(&self) -> u64 {
+        let mut bytes = [0; 8];
+        getrandom::fill(&mut bytes).expect("bug: the system has random numbers");
+        u64::from_le_bytes(bytes)
+    }
+}
+
+struct RealHttp {
+    invoke: Client,
+    notify: Client,
+    discover: Client,
+}
+
+#[async_trait]
+impl Http for RealHttp {
+    async fn post(
+        &self,
+        purpose: Purpose,
+        url: &Url,
+        headers: &Headers,
+        body: Bytes,
+    ) -> Result<Reply, Error> {
+        let client = match purpose {
+            Purpose::Invoke => &self.invoke,
+            Purpose::Notify => &self.notify,
+        };
+        client.post_json(url, headers, body).await
+    }
+
+    async fn get(&self, url: &Url, headers: &Headers, max_bytes: usize) -> Result<Fetched, Error> {
+        self.discover.get(url, headers, max_bytes).await
+    }
+}
