@@ -17,12 +17,14 @@ pub fn parse(text: &str) -> Option<Timestamp> {
     let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "0"));
     let mut clock = clock.splitn(3, ':').map(str::parse::<i64>);
     let (hour, minute, second) = (clock.next()?.ok()?, clock.next()?.ok()?, clock.next()?.ok()?);
-    let millis: i64 = format!("{fraction:0<3}").get(..3)?.parse().ok()?;
-    if !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+    let millis: u32 = format!("{fraction:0<3}").get(..3)?.parse().ok()?;
+    let is_date = (0..=9999).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day);
+    let is_clock = (0..24).contains(&hour) && (0..60).contains(&minute) && (0..=60).contains(&second);
+    if !is_date || !is_clock {
         return None;
     }
     let seconds = days(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second;
-    Some(Timestamp(seconds * 1000 + millis))
+    Some(Timestamp(seconds * 1000 + i64::from(millis)))
 }
 
 /// Days since the beginning of 1970. Years are counted from March, so that the day some have more is their last.
@@ -86,7 +88,16 @@ mod tests {
         for at in [0, 951_782_400_000, 1_794_821_400_123, -1, 68_169_600_000, 4_107_542_399_999] {
             assert_eq!(parse(&Timestamp(at).to_rfc3339()), Some(Timestamp(at)));
         }
-        for text in ["", "yesterday", "2026-13-01T00:00:00Z", "2026-11-16 09:30", "2026-11-16T09:30Z"] {
+        for text in [
+            "",
+            "yesterday",
+            "2026-13-01T00:00:00Z",
+            "2026-11-16 09:30",
+            "2026-11-16T09:30Z",
+            "9223372036854775807-01-01T00:00:00Z",
+            "2026-01-01T9223372036854775807:00:00Z",
+            "2026-01-01T00:00:00.-99Z",
+        ] {
             assert_eq!(parse(text), None, "{text}");
         }
     }

@@ -4,6 +4,7 @@
 //! second can be tried again. The token stands in no error and in no `Debug`.
 
 mod events;
+mod pauses;
 
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use url::Url;
 
-pub use events::{Event, Events, Follower, News};
+pub use events::{ENTRY, Event, Events, Follower, LeftOut, News};
+pub use pauses::Pauses;
 
 use crate::api::{Entry, Page, Question, Thread, Timer};
 
@@ -25,6 +27,8 @@ pub const DEFAULT_URL: &str = "http://127.0.0.1:7420";
 
 /// The largest answer that is read, in bytes.
 const ANSWER_BYTES: usize = 64 * 1024 * 1024;
+/// Largest part of an answer that is read where a stream was asked for and refused, in bytes.
+const REFUSAL_BYTES: usize = 64 * 1024;
 /// How many rows the largest page of a listing has.
 const PAGE: usize = 1000;
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
@@ -64,6 +68,12 @@ pub enum Error {
         /// What happened.
         why: String,
     },
+    /// The answer is larger than what is read.
+    #[error("the answer of {url} has more than {ANSWER_BYTES} bytes")]
+    TooLong {
+        /// Where.
+        url: String,
+    },
     /// The runtime wants another token.
     #[error("{url} wants a token{}: set RAP_TOKEN (or --token) to one of its server.tokens", wrong(*given))]
     Unauthorised {
@@ -101,14 +111,9 @@ impl Error {
     pub fn is_passing(&self) -> bool {
         match self {
             Error::NothingAnswers { .. } | Error::Broken { .. } => true,
-            Error::Refused { status, .. } => *status == 503,
+            Error::Refused { status, .. } => matches!(status, 429 | 503),
             _ => false,
         }
-    }
-
-    /// Whether the runtime has surely not done it, and may be back in a moment.
-    pub fn is_unsent(&self) -> bool {
-        self.is_passing() && !matches!(self, Error::Broken { .. })
     }
 
     /// The runtime's code, if it refused.
@@ -234,10 +239,15 @@ impl Client {
         while let Some(cursor) = answer["next_cursor"].as_str().map(str::to_owned) {
             let next: Vec<_> = parameters.iter().copied().chain([("cursor", cursor.as_str())]).collect();
             let mut more = self.get(&["v1", path], &next).await?;
-            if let (Some(all), Some(more)) = (rows_of(&mut answer), rows_of(&mut more)) {
-                all.append(more);
+            let (Some(all), Some(rows)) = (rows_of(&mut answer), rows_of(&mut more)) else {
+                return Err(self.not_a_runtime("a page of its listing has no rows"));
+            };
+            all.append(rows);
+            let next = taken(&mut more, "/next_cursor");
+            if next == cursor.as_str() {
+                return Err(self.not_a_runtime("a page of its listing leads to itself"));
             }
-            answer["next_cursor"] = more["next_cursor"].take();
+            answer["next_cursor"] = next;
         }
         Ok(answer)
     }
@@ -258,11 +268,12 @@ impl Client {
         self.rows(self.list("timers", &[], Some(PAGE)).await?)
     }
 
-    /// Entries of a thread, from the one after `after` on.
-    pub async fn history(&self, id: &str, after: u64) -> Result<Vec<Entry>, Error> {
-        let (path, after) = (["v1", "threads", id, "history"], after.to_string());
-        let mut answer = self.get(&path, &[("after", &after), ("limit", "1000")]).await?;
-        self.typed(answer["entries"].take())
+    /// Entries of a thread, from the one after `after` on; `limit` at most.
+    pub async fn history(&self, id: &str, after: u64, limit: usize) -> Result<Vec<Entry>, Error> {
+        let path = ["v1", "threads", id, "history"];
+        let (after, limit) = (after.to_string(), limit.to_string());
+        let mut answer = self.get(&path, &[("after", &after), ("limit", &limit)]).await?;
+        self.typed(taken(&mut answer, "/entries"))
     }
 
     /// What happens in a thread, from the entry after `after` on. It ends when the runtime ends it.
@@ -276,7 +287,9 @@ impl Client {
             return Ok(Events::new(stream));
         }
         let mut body = Vec::new();
-        while let Ok(Some(chunk)) = stream.chunk().await {
+        while body.len() < REFUSAL_BYTES
+            && let Ok(Some(chunk)) = stream.chunk().await
+        {
             body.extend_from_slice(&chunk);
         }
         match self.read(stream.status, &body) {
@@ -306,14 +319,17 @@ impl Client {
         if status == 401 {
             return Err(Error::Unauthorised { url: self.url().to_owned(), given: self.token.is_some() });
         }
-        let Ok(mut value) = serde_json::from_slice::<Value>(body) else {
-            return Err(self.not_a_runtime(format!("it answered {status} without JSON")));
-        };
+        let value = serde_json::from_slice::<Value>(body);
         if (200..300).contains(&status) {
-            return Ok(value);
+            return value.map_err(|_| self.not_a_runtime(format!("it answered {status} without JSON")));
         }
-        match (value["error"]["code"].take(), value["error"]["message"].take()) {
+        let mut value = value.unwrap_or_default();
+        match (taken(&mut value, "/error/code"), taken(&mut value, "/error/message")) {
             (Value::String(code), Value::String(message)) => Err(Error::Refused { status, code, message }),
+            // A proxy says so of a runtime that is not there at the moment.
+            _ if matches!(status, 502..=504) => {
+                Err(Error::Broken { url: self.url().to_owned(), why: format!("a proxy answered {status}") })
+            }
             _ => Err(self.not_a_runtime(format!("it answered {status}"))),
         }
     }
@@ -322,6 +338,7 @@ impl Client {
         let (url, why) = (self.url().to_owned(), error.to_string());
         match error {
             client::Error::Unreachable(_) => Error::NothingAnswers { url, why },
+            client::Error::TooLong { .. } => Error::TooLong { url },
             _ => Error::Broken { url, why },
         }
     }
@@ -336,6 +353,11 @@ fn bearer(token: &Secret) -> Result<HeaderValue, Error> {
         HeaderValue::try_from(format!("Bearer {}", token.expose())).map_err(|_| Error::BadToken)?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+/// Takes a value out of a document, by its JSON pointer; null where there is none.
+pub fn taken(document: &mut Value, pointer: &str) -> Value {
+    document.pointer_mut(pointer).map(Value::take).unwrap_or_default()
 }
 
 /// The rows of a listing are its one array.

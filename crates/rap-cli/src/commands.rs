@@ -136,8 +136,21 @@ fn perhaps(word: &str, known: &[&str]) -> String {
     }
 }
 
+/// The id of an open call or subscription, which may be given by the number at its end.
+async fn call_id(client: &Client, thread: &str, call: &str) -> String {
+    let is_number = !call.is_empty() && call.bytes().all(|byte| byte.is_ascii_digit());
+    // A thread that cannot be read is reported by the request that follows.
+    let Ok(found) = client.thread(thread).await else { return call.to_owned() };
+    let open = found.waiting_on.iter().map(|call| &call.call_id);
+    let mut ids = open.chain(found.subscriptions.iter().map(|held| &held.call_id));
+    let ending = format!("_{call}");
+    let meant = ids.find(|id| is_number && id.ends_with(&ending));
+    meant.cloned().unwrap_or_else(|| call.to_owned())
+}
+
 /// Cancels a call or a subscription.
 async fn cancel(client: &Client, thread: &str, call: &str) -> anyhow::Result<()> {
+    let call = &call_id(client, thread, call).await;
     let outcome = client.cancel(thread, call).await;
     if outcome.as_ref().is_err_and(|error| error.code() == Some("no_such_call")) {
         let thread = client.thread(thread).await?;

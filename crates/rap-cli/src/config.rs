@@ -24,6 +24,8 @@ use std::path::{Path, PathBuf};
 
 use rap_protocol::Secret;
 pub use rap_runtime::model::anthropic::Thinking;
+use rap_runtime::model::scripted;
+pub use rap_runtime::model::{Options, Provider};
 pub use rap_runtime::{ToolGlob, Window};
 
 pub use self::base_url::BaseUrl;
@@ -84,43 +86,13 @@ pub enum Store {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Model {
     /// Who answers.
-    pub provider: Provider,
+    pub provider: &'static Provider,
+    /// What it is told.
+    pub options: Options,
     /// Whether it can be shown images.
     pub images: bool,
     /// How much it can read, and when a conversation is summarised.
     pub window: Window,
-}
-
-/// Who answers a model's questions.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Provider {
-    /// The scripted model: deterministic, without network.
-    Scripted {
-        /// The scenario to replay, if any.
-        script: Option<PathBuf>,
-    },
-    /// A server with `/chat/completions` under its base URL.
-    OpenAi {
-        /// Which of its models.
-        name: String,
-        /// Where it is.
-        base_url: BaseUrl,
-        /// What it wants to see.
-        api_key: Option<Secret>,
-    },
-    /// A server with `/v1/messages` under its base URL.
-    Anthropic {
-        /// Which of its models.
-        name: String,
-        /// Where it is.
-        base_url: BaseUrl,
-        /// What it wants to see.
-        api_key: Option<Secret>,
-        /// How long an answer can be.
-        max_tokens: u32,
-        /// Whether it thinks before it answers.
-        thinking: Thinking,
-    },
 }
 
 /// Someone to talk to.
@@ -157,7 +129,8 @@ impl Default for Config {
             server: Server::default(),
             store: Store::Sqlite("rap.db".into()),
             model: Model {
-                provider: Provider::Scripted { script: None },
+                provider: &scripted::PROVIDER,
+                options: Options::default(),
                 images: true,
                 window: Window::default(),
             },

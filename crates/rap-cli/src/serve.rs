@@ -8,11 +8,11 @@ use rap_agent::{Bounds, Budgets};
 use rap_io::client::{Client, ClientLimits};
 use rap_io::serve::Signals;
 use rap_protocol::UrlPolicy;
-use rap_runtime::model::{Model, anthropic, openai, scripted::Scripted};
+use rap_runtime::model::Model;
 use rap_runtime::{Agent, AgentModel, Limits, Runtime, Settings, ToolServer};
 use tokio::net::TcpListener;
 
-use crate::config::{self, Config, Provider, Store};
+use crate::config::{self, Config, Store};
 
 /// How long a runtime runs, if nothing goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +77,7 @@ fn settings(config: Config, bound: SocketAddr) -> anyhow::Result<Settings> {
         database,
         tokens: config.server.tokens,
         agents: agents?,
-        model: model(config.model.provider, &config.limits)?,
+        model: model(config.model, &config.limits)?,
         images,
         window,
         tool_servers: config.tool_servers.into_iter().map(tool_server).collect(),
@@ -90,8 +90,8 @@ fn own_agent(agent: config::Agent, limits: &config::Limits) -> anyhow::Result<Ag
     let config::Agent { name, system, tools, event_tools, approve, model: own_model, limits: own_limits } =
         agent;
     let own_model = own_model.map(|own| {
-        let config::Model { provider, images, window } = own;
-        anyhow::Ok(AgentModel { model: Arc::new(model(provider, limits)?), images, window })
+        let (images, window) = (own.images, own.window);
+        anyhow::Ok(AgentModel { model: model(own, limits)?, images, window })
     });
     Ok(Agent {
         name,
@@ -104,20 +104,8 @@ fn own_agent(agent: config::Agent, limits: &config::Limits) -> anyhow::Result<Ag
     })
 }
 
-fn model(provider: Provider, limits: &config::Limits) -> anyhow::Result<Model> {
-    Ok(match provider {
-        Provider::Scripted { script: None } => Model::Scripted(Scripted::obedient()),
-        Provider::Scripted { script: Some(path) } => Model::Scripted(Scripted::from_file(&path)?),
-        Provider::OpenAi { name, base_url, api_key } => {
-            let settings = openai::Settings { base_url: base_url.to_url(), name, api_key };
-            Model::OpenAi(Box::new(openai::OpenAi::new(client(limits), settings)?))
-        }
-        Provider::Anthropic { name, base_url, api_key, max_tokens, thinking } => {
-            let base_url = base_url.to_url();
-            let settings = anthropic::Settings { base_url, name, api_key, max_tokens, thinking };
-            Model::Anthropic(Box::new(anthropic::Anthropic::new(client(limits), settings)?))
-        }
-    })
+fn model(model: config::Model, limits: &config::Limits) -> anyhow::Result<Arc<dyn Model>> {
+    Ok((model.provider.build)(model.options, &|| client(limits))?)
 }
 
 fn client(limits: &config::Limits) -> Client {
@@ -139,6 +127,7 @@ fn thread_limits(given: &config::Limits) -> rap_agent::Limits {
         questions: given.questions_per_thread as usize,
         children: given.children_per_thread as usize,
         event_children: given.event_children_per_subscription as usize,
+        events_per_child: given.events_per_child,
         depth: given.depth as usize,
         views: given.views_per_thread as usize,
         turns_per_wake: given.turns_per_wake,
@@ -158,6 +147,7 @@ fn thread_limits(given: &config::Limits) -> rap_agent::Limits {
                 wakes: given.wakes_in_total.map(u64::from),
             },
         },
+        ..rap_agent::Limits::default()
     }
 }
 

@@ -31,7 +31,7 @@ async fn calls_results_and_thoughts_go_back_and_forth() {
     assert_eq!(question["thinking"], json!({"type": "enabled", "budget_tokens": 1024}));
 
     let calls = tools.invocations(2).await;
-    assert_eq!((calls[0].id(), calls[0].arguments()), ("toolu_a", &json!({"n": 1})));
+    assert_eq!((calls[0].name(), calls[0].arguments()), ("toolu_a", &json!({"n": 1})));
     calls[1].returns("two").await;
     let image = json!({"type": "image", "data": "aGk=", "mediaType": "image/png"});
     let mut one = calls[0].result("");
@@ -42,8 +42,8 @@ async fn calls_results_and_thoughts_go_back_and_forth() {
     let asked = model.question().await;
     let expected = [
         "user go",
-        "assistant <Hm.> | toolu_a=work{\"n\":1} | toolu_b=watch{\"n\":2}",
-        "user toolu_a: one [image] | toolu_b: two",
+        "assistant <Hm.> | rap_1=work{\"n\":1} | rap_2=watch{\"n\":2}",
+        "user rap_1: one [image] | rap_2: two",
     ];
     assert_eq!(messages(&asked), expected);
     assert_eq!(asked["messages"][1]["content"][0]["signature"], "c2ln");
@@ -78,7 +78,7 @@ async fn a_model_without_images_is_told_that_there_is_one() {
     model.question().await;
     let asked = model.question().await;
     let told = messages(&asked).remove(2);
-    assert!(told.starts_with("user toolu_a: [an image (image/png) is not shown: "), "{told}");
+    assert!(told.starts_with("user rap_1: [an image (image/png) is not shown: "), "{told}");
     assert!(!asked.to_string().contains("aGk="), "{asked}");
 }
 
@@ -99,7 +99,7 @@ async fn an_event_is_a_prompt_that_the_api_takes() {
         model.question().await;
     }
     let asked = messages(&model.question().await);
-    assert!(asked[3].starts_with("assistant <Hm.> | Subscribed. | rap_1=watch{"), "{asked:?}");
+    assert!(asked[3].starts_with("assistant <Hm.> | Subscribed. | rap_2=watch{"), "{asked:?}");
     assert_eq!(asked.len(), 5);
 }
 
@@ -138,7 +138,7 @@ async fn a_runtime_that_is_killed_in_the_middle_of_an_answer_asks_again() {
     rap.until_line(&thread, "assistant: A whole answer.").await;
     let (first, second) = (model.question().await, model.question().await);
     assert_eq!(first, second, "the same question, with the thought that goes with its call");
-    assert_eq!(messages(&second)[1], "assistant <Hm.> | toolu_a=work{}");
+    assert_eq!(messages(&second)[1], "assistant <Hm.> | rap_1=work{}");
     let story = rap.story(&thread).await;
     assert!(!story.iter().any(|line| line.contains("Half an ans")), "{story:?}");
     assert_eq!(story.len(), 4);

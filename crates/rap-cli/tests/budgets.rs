@@ -37,21 +37,19 @@ async fn children_spend_the_budget_of_their_session() {
     let rap = Setup::new().tools(&tools).limit("turns_per_hour = 2").start();
     let thread = rap.open("call spawn_thread {\"instructions\": \"say dug\"}").await;
     let child = rap.child(&thread).await;
-    // Three questions in all: two of the parent, and that of the child, which is counted last.
-    rap.until_status(&child, "needs_you").await;
-    rap.until_idle(&thread).await;
-    rap.order(&child, "resume").await.expect(202);
+    // Three questions in all: that of the child is counted when it is started, the second of the parent after it.
     rap.until_line(&child, "assistant: dug").await;
+    rap.until_status(&thread, "needs_you").await;
+    rap.order(&thread, "resume").await.expect(202);
+    rap.until_idle(&thread).await;
 }
 
 #[tokio::test]
-async fn tokens_and_wakes_are_counted_too_in_an_hour_and_in_all() {
+async fn turns_and_tokens_are_counted_in_an_hour_and_in_all() {
     // Each answer has two words, which the scripted model counts as tokens.
     let table = [
         ("tokens_per_hour = 3", "3 tokens in this hour"),
         ("tokens_in_total = 3", "3 tokens in total"),
-        ("wakes_per_hour = 2", "2 wakes in this hour"),
-        ("wakes_in_total = 2", "2 wakes in total"),
         ("turns_per_hour = 2", "2 turns in this hour"),
     ];
     let tools = Tools::start().await;
@@ -145,4 +143,31 @@ async fn more_threads_than_the_budget_has_turns_go_on_one_after_the_other() {
         waiting = still;
     }
     assert!(rap.story(&thread).await.last().unwrap().starts_with("assistant: spawn_thread: thread "));
+}
+
+#[tokio::test]
+async fn wakes_are_counted_apart_from_the_messages_of_people() {
+    let tools = Tools::start().await;
+    let table =
+        [("wakes_per_hour = 2", "limit of 2 wakes per hour"), ("wakes_in_total = 2", "2 wakes in total")];
+    for (limit, reason) in table {
+        let rap = Setup::new().tools(&tools).limit(limit).start();
+        let thread = rap.open("call watch").await;
+        let watch = tools.invocation().await;
+        watch.confirms("watching").await;
+        rap.until_idle(&thread).await;
+        for number in 0..3 {
+            rap.say(&thread, &format!("say person {number}")).await;
+            rap.until_line(&thread, &format!("assistant: person {number}")).await;
+        }
+        for number in 0..2 {
+            watch.says(&watch.inline(&format!("event {number}"))).await;
+            rap.until_line(&thread, &format!("assistant: watch: event {number}")).await;
+        }
+        watch.says(&watch.inline("event 2")).await;
+        let paused = rap.until_status(&thread, "needs_you").await;
+        assert!(paused["why"].as_str().unwrap().contains(reason), "{limit}: {paused}");
+        rap.order(&thread, "resume").await.expect(202);
+        rap.until_line(&thread, "assistant: watch: event 2").await;
+    }
 }

@@ -198,6 +198,8 @@ async fn one_call_is_cancelled_and_the_others_go_on() {
     rap.order(&thread, "calls/call_1_1/cancel").await.expect(202);
     let expected = json!({"thread_id": thread, "tool_call_id": "call_1_1"});
     assert_eq!(tools.next(CANCEL).await.body, expected);
+    // A server that has not got the call hears of it as well.
+    let expected = json!({"thread_id": thread, "tool_call_id": calls[0].id()});
     assert_eq!(other.next(CANCEL).await.body, expected);
     assert_eq!(rap.thread(&thread).await["status"], "waiting");
     calls[0].returns("late").await;
@@ -223,7 +225,7 @@ async fn cancelling_the_only_call_asks_the_model_and_one_behind_a_placeholder_ge
     rap.until_line(&thread, "assistant: hi").await;
     rap.order(&thread, &format!("calls/{}/cancel", call.id())).await.expect(202);
     let story = rap.story(&thread).await;
-    assert_eq!(*story.last().unwrap(), format!("notice: call {} of work was cancelled", call.id()));
+    assert_eq!(*story.last().unwrap(), format!("notice: call {} of work was cancelled", call.name()));
     call.returns("late").await;
     assert_eq!(rap.story(&thread).await, story);
     assert!(rap.thread(&thread).await["waiting_on"].as_array().unwrap().is_empty());
@@ -277,7 +279,7 @@ async fn events_behind_a_long_call_join_when_the_oldest_has_waited_long_enough()
     watch.says(&watch.inline("tick")).await;
     rap.until_line(&thread, "assistant: work: still running; the result will follow\nwatch: tick").await;
     let story = rap.story(&thread).await;
-    assert_eq!(story[6], format!("result {}: still running; the result will follow", work.id()));
+    assert_eq!(story[6], format!("result {}: still running; the result will follow", work.name()));
     assert_eq!(story[8], "result rap_1: tick");
     work.returns("done").await;
     rap.until_line(&thread, "assistant: work: done").await;

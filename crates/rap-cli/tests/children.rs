@@ -211,7 +211,7 @@ async fn how_deep_and_how_many_is_configured() {
     let rap = Setup::new().tools(&tools).limit("depth = 1\nchildren_per_thread = 1").start();
     let thread = rap.open(&[spawn(&spawn("say deep")), spawn("say two")].join("\n")).await;
     let child = rap.child(&thread).await;
-    let deep = "result rap_1: Error: threads nest 1 deep at most; do the work in this thread";
+    let deep = "result call_1_1: Error: threads nest 1 deep at most; do the work in this thread";
     rap.until_line(&child, deep).await;
     let many = "result call_1_2: Error: this thread has 1 open children, the most it may have; let some of them finish first";
     rap.until_line(&thread, many).await;
@@ -234,14 +234,16 @@ async fn the_tool_that_closes_names_the_subscriptions_that_are_still_active() {
     assert!(!closing().await.contains("Still active"));
     model.says("Watching.");
     tools.invocation().await.confirms("watching").await;
-    assert!(closing().await.ends_with("Still active: s1 (watch)."));
+    let id = rap.call(&thread, "s1").await;
+    let named = format!("Still active: {id} (watch).");
+    assert!(closing().await.ends_with(&named));
     rap.until_idle(&thread).await;
     // Also for a runtime that has only read of them.
     let rap = rap.restarted();
-    model.calls(&[("c1", "cancel_subscription", json!({"tool_call_id": "s1"}))]);
+    model.calls(&[("c1", "cancel_subscription", json!({"tool_call_id": id}))]);
     model.says("Cancelled.");
     rap.say(&thread, "enough").await;
-    assert!(closing().await.ends_with("Still active: s1 (watch)."));
+    assert!(closing().await.ends_with(&named));
     assert!(!closing().await.contains("Still active"));
 }
 

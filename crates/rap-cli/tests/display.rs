@@ -44,8 +44,9 @@ async fn people_see_what_a_tool_made_for_them_and_the_model_sees_the_result() {
     // What is shown of a call that is open was written down with it.
     let rap = rap.restarted();
     let shown = command(&rap, &["threads", "show", &thread]);
-    assert!(shown.contains("waits for `read`, Read x.txt, (a) for "), "{shown}");
-    assert!(shown.contains("waits for `bare` (b) for "), "{shown}");
+    let [read, bare] = [calls[0].id(), calls[1].id()];
+    assert!(shown.contains(&format!("waits for `read`, Read x.txt, ({read}) for ")), "{shown}");
+    assert!(shown.contains(&format!("waits for `bare` ({bare}) for ")), "{shown}");
     let image = json!({"type": "image", "content": {"data": "aGk=", "mediaType": "image/png"}});
     let text = json!({"type": "text", "content": "3 lines"});
     let later = json!({"type": "hologram", "content": 5});
@@ -65,7 +66,7 @@ async fn people_see_what_a_tool_made_for_them_and_the_model_sees_the_result() {
     assert_eq!(history[2]["display"], json!([image, text]));
     assert_eq!(history[3]["display"], json!([]));
     let tail = command(&rap, &["threads", "tail", "--once", &thread]);
-    assert!(tail.contains("Read x.txt (a)"), "{tail}");
+    assert!(tail.contains(&format!("Read x.txt ({read})")), "{tail}");
     assert!(tail.contains("read: 3 lines") && !tail.contains("all of it"), "{tail}");
     assert!(tail.contains("bare: plain"), "{tail}");
     model.question().await;

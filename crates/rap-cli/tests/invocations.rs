@@ -1,4 +1,4 @@
-//! Invocations: what tool servers are sent, how often, and what the model hears when it can not be sent.
+//! Invocations: what tool servers are sent, how often, and what the model hears when it cannot be sent.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -27,7 +27,8 @@ async fn an_invocation_says_who_calls_what_for_whom_and_where_the_answer_goes() 
     let expected = json!({
         "operation": "work",
         "arguments": {"n": [1, "ü"]},
-        "id": "call_1_1",
+        "id": call.id(),
+        "call_id": "call_1_1",
         "callback_url": url,
         "group_id": "my-thread",
         "user_id": "ada",
@@ -47,7 +48,7 @@ async fn what_nobody_said_is_left_out_and_the_endpoint_is_the_toolsets() {
     let asked = elsewhere.next("/deep/down").await;
     let mut fields: Vec<&String> = asked.body.as_object().unwrap().keys().collect();
     fields.sort();
-    assert_eq!(fields, ["arguments", "callback_url", "group_id", "id", "operation"]);
+    assert_eq!(fields, ["arguments", "call_id", "callback_url", "group_id", "id", "operation"]);
     assert_eq!(asked.header("authorization"), None);
     assert_eq!((tools.count(INVOKE), elsewhere.count(DISCOVERY)), (0, 0));
 }
@@ -78,7 +79,7 @@ async fn a_child_names_its_ancestors_root_first() {
     assert_eq!(third.asked.body["thread_ancestors"], json!(["root", child]));
     let grandchild = rap.thread(third.thread()).await;
     assert_eq!((&grandchild["parent"], &grandchild["root"]), (&json!(child), &json!("root")));
-    // Ids of the runtime's own, since the child can not use those that its history shows.
+    // Ids of the runtime's own, since the child cannot use those that its history shows.
     assert_ne!(second.id(), first.id());
     // One session: the toolset was fetched once.
     assert_eq!(tools.count(DISCOVERY), 1);
@@ -335,7 +336,7 @@ async fn arguments_that_do_not_fit_go_back_to_the_model() {
     ];
     let thread = rap.open(&lines.join("\n")).await;
     let call = tools.invocation().await;
-    assert_eq!((call.id(), call.arguments()), ("call_1_6", &json!({"path": "good"})));
+    assert_eq!((call.name(), call.arguments()), ("call_1_6", &json!({"path": "good"})));
     call.returns("read").await;
     rap.until_idle(&thread).await;
     let story = rap.story(&thread).await;
@@ -447,8 +448,7 @@ async fn a_schema_that_takes_for_ever_to_check_stops_nobody() {
     let other = rap.open("call work {}").await;
     tools.invocation().await.returns("done").await;
     rap.until_idle(&other).await;
-    let refused =
-        "result call_1_1: Error: the arguments can not be checked: the tool's schema takes too long";
+    let refused = "result call_1_1: Error: the arguments cannot be checked: the tool's schema takes too long";
     rap.until_line(&first, refused).await;
     let second = rap.open("call bomb {}").await;
     rap.until_line(&second, refused).await;

@@ -6,6 +6,7 @@ mod support;
 
 use rap_agent::words::NOT_THE_USER;
 use serde_json::{Value, json};
+use support::ids::short;
 use support::model::{ModelServer, messages};
 use support::peer::Reply;
 use support::{Rap, Setup, Tools};
@@ -36,8 +37,8 @@ async fn text_and_parallel_calls_come_from_a_stream_and_results_go_back_in_order
     assert_eq!(offered[..3], ["work", "watch", "cancel_subscription"]);
 
     let calls = tools.invocations(2).await;
-    assert_eq!((calls[0].id(), calls[0].arguments()), ("call_a", &json!({"n": 1})));
-    assert_eq!((calls[1].id(), calls[1].arguments()), ("call_b", &json!({"n": 2})));
+    assert_eq!((calls[0].name(), calls[0].arguments()), ("call_a", &json!({"n": 1})));
+    assert_eq!((calls[1].name(), calls[1].arguments()), ("call_b", &json!({"n": 2})));
     calls[1].returns("two").await;
     calls[0].returns("one").await;
     let idle = rap.until_idle(&thread).await;
@@ -45,9 +46,9 @@ async fn text_and_parallel_calls_come_from_a_stream_and_results_go_back_in_order
     let asked = [
         "system: Be brief.",
         "user: go",
-        "assistant calls call_a=work{\"n\":1} call_b=watch{\"n\":2}",
-        "tool call_a: one",
-        "tool call_b: two",
+        "assistant calls rap_1=work{\"n\":1} rap_2=watch{\"n\":2}",
+        "tool rap_1: one",
+        "tool rap_2: two",
     ];
     assert_eq!(model.messages().await, asked);
     assert_eq!(*rap.story(&thread).await.last().unwrap(), "assistant: All done.");
@@ -81,22 +82,22 @@ async fn what_the_model_sees_is_always_a_valid_prompt() {
         model.question().await;
     }
     let asked = model.messages().await;
-    let active = "{\"kind\":\"interrupt:s1 (subscription remains active)\",\"topic\":\"x\"}";
-    let late = "{\"kind\":\"interrupt:w1 (result of a call that was still running)\"}";
+    let active = "{\"kind\":\"interrupt:rap_1 (subscription remains active)\",\"topic\":\"x\"}";
+    let late = "{\"kind\":\"interrupt:rap_2 (result of a call that was still running)\"}";
     let expected = [
         "system: Be brief.".to_owned(),
         "user: watch x".into(),
-        "assistant calls s1=watch{\"topic\":\"x\"}".into(),
-        "tool s1: watching".into(),
+        "assistant calls rap_1=watch{\"topic\":\"x\"}".into(),
+        "tool rap_1: watching".into(),
         "assistant: Subscribed.".into(),
         "user: work".into(),
-        "assistant calls w1=work{}".into(),
-        "tool w1: still running; the result will follow".into(),
-        format!("assistant calls rap_1=watch{active}"),
-        format!("tool rap_1: {NOT_THE_USER}\ntick"),
+        "assistant calls rap_2=work{}".into(),
+        "tool rap_2: still running; the result will follow".into(),
+        format!("assistant calls rap_3=watch{active}"),
+        format!("tool rap_3: {NOT_THE_USER}\ntick"),
         "user: and?".into(),
-        format!("assistant says Both noted. calls rap_2=work{late}"),
-        format!("tool rap_2: {NOT_THE_USER}\ndone"),
+        format!("assistant says Both noted. calls rap_4=work{late}"),
+        format!("tool rap_4: {NOT_THE_USER}\ndone"),
     ];
     assert_eq!(asked, expected);
 }
@@ -126,35 +127,38 @@ async fn a_child_is_asked_about_its_event_with_what_it_inherits() {
         model.question().await;
     }
     let asked = model.messages().await;
-    let kind = "interrupt:s1 (subscription remains active)";
+    let kind = "interrupt:rap_1 (subscription remains active)";
     let expected = [
         "system: Be brief.".to_owned(),
         "user: watch x".into(),
-        "assistant calls s1=watch{\"topic\":\"x\"}".into(),
-        "tool s1: watching".into(),
-        format!("assistant says Subscribed. calls rap_1=watch{{\"kind\":\"{kind}\",\"topic\":\"x\"}}"),
-        format!("tool rap_1: {NOT_THE_USER}\ntick"),
+        "assistant calls rap_1=watch{\"topic\":\"x\"}".into(),
+        "tool rap_1: watching".into(),
+        format!("assistant says Subscribed. calls rap_2=watch{{\"kind\":\"{kind}\",\"topic\":\"x\"}}"),
+        format!("tool rap_2: {NOT_THE_USER}\ntick"),
     ];
     assert_eq!(asked[..6], expected);
     assert!(asked[6].starts_with("user: You are a thread of your own"), "{}", asked[6]);
     let last = model.messages().await;
     assert_eq!(
         last[7..],
-        [format!("assistant calls {}=work{{}}", work.id()), format!("tool {}: done", work.id())]
+        [
+            format!("assistant calls {}=work{{}}", short(work.id())),
+            format!("tool {}: done", short(work.id()))
+        ]
     );
     assert_eq!(rap.story(&thread).await.len(), 4, "the parent knows nothing of it");
 }
 
 #[tokio::test]
-async fn an_id_that_was_used_before_is_replaced_and_sent_along() {
+async fn every_id_is_the_runtimes_and_that_of_the_model_is_sent_along() {
     let (tools, model, rap) = stage().await;
     model.calls(&[("same", "work", json!({})), ("same", "work", json!({}))]);
     model.says("Once.");
     let thread = rap.open("go").await;
-    let calls = tools.invocations(2).await;
-    assert_eq!((calls[0].id(), &calls[0].asked.body["call_id"]), ("rap_1", &json!("same")));
-    assert_eq!((calls[1].id(), calls[1].asked.body.get("call_id")), ("same", None));
-    for call in &calls {
+    let mut ids = Vec::new();
+    for call in tools.invocations(2).await {
+        assert_eq!(call.name(), "same");
+        ids.push(call.id().to_owned());
         call.returns(call.id()).await;
     }
     rap.until_line(&thread, "assistant: Once.").await;
@@ -162,9 +166,15 @@ async fn an_id_that_was_used_before_is_replaced_and_sent_along() {
     model.says("Twice.");
     rap.say(&thread, "again").await;
     let call = tools.invocation().await;
-    assert_eq!((call.id(), &call.asked.body["call_id"]), ("rap_2", &json!("same")));
+    assert_eq!(call.name(), "same");
+    ids.push(call.id().to_owned());
     call.returns("done").await;
     rap.until_line(&thread, "assistant: Twice.").await;
+    let plain = |id: &String| id.len() <= 40 && id.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    assert!(ids.iter().all(plain), "{ids:?}");
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 3);
 }
 
 /// Proves: LC-22
@@ -183,6 +193,19 @@ async fn a_model_that_fails_is_asked_again() {
 }
 
 /// Proves: LC-22
+#[tokio::test]
+async fn a_page_instead_of_an_answer_fails_the_thread_at_once_and_says_what_to_check() {
+    let (_tools, model, rap) = stage().await;
+    let html = Some(("content-type", "text/html".into()));
+    model.answer(Reply::Full(200, html, "<!doctype html><title>Welcome</title>".into()));
+    let thread = rap.open("first").await;
+    let failed = rap.until_status(&thread, "failed").await;
+    let why = "the model's server answered 200 with text/html, not with an answer (it begins `<!doctype \
+               html><title>Welcome</title>`); check model.base_url";
+    assert_eq!(failed["why"], why);
+    assert_eq!(model.questions(), 1, "asking again would not help");
+}
+
 #[tokio::test]
 async fn a_refusal_fails_the_thread_with_its_reason_and_a_new_message_asks_again() {
     let (_tools, model, rap) = stage().await;

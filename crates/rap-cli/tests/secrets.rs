@@ -180,7 +180,7 @@ async fn what_is_logged_names_thread_and_call() {
     for status in ["running", "waiting", "idle"] {
         rap.until_logged(&format!("step thread={thread} status=\"{status}\"")).await;
     }
-    let fields = [format!("thread={thread}"), "call=call_1_1".to_owned()];
+    let fields = [format!("thread={thread}"), format!("call={}", call.id())];
     let lines = |what: &str| -> Vec<String> {
         let log = rap.log();
         let lines = log.lines().filter(|line| line.contains(what)).map(str::to_owned);

@@ -5,6 +5,7 @@
 mod support;
 
 use serde_json::{Value, json};
+use support::model::ModelServer;
 use support::tools::{CANCEL, CLOSE, Call, with};
 use support::{Rap, Setup, Tools, until};
 
@@ -210,11 +211,13 @@ async fn the_model_cancels_a_subscription_of_its_own_thread() {
     let (tools, other) = (Tools::start().await, Tools::offering("other", &["idle"]).await);
     let rap = Setup::new().tools(&tools).tools(&other).start();
     let (thread, watch) = subscribed(&tools, &rap).await;
-    rap.say(&thread, "call cancel_subscription {\"tool_call_id\": \"call_1_1\"}").await;
+    rap.say(&thread, &format!("call cancel_subscription {{\"tool_call_id\": {:?}}}", watch.id())).await;
     rap.until_line(&thread, "assistant: cancel_subscription: subscription call_1_1 was cancelled").await;
-    let expected = json!({"thread_id": thread, "tool_call_id": "call_1_1"});
-    assert_eq!(tools.next(CANCEL).await.body, expected);
-    assert_eq!(other.next(CANCEL).await.body, expected);
+    let expected = json!({"thread_id": thread, "tool_call_id": watch.id()});
+    for server in [&tools, &other] {
+        server.next(CANCEL).await;
+        assert_eq!(server.all(CANCEL)[0].body, expected);
+    }
     assert_eq!(rap.thread(&thread).await["subscriptions"], json!([]));
     assert!(rap.listing("subscriptions").await.is_empty());
     assert_eq!(watch.post(&watch.inline("x")).await.refusal(), (410, "subscription_ended"));
@@ -229,15 +232,12 @@ async fn a_subscription_of_another_thread_can_not_be_cancelled() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let (thread, watch) = subscribed(&tools, &rap).await;
-    let stranger = rap
-        .open("call cancel_subscription {\"tool_call_id\": \"call_1_1\"}\ncall cancel_subscription {}")
-        .await;
+    let cancel = format!("call cancel_subscription {{\"tool_call_id\": {:?}}}", watch.id());
+    let stranger = rap.open(&format!("{cancel}\ncall cancel_subscription {{}}")).await;
     rap.until_idle(&stranger).await;
     let story = rap.story(&stranger).await;
-    assert_eq!(
-        story[3],
-        "result call_1_1: Error: this thread has no active subscription `call_1_1`; it has none"
-    );
+    let none = format!("Error: this thread has no active subscription `{}`; it has none", watch.id());
+    assert_eq!(story[3], format!("result call_1_1: {none}"));
     assert_eq!(story[4], "result call_1_2: Error: $.tool_call_id: expected a string");
     rap.say(&thread, "call cancel_subscription {\"tool_call_id\": \"call_7\"}").await;
     let error = "Error: this thread has no active subscription `call_7`; active are: call_1_1";
@@ -252,27 +252,22 @@ async fn a_subscription_of_another_thread_can_not_be_cancelled() {
 /// Proves: SE-15
 #[tokio::test]
 async fn a_child_can_not_cancel_its_parents_subscription() {
-    let tools = Tools::start().await;
-    let cancel = "calls = [{name = \"cancel_subscription\", arguments = {tool_call_id = \"call_2_1\"}}]";
-    let script =
-        format!("[[turn]]\n{cancel}\n[[turn]]\ncalls = [{{name = \"watch\"}}]\n[[turn]]\nsay = \"ok\"\n");
-    let rap = Setup::new().tools(&tools).start_with_script(&script);
+    let (tools, model) = (Tools::start().await, ModelServer::start().await);
+    let rap = Setup::new().tools(&tools).model(&model.lines()).start();
+    model.calls(&[("s1", "watch", json!({}))]);
     let thread = rap.open("go").await;
     let watch = tools.invocation().await;
-    assert_eq!(watch.id(), "call_2_1");
+    model.says("Watching.");
     watch.confirms("watching").await;
     rap.until_idle(&thread).await;
+    model.calls(&[("c1", "cancel_subscription", json!({"tool_call_id": watch.id()}))]);
+    model.says("So be it.");
     watch.says(&watch.event("one")).await;
     let child = rap.child(&thread).await;
-    let tried = tools.invocation().await;
-    assert_eq!(tried.thread(), child);
-    let error = "Error: this thread has no active subscription `call_2_1`; it has none";
-    assert!(
-        rap.story(&child).await.iter().any(|line| line.ends_with(error)),
-        "{:?}",
-        rap.story(&child).await
-    );
-    assert_eq!(rap.thread(&thread).await["subscriptions"][0]["call_id"], "call_2_1");
+    rap.until_line(&child, "assistant: So be it.").await;
+    let error = "result c1: Error: this thread has no active subscription `s1`; it has none";
+    rap.until_line(&child, error).await;
+    assert_eq!(rap.thread(&thread).await["subscriptions"][0]["call_id"], "s1");
 }
 
 /// Proves: SE-25
@@ -286,7 +281,7 @@ async fn a_subscription_beyond_the_limit_is_not_kept_and_its_tool_is_told() {
     second.confirms("watching too").await;
     rap.until_idle(&thread).await;
     let cancelled = tools.next(CANCEL).await.body;
-    assert_eq!(cancelled, json!({"thread_id": thread, "tool_call_id": second.id()}));
+    assert_eq!(cancelled, json!({"thread_id": thread, "tool_call_id": second.name()}));
     let result = &rap.history(&thread).await[6];
     let text = result["content"].as_str().unwrap();
     assert!(text.starts_with("watching too\n\nThe subscription was not kept: this thread has 1"), "{text}");

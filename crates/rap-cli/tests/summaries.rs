@@ -115,10 +115,10 @@ async fn what_is_open_is_named_and_children_from_before_see_what_they_saw() {
     rap.until_line(&thread, "assistant: Noted.").await;
     assert!(is_summary(&model.question().await));
     let asked = model.messages().await;
-    for line in ["Much was said.", "\n- w1 (work)", "\n- s1 (watch)", &format!("\n- {child}")] {
+    for line in ["Much was said.", "\n- rap_2 (work)", "\n- rap_1 (watch)", &format!("\n- {child}")] {
         assert!(asked[1].contains(line), "{line}: {}", asked[1]);
     }
-    assert_eq!(asked[2], "assistant calls w1=work{\"n\":1}");
+    assert_eq!(asked[2], "assistant calls rap_2=work{\"n\":1}");
     assert!(!asked.iter().any(|line| line.contains("watch x")), "{asked:?}");
 
     // An event of the subscription, whose call is not seen any more, still repeats its arguments.
@@ -126,13 +126,18 @@ async fn what_is_open_is_named_and_children_from_before_see_what_they_saw() {
     watch.says(&watch.inline("tock")).await;
     rap.until_line(&thread, "assistant: Ticked.").await;
     let asked = model.messages().await;
-    let echo = asked.iter().find(|line| line.contains("interrupt:s1")).unwrap();
-    assert!(echo.contains("watch{\"kind\":\"interrupt:s1 (subscription remains active)\",\"topic\":\"x\"}"));
+    let echo = asked.iter().find(|line| line.contains("interrupt:rap_1")).unwrap();
+    assert!(
+        echo.contains("watch{\"kind\":\"interrupt:rap_1 (subscription remains active)\",\"topic\":\"x\"}")
+    );
     model.says("Finished.");
     work.returns("done").await;
     rap.until_line(&thread, "assistant: Finished.").await;
     let asked = model.messages().await;
-    assert!(asked.iter().any(|line| line.contains("interrupt:w1") && line.contains("\"n\":1")), "{asked:?}");
+    assert!(
+        asked.iter().any(|line| line.contains("interrupt:rap_2") && line.contains("\"n\":1")),
+        "{asked:?}"
+    );
 
     model.says("Handled.");
     of_child.returns("two").await;
@@ -140,7 +145,7 @@ async fn what_is_open_is_named_and_children_from_before_see_what_they_saw() {
     let asked = model.messages().await;
     assert_eq!(asked[1], "user: watch x");
     assert!(!asked.iter().any(|line| line.contains("Much was said.")), "{asked:?}");
-    assert_eq!(asked.last().unwrap(), "tool c1: two");
+    assert_eq!(asked.last().unwrap(), "tool rap_1: two");
 }
 
 #[tokio::test]
@@ -250,9 +255,57 @@ async fn a_refusal_for_its_length_forces_one_summary() {
     model.says("Shorter.");
     model.answer(refusal());
     rap.say(&thread, "even more").await;
-    let failed = rap.until_status(&thread, "failed").await;
-    assert_eq!(failed["why"], "the model's server answered 400: no");
+    let failed = rap.until_status(&thread, "needs_you").await;
+    let why = failed["why"].as_str().unwrap();
+    let begin = "the prompt cannot fit, and there is nothing left to summarise: the system prompt and the tools have \
+                 about ";
+    assert!(why.starts_with(begin), "{why}");
+    assert!(why.ends_with("; the model can read 128000: the model's server answered 400: no"), "{why}");
     assert_eq!(model.questions(), 7);
+}
+
+#[tokio::test]
+async fn no_summary_is_made_where_system_prompt_and_tools_alone_pass_the_share() {
+    let (_tools, model, rap) = stage("window = 1000").await;
+    model.says_to(800, "Hello.");
+    let thread = rap.open("first").await;
+    rap.until_line(&thread, "assistant: Hello.").await;
+    model.question().await;
+    // The provider counted 800 tokens, nearly all of them for the tools.
+    model.says_to(810, "Fine.");
+    rap.say(&thread, "second").await;
+    rap.until_line(&thread, "assistant: Fine.").await;
+    assert!(!is_summary(&model.question().await));
+    assert_eq!(model.questions(), 2);
+
+    // The same count, nearly all of it for the conversation.
+    let (_tools, model, rap) = stage("window = 1000").await;
+    model.says_to(800, "Hello.");
+    let thread = rap.open(&long(900)).await;
+    rap.until_line(&thread, "assistant: Hello.").await;
+    model.question().await;
+    model.says("Short.");
+    model.says("Fine.");
+    rap.say(&thread, "second").await;
+    rap.until_line(&thread, "assistant: Fine.").await;
+    assert!(is_summary(&model.question().await));
+}
+
+#[tokio::test]
+async fn a_prompt_that_cannot_fit_is_not_asked_and_says_how_long_it_is() {
+    let (tools, model) = (Tools::start().await, ModelServer::start().await);
+    let agent = format!("name = \"default\"\nsystem = \"{}\"", long(4_000));
+    let setup = Setup::new().tools(&tools).model(&format!("{}\nwindow = 1000", model.lines()));
+    let rap = setup.agent(&agent).start();
+    let thread = rap.open("first").await;
+    let failed = rap.until_status(&thread, "needs_you").await;
+    let why = failed["why"].as_str().unwrap();
+    let begin = "the prompt cannot fit: the system prompt and the tools alone have at least 2";
+    assert!(why.starts_with(begin), "{why}");
+    let end = " tokens, and the model can read 1000; shorten the system prompt, allow fewer tools, or correct \
+               model.window";
+    assert!(why.ends_with(end), "{why}");
+    assert_eq!(model.questions(), 0);
 }
 
 #[tokio::test]

@@ -20,7 +20,8 @@ use crate::requirements::{self, Requirement, Who};
 pub struct Probe {
     /// A name of its own, in lower case with underscores.
     pub name: &'static str,
-    /// The ids of the requirements that it is about.
+    /// The ids of the requirements that it is about. A probe without any is about this project's reading of what the
+    /// specification leaves open: what it finds is told, and never counts against an implementation.
     pub requirements: &'static [&'static str],
     /// What it checks, in a sentence.
     pub checks: &'static str,

@@ -10,7 +10,7 @@ use rap_conformance::runtime::{self, Api, Checker, Host, Pace, Say, User};
 use rap_conformance::{Report, Strictness, Verdict};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use toy::{Fault, Toy};
+use toy::{Fault, Ids, Toy};
 
 /// Long enough for a small runtime on a busy machine.
 const PACE: Pace = Pace { patience: Duration::from_secs(12), settle: Duration::from_millis(1200) };
@@ -23,10 +23,10 @@ async fn checker(pace: Pace) -> Checker {
 }
 
 /// Checks the small runtime.
-async fn check(fault: Option<Fault>) -> Report {
+async fn check(ids: Ids, fault: Option<Fault>) -> Report {
     let _place = PLACES.acquire().await.unwrap();
     let checker = checker(PACE).await;
-    let toy = Toy::start(&checker.values(), fault).await;
+    let toy = Toy::start(&checker.values(), ids, fault).await;
     let api = User::Api(Api::new(toy.url().parse().unwrap(), None));
     let host: &dyn Host = &toy;
     checker.run("toy", api, Some(host), &|_| {}).await.unwrap()
@@ -43,13 +43,13 @@ const AGAIN: usize = 2;
 
 /// Each wrong runtime fails these probes, and no others. They are checked at the same time.
 async fn bite(table: &Table) {
-    let checked = table.iter().map(|(fault, _)| check(Some(*fault)));
+    let checked = table.iter().map(|(fault, _)| check(Ids::Own, Some(*fault)));
     let reports = futures_util::future::join_all(checked).await;
     let mut wrong = String::new();
     for ((fault, expected), mut report) in table.iter().zip(reports) {
         for _ in 0..AGAIN {
             if failed(&report) != *expected {
-                report = check(Some(*fault)).await;
+                report = check(Ids::Own, Some(*fault)).await;
             }
         }
         let failed = failed(&report);
@@ -61,12 +61,22 @@ async fn bite(table: &Table) {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_right_runtime_passes_every_probe() {
-    let report = check(None).await;
+/// Every probe passes.
+async fn pass(ids: Ids) {
+    let report = check(ids, None).await;
     let table = report.to_table(Strictness::Strict, None);
     assert!(report.outcomes().iter().all(|outcome| outcome.verdict == Verdict::Pass), "{table}");
     assert!(report.is_good(Strictness::Strict), "{table}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_right_runtime_passes_every_probe() {
+    pass(Ids::Own).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_whose_prompts_have_other_ids_than_the_wire_passes_every_probe() {
+    pass(Ids::ShortInPrompts).await;
 }
 
 /// What each wrong runtime fails.
@@ -95,7 +105,14 @@ const ATTEMPTS: &Table = &[
     (Fault::RetriesRefusals, &["no_retry_after_4xx", "refusal_is_told"]),
     (Fault::NoResultOfRefusals, &["refusal_is_told"]),
     (Fault::SwapsResults, &["parallel_calls"]),
+];
+
+const IDS: &Table = &[
     (Fault::UsesIdsTwice, &["repeated_call_id"]),
+    (Fault::UsesIdsOfTheModel, &["call_id_form", "call_ids_across_threads"]),
+    (Fault::IdsPerThread, &["call_ids_across_threads"]),
+    (Fault::IdsPerSession, &["call_ids_across_threads"]),
+    (Fault::NoCallId, &["call_id_of_the_model"]),
 ];
 
 const CALLBACKS: &Table = &[
@@ -109,7 +126,9 @@ const CALLBACKS: &Table = &[
     (Fault::InvokesAfterSignIn, &["sign_in"]),
     (Fault::KeepsChoices, &["user_choice"]),
     (Fault::ViewsWake, &["view_update"]),
-    (Fault::Answers202, &["result", "event_in_its_thread"]),
+    (Fault::RefusesLateViews, &["view_after_result"]),
+    (Fault::DropsLateViews, &["view_after_result"]),
+    (Fault::Answers202, &["result", "view_after_result", "event_in_its_thread"]),
 ];
 
 const EVENTS: &Table = &[
@@ -126,6 +145,7 @@ const EVENTS: &Table = &[
     (
         Fault::IgnoresConfirmations,
         &[
+            "call_ids_across_threads",
             "subscription_confirmed",
             "event_is_a_synthetic_call",
             "subscription_has_one_result",
@@ -154,7 +174,7 @@ const ENDS_OF_SUBSCRIPTIONS: &Table = &[
     (Fault::CancelsUnknown, &["cancel_subscription_unknown"]),
     (Fault::CancelsForeign, &["cancel_subscription_foreign"]),
     (Fault::ListensWhenClosed, &["event_after_closing"]),
-    (Fault::ClosingCancels, &["closing_cancels_nothing"]),
+    (Fault::ClosingCancels, &["closing_cancels_nothing", "closing_cancels_open_calls"]),
 ];
 
 const CLOSINGS: &Table = &[
@@ -167,6 +187,8 @@ const CLOSINGS: &Table = &[
     (Fault::RetriesClosing, &["closing_told_once"]),
     (Fault::ClosingStopsAtFailure, &["closing_told_despite_failures"]),
     (Fault::NotifiesInPlainText, &["closing_told", "cancelling_told"]),
+    (Fault::ClosingLeavesCalls, &["closing_cancels_open_calls"]),
+    (Fault::CancelsBeforeClosing, &["closing_told_before_cancellations"]),
 ];
 
 const CANCELLATIONS: &Table = &[
@@ -211,6 +233,7 @@ const TURNS_AND_RESTARTS: &Table = &[
 const ALL: &[&Table] = &[
     TOOLSETS_AND_INVOCATIONS,
     ATTEMPTS,
+    IDS,
     CALLBACKS,
     EVENTS,
     ENDS_OF_SUBSCRIPTIONS,
@@ -227,6 +250,11 @@ async fn wrong_toolsets_and_invocations_are_found() {
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_attempts_are_found() {
     bite(ATTEMPTS).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_ids_are_found() {
+    bite(IDS).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -273,7 +301,7 @@ fn every_probe_finds_a_wrong_runtime() {
 async fn a_command_that_only_speaks_is_enough_for_what_it_can_show() {
     // Each word takes a process.
     let checker = checker(Pace { patience: Duration::from_secs(60), ..PACE }).await;
-    let toy = Toy::start(&checker.values(), None).await;
+    let toy = Toy::start(&checker.values(), Ids::Own, None).await;
     let script = "import json, sys, urllib.request as r; url, thread, text = sys.argv[1:]; \
                   body = json.dumps({'text': text}).encode(); r.urlopen(url + '/say/' + thread, body)";
     let say = Say::new(&format!("python3 -c \"{script}\" {} {{thread}} {{text}}", toy.url())).unwrap();

@@ -14,11 +14,11 @@ pub enum Command {
     /// List the open calls of all threads, the oldest first.
     Ls(Listing),
     /// Cancel an open call; its tool is told, and the agent sees that it was interrupted.
-    #[command(after_help = "Example: rap calls cancel t019 call_2_1")]
+    #[command(after_help = "Example: rap calls cancel t019 3")]
     Cancel {
         /// The thread that made it.
         thread: String,
-        /// The call.
+        /// The call: its id, or the number at the end of it.
         call: String,
     },
 }

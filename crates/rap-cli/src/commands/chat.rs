@@ -26,13 +26,14 @@ use self::view::View;
 use super::inbox::{meant, numbered};
 use super::{Connection, known};
 use crate::api::{Asked, CallState, Question, Status, StatusNews};
-use crate::client::{Client, Error, Event, Follower, News, idempotency_key};
+use crate::client::{Client, Error, Event, Follower, News, Pauses, idempotency_key};
 use crate::rest::Rest;
 use crate::table::{DIM, one_line, styled};
 
 /// A second ^C within this time leaves.
 const TWICE: Duration = Duration::from_secs(2);
-/// How often it is said anew how long calls have been running, and tried again to say what was not taken.
+/// How often it is said anew how long calls have been running, and looked whether it is time to try again to say what
+/// was not taken.
 const TICK: Duration = Duration::from_millis(500);
 /// How much that was said may wait for the runtime.
 const OUTGOING: usize = 100;
@@ -80,6 +81,8 @@ pub async fn run(chat: Chat) -> anyhow::Result<()> {
         questions: VecDeque::new(),
         outgoing: VecDeque::new(),
         saying: false,
+        say_at: Instant::now(),
+        pauses: Pauses::default(),
         under_way: JoinSet::new(),
         interrupted: None,
         ended: false,
@@ -99,6 +102,9 @@ struct Conversation {
     /// What the runtime has not taken yet, and whether the first of it is on its way.
     outgoing: VecDeque<(String, HeaderValue)>,
     saying: bool,
+    /// When it is sent, and the pauses between attempts.
+    say_at: Instant,
+    pauses: Pauses,
     /// Requests, beside which keys are read and news told.
     under_way: JoinSet<Done>,
     interrupted: Option<Instant>,
@@ -196,18 +202,21 @@ impl Conversation {
     }
 
     fn learn(&mut self, news: News) -> anyhow::Result<Flow> {
+        if let Some(words) = news.words() {
+            self.view.note(&words)?;
+        }
         let event = match news {
             News::Event(event) => event,
+            News::LeftOut(_) => return Ok(Flow::On),
             News::Lost => {
                 self.view.drop_answer();
-                self.view.note("the connection is lost; connecting again")?;
                 return Ok(Flow::On);
             }
             News::Back => {
                 self.rest.start_over();
                 self.questions.clear();
                 self.view.start_over();
-                self.view.note("connected again")?;
+                self.say_at = Instant::now();
                 return Ok(Flow::On);
             }
         };
@@ -230,7 +239,7 @@ impl Conversation {
                 self.view.note(&one_line(&text))?;
             }
             Event::Status(news) => return self.learn_status(news),
-            Event::View(_) | Event::End => {}
+            Event::View(_) => {}
         }
         Ok(Flow::On)
     }
@@ -298,7 +307,8 @@ impl Conversation {
 
     /// Says what was not taken yet, one after the other. The runtime may be away; then it is said when it is back.
     fn say_next(&mut self) {
-        let Some((text, key)) = self.outgoing.front().cloned().filter(|_| !self.saying) else { return };
+        let may = !self.saying && Instant::now() >= self.say_at;
+        let Some((text, key)) = self.outgoing.front().cloned().filter(|_| may) else { return };
         self.saying = true;
         let (client, id) = (self.client.clone(), self.id.clone());
         self.under_way
@@ -310,8 +320,11 @@ impl Conversation {
             Done::Said(outcome) => {
                 self.saying = false;
                 if outcome.as_ref().is_err_and(Error::is_passing) {
+                    self.say_at = Instant::now() + self.pauses.take();
                     return Ok(());
                 }
+                self.pauses.reset();
+                self.follower.hurry();
                 let said = self.outgoing.pop_front();
                 if let (Err(error), Some((text, _))) = (outcome, said) {
                     self.rest.forget(&text);

@@ -3,7 +3,7 @@
 use anyhow::{anyhow, bail};
 use clap::Subcommand;
 
-use super::{Connection, Listing, known, print};
+use super::{Connection, Listing, call_id, known, print};
 use crate::age;
 use crate::api::{Asked, Question};
 use crate::client::Client;
@@ -15,12 +15,12 @@ pub enum Command {
     /// List every question that waits for a person, the oldest first.
     Ls(Listing),
     /// Answer a question, with the number of a choice (from 1) or its words.
-    #[command(after_help = "Examples:\n  rap inbox answer t019 call_2_1 green\n  \
-                            rap inbox answer t019 call_2_1 --dismiss")]
+    #[command(after_help = "Examples:\n  rap inbox answer t019 3 green\n  \
+                            rap inbox answer t019 3 --dismiss")]
     Answer {
         /// The thread.
         thread: String,
-        /// The call that asks.
+        /// The call that asks: its id, or the number at the end of it.
         call: String,
         /// The number of a choice, from 1, or its words.
         #[arg(required_unless_present = "dismiss")]
@@ -74,6 +74,7 @@ pub(crate) fn meant(choices: &[String], text: &str) -> Option<usize> {
 }
 
 async fn answer(client: &Client, thread: &str, call: &str, choice: Option<&str>) -> anyhow::Result<()> {
+    let call = &*call_id(client, thread, call).await;
     known(client, thread, client.thread(thread).await).await?;
     let questions = client.inbox().await?;
     let of_thread: Vec<_> = questions.iter().filter(|question| question.thread_id == thread).collect();

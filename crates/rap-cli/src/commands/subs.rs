@@ -14,7 +14,7 @@ pub enum Command {
     /// List the subscriptions of all threads, the oldest first.
     Ls(Listing),
     /// End a subscription; its tool is told, and sends no more events.
-    #[command(after_help = "Example: rap subs cancel t019 call_2_1")]
+    #[command(after_help = "Example: rap subs cancel t019 3")]
     Cancel {
         /// The thread that subscribed.
         thread: String,

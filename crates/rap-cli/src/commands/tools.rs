@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Connection, Shape, print, print_json};
+use crate::client::taken;
 use crate::table::{RED, Table, one_line, styled, terminal_width};
 
 /// What to do with tools.
@@ -42,7 +43,7 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
     if shape.json {
         return print_json(&answer);
     }
-    let servers: Vec<Server> = client.typed(answer["servers"].take())?;
+    let servers: Vec<Server> = client.typed(taken(&mut answer, "/servers"))?;
     if servers.is_empty() {
         return Ok(print("no tool server is configured; add a [[tool_server]] to rap.toml\n")?);
     }

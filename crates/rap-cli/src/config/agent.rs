@@ -1,12 +1,14 @@
 //! Agents: who there is to talk to. What one does not say about itself is as it is for all.
 
+use rap_runtime::model::Kind;
+
 use super::document::{Setting, Table, Value};
 use super::limits::OF_ALL;
 use super::model::read_model;
 use super::outside::Outside;
 use super::read::{place_in, read_in};
 use super::section::{Notes, Section};
-use super::{Agent, Limits, Model, Place, Problem, Provider, ToolGlob, value};
+use super::{Agent, Limits, Model, Place, Problem, ToolGlob, value};
 
 /// The longest name of an agent.
 const NAME_BYTES: usize = 128;
@@ -95,12 +97,10 @@ fn named(setting: &Setting, common: &Model) -> Result<Model, Problem> {
     let expected = "the name of a model, or a table with the keys of [model]";
     let name = value::shown(setting, expected, |text| (!text.trim().is_empty()).then(|| text.to_owned()))?;
     let mut model = common.clone();
-    match &mut model.provider {
-        Provider::OpenAi { name: usual, .. } | Provider::Anthropic { name: usual, .. } => *usual = name,
-        Provider::Scripted { .. } => {
-            return Err(Problem::Expected("a table with the keys of [model], whose provider has no names"));
-        }
+    if model.provider.kind == Kind::Local {
+        return Err(Problem::Expected("a table with the keys of [model], whose provider has no names"));
     }
+    model.options.name = name;
     Ok(model)
 }
 

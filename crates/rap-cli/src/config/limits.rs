@@ -70,13 +70,13 @@ limits! {
     turns_per_hour: Option<u32> = None, optional_count;
     /// How many tokens the answers in one session cost in an hour.
     tokens_per_hour: Option<u32> = None, optional_count;
-    /// How often something from outside wakes a thread of one session in an hour.
-    wakes_per_hour: Option<u32> = None, optional_count;
+    /// How often something other than a person wakes a thread of one session in an hour; then the session holds its input until the hour is over, or it is resumed.
+    wakes_per_hour: Option<u32> = Some(1_000), optional_count;
     /// How often the model is asked in one session in all.
     turns_in_total: Option<u32> = None, optional_count;
     /// How many tokens the answers in one session cost in all.
     tokens_in_total: Option<u32> = None, optional_count;
-    /// How often something from outside wakes a thread of one session in all.
+    /// How often something other than a person wakes a thread of one session in all.
     wakes_in_total: Option<u32> = None, optional_count;
     /// How large the body of a request may be, in bytes.
     body: usize = BODY_BYTES, size(1024..=BODY_BYTES as u64);
@@ -84,10 +84,12 @@ limits! {
     open_calls_per_thread: u32 = 128, count(0..=u32::MAX);
     /// How many questions of one thread wait for a person.
     questions_per_thread: u32 = 64, count(0..=u32::MAX);
-    /// How many children of one thread are not closed.
+    /// How many children of one thread are not closed; those for events that are not at work do not count.
     children_per_thread: u32 = 64, count(0..=u32::MAX);
     /// How many children of one subscription are at work on its events; more events wait for one of them to finish.
     event_children_per_subscription: u32 = 4, count(1..=u32::MAX);
+    /// How many waiting events of a subscription one child takes; 1 makes a thread for each event.
+    events_per_child: u32 = 100, count(1..=u32::MAX);
     /// How deep threads nest.
     depth: u32 = 8, count(0..=ANCESTORS as u32);
     /// How many views one thread keeps.
@@ -100,7 +102,7 @@ limits! {
     lost_after: Duration = Duration::from_mins(15), duration(Zero::Refused);
     /// How many invocations to one tool server are under way at the same time.
     invoke_concurrency: u32 = 256, count(1..=u32::MAX);
-    /// How many questions to models are under way at the same time.
+    /// How many questions to one model server are under way at the same time.
     model_concurrency: u32 = 64, count(1..=u32::MAX);
     /// How long a model may take to answer one question.
     model_timeout: Duration = Duration::from_mins(10), duration(Zero::Refused);
@@ -112,6 +114,6 @@ limits! {
     discovery_timeout: Duration = Duration::from_secs(5), duration(Zero::Refused);
     /// How long a callback URL is good for.
     callback_token_lifetime: Option<Duration> = None, optional_duration;
-    /// For how long an event is remembered, so that a repeat is recognised.
+    /// For how long a request with an Idempotency-Key is remembered, so that a repeat is recognised; event ids are remembered while their subscription is active.
     event_marks_for: Duration = Duration::from_hours(7 * 24), duration(Zero::Refused);
 }

@@ -4,86 +4,68 @@ use std::path::PathBuf;
 
 use rap_protocol::Secret;
 use rap_runtime::model::anthropic::{self, LEAST_THINKING, MAX_TOKENS, Thinking};
-use rap_runtime::model::openai;
+use rap_runtime::model::{Kind, Options, Provider, openai, scripted};
 
 use super::document::{Setting, Value};
 use super::outside::Outside;
 use super::section::Section;
 use super::value::count;
-use super::{BaseUrl, Config, Model, Place, Problem, Provider, Window, value};
+use super::{BaseUrl, Config, Model, Place, Problem, Window, value};
+
+/// Providers that a configuration can name. Another one is a line here.
+static PROVIDERS: [&Provider; 3] = [&anthropic::PROVIDER, &openai::PROVIDER, &scripted::PROVIDER];
 
 /// The most tokens that an answer can be allowed.
 const TOKENS: u32 = 10_000_000;
 /// The least that a model is said to read, in tokens.
 const LEAST_WINDOW: u32 = 1_000;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ProviderName {
-    Anthropic,
-    OpenAi,
-    Scripted,
-}
-
 pub(super) fn read_model(section: &mut Section<'_>, outside: &Outside<'_>) -> Model {
+    let usual = Config::default().model;
     let place = section.place_of("provider");
-    let chosen = section.read("provider", provider_name).unwrap_or(ProviderName::Scripted);
+    let provider = section.read("provider", provider).unwrap_or(usual.provider);
     if let Some(place) = place {
-        require(section, &place, chosen);
+        require(section, &place, provider.kind);
     }
     let name = section.read("name", filled_text).unwrap_or_default();
-    let base_url = section.read("base_url", value::base_url);
-    let api_key = section.read("api_key", |setting| api_key(setting, chosen, outside)).flatten();
+    let base_url = section.read("base_url", value::base_url).as_ref().map(BaseUrl::to_url);
+    let api_key = section.read("api_key", |setting| api_key(setting, provider.kind, outside)).flatten();
     let max_tokens = section.read("max_tokens", count(1..=TOKENS)).unwrap_or(MAX_TOKENS);
     let thinking = section.read("thinking", |setting| thinking(setting, max_tokens)).unwrap_or_default();
-    let script = section.read("script", |setting| script(setting, chosen, outside)).flatten();
-    let images = section.read("images", value::boolean).unwrap_or(Config::default().model.images);
-    let at = |usual: &str| base_url.unwrap_or_else(|| BaseUrl::new(usual).expect("bug: a constant URL"));
-    let provider = match chosen {
-        ProviderName::Scripted => Provider::Scripted { script },
-        ProviderName::OpenAi => Provider::OpenAi { name, base_url: at(openai::DEFAULT_BASE_URL), api_key },
-        ProviderName::Anthropic => {
-            let base_url = at(anthropic::DEFAULT_BASE_URL);
-            Provider::Anthropic { name, base_url, api_key, max_tokens, thinking }
-        }
-    };
+    let script = section.read("script", |setting| script(setting, provider.kind, outside)).flatten();
+    let images = section.read("images", value::boolean).unwrap_or(usual.images);
     let window = Window {
         tokens: section.read("window", count(LEAST_WINDOW..=TOKENS)),
-        summarise_at: section.read("summarise_at", value::percent).unwrap_or(Window::default().summarise_at),
+        summarise_at: section.read("summarise_at", value::percent).unwrap_or(usual.window.summarise_at),
     };
-    Model { provider, images, window }
+    let options = match provider.kind {
+        Kind::Local => Options { script, ..Options::default() },
+        Kind::Remote { .. } => Options { name, base_url, api_key, max_tokens, thinking, script },
+    };
+    Model { provider, options, images, window }
 }
 
-fn require(section: &mut Section<'_>, place: &Place, chosen: ProviderName) {
-    let hint = match chosen {
-        ProviderName::Scripted => return,
-        ProviderName::OpenAi => "api.openai.com wants a key, such as \"env:OPENAI_API_KEY\"",
-        ProviderName::Anthropic => "api.anthropic.com wants a key, such as \"env:ANTHROPIC_API_KEY\"",
-    };
+fn require(section: &mut Section<'_>, place: &Place, kind: Kind) {
+    let Kind::Remote { key_hint } = kind else { return };
     if section.place_of("name").is_none() {
         section.refuse("name", place.clone(), Problem::Missing("which model of the provider is it?"));
     }
     if section.place_of("base_url").is_none() && section.place_of("api_key").is_none() {
-        section.refuse("api_key", place.clone(), Problem::Missing(hint));
+        section.refuse("api_key", place.clone(), Problem::Missing(key_hint));
     }
 }
 
-fn provider_name(setting: &Setting) -> Result<ProviderName, Problem> {
-    value::shown(setting, "\"anthropic\", \"openai\" or \"scripted\"", |text| match text {
-        "anthropic" => Some(ProviderName::Anthropic),
-        "openai" => Some(ProviderName::OpenAi),
-        "scripted" => Some(ProviderName::Scripted),
-        _ => None,
-    })
+fn provider(setting: &Setting) -> Result<&'static Provider, Problem> {
+    let quoted = PROVIDERS.map(|provider| format!("\"{}\"", provider.name));
+    let [others @ .., last] = &quoted;
+    let expected = format!("{} or {last}", others.join(", "));
+    value::shown(setting, &expected, |text| PROVIDERS.into_iter().find(|provider| provider.name == text))
 }
 
-fn api_key(
-    setting: &Setting,
-    chosen: ProviderName,
-    outside: &Outside<'_>,
-) -> Result<Option<Secret>, Problem> {
-    match chosen {
-        ProviderName::OpenAi | ProviderName::Anthropic => outside.secret(setting).map(Some),
-        ProviderName::Scripted => Ok(None),
+fn api_key(setting: &Setting, kind: Kind, outside: &Outside<'_>) -> Result<Option<Secret>, Problem> {
+    match kind {
+        Kind::Remote { .. } => outside.secret(setting).map(Some),
+        Kind::Local => Ok(None),
     }
 }
 
@@ -103,14 +85,10 @@ fn thinking(setting: &Setting, max_tokens: u32) -> Result<Thinking, Problem> {
     }
 }
 
-fn script(
-    setting: &Setting,
-    chosen: ProviderName,
-    outside: &Outside<'_>,
-) -> Result<Option<PathBuf>, Problem> {
-    match chosen {
-        ProviderName::Scripted => outside.readable(setting).map(Some),
-        ProviderName::OpenAi | ProviderName::Anthropic => Ok(None),
+fn script(setting: &Setting, kind: Kind, outside: &Outside<'_>) -> Result<Option<PathBuf>, Problem> {
+    match kind {
+        Kind::Local => outside.readable(setting).map(Some),
+        Kind::Remote { .. } => Ok(None),
     }
 }
 

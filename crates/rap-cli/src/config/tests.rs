@@ -5,7 +5,9 @@ mod agents;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use rap_runtime::model::{anthropic, openai};
 use tempfile::TempDir;
+use url::Url;
 
 use super::document::{Table, Value};
 use super::*;
@@ -132,10 +134,11 @@ fn every_setting_is_read() {
     assert_eq!(tokens, ["one", "two", "written"]);
     assert_eq!(config.server.url_at(config.server.listen), "https://rap.example.com");
     assert_eq!(config.store, Store::Sqlite("/var/lib/rap.db".into()));
-    let base_url = BaseUrl::new("http://127.0.0.1:11434/v1").unwrap();
-    let api_key = Some(Secret::new("key"));
-    let provider = Provider::OpenAi { name: "m".into(), base_url, api_key };
-    assert_eq!(config.model, Model { provider, images: false, window: Window::default() });
+    let base_url = Some(Url::parse("http://127.0.0.1:11434/v1").unwrap());
+    let options =
+        Options { name: "m".into(), base_url, api_key: Some(Secret::new("key")), ..Options::default() };
+    let window = Window::default();
+    assert_eq!(config.model, Model { provider: &openai::PROVIDER, options, images: false, window });
     assert_eq!(config.agents.len(), 2);
     assert_eq!(
         config.agents[0].tools.iter().map(ToolGlob::to_string).collect::<Vec<_>>(),
@@ -346,7 +349,8 @@ fn a_path_begins_where_it_was_written() {
     let here = setup.directory.path().to_owned();
     let config = setup.config();
     assert_eq!(config.store, Store::Sqlite(here.join("data/rap.db")));
-    assert_eq!(config.model.provider, Provider::Scripted { script: Some(here.join("scene.toml")) });
+    assert_eq!(config.model.provider, &scripted::PROVIDER);
+    assert_eq!(config.model.options.script, Some(here.join("scene.toml")));
     let config = setup.flag("store.url", "sqlite://other.db", "--store").config();
     assert_eq!(config.store, Store::Sqlite("other.db".into()));
 }
@@ -470,8 +474,10 @@ fn every_key_of_the_single_sections_has_its_variable() {
     let config = setup.config();
     assert_eq!(config.server.public_url, BaseUrl::new("https://h"));
     assert_eq!(config.store, Store::Sqlite("/a".into()));
-    let (base_url, api_key) = (BaseUrl::new("https://b").unwrap(), Some(Secret::new("s3cr3t")));
-    assert_eq!(config.model.provider, Provider::OpenAi { name: "m".into(), base_url, api_key });
+    let (base_url, api_key) = (Url::parse("https://b").ok(), Some(Secret::new("s3cr3t")));
+    assert_eq!(config.model.provider, &openai::PROVIDER);
+    let expected = Options { name: "m".into(), base_url, api_key, ..Options::default() };
+    assert_eq!(config.model.options, expected);
 }
 
 #[test]

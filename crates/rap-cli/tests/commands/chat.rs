@@ -1,6 +1,6 @@
 //! Talking to an agent.
 
-use crate::support::{Running, Runtime, plain};
+use crate::support::{Running, Runtime, numbered, plain};
 
 #[test]
 fn lines_of_a_pipe_are_said_one_after_the_other() {
@@ -11,15 +11,15 @@ fn lines_of_a_pipe_are_said_one_after_the_other() {
     assert_eq!(chat.exit(), Some(0));
     // How long it took depends on the machine.
     let (before, after) = chat.seen.split_once(" after 1.").unwrap();
-    let seen = format!("{before}{}", after.trim_start_matches(|c| c != ':'));
+    let seen = numbered(&format!("{before}{}", after.trim_start_matches(|c| c != ':')));
     let expected = "you     say hello\n\
                     agent   hello\n\
                     you     call slow {\"seconds\": 1.2}\n\
-                    call    slow({\"seconds\":1.2}) (call_2_1)\n\
+                    call    slow({\"seconds\":1.2}) (call_1)\n\
                     result  slow: slept 1.2\n\
                     agent   slow: slept 1.2\n\
                     you     call choose\n\
-                    call    choose({}) (call_4_1)\n\
+                    call    choose({}) (call_2)\n\
                     choose asks: Which colour?\n  1) red\n  2) green (default)\n  3) blue\n        \
                     answer with a number; anything else is said to the agent\n\
                     result  choose: chose blue\n\
@@ -35,7 +35,7 @@ fn an_event_wakes_the_agent_in_front_of_everybody() {
     runtime.ok(&["threads", "new", "--id", "t"]);
     let mut chat = Running::on_pipes(runtime.command(&["chat", "t"]));
     chat.type_in("call tick {\"after_ms\": 300}\n");
-    chat.expect("result  tick: Ticking. Subscription ID: call_1_1\n");
+    chat.expect("result  tick: Ticking. Subscription ID: call_1\n");
     chat.expect("woken   by an event of tick\nresult  tick: tick tock\n");
     chat.expect("agent   tick: tick tock\n");
     chat.end_input();
@@ -50,7 +50,8 @@ fn a_question_that_nobody_is_left_to_answer_is_a_failure() {
     chat.type_in("call choose\n");
     chat.end_input();
     assert_eq!(chat.exit(), Some(1));
-    assert!(chat.seen.contains("rap: answer with: rap inbox answer t call_1_1 CHOICE\n"), "{}", chat.seen);
+    let seen = numbered(&chat.seen);
+    assert!(seen.contains("rap: answer with: rap inbox answer t call_1 CHOICE\n"), "{seen}");
 }
 
 #[test]
@@ -84,6 +85,6 @@ fn a_call_that_runs_says_for_how_long() {
     let runtime = Runtime::start();
     let mut chat = Running::on_pipes(runtime.command(&["chat"]));
     chat.type_in("call slow {\"seconds\": 6.5}\n");
-    chat.expect("… slow (call_1_1) has been running for 5 s\n");
+    chat.expect("… slow (call_1) has been running for 5 s\n");
     chat.expect(": slept 6.5\n");
 }

@@ -109,7 +109,7 @@ fn an_answer_that_is_longer_than_the_terminal_is_there_in_full() {
 /// For how long a call has been running, as its row says; it is the row above the line that is typed.
 fn counted(screen: &str) -> Option<u64> {
     assert!(screen.matches("has been running").count() <= 1, "{screen}");
-    let (_, rest) = screen.split_once("        … slow (call_1_1) has been running for ")?;
+    let (_, rest) = screen.split_once("        … slow (call_1) has been running for ")?;
     let (seconds, rest) = rest.split_once(" s")?;
     assert!(rest.starts_with("\n> "), "{screen}");
     seconds.parse().ok()
@@ -179,7 +179,7 @@ fn a_terminal_connects_again_and_says_so() {
     let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
     chat.expect("> ");
     chat.type_in("call slow {\"seconds\": 2}\r");
-    chat.until_screen("it runs", |screen| screen.contains("slow (call_1_1) has been running"));
+    chat.until_screen("it runs", |screen| screen.contains("slow (call_1) has been running"));
     runtime.kill();
     chat.until_screen("it is gone", |screen| screen.contains("the connection is lost; connecting again"));
     chat.type_in("say meanwhile\r");
@@ -279,10 +279,10 @@ fn a_terminal_that_changes_its_width_is_drawn_anew() {
     let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
     chat.expect("> ");
     chat.type_in("call slow {\"seconds\": 1000}\r");
-    chat.until_screen("it runs", |screen| screen.contains("slow (call_1_1) has been running"));
+    chat.until_screen("it runs", |screen| screen.contains("slow (call_1) has been running"));
     chat.resize(40);
     chat.until_screen("it fits", |screen| {
-        screen.lines().filter(|line| line.contains("… slow (call_1_1)")).all(|line| line.ends_with('…'))
+        screen.lines().filter(|line| line.contains("… slow (call_1)")).all(|line| line.ends_with('…'))
     });
     chat.type_in("typed");
     chat.until_screen("it goes on", |screen| screen.ends_with("\n> typed"));

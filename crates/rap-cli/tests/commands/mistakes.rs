@@ -55,15 +55,16 @@ fn what_can_not_be_done_is_said() {
     let runtime = Runtime::start();
     runtime.ok(&["threads", "new", "call choose", "--id", "t"]);
     runtime.until_status("t", "needs_you");
+    let call = runtime.call("t", 1);
     let table = [
         (&["threads", "resume", "t"][..], "there is nothing to resume"),
-        (&["calls", "cancel", "t", "call_9"], "thread t made no call `call_9`; open are: call_1_1"),
+        (&["calls", "cancel", "t", "call_9"], "thread t made no call `call_9`; open are: call_1"),
         (
             &["inbox", "answer", "t", "call_9", "1"],
-            "call `call_9` of thread t asks nothing; what asks: call_1_1",
+            "call `call_9` of thread t asks nothing; what asks: call_1",
         ),
         (
-            &["inbox", "answer", "t", "call_1_1", "purple"],
+            &["inbox", "answer", "t", &call, "purple"],
             "`purple` is none of the choices: 1) red, 2) green, 3) blue",
         ),
         (&["threads", "new", "--id", "t"], "a thread of that id exists"),

@@ -58,7 +58,8 @@ fn a_call_is_cancelled() {
     let runtime = Runtime::start();
     runtime.ok(&["threads", "new", "call slow {\"seconds\": 1000}", "--id", "t"]);
     runtime.until_status("t", "waiting");
-    assert_eq!(runtime.ok(&["calls", "cancel", "t", "call_1_1"]), "call_1_1 of t is cancelled\n");
+    let call = runtime.call("t", 1);
+    assert_eq!(runtime.ok(&["calls", "cancel", "t", &call]), "call_1 of t is cancelled\n");
     runtime.until_status("t", "idle");
     assert_eq!(runtime.ok(&["calls", "ls"]), "no call is open\n");
 }
@@ -67,7 +68,8 @@ fn a_call_is_cancelled() {
 fn a_subscription_is_cancelled() {
     let runtime = Runtime::start();
     runtime.ok(&["threads", "new", "call tick {\"after_ms\": 1000000}", "--id", "t", "--wait"]);
-    assert_eq!(runtime.ok(&["subs", "cancel", "t", "call_1_1"]), "call_1_1 of t is cancelled\n");
+    let call = runtime.call("t", 1);
+    assert_eq!(runtime.ok(&["subs", "cancel", "t", &call]), "call_1 of t is cancelled\n");
     assert_eq!(runtime.ok(&["subs", "ls"]), "nothing is subscribed to\n");
 }
 
@@ -90,7 +92,7 @@ fn a_question_is_answered_by_number_by_words_or_not_at_all() {
         let id = format!("t{number}");
         runtime.ok(&["threads", "new", "call choose", "--id", &id]);
         runtime.until_status(&id, "needs_you");
-        let out = runtime.ok(&["inbox", "answer", &id, "call_1_1", answer]);
+        let out = runtime.ok(&["inbox", "answer", &id, &runtime.call(&id, 1), answer]);
         assert_eq!(out, format!("answered: {chosen}\n"));
         runtime.until_status(&id, "idle");
         let told = runtime.ok(&["threads", "tail", &id, "--once"]);

@@ -49,11 +49,21 @@ struct Choose {}
 #[derive(Deserialize, JsonSchema)]
 struct Authorize {}
 
+/// Returns as much as a runtime takes by default.
+#[derive(Deserialize, JsonSchema)]
+struct Large {}
+
 async fn slow(args: Slow, call: Call) -> Result<String> {
     tokio::select! {
         () = tokio::time::sleep(Duration::from_secs_f64(args.seconds)) => Ok(format!("slept {}", args.seconds)),
         () = call.cancelled() => Err(Error::new("stopped early")),
     }
+}
+
+/// Nearly 8 MiB of JSON, of which most is escaped.
+async fn large(_: Large, _: Call) -> Result<String> {
+    const PIECE: &str = "\"\u{1}\\x";
+    Ok(PIECE.repeat((8 * 1024 * 1024 - 16 * 1024) / 11))
 }
 
 async fn tick(args: Tick, subscribe: Subscribe) -> Result<()> {
@@ -79,6 +89,7 @@ fn serve_tools(data: &Path) -> String {
     let server = ToolServer::new("sink")
         .tool("echo", |args: Echo, _: Call| async move { Ok(format!("echo {}", args.text)) })
         .tool("slow", slow)
+        .tool("large", large)
         .subscription("tick", tick)
         .tool("choose", choose)
         .tool("authorize", authorize)
@@ -156,7 +167,8 @@ impl Runtime {
     }
 
     pub fn run(&self, arguments: &[&str]) -> Told {
-        told(&mut self.command(arguments))
+        let Told { code, out, err } = told(&mut self.command(arguments));
+        Told { code, out: numbered(&out), err: numbered(&err) }
     }
 
     /// What it prints, if it does what it is told.
@@ -171,6 +183,15 @@ impl Runtime {
         let told = self.run(arguments);
         assert_eq!((told.code, told.out.as_str()), (Some(1), ""), "rap {}", arguments.join(" "));
         told.err
+    }
+
+    /// The id of a thread's call, which has this number.
+    pub fn call(&self, thread: &str, number: usize) -> String {
+        let entries = told(&mut self.command(&["threads", "tail", thread, "--json", "--once"])).out;
+        let entries = entries.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let calls: Vec<Value> =
+            entries.filter_map(|entry| entry["calls"].as_array().cloned()).flatten().collect();
+        calls[number - 1]["id"].as_str().unwrap().to_owned()
     }
 
     pub fn json(&self, arguments: &[&str]) -> Value {
@@ -278,7 +299,7 @@ impl Running {
 
     /// What stands on the terminal now.
     pub fn screen(&self) -> String {
-        self.screen.lock().unwrap().screen().contents()
+        numbered(&self.screen.lock().unwrap().screen().contents())
     }
 
     /// Waits until this is so on the terminal.
@@ -317,8 +338,9 @@ impl Running {
         let deadline = Instant::now() + PATIENCE;
         let mut fresh = String::new();
         loop {
-            if let Some(at) = plain(&fresh).find(text) {
-                let rest = plain(&fresh)[at + text.len()..].to_owned();
+            let shown = numbered(&plain(&fresh));
+            if let Some(at) = shown.find(text) {
+                let rest = shown[at + text.len()..].to_owned();
                 self.seen.push_str(&fresh);
                 self.unseen(rest);
                 return;
@@ -347,6 +369,12 @@ impl Running {
 
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Ends it; what it has printed is in `seen`.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.exit();
     }
 
     /// Waits for its end; what it printed is in `seen`.
@@ -410,6 +438,25 @@ fn follow(reader: impl BufRead + Send + 'static, sender: mpsc::Sender<String>) {
             }
         }
     });
+}
+
+/// With `call_N` instead of the ids that the runtime makes, `rap_<16 hex digits>_N`.
+pub fn numbered(text: &str) -> String {
+    let mut pieces = text.split("rap_");
+    let mut numbered = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        match piece.split_at_checked(17) {
+            Some((thread, number)) if thread.ends_with('_') && is_hex(&thread[..16]) => {
+                numbered.push_str(&format!("call_{number}"));
+            }
+            _ => numbered.push_str(&format!("rap_{piece}")),
+        }
+    }
+    numbered
+}
+
+fn is_hex(text: &str) -> bool {
+    text.chars().all(|digit| digit.is_ascii_hexdigit())
 }
 
 /// Without colours and the movements of a cursor.

@@ -59,8 +59,8 @@ async fn without_room_on_the_disk_nothing_is_taken_and_nothing_lost_and_it_recov
         assert_eq!(api.texts("idle").await, ["say hello", "hello"]);
         assert_eq!(api.thread("waits").await["waiting_on"][0]["call_id"], call.id());
     }
-    rap.until_logged("acknowledgements could not be noted").await;
-    rap.until_logged("the store does not take a message of ours").await;
+    rap.until_logged("accepted invocations could not be recorded").await;
+    rap.until_logged("the store does not take an input of the runtime").await;
     assert_eq!(api.thread("asks").await["status"], "running");
     limit_files(&rap, "unlimited");
     until("there is room", || async { api.say("idle", "say again", "join").await.status == 202 }).await;

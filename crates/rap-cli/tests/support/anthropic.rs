@@ -4,6 +4,7 @@ use std::ops::Deref;
 
 use serde_json::{Value, json};
 
+use super::ids::short;
 use super::peer::{Peer, Reply};
 
 const PATH: &str = "/v1/messages";
@@ -134,5 +135,5 @@ pub fn messages(question: &Value) -> Vec<String> {
         let blocks: Vec<_> = message["content"].as_array().unwrap().iter().map(block).collect();
         format!("{} {}", message["role"].as_str().unwrap(), blocks.join(" | "))
     };
-    question["messages"].as_array().unwrap().iter().map(message).collect()
+    question["messages"].as_array().unwrap().iter().map(message).map(|line| short(&line)).collect()
 }

@@ -5,6 +5,7 @@
 
 pub mod anthropic;
 pub mod http;
+pub mod ids;
 pub mod model;
 pub mod peer;
 pub mod process;

@@ -4,6 +4,7 @@ use std::ops::Deref;
 
 use serde_json::{Value, json};
 
+use super::ids::short;
 use super::peer::{Peer, Reply};
 
 const PATH: &str = "/v1/chat/completions";
@@ -45,6 +46,11 @@ impl ModelServer {
         self.answer(stream(&[delta(json!({"content": begin})), delta(json!({"content": end}))], "stop"));
     }
 
+    /// The same, to a prompt that has so many tokens.
+    pub fn says_to(&self, read: u64, text: &str) {
+        self.answer(stream_with_usage(&[delta(json!({"content": text}))], "stop", read));
+    }
+
     /// The next answer: these calls at once, each an id, a name and arguments, which come in pieces.
     pub fn calls(&self, calls: &[(&str, &str, Value)]) {
         let mut chunks = Vec::new();
@@ -84,9 +90,13 @@ fn delta(delta: Value) -> Value {
 }
 
 fn stream(chunks: &[Value], finish: &str) -> Reply {
+    stream_with_usage(chunks, finish, 10)
+}
+
+fn stream_with_usage(chunks: &[Value], finish: &str, read: u64) -> Reply {
     let mut all = chunks.to_vec();
     all.push(json!({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}));
-    all.push(json!({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 3}}));
+    all.push(json!({"choices": [], "usage": {"prompt_tokens": read, "completion_tokens": 3}}));
     let body = all.iter().map(|chunk| format!("data: {chunk}\n\n")).collect::<String>() + "data: [DONE]\n\n";
     Reply::Full(200, Some(("content-type", "text/event-stream".into())), body.into())
 }
@@ -111,5 +121,5 @@ pub fn messages(question: &Value) -> Vec<String> {
             (None, None) => format!("{role}: {content}"),
         }
     };
-    question["messages"].as_array().unwrap().iter().map(line).collect()
+    question["messages"].as_array().unwrap().iter().map(line).map(|line| short(&line)).collect()
 }

@@ -134,7 +134,21 @@ impl Peer {
         let mut record = self.stage.record();
         let (asked, seen) = record.asked.iter_mut().find(|(asked, seen)| !seen && asked.path == path)?;
         *seen = true;
-        Some(asked.clone())
+        let mut asked = asked.clone();
+        drop(record);
+        // A notification names the call as the model does, if it was sent here before.
+        if let Some(id) = asked.body["tool_call_id"].as_str() {
+            asked.body["tool_call_id"] = Value::String(self.name_of(id));
+        }
+        Some(asked)
+    }
+
+    /// The id that the model gave a call which was sent here; the id itself for any other.
+    pub fn name_of(&self, id: &str) -> String {
+        let record = self.stage.record();
+        let call = record.asked.iter().find(|(asked, _)| asked.body["id"] == id);
+        let name = call.and_then(|(asked, _)| asked.body["call_id"].as_str());
+        name.unwrap_or(id).to_owned()
     }
 
     /// The next request for a path that the test has not looked at.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::http::{self, Answer};
+use super::ids::Ids;
 use super::peer::Peer;
 use super::process::Process;
 use super::until;
@@ -58,6 +59,13 @@ impl Setup {
         self
     }
 
+    /// A line of `[server]`.
+    #[must_use]
+    pub fn server(mut self, line: &str) -> Setup {
+        self.server.push_str(&format!("{line}\n"));
+        self
+    }
+
     /// A line of `[limits]`.
     #[must_use]
     pub fn limit(mut self, line: &str) -> Setup {
@@ -91,7 +99,11 @@ impl Setup {
 
     /// Starts it on a port that the system picks, with a new database.
     pub fn start(self) -> Rap {
-        let directory = tempfile::tempdir().unwrap();
+        self.start_in(tempfile::tempdir().unwrap())
+    }
+
+    /// The same in a directory that may hold a database already.
+    pub fn start_in(self, directory: TempDir) -> Rap {
         fs::write(directory.path().join("rap.toml"), self.text()).unwrap();
         Rap::spawn(self, directory, "127.0.0.1:0")
     }
@@ -162,6 +174,15 @@ impl Rap {
         began.elapsed()
     }
 
+    /// CPU time that the process has used.
+    pub fn cpu_time(&self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap();
+        // Behind the name, which may contain anything: fields 14 and 15 in hundredths of a second.
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+        Duration::from_millis(ticks * 10)
+    }
+
     /// Where its files are.
     pub fn directory(&self) -> &Path {
         self.directory.as_ref().unwrap().path()
@@ -213,7 +234,17 @@ impl Rap {
         self.send("GET", path, &headers, b"").await
     }
 
+    /// A path may name a call of a thread instead of its id.
     pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        let parts: Vec<&str> = path.split('/').collect();
+        let named = match parts.as_slice() {
+            ["", "v1", "threads", thread, "calls", name, order] if name.starts_with("call_") => {
+                let id = self.call(thread, name).await;
+                Some(format!("/v1/threads/{thread}/calls/{id}/{order}"))
+            }
+            _ => None,
+        };
+        let path = named.as_deref().unwrap_or(path);
         let bearer = self.setup.token.as_ref().map(|token| format!("Bearer {token}"));
         let mut headers: Vec<_> = bearer.iter().map(|value| ("authorization", value.as_str())).collect();
         headers.push(("content-type", "application/json"));
@@ -240,12 +271,28 @@ impl Rap {
         self.post(&format!("/v1/threads/{thread}/{order}"), &Value::Null).await
     }
 
+    /// The ids of a thread's calls and their names. A thread that cannot be read has none.
+    pub async fn ids(&self, thread: &str) -> Ids {
+        let history = self.get(&format!("/v1/threads/{thread}/history?limit=1000")).await;
+        if history.status != 200 {
+            return Ids::default();
+        }
+        Ids::of(history.expect(200)["entries"].as_array().unwrap())
+    }
+
+    /// The id of a call.
+    pub async fn call(&self, thread: &str, name: &str) -> String {
+        self.ids(thread).await.id(name).to_owned()
+    }
+
     pub async fn close(&self, thread: &str) {
         self.order(thread, "close").await.expect(202);
     }
 
+    /// A thread, with names of its calls instead of ids.
     pub async fn thread(&self, thread: &str) -> Value {
-        self.get(&format!("/v1/threads/{thread}")).await.expect(200)
+        let found = self.get(&format!("/v1/threads/{thread}")).await.expect(200);
+        self.ids(thread).await.named_in(&found)
     }
 
     /// Looks until the thread is as it should be.
@@ -278,9 +325,17 @@ impl Rap {
         }
     }
 
-    pub async fn history(&self, thread: &str) -> Vec<Value> {
+    /// The history as the API gives it.
+    pub async fn raw_history(&self, thread: &str) -> Vec<Value> {
         let history = self.get(&format!("/v1/threads/{thread}/history?limit=1000")).await.expect(200);
         history["entries"].as_array().unwrap().clone()
+    }
+
+    /// The history, with names of calls instead of ids.
+    pub async fn history(&self, thread: &str) -> Vec<Value> {
+        let history = self.raw_history(thread).await;
+        let ids = Ids::of(&history);
+        history.iter().map(|entry| ids.named_in(entry)).collect()
     }
 
     /// The history in short, a line for each thing that was said, called or returned.
@@ -288,10 +343,22 @@ impl Rap {
         self.history(thread).await.iter().flat_map(lines).collect()
     }
 
-    /// The rows of a listing such as `calls`.
-    pub async fn listing(&self, name: &str) -> Vec<Value> {
+    /// The rows of a listing such as `calls`, as the API gives them.
+    pub async fn raw_listing(&self, name: &str) -> Vec<Value> {
         let rows = self.get(&format!("/v1/{name}")).await.expect(200);
         rows.as_object().unwrap().values().find_map(Value::as_array).unwrap().clone()
+    }
+
+    /// The rows of a listing, with names of calls instead of ids.
+    pub async fn listing(&self, name: &str) -> Vec<Value> {
+        let rows = self.raw_listing(name).await;
+        let mut ids = Ids::default();
+        for row in &rows {
+            if let Some(thread) = row["thread_id"].as_str() {
+                ids.add(&self.raw_history(thread).await);
+            }
+        }
+        rows.iter().map(|row| ids.named_in(row)).collect()
     }
 
     /// The children of a thread, closed ones too.

@@ -9,6 +9,9 @@ use serde_json::Value;
 
 use super::{PATIENCE, Rap};
 
+/// Larger than any event of these tests.
+const EVENT_BYTES: usize = 64 * 1024 * 1024;
+
 /// A stream that is open.
 pub struct Stream {
     streaming: Streaming,
@@ -34,7 +37,7 @@ impl Stream {
         let client = Client::new(UrlPolicy::Local, ClientLimits::default());
         let streaming = client.get_stream(&url, &headers).await.ok()?;
         assert_eq!(streaming.status, 200);
-        Some(Stream { streaming, parser: Parser::default(), ready: VecDeque::new() })
+        Some(Stream { streaming, parser: Parser::new(EVENT_BYTES), ready: VecDeque::new() })
     }
 
     /// Of a thread, from its beginning.
@@ -50,7 +53,7 @@ impl Stream {
                     return Some(event);
                 }
                 let chunk = self.streaming.chunk().await.ok()??;
-                self.ready.extend(self.parser.push(&chunk).unwrap());
+                self.ready.extend(self.parser.push(&chunk).into_iter().map(|event| event.unwrap()));
             }
         };
         tokio::time::timeout(PATIENCE, next).await.expect("the stream is silent")

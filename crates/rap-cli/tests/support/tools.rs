@@ -64,13 +64,13 @@ impl Tools {
         Call { asked: self.next(INVOKE).await }
     }
 
-    /// The next invocations, by the order of their ids.
+    /// The next invocations, by the order of their names.
     pub async fn invocations(&self, count: usize) -> Vec<Call> {
         let mut calls = Vec::new();
         for _ in 0..count {
             calls.push(self.invocation().await);
         }
-        calls.sort_by_key(|call| call.id().to_owned());
+        calls.sort_by_key(|call| call.name().to_owned());
         calls
     }
 
@@ -97,6 +97,11 @@ impl Call {
 
     pub fn id(&self) -> &str {
         self.field("id")
+    }
+
+    /// The id that the model gave it; the id itself for a call of the first release.
+    pub fn name(&self) -> &str {
+        self.asked.body["call_id"].as_str().unwrap_or_else(|| self.id())
     }
 
     pub fn thread(&self) -> &str {

@@ -53,12 +53,17 @@ impl Report {
         for Outcome { probe, verdict, .. } in &self.outcomes {
             let Verdict::Fail { what, exchanges } = verdict else { continue };
             let must = probe.requirements.iter().filter_map(|id| crate::requirements::find(id));
-            let wrong = strictness == Strictness::Strict || must.clone().any(|found| found.level.is_must());
+            let reading = probe.requirements.is_empty();
+            let strict = strictness == Strictness::Strict && !reading;
+            let wrong = strict || must.clone().any(|found| found.level.is_must());
             let (style, word) = if wrong { (RED, "fail") } else { (YELLOW, "warning") };
             line(out, "");
             line(out, &format!("{style}{word}{style:#} {BOLD}{}{BOLD:#}: {}", probe.name, probe.checks));
             for requirement in must {
                 line(out, &format!("  {} {}: {}", requirement.id, requirement.level, requirement.text));
+            }
+            if reading {
+                line(out, "  no requirement: this project's reading of what the specification leaves open");
             }
             line(out, &format!("  {style}{}{style:#}", plain(what)));
             for Exchange { request, answer } in exchanges {

@@ -7,6 +7,9 @@ const SHOULD: Probe = Probe { name: "two", requirements: &["TC-09"], checks: "An
 /// It can only show that it is not so.
 const PARTLY: Probe = Probe { name: "three", requirements: &["TC-10"], checks: "Some of a thing." };
 
+/// It is about no requirement.
+const READING: Probe = Probe { name: "four", requirements: &[], checks: "What is left open." };
+
 fn report(outcomes: &[(&'static Probe, Verdict)]) -> Report {
     let mut report = Report::new(Subject::Tool, "a server", &[("TC-10", "it takes days")]);
     for (probe, verdict) in outcomes {
@@ -48,6 +51,16 @@ fn a_failed_must_is_bad_and_a_failed_should_only_where_it_is_strict() {
         assert_eq!(report.is_good(Strictness::Lenient), lenient);
         assert_eq!(report.is_good(Strictness::Strict), strict);
     }
+}
+
+#[test]
+fn what_is_only_a_reading_is_told_and_never_counts() {
+    let report = report(&[(&MUST, Verdict::Pass), (&READING, failed())]);
+    assert!(report.is_good(Strictness::Strict));
+    let table = report.to_table(Strictness::Strict, None);
+    assert!(table.contains("warning") && table.contains("this project's reading"), "{table}");
+    let json = report.to_json(Strictness::Strict);
+    assert_eq!((&json["good"], &json["probes"][1]["result"]), (&json!(true), &json!("fail")));
 }
 
 #[test]

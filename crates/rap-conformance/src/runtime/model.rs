@@ -13,8 +13,11 @@ use serde_json::{Value, json};
 
 use super::gate::Gate;
 use super::stage::{Asked, Mark, Reply, Stage};
+use super::tools::MARK;
 use crate::{Exchange, Shown};
 
+/// The built-in tool by which the model ends a subscription.
+pub(crate) const CANCEL_SUBSCRIPTION: &str = "cancel_subscription";
 /// How many messages at the end of a prompt a report shows.
 const SHOWN: usize = 8;
 
@@ -44,6 +47,13 @@ pub(crate) struct Told {
     pub(crate) name: String,
     pub(crate) arguments: Value,
     pub(crate) results: Vec<String>,
+}
+
+impl Told {
+    /// The mark in its arguments. A synthetic call has that of the call it echoes.
+    pub(crate) fn mark(&self) -> &str {
+        self.arguments[MARK].as_str().unwrap_or_default()
+    }
 }
 
 /// What the model was asked.
@@ -159,9 +169,21 @@ impl Prompt {
         calls
     }
 
-    /// The results of the call with this id.
-    pub(crate) fn results_of(&self, id: &str) -> Vec<String> {
-        self.calls().into_iter().filter(|call| call.id == id).flat_map(|call| call.results).collect()
+    /// The call with this mark as the model made it. Synthetic calls that echo its arguments come after it.
+    pub(crate) fn call_of(&self, mark: &str) -> Option<Told> {
+        self.calls().into_iter().find(|call| call.mark() == mark)
+    }
+
+    /// The results of the call with this mark.
+    pub(crate) fn results_of(&self, mark: &str) -> Vec<String> {
+        self.call_of(mark).map(|call| call.results).unwrap_or_default()
+    }
+
+    /// The result of cancelling a subscription. Such a call has no argument for a mark.
+    pub(crate) fn result_of_cancelling(&self, subscription: &str) -> Option<String> {
+        let cancels =
+            |call: &Told| call.name == CANCEL_SUBSCRIPTION && call.arguments["tool_call_id"] == *subscription;
+        self.calls().into_iter().find(cancels)?.results.pop()
     }
 
     /// The call whose result holds these words.

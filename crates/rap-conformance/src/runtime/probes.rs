@@ -12,7 +12,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use super::scene::{Scene, Seen};
-use crate::Probe;
+use crate::{Probe, Verdict};
 
 /// When a probe is at work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +46,14 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Check> {
         recovery::CHECKS,
     ];
     groups.into_iter().flatten()
+}
+
+/// What is missing is for another probe to say: this one then sees nothing.
+fn unseen(verdict: Verdict) -> Verdict {
+    match verdict {
+        Verdict::Fail { what, .. } => Verdict::not_observable(what),
+        other => other,
+    }
 }
 
 /// Requirements that no probe is about, and why.

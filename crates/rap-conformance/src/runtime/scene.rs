@@ -1,5 +1,8 @@
 //! A scene: what one probe plays with the runtime. Its number stands in every mark, so that its calls and questions
 //! are told from those of the other scenes.
+//!
+//! A call is recognised by its mark and never by an id: the runtime chooses the ids on the wire, and those in prompts
+//! may differ from them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::crash::Crash;
 use super::gate::Gate;
-use super::model::{ModelCall, Prompt, Question, Step};
+use super::model::{CANCEL_SUBSCRIPTION, ModelCall, Prompt, Question, Step};
 use super::stage::{Asked, Mark, Route, SERVERS, Stage};
 use super::tools::{self, Acknowledgement, Call, Conduct, MARK, Notes};
 use super::user::{Answered, User};
@@ -67,6 +70,11 @@ impl Bench {
     }
 }
 
+/// The mark of one call of a step.
+fn call_mark(step: &str, at: usize) -> String {
+    format!("{step}_{at}")
+}
+
 /// Fails with a sentence.
 pub(crate) fn wrong<T>(what: impl Into<String>, exchanges: Vec<Exchange>) -> Result<T, Verdict> {
     Err(Verdict::fail(what, exchanges))
@@ -96,22 +104,31 @@ impl Scene {
     pub(crate) fn calls_with(&self, calls: &[(&str, Value)]) -> Mark {
         self.step(|mark, step| {
             for (at, (name, more)) in calls.iter().enumerate() {
-                let arguments = tools::with(json!({MARK: mark}), more.clone());
-                step.calls.push(ModelCall { id: format!("{mark}_{at}"), name: (*name).into(), arguments });
+                let arguments = tools::with(json!({MARK: call_mark(mark, at)}), more.clone());
+                step.calls.push(ModelCall { id: self.model_id(), name: (*name).into(), arguments });
             }
         })
     }
 
-    /// The model will cancel a subscription.
-    pub(crate) fn cancels(&self, call: &str) -> Mark {
+    /// The model will make one call and give it this id.
+    pub(crate) fn call_as(&self, id: &str, name: &str) -> Mark {
         self.step(|mark, step| {
-            let arguments = json!({"tool_call_id": call});
-            step.calls.push(ModelCall {
-                id: format!("{mark}_0"),
-                name: "cancel_subscription".into(),
-                arguments,
-            });
+            let arguments = json!({MARK: call_mark(mark, 0)});
+            step.calls.push(ModelCall { id: id.into(), name: name.into(), arguments });
         })
+    }
+
+    /// The model will cancel the subscription that it knows by this id.
+    pub(crate) fn cancels(&self, subscription: &str) -> Mark {
+        self.step(|_, step| {
+            let arguments = json!({"tool_call_id": subscription});
+            step.calls.push(ModelCall { id: self.model_id(), name: CANCEL_SUBSCRIPTION.into(), arguments });
+        })
+    }
+
+    /// An id that the model can give to a call. It says nothing about the call.
+    pub(crate) fn model_id(&self) -> String {
+        self.stage().model_id()
     }
 
     pub(crate) fn step(&self, make: impl FnOnce(&str, &mut Step)) -> Mark {
@@ -123,9 +140,15 @@ impl Scene {
         mark
     }
 
-    /// The id that the model gives to a call of a mark.
-    pub(crate) fn call_id(&self, mark: Mark, at: usize) -> String {
-        format!("{}_{at}", self.stage().written(mark))
+    /// The mark in the arguments of the first call of a step.
+    pub(crate) fn call_mark(&self, mark: Mark) -> String {
+        call_mark(&self.stage().written(mark), 0)
+    }
+
+    /// The id by which the model knows a call: that of its prompts.
+    pub(crate) fn known_as(&self, call: &Call) -> String {
+        let told = self.questions().iter().rev().find_map(|asked| asked.call_of(call.mark()));
+        told.map_or_else(|| call.id().to_owned(), |told| told.id)
     }
 
     /// The model's answer to a mark waits for the gate, which opens by itself when everybody has been patient.
@@ -256,7 +279,13 @@ impl Scene {
 
     /// A subscription in a new thread that the model knows of.
     pub(crate) async fn subscribed(&self) -> Result<(String, Call), Verdict> {
-        let (thread, watch) = self.called(tools::WATCH).await?;
+        self.subscribed_by(self.calls(&[tools::WATCH])).await
+    }
+
+    /// The same by a step of the model's.
+    pub(crate) async fn subscribed_by(&self, mark: Mark) -> Result<(String, Call), Verdict> {
+        let thread = self.open(mark).await?;
+        let watch = self.call().await?;
         let word = self.word("watching");
         watch.confirms(&word).await?;
         self.heard(&word).await?;

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -117,6 +117,11 @@ impl Asked {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
+    /// The mark of the call, if this is an invocation.
+    pub(crate) fn mark(&self) -> &str {
+        self.body["arguments"][tools::MARK].as_str().unwrap_or_default()
+    }
+
     /// A text field of the body, or nothing.
     pub(crate) fn field(&self, name: &str) -> &str {
         self.body[name].as_str().unwrap_or_default()
@@ -161,6 +166,8 @@ pub(crate) struct Stage {
     pub(crate) token: Secret,
     /// The number of the next scene.
     pub(crate) scenes: AtomicU32,
+    /// The number of the next id that the model gives to a call.
+    model_ids: AtomicU32,
     record: Mutex<Record>,
     arrivals: watch::Sender<usize>,
     /// Where the third server's tools will be, once somebody listens there.
@@ -201,6 +208,7 @@ impl Stage {
             pace,
             token,
             scenes: AtomicU32::new(1),
+            model_ids: AtomicU32::new(1),
             record: Mutex::new(record),
             arrivals: watch::Sender::new(0),
             away: Mutex::new(Some(socket)),
@@ -247,6 +255,11 @@ impl Stage {
         format!("rapcheck-{}-{}-{}", self.run, mark.scene, mark.step)
     }
 
+    /// An id for a call of the model, which it has given to no other.
+    pub(crate) fn model_id(&self) -> String {
+        format!("call_{}_{}", self.run, self.model_ids.fetch_add(1, Ordering::Relaxed))
+    }
+
     /// A word of a probe's own, to be looked for in prompts. It ends in a mark about which nothing is to be done.
     pub(crate) fn word(&self, scene: u32, word: &str) -> String {
         format!("{word}.{}", self.written(Mark { scene, step: 0 }))
@@ -282,7 +295,7 @@ impl Stage {
         };
         let (reply, gate) = match route {
             Route::Discovery(at) => (record.documents[at].clone(), None),
-            Route::Invocation(_) => acknowledge(&mut record, &marks),
+            Route::Invocation(_) => (acknowledge(&mut record, &marks, &body), None),
             Route::Close(_) | Route::Cancel(_) => {
                 let thread = body["thread_id"].as_str().unwrap_or_default();
                 record.conducts.get(thread).cloned().unwrap_or_default().answer()
@@ -316,9 +329,9 @@ impl Stage {
     }
 }
 
-fn acknowledge(record: &mut Record, marks: &[Mark]) -> (Reply, Option<Gate>) {
+fn acknowledge(record: &mut Record, marks: &[Mark], invocation: &Value) -> Reply {
     let waiting = marks.first().and_then(|mark| record.acknowledgements.get_mut(mark));
-    waiting.and_then(VecDeque::pop_front).unwrap_or_default().answer()
+    waiting.and_then(VecDeque::pop_front).unwrap_or_default().reply(invocation)
 }
 
 fn mark(text: &str) -> Option<Mark> {

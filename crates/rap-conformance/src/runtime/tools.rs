@@ -33,7 +33,7 @@ pub(crate) const FICKLE: &str = "rapcheck_fickle";
 pub(crate) const NEW: &str = "rapcheck_new";
 /// A tool that can not be reached at first.
 pub(crate) const AWAY: &str = "rapcheck_away";
-/// The argument that carries the mark.
+/// The argument that carries the mark of a call.
 pub(crate) const MARK: &str = "mark";
 /// How much of what was posted a report can show, in bytes.
 const SHOWN_BYTES: usize = 4096;
@@ -71,25 +71,37 @@ fn tool(name: &str) -> Value {
 
 /// How an attempt to send a call is answered: at once with 200, unless a probe wants it otherwise.
 #[derive(Debug, Clone)]
-pub(crate) struct Acknowledgement {
-    pub(crate) reply: Reply,
-    pub(crate) gate: Option<Gate>,
+pub(crate) enum Acknowledgement {
+    /// With an empty body.
+    Status(u16),
+    /// 200, and the body is a result of the call.
+    Result(String),
 }
 
 impl Default for Acknowledgement {
     fn default() -> Self {
-        Acknowledgement::status(200)
+        Acknowledgement::Status(200)
     }
 }
 
 impl Acknowledgement {
-    pub(crate) fn status(status: u16) -> Acknowledgement {
-        Acknowledgement { reply: Reply::status(status), gate: None }
+    pub(crate) fn reply(self, invocation: &Value) -> Reply {
+        match self {
+            Acknowledgement::Status(status) => Reply::status(status),
+            Acknowledgement::Result(text) => {
+                Reply::json(&with(message("tool_result", invocation), json!({"text": text})))
+            }
+        }
     }
+}
 
-    pub(crate) fn answer(self) -> (Reply, Option<Gate>) {
-        (self.reply, self.gate)
+/// The fields that every message about a call has. `call_id` is echoed where it was given.
+fn message(kind: &str, invocation: &Value) -> Value {
+    let mut message = json!({"type": kind, "group_id": invocation["group_id"], "id": invocation["id"]});
+    if let Some(id) = invocation.get("call_id").filter(|id| !id.is_null()) {
+        message["call_id"] = id.clone();
     }
+    message
 }
 
 /// How the servers take notifications about a thread.
@@ -173,8 +185,18 @@ impl Call {
         self.asked.field("operation")
     }
 
+    /// What tells this call from all others of the run, whatever its id.
+    pub(crate) fn mark(&self) -> &str {
+        self.asked.mark()
+    }
+
+    /// A message about this call, still without what it says.
+    pub(crate) fn message(&self, kind: &str) -> Value {
+        message(kind, &self.asked.body)
+    }
+
     pub(crate) fn result(&self, text: &str) -> Value {
-        json!({"type": "tool_result", "group_id": self.thread(), "id": self.id(), "text": text})
+        with(self.message("tool_result"), json!({"text": text}))
     }
 
     pub(crate) fn confirmation(&self, text: &str) -> Value {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use url::Url;
 
-use super::{Call, CallState, Fault, State, Thread, Tools, Toy};
+use super::{Call, CallState, Fault, Ids, State, Thread, Tools, Toy};
 
 const SUBSCRIPTIONS: usize = 32;
 const INTERRUPTED: &str = "interrupted";
@@ -120,6 +120,7 @@ impl Toy {
             }
             state.thread(&id).messages.clone()
         };
+        let messages: Vec<Value> = messages.iter().map(|message| self.in_prompts(message)).collect();
         let body = json!({"model": "toy", "messages": messages, "tools": self.offered(&tools)});
         let url = Url::parse(&format!("{}/chat/completions", self.0.model)).unwrap();
         let answer = self.0.http.post_json(&url, &[], body.to_string().into()).await.unwrap();
@@ -157,16 +158,14 @@ impl Toy {
         let (mut built_in, mut refused) = (Vec::new(), Vec::new());
         let mut calls = Vec::new();
         for told in message["tool_calls"].as_array_mut().into_iter().flatten() {
-            let mut call_id = told["id"].as_str().unwrap().to_owned();
-            if state.call(id, &call_id).is_some() && !self.is(Fault::UsesIdsTwice) {
-                call_id = state.fresh("toy_");
-                told["id"] = json!(call_id);
-            }
+            let given = told["id"].as_str().unwrap().to_owned();
+            let call_id = self.made_id(state, id, &given);
+            told["id"] = json!(call_id);
             let name = told["function"]["name"].as_str().unwrap().to_owned();
             let arguments: Value =
                 serde_json::from_str(told["function"]["arguments"].as_str().unwrap()).unwrap();
             if name == "cancel_subscription" {
-                built_in.push((call_id, arguments["tool_call_id"].as_str().unwrap().to_owned()));
+                built_in.push((call_id, self.known_as(arguments["tool_call_id"].as_str().unwrap())));
                 continue;
             }
             let offers = |toolset: &Option<Value>| {
@@ -187,6 +186,7 @@ impl Toy {
             calls.push(Call {
                 thread: id.to_owned(),
                 id: call_id,
+                given,
                 name,
                 arguments,
                 server,
@@ -224,6 +224,43 @@ impl Toy {
         }
         let thread = state.thread(id);
         thread.settled = thread.messages.len();
+    }
+
+    /// The id of a call, on the wire and in the history.
+    fn made_id(&self, state: &mut State, thread: &str, given: &str) -> String {
+        let number = &mut state.thread(thread).calls;
+        *number += 1;
+        let number = *number;
+        match self.0.fault {
+            Some(Fault::UsesIdsTwice) => format!("toy_{:016x}", mixed(&format!("{thread} {given}"))),
+            Some(Fault::UsesIdsOfTheModel) if state.call(thread, given).is_none() => given.to_owned(),
+            Some(Fault::IdsPerThread) => format!("call-{number}"),
+            Some(Fault::IdsPerSession) => format!("{}_{number}", state.root(thread)),
+            _ => state.fresh("toy_"),
+        }
+    }
+
+    /// A message of the history as the model reads it.
+    fn in_prompts(&self, message: &Value) -> Value {
+        if self.0.ids != Ids::ShortInPrompts {
+            return message.clone();
+        }
+        let text = message.to_string();
+        let mut parts = text.split("toy_");
+        let mut short = parts.next().unwrap().to_owned();
+        for part in parts {
+            let digits = part.bytes().take_while(u8::is_ascii_digit).count();
+            short.push_str(&format!("p{:0>8}{}", &part[..digits], &part[digits..]));
+        }
+        serde_json::from_str(&short).unwrap()
+    }
+
+    /// The call that the model knows by an id.
+    fn known_as(&self, id: &str) -> String {
+        match id.strip_prefix('p').and_then(|number| number.parse::<u64>().ok()) {
+            Some(number) if self.0.ids == Ids::ShortInPrompts => format!("toy_{number}"),
+            _ => id.to_owned(),
+        }
     }
 
     fn cancel_subscription(&self, state: &mut State, thread: &str, id: &str) -> String {
@@ -364,12 +401,18 @@ impl Toy {
 
     pub(super) async fn interrupt(&self, id: &str) {
         let calls = self.stop(id);
+        if self.is(Fault::CancellingWaits) {
+            return self.cancel_all(&calls).await;
+        }
+        calls.iter().for_each(|call| self.tell_cancelled(call));
+    }
+
+    /// Tells the servers, and waits for their answers.
+    async fn cancel_all(&self, calls: &[Call]) {
         for call in calls {
-            if self.is(Fault::CancellingWaits) {
-                let body = json!({"thread_id": call.thread, "tool_call_id": call.id});
-                self.notify("/cancel_tool_call", body, call.server).await;
-            } else {
-                self.tell_cancelled(&call);
+            let body = json!({"thread_id": call.thread, "tool_call_id": call.id});
+            for told in self.notify("/cancel_tool_call", body, call.server).await {
+                told.await.unwrap();
             }
         }
     }
@@ -389,7 +432,7 @@ impl Toy {
     }
 
     pub(super) async fn close(&self, id: &str) {
-        self.stop(id);
+        let open = self.stop(id);
         let used = {
             let mut state = self.state();
             state.thread(id).closed = true;
@@ -402,7 +445,17 @@ impl Toy {
             own.map(|call| call.server).next().unwrap_or(0)
         };
         let (toy, body) = (self.clone(), json!({"thread_id": id}));
-        let told = tokio::spawn(async move { toy.notify("/close_thread", body, used).await });
+        let told = tokio::spawn(async move {
+            if toy.is(Fault::CancelsBeforeClosing) {
+                toy.cancel_all(&open).await;
+            }
+            for told in toy.notify("/close_thread", body, used).await {
+                told.await.unwrap();
+            }
+            if !toy.is(Fault::CancelsBeforeClosing) && !toy.is(Fault::ClosingLeavesCalls) {
+                toy.cancel_all(&open).await;
+            }
+        });
         if self.is(Fault::ClosingWaits) {
             told.await.unwrap();
         }

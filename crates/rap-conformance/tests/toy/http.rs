@@ -55,6 +55,12 @@ impl Toy {
             ["v1", "threads", id, "history"] if method == Method::GET => {
                 (200, json!({"entries": self.state().threads[*id].notices}))
             }
+            ["v1", "threads", id, "views"] => {
+                let view =
+                    |(kind, content): (&String, &Value)| json!({"view_type": kind, "content": content});
+                let views: Vec<Value> = self.state().threads[*id].views.iter().map(view).collect();
+                (200, json!({"views": views}))
+            }
             ["v1", "threads", id] => (200, json!({"id": id, "status": self.status(id)})),
             ["v1", "threads", id, "messages"] => {
                 self.hear(id, &text("text"));
@@ -166,9 +172,19 @@ impl Toy {
                 self.state().call(&call.thread, &call.id).unwrap().response_url = Some(url);
                 (200, json!({}))
             }
+            Callback::ViewUpdate(_)
+                if call.state == CallState::Returned && self.is(Fault::RefusesLateViews) =>
+            {
+                (410, json!({}))
+            }
             Callback::ViewUpdate(view) => {
                 if self.is(Fault::ViewsWake) {
                     self.hear(&call.thread, &view.content.to_string());
+                }
+                if call.state != CallState::Returned || !self.is(Fault::DropsLateViews) {
+                    let mut state = self.state();
+                    let thread = state.threads.get_mut(&call.thread).unwrap();
+                    thread.views.insert(view.view_type, view.content);
                 }
                 (200, json!({}))
             }

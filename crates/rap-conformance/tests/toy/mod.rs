@@ -22,6 +22,15 @@ use tokio::task::AbortHandle;
 
 pub use self::fault::Fault;
 
+/// Ids of calls: the runtime makes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ids {
+    /// Prompts have those of the wire.
+    Own,
+    /// Prompts have a short form of them.
+    ShortInPrompts,
+}
+
 /// What a call has come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallState {
@@ -38,6 +47,8 @@ pub enum CallState {
 pub struct Call {
     pub thread: String,
     pub id: String,
+    /// The id that the model gave it.
+    pub given: String,
     pub name: String,
     pub arguments: Value,
     pub server: usize,
@@ -61,6 +72,10 @@ pub struct Thread {
     pub settled: usize,
     pub closed: bool,
     pub notices: Vec<String>,
+    /// The latest content by type.
+    pub views: HashMap<String, Value>,
+    /// How many calls it has made.
+    pub calls: u64,
 }
 
 /// What a session was offered: by server, the toolset.
@@ -76,6 +91,7 @@ pub struct State {
 
 pub struct Inner {
     pub fault: Option<Fault>,
+    pub ids: Ids,
     pub url: String,
     pub servers: Vec<String>,
     pub model: String,
@@ -91,12 +107,13 @@ pub struct Toy(Arc<Inner>);
 
 impl Toy {
     /// Starts it with the checker's values.
-    pub async fn start(values: &[(&str, String)], fault: Option<Fault>) -> Toy {
+    pub async fn start(values: &[(&str, String)], ids: Ids, fault: Option<Fault>) -> Toy {
         let value = |name: &str| values.iter().find(|(known, _)| *known == name).unwrap().1.clone();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let inner = Inner {
             fault,
+            ids,
             url,
             servers: ["tool_url", "tool_url_2", "tool_url_3"].map(value).to_vec(),
             model: value("model_url"),

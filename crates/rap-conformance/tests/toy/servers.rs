@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderName, HeaderValue};
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 use url::Url;
 
 use super::{Call, Fault, Tools, Toy};
@@ -48,6 +49,9 @@ impl Toy {
             "operation": call.name, "arguments": call.arguments, "id": call.id, "group_id": call.thread,
             "callback_url": call.url,
         });
+        if !self.is(Fault::NoCallId) {
+            body["call_id"] = json!(call.given);
+        }
         if toolset["version"].is_string() && !self.is(Fault::NoVersion) {
             body["toolset_version"] = toolset["version"].clone();
         }
@@ -116,18 +120,16 @@ impl Toy {
         self.take_result(call, "Error: the tools changed; call again", false);
     }
 
-    /// Tells the servers; whoever called this may wait for the end of it.
-    pub(super) async fn notify(&self, path: &'static str, body: Value, used: usize) {
-        let [waits, one_by_one, retries, stops, only_used] = match path {
+    /// Tells the servers at the same time; gives what is still under way.
+    pub(super) async fn notify(&self, path: &'static str, body: Value, used: usize) -> Vec<JoinHandle<u16>> {
+        let [one_by_one, retries, stops, only_used] = match path {
             "/close_thread" => [
-                Fault::ClosingWaits,
                 Fault::ClosingOneByOne,
                 Fault::RetriesClosing,
                 Fault::ClosingStopsAtFailure,
                 Fault::TellsOnlyTheUsed,
             ],
             _ => [
-                Fault::CancellingWaits,
                 Fault::CancellingOneByOne,
                 Fault::RetriesCancelling,
                 Fault::CancellingStopsAtFailure,
@@ -152,17 +154,13 @@ impl Toy {
             } else if self.is(stops) && at == 0 {
                 let early = tokio::time::timeout(Duration::from_secs(1), task).await;
                 if early.is_ok_and(|status| status.unwrap() >= 500) {
-                    return;
+                    return Vec::new();
                 }
             } else {
                 sent.push(task);
             }
         }
-        if self.is(waits) {
-            for task in sent {
-                task.await.unwrap();
-            }
-        }
+        sent
     }
 
     async fn tell(&self, at: usize, path: &str, body: &Value) -> u16 {

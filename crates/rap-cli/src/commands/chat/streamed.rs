@@ -1,7 +1,7 @@
 //! An answer in progress. The entry that follows is the truth: until it comes nothing of this is shown for good, and
 //! what was dropped is gone.
 
-use unicode_width::UnicodeWidthStr;
+use unicode_width::UnicodeWidthChar;
 
 use crate::api::{Delta, Status};
 use crate::table::plain;
@@ -79,27 +79,26 @@ pub(super) fn lines(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Where the first line ends: behind its break, or behind the last space that fits.
+/// Where the first line ends: behind its break, or behind the last space that fits. Nothing is looked at behind that,
+/// so that a long text without breaks takes time in proportion.
 fn line_end(text: &str, width: usize) -> Option<usize> {
-    let first = text.find('\n').map(|at| at + 1);
-    let line = &text[..first.unwrap_or(text.len())];
-    if line.trim_end().width() <= width {
-        return first;
-    }
-    let (mut end, mut taken, mut inside) = (None, 0, false);
-    for (at, c) in line.char_indices() {
-        if taken > width {
-            break;
+    let (mut end, mut taken, mut inside, mut too_wide) = (None, 0, false, false);
+    for (at, c) in text.char_indices() {
+        if c == '\n' {
+            return Some(at + 1);
         }
         // Spaces at its beginning are no place to cut a line.
-        if c == ' ' && inside {
+        if c == ' ' && inside && (taken <= width || end.is_none()) {
             end = Some(at + 1);
         }
         inside |= c != ' ';
-        taken += unicode_width::UnicodeWidthChar::width(c).unwrap_or(0);
+        taken += c.width().unwrap_or(0);
+        too_wide |= taken > width && !c.is_whitespace();
+        if too_wide && end.is_some() {
+            return end;
+        }
     }
-    end.or_else(|| line.trim_start().find(' ').map(|at| line.len() - line.trim_start().len() + at + 1))
-        .or(first)
+    None
 }
 
 #[cfg(test)]
@@ -161,5 +160,15 @@ mod tests {
         assert_eq!(lines("  code\n\nend\n", 12), ["  code", "", "end"]);
         assert_eq!(lines("  extraordinarily long", 8), ["  extraordinarily", "long"]);
         assert_eq!(lines("extraordinarily", 8), ["extraordinarily"]);
+        assert_eq!(lines("extraordinarily\nlong", 8), ["extraordinarily", "long"]);
+        assert_eq!(lines("abc      def", 4), ["abc", "    def"]);
+        assert_eq!(lines("full line   \nnext", 9), ["full line", "next"]);
+    }
+
+    /// A look at all that follows, for each line, would take hours.
+    #[test]
+    fn a_long_text_without_breaks_takes_time_in_proportion() {
+        let text = "word ".repeat(1_000_000);
+        assert_eq!(lines(&text, 70).len(), 1_000_000 / 14 + 1);
     }
 }

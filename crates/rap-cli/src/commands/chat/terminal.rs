@@ -24,6 +24,8 @@ use super::screen::{Bottom, Screen, Size};
 const ENTER: &str = "\x1b[?2004h";
 const LEAVE: &str = "\x1b[?2004l\x1b[?25h";
 const STOPS_WITHIN: Duration = Duration::from_millis(50);
+/// How long a terminal that takes nothing more is left alone.
+const FULL: Duration = Duration::from_millis(5);
 /// How much that was typed may wait.
 const WAITING: usize = 64;
 
@@ -177,7 +179,7 @@ fn write(text: &str) -> io::Result<()> {
         match rustix::io::write(io::stdout(), rest) {
             Ok(count) => rest = &rest[count..],
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => thread::yield_now(),
+            Err(Errno::AGAIN) => thread::sleep(FULL),
             Err(error) => return Err(error.into()),
         }
     }

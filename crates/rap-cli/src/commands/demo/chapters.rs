@@ -21,6 +21,8 @@ pub(super) async fn tell_all(story: &mut Story) -> anyhow::Result<()> {
     the_end(story).await
 }
 
+/// More entries than the story has.
+const ENTRIES: usize = 1000;
 /// Time to read.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -36,7 +38,7 @@ async fn a_slow_call(story: &mut Story) -> anyhow::Result<()> {
     story.until("the agent sleeps", |state| state.status == Some(Status::Waiting)).await?;
     story.pass(Duration::from_millis(500)).await?;
     let before = story.runtime.used();
-    let entries = story.client.history(THREAD, 0).await?.len();
+    let entries = story.client.history(THREAD, 0, ENTRIES).await?.len();
     let thread = story.client.thread(THREAD).await?;
     story.explain(&format!(
         "The agent is now rows in a database: a thread that is {}, {entries} entries of history, {} open call.",
@@ -129,6 +131,7 @@ async fn a_kill(story: &mut Story) -> anyhow::Result<()> {
     story.pass(Duration::from_millis(1500)).await?;
     story.runtime.configure(&Model::Evening, &story.kitchen)?;
     story.runtime.start_again().await?;
+    story.connect_again();
     let process = story.runtime.process();
     story.tell("runtime", BOLD, &format!("is started again on the same database, process {process}"))?;
     story.until("the result arrives", |state| state.is_at_rest() && state.answers == 12).await
@@ -149,7 +152,7 @@ async fn a_child_and_a_sleep(story: &mut Story) -> anyhow::Result<()> {
 }
 
 async fn the_end(story: &Story) -> anyhow::Result<()> {
-    let entries = story.client.history(THREAD, 0).await?;
+    let entries = story.client.history(THREAD, 0, ENTRIES).await?;
     let count = |what: &str| {
         let of_it =
             |item: &Item| matches!(item, Item::Result { content, .. } if text_of(content).starts_with(what));

@@ -135,6 +135,11 @@ impl Story {
         Ok(true)
     }
 
+    /// The runtime was started again.
+    pub(super) fn connect_again(&mut self) {
+        self.follower.hurry();
+    }
+
     fn learn(&mut self, news: News) -> anyhow::Result<()> {
         match news {
             News::Lost => self.state.lost = true,
@@ -142,6 +147,7 @@ impl Story {
                 self.state.lost = false;
                 self.state.open.clear();
             }
+            News::LeftOut(left_out) => self.explain(&left_out.to_string())?,
             News::Event(Event::Entry(entry)) => self.tell_entry(&entry)?,
             News::Event(Event::Call(news)) => {
                 match news.state {
@@ -193,7 +199,7 @@ impl Story {
 
     fn tell_result(&mut self, text: &str) -> anyhow::Result<()> {
         match text {
-            words::STILL_RUNNING | words::ROUSED => Ok(()),
+            words::STILL_RUNNING | words::ENDED => Ok(()),
             words::INTERRUPTED => {
                 self.reason = "the call was cancelled";
                 Ok(())

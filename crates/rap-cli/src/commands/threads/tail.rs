@@ -1,11 +1,11 @@
 //! Following a thread: for as long as somebody looks, or until the agent has come to rest.
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use serde_json::Value;
 
 use super::print;
 use crate::api::{Asked, Item, Status};
-use crate::client::{Client, Error, Event, Follower, News};
+use crate::client::{Client, ENTRY, Error, Event, Follower, News};
 use crate::rest::Rest;
 use crate::table::{DIM, one_line, plain, styled};
 use crate::transcript::Transcript;
@@ -18,13 +18,16 @@ pub(super) struct Tail {
 
 /// Prints what has happened, then what happens.
 pub(super) async fn tail(client: &Client, id: &str, tail: Tail) -> anyhow::Result<()> {
-    if tail.json {
-        return entries(client, id, &tail).await;
-    }
-    let mut follower = Follower::new(client.clone(), id, tail.after);
+    let follower = Follower::new(client.clone(), id, tail.after);
+    if tail.json { entries(follower, tail.once).await } else { lines(follower, tail.once).await }
+}
+
+async fn lines(mut follower: Follower, once: bool) -> anyhow::Result<()> {
     let mut transcript = Transcript::default();
     loop {
-        match follower.next().await? {
+        let news = follower.next().await?;
+        tell(&news);
+        match news {
             News::Event(Event::Entry(entry)) => {
                 for line in transcript.lines(&entry) {
                     print(&format!("{}\n", line.render()))?;
@@ -33,7 +36,7 @@ pub(super) async fn tail(client: &Client, id: &str, tail: Tail) -> anyhow::Resul
             News::Event(Event::Status(news)) => {
                 let why = news.why.map_or(String::new(), |why| format!(": {}", one_line(&why)));
                 print(&format!("{}\n", styled(DIM, &format!("        ({}{why})", news.status.word()))))?;
-                if tail.once || news.status == Status::Closed {
+                if once || news.status == Status::Closed {
                     return Ok(());
                 }
             }
@@ -44,51 +47,59 @@ pub(super) async fn tail(client: &Client, id: &str, tail: Tail) -> anyhow::Resul
                 };
                 print(&format!("asks    {}\n", one_line(&text)))?;
             }
-            News::Lost => eprintln!("the connection is lost; connecting again"),
-            News::Back => eprintln!("connected again"),
-            News::Event(_) => {}
+            _ => {}
         }
     }
 }
 
 /// The entries as the API gives them, one on each line.
-async fn entries(client: &Client, id: &str, tail: &Tail) -> anyhow::Result<()> {
-    let mut after = tail.after;
-    let mut follower = None;
+async fn entries(mut follower: Follower, once: bool) -> anyhow::Result<()> {
     loop {
-        let mut answer = client
-            .get(&["v1", "threads", id, "history"], &[("after", &after.to_string()), ("limit", "1000")])
-            .await?;
-        let Value::Array(entries) = answer["entries"].take() else { bail!("the history has no entries") };
-        for entry in &entries {
-            after = entry["seq"].as_u64().unwrap_or(after);
+        let news = follower.next_as_sent().await?;
+        tell(&news);
+        let News::Event(event) = news else { continue };
+        if event.name == ENTRY {
+            let entry: Value =
+                serde_json::from_str(&event.data).context("an entry of the stream is no JSON")?;
             print(&format!("{entry}\n"))?;
-        }
-        if !entries.is_empty() {
-            continue;
-        }
-        if tail.once || client.thread(id).await?.status == Status::Closed {
+        } else if let Some(Event::Status(news)) = Event::read(&event)
+            && (once || news.status == Status::Closed)
+        {
             return Ok(());
-        }
-        // Something new is on its way when the stream says so.
-        let follower = follower.get_or_insert_with(|| Follower::new(client.clone(), id, after));
-        loop {
-            if let News::Event(Event::Entry(entry)) = follower.next().await?
-                && entry.seq > after
-            {
-                break;
-            }
         }
     }
 }
 
-/// The place of the last entry.
+/// Tells a person what is no event.
+fn tell<E>(news: &News<E>) {
+    if let Some(words) = news.words() {
+        eprintln!("{words}");
+    }
+}
+
+/// The place of the last entry. Places have no gaps, so it is found by bisection: the entries themselves may be many
+/// and large.
 pub(super) async fn last_entry(client: &Client, id: &str) -> Result<u64, Error> {
-    let mut last = 0;
-    loop {
-        let entries = client.history(id, last).await?;
-        let Some(entry) = entries.last() else { return Ok(last) };
-        last = entry.seq;
+    let (mut entry, mut none) = (0, 1);
+    while none <= u64::from(u32::MAX) && is_entry(client, id, none).await? {
+        (entry, none) = (none, none * 2);
+    }
+    while none - entry > 1 {
+        let middle = entry + (none - entry) / 2;
+        if is_entry(client, id, middle).await? {
+            entry = middle;
+        } else {
+            none = middle;
+        }
+    }
+    Ok(entry)
+}
+
+async fn is_entry(client: &Client, id: &str, place: u64) -> Result<bool, Error> {
+    match client.history(id, place - 1, 1).await {
+        Ok(entries) => Ok(!entries.is_empty()),
+        Err(Error::TooLong { .. }) => Ok(true),
+        Err(error) => Err(error),
     }
 }
 
@@ -97,7 +108,16 @@ pub(super) async fn answer(client: &Client, id: &str, after: u64, said: &str) ->
     let mut follower = Follower::new(client.clone(), id, after);
     let mut rest = Rest::expecting(said);
     loop {
-        let News::Event(event) = follower.next().await? else { continue };
+        let news = follower.next().await?;
+        tell(&news);
+        let event = match news {
+            News::Event(event) => event,
+            News::Back => {
+                rest.start_over();
+                continue;
+            }
+            News::LeftOut(_) | News::Lost => continue,
+        };
         rest.see(&event);
         match event {
             Event::Entry(entry) => match entry.item {

@@ -6,10 +6,10 @@ use super::*;
 fn a_model_of_anthropic_is_read() {
     let text = "[model]\nprovider = \"anthropic\"\nname = \"m\"\napi_key = \"k\"\n";
     let check = |more: &str, max_tokens, thinking| {
-        let (base_url, api_key) =
-            (BaseUrl::new("https://api.anthropic.com").unwrap(), Some(Secret::new("k")));
-        let provider = Provider::Anthropic { name: "m".into(), base_url, api_key, max_tokens, thinking };
-        let expected = Model { provider, images: true, window: Window::default() };
+        let (name, api_key) = ("m".into(), Some(Secret::new("k")));
+        let options = Options { name, api_key, max_tokens, thinking, ..Options::default() };
+        let (provider, window) = (&anthropic::PROVIDER, Window::default());
+        let expected = Model { provider, options, images: true, window };
         assert_eq!(Setup::new(&format!("{text}{more}")).config().model, expected);
     };
     check("", 16384, Thinking::Off);
@@ -26,8 +26,8 @@ fn a_model_of_anthropic_is_read() {
     }
     let setup =
         Setup::new(text).variable("RAP_MODEL_THINKING", "2048").variable("RAP_MODEL_MAX_TOKENS", "4096");
-    let Provider::Anthropic { max_tokens, thinking, .. } = setup.config().model.provider else { panic!() };
-    assert_eq!((max_tokens, thinking), (4096, Thinking::Tokens(2048)));
+    let options = setup.config().model.options;
+    assert_eq!((options.max_tokens, options.thinking), (4096, Thinking::Tokens(2048)));
 }
 
 #[test]
@@ -60,15 +60,12 @@ fn agents_have_models_tools_and_limits_of_their_own() {
     let config = Setup::new(text).config();
     let [usual, small, other] = config.agents.as_slice() else { panic!("{:?}", config.agents) };
     assert_eq!(*usual, Agent { name: "usual".into(), ..Agent::default() });
-    let Some(Model { provider: Provider::Anthropic { name, api_key, .. }, .. }) = &small.model else {
-        panic!()
-    };
-    assert_eq!((name.as_str(), api_key), ("small", &Some(Secret::new("k"))));
+    let own = small.model.as_ref().unwrap();
+    assert_eq!(own.provider, &anthropic::PROVIDER);
+    assert_eq!((own.options.name.as_str(), &own.options.api_key), ("small", &Some(Secret::new("k"))));
     assert_eq!(small.event_tools, [ToolGlob::new("read_*").unwrap()]);
-    let Some(Model { provider: Provider::OpenAi { name, .. }, images: false, .. }) = &other.model else {
-        panic!()
-    };
-    assert_eq!(name, "gpt");
+    let own = other.model.as_ref().unwrap();
+    assert_eq!((own.provider, own.options.name.as_str(), own.images), (&openai::PROVIDER, "gpt", false));
     let limits = other.limits.as_ref().unwrap();
     assert_eq!((limits.turns_per_wake, limits.hold_max), (3, Duration::from_secs(5)));
     let agent = "[[agent]]\nname = \"a\"";

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::{Check, Phase};
 use crate::runtime::scene::{Scene, Seen, wrong};
 use crate::runtime::tools::{self, Call, Posted, WORK, with};
+use crate::runtime::user::User;
 use crate::{Probe, Verdict};
 
 pub(super) const CHECKS: &[Check] = &[
@@ -117,6 +118,15 @@ pub(super) const CHECKS: &[Check] = &[
         phase: Phase::Together,
         run: |scene| Box::pin(view(scene)),
     },
+    Check {
+        probe: Probe {
+            name: "view_after_result",
+            requirements: &[],
+            checks: "A view that comes right after its call's result is answered 200 and kept.",
+        },
+        phase: Phase::Together,
+        run: |scene| Box::pin(view_after_result(scene)),
+    },
 ];
 
 /// How deep the nested body of a hostile tool is.
@@ -134,7 +144,7 @@ async fn result(scene: Scene) -> Seen {
     ))
     .await?;
     let question = scene.heard(&word).await?;
-    match question.results_of(call.id()).as_slice() {
+    match question.results_of(call.mark()).as_slice() {
         [only] if only.contains(&word) => Ok(()),
         _ => wrong("the result does not stand behind its call, or not alone", vec![question.exchange()]),
     }
@@ -227,12 +237,15 @@ async fn astray(scene: &Scene) -> Result<(Call, String, Vec<Posted>), Verdict> {
     let (_, other) = scene.called(WORK).await?;
     let word = scene.word("astray");
     let mut answers = Vec::new();
-    for (id, thread) in [
+    let foreign = [
         (other.id(), call.thread()),
         (call.id(), other.thread()),
         (other.id(), other.thread()),
         ("no-call", "no-thread"),
-    ] {
+    ];
+    // Where ids are unique only within a thread, both calls may have the same.
+    let foreign = foreign.into_iter().filter(|ids| *ids != (call.id(), call.thread()));
+    for (id, thread) in foreign {
         let body = with(call.result(&word), json!({"id": id, "group_id": thread}));
         let posted = call.post(&body).await?;
         answers.push(posted);
@@ -272,7 +285,7 @@ async fn invalid(scene: Scene) -> Seen {
         with(good.clone(), json!({"text": {"word": word}})),
         with(good.clone(), json!({"content": [{"type": "sound", "text": word}]})),
         with(good.clone(), json!({"subscription": "yes"})),
-        json!({"type": "user_choice", "group_id": call.thread(), "id": call.id(), "prompt": word}),
+        with(call.message("user_choice"), json!({"prompt": word})),
     ];
     for body in bodies {
         let posted = call.post(&body).await?;
@@ -315,8 +328,7 @@ async fn sign_in(scene: Scene) -> Seen {
     let (_, call) = scene.called(WORK).await?;
     let (secret, word) = (scene.word("secret"), scene.word("signedin"));
     let url = format!("https://sign-in.example/{secret}");
-    let oauth = json!({"type": "oauth", "group_id": call.thread(), "id": call.id(), "auth_url": url});
-    call.insists(&oauth).await?;
+    call.insists(&with(call.message("oauth"), json!({"auth_url": url}))).await?;
     let questions = scene.questions().len();
     scene.settle().await;
     if scene.invocations().len() > 1 {
@@ -335,10 +347,10 @@ async fn choice(scene: Scene) -> Seen {
     let (thread, call) = scene.called(WORK).await?;
     let path = format!("/answers/{}", scene.number);
     let question = json!({
-        "type": "user_choice", "group_id": call.thread(), "id": call.id(), "prompt": "Which?",
-        "choices": ["red", "green", "blue"], "default": 0, "response_url": format!("{}{path}", scene.stage().url),
+        "prompt": "Which?", "choices": ["red", "green", "blue"], "default": 0,
+        "response_url": format!("{}{path}", scene.stage().url),
     });
-    call.insists(&question).await?;
+    call.insists(&with(call.message("user_choice"), question)).await?;
     let answer = ["threads", &thread, "calls", call.id(), "choice"];
     let answered = api.post(&scene.bench.http, &answer, &json!({"selected": 2})).await?;
     scene.notes.add(answered.exchange.clone());
@@ -357,14 +369,17 @@ async fn choice(scene: Scene) -> Seen {
     Ok(())
 }
 
+/// A view that shows this note.
+fn progress(call: &Call, note: &str) -> Value {
+    let content = json!({"note": note});
+    json!({"type": "view_update", "group_id": call.thread(), "view_type": "progress", "content": content})
+}
+
 async fn view(scene: Scene) -> Seen {
     let (_, call) = scene.called(WORK).await?;
     let (shown, word) = (scene.word("shown"), scene.word("returned"));
-    let view: Value = json!({
-        "type": "view_update", "group_id": call.thread(), "view_type": "progress", "content": {"note": shown},
-    });
     let questions = scene.questions().len();
-    call.insists(&view).await?;
+    call.insists(&progress(&call, &shown)).await?;
     scene.settle().await;
     if scene.questions().len() > questions {
         return wrong("a view woke the model", scene.story());
@@ -372,4 +387,24 @@ async fn view(scene: Scene) -> Seen {
     call.returns(&word).await?;
     scene.heard(&word).await?;
     scene.never_heard(&shown, "a view")
+}
+
+/// As a tool does that changes a file: the result first, then the diff.
+async fn view_after_result(scene: Scene) -> Seen {
+    let (thread, call) = scene.called(WORK).await?;
+    let shown = scene.word("shown");
+    call.returns(&scene.word("returned")).await?;
+    call.insists_on_200(&progress(&call, &shown)).await?;
+    kept(&scene, &thread, &shown).await
+}
+
+/// The view with this note is there for people, where the client API shows views at all.
+async fn kept(scene: &Scene, thread: &str, note: &str) -> Seen {
+    let User::Api(api) = &scene.bench.user else { return Ok(()) };
+    let shown = api.get(&scene.bench.http, &["threads", thread, "views"]).await?;
+    let Some(views) = shown["views"].as_array() else { return Ok(()) };
+    if views.iter().any(|view| view["content"]["note"] == note) {
+        return Ok(());
+    }
+    wrong("a view was answered 200, and is not among the views of its thread", scene.story())
 }

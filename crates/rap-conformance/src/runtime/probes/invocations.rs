@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Check, Phase};
-use crate::runtime::model::{ModelCall, Question, Told};
+use super::{Check, Phase, unseen};
+use crate::runtime::model::{Question, Told};
 use crate::runtime::scene::{Scene, Seen, wrong};
-use crate::runtime::stage::{Asked, Mark, Reply, Route};
+use crate::runtime::stage::{Asked, Mark, Route};
 use crate::runtime::tools::{AWAY, Acknowledgement, Call, MAIN, THIRD, WATCH, WORK};
 use crate::{Probe, Verdict};
 
@@ -121,7 +121,37 @@ pub(super) const CHECKS: &[Check] = &[
         phase: Phase::Together,
         run: |scene| Box::pin(repeated_id(scene)),
     },
+    Check {
+        probe: Probe {
+            name: "call_id_form",
+            requirements: &[],
+            checks: "The `id` of a call has at most 40 letters, digits, `_`, `-`, whatever id the model gave.",
+        },
+        phase: Phase::Together,
+        run: |scene| Box::pin(id_form(scene)),
+    },
+    Check {
+        probe: Probe {
+            name: "call_id_of_the_model",
+            requirements: &[],
+            checks: "The id that the model gave a call is its `call_id`.",
+        },
+        phase: Phase::Together,
+        run: |scene| Box::pin(id_of_the_model(scene)),
+    },
+    Check {
+        probe: Probe {
+            name: "call_ids_across_threads",
+            requirements: &[],
+            checks: "Calls of different threads and sessions have different ids.",
+        },
+        phase: Phase::Together,
+        run: |scene| Box::pin(ids_across_threads(scene)),
+    },
 ];
+
+/// The most characters that the `id` of a call has.
+const ID_CHARACTERS: usize = 40;
 
 /// What an invocation lacks or has too much of.
 fn defect(asked: &Asked, scene: &Scene, mark: Mark) -> Option<String> {
@@ -141,7 +171,7 @@ fn defect(asked: &Asked, scene: &Scene, mark: Mark) -> Option<String> {
         return Some("its `operation` is not the tool that the model called".into());
     }
     let expected =
-        json!({"mark": scene.stage().written(mark), "text": "\u{e9}\u{1f980} \"quoted\"", "list": [1, null]});
+        json!({"mark": scene.call_mark(mark), "text": "\u{e9}\u{1f980} \"quoted\"", "list": [1, null]});
     if asked.body["arguments"] != expected {
         return Some("its `arguments` are not those that the model gave".into());
     }
@@ -196,8 +226,7 @@ async fn authentication(scene: Scene) -> Seen {
 async fn acknowledgement_body(scene: Scene) -> Seen {
     let mark = scene.calls(&[WORK]);
     let (word, real) = (scene.word("inbody"), scene.word("bycallback"));
-    let body = json!({"type": "tool_result", "group_id": "x", "id": scene.call_id(mark, 0), "text": word});
-    scene.acknowledge(mark, [Acknowledgement { reply: Reply::json(&body), gate: None }]);
+    scene.acknowledge(mark, [Acknowledgement::Result(word.clone())]);
     scene.open(mark).await?;
     let call = scene.call().await?;
     scene.settle().await;
@@ -210,7 +239,7 @@ async fn acknowledgement_body(scene: Scene) -> Seen {
 /// Has a call refused with these statuses first, and gives all attempts up to the first that is accepted.
 async fn attempts(scene: &Scene, statuses: &[u16]) -> Result<Vec<Arc<Asked>>, Verdict> {
     let mark = scene.calls(&[WORK]);
-    scene.acknowledge(mark, statuses.iter().map(|status| Acknowledgement::status(*status)));
+    scene.acknowledge(mark, statuses.iter().map(|status| Acknowledgement::Status(*status)));
     scene.open(mark).await?;
     let wanted = statuses.len() + 1;
     scene
@@ -218,14 +247,6 @@ async fn attempts(scene: &Scene, statuses: &[u16]) -> Result<Vec<Arc<Asked>>, Ve
             Some(scene.invocations()).filter(|asked| asked.len() >= wanted)
         })
         .await
-}
-
-/// Whether there are further attempts is for another probe to say.
-fn unseen(verdict: Verdict) -> Verdict {
-    match verdict {
-        Verdict::Fail { what, .. } => Verdict::not_observable(what),
-        other => other,
-    }
 }
 
 async fn server_errors(scene: Scene) -> Seen {
@@ -280,7 +301,7 @@ async fn refused_once(scene: Scene) -> Seen {
     let statuses = [400, 404, 409, 429];
     let marks = statuses.map(|status| {
         let mark = scene.calls(&[WORK]);
-        scene.acknowledge(mark, (0..20).map(|_| Acknowledgement::status(status)));
+        scene.acknowledge(mark, (0..20).map(|_| Acknowledgement::Status(status)));
         mark
     });
     for mark in marks {
@@ -292,9 +313,8 @@ async fn refused_once(scene: Scene) -> Seen {
     scene.settle().await;
     let invocations = scene.invocations();
     for (mark, status) in marks.into_iter().zip(statuses) {
-        let written = scene.stage().written(mark);
-        let of: Vec<_> =
-            invocations.iter().filter(|asked| asked.body["arguments"]["mark"] == *written).collect();
+        let wanted = scene.call_mark(mark);
+        let of: Vec<_> = invocations.iter().filter(|asked| asked.mark() == wanted).collect();
         if of.len() != 1 {
             let shown = of.iter().take(3).map(|asked| asked.exchange()).collect();
             return wrong(format!("a call that was answered {status} was sent {} times", of.len()), shown);
@@ -305,13 +325,13 @@ async fn refused_once(scene: Scene) -> Seen {
 
 async fn refused_told(scene: Scene) -> Seen {
     let mark = scene.calls(&[WORK]);
-    scene.acknowledge(mark, (0..20).map(|_| Acknowledgement::status(422)));
+    scene.acknowledge(mark, (0..20).map(|_| Acknowledgement::Status(422)));
     scene.open(mark).await?;
-    let id = scene.call().await?.id().to_owned();
+    let call = scene.call().await?;
     let told = |results: Vec<String>| results.iter().any(|text| !text.trim().is_empty());
     scene
         .question("a question with a result of the call that was refused", |asked| {
-            told(asked.results_of(&id))
+            told(asked.results_of(call.mark()))
         })
         .await?;
     Ok(())
@@ -323,7 +343,7 @@ async fn parallel(scene: Scene) -> Seen {
     for _ in 0..3 {
         calls.push(scene.call().await?);
     }
-    calls.sort_by_key(|call| call.id().to_owned());
+    calls.sort_by_key(|call| call.mark().to_owned());
     let words: Vec<String> = (0..3).map(|at| scene.word(&format!("part{at}"))).collect();
     for at in [2, 0, 1] {
         calls[at].returns(&words[at]).await?;
@@ -332,9 +352,7 @@ async fn parallel(scene: Scene) -> Seen {
     let question = scene.question("a question with the results of three calls", all).await?;
     for (call, word) in calls.iter().zip(&words) {
         // Behind the call itself, or behind a synthetic one for it.
-        let of = question.call_with_result(word);
-        let kind = |told: &Told| told.arguments["kind"].as_str().unwrap_or_default().contains(call.id());
-        if !of.is_some_and(|told| told.id == call.id() || kind(&told)) {
+        if question.call_with_result(word).is_none_or(|told| told.mark() != call.mark()) {
             let what = format!("the result of `{}` does not stand behind its call", call.id());
             return wrong(what, vec![question.exchange()]);
         }
@@ -344,18 +362,13 @@ async fn parallel(scene: Scene) -> Seen {
 
 /// A model gives its second call the id of its first.
 async fn repeated_id(scene: Scene) -> Seen {
-    let first = scene.calls(&[WORK]);
-    let id = scene.call_id(first, 0);
-    let thread = scene.open(first).await?;
+    let id = scene.model_id();
+    let thread = scene.open(scene.call_as(&id, WORK)).await?;
     let one = scene.call().await?;
     let words = [scene.word("one"), scene.word("two")];
     one.returns(&words[0]).await?;
     scene.heard(&words[0]).await?;
-    let second = scene.step(|mark, step| {
-        let arguments = json!({"mark": mark});
-        step.calls.push(ModelCall { id, name: WORK.into(), arguments });
-    });
-    scene.say(&thread, second).await?;
+    scene.say(&thread, scene.call_as(&id, WORK)).await?;
     let two = scene.call().await?;
     if one.id() == two.id() {
         return wrong(
@@ -369,4 +382,46 @@ async fn repeated_id(scene: Scene) -> Seen {
     let each =
         results.len() == 2 && results.iter().zip(&words).all(|(call, word)| call.results == [word.clone()]);
     if each { Ok(()) } else { wrong("the results of the two calls are mixed up", vec![question.exchange()]) }
+}
+
+/// A call to which the model gave a long id with all kinds of characters, and that id.
+async fn oddly_named(scene: &Scene) -> Result<(Call, String), Verdict> {
+    let given = format!("functions.{WORK}:0/{}", scene.model_id());
+    scene.open(scene.call_as(&given, WORK)).await?;
+    Ok((scene.call().await?, given))
+}
+
+async fn id_form(scene: Scene) -> Seen {
+    let (call, _) = oddly_named(&scene).await?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    if call.id().len() <= ID_CHARACTERS && call.id().bytes().all(plain) {
+        return Ok(());
+    }
+    let what = format!("`{}` is not an `id` of at most {ID_CHARACTERS} letters, digits, `_`, `-`", call.id());
+    wrong(what, scene.story())
+}
+
+async fn id_of_the_model(scene: Scene) -> Seen {
+    let (call, given) = oddly_named(&scene).await?;
+    if call.asked.field("call_id") == given {
+        return Ok(());
+    }
+    wrong(format!("`call_id` is not the id that the model gave: `{given}`"), scene.story())
+}
+
+/// The model gives the same id to calls of a thread, of its child, and of a thread of another session.
+async fn ids_across_threads(scene: Scene) -> Seen {
+    let given = scene.model_id();
+    let (_, watch) = scene.subscribed_by(scene.call_as(&given, WATCH)).await?;
+    watch.insists(&watch.event(&scene.text(scene.call_as(&given, WORK)))).await?;
+    let inner = scene.call().await?;
+    scene.open(scene.call_as(&given, WORK)).await?;
+    let outer = scene.call().await?;
+    for (one, two) in [(&watch, &inner), (&watch, &outer), (&inner, &outer)] {
+        if one.id() == two.id() {
+            let what = "two calls have the same `id`: a tool server that keys its work by it confuses them";
+            return wrong(what, vec![one.asked.exchange(), two.asked.exchange()]);
+        }
+    }
+    Ok(())
 }

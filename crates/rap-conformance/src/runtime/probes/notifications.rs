@@ -1,14 +1,15 @@
 //! Closings and cancellations: every server is told once, and nobody waits for it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::{Check, Phase};
+use super::{Check, Phase, unseen};
 use crate::runtime::gate::Gate;
 use crate::runtime::scene::{Scene, Seen, wrong};
-use crate::runtime::stage::Route;
+use crate::runtime::stage::{Asked, Route};
 use crate::runtime::tools::{Call, Conduct, MAIN, WORK};
 use crate::{Probe, Verdict};
 
@@ -139,7 +140,28 @@ pub(super) const CHECKS: &[Check] = &[
         phase: Phase::Together,
         run: |scene| Box::pin(late_result_ignored(scene)),
     },
+    Check {
+        probe: Probe {
+            name: "closing_cancels_open_calls",
+            requirements: &[],
+            checks: "Closing a thread cancels its open calls, and no subscription.",
+        },
+        phase: Phase::Together,
+        run: |scene| Box::pin(closing_cancels(scene)),
+    },
+    Check {
+        probe: Probe {
+            name: "closing_told_before_cancellations",
+            requirements: &[],
+            checks: "A tool server is told of a closing before the cancellations that come with it.",
+        },
+        phase: Phase::Together,
+        run: |scene| Box::pin(closing_first(scene)),
+    },
 ];
+
+/// How many threads are closed to see in which order a server is told.
+const CLOSED: usize = 5;
 
 /// One of the two notifications.
 #[derive(Clone, Copy)]
@@ -351,8 +373,65 @@ async fn late_result_ignored(scene: Scene) -> Seen {
     let question = scene.looked_at(&thread).await?;
     scene.settle().await;
     scene.never_heard(&word, "the late result of an interrupted call")?;
-    match question.results_of(call.id()).as_slice() {
+    match question.results_of(call.mark()).as_slice() {
         [only] if only.contains("interrupted") => Ok(()),
         _ => wrong("an interrupted call has no result `interrupted`", vec![question.exchange()]),
     }
+}
+
+/// The cancellation of a call at its own server, if it has come.
+fn cancelled(scene: &Scene, call: &Call) -> Option<Arc<Asked>> {
+    let told = scene.told(Route::Cancel, call.thread()).into_iter();
+    told.filter(|(at, _)| *at == MAIN)
+        .map(|(_, asked)| asked)
+        .find(|asked| asked.field("tool_call_id") == call.id())
+}
+
+/// Waits for it.
+async fn until_cancelled(scene: &Scene, call: &Call) -> Result<Arc<Asked>, Verdict> {
+    scene.until("the cancellation of an open call of a closed thread", || cancelled(scene, call)).await
+}
+
+/// A thread with a subscription and an open call is closed.
+async fn closing_cancels(scene: Scene) -> Seen {
+    scene.may_close()?;
+    let (thread, watch) = scene.subscribed().await?;
+    scene.say(&thread, scene.calls(&[WORK])).await?;
+    let work = scene.call().await?;
+    // The runtime has time to note that the call was acknowledged.
+    scene.settle().await;
+    scene.close(&thread).await?;
+    until_cancelled(&scene, &work).await?;
+    scene.settle().await;
+    match cancelled(&scene, &watch) {
+        None => Ok(()),
+        Some(asked) => wrong("closing a thread cancelled its subscription", vec![asked.exchange()]),
+    }
+}
+
+/// Two requests that are sent one after the other may overtake each other now and then, but not most of the time.
+async fn closing_first(scene: Scene) -> Seen {
+    scene.may_close()?;
+    let mut calls = Vec::new();
+    for _ in 0..CLOSED {
+        calls.push(scene.called(WORK).await?);
+    }
+    scene.settle().await;
+    for (thread, _) in &calls {
+        scene.close(thread).await?;
+    }
+    let mut early = Vec::new();
+    for (_, call) in &calls {
+        let told = || scene.told(Route::Close, call.thread()).into_iter().find(|(at, _)| *at == MAIN);
+        let (_, closing) = scene.until("the closing at the server of the call", told).await?;
+        let cancellation = until_cancelled(&scene, call).await.map_err(unseen)?;
+        if cancellation.at < closing.at {
+            early.extend([cancellation.exchange(), closing.exchange()]);
+        }
+    }
+    // Each pair has two exchanges.
+    if early.len() <= CLOSED {
+        return Ok(());
+    }
+    wrong("a tool server is told of cancellations before the closing that they come with", early)
 }

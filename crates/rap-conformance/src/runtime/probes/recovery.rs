@@ -102,14 +102,14 @@ async fn accepted_result(scene: Scene) -> Seen {
     let place = place(&scene)?;
     scene.open(scene.calls(&[WORK, WORK])).await?;
     let mut calls = [scene.call().await?, scene.call().await?];
-    calls.sort_by_key(|call| call.id().to_owned());
+    calls.sort_by_key(|call| call.mark().to_owned());
     let [one, two] = calls;
     let words = [scene.word("before"), scene.word("after")];
     place.pass(one.returns(&words[0])).await?;
     back(&scene)?;
     two.returns(&words[1]).await?;
     let question = scene.heard(&words[1]).await?;
-    if question.results_of(one.id()) == [words[0].clone()] {
+    if question.results_of(one.mark()) == [words[0].clone()] {
         return Ok(());
     }
     wrong(
@@ -175,7 +175,7 @@ async fn retry(scene: Scene) -> Seen {
     let place = place(&scene)?;
     let mark = scene.calls(&[WORK]);
     // Until the crash nobody takes it.
-    scene.acknowledge(mark, (0..1000).map(|_| Acknowledgement::status(503)));
+    scene.acknowledge(mark, (0..1000).map(|_| Acknowledgement::Status(503)));
     scene.open(mark).await?;
     let first = scene.call().await?;
     place.pass(async {}).await;

@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use super::{Check, Phase};
-use crate::runtime::model::{Prompt, Question};
+use crate::runtime::model::{CANCEL_SUBSCRIPTION, Prompt, Question};
 use crate::runtime::scene::{Scene, Seen, wrong};
-use crate::runtime::stage::{Mark, Route};
-use crate::runtime::tools::{Call, WATCH, WORK, with};
+use crate::runtime::stage::Route;
+use crate::runtime::tools::{Call, MARK, WATCH, WORK, with};
 use crate::{Probe, Verdict};
 
 pub(super) const CHECKS: &[Check] = &[
@@ -195,13 +195,11 @@ pub(super) const CHECKS: &[Check] = &[
 /// How many subscriptions of one thread are tried.
 const MANY: usize = 100;
 
-/// The result of a call that the model made under a mark, as soon as the model reads it.
-async fn result(scene: &Scene, mark: Mark) -> Result<String, Verdict> {
-    let written = scene.stage().written(mark);
-    let of = |prompt: &Prompt| prompt.results_of(&scene.call_id(mark, 0)).pop();
-    let question = scene
-        .question(&format!("a question with the result of {written}"), |asked| of(asked).is_some())
-        .await?;
+/// The result of cancelling a subscription, as soon as the model reads it.
+async fn cancelling(scene: &Scene, subscription: &str) -> Result<String, Verdict> {
+    let of = |prompt: &Prompt| prompt.result_of_cancelling(subscription);
+    let what = "a question with the result of cancel_subscription";
+    let question = scene.question(what, |asked| of(asked).is_some()).await?;
     Ok(of(&question).unwrap_or_default())
 }
 
@@ -214,7 +212,7 @@ async fn confirmed(scene: Scene) -> Seen {
     let (word, event) = (scene.word("watching"), scene.word("tick"));
     watch.confirms(&word).await?;
     let question = scene.heard(&word).await?;
-    if question.results_of(watch.id()).len() != 1 {
+    if question.results_of(watch.mark()).len() != 1 {
         return wrong("the confirmation is not the result of its call", vec![question.exchange()]);
     }
     scene.at_rest(&thread).await?;
@@ -233,14 +231,16 @@ async fn synthetic(scene: Scene) -> Seen {
         return wrong("an event is not the result of a synthetic call", shown());
     };
     let kind = call.arguments["kind"].as_str().unwrap_or_default();
-    if call.name != watch.operation() || call.arguments["mark"] != watch.asked.body["arguments"]["mark"] {
+    if call.name != watch.operation() || call.arguments[MARK] != watch.mark() {
         return wrong(
             "the synthetic call of an event does not echo the original call's name and arguments",
             shown(),
         );
     }
+    // The id is that of the wire, or the one by which the model knows the call.
     let expected = format!("interrupt:{} (subscription remains active)", watch.id());
-    if kind != expected {
+    let known = format!("interrupt:{} (subscription remains active)", scene.known_as(&watch));
+    if kind != expected && kind != known {
         return wrong(format!("the `kind` of a synthetic call is `{kind}` and not `{expected}`"), shown());
     }
     Ok(())
@@ -252,7 +252,7 @@ async fn one_result(scene: Scene) -> Seen {
     watch.insists(&watch.inline(&event)).await?;
     scene.heard(&event).await?;
     let question = scene.looked_at(&thread).await?;
-    match question.results_of(watch.id()).len() {
+    match question.results_of(watch.mark()).len() {
         1 => Ok(()),
         count => wrong(format!("the subscription's own call has {count} results"), vec![question.exchange()]),
     }
@@ -384,7 +384,7 @@ async fn offered(scene: Scene) -> Seen {
     let mark = scene.note();
     scene.open(mark).await?;
     let question = scene.heard(&scene.stage().written(mark)).await?;
-    let Some(schema) = question.offered("cancel_subscription") else {
+    let Some(schema) = question.offered(CANCEL_SUBSCRIPTION) else {
         return wrong("the model is not offered a tool `cancel_subscription`", vec![question.exchange()]);
     };
     let names: Vec<&String> =
@@ -398,7 +398,7 @@ async fn offered(scene: Scene) -> Seen {
 
 async fn cancelled(scene: Scene) -> Seen {
     let (thread, watch) = scene.subscribed().await?;
-    scene.say(&thread, scene.cancels(watch.id())).await?;
+    scene.say(&thread, scene.cancels(&scene.known_as(&watch))).await?;
     let told = scene.all_told(Route::Cancel, watch.thread(), "the cancellation of a subscription").await?;
     match told.iter().find(|(_, asked)| asked.field("tool_call_id") != watch.id()) {
         None => Ok(()),
@@ -409,9 +409,9 @@ async fn cancelled(scene: Scene) -> Seen {
 /// The question behind the model's cancelling already has its result.
 async fn cancelled_at_once(scene: Scene) -> Seen {
     let (thread, watch) = scene.subscribed().await?;
-    let mark = scene.cancels(watch.id());
-    scene.say(&thread, mark).await?;
-    let text = result(&scene, mark).await?;
+    let id = scene.known_as(&watch);
+    scene.say(&thread, scene.cancels(&id)).await?;
+    let text = cancelling(&scene, &id).await?;
     if text.trim().is_empty() || is_error(&text) || text.contains("still running") {
         return wrong(format!("cancel_subscription answered: {text}"), scene.story());
     }
@@ -420,16 +420,16 @@ async fn cancelled_at_once(scene: Scene) -> Seen {
 
 async fn cancelled_events(scene: Scene) -> Seen {
     let (thread, watch) = scene.subscribed().await?;
-    let mark = scene.cancels(watch.id());
-    scene.say(&thread, mark).await?;
-    result(&scene, mark).await?;
+    let id = scene.known_as(&watch);
+    scene.say(&thread, scene.cancels(&id)).await?;
+    cancelling(&scene, &id).await?;
     unheard(&scene, &watch, "an event of a cancelled subscription").await
 }
 
 async fn cancelled_unknown(scene: Scene) -> Seen {
-    let mark = scene.cancels("no-such-subscription");
-    scene.open(mark).await?;
-    let text = result(&scene, mark).await?;
+    let id = "no-such-subscription";
+    scene.open(scene.cancels(id)).await?;
+    let text = cancelling(&scene, id).await?;
     if is_error(&text) {
         return Ok(());
     }
@@ -438,9 +438,9 @@ async fn cancelled_unknown(scene: Scene) -> Seen {
 
 async fn cancelled_foreign(scene: Scene) -> Seen {
     let (_, watch) = scene.subscribed().await?;
-    let mark = scene.cancels(watch.id());
-    scene.open(mark).await?;
-    let text = result(&scene, mark).await?;
+    let id = scene.known_as(&watch);
+    scene.open(scene.cancels(&id)).await?;
+    let text = cancelling(&scene, &id).await?;
     if !is_error(&text) {
         return wrong(format!("a thread may cancel another's subscription: {text}"), scene.story());
     }

@@ -1,0 +1,164 @@
+//! A runtime that is none: it answers each request as the test says, and notes when it came.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::rap;
+
+/// Nothing in these tests takes this long.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A request as it came in.
+#[derive(Debug)]
+pub struct Asked {
+    pub path: String,
+    /// How many requests for this path came before.
+    pub before: usize,
+    pub last_event_id: Option<u64>,
+    pub at: Instant,
+}
+
+/// How a request is answered.
+pub struct Answer {
+    pub status: u16,
+    pub body: Vec<u8>,
+    /// How long the answer is waited for.
+    pub delay: Duration,
+    pub end: End,
+}
+
+/// What becomes of the connection behind the answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    Close,
+    /// It stays open until the client leaves.
+    Stay,
+}
+
+impl Answer {
+    pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Answer {
+        Answer { status, body: body.into(), delay: Duration::ZERO, end: End::Close }
+    }
+
+    /// A stream that ends behind these bytes.
+    pub fn stream(body: impl Into<Vec<u8>>) -> Answer {
+        Answer::new(200, body)
+    }
+
+    /// A stream that goes on behind these bytes.
+    pub fn open_stream(body: impl Into<Vec<u8>>) -> Answer {
+        Answer { end: End::Stay, ..Answer::new(200, body) }
+    }
+}
+
+pub struct FakeRuntime {
+    url: String,
+    asked: mpsc::Receiver<Asked>,
+}
+
+impl FakeRuntime {
+    pub fn start(answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> FakeRuntime {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (sender, asked) = mpsc::channel();
+        let answer = std::sync::Arc::new(answer);
+        std::thread::spawn(move || {
+            let mut paths: Vec<String> = Vec::new();
+            for stream in listener.incoming() {
+                let stream = stream.unwrap();
+                let (path, last_event_id) = read(&stream);
+                let before = paths.iter().filter(|earlier| **earlier == path).count();
+                paths.push(path.clone());
+                let asked = Asked { path, before, last_event_id, at: Instant::now() };
+                let given = answer(&asked);
+                if sender.send(asked).is_err() {
+                    return;
+                }
+                std::thread::spawn(move || give(stream, &given));
+            }
+        });
+        FakeRuntime { url, asked }
+    }
+
+    /// A runtime with one thread, `t`, whose stream is given like this. Everything else is answered 404.
+    pub fn with_stream(stream: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> FakeRuntime {
+        FakeRuntime::start(move |asked| match asked.path.as_str() {
+            "/v1/threads/t" => Answer::new(200, thread().to_string()),
+            EVENTS => stream(asked),
+            _ => Answer::new(404, r#"{"error": {"code": "not_found", "message": "no such path"}}"#),
+        })
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = rap(arguments);
+        command.env("RAP_URL", &self.url);
+        command
+    }
+
+    /// The next request for a path.
+    pub fn next(&self, path: &str) -> Asked {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let asked = self.asked.recv_timeout(left).unwrap_or_else(|_| panic!("nothing asked for {path}"));
+            if asked.path == path {
+                return asked;
+            }
+        }
+    }
+}
+
+/// Where the stream of the thread is.
+pub const EVENTS: &str = "/v1/threads/t/events";
+
+/// The thread as the API gives it.
+pub fn thread() -> Value {
+    json!({
+        "id": "t", "parent": null, "agent": "default", "title": null, "status": "idle", "why": null,
+        "waiting_on": [], "subscriptions": [], "children": 0, "held": 0, "turn": 2,
+        "created_at": "2026-01-01T00:00:00.000Z", "updated_at": "2026-01-01T00:00:00.000Z",
+    })
+}
+
+/// An event of a stream: an entry with what the agent said.
+pub fn said(seq: u64, text: &str) -> String {
+    let entry =
+        json!({"seq": seq, "at": "2026-01-01T00:00:00.000Z", "kind": "assistant", "text": text, "calls": []});
+    format!("id: {seq}\nevent: entry\ndata: {entry}\n\n")
+}
+
+/// An event of a stream: what the thread is at.
+pub fn status(status: &str) -> String {
+    format!("event: status\ndata: {}\n\n", json!({"status": status, "turn": 2}))
+}
+
+/// Reads a request: its path, and the id that a stream begins behind.
+fn read(stream: &TcpStream) -> (String, Option<u64>) {
+    let mut reader = BufReader::new(stream);
+    let head: Vec<String> =
+        reader.by_ref().lines().map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+    let first = head.first().map_or("", String::as_str);
+    let path = first.split([' ', '?']).nth(1).unwrap_or_default().to_owned();
+    let header = |name: &str| {
+        let lines = head.iter().filter_map(|line| line.split_once(':'));
+        let value = lines.into_iter().find(|(key, _)| key.eq_ignore_ascii_case(name))?.1;
+        value.trim().parse::<u64>().ok()
+    };
+    reader.take(header("content-length").unwrap_or(0)).read_to_end(&mut Vec::new()).ok();
+    (path, header("last-event-id"))
+}
+
+fn give(mut stream: TcpStream, answer: &Answer) {
+    std::thread::sleep(answer.delay);
+    let head = format!("HTTP/1.1 {} Answer\r\nconnection: close\r\n\r\n", answer.status);
+    // A client that has seen enough hangs up.
+    let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&answer.body));
+    if written.is_ok() && answer.end == End::Stay {
+        stream.read_to_end(&mut Vec::new()).ok();
+    }
+}

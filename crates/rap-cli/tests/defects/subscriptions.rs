@@ -1,0 +1,77 @@
+//! Active subscriptions are asked after, as open calls are.
+
+use serde_json::json;
+
+use super::support::peer::Reply;
+use super::support::tools::Call;
+use super::support::{Rap, Setup, Tools, until};
+
+const STATUS: &str = "/tool_call_status";
+
+async fn subscribed(tools: &Tools) -> (Rap, String, Call) {
+    let rap = Setup::new().tools(tools).limit("lost_after = \"300ms\"").start();
+    let thread = rap.open("call watch {\"topic\": \"x\"}").await;
+    let watch = tools.invocation().await;
+    watch.confirms("watching").await;
+    rap.until_idle(&thread).await;
+    (rap, thread, watch)
+}
+
+#[tokio::test]
+async fn a_subscription_that_its_server_does_not_know_any_more_ends_and_the_agent_is_told() {
+    let tools = Tools::start().await;
+    tools.answer_always(STATUS, Reply::json(&json!({"alive": false})));
+    let (rap, thread, watch) = subscribed(&tools).await;
+    let kind = format!("\"kind\":\"interrupt:{} (subscription has ended)\"", watch.name());
+    let told = async || {
+        let story = rap.story(&thread).await;
+        story.iter().any(|line| line.starts_with("synthetic call ") && line.contains(&kind)).then_some(())
+    };
+    until("a last event", told).await;
+    rap.until(&thread, "no subscription", |thread| thread["subscriptions"] == json!([])).await;
+    assert_eq!(tools.count(STATUS), 2, "it is settled at the second word");
+    for asked in tools.all(STATUS) {
+        assert_eq!(asked.body, json!({"thread_id": thread, "tool_call_id": watch.id()}));
+    }
+    rap.until_idle(&thread).await;
+    let story = rap.story(&thread).await;
+    assert_eq!(
+        story.iter().filter(|line| line.contains("(subscription has ended)")).count(),
+        1,
+        "{story:#?}"
+    );
+    assert!(story.last().unwrap().starts_with("assistant: watch: "), "the model has heard of it: {story:#?}");
+    assert!(rap.listing("subscriptions").await.is_empty());
+    assert_eq!(watch.post(&watch.inline("late")).await.refusal(), (410, "subscription_ended"));
+}
+
+#[tokio::test]
+async fn any_other_answer_about_a_subscription_means_that_it_goes_on() {
+    let tools = Tools::start().await;
+    let (alive, gone) = (Reply::json(&json!({"alive": true})), Reply::json(&json!({"alive": false})));
+    // Once is not enough, and whoever is alive in between begins anew.
+    for answer in [&alive, &Reply::Status(404), &gone, &alive, &gone, &Reply::Status(404), &gone] {
+        tools.answer_next(STATUS, answer.clone());
+    }
+    tools.answer_always(STATUS, alive);
+    let (rap, thread, watch) = subscribed(&tools).await;
+    until("all answers", async || (tools.count(STATUS) >= 8).then_some(())).await;
+    assert_eq!(rap.thread(&thread).await["subscriptions"][0]["call_id"], watch.name());
+    watch.says(&watch.inline("still here")).await;
+    rap.until_line(&thread, "assistant: watch: still here").await;
+}
+
+/// Over a crash the first word is remembered.
+#[tokio::test]
+async fn a_runtime_that_is_killed_between_the_two_words_about_a_subscription_needs_only_the_second() {
+    let tools = Tools::start().await;
+    let gone = || Reply::json(&json!({"alive": false}));
+    tools.answer_next(STATUS, gone());
+    tools.answer_next(STATUS, Reply::Hang);
+    tools.answer_always(STATUS, gone());
+    let (rap, thread, _) = subscribed(&tools).await;
+    until("the second question", async || (tools.count(STATUS) == 2).then_some(())).await;
+    let rap = rap.restarted();
+    rap.until(&thread, "no subscription", |thread| thread["subscriptions"] == json!([])).await;
+    assert_eq!(tools.count(STATUS), 3);
+}
