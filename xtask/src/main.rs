@@ -3,12 +3,14 @@
 //! A chore runs all of its parts even when an early one failed, so that one run shows everything there is to
 //! mend, and it never calls a run good that checked nothing.
 
+mod breaks;
 mod lint;
 mod requirements;
 mod tally;
 mod test;
 
 use std::env;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "\
@@ -18,6 +20,8 @@ usage: cargo xtask CHORE
   lint               check formatting, clippy, rustdoc and requirements; every warning is an error
   requirements       write docs/conformance.md: what proves each requirement of the specification;
                      with --check, write nothing and say what is missing or out of date
+  breaks [FILTER]    break the rules one at a time, as xtask/breaks.toml says, and show which tests fail; only the
+                     breaks whose name or kind of tests contains FILTER
   help               show this";
 
 fn main() -> ExitCode {
@@ -31,6 +35,8 @@ fn main() -> ExitCode {
         ["test"] => test::run(&[]),
         ["test", "--", filter @ ..] => test::run(filter),
         ["lint"] => lint::run(),
+        ["breaks"] => breaks::run(""),
+        ["breaks", filter] => breaks::run(filter),
         ["requirements"] => requirements::write(),
         ["requirements", "--check"] => requirements::check(),
         unknown => {
@@ -52,4 +58,9 @@ fn cargo() -> Command {
         }
     }
     cargo
+}
+
+/// The root of the workspace.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("bug: xtask lies in the workspace").to_owned()
 }

@@ -14,6 +14,8 @@ use std::{fs, io};
 
 use evidence::{Evidence, Kind};
 
+use crate::root;
+
 const DATA: &str = "crates/rap-conformance/requirements.tsv";
 const PAGE: &str = "docs/conformance.md";
 /// Where evidence is looked for.
@@ -67,10 +69,6 @@ fn checked(root: &Path) -> io::Result<Vec<String>> {
         mistakes.push(format!("{PAGE} is out of date; run `cargo xtask requirements`"));
     }
     Ok(mistakes)
-}
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("bug: xtask lies in the workspace").to_owned()
 }
 
 fn parse(data: &str) -> Vec<Requirement<'_>> {
