@@ -249,7 +249,7 @@ impl Engine {
         WorkQueue { kind, destination: destination.to_owned() }
     }
 
-    /// The clock has to look at this time, or before.
+    /// Makes sure that the clock wakes no later than this time.
     fn clock_by(&self, due: Timestamp) {
         // It looks that often by itself.
         let soon = due < self.now().plus(clock::LONGEST_SLEEP);
@@ -258,7 +258,7 @@ impl Engine {
         }
     }
 
-    /// Something in the store became due that no step has told of.
+    /// Wakes the clock after a write that was not a step made work due.
     pub(crate) fn look_now(self: &Arc<Self>) {
         self.clock_due.notify_one();
     }

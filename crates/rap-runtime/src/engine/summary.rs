@@ -14,7 +14,7 @@ use crate::model::{self, Model, Offered, Question, Wants};
 use crate::settings::{Agent, Window};
 use crate::store::{self, Thread};
 
-/// No model reads less than this, in tokens: before, nobody has to be asked how much it is.
+/// Smallest context window of any model, in tokens. Shorter prompts skip the lookup of the window.
 const LEAST_WINDOW: u64 = 4_096;
 
 /// Which model is asked.

@@ -151,7 +151,7 @@ fn once(headers: &HeaderMap, about: About<'_>, asked: &impl Serialize) -> Result
     Ok(Some(Once { key: hash.finalize().into(), request: Sha256::digest(asked).into() }))
 }
 
-/// An id of the path. What can not be an id names nothing.
+/// Parses an id from the path. A malformed id is 404.
 fn thread_id(text: String) -> Result<ThreadId, Refused> {
     ThreadId::new(text).map_err(|_| store::Error::NoThread.into())
 }

@@ -52,7 +52,7 @@ impl<S: Ord + Copy, T: Ord + Clone> FairQueue<S, T> {
         Pushed::Waits
     }
 
-    /// The same for an item that whoever adds it has bounded.
+    /// Like `push`, without the bounds. The caller limits how many items it adds.
     pub(super) fn push_beyond(&mut self, session: S, item: T) {
         if !self.known.insert(item.clone()) {
             return;

@@ -163,7 +163,7 @@ impl Access {
         }
     }
 
-    /// Whoever is last to close carries the log over into the database, so readers go first.
+    /// The last connection to close checkpoints the WAL. Readers close first, so that the writer does it.
     pub(super) async fn close(&self) {
         match self {
             Access::Threads { writer, readers } => {
