@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use rap_agent::{Effect, Input, LostAfter, Write};
+use rap_agent::{Effect, Head, Input, LostAfter, Write};
 use rap_io::secret_box::{self, Key};
 use rap_protocol::{CallId, Timestamp};
 use tokio::runtime::Handle;
@@ -187,16 +187,19 @@ impl Engine {
             let Some(child) = children.pop() else { continue };
             let status = spawn.head.status();
             self.hub.tell(child.key, Live::Moved { thread: child.id.clone(), status });
-            self.carry_out_all(&child, spawn.effects, late);
+            self.carry_out_all(&child, spawn.effects, Some(&spawn.head).filter(|_| !late));
         }
-        self.carry_out_all(&thread, step.effects, late);
+        self.carry_out_all(&thread, step.effects, Some(&step.head).filter(|_| !late));
         if let Some(due) = due {
             self.clock_by(due);
         }
     }
 
     /// Carries out the effects of a step. The cancellations of a closing follow it.
-    fn carry_out_all(self: &Arc<Self>, thread: &Arc<Thread>, effects: Vec<Effect>, late: bool) {
+    ///
+    /// `head` is the head that the step wrote. Without one, the commit is told late, and new work is loaded again before it
+    /// begins.
+    fn carry_out_all(self: &Arc<Self>, thread: &Arc<Thread>, effects: Vec<Effect>, head: Option<&Head>) {
         if effects.contains(&Effect::NotifyClose) {
             let cancelled = |effect: &Effect| match effect {
                 Effect::NotifyCancel { call } => Some(call.clone()),
@@ -208,28 +211,31 @@ impl Engine {
             return effects
                 .into_iter()
                 .filter(others)
-                .for_each(|effect| self.carry_out(thread, effect, late));
+                .for_each(|effect| self.carry_out(thread, effect, head));
         }
-        effects.into_iter().for_each(|effect| self.carry_out(thread, effect, late));
+        effects.into_iter().for_each(|effect| self.carry_out(thread, effect, head));
     }
 
-    /// New work is begun as it is. If it is told late, it is looked at again first.
-    fn carry_out(self: &Arc<Self>, thread: &Arc<Thread>, effect: Effect, late: bool) {
+    fn carry_out(self: &Arc<Self>, thread: &Arc<Thread>, effect: Effect, head: Option<&Head>) {
         let key = thread.key;
-        let new = |work| Some(work).filter(|_| !late);
         match effect {
             Effect::Ask { turn, up_to } => {
-                let work = AskWork { thread: Arc::clone(thread), turn, up_to, attempts: 0 };
                 let queue = self.queue(WorkKind::Ask, self.settings.model_server(&thread.agent));
-                self.offer(queue, thread, WorkKey::Ask { thread: key, turn }, new(Work::Ask(work)));
+                let work = head.cloned().map(|head| {
+                    let thread = Arc::clone(thread);
+                    Work::Ask(Box::new(AskWork { thread, head, turn, up_to, attempts: 0 }))
+                });
+                self.offer(queue, thread, WorkKey::Ask { thread: key, turn }, work);
             }
             Effect::Abandon { turn } => self.dispatcher.cancel(&WorkKey::Ask { thread: key, turn }),
             Effect::Invoke { call, arguments } => {
                 let queue = self.queue(WorkKind::Invoke, &call.server.0);
                 let work_key = WorkKey::Invoke { thread: key, call: call.id.clone() };
-                let thread_of = Arc::clone(thread);
-                let work = InvokeWork { thread: thread_of, call, arguments, attempts: 0, outcome: None };
-                self.offer(queue, thread, work_key, new(Work::Invoke(work)));
+                let work = head.map(|_| {
+                    let thread = Arc::clone(thread);
+                    Work::Invoke(InvokeWork { thread, call, arguments, attempts: 0, outcome: None })
+                });
+                self.offer(queue, thread, work_key, work);
             }
             Effect::InvokeApproved { call, server } => {
                 let queue = self.queue(WorkKind::Invoke, &server.0);

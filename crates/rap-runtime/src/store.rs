@@ -20,7 +20,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use rap_agent::{Cause, Entry, Head, Ignored, Input, Limits, LostAfter, Seq, Status, StatusCheck, Step};
+use rap_agent::{Cause, Entry, Ignored, Input, Limits, LostAfter, Seq, Status, StatusCheck, Step};
 use rap_protocol::{CallId, ThreadId, Timestamp};
 
 #[cfg(test)]
@@ -226,7 +226,6 @@ pub(crate) trait Store: Send + Sync {
     async fn apply(&self, lane: Lane, messages: Vec<Message>) -> Vec<Result<Receipt, Error>>;
 
     async fn thread(&self, id: &ThreadId) -> Result<ThreadRow, Error>;
-    async fn head(&self, thread: ThreadKey) -> Result<Head, Error>;
     /// Threads in the order in which they were made.
     async fn threads(&self, filter: ThreadFilter) -> Result<Page<ThreadRow>, Error>;
     /// What people see of a history. Synthetic calls show the arguments of their original.

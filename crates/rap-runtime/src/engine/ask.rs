@@ -82,7 +82,7 @@ impl Engine {
     }
 
     async fn ask_once(&self, work: &AskWork, attempt: u32) -> Result<Input, Failure> {
-        let AskWork { thread, turn, up_to, .. } = work;
+        let AskWork { thread, head, turn, up_to, .. } = work;
         let (turn, up_to) = (*turn, *up_to);
         let agent = self.agent(&thread.agent)?;
         let (tools, news) = self.toolsets.session(&*self.store, thread.session).await?;
@@ -92,16 +92,15 @@ impl Engine {
         }
         let cause = self.store.cause(thread).await?;
         let asked = self.asked(agent);
-        let head = self.store.head(thread.key).await?;
         let question = Question {
             system: agent.system.clone(),
             entries: self.entries(thread, up_to, &asked).await?,
-            tools: self.offer_tools(thread, agent, cause, &tools, &head),
+            tools: self.offer_tools(thread, agent, cause, &tools, head),
             turn,
             images: asked.images,
         };
-        let size = size(&asked, &head, up_to, &question);
-        let long = Long { thread, turn, agent, asked, head: &head, size };
+        let size = size(&asked, head, up_to, &question);
+        let long = Long { thread, turn, agent, asked, head, size };
         // A summary that could not be made is not tried again for the same question, unless there is no other way.
         if attempt == 1
             && let Some(summary) = self.make_room(&long).await?

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use rap_agent::{Cause, Entry, Head, Seq, StatusCheck, prompt::seen};
+use rap_agent::{Cause, Entry, Seq, StatusCheck, prompt::seen};
 use rap_io::metrics::Exposition;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 
@@ -67,10 +67,6 @@ impl Store for SimStore {
 
     async fn thread(&self, id: &ThreadId) -> Result<ThreadRow, Error> {
         self.slowly(self.store.thread(id)).await
-    }
-
-    async fn head(&self, thread: ThreadKey) -> Result<Head, Error> {
-        self.slowly(self.store.head(thread)).await
     }
 
     async fn threads(&self, filter: ThreadFilter) -> Result<Page<ThreadRow>, Error> {

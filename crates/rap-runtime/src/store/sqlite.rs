@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use async_trait::async_trait;
-use rap_agent::{Cause, Entry, Head, Seq, StatusCheck};
+use rap_agent::{Cause, Entry, Seq, StatusCheck};
 use rap_io::lock::{DirLock, LockError};
 use rap_io::metrics::{Counter, Exposition, Histogram};
 use rap_io::secret_box::Key;
@@ -426,10 +426,6 @@ impl Store for SqliteStore {
     async fn thread(&self, id: &ThreadId) -> Result<ThreadRow, Error> {
         let id = id.clone();
         self.read(move |conn| history::thread(conn, &id)).await?.ok_or(Error::NoThread)
-    }
-
-    async fn head(&self, thread: ThreadKey) -> Result<Head, Error> {
-        Ok(self.read(move |conn| heads::load(conn, thread)).await?.ok_or(Error::NoThread)?.head)
     }
 
     async fn threads(&self, filter: ThreadFilter) -> Result<Page<ThreadRow>, Error> {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use rap_agent::{OpenCall, Seq, StatusCheck, ThreadMessage};
+use rap_agent::{Head, OpenCall, Seq, StatusCheck, ThreadMessage};
 use rap_protocol::{CallId, ResponseUrl, ThreadId, Timestamp};
 use serde_json::{Map, Value};
 
@@ -98,7 +98,7 @@ impl WorkKey {
 
 /// Work, with everything that an attempt needs.
 pub(crate) enum Work {
-    Ask(AskWork),
+    Ask(Box<AskWork>),
     Invoke(InvokeWork),
     Answer(AnswerWork),
     Check(CheckWork),
@@ -107,6 +107,8 @@ pub(crate) enum Work {
 /// A question to the model.
 pub(crate) struct AskWork {
     pub(crate) thread: Arc<Thread>,
+    /// The head of the thread when it asks.
+    pub(crate) head: Head,
     pub(crate) turn: u64,
     /// The last entry that it covers.
     pub(crate) up_to: Seq,

@@ -241,7 +241,9 @@ pub(super) fn load(
 ) -> rusqlite::Result<Option<Work>> {
     let Some(loaded) = heads::load(conn, key.thread())? else { return Ok(None) };
     let work = match key {
-        WorkKey::Ask { turn, .. } => load_question(conn, loaded, *turn, now)?.map(Work::Ask),
+        WorkKey::Ask { turn, .. } => {
+            load_question(conn, loaded, *turn, now)?.map(|work| Work::Ask(Box::new(work)))
+        }
         WorkKey::Invoke { call, .. } => load_invocation(conn, loaded, call, now)?.map(Work::Invoke),
         WorkKey::Answer { no, .. } => load_answer(conn, secrets, loaded, *no, now)?.map(Work::Answer),
         WorkKey::Check { call, .. } => load_check(conn, loaded, call)?.map(Work::Check),
@@ -262,7 +264,7 @@ fn load_question(
         "SELECT ask_attempts FROM threads WHERE no = ?1 AND ask = ?2 AND (ask_attempts = 0 OR ask_at <= ?3)";
     let mut statement = conn.prepare_cached(sql)?;
     let attempts = statement.query_row(params![thread.key, turn.cast_signed(), now.0], |row| row.get(0));
-    Ok(attempts.optional()?.map(|attempts| AskWork { thread, turn, up_to, attempts }))
+    Ok(attempts.optional()?.map(|attempts| AskWork { thread, head, turn, up_to, attempts }))
 }
 
 fn load_invocation(

@@ -20,7 +20,7 @@ async fn check_written(fixture: &Fixture) {
     for (at, Committed { thread, step, children, .. }) in committed.iter().enumerate() {
         let last = committed[at + 1..].iter().all(|later| later.thread.key != thread.key);
         if last {
-            assert_eq!(fixture.store.head(thread.key).await.unwrap(), step.head, "{}", thread.id);
+            assert_eq!(fixture.head(thread.id.as_str()).await, step.head, "{}", thread.id);
         }
         let mut spawned = children.iter();
         for write in &step.writes {
