@@ -1,24 +1,24 @@
-//! What the benchmarks share: how they are asked to run, and what this machine can do at all.
+//! Shared code of the benchmarks: command line, statistics and baselines of this machine.
 //!
-//! `cargo bench` measures. A test runner runs the same program in small, so that a benchmark that does not work any more
-//! is a test that fails; then nothing is said about figures.
+//! `cargo bench` measures. A test runner runs the same program at a small scale, so that a broken benchmark is a
+//! failing test; results are not compared with their targets then.
 
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The one test that a benchmark is for a test runner.
+/// Name of the single test that a benchmark reports to a test runner.
 const TEST: &str = "the_benchmark_runs";
 
-pub type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+pub type BenchResult<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// How much is done.
+/// Scale of a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
-    /// As much as it takes to see what it costs.
+    /// Large enough for meaningful measurements.
     Full,
-    /// Enough to see that it works.
+    /// Just large enough to show that the benchmark works.
     Small,
 }
 
@@ -27,26 +27,26 @@ impl Scale {
         if self == Scale::Full { full } else { small }
     }
 
-    /// Fails for a figure that was missed, if there was enough to tell.
-    pub fn judge(self, met: &[bool]) -> Outcome<()> {
-        if self == Scale::Full && met.contains(&false) { Err("a figure was missed".into()) } else { Ok(()) }
+    /// Fails if a target was missed at full scale.
+    pub fn check(self, met: &[bool]) -> BenchResult<()> {
+        if self == Scale::Full && met.contains(&false) { Err("a target was missed".into()) } else { Ok(()) }
     }
 }
 
-/// Runs it as the command line asks, which is that of `cargo bench` or of a test runner.
-pub async fn run(measure: impl AsyncFnOnce(Scale) -> Outcome<()>) -> Outcome<()> {
-    let given: Vec<String> = std::env::args().skip(1).collect();
-    let has = |flag: &str| given.iter().any(|one| one == flag);
+/// Runs a benchmark as requested by the command line of `cargo bench` or a test runner.
+pub async fn run(measure: impl AsyncFnOnce(Scale) -> BenchResult<()>) -> BenchResult<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
     if has("--bench") {
         return measure(Scale::Full).await;
     }
     if has("--list") {
-        // It is never one of those that are ignored.
+        // The test is never ignored.
         let listed = if has("--ignored") { String::new() } else { format!("{TEST}: test\n") };
         print!("{listed}");
         return Ok(());
     }
-    let mut filters = given.iter().filter(|one| !one.starts_with('-')).peekable();
+    let mut filters = arguments.iter().filter(|argument| !argument.starts_with('-')).peekable();
     let wanted = filters.peek().is_none() || filters.any(|filter| TEST.contains(filter.as_str()));
     if !wanted || has("--ignored") {
         println!("test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 1 filtered out");
@@ -58,7 +58,7 @@ pub async fn run(measure: impl AsyncFnOnce(Scale) -> Outcome<()>) -> Outcome<()>
     ended
 }
 
-/// A rate and its latencies.
+/// A rate and the percentiles of its latencies.
 pub struct Figure {
     pub per_second: f64,
     pub p50: Duration,
@@ -69,8 +69,8 @@ impl Figure {
     pub fn of(mut latencies: Vec<Duration>, elapsed: Duration) -> Figure {
         latencies.sort_unstable();
         let at = |share: f64| {
-            let place = (latencies.len() as f64 * share) as usize;
-            latencies.get(place).copied().unwrap_or_default()
+            let index = (latencies.len() as f64 * share) as usize;
+            latencies.get(index).copied().unwrap_or_default()
         };
         Figure { per_second: latencies.len() as f64 / elapsed.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
     }
@@ -84,8 +84,8 @@ impl Figure {
     }
 }
 
-/// What a commit costs at least on the disk of this directory.
-pub fn fdatasync(directory: &Path, within: Duration) -> Outcome<Figure> {
+/// Measures `fdatasync` in a directory, which is the lower bound of a commit.
+pub fn fdatasync(directory: &Path, within: Duration) -> BenchResult<Figure> {
     let mut file = File::create(directory.join("sync"))?;
     let mut latencies = Vec::new();
     let began = Instant::now();
@@ -98,8 +98,8 @@ pub fn fdatasync(directory: &Path, within: Duration) -> Outcome<Figure> {
     Ok(Figure::of(latencies, began.elapsed()))
 }
 
-/// What a process takes of the memory now.
-pub fn resident_bytes(process: u32) -> Outcome<u64> {
+/// Returns the resident memory of a process, in bytes.
+pub fn resident_bytes(process: u32) -> BenchResult<u64> {
     let statm = std::fs::read_to_string(format!("/proc/{process}/statm"))?;
     let pages: u64 = statm.split(' ').nth(1).ok_or("no resident size")?.parse()?;
     Ok(pages * 4096)

@@ -1,5 +1,5 @@
-//! `cargo xtask breaks`: shows that the tests can fail. Each break of `xtask/breaks.toml` is a wrong rule; at least one
-//! test has to fail under it.
+//! `cargo xtask breaks`: mutation testing with a fixed list. Each entry of `xtask/breaks.toml` introduces a bug; at least
+//! one test has to fail with it.
 //!
 //! The breaks are applied one at a time to a copy of the work tree, never to the work tree itself.
 
@@ -15,11 +15,11 @@ use serde::Deserialize;
 use crate::root;
 use copy::Copy;
 
-/// A break may let a test run for ever; its tests are stopped after this time.
+/// Time after which the tests are stopped: a break may make a test run forever.
 const TIME_LIMIT: Duration = Duration::from_secs(300);
-/// Module of the tests with random inputs.
-const RANDOM: &str = "any::";
-/// Number of failing tests that are shown by name.
+/// Module prefix of the property tests.
+const RANDOM: &str = "random::";
+/// Maximum number of failed tests that are shown by name.
 const SHOWN: usize = 2;
 
 #[derive(Debug, Deserialize)]
@@ -67,9 +67,9 @@ impl Tests {
 
 #[derive(Debug, PartialEq)]
 enum Outcome {
-    /// The names of the tests that failed.
+    /// Names of the failed tests.
     Caught(Vec<String>),
-    /// The tests ended badly without naming one that failed.
+    /// The test process failed without naming a failed test.
     Died,
     TimedOut,
     NotCaught,
@@ -91,7 +91,7 @@ impl fmt::Display for Outcome {
                 let more = if failed.len() > SHOWN { ", …" } else { "" };
                 write!(f, "{} failed: {shown}{more}", failed.len())
             }
-            Outcome::Died => write!(f, "the tests ended without a result"),
+            Outcome::Died => write!(f, "the test process failed without a result"),
             Outcome::TimedOut => write!(f, "the tests did not end within {} s", TIME_LIMIT.as_secs()),
             Outcome::NotCaught => write!(f, "NOT CAUGHT"),
             Outcome::DoesNotApply => write!(f, "DOES NOT APPLY"),
@@ -137,7 +137,7 @@ fn selected(toml: &str, filter: &str) -> io::Result<Vec<Break>> {
     Ok(breaks)
 }
 
-/// The text of a file under a break; none if the old text does not occur exactly once.
+/// Applies a break to the text of a file. `None` if the old text does not occur exactly once.
 fn broken(text: &str, one: &Break) -> Option<String> {
     (text.matches(&one.old).count() == 1).then(|| text.replacen(&one.old, &one.new, 1))
 }
@@ -145,7 +145,7 @@ fn broken(text: &str, one: &Break) -> Option<String> {
 fn failed_tests(output: &str) -> Vec<String> {
     let name = |line: &str| Some(line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?.to_owned());
     let mut failed: Vec<String> = output.lines().filter_map(name).collect();
-    // A table says more than a test with random inputs.
+    // Property tests come last: the name of a table test says more.
     failed.sort_by_cached_key(|name| (name.starts_with(RANDOM), name.clone()));
     failed
 }
@@ -204,18 +204,18 @@ running 4 tests
 test b::a_test ... FAILED
 test c::another ... ok
 test a::a_test - should panic ... FAILED
-test any::inputs ... FAILED
+test random::inputs ... FAILED
 
 failures:
 
 ---- b::a_test stdout ----
 test result: FAILED. 1 passed; 2 failed
 ";
-        assert_eq!(failed_tests(output), ["a::a_test - should panic", "b::a_test", "any::inputs"]);
+        assert_eq!(failed_tests(output), ["a::a_test - should panic", "b::a_test", "random::inputs"]);
     }
 
     #[test]
-    fn only_a_caught_break_is_good() {
+    fn other_outcomes_do_not_count_as_caught() {
         let two = ["a", "b", "c"].map(String::from).to_vec();
         assert_eq!(Outcome::Caught(two).to_string(), "3 failed: a, b, …");
         for outcome in [Outcome::NotCaught, Outcome::DoesNotApply, Outcome::DoesNotCompile] {
@@ -223,7 +223,7 @@ test result: FAILED. 1 passed; 2 failed
         }
     }
 
-    /// The list itself can be read, and every break has a name of its own.
+    /// The list is valid, and names are unique.
     #[test]
     fn every_break_of_the_list_applies() {
         let breaks = selected(&fs::read_to_string(root().join("xtask/breaks.toml")).unwrap(), "").unwrap();

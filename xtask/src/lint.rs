@@ -1,5 +1,5 @@
-//! `cargo xtask lint`: formatting, clippy and rustdoc, each with warnings as errors, and the proof of
-//! requirements.
+//! `cargo xtask lint`: checks formatting, clippy and rustdoc, with warnings as errors, and the evidence for each
+//! requirement.
 
 use std::process::{Command, ExitCode};
 

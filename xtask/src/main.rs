@@ -1,10 +1,11 @@
-//! The project's own chores, run as `cargo xtask CHORE`.
+//! Development tasks of the project, run as `cargo xtask TASK`.
 //!
-//! A chore runs all of its parts even when an early one failed, so that one run shows everything there is to
-//! mend, and it never calls a run good that checked nothing.
+//! A task runs all of its parts even if an early one fails, so that one run shows every problem. A run that checked
+//! nothing is a failure.
 
 mod breaks;
 mod lint;
+mod picture;
 mod requirements;
 mod tally;
 mod test;
@@ -14,15 +15,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "\
-usage: cargo xtask CHORE
+usage: cargo xtask TASK
 
   test [-- FILTER…]  run all tests and doc tests, or those whose name contains a FILTER
-  lint               check formatting, clippy, rustdoc and requirements; every warning is an error
-  requirements       write docs/conformance.md: what proves each requirement of the specification;
-                     with --check, write nothing and say what is missing or out of date
-  breaks [FILTER]    break the rules one at a time, as xtask/breaks.toml says, and show which tests fail; only the
-                     breaks whose name or kind of tests contains FILTER
-  help               show this";
+  lint               check formatting, clippy, rustdoc and requirements; warnings are errors
+  requirements       write docs/conformance.md, which lists what proves each requirement of the specification;
+                     with --check, write nothing and report what is missing or out of date
+  breaks [FILTER]    apply the deliberate bugs of xtask/breaks.toml one at a time and show which tests fail; with
+                     FILTER, only those whose name or kind of tests contains it
+  picture            write docs/demo.svg, the picture in the README, from the output of the demo
+  help               show this text";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -37,20 +39,21 @@ fn main() -> ExitCode {
         ["lint"] => lint::run(),
         ["breaks"] => breaks::run(""),
         ["breaks", filter] => breaks::run(filter),
+        ["picture"] => picture::run(),
         ["requirements"] => requirements::write(),
         ["requirements", "--check"] => requirements::check(),
         unknown => {
-            eprintln!("xtask: `{}` is not a chore\n\n{USAGE}", unknown.join(" "));
+            eprintln!("xtask: `{}` is not a task\n\n{USAGE}", unknown.join(" "));
             ExitCode::from(2)
         }
     }
 }
 
-/// The cargo that runs us, with the environment it would have in a plain shell.
+/// The cargo that runs this program, with the environment that it would have in a shell.
 fn cargo() -> Command {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // `cargo run` describes xtask in these variables. Build scripts watch them (ring's does), so passing them
-    // on would rebuild half the tree each time a plain `cargo build` and an xtask take turns.
+    // `cargo run` sets these variables for xtask. Some build scripts watch them (ring's does), so with them each switch
+    // between a plain `cargo build` and an xtask would rebuild many crates.
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
@@ -60,7 +63,10 @@ fn cargo() -> Command {
     cargo
 }
 
-/// The root of the workspace.
+/// Root directory of the workspace.
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("bug: xtask lies in the workspace").to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("bug: xtask is a member of the workspace")
+        .to_owned()
 }

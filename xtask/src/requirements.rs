@@ -1,9 +1,9 @@
-//! `cargo xtask requirements`: for each requirement of the specification, what proves it, in
-//! `docs/conformance.md`.
+//! `cargo xtask requirements`: writes `docs/conformance.md`, which lists what proves each requirement of the
+//! specification.
 //!
-//! The page is written from `requirements.tsv`, the `Proves:` and `Argued:` lines of the code, and the probes
-//! of the checker. With `--check` nothing is written: a requirement without proof and argument, an id that
-//! does not exist, and a page that is out of date are errors.
+//! The page is generated from `requirements.tsv`, the `Proves:` and `Argued:` lines of the code, and the probes of the
+//! checker. With `--check` nothing is written. A requirement with neither proof nor argument, an id that does not exist
+//! and a page that is out of date are errors.
 
 mod evidence;
 
@@ -18,7 +18,7 @@ use crate::root;
 
 const DATA: &str = "crates/rap-conformance/requirements.tsv";
 const PAGE: &str = "docs/conformance.md";
-/// Where evidence is looked for.
+/// Directories that are searched for evidence.
 const SOURCES: [&str; 3] = ["crates", "examples", "xtask"];
 const CHAPTERS: [(&str, &str); 5] = [
     ("TC", "Closing threads"),
@@ -35,12 +35,12 @@ struct Requirement<'a> {
     text: &'a str,
 }
 
-/// Writes the page.
+/// Writes the page and reports missing evidence.
 pub(crate) fn write() -> ExitCode {
     report(written(&root()))
 }
 
-/// Says what is wrong with the page and the code.
+/// Reports missing evidence and an outdated page.
 pub(crate) fn check() -> ExitCode {
     report(checked(&root()))
 }
@@ -79,7 +79,7 @@ fn parse(data: &str) -> Vec<Requirement<'_>> {
     data.lines().skip(1).filter_map(row).collect()
 }
 
-/// All evidence, in the order of the files' names.
+/// Collects all evidence, in the order of file names.
 fn gather(root: &Path) -> io::Result<Vec<Evidence>> {
     let mut files = Vec::new();
     for source in SOURCES {
@@ -88,7 +88,11 @@ fn gather(root: &Path) -> io::Result<Vec<Evidence>> {
     files.sort();
     let mut evidence = Vec::new();
     for file in files {
-        let name = file.strip_prefix(root).expect("bug: it was found below").to_string_lossy().into_owned();
+        let name = file
+            .strip_prefix(root)
+            .expect("bug: every file was found below the root")
+            .to_string_lossy()
+            .into_owned();
         evidence.extend(evidence::of(&name, &fs::read_to_string(&file)?));
     }
     Ok(evidence)
@@ -110,11 +114,11 @@ fn mistakes(requirements: &[Requirement<'_>], evidence: &[Evidence]) -> Vec<Stri
     let mut mistakes = Vec::new();
     for Evidence { id, file, .. } in evidence {
         if !requirements.iter().any(|requirement| requirement.id == id) {
-            mistakes.push(format!("{file} names {id}, which is no requirement of {DATA}"));
+            mistakes.push(format!("{file} names {id}, which is not a requirement in {DATA}"));
         }
     }
     for requirement in requirements {
-        // A probe says how others are checked; that we meet it is for a test, or an argument, to show.
+        // A probe checks any implementation. That ours meets the requirement needs a test or an argument.
         let shown =
             |known: &Evidence| known.id == requirement.id && !matches!(known.kind, Kind::Probe { .. });
         if !evidence.iter().any(shown) {
@@ -136,10 +140,10 @@ fn page(requirements: &[Requirement<'_>], evidence: &[Evidence]) -> String {
         line(&mut page, &format!("\n## {title}"));
         for requirement in requirements.iter().filter(|requirement| requirement.id.starts_with(prefix)) {
             let Requirement { id, level, who, text } = requirement;
-            // Markdown would take `<group_id>` for a tag.
+            // Markdown would treat `<group_id>` as an HTML tag.
             line(&mut page, &format!("\n**{id}** {level}, {who}: {}\n", text.replace('<', "&lt;")));
             for known in evidence.iter().filter(|known| known.id == *id) {
-                line(&mut page, &format!("- {}", known.kind.in_words(&known.file)));
+                line(&mut page, &format!("- {}", known.kind.to_markdown(&known.file)));
             }
         }
     }
@@ -155,18 +159,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_requirement_is_proved_or_argued_and_the_page_says_so() {
+    fn every_requirement_has_evidence_and_the_page_is_up_to_date() {
         assert_eq!(checked(&root()).unwrap(), Vec::<String>::new());
     }
 
     #[test]
-    fn what_is_missing_and_what_does_not_exist_is_said() {
+    fn missing_evidence_and_unknown_ids_are_reported() {
         let requirements = parse("id\tlevel\twho\ttext\nTC-01\tMUST\ttool\tOne\nTC-02\tMAY\ttool\tTwo\n");
         let evidence = evidence::of("a.rs", "/// Proves: TC-01, TC-09\n#[test]\nfn it_is_so() {}\n");
         assert_eq!(
             mistakes(&requirements, &evidence),
             [
-                format!("a.rs names TC-09, which is no requirement of {DATA}"),
+                format!("a.rs names TC-09, which is not a requirement in {DATA}"),
                 "nothing proves TC-02: Two".into()
             ]
         );

@@ -1,6 +1,6 @@
-//! How many tests passed and failed, read from what the test runners print.
+//! Counts passed and failed tests in the output of the test runners.
 //!
-//! Pure text in, numbers out. Skipped and ignored tests are neither passed nor failed.
+//! Pure functions on text. Skipped and ignored tests count as neither passed nor failed.
 
 use std::fmt;
 use std::ops::Add;
@@ -11,19 +11,20 @@ pub(crate) struct Tally {
     pub(crate) failed: u64,
 }
 
-/// Whether a runner's exit code said success.
+/// Exit status of a runner.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
-    Good,
-    Bad,
+    Success,
+    Failure,
 }
 
 impl Tally {
-    /// What counts for a runner that reported this and came to this end.
+    /// Returns the tally of a runner from its report and its exit status. A runner that reports nothing, or that fails
+    /// without a failed test, counts as one failure.
     pub(crate) fn judged(reported: Option<Self>, end: End) -> Self {
         match (reported, end) {
             (None, _) => Self { passed: 0, failed: 1 },
-            (Some(tally), End::Bad) if tally.failed == 0 => Self { failed: 1, ..tally },
+            (Some(tally), End::Failure) if tally.failed == 0 => Self { failed: 1, ..tally },
             (Some(tally), _) => tally,
         }
     }
@@ -57,7 +58,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Who prints the report, and so what it looks like.
+/// Test runner whose report is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reporter {
     /// One summary of the whole run, on stderr.
@@ -67,10 +68,10 @@ pub(crate) enum Reporter {
 }
 
 impl Reporter {
-    /// The total after one more line of output; none until something was reported.
+    /// Returns the total after one more line of output; `None` until something was reported.
     pub(crate) fn add(self, total: Option<Tally>, line: &str) -> Option<Tally> {
         match self {
-            // The shown output of a failed test may hold a summary too; nextest's own comes after it.
+            // The output of a failed test may contain a summary too; that of nextest itself comes after it.
             Self::Nextest => nextest_summary(line).or(total),
             Self::Libtest => match libtest_result(line) {
                 Some(tally) => Some(total.unwrap_or_default() + tally),
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_of_nextest_is_counted_in_all_its_forms() {
+    fn all_forms_of_the_nextest_summary_are_parsed() {
         for (line, expected) in [
             ("     Summary [   0.024s] 19 tests run: 19 passed, 0 skipped\n", tally(19, 0)),
             ("     Summary [   0.001s] 1 test run: 1 passed, 0 skipped\n", tally(1, 0)),
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_of_libtest_is_counted_in_all_its_forms() {
+    fn all_forms_of_the_libtest_result_are_parsed() {
         for (line, expected) in [
             (
                 "test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n",
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_summaries_the_last_one_counts() {
+    fn the_last_of_several_summaries_counts() {
         let lines =
             ["Summary [ 1s] 9 tests run: 9 passed", "Summary [ 2s] 2 tests run: 1 passed, 1 failed", "x"];
         let total = lines.into_iter().fold(None, |total, line| Reporter::Nextest.add(total, line));
@@ -172,20 +173,20 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_end_without_a_failed_test_counts_as_one_failure() {
-        assert_eq!(Some(Tally::judged(tally(5, 0), End::Good)), tally(5, 0));
-        assert_eq!(Some(Tally::judged(tally(5, 2), End::Bad)), tally(5, 2));
-        assert_eq!(Some(Tally::judged(tally(5, 0), End::Bad)), tally(5, 1));
-        assert_eq!(Some(Tally::judged(None, End::Bad)), tally(0, 1));
+    fn a_failed_run_without_a_failed_test_counts_as_one_failure() {
+        assert_eq!(Some(Tally::judged(tally(5, 0), End::Success)), tally(5, 0));
+        assert_eq!(Some(Tally::judged(tally(5, 2), End::Failure)), tally(5, 2));
+        assert_eq!(Some(Tally::judged(tally(5, 0), End::Failure)), tally(5, 1));
+        assert_eq!(Some(Tally::judged(None, End::Failure)), tally(0, 1));
     }
 
     #[test]
-    fn silence_is_a_failure_even_when_it_ended_well() {
-        assert_eq!(Some(Tally::judged(None, End::Good)), tally(0, 1));
+    fn a_run_without_a_report_counts_as_one_failure() {
+        assert_eq!(Some(Tally::judged(None, End::Success)), tally(0, 1));
     }
 
     #[test]
-    fn the_closing_line_has_one_form() {
+    fn a_tally_is_formatted() {
         assert_eq!(Tally { passed: 1, failed: 0 }.to_string(), "1 passed, 0 failed");
     }
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask test`: the workspace's tests, then its doc tests, passed through live and counted.
+//! `cargo xtask test`: runs the tests of the workspace, then its doc tests. Their output is passed through and counted.
 //!
-//! The last line on stdout is always `N passed, N failed`. A suite that ends badly without naming a failed
-//! test (it did not compile, it was killed) or that reports nothing counts as one failure.
+//! The last line on stdout is always `N passed, N failed`. A suite that fails without naming a failed test (it did not
+//! compile, or it was killed) or that reports nothing counts as one failure.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -32,7 +32,7 @@ struct Suite {
 
 impl Suite {
     fn nextest() -> Self {
-        // A filter may well match doc tests alone, so whether anything ran is judged over both suites.
+        // A filter may match only doc tests, so the check that a test ran covers both suites.
         let arguments = ["nextest", "run", "--workspace", "--no-tests=pass"];
         Self::new("cargo nextest run", &arguments, Reporter::Nextest)
     }
@@ -49,7 +49,7 @@ impl Suite {
 
     fn new(name: &'static str, arguments: &[&str], reporter: Reporter) -> Self {
         let mut command = cargo();
-        // Escape codes within a report would hide it from the reporter.
+        // The report could not be parsed with escape codes in it.
         command.args(arguments).env("CARGO_TERM_COLOR", "never");
         Self { name, command, reporter }
     }
@@ -83,18 +83,18 @@ impl Suite {
     }
 
     fn judge(&self, reported: Option<Tally>, status: ExitStatus) -> Tally {
-        let end = if status.success() { End::Good } else { End::Bad };
+        let end = if status.success() { End::Success } else { End::Failure };
         let tally = Tally::judged(reported, end);
         if Some(tally) != reported {
             let name = self.name;
-            eprintln!("xtask: {name} ended with {status} and named no failed test; it counts as 1 failed.");
-            eprintln!("xtask: most often something above did not compile");
+            eprintln!("xtask: {name} ended with {status} and named no failed test; it counts as 1 failure");
+            eprintln!("xtask: usually something above did not compile");
         }
         tally
     }
 }
 
-/// Passes every line on to the screen as it comes and adds up what it reports.
+/// Copies every line to the screen and adds up the reported results.
 fn relay(report: impl Read, mut screen: impl Write, reporter: Reporter) -> io::Result<Option<Tally>> {
     let mut report = BufReader::new(report);
     let mut line = Vec::new();
@@ -108,7 +108,7 @@ fn relay(report: impl Read, mut screen: impl Write, reporter: Reporter) -> io::R
     Ok(total)
 }
 
-/// Waits for the child whatever became of its report, so that no suite is left running behind the next.
+/// Waits for the child even if reading its report failed, so that suites do not run at the same time.
 fn finish(mut child: Child, reported: io::Result<Option<Tally>>) -> io::Result<(Option<Tally>, ExitStatus)> {
     let status = child.wait()?;
     Ok((reported?, status))

@@ -1,90 +1,89 @@
-//! Budgets: how much a session, a root with all its descendants, may ask the model.
+//! Budgets: limits on the turns, tokens and wakes of a session. A session is a root thread with all its descendants.
 
 use std::time::Duration;
 
 use rap_protocol::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::step::Stepping;
+use crate::step::StepBuilder;
 
 const HOUR: Duration = Duration::from_secs(3600);
 const HOURLY_WAKES: (&str, &str) = ("wakes", "in this hour");
 
-/// The budget of a session. What has no bound is not bounded.
+/// Budget of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Budgets {
-    /// In an hour.
+    /// Limits per hour.
     pub per_hour: Bounds,
-    /// In all.
+    /// Limits for the whole session.
     pub in_total: Bounds,
 }
 
-/// The bounds of a time.
+/// Limits of one period. `None` means unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Bounds {
-    /// Questions to the model.
+    /// Number of requests to the model.
     pub turns: Option<u64>,
-    /// Tokens that were read and written.
+    /// Number of input and output tokens.
     pub tokens: Option<u64>,
-    /// Times that a thread was woken by something from outside.
+    /// Number of turns that an external input other than a user's started, or a message of another thread.
     pub wakes: Option<u64>,
 }
 
-/// What was spent.
+/// Amounts that were spent in one period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Amounts {
-    /// Questions to the model.
+    /// Number of requests to the model.
     pub turns: u64,
-    /// Tokens that were read and written.
+    /// Number of input and output tokens.
     pub tokens: u64,
-    /// Times that a thread was woken by something from outside.
+    /// Number of turns that an external input other than a user's started, or a message of another thread.
     pub wakes: u64,
 }
 
-/// What a session has spent since its budget was lifted last.
+/// Amounts that a session has spent since its budget was last renewed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spending {
-    /// When the hour began that is being counted.
+    /// Start of the current hour.
     pub hour_began: Timestamp,
-    /// In this hour.
+    /// Amounts in the current hour.
     pub hour: Amounts,
-    /// In all.
+    /// Amounts in total.
     pub total: Amounts,
 }
 
-/// Whether something may be spent.
+/// Whether an amount is within the budget.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is within the budget.
     Allowed,
-    /// The budget is spent until somebody lifts it.
+    /// The budget is exceeded until the user renews it.
     Spent {
-        /// The reason, for people.
+        /// Reason that is shown to the user.
         why: String,
     },
-    /// The wakes of this hour are used up.
+    /// The hourly limit of wakes is reached.
     Hold {
-        /// The reason, for people.
+        /// Reason that is shown to the user.
         why: String,
-        /// The end of the hour.
+        /// End of the hour.
         until: Timestamp,
     },
 }
 
 impl Budgets {
-    /// Whether nothing is bounded.
-    pub fn are_off(&self) -> bool {
+    /// Returns whether the budget has no limits.
+    pub fn are_unlimited(&self) -> bool {
         *self == Budgets::default()
     }
 
-    /// Whether only wakes are bounded.
-    pub(crate) fn bound_wakes_only(&self) -> bool {
+    /// Whether no turns and no tokens are limited.
+    pub(crate) fn limit_only_wakes(&self) -> bool {
         [self.per_hour, self.in_total].iter().all(|bounds| bounds.turns.is_none() && bounds.tokens.is_none())
     }
 
-    /// Whether a bound concerns any of these amounts. That of tokens concerns questions too: their tokens are counted
-    /// only after they were asked.
-    pub(crate) fn count(&self, amounts: &Amounts) -> bool {
+    /// Whether any limit applies to these amounts. A limit of tokens applies to turns too, because the tokens of a turn
+    /// are counted only after it.
+    pub(crate) fn apply_to(&self, amounts: &Amounts) -> bool {
         [self.per_hour, self.in_total].iter().any(|bounds| {
             (bounds.turns.is_some() && amounts.turns > 0)
                 || (bounds.tokens.is_some() && (amounts.tokens > 0 || amounts.turns > 0))
@@ -94,8 +93,8 @@ impl Budgets {
 }
 
 impl Bounds {
-    /// The bounds that were passed, by name.
-    fn passed(&self, spent: &Amounts) -> impl Iterator<Item = (&'static str, u64)> {
+    /// Returns the name and value of every limit that is exceeded.
+    fn exceeded(&self, spent: &Amounts) -> impl Iterator<Item = (&'static str, u64)> {
         let all = [
             ("turns", self.turns, spent.turns),
             ("tokens", self.tokens, spent.tokens),
@@ -106,52 +105,54 @@ impl Bounds {
 }
 
 impl Spending {
-    /// Nothing was spent yet.
+    /// Returns the state of a session that has spent nothing.
     pub fn new(now: Timestamp) -> Spending {
         Spending { hour_began: now, hour: Amounts::default(), total: Amounts::default() }
     }
 
-    /// Counts what is spent, and says whether it is within the budget. Tokens are known only after they were spent,
-    /// so they count against the next question.
+    /// Counts amounts, and returns whether they are within the budget. The tokens of a turn are known only after it, so
+    /// they count against the next turn.
     pub(crate) fn spend(&mut self, spent: Amounts, budgets: &Budgets, now: Timestamp) -> Verdict {
-        self.pass_time(now);
+        self.roll_hour(now);
         for amounts in [&mut self.hour, &mut self.total] {
             amounts.turns = amounts.turns.saturating_add(spent.turns);
             amounts.tokens = amounts.tokens.saturating_add(spent.tokens);
             amounts.wakes = amounts.wakes.saturating_add(spent.wakes);
         }
-        let total = budgets.in_total.passed(&self.total).map(|(name, bound)| (name, bound, "in total"));
-        let hour = budgets.per_hour.passed(&self.hour).map(|(name, bound)| (name, bound, "in this hour"));
-        // A question that is no wake is not held back by the number of wakes.
-        let concerns = |name: &str| name != "wakes" || spent.wakes > 0;
-        let mut passed: Vec<_> = total.chain(hour).filter(|(name, ..)| concerns(name)).collect();
-        // The hour's wakes come last: whatever else was passed lasts longer.
-        passed.sort_by_key(|(name, _, when)| (*name, *when) == HOURLY_WAKES);
-        match passed.first() {
+        let total = budgets.in_total.exceeded(&self.total).map(|(name, bound)| (name, bound, "in total"));
+        let hour = budgets.per_hour.exceeded(&self.hour).map(|(name, bound)| (name, bound, "in this hour"));
+        // The limit of wakes does not apply to turns that are not wakes.
+        let applies = |name: &str| name != "wakes" || spent.wakes > 0;
+        let mut exceeded: Vec<_> = total.chain(hour).filter(|(name, ..)| applies(name)).collect();
+        // The hourly limit of wakes comes last: any other exceeded limit lasts longer.
+        exceeded.sort_by_key(|(name, _, when)| (*name, *when) == HOURLY_WAKES);
+        match exceeded.first() {
             None => Verdict::Allowed,
             Some((name, bound, when)) if (*name, *when) == HOURLY_WAKES => {
                 let why = format!(
                     "this session has reached its limit of {bound} wakes per hour; it continues by itself when the hour \
                      is over, or when it is resumed"
                 );
-                // It is counted in total when it is really asked.
+                // The turn counts only when it starts. The wake stays in the hour's count, so that resuming the session
+                // resets it.
+                self.hour.turns -= spent.turns;
                 self.total.turns -= spent.turns;
                 self.total.wakes -= spent.wakes;
                 Verdict::Hold { why, until: self.hour_began.plus(HOUR) }
             }
             Some((name, bound, when)) => Verdict::Spent {
                 why: format!(
-                    "the budget of this session is spent: {bound} {name} {when}; resume it for as many again"
+                    "the budget of this session is spent: {bound} {name} {when}; resume it to allow as many again"
                 ),
             },
         }
     }
 
-    /// Allows as much again of what was passed.
-    pub fn lift(&mut self, budgets: &Budgets) {
+    /// Resets the amounts whose limits are exceeded, so that the session may spend as much again.
+    pub fn reset_exceeded(&mut self, budgets: &Budgets) {
         for (bounds, amounts) in [(budgets.per_hour, &mut self.hour), (budgets.in_total, &mut self.total)] {
-            let passed: Vec<&str> = bounds.passed(amounts).map(|(name, _)| name).collect();
-            for name in passed {
+            let exceeded: Vec<&str> = bounds.exceeded(amounts).map(|(name, _)| name).collect();
+            for name in exceeded {
                 match name {
                     "turns" => amounts.turns = 0,
                     "tokens" => amounts.tokens = 0,
@@ -161,44 +162,45 @@ impl Spending {
         }
     }
 
-    /// Whether a bound was passed.
-    pub(crate) fn is_spent(&self, budgets: &Budgets) -> bool {
-        budgets.per_hour.passed(&self.hour).chain(budgets.in_total.passed(&self.total)).next().is_some()
+    /// Whether any limit is exceeded.
+    pub(crate) fn is_exceeded(&self, budgets: &Budgets) -> bool {
+        budgets.per_hour.exceeded(&self.hour).chain(budgets.in_total.exceeded(&self.total)).next().is_some()
     }
 
-    /// Whether another wake would have to wait for the next hour.
+    /// Whether another wake would have to wait until the next hour.
     pub(crate) fn holds_wakes(mut self, budgets: &Budgets, now: Timestamp) -> bool {
         let wake = Amounts { turns: 1, tokens: 0, wakes: 1 };
         matches!(self.spend(wake, budgets, now), Verdict::Hold { .. })
     }
 
-    fn pass_time(&mut self, now: Timestamp) {
-        // A clock that was set back must not make an hour longer.
+    /// Starts a new hour if the current one is over.
+    fn roll_hour(&mut self, now: Timestamp) {
+        // If the clock was set back, a new hour starts. Otherwise the hour would become longer.
         if now < self.hour_began || now.since(self.hour_began) >= HOUR {
             (self.hour_began, self.hour) = (now, Amounts::default());
         }
     }
 }
 
-impl Stepping<'_> {
-    /// Whether the session's budget is spent.
-    pub(crate) fn is_budget_spent(&self) -> bool {
-        self.facts.spending.is_some_and(|spending| spending.is_spent(&self.limits.budgets))
+impl StepBuilder<'_> {
+    /// Whether the session's budget is exceeded.
+    pub(crate) fn is_budget_exceeded(&self) -> bool {
+        self.facts.spending.is_some_and(|spending| spending.is_exceeded(&self.limits.budgets))
     }
 
-    /// Whether held input has to wait for the next hour. People's own work does not wait for it.
+    /// Whether held input has to wait until the next hour. Held user messages never have to.
     pub(crate) fn held_must_wait(&self) -> bool {
         let held = &self.head.held;
         let holds = |spending: Spending| spending.holds_wakes(&self.limits.budgets, self.now);
         !held.is_empty() && !held.user && self.facts.spending.is_some_and(holds)
     }
 
-    /// Allows the session as much again of what it has spent.
-    pub(crate) fn lift_budget(&mut self) {
+    /// Renews the session's budget, so that it may spend as much again.
+    pub(crate) fn renew_budget(&mut self) {
         let budgets = self.limits.budgets;
         if let Some(spending) = &mut self.facts.spending {
-            spending.lift(&budgets);
-            self.mark_spent();
+            spending.reset_exceeded(&budgets);
+            self.mark_spending_changed();
         }
     }
 }
@@ -224,12 +226,12 @@ mod tests {
     }
 
     fn spent(what: &str) -> Verdict {
-        let why = format!("the budget of this session is spent: {what}; resume it for as many again");
+        let why = format!("the budget of this session is spent: {what}; resume it to allow as many again");
         Verdict::Spent { why }
     }
 
     #[test]
-    fn an_hour_is_over_after_an_hour() {
+    fn an_hourly_limit_is_reset_after_an_hour() {
         let budgets = per_hour(Bounds { turns: Some(2), ..Bounds::default() });
         let mut spending = Spending::new(at(0));
         for (minute, expected) in [
@@ -244,7 +246,20 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_begins_a_new_hour() {
+    fn a_turn_that_is_held_does_not_count_against_the_limit_of_turns() {
+        let budgets = per_hour(Bounds { turns: Some(3), wakes: Some(1), ..Bounds::default() });
+        let mut spending = Spending::new(at(0));
+        assert_eq!(spending.spend(WAKE, &budgets, at(1)), Verdict::Allowed);
+        for _ in 0..5 {
+            let verdict = spending.spend(WAKE, &budgets, at(2));
+            assert!(matches!(verdict, Verdict::Hold { .. }), "{verdict:?}");
+        }
+        let verdicts = [3, 4, 5].map(|minute| spending.spend(TURN, &budgets, at(minute)));
+        assert_eq!(verdicts, [Verdict::Allowed, Verdict::Allowed, spent("3 turns in this hour")]);
+    }
+
+    #[test]
+    fn a_new_hour_starts_when_the_clock_is_set_back() {
         let budgets = per_hour(Bounds { turns: Some(1), ..Bounds::default() });
         let mut spending = Spending::new(at(1000));
         for (minute, allowed) in [(1000, true), (1001, false), (10, true), (69, false), (70, true)] {
@@ -254,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lifted_lasts_as_long_again() {
+    fn a_renewed_budget_allows_the_same_amounts_again() {
         let budgets = in_total(Bounds { tokens: Some(25), ..Bounds::default() });
         let mut spending = Spending::new(at(0));
         for _ in 0..2 {
@@ -263,20 +278,20 @@ mod tests {
                 spending.spend(TOKENS, &budgets, at(hour * 100));
             }
             assert_eq!(spending.spend(TURN, &budgets, at(1000)), spent("25 tokens in total"));
-            spending.lift(&budgets);
+            spending.reset_exceeded(&budgets);
         }
-        // Amounts that were not passed are not reset.
+        // Amounts that were not exceeded are not reset.
         assert_eq!((spending.total.turns, spending.total.tokens), (8, 0));
     }
 
     #[test]
-    fn tokens_alone_count_against_the_next_question() {
+    fn a_token_limit_applies_to_turns_too() {
         let budgets = in_total(Bounds { tokens: Some(5), ..Bounds::default() });
-        assert!(budgets.count(&TOKENS) && budgets.count(&TURN));
+        assert!(budgets.apply_to(&TOKENS) && budgets.apply_to(&TURN));
     }
 
     #[test]
-    fn a_question_that_is_no_wake_is_not_held_for_wakes() {
+    fn the_limit_of_wakes_does_not_apply_to_other_turns() {
         let bounds = Bounds { turns: Some(100), wakes: Some(1), ..Bounds::default() };
         let mut spending = Spending::new(at(0));
         assert_eq!(spending.spend(WAKE, &per_hour(bounds), at(1)), Verdict::Allowed);
@@ -288,29 +303,28 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_that_is_held_counts_in_total_when_it_is_asked() {
+    fn a_held_wake_does_not_count_in_the_total() {
         let budgets = per_hour(Bounds { wakes: Some(1), ..Bounds::default() });
         let mut spending = Spending::new(at(0));
         spending.spend(WAKE, &budgets, at(1));
         assert!(matches!(spending.spend(WAKE, &budgets, at(2)), Verdict::Hold { .. }));
-        assert_eq!((spending.total, spending.is_spent(&budgets)), (WAKE, true));
+        assert_eq!((spending.total, spending.is_exceeded(&budgets)), (WAKE, true));
     }
 
-    /// Whatever else was passed lasts longer than the hour.
     #[test]
-    fn wakes_of_the_hour_are_named_last() {
+    fn an_exceeded_total_is_reported_before_the_hourly_wakes() {
         let wakes = Bounds { wakes: Some(0), ..Bounds::default() };
         let budgets = Budgets { per_hour: wakes, in_total: Bounds { turns: Some(0), ..Bounds::default() } };
         assert_eq!(Spending::new(at(0)).spend(WAKE, &budgets, at(0)), spent("0 turns in total"));
     }
 
     #[test]
-    fn nothing_is_bounded_unless_it_is_configured() {
+    fn the_default_budget_has_no_limits() {
         let most = Amounts { turns: u64::MAX, tokens: u64::MAX, wakes: u64::MAX };
         let mut spending = Spending::new(at(0));
         for _ in 0..2 {
             assert_eq!(spending.spend(most, &Budgets::default(), at(0)), Verdict::Allowed);
         }
-        assert!(Budgets::default().are_off());
+        assert!(Budgets::default().are_unlimited());
     }
 }

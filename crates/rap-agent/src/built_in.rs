@@ -1,69 +1,72 @@
-//! The runtime's own tools. They run in call order inside the step of the answer that calls them. A sleep or wait is an
-//! open call of the runtime itself, which any other input ends.
+//! Built-in tools. They run in call order inside the step of the answer that calls them. A sleep or wait is an open call
+//! that the runtime executes itself; any other input ends it.
 
 use std::time::Duration;
 
 use rap_protocol::{CallId, ThreadId, Timestamp};
 
-use crate::step::{Stepping, Wake};
+use crate::step::{StepBuilder, Wake};
+use crate::texts;
 use crate::turn::AnswerCalls;
-use crate::words;
 use crate::{
     BuiltIn, CallEntry, CallState, Entry, Event, Head, Ignored, Item, NextTime, Occurrence, OpenCall, Origin,
     Phase, Server, Subscription, ThreadMessage, Write,
 };
 
-/// A schedule whose next time cannot be computed is looked at again after this time.
+/// Pause before the next time of a schedule is computed again if it could not be computed.
 const RESCHEDULE: Duration = Duration::from_secs(3600);
-/// The last occurrence of a schedule that finds no room is tried again after this time.
-const ROOM_PAUSE: Duration = Duration::from_secs(60);
+/// Pause before the last occurrence of a schedule is tried again if the held input was full.
+const FULL_PAUSE: Duration = Duration::from_secs(60);
 
-impl Stepping<'_> {
+impl StepBuilder<'_> {
     pub(crate) fn run_built_in(&mut self, tool: BuiltIn, call: CallEntry, answer: &AnswerCalls) {
         let text = match tool {
-            BuiltIn::CancelSubscription { tool_call_id } => self.cancel_by_model(&tool_call_id),
+            BuiltIn::CancelSubscription { tool_call_id } => self.cancel_subscription_by_model(&tool_call_id),
             BuiltIn::SpawnThread { instructions } => self.spawn(&instructions, &call, answer),
             BuiltIn::ReportToParent { report } => self.report(report),
             BuiltIn::CloseThread { report } => self.announce_closing(report),
             BuiltIn::SendMessageToChild { thread_id, message } => self.message_child(&thread_id, message),
-            BuiltIn::Sleep { until } if until <= self.now => words::SLEPT.into(),
+            BuiltIn::Sleep { until } if until <= self.now => texts::SLEEP_OVER.into(),
             BuiltIn::Sleep { until } => return self.sleep(call, answer, Some(until)),
             BuiltIn::Wait => return self.sleep(call, answer, None),
             BuiltIn::Schedule { next, confirmation } => {
                 self.schedule(call.clone(), answer, next, confirmation)
             }
         };
-        self.append(Item::made(call.id, text));
+        self.append(Item::runtime_result(call.id, text));
     }
 
-    fn cancel_by_model(&mut self, tool_call_id: &str) -> String {
+    fn cancel_subscription_by_model(&mut self, tool_call_id: &str) -> String {
         let active = &self.head.subscriptions;
         let by_id = active.iter().find(|active| active.id.as_str() == tool_call_id);
-        // The model may use its own id, if that names one subscription only.
+        // The model may use the id that it gave the call, if only one subscription has it.
         let mut own = active
             .iter()
             .filter(|active| active.call_id.as_ref().is_some_and(|own| own.as_str() == tool_call_id));
         let by_own_id = own.next().filter(|_| own.next().is_none());
         let Some(call) = by_id.or(by_own_id).map(|active| active.id.clone()) else {
             let active = active.iter().map(|subscription| subscription.id.as_str());
-            return words::no_such_subscription(tool_call_id, active);
+            return texts::no_such_subscription(tool_call_id, active);
         };
         self.end_subscription(&call);
-        words::subscription_cancelled(tool_call_id)
+        texts::subscription_cancelled(tool_call_id)
     }
 
-    /// Spawns a child that sees the history up to the answer that starts it. It is not concerned with the other calls
-    /// of that answer.
+    /// Spawns a child that inherits the history up to the answer that spawns it. In the child, the other calls of that
+    /// answer have a result that says that the parent handles them.
     fn spawn(&mut self, instructions: &str, call: &CallEntry, answer: &AnswerCalls) -> String {
         if self.facts.thread.depth >= self.limits.depth {
-            return words::too_deep(self.limits.depth);
+            return texts::too_deep(self.limits.depth);
         }
-        if self.head.children.len() - self.head.at_work() >= self.limits.children {
-            return words::too_many_children(self.limits.children);
+        if self.head.children.len() - self.head.active_event_children() >= self.limits.children {
+            return texts::too_many_children(self.limits.children);
         }
         let result = |other: &CallId| match *other == call.id {
-            true => Item::made(other.clone(), format!("{}{instructions}", words::CHILD_OPENING)),
-            false => Item::made(other.clone(), words::NOT_YOURS),
+            true => Item::runtime_result(
+                other.clone(),
+                format!("{}{instructions}", texts::CHILD_INSTRUCTIONS_PREFIX),
+            ),
+            false => Item::runtime_result(other.clone(), texts::HANDLED_BY_PARENT),
         };
         let entry = |item| Entry { at: self.now, item };
         let entries: Vec<Entry> = answer.ids.iter().map(result).map(entry).collect();
@@ -74,31 +77,33 @@ impl Stepping<'_> {
             settled: self.head.settled,
             answered: self.head.answered,
             summarised: self.head.summarised,
-            heard: self.head.heard,
-            reset_for: self.head.heard,
+            external_input_at: self.head.external_input_at,
+            turns_reset_at: self.head.external_input_at,
             ..Head::new()
         };
         let child = self.spawn_child(head, answer.seq, None, entries);
-        // The child's reports repeat the arguments of this call, also when a summary covers it.
-        let open = self.open_own_call(call.clone(), answer, None);
+        // The child's reports repeat the arguments of this call. It is stored so that they are found even if a summary
+        // covers it.
+        let open = self.open_runtime_call(call.clone(), answer, None);
         self.settle(open.id, CallState::Returned);
-        words::spawned(&child)
+        texts::spawned(&child)
     }
 
     fn report(&mut self, text: String) -> String {
         let Some((parent, call, tool)) = self.head.origin.parent() else {
-            return "Error: this thread has no parent; say it to the user".into();
+            return "Error: this thread has no parent; tell the user instead".into();
         };
         let (to, call, tool) = (parent.clone(), call.clone(), tool.to_owned());
-        let heard = self.head.heard;
-        self.send(to, ThreadMessage::Report { call, tool, text, heard });
-        "the report is on its way".into()
+        let external_input_at = self.head.external_input_at;
+        self.send(to, ThreadMessage::Report { call, tool, text, external_input_at });
+        "the report was sent".into()
     }
 
-    /// The closing itself comes when the rest of the answer has its results.
+    /// Sends the last report and returns the result of `close_thread`. The thread is closed after all calls of the answer
+    /// have results.
     fn announce_closing(&mut self, report: Option<String>) -> String {
         let active = self.head.subscriptions.iter().map(|subscription| subscription.id.as_str());
-        let text = words::closing(active);
+        let text = texts::closing(active);
         if let Some(report) = report.filter(|_| !self.head.origin.is_root()) {
             self.report(report);
         }
@@ -107,23 +112,28 @@ impl Stepping<'_> {
 
     fn message_child(&mut self, child: &str, text: String) -> String {
         let Some(to) = self.head.children().find(|open| open.as_str() == child).cloned() else {
-            return words::no_such_child(child, self.head.children().map(ThreadId::as_str));
+            return texts::no_such_child(child, self.head.children().map(ThreadId::as_str));
         };
-        self.send(to, ThreadMessage::Text { text, heard: self.head.heard });
-        "the message is on its way".into()
+        self.send(to, ThreadMessage::Text { text, external_input_at: self.head.external_input_at });
+        "the message was sent".into()
     }
 
     fn sleep(&mut self, call: CallEntry, answer: &AnswerCalls, until: Option<Timestamp>) {
         let limit = self.limits.open_calls;
         if self.head.open_calls().count() >= limit {
-            return self.append(Item::made(call.id, words::too_many_open_calls(limit)));
+            return self.append(Item::runtime_result(call.id, texts::too_many_open_calls(limit)));
         }
-        let open = self.open_own_call(call, answer, until);
+        let open = self.open_runtime_call(call, answer, until);
         self.add_to_batch(open);
     }
 
-    /// Adds a call that the runtime carries out itself.
-    fn open_own_call(&mut self, call: CallEntry, answer: &AnswerCalls, until: Option<Timestamp>) -> OpenCall {
+    /// Adds a call that the runtime executes itself.
+    fn open_runtime_call(
+        &mut self,
+        call: CallEntry,
+        answer: &AnswerCalls,
+        until: Option<Timestamp>,
+    ) -> OpenCall {
         let CallEntry { id, call_id, name, .. } = call;
         let (server, seq, since) = (Server::runtime(), answer.seq, self.now);
         let open =
@@ -132,18 +142,21 @@ impl Stepping<'_> {
         open
     }
 
-    /// Ends sleeps and waits of the batch: their time has come, or something else has happened.
+    /// Ends the sleeps and waits of the batch that `which` selects.
     pub(crate) fn end_sleeps(&mut self, which: impl Fn(&OpenCall) -> bool) {
         let own = self.head.batch().iter().filter(|call| call.server.is_runtime() && which(call));
         for id in own.map(|call| call.id.clone()).collect::<Vec<_>>() {
             let Some(call) = self.take_from_batch(&id) else { continue };
             let over = call.until.is_some_and(|until| until <= self.now);
-            self.append(Item::made(id.clone(), if over { words::SLEPT } else { words::ENDED }));
+            self.append(Item::runtime_result(
+                id.clone(),
+                if over { texts::SLEEP_OVER } else { texts::SLEEP_ENDED_EARLY },
+            ));
             self.settle(id, CallState::Returned);
         }
     }
 
-    /// Input is held: it ends sleeps and waits.
+    /// Ends sleeps and waits because input was held.
     pub(crate) fn end_sleeps_for_input(&mut self) {
         if !matches!(self.head.phase, Phase::Waiting { .. }) || self.held_must_wait() {
             return;
@@ -154,7 +167,7 @@ impl Stepping<'_> {
         }
     }
 
-    /// A schedule is a subscription of the runtime itself.
+    /// Adds a schedule, which is a subscription of the runtime itself.
     fn schedule(
         &mut self,
         call: CallEntry,
@@ -164,9 +177,9 @@ impl Stepping<'_> {
     ) -> String {
         let limit = self.limits.subscriptions;
         if self.head.subscriptions.len() >= limit {
-            return words::too_many_subscriptions(limit);
+            return texts::too_many_subscriptions(limit);
         }
-        let open = self.open_own_call(call, answer, None);
+        let open = self.open_runtime_call(call, answer, None);
         self.settle(open.id.clone(), CallState::Subscribed);
         self.writes.push(Write::Timer { call: open.id.clone(), at: Some(next) });
         let subscription = Subscription::new(open, self.now);
@@ -174,8 +187,9 @@ impl Stepping<'_> {
         confirmation
     }
 
-    /// The timer of a schedule: the text enters the history if there is room, and the timer is set anew in any case.
-    pub(crate) fn fire_schedule(&mut self, call: &CallId) -> Result<(), Ignored> {
+    /// Handles the timer of a schedule. The text is added to the thread unless its held input is full. The timer is set
+    /// again in both cases.
+    pub(crate) fn handle_schedule_timer(&mut self, call: &CallId) -> Result<(), Ignored> {
         let subscription = self.head.subscription(call).cloned().ok_or(Ignored::EndedSubscription)?;
         if subscription.next.is_none_or(|next| next > self.now) {
             return Err(Ignored::NotDue);
@@ -185,17 +199,17 @@ impl Stepping<'_> {
         let is_final = next == NextTime::Never;
         let mut full = false;
         if let Some(Occurrence { text, .. }) = occurrence
-            && (!subscription.unscheduled || is_final)
+            && (!subscription.next_unknown || is_final)
         {
             let event = Event { id: None, text, associative: true, is_final };
-            match self.take_inline(&subscription, &event) {
+            match self.handle_event_inline(&subscription, &event) {
                 Err(Ignored::Full(_)) => full = true,
                 taken => taken?,
             }
         }
         let at = match next {
-            // Without room an occurrence is skipped, but the last one is tried again.
-            NextTime::Never if full => self.now.plus(ROOM_PAUSE),
+            // If held input is full, an occurrence is skipped. Only the last one is tried again.
+            NextTime::Never if full => self.now.plus(FULL_PAUSE),
             NextTime::Never => {
                 self.head.subscriptions.retain(|active| active.id != *call);
                 self.settle(call.clone(), CallState::Ended);
@@ -205,7 +219,7 @@ impl Stepping<'_> {
             NextTime::Unknown => self.now.plus(RESCHEDULE),
         };
         if let Some(active) = self.head.subscriptions.iter_mut().find(|active| active.id == *call) {
-            (active.next, active.unscheduled) = (Some(at), next == NextTime::Unknown);
+            (active.next, active.next_unknown) = (Some(at), next == NextTime::Unknown);
             self.writes.push(Write::Timer { call: call.clone(), at: Some(at) });
         }
         Ok(())

@@ -1,25 +1,25 @@
-//! The tools' side: results, events, questions to people, views, and timers of calls.
+//! Input from tools: results, events, questions to the user, views, and timers of calls.
 
 use std::time::Duration;
 
 use rap_protocol::{AuthUrl, Body, CallId, Content};
 use serde_json::Value;
 
-use crate::head::Problem;
-use crate::step::{Stepping, Wake};
-use crate::words;
+use crate::head::CallbackProblem;
+use crate::step::{StepBuilder, Wake};
+use crate::texts;
 use crate::{
     CallState, Choice, Effect, Event, Ignored, Item, NewQuestion, OpenCall, PastCall, Question, QuestionKind,
     Queue, Subscription, ToolResult, Write,
 };
 
-/// A call whose callback was refused is settled after this time, if nothing valid follows.
+/// Time after which a call whose callback was refused is settled, if no valid callback follows.
 const PROBLEM_WITHIN: Duration = Duration::from_secs(5 * 60);
-/// A sleep that is shorter does not count as something from outside.
+/// A shorter sleep does not count as external input.
 const LONG_SLEEP: Duration = Duration::from_secs(10);
 
-impl Stepping<'_> {
-    pub(crate) fn take_result(&mut self, call: CallId, result: ToolResult) -> Result<(), Ignored> {
+impl StepBuilder<'_> {
+    pub(crate) fn handle_result(&mut self, call: CallId, result: ToolResult) -> Result<(), Ignored> {
         // A call that was never sent cannot be answered.
         if self.head.open_call(&call).is_some_and(|open| !open.is_sent()) {
             return Err(Ignored::UnknownCall);
@@ -27,23 +27,23 @@ impl Stepping<'_> {
         if let Some(open) = self.take_from_batch(&call) {
             let ToolResult { content, display, .. } = self.confirm(open, result);
             self.append(Item::Result { call_id: call, content, display, synthetic: false });
-            self.hear_outside();
+            self.note_external_input();
             self.continue_batch(Wake::Continue);
             return Ok(());
         }
-        // The number of results behind placeholders is bounded by the number of open calls.
+        // A late result of an open call is never refused: the limit of open calls bounds their number.
         if let Some(open) = self.take_from_background(&call) {
             let name = open.name.clone();
             let result = self.confirm(open, result);
-            let items = self.synthetic(&name, &call, words::late_kind(&call), result);
-            self.take_input(items, Wake::Outside);
+            let items = self.synthetic(&name, &call, texts::late_kind(&call), result);
+            self.handle_input(items, Wake::External);
             return Ok(());
         }
         let past = self.facts.call.take().ok_or(Ignored::UnknownCall)?;
-        self.take_late_result(call, result, past)
+        self.handle_late_result(call, result, past)
     }
 
-    fn take_late_result(
+    fn handle_late_result(
         &mut self,
         call: CallId,
         mut result: ToolResult,
@@ -55,14 +55,14 @@ impl Stepping<'_> {
             CallState::Returned | CallState::Subscribed | CallState::Ended => return Err(Ignored::Duplicate),
             CallState::Open => return Err(Ignored::UnknownCall),
         }
-        self.room(Queue::Held)?;
+        self.check_space(Queue::Held)?;
         if result.subscription {
-            add_note(&mut result.content, words::too_late_to_subscribe());
+            add_note(&mut result.content, texts::too_late_to_subscribe());
             self.effects.push(Effect::NotifyCancel { call: call.clone() });
         }
-        let items = self.synthetic(&past.name, &call, words::late_kind(&call), result);
+        let items = self.synthetic(&past.name, &call, texts::late_kind(&call), result);
         self.settle(call, CallState::Returned);
-        self.take_input(items, Wake::Outside);
+        self.handle_input(items, Wake::External);
         Ok(())
     }
 
@@ -72,7 +72,7 @@ impl Stepping<'_> {
         if !result.subscription {
             self.settle(open.id, CallState::Returned);
         } else if self.head.subscriptions.len() >= limit {
-            add_note(&mut result.content, words::too_many_subscriptions(limit));
+            add_note(&mut result.content, texts::too_many_subscriptions(limit));
             self.settle(open.id.clone(), CallState::Returned);
             self.effects.push(Effect::NotifyCancel { call: open.id });
         } else {
@@ -83,70 +83,76 @@ impl Stepping<'_> {
         result
     }
 
-    /// Gives an open call a result of the runtime's own.
-    pub(crate) fn give_up(&mut self, call: &CallId, state: CallState, text: String) -> Result<(), Ignored> {
+    /// Settles an open call with a result that the runtime wrote.
+    pub(crate) fn settle_with_text(
+        &mut self,
+        call: &CallId,
+        state: CallState,
+        text: String,
+    ) -> Result<(), Ignored> {
         if let Some(open) = self.take_from_batch(call) {
             self.settle(open.id.clone(), state);
-            self.append(Item::made(open.id, text));
+            self.append(Item::runtime_result(open.id, text));
             self.continue_batch(Wake::Continue);
         } else if let Some(open) = self.take_from_background(call) {
             self.settle(open.id, state);
-            let items = self.synthetic(&open.name, call, words::late_kind(call), ToolResult::text(text));
-            self.take_input(items, Wake::Outside);
+            let items = self.synthetic(&open.name, call, texts::late_kind(call), ToolResult::text(text));
+            self.handle_input(items, Wake::External);
         } else {
             return Err(Ignored::SettledCall);
         }
         Ok(())
     }
 
-    /// The timer of a call: a schedule, the end of a sleep, a time-out, or the end of the wait behind a problem.
-    pub(crate) fn fire_timer(&mut self, call: &CallId) -> Result<(), Ignored> {
+    /// Handles the timer of a call: a schedule, the end of a sleep, a time-out, or the end of the grace period after a
+    /// refused callback.
+    pub(crate) fn handle_timer(&mut self, call: &CallId) -> Result<(), Ignored> {
         if self.head.subscription(call).is_some() {
-            return self.fire_schedule(call);
+            return self.handle_schedule_timer(call);
         }
         let open = self.head.open_call(call).ok_or(Ignored::SettledCall)?.clone();
         if open.timer().is_none_or(|at| at > self.now) {
             return Err(Ignored::NotDue);
         }
-        if let Some(Problem { why, settle_at }) = open.problem
+        if let Some(CallbackProblem { why, settle_at }) = open.problem
             && open.until.is_none_or(|until| settle_at < until)
         {
-            return self.give_up(call, CallState::Failed, words::result_refused(&why));
+            return self.settle_with_text(call, CallState::Failed, texts::result_refused(&why));
         }
         let Some(until) = open.until else { return Err(Ignored::NotDue) };
         if open.server.is_runtime() {
             self.end_sleeps(|own| own.id == *call);
             let long = until.since(open.since) >= LONG_SLEEP;
             if long {
-                self.hear_outside();
+                self.note_external_input();
                 self.reset_turns();
             }
-            self.continue_batch(if long { Wake::Outside } else { Wake::Continue });
+            self.continue_batch(if long { Wake::External } else { Wake::Continue });
             return Ok(());
         }
         if open.unapproved {
-            let text = words::lapsed(until.since(open.since));
-            return self.give_up(call, CallState::Interrupted, text);
+            let text = texts::approval_expired(until.since(open.since));
+            return self.settle_with_text(call, CallState::Interrupted, text);
         }
-        self.give_up(call, CallState::TimedOut, words::timed_out(until.since(open.since)))
+        self.settle_with_text(call, CallState::TimedOut, texts::timed_out(until.since(open.since)))
     }
 
-    /// A callback of the call was refused. People see why it waits; after a while it is settled.
-    pub(crate) fn note_problem(&mut self, call: &CallId, why: String) -> Result<(), Ignored> {
+    /// Records that a callback of the call was refused. Users see the reason, and the call is settled after a while.
+    pub(crate) fn record_problem(&mut self, call: &CallId, why: String) -> Result<(), Ignored> {
         let settle_at = self.now.plus(PROBLEM_WITHIN);
         let open = self.open_call_mut(call).filter(|open| open.is_sent()).ok_or(Ignored::SettledCall)?;
         match &mut open.problem {
-            // Repeating the same mistake does not put off the end.
+            // A repetition of the same problem does not postpone the settlement.
             Some(problem) if problem.why == why => return Err(Ignored::Duplicate),
             Some(problem) => problem.why = why,
-            problem => *problem = Some(Problem { why, settle_at }),
+            problem => *problem = Some(CallbackProblem { why, settle_at }),
         }
         let at = open.timer();
         self.writes.push(Write::Timer { call: call.clone(), at });
         Ok(())
     }
 
-    /// Something valid came for a call: an earlier problem does not matter any more.
+    /// Forgets an earlier problem of the call after a valid callback.
     fn clear_problem(&mut self, call: &CallId) {
         let Some(open) = self.open_call_mut(call) else { return };
         if open.problem.take().is_some() {
@@ -155,7 +161,7 @@ impl Stepping<'_> {
         }
     }
 
-    pub(crate) fn take_event(&mut self, call: CallId, event: Event) -> Result<(), Ignored> {
+    pub(crate) fn handle_event(&mut self, call: CallId, event: Event) -> Result<(), Ignored> {
         let Some(subscription) = self.head.subscription(&call).cloned() else {
             return Err(match self.facts.call {
                 _ if self.head.is_open(&call) => Ignored::NotYetSubscribed,
@@ -167,47 +173,51 @@ impl Stepping<'_> {
             return Err(Ignored::Duplicate);
         }
         if !event.associative && self.facts.thread.depth < self.limits.depth {
-            self.take_for_child(&subscription, &event)?;
+            self.handle_event_in_child(&subscription, &event)?;
         } else {
-            self.take_inline(&subscription, &event)?;
+            self.handle_event_inline(&subscription, &event)?;
         }
         if event.is_final {
             self.head.subscriptions.retain(|subscription| subscription.id != call);
             self.settle(call, CallState::Ended);
         } else if let Some(event) = event.id {
-            self.mark(call, event);
+            self.record_event_id(call, event);
         }
         Ok(())
     }
 
-    /// Records the id of an event. Beyond the bound the oldest id is forgotten; people are told once.
-    fn mark(&mut self, call: CallId, event: rap_protocol::EventId) {
+    /// Records the id of an event. Beyond the limit the oldest id is forgotten, and the user is told once.
+    fn record_event_id(&mut self, call: CallId, event: rap_protocol::EventId) {
         let bound = self.limits.event_marks;
         let Some(subscription) = self.head.subscriptions.iter_mut().find(|active| active.id == call) else {
             return;
         };
-        subscription.marks += 1;
-        let no = subscription.marks;
+        subscription.recorded_event_ids += 1;
+        let no = subscription.recorded_event_ids;
         if no == bound + 1 {
-            self.append(Item::notice(words::event_ids_forgotten(&call, bound)));
+            self.append(Item::notice(texts::event_ids_forgotten(&call, bound)));
         }
-        self.writes.push(Write::Mark { call, event, no, forget: no.saturating_sub(bound) });
+        self.writes.push(Write::RecordEventId { call, event, no, forget: no.saturating_sub(bound) });
     }
 
-    pub(crate) fn take_inline(&mut self, subscription: &Subscription, event: &Event) -> Result<(), Ignored> {
-        self.room(Queue::Held)?;
+    pub(crate) fn handle_event_inline(
+        &mut self,
+        subscription: &Subscription,
+        event: &Event,
+    ) -> Result<(), Ignored> {
+        self.check_space(Queue::Held)?;
         let (kind, result) = (event_kind(subscription, event), ToolResult::text(&event.text));
         let items = self.synthetic(&subscription.name, &subscription.id, kind, result);
-        self.take_input(items, Wake::Outside);
+        self.handle_input(items, Wake::External);
         Ok(())
     }
 
-    /// The tool server does not know an active subscription any more: it ends with a last event that says so.
+    /// Ends an active subscription that its tool server has lost. A last event tells the model.
     pub(crate) fn lose_subscription(&mut self, call: &CallId) -> Result<(), Ignored> {
         let subscription = self.head.subscription(call).cloned().ok_or(Ignored::EndedSubscription)?;
         let event =
-            Event { id: None, text: words::SUBSCRIPTION_LOST.into(), associative: true, is_final: true };
-        self.take_inline(&subscription, &event)?;
+            Event { id: None, text: texts::SUBSCRIPTION_LOST.into(), associative: true, is_final: true };
+        self.handle_event_inline(&subscription, &event)?;
         self.head.subscriptions.retain(|active| active.id != *call);
         self.settle(call.clone(), CallState::Ended);
         Ok(())
@@ -233,7 +243,7 @@ impl Stepping<'_> {
         };
         let same = |question: &Question| matches!(question.kind, QuestionKind::Choice { digest, .. } if digest == choice.digest);
         if self.head.questions.iter().any(|question| question.call == call && same(question)) {
-            // A valid callback all the same.
+            // A repeated question is ignored, but it is a valid callback.
             let problem = self.head.open_call(&call).is_some_and(|open| open.problem.is_some());
             self.clear_problem(&call);
             return if problem { Ok(()) } else { Err(Ignored::Duplicate) };
@@ -249,12 +259,12 @@ impl Stepping<'_> {
             return Err(Ignored::SettledCall);
         }
         if self.head.questions.len() >= self.limits.questions {
-            return Err(Ignored::Full("too many questions wait for a person"));
+            return Err(Ignored::Full("too many questions wait for the user"));
         }
         Ok(self.add_question(call, kind))
     }
 
-    /// A view is shown for an open call, a call that has returned, and an active subscription.
+    /// Stores a view of an open call, a call that has returned, or an active subscription.
     pub(crate) fn show(&mut self, call: &CallId, view_type: String, content: Value) -> Result<(), Ignored> {
         let open = self.head.open_call(call).filter(|open| open.is_sent()).map(|open| open.server.clone());
         let active = || self.head.subscription(call).map(|subscription| subscription.server.clone());
@@ -273,12 +283,22 @@ impl Stepping<'_> {
 impl Subscription {
     pub(crate) fn new(open: OpenCall, since: rap_protocol::Timestamp) -> Subscription {
         let OpenCall { id, call_id, name, server, seq, .. } = open;
-        Subscription { id, call_id, name, server, seq, since, next: None, unscheduled: false, marks: 0 }
+        Subscription {
+            id,
+            call_id,
+            name,
+            server,
+            seq,
+            since,
+            next: None,
+            next_unknown: false,
+            recorded_event_ids: 0,
+        }
     }
 }
 
 pub(crate) fn event_kind(subscription: &Subscription, event: &Event) -> String {
-    if event.is_final { words::final_kind(&subscription.id) } else { words::event_kind(&subscription.id) }
+    if event.is_final { texts::final_kind(&subscription.id) } else { texts::event_kind(&subscription.id) }
 }
 
 fn add_note(content: &mut Body, note: String) {

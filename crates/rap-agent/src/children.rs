@@ -1,26 +1,26 @@
-//! Children. Events that do not belong into the thread itself go to children; where too many children are at work, they
-//! wait. A child takes up to `events_per_child` waiting events.
+//! Children. An event that is not associative goes to an event child. If no slot for a child is free, the event waits in
+//! the backlog of its subscription. A new child receives up to `events_per_child` waiting events.
 
 use rap_protocol::{CallId, ThreadId};
 
 use crate::budget::Verdict;
 use crate::callback::event_kind;
-use crate::head::{Asking, Pause};
-use crate::step::Stepping;
-use crate::words;
+use crate::head::{Pause, TurnInProgress};
+use crate::step::StepBuilder;
+use crate::texts;
 use crate::{
-    Amounts, Arguments, Backlog, BacklogRange, Effect, Entry, Event, Head, Held, Ignored, Item, Origin,
+    Amounts, Arguments, Backlog, BacklogRange, Effect, Entry, Event, Head, Ignored, InputQueue, Item, Origin,
     PauseScope, Phase, Seq, Spawn, Speaker, Subscription, ThreadMessage, ToolResult, Write,
 };
 
 /// Number of entries of an event: a call and its result.
 const EVENT_ENTRIES: u64 = 2;
-/// Open children for events that are not at work any more; beyond it the oldest is closed.
-const RESTING_CHILDREN: usize = 1024;
+/// Maximum number of open event children that reported themselves idle. Beyond it the oldest is closed.
+const MAX_IDLE_EVENT_CHILDREN: usize = 1024;
 
-impl Stepping<'_> {
-    /// Takes an event for a child: a child is spawned at once, or the event waits for one.
-    pub(crate) fn take_for_child(
+impl StepBuilder<'_> {
+    /// Handles an event that goes to a child: spawns the child at once, or adds the event to the backlog.
+    pub(crate) fn handle_event_in_child(
         &mut self,
         subscription: &Subscription,
         event: &Event,
@@ -33,7 +33,7 @@ impl Stepping<'_> {
         if !spawns && self.head.backlogs[at].held.is_full(self.limits) {
             return Err(Ignored::Full("too many events wait for a child"));
         }
-        let arguments = Arguments::Echo {
+        let arguments = Arguments::Synthetic {
             of: subscription.id.clone(),
             kind: event_kind(subscription, event),
             arguments: Some(std::mem::take(&mut self.facts.arguments)),
@@ -50,7 +50,8 @@ impl Stepping<'_> {
         Ok(())
     }
 
-    /// The backlog of a subscription. At most as many backlogs again may outlive their subscriptions.
+    /// Returns the index of a subscription's backlog, which is created if needed. Backlogs may outlive their
+    /// subscriptions, so the limit is twice the number of subscriptions.
     fn backlog_of(&mut self, subscription: &Subscription) -> Result<usize, Ignored> {
         let backlogs = &mut self.head.backlogs;
         if let Some(at) = backlogs.iter().position(|backlog| backlog.call == subscription.id) {
@@ -60,19 +61,20 @@ impl Stepping<'_> {
             return Err(Ignored::Full("the events of too many subscriptions wait for a child"));
         }
         let (call, tool) = (subscription.id.clone(), subscription.name.clone());
-        backlogs.push(Backlog { call, tool, held: Held::default(), at_work: Vec::new() });
+        backlogs.push(Backlog { call, tool, held: InputQueue::default(), active_children: Vec::new() });
         Ok(backlogs.len() - 1)
     }
 
-    /// Children that the model spawned do not count: they may be idle, and their parent does not know.
+    /// Whether a slot for an event child is free. Children that the model spawned do not occupy slots: their parent does
+    /// not know whether they are idle.
     fn may_spawn(&self, backlog: usize) -> bool {
-        self.head.at_work() < self.limits.children
-            && self.head.backlogs[backlog].at_work.len() < self.limits.event_children
+        self.head.active_event_children() < self.limits.children
+            && self.head.backlogs[backlog].active_children.len() < self.limits.event_children
     }
 
-    /// Spawns a child for events. It inherits the history up to the last settled point.
+    /// Spawns an event child. It inherits the history up to the last settled point.
     fn spawn_for_events(&mut self, backlog: usize, events: u32, mut items: Vec<Item>) {
-        items.push(Item::User { text: words::event_child(events), from: Speaker::Runtime });
+        items.push(Item::User { text: texts::event_child(events), from: Speaker::Runtime });
         let waiting = &mut self.head.backlogs[backlog];
         let (call, tool) = (waiting.call.clone(), waiting.tool.clone());
         let range = (!waiting.held.is_empty()).then(|| BacklogRange {
@@ -80,8 +82,8 @@ impl Stepping<'_> {
             first: waiting.held.take_inputs(events, EVENT_ENTRIES),
             count: u64::from(events) * EVENT_ENTRIES,
         });
-        // The events are new to the parent as well.
-        self.hear_outside();
+        // The events are external input of the parent as well.
+        self.note_external_input();
         let at = self.head.settled;
         let waited = range.as_ref().map_or(0, |range| range.count);
         let head = Head {
@@ -89,18 +91,18 @@ impl Stepping<'_> {
             seq: at + waited + items.len() as u64,
             settled: at,
             answered: at,
-            // The child does not see a summary that was made since.
+            // The child does not inherit a summary that was written after that point.
             summarised: Some(self.head.summarised).filter(|covers| *covers < at).unwrap_or(0),
-            heard: self.head.heard,
-            reset_for: self.head.heard,
+            external_input_at: self.head.external_input_at,
+            turns_reset_at: self.head.external_input_at,
             ..Head::new()
         };
         let entries = items.into_iter().map(|item| Entry { at: self.now, item }).collect();
         let child = self.spawn_child(head, at, range, entries);
-        self.head.backlogs[backlog].at_work.push(child);
+        self.head.backlogs[backlog].active_children.push(child);
     }
 
-    /// Adds a child whose first question is asked at once, or when the session's budget allows it.
+    /// Adds a child. Its first turn starts at once, or when the session's budget allows it.
     pub(crate) fn spawn_child(
         &mut self,
         mut head: Head,
@@ -123,10 +125,10 @@ impl Stepping<'_> {
         };
         match pause {
             None => {
-                (head.turn, head.turns_awake) = (1, 1);
+                (head.turn, head.turns_since_wake) = (1, 1);
                 let up_to = head.seq;
-                head.phase = Phase::Asking(Asking { up_to, dropped: 0, failing_since: None });
-                effects.push(Effect::Ask { turn: 1, up_to });
+                head.phase = Phase::Asking(TurnInProgress { up_to, dropped: 0, failing_since: None });
+                effects.push(Effect::AskModel { turn: 1, up_to });
             }
             Some(pause) => {
                 entries.push(Entry { at: self.now, item: Item::notice(&pause.why) });
@@ -140,62 +142,63 @@ impl Stepping<'_> {
         id
     }
 
-    fn leave_backlogs(&mut self, child: &ThreadId) {
+    /// Frees the slot of a child.
+    fn remove_from_backlogs(&mut self, child: &ThreadId) {
         for backlog in &mut self.head.backlogs {
-            backlog.at_work.retain(|other| other != child);
+            backlog.active_children.retain(|other| other != child);
         }
-        self.head.backlogs.retain(|backlog| !backlog.held.is_empty() || !backlog.at_work.is_empty());
+        self.head.backlogs.retain(|backlog| !backlog.held.is_empty() || !backlog.active_children.is_empty());
     }
 
-    /// Spawns children for events that wait, as far as children are allowed.
-    fn spawn_for_waiting(&mut self) {
+    /// Spawns children for waiting events while slots are free.
+    fn spawn_for_backlogs(&mut self) {
         let waits = |step: &Self, at: &usize| !step.head.backlogs[*at].held.is_empty() && step.may_spawn(*at);
         while let Some(at) = (0..self.head.backlogs.len()).find(|at| waits(self, at)) {
             let waiting = self.head.backlogs[at].held.inputs;
             self.spawn_for_events(at, waiting.min(self.limits.events_per_child.max(1)), Vec::new());
-            // The others have their turn before this one has another.
+            // Subscriptions take turns: this one goes behind the others.
             self.head.backlogs[at..].rotate_left(1);
         }
     }
 
-    /// A child is closed.
+    /// Handles the message that a child was closed.
     pub(crate) fn forget_child(&mut self, child: &ThreadId) -> Result<(), Ignored> {
         let known = self.head.children().any(|open| open == child);
         if !known {
             return Err(Ignored::Duplicate);
         }
         self.head.children.retain(|open| open != child);
-        self.head.resting.retain(|open| open != child);
-        self.leave_backlogs(child);
-        self.spawn_for_waiting();
+        self.head.idle_event_children.retain(|open| open != child);
+        self.remove_from_backlogs(child);
+        self.spawn_for_backlogs();
         Ok(())
     }
 
-    /// A child for events is not at work any more.
-    pub(crate) fn rest_child(&mut self, child: &ThreadId) -> Result<(), Ignored> {
-        if !self.head.backlogs.iter().any(|backlog| backlog.at_work.contains(child)) {
+    /// Handles the message that an event child is idle: its slot becomes free.
+    pub(crate) fn mark_child_idle(&mut self, child: &ThreadId) -> Result<(), Ignored> {
+        if !self.head.backlogs.iter().any(|backlog| backlog.active_children.contains(child)) {
             return Err(Ignored::Duplicate);
         }
-        self.leave_backlogs(child);
+        self.remove_from_backlogs(child);
         self.head.children.retain(|open| open != child);
-        self.head.resting.push(child.clone());
-        if self.head.resting.len() > RESTING_CHILDREN {
-            let oldest = self.head.resting.remove(0);
-            self.append(Item::notice(words::resting_child_closed(&oldest)));
+        self.head.idle_event_children.push(child.clone());
+        if self.head.idle_event_children.len() > MAX_IDLE_EVENT_CHILDREN {
+            let oldest = self.head.idle_event_children.remove(0);
+            self.append(Item::notice(texts::idle_child_closed(&oldest)));
             self.send(oldest, ThreadMessage::Close);
         }
-        self.spawn_for_waiting();
+        self.spawn_for_backlogs();
         Ok(())
     }
 
-    /// A subscription was cancelled: the events that wait are dropped.
+    /// Drops the waiting events of a cancelled subscription.
     pub(crate) fn drop_backlog(&mut self, call: &CallId) {
         let Some(backlog) = self.head.backlogs.iter_mut().find(|backlog| backlog.call == *call) else {
             return;
         };
         let dropped = backlog.clone();
         backlog.held.clear();
-        self.head.backlogs.retain(|backlog| !backlog.held.is_empty() || !backlog.at_work.is_empty());
+        self.head.backlogs.retain(|backlog| !backlog.held.is_empty() || !backlog.active_children.is_empty());
         self.drop_events(&dropped);
     }
 
@@ -203,30 +206,31 @@ impl Stepping<'_> {
         if !backlog.held.is_empty() {
             let events = backlog.held.entries() / EVENT_ENTRIES;
             self.writes.push(Write::DropBacklog { call: backlog.call.clone() });
-            self.append(Item::notice(words::dropped(&backlog.call, events)));
+            self.append(Item::notice(texts::events_dropped(&backlog.call, events)));
         }
     }
 
-    /// A thread that was made for events and is not at work any more makes room for another.
-    pub(crate) fn leave_work_if_stuck(&mut self) {
-        let stuck = match &self.head.phase {
+    /// Reports an event child idle if it has stopped working, so that its parent can use the slot.
+    pub(crate) fn report_idle_if_stopped(&mut self) {
+        let stopped = match &self.head.phase {
             Phase::Idle | Phase::Failed { .. } => true,
-            // While the session's budget is spent, another child would be paused as well.
+            // While the session's budget is exceeded, another child would be paused as well.
             Phase::Paused(pause) => pause.scope == PauseScope::Thread,
             Phase::Asking(_) | Phase::Waiting { .. } | Phase::Closed => false,
         };
-        if stuck {
-            self.leave_work();
+        if stopped {
+            self.report_idle();
         }
     }
 
-    pub(crate) fn leave_work(&mut self) {
+    /// Tells the parent of an event child, once, that the child is idle.
+    pub(crate) fn report_idle(&mut self) {
         if let Origin::Event { parent, .. } = &self.head.origin
-            && !self.head.left_work
+            && !self.head.reported_idle
         {
             let parent = parent.clone();
-            self.send(parent, ThreadMessage::ChildIdle);
-            self.head.left_work = true;
+            self.send(parent, ThreadMessage::EventChildIdle);
+            self.head.reported_idle = true;
         }
     }
 }

@@ -1,33 +1,35 @@
-//! Closing a thread, and due times of a thread itself.
+//! Closing a thread, and handling its due time.
 
-use crate::step::{Stepping, Wake};
-use crate::words;
+use crate::step::{StepBuilder, Wake};
+use crate::texts;
 use crate::{CallState, Effect, Ignored, Item, Phase, Queue, ThreadMessage};
 
-impl Stepping<'_> {
-    pub(crate) fn take_due(&mut self) -> Result<(), Ignored> {
+impl StepBuilder<'_> {
+    pub(crate) fn handle_due(&mut self) -> Result<(), Ignored> {
         if self.head.due(self.limits).is_none_or(|due| due > self.now) {
             return Err(Ignored::NotDue);
         }
         match self.head.phase {
-            Phase::Waiting { .. } if self.head.held.is_empty() => self.leave_work(),
+            Phase::Waiting { .. } if self.head.held.is_empty() => self.report_idle(),
             Phase::Waiting { .. } if self.held_must_wait() => return Err(Ignored::NotDue),
             Phase::Waiting { .. } => self.join(),
-            // The budget's hour is over: the question counts as a wake, but it is nothing new.
-            Phase::Paused(_) => self.close_batch(Wake::Session { heard: self.head.heard }),
-            // Held input is new to the model.
+            // The budget's hour is over. The turn counts as a wake, but not as new external input.
+            Phase::Paused(_) => {
+                self.close_batch(Wake::Session { external_input_at: self.head.external_input_at })
+            }
+            // A failed thread retries. Held input is released with the retry.
             _ => self.close_batch(Wake::Continue),
         }
         Ok(())
     }
 
-    /// Leaves the history as a valid prompt that holds everything that was ever acknowledged. Subscriptions are not
-    /// cancelled: their tools learn of the closing, and their events find the thread closed.
+    /// Closes the thread. The history is left as a valid prompt that contains all acknowledged input. Subscriptions are
+    /// not cancelled: their tools are notified of the closing, and further events are refused.
     pub(crate) fn close(&mut self) {
-        self.abandon();
+        self.abandon_turn();
         self.effects.push(Effect::NotifyClose);
         for call in self.take_batch() {
-            self.append(Item::made(call.id.clone(), words::INTERRUPTED));
+            self.append(Item::runtime_result(call.id.clone(), texts::INTERRUPTED));
             self.settle_cancelled(&call);
         }
         for call in std::mem::take(&mut self.head.background) {
@@ -44,7 +46,7 @@ impl Stepping<'_> {
         self.append(Item::notice("the thread was closed"));
         self.head.phase = Phase::Closed;
         let children = std::mem::take(&mut self.head.children);
-        for child in children.into_iter().chain(std::mem::take(&mut self.head.resting)) {
+        for child in children.into_iter().chain(std::mem::take(&mut self.head.idle_event_children)) {
             self.send(child, ThreadMessage::Close);
         }
         if let Some((parent, ..)) = self.head.origin.parent() {

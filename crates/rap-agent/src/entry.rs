@@ -1,83 +1,83 @@
-//! Entries: what a thread's history consists of.
+//! Entries: the items of a thread's history.
 //!
-//! The entries of a thread, in order, are a valid prompt at all times: an assistant entry with calls is
-//! followed by exactly their results, once each, and by nothing in between but notices, which no model sees.
+//! The entries of a thread, in order, are a valid prompt at all times. After an assistant entry with calls come exactly
+//! the results of these calls, once each. Only notices, which no model sees, may stand in between.
 
 use rap_protocol::{Body, CallId, Segment, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The place of an entry in its thread's history; the first one is 1.
+/// Number of an entry in its thread's history, counted from 1.
 pub type Seq = u64;
 
-/// One append-only item of a thread's history.
+/// An entry of a thread's history. The history is append-only.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// When it came into the history, or was held for it.
+    /// Time at which the input arrived. Held input keeps its time when it is written into the history.
     pub at: Timestamp,
-    /// What it is.
+    /// Content of the entry.
     #[serde(flatten)]
     pub item: Item,
 }
 
-/// What an entry can be.
+/// Content of an entry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Item {
-    /// Something said to the model.
+    /// A message to the model.
     User {
-        /// What was said.
+        /// Text of the message.
         text: String,
-        /// Who said it.
+        /// Author of the message.
         #[serde(default, skip_serializing_if = "Speaker::is_user")]
         from: Speaker,
     },
-    /// The model's answer, or a synthetic call.
+    /// An answer of the model, or a synthetic call that the runtime made.
     Assistant {
-        /// What it said; may be empty.
+        /// Text of the answer; may be empty.
         text: String,
-        /// The calls it makes.
+        /// Calls of the answer, in order.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         calls: Vec<CallEntry>,
-        /// What it thought on the way.
+        /// Thinking that came with the answer; `None` if there was none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         thoughts: Option<Thoughts>,
     },
     /// The result of a call.
     Result {
-        /// The call.
+        /// Call that the result belongs to.
         call_id: CallId,
-        /// What the model sees.
+        /// Content for the model.
         content: Body,
-        /// What people see instead.
+        /// Content that users see instead; empty if they see `content`.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         display: Vec<Segment>,
-        /// Whether the runtime made it, or made the call that it answers.
+        /// Whether the runtime wrote the result, or made the call that it belongs to.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         synthetic: bool,
     },
-    /// What was said so far, in short. A model sees it instead of the entries that it covers; those stay where they are.
+    /// A summary of earlier entries. The model sees it instead of the entries that it covers, which stay in the history.
     Summary {
-        /// What the model that made it said, and what the runtime knows to be open.
+        /// Text that the model wrote, followed by the runtime's list of open calls, subscriptions and children.
         text: String,
-        /// It covers everything up to here: a point at which every call had a result.
+        /// Last entry that the summary covers. Every call up to there had a result.
         covers: Seq,
     },
-    /// Something for people; no model sees it.
+    /// A notice for the user. No model sees it.
     Notice {
-        /// What happened.
+        /// Text of the notice.
         text: String,
     },
 }
 
-/// Who speaks in a [`Item::User`].
+/// Author of an [`Item::User`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Speaker {
-    /// A person or a program that uses the agent.
+    /// The user: a person or a program.
     #[default]
     User,
-    /// The runtime itself, to tell the model where it is.
+    /// The runtime, which gives the model instructions about its thread.
     Runtime,
     /// The model of the parent thread.
     Parent,
@@ -89,23 +89,23 @@ impl Speaker {
     }
 }
 
-/// What a model thought before and between what it said. It is kept as it came, since some providers want it back,
-/// unchanged, as long as the calls of an answer go on.
+/// Thinking that a model returned before and between the parts of its answer. It is stored unchanged, because some
+/// providers require it back unchanged while the calls of the answer are open.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Thoughts {
-    /// Which model thought it. It means nothing to another one.
+    /// Model that returned it. It is sent back only to this model.
     pub model: String,
-    /// In order.
+    /// Thinking blocks, in the order of the answer.
     pub parts: Vec<Thought>,
 }
 
-/// One thought.
+/// One thinking block of an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Thought {
-    /// How much of the answer's text stands before it, in bytes.
+    /// Position in the answer's text, in bytes from its start.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub at: usize,
-    /// What it is.
+    /// Content of the block.
     #[serde(flatten)]
     pub kind: ThoughtKind,
 }
@@ -114,20 +114,22 @@ fn is_zero(number: &usize) -> bool {
     *number == 0
 }
 
-/// What a thought can be.
+/// Content of a thinking block.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ThoughtKind {
-    /// It can be read.
-    Open {
-        /// What was thought; may be empty.
+    /// Text that can be read.
+    #[serde(rename = "open")]
+    Readable {
+        /// Text of the block; may be empty.
         text: String,
-        /// The provider's proof that it is unchanged.
+        /// Signature by which the provider verifies that the block is unchanged.
         signature: String,
     },
-    /// Only the provider can read it.
-    Sealed {
-        /// As it came.
+    /// Encrypted content that only the provider can read.
+    #[serde(rename = "sealed")]
+    Redacted {
+        /// Data as the provider sent it.
         data: String,
     },
 }
@@ -135,70 +137,72 @@ pub enum ThoughtKind {
 /// A call in an assistant entry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CallEntry {
-    /// The call's id, on the wire and in the prompt. Unique in the thread and in what it inherits.
+    /// Id on the wire and in the prompt, made by the runtime. It is unique in the thread and in the history that the
+    /// thread inherits.
     pub id: CallId,
-    /// The model's own id, where it could not be used.
+    /// Id that the model gave the call; `None` if it was malformed or the runtime made the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call_id: Option<CallId>,
-    /// The tool, as the model wrote it.
+    /// Name of the tool, as the model wrote it.
     pub name: String,
-    /// What it is called with.
+    /// Arguments of the call.
     pub arguments: Arguments,
-    /// What people see of it, where its tool has said how to show it.
+    /// Text that users see for the call, from the tool's `displayScript`; `None` if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display: Option<String>,
 }
 
-/// The arguments of a call in the history.
+/// Arguments of a call in the history.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arguments {
-    /// As the model gave them.
+    /// The arguments that the model gave.
     Given(Map<String, Value>),
-    /// What the model gave is not a JSON object; the text itself.
+    /// The model's text, which is not a JSON object.
     Unusable(String),
-    /// A synthetic call: the original's arguments and `kind`.
-    Echo {
-        /// The original call.
+    /// The arguments of a synthetic call: those of the original call, and `kind`.
+    #[serde(rename = "echo")]
+    Synthetic {
+        /// Id of the original call.
         of: CallId,
-        /// Such as `interrupt:ID (subscription remains active)`.
+        /// Reason for the synthetic call, such as `interrupt:ID (subscription remains active)`.
         kind: String,
-        /// The original's arguments, where the original stands outside of what the thread can see.
+        /// Arguments of the original call. `None` if the original call is in the thread's own visible history.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         arguments: Option<Map<String, Value>>,
     },
 }
 
 impl Arguments {
-    /// Whether the runtime made the call.
+    /// Returns whether the runtime made the call.
     pub fn is_synthetic(&self) -> bool {
-        matches!(self, Arguments::Echo { .. })
+        matches!(self, Arguments::Synthetic { .. })
     }
 }
 
 impl Item {
-    /// Something a person said.
-    pub fn said(text: impl Into<String>) -> Item {
+    /// Returns a message of the user.
+    pub fn user(text: impl Into<String>) -> Item {
         Item::User { text: text.into(), from: Speaker::User }
     }
 
-    /// What a model answered, without any thoughts.
-    pub fn answered(text: impl Into<String>, calls: Vec<CallEntry>) -> Item {
+    /// Returns an answer of the model without thinking.
+    pub fn assistant(text: impl Into<String>, calls: Vec<CallEntry>) -> Item {
         Item::Assistant { text: text.into(), calls, thoughts: None }
     }
 
-    /// Something for people.
+    /// Returns a notice for the user.
     pub fn notice(text: impl Into<String>) -> Item {
         Item::Notice { text: text.into() }
     }
 
-    /// How large it is where it is stored.
+    /// Size of the stored JSON.
     pub(crate) fn bytes(&self) -> u64 {
         serde_json::to_vec(self).map_or(0, |json| json.len() as u64)
     }
 
-    /// A result of which the runtime is the author.
-    pub fn made(call_id: CallId, text: impl Into<String>) -> Item {
+    /// Returns a result that the runtime wrote.
+    pub fn runtime_result(call_id: CallId, text: impl Into<String>) -> Item {
         Item::Result { call_id, content: Body::Text(text.into()), display: Vec::new(), synthetic: true }
     }
 }

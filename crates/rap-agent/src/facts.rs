@@ -1,31 +1,32 @@
-//! Facts: what the rules must know besides the head. [`facts_needed`] says which; the store loads them.
+//! Facts: stored state that a step needs besides the head. [`facts_needed`] determines which facts, and the store loads
+//! them.
 
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
 use serde_json::{Map, Value};
 
 use crate::{BuiltIn, Head, Input, Limits, Plan, Seq, Server, Spending, ThreadMessage};
 
-/// What a step must know besides the head and the input.
+/// Stored state that a step needs besides the head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Facts {
-    /// The thread itself. Always given.
+    /// Identity of the thread. Always needed.
     pub thread: Identity,
-    /// The call, if it is not open but was made once.
+    /// The call of the input, if the thread made it and it is no longer open.
     pub call: Option<PastCall>,
-    /// Whether an event of the same id was taken before.
+    /// Whether an event with the same id was processed before.
     pub event_is_known: bool,
-    /// The arguments of the call that subscribed.
+    /// Arguments of the call that subscribed.
     pub arguments: Map<String, Value>,
-    /// The schedule whose timer has fired.
+    /// Occurrence of the schedule whose timer fired; `None` if it was not needed or cannot be read.
     pub schedule: Option<Occurrence>,
-    /// What the session has spent; none if it was not asked for.
+    /// Amounts that the session has spent; `None` if they were not needed.
     pub spending: Option<Spending>,
     /// Other threads of the session that its budget has paused.
     pub paused: Vec<ThreadId>,
 }
 
 impl Facts {
-    /// No facts but the thread itself.
+    /// Returns facts that contain only the thread's identity.
     pub fn of(thread: Identity) -> Facts {
         Facts {
             thread,
@@ -39,19 +40,19 @@ impl Facts {
     }
 }
 
-/// Who a thread is. It never changes.
+/// Identity of a thread, which never changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// Its id.
+    /// Id of the thread.
     pub id: ThreadId,
-    /// A random number. The ids of its calls and children are derived from it.
+    /// Random number from which the ids of calls and children are derived.
     pub incarnation: u64,
-    /// Number of its ancestors.
+    /// Number of ancestors; 0 for a root.
     pub depth: usize,
 }
 
 impl Identity {
-    /// A number that no other thread and no other count gives, for all that 64 bits can tell apart.
+    /// Derives a 64-bit number that is, with overwhelming probability, different for every thread and `count`.
     pub(crate) fn derive(&self, count: u64) -> u64 {
         // SplitMix64: a bijection of each argument.
         let mut mixed = self.incarnation.wrapping_add(count.wrapping_mul(0x9E37_79B9_7F4A_7C15));
@@ -66,73 +67,73 @@ impl Identity {
 pub struct PastCall {
     /// Name of the tool.
     pub name: String,
-    /// Its tool server.
+    /// Tool server that was invoked.
     pub server: Server,
-    /// The assistant entry that made it.
+    /// Number of the assistant entry that contains the call.
     pub seq: Seq,
-    /// Its state.
+    /// Current state.
     pub state: CallState,
 }
 
-/// The state of a call.
+/// State of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallState {
-    /// It has no result of its own yet.
+    /// The call has no result, or only a placeholder.
     Open,
-    /// Its result is in the history.
+    /// The result is in the history or in held input.
     Returned,
-    /// It was cancelled.
+    /// The call was cancelled, or the user did not allow it.
     Interrupted,
-    /// Its invocation was not accepted, or its server lost it.
+    /// The invocation was not accepted, the server lost the call, or its callback was refused.
     Failed,
-    /// It took too long.
+    /// No result came in time.
     TimedOut,
-    /// Its result confirmed a subscription, which is active.
+    /// The result confirmed a subscription, which is active.
     Subscribed,
-    /// Its subscription has ended.
+    /// The subscription has ended.
     Ended,
 }
 
-/// What a schedule says when its timer has fired.
+/// Occurrence of a schedule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Occurrence {
-    /// The text for the model.
+    /// Text for the model.
     pub text: String,
-    /// The next time.
+    /// Time of the next occurrence.
     pub next: NextTime,
 }
 
-/// The next time of a schedule.
+/// Time of a schedule's next occurrence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextTime {
-    /// This time.
+    /// A known time.
     At(Timestamp),
-    /// There is none.
+    /// There is no further occurrence.
     Never,
-    /// It cannot be computed at the moment, for example because the time zone is not installed.
+    /// The time cannot be computed at the moment, for example because the time zone is not installed.
     Unknown,
 }
 
-/// The facts that a step needs.
+/// Facts that a step needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Needs {
-    /// The state of a call.
+pub struct FactsNeeded {
+    /// Call whose state is needed.
     pub call: Option<CallId>,
-    /// Whether an event id of a subscription is recorded.
+    /// Subscription and event id: whether the id is recorded.
     pub event: Option<(CallId, EventId)>,
-    /// The arguments of a call, which stand in this entry.
+    /// Call whose arguments are needed, and the entry that contains them.
     pub arguments: Option<(CallId, Seq)>,
-    /// The next time of a schedule, whose arguments stand in this entry.
+    /// Schedule whose occurrence is needed, and the entry that contains its arguments.
     pub schedule: Option<(CallId, Seq)>,
-    /// What the session has spent.
+    /// Whether the amounts that the session has spent are needed.
     pub spending: bool,
-    /// The paused threads of the session.
+    /// Whether the other paused threads of the session are needed.
     pub paused: bool,
 }
 
-/// Says which facts a step needs.
-pub fn facts_needed(head: &Head, input: &Input, limits: &Limits) -> Needs {
-    let mut needs = Needs::default();
+/// Returns the facts that a step with this head and input needs.
+pub fn facts_needed(head: &Head, input: &Input, limits: &Limits) -> FactsNeeded {
+    let mut needs = FactsNeeded::default();
     if head.is_closed() {
         return needs;
     }
@@ -157,23 +158,23 @@ pub fn facts_needed(head: &Head, input: &Input, limits: &Limits) -> Needs {
     needs
 }
 
-/// Whether a step may count something against a budget that has a bound.
+/// Whether the step may count an amount against a limited budget.
 fn may_spend(head: &Head, input: &Input, limits: &Limits) -> bool {
     let budgets = &limits.budgets;
-    if budgets.are_off() {
+    if budgets.are_unlimited() {
         return false;
     }
-    if !budgets.bound_wakes_only() {
+    if !budgets.limit_only_wakes() {
         return true;
     }
     let spawns = |plan: &Plan| matches!(plan, Plan::BuiltIn(BuiltIn::SpawnThread { .. }));
     match input {
-        // A person's message is no wake. It takes held input along.
+        // A user message is not a wake, and neither is the held input that is released with it.
         Input::Begin { .. } | Input::UserMessage { .. } | Input::Interrupt | Input::Resume => false,
         Input::TurnEnded { answer, .. } => {
             !head.held.is_empty() || answer.calls.iter().any(|call| spawns(&call.plan))
         }
-        // A result that closes its batch is no wake, unless held input follows.
+        // A result that closes its batch is not a wake, unless held input is released.
         Input::ToolResult { call, .. } | Input::CallFailed { call, .. } => {
             !head.held.is_empty() || !head.batch().iter().any(|open| open.id == *call)
         }
@@ -181,7 +182,7 @@ fn may_spend(head: &Head, input: &Input, limits: &Limits) -> bool {
         Input::TurnFailed { .. }
         | Input::PromptTooLong { .. }
         | Input::Summarised { .. }
-        | Input::Spent(_)
+        | Input::UnusedAnswer(_)
         | Input::CallbackRefused { .. }
         | Input::SignInRequested { .. }
         | Input::ChoiceRequested { .. }

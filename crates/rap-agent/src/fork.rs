@@ -1,4 +1,4 @@
-//! Forks: a root of its own that begins with a part of another thread's history.
+//! Forks: new root threads that inherit the beginning of another thread's history.
 
 use std::collections::HashSet;
 
@@ -6,36 +6,36 @@ use rap_protocol::CallId;
 
 use crate::{Head, Item, Seq};
 
-/// Where a fork begins.
+/// Point of a history at which a fork begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForkPoint {
-    /// The last entry of the other thread that it sees.
+    /// Last entry that the fork inherits.
     pub at: Seq,
-    /// What the model has answered of that, which is what a summary may cover.
+    /// Last entry up to there that the model has answered. A summary may cover the history up to this entry.
     answered: Seq,
-    /// What a summary covers that nobody has answered yet; any other covers less than was answered.
+    /// Last entry that a summary found after `answered` covers; 0 if there is none. Earlier summaries cover less.
     summarised: Seq,
 }
 
-/// Looks for the nearest point at or before an entry at which a history is a valid prompt: no call there lacks its
-/// result. It is shown the entries from that one on, backwards.
+/// Search for the last valid fork point at or before an entry. At a valid point the history is a valid prompt: every call
+/// has its result. The caller passes the entries backwards, beginning with that entry.
 #[derive(Debug)]
 pub struct ForkSearch {
     point: ForkPoint,
-    /// Results whose calls are yet to come; none any more when the point is found.
+    /// Results that were visited before their calls; `None` as soon as `point.at` is known.
     results: Option<HashSet<CallId>>,
 }
 
 impl ForkSearch {
-    /// Begins at an entry.
+    /// Starts a search at an entry.
     pub fn new(at: Seq) -> ForkSearch {
         let point = ForkPoint { at, answered: 0, summarised: 0 };
         ForkSearch { point, results: Some(HashSet::new()) }
     }
 
-    /// Looks at the next entry backwards; the point, as soon as all is known of it. After the point itself that takes
-    /// no more than what came in between two answers of the model.
-    pub fn look(&mut self, seq: Seq, item: &Item) -> Option<ForkPoint> {
+    /// Visits the next entry backwards. Returns the point as soon as it is complete. After `at` is known, this takes only
+    /// the entries back to the model's last answer.
+    pub fn visit(&mut self, seq: Seq, item: &Item) -> Option<ForkPoint> {
         match item {
             Item::Result { call_id, .. } => {
                 if let Some(results) = &mut self.results {
@@ -56,15 +56,15 @@ impl ForkSearch {
         None
     }
 
-    /// The point, if there was nothing more to look at.
-    pub fn end(self) -> ForkPoint {
+    /// Returns the point after the first entry of the history was visited.
+    pub fn finish(self) -> ForkPoint {
         self.point
     }
 }
 
 impl Head {
-    /// The head of a fork that begins at a point of this thread. It inherits no calls, subscriptions, timers or
-    /// children, and waits to be spoken to.
+    /// Returns the head of a fork that begins at a point of this thread. The fork is idle and inherits no calls,
+    /// subscriptions, timers or children.
     pub fn fork(&self, point: ForkPoint) -> Head {
         let ForkPoint { at, answered, summarised } = point;
         Head { seq: at, settled: at, answered, summarised, ..Head::new() }

@@ -1,138 +1,138 @@
-//! The head: the state of a thread besides its history. It is small and bounded by [`Limits`].
+//! The head: the state of a thread besides its history. It is small, and [`Limits`] bounds its size.
 //!
-//! A phase owns the data that makes sense only in that phase. How a head is stored is described in `stored.rs`.
+//! Data that exists only in one phase belongs to that variant of [`Phase`]. `stored.rs` defines the stored form.
 
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::{Item, Limits, Seq, words};
+use crate::{Item, Limits, Seq, texts};
 
-/// The state of a thread besides its history and the content of its held input.
+/// State of a thread, without its history and without the content of held input.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Head {
     pub(crate) phase: Phase,
     pub(crate) origin: Origin,
-    /// Number of the last question to the model; 0 before the first.
+    /// Number of the last turn; 0 before the first.
     pub(crate) turn: u64,
-    /// Questions since the last reset by something from outside.
-    pub(crate) turns_awake: u32,
-    /// Time of the newest input from outside (a person, a tool, an event or a long timer) that this thread has heard, or
-    /// heard of from other threads of its session.
-    pub(crate) heard: Timestamp,
-    /// The value of `heard` when `turns_awake` was last reset.
-    pub(crate) reset_for: Timestamp,
-    /// The last entry.
+    /// Number of turns since the last external input reset the count.
+    pub(crate) turns_since_wake: u32,
+    /// Time of the newest external input (from a user, a tool, an event or a long timer) that this thread received or
+    /// learned of from other threads of its session.
+    pub(crate) external_input_at: Timestamp,
+    /// Value of `external_input_at` when `turns_since_wake` was last reset.
+    pub(crate) turns_reset_at: Timestamp,
+    /// Number of the last entry.
     pub(crate) seq: Seq,
-    /// The last entry at which nothing was open and nothing unanswered. Children for events inherit up to here.
+    /// Last entry at which no call was open and nothing was unanswered. Event children inherit the history up to here.
     pub(crate) settled: Seq,
-    /// The model has answered everything up to here, and every call had a result there. A summary ends here.
+    /// Last entry that the model has answered; every call up to there has a result. A summary ends here.
     pub(crate) answered: Seq,
-    /// The last entry that the last summary covers.
+    /// Last entry that the newest summary covers; 0 without a summary.
     pub(crate) summarised: Seq,
-    /// Tokens that the model read for its last answer; 0 if unknown or outdated.
+    /// Input tokens of the last answer; 0 if unknown or outdated.
     pub(crate) prompt_tokens: u64,
-    /// Counts the ids that the thread has made: of calls, questions and children.
+    /// Number of ids that the thread has made: for calls, questions and children.
     pub(crate) ids: u64,
-    /// Open calls that show a placeholder in the history.
+    /// Open calls that have a placeholder result in the history.
     pub(crate) background: Vec<OpenCall>,
     pub(crate) subscriptions: Vec<Subscription>,
     pub(crate) questions: Vec<Question>,
-    /// Input that is written when the batch closes or the answer has no calls.
-    pub(crate) held: Held,
-    /// Input that is written when the thread would be idle.
-    pub(crate) queued: Held,
-    /// Open children: spawned ones, and those at work on events.
+    /// Input that is written into the history when the batch closes or the answer has no calls.
+    pub(crate) held: InputQueue,
+    /// Input that is written into the history when the thread would be idle.
+    pub(crate) queued: InputQueue,
+    /// Open children: those that the model spawned, and active event children.
     pub(crate) children: Vec<ThreadId>,
-    /// Open children for events that are not at work any more.
-    pub(crate) resting: Vec<ThreadId>,
-    /// Events that wait for a child and children at work on events, by subscription.
+    /// Open event children that reported themselves idle.
+    pub(crate) idle_event_children: Vec<ThreadId>,
+    /// Waiting events and active event children, by subscription.
     pub(crate) backlogs: Vec<Backlog>,
-    /// Whether this thread, which was made for events, has told its parent that it is not at work any more.
-    pub(crate) left_work: bool,
+    /// Whether this thread is an event child that has reported itself idle to its parent.
+    pub(crate) reported_idle: bool,
     pub(crate) usage: Usage,
 }
 
-/// What a thread is doing.
+/// Phase of a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
-    /// Nothing.
+    /// The thread waits for input.
     Idle,
-    /// Question [`Head::turn`] is with the model.
-    Asking(Asking),
+    /// The model is being asked; the turn is [`Head::turn`].
+    Asking(TurnInProgress),
     /// Calls of the last assistant entry are open.
     Waiting {
-        /// Those without a result, in call order. Never empty between steps.
+        /// Calls without a result, in call order. Never empty between steps.
         batch: Vec<OpenCall>,
     },
-    /// The model could not be asked.
+    /// The last request to the model failed.
     Failed {
-        /// Why, for people.
+        /// Reason that is shown to the user.
         why: String,
-        /// Time of the first failure since anybody did something about it.
+        /// Time of the first failure since the last success or the last action of the user.
         since: Timestamp,
-        /// Time of the next attempt; without one, a person has to do something first.
+        /// Time of the next attempt; `None` if the user has to act first.
         retry_at: Option<Timestamp>,
     },
-    /// The model is not asked until a person or the clock allows it.
+    /// The model is not asked until the user resumes the thread or the pause ends.
     Paused(Pause),
-    /// The thread takes no input any more.
+    /// The thread accepts no more input.
     Closed,
 }
 
-/// A question to the model.
+/// A turn that the model has not answered yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asking {
-    /// It covers the entries up to here.
+pub struct TurnInProgress {
+    /// Last entry that the prompt includes.
     pub up_to: Seq,
-    /// Answers in a row that a user's message dropped.
+    /// Number of consecutive answers that user messages dropped.
     pub dropped: u8,
-    /// Time of the first failure of the questions that this one repeats.
+    /// Time of the first failure, if this turn retries a failed one.
     pub failing_since: Option<Timestamp>,
 }
 
-/// Why and how long a thread is paused.
+/// Reason and end of a pause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pause {
-    /// The reason, for people.
+    /// Reason that is shown to the user.
     pub why: String,
-    /// Whose limit was reached.
+    /// Owner of the limit that was reached.
     pub scope: PauseScope,
-    /// Time at which the thread goes on by itself.
+    /// Time at which the thread resumes without help; `None` if the user has to resume it.
     pub until: Option<Timestamp>,
 }
 
-/// Whose limit paused a thread.
+/// Owner of the limit that paused a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PauseScope {
-    /// The session's budget. Resuming lifts it for all threads of the session.
+    /// The session's budget. Resuming renews it and resumes all threads that it paused.
     #[default]
     Session,
-    /// The thread's own.
+    /// The thread itself.
     Thread,
 }
 
-/// Where a thread came from.
+/// How a thread was created.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// A client made it.
+    /// By a client of the runtime.
     #[default]
     Root,
-    /// An event of its parent's subscription made it.
+    /// For events of a subscription of its parent. Such a thread is an event child.
     Event {
-        /// The parent.
+        /// Thread that has the subscription.
         parent: ThreadId,
-        /// The call that subscribed.
+        /// Call that subscribed.
         call: CallId,
-        /// The tool of that call.
+        /// Tool of that call.
         tool: String,
     },
-    /// Its parent's model made it.
+    /// By its parent's model with `spawn_thread`.
     Spawn {
-        /// The parent.
+        /// Thread that spawned it.
         parent: ThreadId,
-        /// The call that made it.
+        /// Call of `spawn_thread`.
         call: CallId,
     },
 }
@@ -146,16 +146,17 @@ impl Origin {
         matches!(self, Origin::Event { .. })
     }
 
-    /// The parent, the call of the parent that started the thread, and the tool of that call.
+    /// Returns the parent, the call of the parent that created the thread, and the tool of that call; `None` for a root.
     pub fn parent(&self) -> Option<(&ThreadId, &CallId, &str)> {
         match self {
             Origin::Root => None,
             Origin::Event { parent, call, tool } => Some((parent, call, tool)),
-            Origin::Spawn { parent, call } => Some((parent, call, words::SPAWN_THREAD)),
+            Origin::Spawn { parent, call } => Some((parent, call, texts::SPAWN_THREAD)),
         }
     }
 
-    /// The cause of a thread; none if it has the same cause as its parent: spawning a thread gives no rights.
+    /// Returns the cause of the thread. `None` means that it has the cause of its parent, so that spawning a thread grants
+    /// no rights.
     pub fn cause(&self) -> Option<Cause> {
         match self {
             Origin::Root => Some(Cause::Client),
@@ -165,16 +166,16 @@ impl Origin {
     }
 }
 
-/// The cause of a thread, which decides what its agent may do there.
+/// Cause of a thread, which decides what its agent may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cause {
     /// A client of the runtime.
     Client,
-    /// An event, whose content may be anybody's.
+    /// An event, whose content is not trusted.
     Event,
 }
 
-/// The tool server of a call: its base URL as configured.
+/// Tool server of a call: its configured base URL.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Server(pub String);
@@ -182,168 +183,169 @@ pub struct Server(pub String);
 impl Server {
     const RUNTIME: &str = "rap:runtime";
 
-    /// The runtime itself, which carries out sleeps, waits and schedules.
+    /// Returns the server value that stands for the runtime itself, which executes sleeps, waits and schedules.
     pub fn runtime() -> Server {
         Server(Server::RUNTIME.into())
     }
 
-    /// Whether it is the runtime itself.
+    /// Returns whether this is the runtime itself.
     pub fn is_runtime(&self) -> bool {
         self.0 == Server::RUNTIME
     }
 }
 
-/// A call without a result, or with a placeholder for one.
+/// A call that has no result yet, or only a placeholder result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenCall {
-    /// The call's id, made by the runtime.
+    /// Id that the runtime made.
     pub id: CallId,
-    /// The model's own id.
+    /// Id that the model gave the call; `None` if it was malformed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call_id: Option<CallId>,
     /// Name of the tool.
     pub name: String,
-    /// Its tool server.
+    /// Tool server that executes the call.
     pub server: Server,
-    /// The assistant entry that makes it.
+    /// Number of the assistant entry that contains the call.
     pub seq: Seq,
-    /// Time at which it was made, or approved.
+    /// Time at which the call was made or approved.
     pub since: Timestamp,
-    /// Time at which it times out. A sleep returns then.
+    /// Time at which the call times out, or a sleep ends; `None` means never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
-    /// Whether it is not sent before a person allows it.
+    /// Whether the call waits for the user's approval. It is not sent before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unapproved: bool,
-    /// A callback of its tool that was refused, if nothing valid came since.
+    /// The last callback that was refused, if no valid one followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub problem: Option<Problem>,
+    pub problem: Option<CallbackProblem>,
 }
 
-/// A callback that was refused while its call was open.
+/// A refused callback of an open call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Problem {
-    /// The reason, such as `413: too large`.
+pub struct CallbackProblem {
+    /// Status and reason, such as `413: too large`.
     pub why: String,
-    /// Time at which the call is settled if nothing valid follows.
+    /// Time at which the call is settled as failed if no valid callback follows.
     pub settle_at: Timestamp,
 }
 
 impl OpenCall {
-    /// Whether a tool server has it, or may have it.
+    /// Returns whether the call was sent to a tool server, or may have been.
     pub fn is_sent(&self) -> bool {
         !self.server.is_runtime() && !self.unapproved
     }
 
-    /// Time of its next timer.
+    /// Returns the time of the call's next timer.
     pub fn timer(&self) -> Option<Timestamp> {
         let problem = self.problem.as_ref().map(|problem| problem.settle_at);
         self.until.into_iter().chain(problem).min()
     }
 }
 
-/// A call that returned `subscription: true` and has not ended.
+/// An active subscription: a call whose result had `subscription: true`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subscription {
-    /// The call.
+    /// Id of the call that subscribed.
     pub id: CallId,
-    /// The model's own id of the call.
+    /// Id that the model gave that call; `None` if it was malformed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call_id: Option<CallId>,
     /// Name of the tool.
     pub name: String,
-    /// The server that sends the events.
+    /// Tool server that sends the events.
     pub server: Server,
-    /// The assistant entry that made the call.
+    /// Number of the assistant entry that contains the call.
     pub seq: Seq,
-    /// Time of the confirmation.
+    /// Time at which the subscription was confirmed.
     pub since: Timestamp,
-    /// Time of the next timer of a schedule.
+    /// Time of a schedule's next timer; `None` for a subscription of a tool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<Timestamp>,
-    /// Whether the next time of a schedule could not be computed. Its timer then only computes it again.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub unscheduled: bool,
-    /// Number of event ids that were recorded for it.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub marks: u64,
+    /// Whether the next time of a schedule could not be computed. The timer then only computes it again.
+    #[serde(default, rename = "unscheduled", skip_serializing_if = "std::ops::Not::not")]
+    pub next_unknown: bool,
+    /// Number of event ids that were recorded for the subscription, including forgotten ones.
+    #[serde(default, rename = "marks", skip_serializing_if = "is_zero")]
+    pub recorded_event_ids: u64,
 }
 
-/// The events of one subscription that go to children. It outlives its subscription until it is empty.
+/// Events of one subscription that event children handle. A backlog may outlive its subscription; it is removed when no
+/// event waits and no child is active.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Backlog {
-    /// The call that subscribed.
+    /// Call that subscribed.
     pub call: CallId,
-    /// Its tool.
+    /// Tool of that call.
     pub tool: String,
-    /// The events that wait.
-    #[serde(default, skip_serializing_if = "Held::is_new")]
-    pub held: Held,
-    /// The children at work on earlier events.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub at_work: Vec<ThreadId>,
+    /// Events that wait for a child.
+    #[serde(default, skip_serializing_if = "InputQueue::is_default")]
+    pub held: InputQueue,
+    /// Children that are working on earlier events. Each occupies a slot.
+    #[serde(default, rename = "at_work", skip_serializing_if = "Vec::is_empty")]
+    pub active_children: Vec<ThreadId>,
 }
 
-/// A question of an open call that waits for a person.
+/// A question of an open call to the user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
-    /// Its number in the thread.
+    /// Number of the question in its thread.
     pub no: u64,
-    /// The call that asks.
+    /// Call that asks.
     pub call: CallId,
-    /// What is asked.
+    /// Kind of question.
     pub kind: QuestionKind,
-    /// Whether it was answered. It is kept until its call settles, so that it is not asked again.
+    /// Whether the user has answered. The question is kept until its call is settled, so that it is not asked twice.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub answered: bool,
 }
 
-/// What is asked of a person.
+/// Kind of a question to the user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QuestionKind {
-    /// To sign in elsewhere; the tool learns of it by itself.
+    /// The user has to sign in on a web page. The tool notices the sign-in itself.
     SignIn,
-    /// To allow a call: the first answer allows it, the second one refuses it and is the default.
+    /// The user has to allow a call. The first answer allows it; the second refuses it and is the default.
     Approval,
-    /// To choose one of several answers.
+    /// The user has to choose one of several answers.
     Choice {
         /// Number of answers.
         choices: usize,
-        /// The answer of a question that is dismissed.
+        /// Index of the answer that is sent if the user dismisses the question.
         default: usize,
-        /// Digest of the response URL: the same question twice is one.
+        /// Digest of the response URL. Two questions of a call with the same digest are the same question.
         digest: u64,
     },
 }
 
-/// What the head knows of held input.
+/// Counters of a queue of held input. The entries themselves are stored outside of the head.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Held {
-    /// Number of the first entry held.
+pub struct InputQueue {
+    /// Number of the first held entry in the queue.
     pub first: u64,
-    /// Number of the next entry.
+    /// Number that the next held entry gets.
     pub next: u64,
-    /// Number of inputs that the entries came from.
+    /// Count of inputs that the entries came from.
     pub inputs: u32,
     /// Size of the entries in bytes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes: u64,
-    /// Arrival of the oldest.
+    /// Arrival time of the oldest input; `None` if the queue is empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// Whether a user's message is among them.
+    /// Whether the queue contains a user message.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub user: bool,
-    /// Whether all of them are messages of the thread's own session.
+    /// Whether the queue contains only messages of other threads of the session.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub session_only: bool,
-    /// Time of the newest input from outside that such a message told of.
-    #[serde(default, skip_serializing_if = "is_never")]
-    pub heard: Timestamp,
+    /// Time of the newest external input that those messages carry.
+    #[serde(default, rename = "heard", skip_serializing_if = "is_zero_time")]
+    pub external_input_at: Timestamp,
 }
 
-pub(crate) fn is_never(time: &Timestamp) -> bool {
+pub(crate) fn is_zero_time(time: &Timestamp) -> bool {
     time.0 == 0
 }
 
@@ -351,27 +353,28 @@ pub(crate) fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-impl Held {
-    pub(crate) fn is_new(&self) -> bool {
-        *self == Held::default()
+impl InputQueue {
+    pub(crate) fn is_default(&self) -> bool {
+        *self == InputQueue::default()
     }
 
-    /// Whether nothing is held.
+    /// Returns whether the queue holds no entries.
     pub fn is_empty(&self) -> bool {
         self.first == self.next
     }
 
-    /// Number of entries.
+    /// Returns the number of held entries.
     pub fn entries(&self) -> u64 {
         self.next - self.first
     }
 
-    /// Whether there is no room for another input. The last one that finds room may be as large as any.
+    /// Returns whether another input must be refused. The size is checked before an input is added, so the last one may
+    /// exceed the limit.
     pub fn is_full(&self, limits: &Limits) -> bool {
         self.inputs >= limits.held || self.bytes >= limits.held_bytes
     }
 
-    /// Adds one input and returns the number of its first entry.
+    /// Counts one more input and returns the number of its first entry.
     pub(crate) fn add(&mut self, items: &[Item], now: Timestamp) -> u64 {
         let first = self.next;
         self.inputs += 1;
@@ -381,20 +384,20 @@ impl Held {
         first
     }
 
-    /// Removes everything and returns the number of the first entry and their count.
+    /// Empties the queue. Returns the number of its first entry and the count of its entries.
     pub(crate) fn clear(&mut self) -> (u64, u64) {
         let removed = (self.first, self.entries());
-        *self = Held { first: self.next, next: self.next, ..Held::default() };
+        *self = InputQueue { first: self.next, next: self.next, ..InputQueue::default() };
         removed
     }
 
-    /// Removes the first inputs, each of so many entries, and returns the number of the first entry.
+    /// Removes the oldest `inputs`, which have `entries` entries each. Returns the number of the first removed entry.
     pub(crate) fn take_inputs(&mut self, inputs: u32, entries: u64) -> u64 {
         if inputs >= self.inputs {
             return self.clear().0;
         }
         let first = self.first;
-        // The size of each is not known here; they count as equally large.
+        // The size of each input is not known here; they count as equally large.
         self.bytes -= self.bytes / u64::from(self.inputs) * u64::from(inputs);
         self.inputs -= inputs;
         self.first += u64::from(inputs) * entries;
@@ -402,14 +405,14 @@ impl Held {
     }
 }
 
-/// The cost of the model's answers in tokens.
+/// Tokens that answers of the model cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Usage {
-    /// Tokens read.
+    /// Input tokens.
     pub input: u64,
-    /// Tokens written.
+    /// Output tokens.
     pub output: u64,
-    /// Tokens read from the provider's cache, which are part of `input`.
+    /// Input tokens that came from the provider's cache; they are included in `input`.
     #[serde(default)]
     pub cached: u64,
 }
@@ -421,36 +424,36 @@ impl Usage {
         self.cached = self.cached.saturating_add(more.cached);
     }
 
-    /// Tokens read and written.
+    /// Returns the sum of input and output tokens.
     pub fn tokens(&self) -> u64 {
         self.input.saturating_add(self.output)
     }
 }
 
-/// What people see of a phase.
+/// Status of a thread in the client API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// The thread takes no input any more.
+    /// The thread accepts no more input.
     Closed,
-    /// The model could not be asked.
+    /// The last request to the model failed.
     Failed,
     /// The model is being asked.
     Running,
-    /// A person has to choose, to sign in, or to let the thread go on.
+    /// The user has to answer a question, sign in, or resume the thread.
     NeedsYou,
     /// A call is open.
     Waiting,
-    /// Nothing happens.
+    /// The thread waits for input.
     Idle,
 }
 
 impl Status {
-    /// All of them.
+    /// All statuses.
     pub const ALL: [Status; 6] =
         [Status::Closed, Status::Failed, Status::Running, Status::NeedsYou, Status::Waiting, Status::Idle];
 
-    /// The name in the API.
+    /// Returns the name in the client API.
     pub fn as_str(self) -> &'static str {
         match self {
             Status::Closed => "closed",
@@ -464,15 +467,15 @@ impl Status {
 }
 
 impl Head {
-    /// A thread to which nothing has happened.
+    /// Returns the head of a new root thread.
     pub fn new() -> Head {
         Head {
             phase: Phase::Idle,
             origin: Origin::Root,
             turn: 0,
-            turns_awake: 0,
-            heard: Timestamp(0),
-            reset_for: Timestamp(0),
+            turns_since_wake: 0,
+            external_input_at: Timestamp(0),
+            turns_reset_at: Timestamp(0),
             seq: 0,
             settled: 0,
             answered: 0,
@@ -482,27 +485,27 @@ impl Head {
             background: Vec::new(),
             subscriptions: Vec::new(),
             questions: Vec::new(),
-            held: Held::default(),
-            queued: Held::default(),
+            held: InputQueue::default(),
+            queued: InputQueue::default(),
             children: Vec::new(),
-            resting: Vec::new(),
+            idle_event_children: Vec::new(),
             backlogs: Vec::new(),
-            left_work: false,
+            reported_idle: false,
             usage: Usage::default(),
         }
     }
 
-    /// What the thread is doing.
+    /// Returns the phase.
     pub fn phase(&self) -> &Phase {
         &self.phase
     }
 
-    /// Where the thread came from.
+    /// Returns how the thread was created.
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
 
-    /// The first that applies, in the order of [`Status`].
+    /// Returns the status: the first that applies, in the order of the variants of [`Status`].
     pub fn status(&self) -> Status {
         match self.phase {
             Phase::Closed => Status::Closed,
@@ -515,70 +518,70 @@ impl Head {
         }
     }
 
-    /// Number of the last question to the model; 0 before the first.
+    /// Returns the number of the last turn; 0 before the first.
     pub fn turn(&self) -> u64 {
         self.turn
     }
 
-    /// The last entry.
+    /// Returns the number of the last entry.
     pub fn seq(&self) -> Seq {
         self.seq
     }
 
-    /// The last entry at which nothing was open and nothing unanswered.
+    /// Returns the last entry at which no call was open and nothing was unanswered.
     pub fn settled(&self) -> Seq {
         self.settled
     }
 
-    /// The last entry that the model has answered.
+    /// Returns the last entry that the model has answered.
     pub fn answered(&self) -> Seq {
         self.answered
     }
 
-    /// The last entry that a summary covers.
+    /// Returns the last entry that the newest summary covers; 0 without a summary.
     pub fn summarised(&self) -> Seq {
         self.summarised
     }
 
-    /// Questions to the model since something from outside was heard.
-    pub fn turns_awake(&self) -> u32 {
-        self.turns_awake
+    /// Returns the number of turns since the last external input.
+    pub fn turns_since_wake(&self) -> u32 {
+        self.turns_since_wake
     }
 
-    /// Tokens that the model read for its last answer; 0 if unknown or outdated.
+    /// Returns the input tokens of the last answer; 0 if unknown or outdated.
     pub fn prompt_tokens(&self) -> u64 {
         self.prompt_tokens
     }
 
-    /// The cost of all answers.
+    /// Returns the tokens that all answers of this thread cost.
     pub fn usage(&self) -> Usage {
         self.usage
     }
 
-    /// The turn that is with the model.
-    pub fn asking(&self) -> Option<u64> {
+    /// Returns the number of the turn that the model is answering; `None` in any phase but [`Phase::Asking`].
+    pub fn turn_in_progress(&self) -> Option<u64> {
         matches!(self.phase, Phase::Asking(_)).then_some(self.turn)
     }
 
-    /// The last entry that the question with the model covers.
-    pub fn asking_up_to(&self) -> Option<Seq> {
+    /// Returns the last entry that the prompt of the turn in progress includes.
+    pub fn prompt_up_to(&self) -> Option<Seq> {
         match &self.phase {
             Phase::Asking(asking) => Some(asking.up_to),
             _ => None,
         }
     }
 
-    /// Whether the thread takes no input any more.
+    /// Returns whether the thread is closed.
     pub fn is_closed(&self) -> bool {
         self.phase == Phase::Closed
     }
 
-    /// The last entry that a summary would cover, if there is anything that the last one does not cover.
-    pub fn coverable(&self) -> Option<Seq> {
+    /// Returns the last entry that a new summary would cover; `None` if the newest summary covers it already.
+    pub fn summarisable_up_to(&self) -> Option<Seq> {
         (self.answered > self.summarised).then_some(self.answered)
     }
 
-    /// The calls of the last assistant entry that have no result yet.
+    /// Returns the calls of the last assistant entry that have no result yet.
     pub fn batch(&self) -> &[OpenCall] {
         match &self.phase {
             Phase::Waiting { batch } => batch,
@@ -586,79 +589,79 @@ impl Head {
         }
     }
 
-    /// Open calls that show a placeholder in the history.
+    /// Returns the open calls that have a placeholder result in the history.
     pub fn background(&self) -> &[OpenCall] {
         &self.background
     }
 
-    /// All open calls.
+    /// Returns all open calls.
     pub fn open_calls(&self) -> impl Iterator<Item = &OpenCall> {
         self.batch().iter().chain(&self.background)
     }
 
-    /// An open call.
+    /// Returns the open call with this id.
     pub fn open_call(&self, call: &CallId) -> Option<&OpenCall> {
         self.open_calls().find(|open| open.id == *call)
     }
 
-    /// Whether a call is open.
+    /// Returns whether the call is open.
     pub fn is_open(&self, call: &CallId) -> bool {
         self.open_call(call).is_some()
     }
 
-    /// The active subscriptions.
+    /// Returns the active subscriptions, schedules included.
     pub fn subscriptions(&self) -> &[Subscription] {
         &self.subscriptions
     }
 
-    /// An active subscription.
+    /// Returns the active subscription with this id.
     pub fn subscription(&self, call: &CallId) -> Option<&Subscription> {
         self.subscriptions.iter().find(|subscription| subscription.id == *call)
     }
 
-    /// Questions that wait for a person, or whose call is still open.
+    /// Returns the questions of open calls to the user, answered ones included.
     pub fn questions(&self) -> &[Question] {
         &self.questions
     }
 
-    /// Input that waits for the batch to close or the model to answer.
-    pub fn held(&self) -> &Held {
+    /// Returns the queue of input that waits until the batch closes or the model answers without calls.
+    pub fn held(&self) -> &InputQueue {
         &self.held
     }
 
-    /// Input that waits for the thread to be idle.
-    pub fn queued(&self) -> &Held {
+    /// Returns the queue of input that waits until the thread would be idle.
+    pub fn queued(&self) -> &InputQueue {
         &self.queued
     }
 
-    /// Events that wait for a child, by subscription.
+    /// Returns the events that wait for a child, by subscription.
     pub fn backlogs(&self) -> &[Backlog] {
         &self.backlogs
     }
 
-    /// Number of children at work on events. All of them are among the open children.
-    pub(crate) fn at_work(&self) -> usize {
-        self.backlogs.iter().map(|backlog| backlog.at_work.len()).sum()
+    /// Number of active event children. `children` contains all of them.
+    pub(crate) fn active_event_children(&self) -> usize {
+        self.backlogs.iter().map(|backlog| backlog.active_children.len()).sum()
     }
 
-    /// Children that are not closed.
+    /// Returns the children that are not closed.
     pub fn children(&self) -> impl Iterator<Item = &ThreadId> {
-        self.children.iter().chain(&self.resting)
+        self.children.iter().chain(&self.idle_event_children)
     }
 
-    /// Time since which a waiting thread keeps somebody else waiting: held input, or the events of its parent.
-    pub(crate) fn delays_since(&self) -> Option<Timestamp> {
-        let delays_parent = self.origin.is_event() && !self.left_work;
+    /// Time since which a waiting thread delays its held input or, in an event child, the waiting events of its parent.
+    pub(crate) fn delays_others_since(&self) -> Option<Timestamp> {
+        let delays_parent = self.origin.is_event() && !self.reported_idle;
         let calls = self.batch().iter().map(|call| call.since).min().filter(|_| delays_parent);
         self.held.since.into_iter().chain(calls).min()
     }
 
-    /// Time at which the thread wants an [`crate::Input::Due`], if nothing else happens before.
+    /// Returns the time at which the thread needs [`crate::Input::Due`] if no other input changes it before.
     pub fn due(&self, limits: &Limits) -> Option<Timestamp> {
         match &self.phase {
             Phase::Failed { retry_at, .. } => *retry_at,
             Phase::Paused(pause) => pause.until,
-            Phase::Waiting { .. } => self.delays_since().map(|since| since.plus(limits.hold_max)),
+            Phase::Waiting { .. } => self.delays_others_since().map(|since| since.plus(limits.hold_max)),
             Phase::Idle | Phase::Asking(_) | Phase::Closed => None,
         }
     }

@@ -1,6 +1,6 @@
 //! Inputs: everything that can happen to a thread.
 //!
-//! An input says what happened and nothing else. What the rules must know besides the head is in [`crate::Facts`].
+//! An input describes only what happened. Stored state that a step needs besides the head is in [`crate::Facts`].
 
 use rap_protocol::{AuthUrl, Body, CallId, EventId, ResponseUrl, Segment, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -8,249 +8,251 @@ use serde_json::Value;
 
 use crate::{Arguments, Server, Thoughts, Usage};
 
-/// Something that happens to a thread.
+/// An input of [`crate::step`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
-    /// The thread was made, perhaps with a first message of its user.
+    /// The thread was created.
     Begin {
-        /// The message.
+        /// The user's first message; `None` leaves the thread idle.
         text: Option<String>,
     },
-    /// A message of the user.
+    /// The user sent a message.
     UserMessage {
-        /// The message.
+        /// Text of the message.
         text: String,
-        /// What to do if the thread is busy.
+        /// Effect of the message on a busy thread.
         on_busy: OnBusy,
     },
     /// The model answered.
     TurnEnded {
-        /// The question that it answers.
+        /// Number of the turn that the answer belongs to. An answer to any other turn than the current one is ignored.
         turn: u64,
-        /// The answer.
+        /// The answer, with its calls resolved against the toolset.
         answer: Answer,
     },
-    /// The model could not be asked.
+    /// The request to the model failed.
     TurnFailed {
-        /// The question.
+        /// Number of the turn.
         turn: u64,
-        /// The reason, for people.
+        /// Reason that is shown to the user.
         why: String,
-        /// Whether it makes sense to ask again.
-        again: Again,
+        /// Whether the runtime retries without help.
+        retry: TurnRetry,
     },
-    /// The question cannot be made short enough for the model.
+    /// The prompt does not fit into the model's context window, and a summary would not help.
     PromptTooLong {
-        /// The question.
+        /// Number of the turn.
         turn: u64,
-        /// The reason, for people.
+        /// Reason that is shown to the user.
         why: String,
     },
-    /// Instead of an answer, the model gave a summary of what it has answered before: everything up to
-    /// [`crate::Head::coverable`].
+    /// The prompt was too long, and the model wrote a summary of the entries up to
+    /// [`crate::Head::summarisable_up_to`].
     Summarised {
-        /// The question for which there was no room.
+        /// Number of the turn whose prompt was too long.
         turn: u64,
-        /// The summary.
+        /// Text of the summary.
         text: String,
-        /// Its cost.
+        /// Tokens that the summary cost.
         usage: Usage,
     },
-    /// An answer was paid for that nobody waits for any more.
-    Spent(Usage),
+    /// The model answered a turn that was abandoned. Only the tokens are counted.
+    UnusedAnswer(Usage),
     /// A tool sent a result.
     ToolResult {
-        /// The call.
+        /// Call that the result belongs to.
         call: CallId,
-        /// The result.
+        /// Result as it arrived in the callback.
         result: ToolResult,
     },
-    /// A call will have no result of its tool: its invocation, or an answer that it waits for, could not be delivered.
+    /// The tool will not send a result: the invocation, or a user's answer that the tool waits for, could not be
+    /// delivered, or the server has lost the call.
     CallFailed {
-        /// The call.
+        /// Call that failed.
         call: CallId,
-        /// The result that says why.
+        /// Result for the model, which states the reason.
         text: String,
     },
-    /// A callback of an open call was refused as malformed or too large.
+    /// A callback of an open call was refused because it was malformed or too large.
     CallbackRefused {
-        /// The call.
+        /// Call that the callback belongs to.
         call: CallId,
-        /// The reason, such as `413: too large`.
+        /// Status and reason, such as `413: too large`.
         why: String,
     },
-    /// The timer of a call or schedule has fired.
+    /// The timer of a call or schedule fired.
     TimerFired {
-        /// The call.
+        /// Call or schedule that owns the timer.
         call: CallId,
     },
-    /// An event of a subscription.
+    /// A tool sent an event of a subscription.
     Event {
-        /// The call that subscribed.
+        /// Call that subscribed.
         call: CallId,
-        /// The event.
+        /// Event as it arrived in the callback.
         event: Event,
     },
-    /// The tool server of an active subscription does not know it any more.
+    /// Status checks showed that the tool server has lost an active subscription.
     SubscriptionLost {
-        /// The call that subscribed.
+        /// Call that subscribed.
         call: CallId,
     },
     /// A tool asks the user to sign in.
     SignInRequested {
-        /// The call.
+        /// Call that needs the sign-in.
         call: CallId,
-        /// The address to sign in at.
+        /// Address of the sign-in page.
         url: AuthUrl,
     },
     /// A tool asks the user to choose.
     ChoiceRequested {
-        /// The call.
+        /// Call that asks.
         call: CallId,
-        /// The question.
+        /// Question and possible answers.
         choice: Choice,
     },
-    /// A tool shows something to people.
+    /// A tool updated a view.
     View {
-        /// The call by whose callback URL it came.
+        /// Call whose callback URL received the update.
         call: CallId,
-        /// The kind of view.
+        /// Type of the view. A view replaces an earlier one of the same server and type.
         view_type: String,
-        /// Its content.
+        /// Content, which the runtime does not interpret.
         content: Value,
     },
-    /// The user answers the oldest question of a call.
+    /// The user answers the oldest open question of a call.
     Choose {
-        /// The call.
+        /// Call that asked.
         call: CallId,
-        /// The answer; none dismisses the question.
+        /// Index of the chosen answer; `None` dismisses the question, which selects the default answer.
         selected: Option<usize>,
     },
-    /// Stop the calls and the answer in progress.
+    /// Stop all open calls and the answer in progress.
     Interrupt,
-    /// Stop one call, or one subscription.
+    /// Stop one call or end one subscription.
     Cancel {
-        /// The call.
+        /// Open call, or call that subscribed.
         call: CallId,
     },
-    /// Go on after a failure or a pause.
+    /// Resume a failed or paused thread.
     Resume,
     /// Close the thread and its descendants.
     Close,
-    /// The time that [`crate::Head::due`] named has come.
+    /// The due time of the thread ([`crate::Head::due`]) has passed.
     Due,
-    /// Something that people should know.
+    /// Write a notice for the user into the history.
     Notice {
-        /// The text.
+        /// Text of the notice.
         text: String,
     },
-    /// A message of another thread of the session.
+    /// Another thread of the same session sent a message.
     FromThread {
-        /// The sender.
+        /// Thread that sent it.
         sender: ThreadId,
-        /// The message.
+        /// Message that was sent.
         message: ThreadMessage,
     },
 }
 
-/// A message between threads of one session. Stored until its receiver has taken it.
+/// A message between threads of one session. It is stored until the receiver has processed it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ThreadMessage {
-    /// From a parent that is closed: close too.
+    /// Sent by a parent that was closed: the child is closed as well.
     Close,
-    /// From a thread whose session was resumed: go on too.
+    /// Sent by the thread through which the user resumed the session: the receiver resumes as well.
     Resume,
-    /// From a child: it is closed.
+    /// Sent by a child that was closed.
     ChildClosed,
-    /// From a child for events: it is not at work any more.
+    /// Sent by an event child that stopped working without being closed: it is idle, failed, paused, or has been waiting
+    /// for a long time. Its slot is free.
     #[serde(rename = "child_rests")]
-    ChildIdle,
-    /// From a child for events: people should know this.
+    EventChildIdle,
+    /// Sent by an event child: a notice for the user, to be written into the parent's history.
     Notice {
-        /// The text.
+        /// Text of the notice.
         text: String,
     },
-    /// From a child: a report.
+    /// Sent by a child: a report for the parent's model.
     Report {
-        /// The call of the parent that started the child.
+        /// Call of the parent that spawned the child or subscribed to its events.
         call: CallId,
-        /// The tool of that call.
+        /// Tool of that call.
         tool: String,
-        /// The report.
+        /// Text of the report.
         text: String,
-        /// Time of the newest input from outside that the child knows of.
-        #[serde(default)]
-        heard: Timestamp,
+        /// Time of the newest external input that the child knows of.
+        #[serde(default, rename = "heard")]
+        external_input_at: Timestamp,
     },
-    /// From a parent: a text for the child's model.
+    /// Sent by a parent: a message for the child's model.
     #[serde(rename = "say")]
     Text {
-        /// The text.
+        /// Text of the message.
         text: String,
-        /// Time of the newest input from outside that the parent knows of.
-        #[serde(default)]
-        heard: Timestamp,
+        /// Time of the newest external input that the parent knows of.
+        #[serde(default, rename = "heard")]
+        external_input_at: Timestamp,
     },
 }
 
-/// What a user's message does to a busy thread.
+/// Effect of a user's message on a busy thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnBusy {
-    /// Open calls go on in the background and the model is asked at once.
+    /// Open calls continue in the background, an answer in progress is dropped, and the model is asked at once.
     #[default]
     Join,
-    /// Open calls and the answer in progress are given up.
+    /// Open calls and the answer in progress are cancelled, and the model is asked at once.
     Interrupt,
-    /// It waits until the thread would be idle.
+    /// The message waits until the thread would be idle.
     Enqueue,
-    /// It is refused.
+    /// The message is refused with [`crate::Ignored::Busy`].
     Reject,
 }
 
-/// An answer of the model.
+/// Answer of the model.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Answer {
-    /// Its text.
+    /// Text of the answer; may be empty.
     pub text: String,
-    /// The calls it makes, in order.
+    /// Calls of the answer, in order.
     pub calls: Vec<PlannedCall>,
-    /// The model's thoughts.
+    /// Thinking that came with the answer; `None` if the model did not think.
     pub thoughts: Option<Thoughts>,
-    /// Its cost.
+    /// Tokens that the answer cost.
     pub usage: Usage,
 }
 
-/// A call that the model makes, resolved against the toolset.
+/// A call of the model's answer, resolved against the toolset.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedCall {
-    /// The model's own id, if it is well-formed.
+    /// Id that the model gave the call; `None` if it is malformed.
     pub call_id: Option<CallId>,
-    /// The tool, as the model wrote it.
+    /// Name of the tool, as the model wrote it.
     pub name: String,
-    /// The arguments.
+    /// Arguments that the model gave.
     pub arguments: Arguments,
-    /// How people see it, if its tool says so.
+    /// Text that users see for the call, from the tool's `displayScript`; `None` if it has none.
     pub display: Option<String>,
-    /// What is to be done.
+    /// How the call is executed.
     pub plan: Plan,
 }
 
-/// What is to be done with a call.
+/// How a call is executed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Plan {
-    /// A tool server carries it out.
+    /// A tool server is invoked.
     Invoke(Server),
-    /// A tool server carries it out if a person allows it.
+    /// A tool server is invoked after the user has allowed the call.
     Approve {
-        /// The tool server.
+        /// Tool server that would be invoked.
         server: Server,
-        /// The question to the person.
+        /// Question for the user.
         prompt: String,
     },
-    /// The runtime carries it out, inside the step.
+    /// The step itself runs a built-in tool.
     BuiltIn(BuiltIn),
-    /// It cannot be carried out; the result that says why.
+    /// The call cannot be executed. The text is its result, which states the reason.
     Refuse(String),
 }
 
@@ -259,98 +261,98 @@ pub enum Plan {
 pub enum BuiltIn {
     /// `cancel_subscription {tool_call_id}`.
     CancelSubscription {
-        /// As the model wrote it.
+        /// Id of the call that subscribed, as the model wrote it.
         tool_call_id: String,
     },
     /// `spawn_thread {instructions}`.
     SpawnThread {
-        /// The child's task.
+        /// Task of the child.
         instructions: String,
     },
     /// `report_to_parent {report}`.
     ReportToParent {
-        /// The report.
+        /// Text of the report.
         report: String,
     },
     /// `close_thread {report?}`.
     CloseThread {
-        /// The last report.
+        /// Last report to the parent.
         report: Option<String>,
     },
     /// `send_message_to_child {thread_id, message}`.
     SendMessageToChild {
-        /// As the model wrote it.
+        /// Id of the child, as the model wrote it.
         thread_id: String,
-        /// The message.
+        /// Text of the message.
         message: String,
     },
     /// `sleep {seconds}` and `sleep_until {time, timezone}`.
     Sleep {
-        /// The end of the sleep.
+        /// Time at which the sleep ends.
         until: Timestamp,
     },
     /// `wait {}`.
     Wait,
     /// `schedule {cron, timezone, text}`.
     Schedule {
-        /// The first time.
+        /// Time of the first occurrence.
         next: Timestamp,
-        /// The result for the model.
+        /// Result for the model.
         confirmation: String,
     },
 }
 
-/// Whether a failed question is asked again by itself.
+/// Whether a failed turn is retried without the user's help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Again {
-    /// It may work later.
+pub enum TurnRetry {
+    /// Yes, after a pause.
     Later,
-    /// Not before somebody changed something.
-    No,
+    /// No: the same request would fail again until somebody changes something.
+    Never,
 }
 
-/// A result as a tool sent it.
+/// Result of a call, as the tool sent it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolResult {
-    /// What the model sees.
+    /// Content for the model.
     pub content: Body,
-    /// What people see instead.
+    /// Content that users see instead; empty if they see `content`.
     pub display: Vec<Segment>,
-    /// Whether the call is a subscription from now on.
+    /// Whether the result confirms a subscription.
     pub subscription: bool,
 }
 
 impl ToolResult {
-    /// A plain text.
+    /// Returns a result that is plain text and confirms no subscription.
     pub fn text(text: impl Into<String>) -> ToolResult {
         ToolResult { content: Body::Text(text.into()), display: Vec::new(), subscription: false }
     }
 }
 
-/// An event as a tool sent it.
+/// Event of a subscription, as the tool sent it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// Two events with the same id are the same event.
+    /// Id for deduplication: a second event of the same subscription and id is ignored.
     pub id: Option<EventId>,
-    /// The content.
+    /// Content for the model.
     pub text: String,
-    /// Whether it belongs into the thread itself.
+    /// Whether the event enters the subscribing thread itself. If not, an event child handles it.
     pub associative: bool,
-    /// Whether it is the last.
+    /// Whether the subscription ends with this event.
     pub is_final: bool,
 }
 
-/// A question with choices.
+/// A question of a tool to the user, with the possible answers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// The question.
+    /// Text of the question.
     pub prompt: String,
-    /// The possible answers.
+    /// Possible answers.
     pub choices: Vec<String>,
-    /// The answer of a question that is dismissed.
+    /// Index of the answer that is sent if the user dismisses the question.
     pub default: usize,
-    /// The address that the answer is sent to.
+    /// URL that the answer is sent to.
     pub response_url: ResponseUrl,
-    /// A digest of that address.
+    /// Digest of that URL. Two questions of a call with the same digest are the same question.
     pub digest: u64,
 }

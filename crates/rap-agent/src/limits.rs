@@ -1,45 +1,45 @@
-//! The bounds of a thread. Beyond one, input is refused by name or answered with an error result.
+//! Limits of a thread. Input beyond a limit is refused with [`crate::Ignored::Full`] or gets an error result.
 
 use std::time::Duration;
 
 use crate::{Bounds, Budgets};
 
-/// The bounds of a thread.
+/// Limits of a thread. A limit is the maximum number of what its field describes, unless the field says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Active subscriptions.
+    /// Active subscriptions, schedules included.
     pub subscriptions: usize,
-    /// Open calls, those with a placeholder included.
+    /// Open calls, including those with a placeholder result.
     pub open_calls: usize,
-    /// Inputs held in each of the two queues, and events of each subscription that wait for a child.
+    /// Inputs in each of the two queues, and waiting events in the backlog of each subscription.
     pub held: u32,
-    /// Size of each of these queues in bytes, since all of it is read at once.
+    /// Size of each of these queues in bytes. All of a queue is read at once.
     pub held_bytes: u64,
-    /// Questions that wait for a person.
+    /// Questions of open calls to the user.
     pub questions: usize,
-    /// Open children that the model spawned, and children at work on events; each kind is counted by itself.
+    /// Open children that the model spawned. The same limit applies separately to active event children.
     pub children: usize,
-    /// Children of one subscription at work on its events; more events wait.
+    /// Active event children of one subscription. Further events wait.
     pub event_children: usize,
-    /// Waiting events that one child takes.
+    /// Waiting events that one event child receives.
     pub events_per_child: u32,
-    /// Event ids that are recorded for each subscription; beyond it the oldest are forgotten.
+    /// Recorded event ids of each subscription. Beyond the limit the oldest are forgotten.
     pub event_marks: u64,
-    /// Depth of nested threads. Beyond it events are taken by their own thread.
+    /// Depth of nested threads. At this depth a thread spawns no children and handles all events itself.
     pub depth: usize,
-    /// Views that are kept; the oldest goes first.
+    /// Stored views. Beyond the limit the oldest is deleted.
     pub views: usize,
-    /// Questions to the model without anything new from outside.
+    /// Consecutive turns without external input.
     pub turns_per_wake: u32,
-    /// How long events wait behind open calls.
+    /// Maximum time that held input waits for open calls.
     pub hold_max: Duration,
-    /// How long a call may take.
+    /// Time after which a call times out; `None` means never.
     pub call_timeout: Option<Duration>,
-    /// How long a call waits for a person to allow it.
+    /// Time within which the user has to allow a call.
     pub approval_within: Duration,
-    /// How long a failed thread tries again by itself.
+    /// Time for which a failed thread retries.
     pub failed_retry_for: Duration,
-    /// What the thread's session may spend.
+    /// Budget of the thread's session.
     pub budgets: Budgets,
 }
 

@@ -1,14 +1,14 @@
-//! Prompts: a history becomes a request that a model's provider accepts.
+//! Prompts: builds the request for a model's provider from a history.
 //!
-//! Building one is a total and pure function: any entries give a request that is accepted, even entries that
-//! no thread should have. What a provider can not take is fitted, replaced by a note or left out; it is never
-//! an error. The same input gives the same request, and the request of a longer history begins like that of the
-//! shorter one as far as possible, so that a provider's cache of prompts is of use.
+//! Building a request is a total and pure function. Any entries give a request that the provider accepts, even entries
+//! that no thread should have. Content that a provider does not accept is adapted, replaced by a note or omitted; it is
+//! never an error. The same input gives the same request. As far as possible, the request of a longer history begins with
+//! the request of the shorter one, so that the provider's prompt cache is effective.
 
 pub mod anthropic;
+mod fit;
 mod names;
 pub mod openai;
-mod room;
 mod schema;
 mod summary;
 mod turns;
@@ -16,49 +16,52 @@ mod turns;
 use serde_json::{Map, Value};
 
 use crate::Entry;
+pub use fit::{PromptFit, PromptParts, PromptSize, prompt_fit};
 pub use names::Names;
-pub use room::{Parts, Room, Size, room};
-pub use summary::{SUMMARISE, bytes_as_tokens, seen, to_summarise, tokens};
+pub use summary::{
+    SUMMARY_INSTRUCTIONS, entries_to_summarise, estimate_tokens, tokens_for_bytes, visible_entries,
+};
 
-/// How much text of one result a model sees unless it is told otherwise, in bytes.
+/// Default maximum size of the text of one result in a prompt, in bytes.
 pub const RESULT_BYTES: usize = 256 * 1024;
-/// How many images a request holds; the newest are kept.
+/// Maximum number of images in a request. The newest are kept.
 pub const IMAGES: usize = 20;
-/// How much base64 all images of a request have together, in bytes; the newest are kept.
+/// Maximum total size of all images in a request, in bytes of base64. The newest are kept.
 pub const IMAGES_BYTES: usize = 16 * 1024 * 1024;
-/// The largest image that a model is shown, in bytes of base64.
+/// Maximum size of one image, in bytes of base64.
 pub const IMAGE_BYTES: usize = 5 * 1024 * 1024;
 
-/// What a model is asked.
+/// Content of a request to a model, independent of the provider.
 #[derive(Debug, Clone, Copy)]
 pub struct Prompt<'a> {
-    /// What the agent is told about itself; may be empty.
+    /// System prompt; may be empty.
     pub system: &'a str,
-    /// The history, in order.
+    /// Visible entries of the history, in order.
     pub entries: &'a [Entry],
-    /// What it may call.
+    /// Tools to offer.
     pub tools: &'a [ToolSpec<'a>],
-    /// Whether the model takes images.
+    /// Whether the model accepts images.
     pub images: bool,
-    /// How much text of one result it sees, in bytes; usually [`RESULT_BYTES`].
+    /// Maximum size of the text of one result, in bytes; usually [`RESULT_BYTES`].
     pub result_bytes: usize,
-    /// Whether it thinks. Only Anthropic's API wants to see again what was thought.
+    /// Whether the model thinks. Only requests for Anthropic's API depend on it.
     pub thinking: Thinking<'a>,
 }
 
-/// Whether a model thinks before it answers, and what its API wants to see of that afterwards.
+/// Whether a model thinks before it answers, which determines how earlier thinking is sent back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thinking<'a> {
-    /// It does not; what was thought earlier is left out.
+    /// The model does not think. Earlier thinking is omitted.
     Off,
-    /// When it likes. What this model thought is sent back.
-    Free {
-        /// The model.
+    /// The model decides. Thinking of this model is sent back.
+    Optional {
+        /// Name of the model.
         model: &'a str,
     },
-    /// Always. What this model thought is sent back, and no calls may be open that were made without a thought.
-    First {
-        /// The model.
+    /// The model always thinks. Thinking of this model is sent back, and the API accepts results only in a turn that
+    /// begins with thinking.
+    Always {
+        /// Name of the model.
         model: &'a str,
     },
 }
@@ -66,69 +69,69 @@ pub enum Thinking<'a> {
 /// A tool as it is offered to a model.
 #[derive(Debug, Clone, Copy)]
 pub struct ToolSpec<'a> {
-    /// Its real name.
+    /// Real name of the tool, which the provider may not accept.
     pub name: &'a str,
-    /// What it does.
+    /// Description for the model; may be empty.
     pub description: &'a str,
-    /// What its arguments have to look like.
+    /// JSON Schema of the arguments.
     pub schema: &'a Value,
 }
 
 /// A request for a provider.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// What history and tools give: `messages`, and `tools` and `system` where there are any. The model's name
-    /// and the settings are for the client to add.
+    /// Members of the request body: `messages`, and `tools` and `system` if there are any. The caller adds the model's
+    /// name and settings.
     pub body: Map<String, Value>,
-    /// From the names in the request to the real ones.
+    /// Mapping from tool names in the request to the real names.
     pub names: Names,
-    /// The tools that are not offered.
-    pub left_out: Vec<LeftOut>,
+    /// Tools that are not offered, with the reasons.
+    pub omitted_tools: Vec<OmittedTool>,
 }
 
-/// A tool that a provider can not take.
+/// A tool that is not offered because the provider does not accept it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftOut {
-    /// Its real name.
+pub struct OmittedTool {
+    /// Real name of the tool.
     pub name: String,
-    /// Why it is not offered.
+    /// Reason why it is not offered.
     pub why: String,
 }
 
 impl<'a> Prompt<'a> {
-    /// A prompt for a model that takes images, with the usual bounds.
+    /// Returns a prompt for a model that accepts images and does not think, with the default maximum size of results.
     pub fn new(system: &'a str, entries: &'a [Entry], tools: &'a [ToolSpec<'a>]) -> Self {
         Prompt { system, entries, tools, images: true, result_bytes: RESULT_BYTES, thinking: Thinking::Off }
     }
 }
 
-/// What a provider allows in the description of tools.
-struct Shelf {
+/// Rules of a provider for the tools of a request.
+struct ToolRules {
     dialect: schema::Dialect,
-    most: usize,
+    max_tools: usize,
     /// Builds the provider's own form of a tool from name, description and schema.
     render: fn(&str, &str, Value) -> Value,
 }
 
-impl Shelf {
-    /// The tools that the provider takes, in order, and those that it does not.
-    fn fill(&self, tools: &[ToolSpec<'_>], names: &mut Names) -> (Vec<Value>, Vec<LeftOut>) {
-        let (mut offered, mut left_out) = (Vec::new(), Vec::new());
+impl ToolRules {
+    /// Returns the tools that the provider accepts, in order, and the omitted ones.
+    fn offer(&self, tools: &[ToolSpec<'_>], names: &mut Names) -> (Vec<Value>, Vec<OmittedTool>) {
+        let (mut offered, mut omitted_tools) = (Vec::new(), Vec::new());
         for tool in tools {
             match self.fit(tool, offered.len(), names) {
                 Ok(value) => offered.push(value),
-                Err(why) => left_out.push(LeftOut { name: tool.name.into(), why }),
+                Err(why) => omitted_tools.push(OmittedTool { name: tool.name.into(), why }),
             }
         }
-        (offered, left_out)
+        (offered, omitted_tools)
     }
 
     fn fit(&self, tool: &ToolSpec<'_>, already: usize, names: &mut Names) -> Result<Value, String> {
         if names.has(tool.name) {
             return Err("another tool has the same name".into());
         }
-        if already == self.most {
-            return Err(format!("the model takes no more than {} tools", self.most));
+        if already == self.max_tools {
+            return Err(format!("the model accepts at most {} tools", self.max_tools));
         }
         let schema = schema::fitted(tool.schema, self.dialect)?;
         Ok((self.render)(&names.fit(tool.name), tool.description, schema))

@@ -1,74 +1,74 @@
-//! Status checks: when a tool server is asked whether a call or subscription is still alive, and what its answer means.
-//! Only "not alive", twice and some time apart, counts; every other answer means unknown.
+//! Status checks: when a tool server is asked whether a call or subscription is alive, and what its answer means. A call
+//! or subscription is lost after two answers "not alive" in a row, with a pause in between. Any other answer means unknown.
 
 use std::time::Duration;
 
 use rap_protocol::Timestamp;
 
-/// The pause between two checks, and between the two answers that count, unless `LostAfter` is even shorter.
+/// Pause before the check that confirms an answer "not alive", unless `LostAfter` is shorter.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// The time from the acknowledgement of a call, or the last check, to the next check.
+/// Time from the acknowledgement of a call, or from its last check, to the next check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostAfter(pub Duration);
 
-/// The state of the checks of a call that was acknowledged and has no result, or of a subscription.
+/// State of the checks of an acknowledged call without a result, or of a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatusCheck {
-    /// Time of the last check; at first, of the acknowledgement or confirmation.
-    pub asked: Timestamp,
-    /// Time since which its server says that it is not alive.
+    /// Time of the last check; before the first check, time of the acknowledgement or confirmation.
+    pub checked_at: Timestamp,
+    /// Time of the first answer "not alive"; `None` if the last answer was another one.
     pub gone_since: Option<Timestamp>,
 }
 
-/// What a server says about a call or subscription.
+/// Answer of a tool server to a status check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
-    /// It is not alive.
+    /// The call or subscription is not alive.
     Gone,
-    /// Anything else, or no answer.
+    /// Any other answer, or none.
     Unknown,
 }
 
-/// What follows from a check.
+/// Outcome of a status check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckResult {
-    /// It is lost.
+    /// The call or subscription is lost.
     Lost,
-    /// It goes on, with this state of its checks.
+    /// The call or subscription stays open, with this new state of its checks.
     Open(StatusCheck),
 }
 
 impl LostAfter {
-    /// The pause between two checks, and between the two answers that count.
+    /// Returns the pause before the check that confirms an answer "not alive".
     pub fn pause(self) -> Duration {
         PAUSE.min(self.0)
     }
 }
 
 impl StatusCheck {
-    /// The state when a call was acknowledged or a subscription confirmed.
+    /// Returns the state after a call was acknowledged or a subscription confirmed.
     pub fn new(acknowledged: Timestamp) -> StatusCheck {
-        StatusCheck { asked: acknowledged, gone_since: None }
+        StatusCheck { checked_at: acknowledged, gone_since: None }
     }
 
-    /// Time of the next check.
-    pub fn due(&self, patience: LostAfter) -> Timestamp {
-        let wait = if self.gone_since.is_some() { patience.pause() } else { patience.0 };
-        self.asked.plus(wait)
+    /// Returns the time of the next check.
+    pub fn due(&self, lost_after: LostAfter) -> Timestamp {
+        let wait = if self.gone_since.is_some() { lost_after.pause() } else { lost_after.0 };
+        self.checked_at.plus(wait)
     }
 
-    /// Takes the answer to a check.
-    pub fn after_answer(self, said: Liveness, now: Timestamp, patience: LostAfter) -> CheckResult {
-        let gone_since = match (said, self.gone_since) {
+    /// Returns the outcome of a check.
+    pub fn after_answer(self, answer: Liveness, now: Timestamp, lost_after: LostAfter) -> CheckResult {
+        let gone_since = match (answer, self.gone_since) {
             (Liveness::Unknown, _) => None,
             (Liveness::Gone, None) => Some(now),
-            (Liveness::Gone, Some(since)) if now.since(since) >= patience.pause() => {
+            (Liveness::Gone, Some(since)) if now.since(since) >= lost_after.pause() => {
                 return CheckResult::Lost;
             }
             (Liveness::Gone, since) => since,
         };
-        CheckResult::Open(StatusCheck { asked: now, gone_since })
+        CheckResult::Open(StatusCheck { checked_at: now, gone_since })
     }
 }
 
@@ -80,14 +80,14 @@ mod tests {
         Timestamp(seconds * 1000)
     }
 
-    /// Asks whenever it is due, and gives when each answer came and what became of the call.
-    fn ask(patience: LostAfter, answers: &[Liveness]) -> (Vec<i64>, CheckResult) {
+    /// Runs each check when it is due. Returns the times of the checks in seconds, and the last outcome.
+    fn run_checks(lost_after: LostAfter, answers: &[Liveness]) -> (Vec<i64>, CheckResult) {
         let mut check = StatusCheck::new(at(0));
         let mut times = Vec::new();
-        for said in answers {
-            let now = check.due(patience);
+        for answer in answers {
+            let now = check.due(lost_after);
             times.push(now.0 / 1000);
-            match check.after_answer(*said, now, patience) {
+            match check.after_answer(*answer, now, lost_after) {
                 CheckResult::Lost => return (times, CheckResult::Lost),
                 CheckResult::Open(next) => check = next,
             }
@@ -96,26 +96,29 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_lost_at_the_second_answer_a_minute_after_the_first() {
+    fn a_call_is_lost_after_two_answers_a_minute_apart() {
         use Liveness::{Gone, Unknown};
-        let patience = LostAfter(Duration::from_secs(900));
-        assert_eq!(ask(patience, &[Gone, Gone]), (vec![900, 960], CheckResult::Lost));
-        let open = CheckResult::Open(StatusCheck { asked: at(2760), gone_since: Some(at(2760)) });
-        assert_eq!(ask(patience, &[Gone, Unknown, Unknown, Gone]), (vec![900, 960, 1860, 2760], open));
+        let lost_after = LostAfter(Duration::from_secs(900));
+        assert_eq!(run_checks(lost_after, &[Gone, Gone]), (vec![900, 960], CheckResult::Lost));
+        let open = CheckResult::Open(StatusCheck { checked_at: at(2760), gone_since: Some(at(2760)) });
+        assert_eq!(
+            run_checks(lost_after, &[Gone, Unknown, Unknown, Gone]),
+            (vec![900, 960, 1860, 2760], open)
+        );
     }
 
     #[test]
-    fn a_second_answer_that_comes_too_early_does_not_count() {
-        let patience = LostAfter(Duration::from_secs(900));
-        let check = StatusCheck { asked: at(900), gone_since: Some(at(900)) };
-        let open = CheckResult::Open(StatusCheck { asked: at(959), gone_since: Some(at(900)) });
-        assert_eq!(check.after_answer(Liveness::Gone, at(959), patience), open);
-        assert_eq!(check.after_answer(Liveness::Gone, at(960), patience), CheckResult::Lost);
+    fn a_second_answer_within_the_pause_does_not_count() {
+        let lost_after = LostAfter(Duration::from_secs(900));
+        let check = StatusCheck { checked_at: at(900), gone_since: Some(at(900)) };
+        let open = CheckResult::Open(StatusCheck { checked_at: at(959), gone_since: Some(at(900)) });
+        assert_eq!(check.after_answer(Liveness::Gone, at(959), lost_after), open);
+        assert_eq!(check.after_answer(Liveness::Gone, at(960), lost_after), CheckResult::Lost);
     }
 
     #[test]
     fn the_pause_is_never_longer_than_lost_after() {
-        let patience = LostAfter(Duration::from_secs(2));
-        assert_eq!(ask(patience, &[Liveness::Gone; 2]), (vec![2, 4], CheckResult::Lost));
+        let lost_after = LostAfter(Duration::from_secs(2));
+        assert_eq!(run_checks(lost_after, &[Liveness::Gone; 2]), (vec![2, 4], CheckResult::Lost));
     }
 }

@@ -1,32 +1,33 @@
-//! The step: how an input changes a thread.
+//! The step: applies an input to a thread.
 //!
-//! A step is final: its head and writes are committed together or not at all, and its effects are carried out after
-//! that, unchanged. It never reads the history, so its cost does not grow with the conversation.
+//! The caller commits the head and the writes of a step together or not at all, and carries out the effects after the
+//! commit. It must not change any of them. A step never reads the history, so its cost does not grow with the length of
+//! the conversation.
 
 use rap_protocol::{AuthUrl, CallId, EventId, ThreadId, Timestamp};
 use serde_json::{Map, Value};
 
 use crate::budget::Verdict;
-use crate::head::{Asking, Pause};
-use crate::words;
+use crate::head::{Pause, TurnInProgress};
+use crate::texts;
 use crate::{
-    Amounts, Arguments, CallEntry, CallState, Choice, Entry, Facts, Head, Held, Input, Item, Limits,
+    Amounts, Arguments, CallEntry, CallState, Choice, Entry, Facts, Head, Input, InputQueue, Item, Limits,
     OpenCall, PauseScope, Phase, Seq, Server, Speaker, Spending, ThreadMessage, ToolResult,
 };
 
-/// The consequences of an input.
+/// Result of applying an input to a thread.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
-    /// The thread's new head.
+    /// New head of the thread.
     pub head: Head,
-    /// What is written together with the head, in this order.
+    /// Rows to write in the transaction that stores the head, in this order.
     pub writes: Vec<Write>,
-    /// What is done after the commit. Those that are promised are stored with the head or the writes as well.
+    /// Work to start after the commit. Work that must survive a crash is also stored with the head or the writes.
     pub effects: Vec<Effect>,
 }
 
 impl Step {
-    /// Calls that are settled by this step.
+    /// Returns the calls that this step settles.
     pub fn settled(&self) -> impl Iterator<Item = &CallId> {
         self.writes.iter().filter_map(|write| match write {
             Write::Settle { call, .. } => Some(call),
@@ -35,267 +36,267 @@ impl Step {
     }
 }
 
-/// One thing to write.
+/// One change in the store.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
     /// Append an entry to the history.
     Append {
-        /// Its number.
+        /// Number of the entry.
         seq: Seq,
-        /// The entry.
+        /// Entry to append.
         entry: Entry,
     },
-    /// Hold an entry.
+    /// Add an entry to a queue of held input.
     Hold {
-        /// The queue.
+        /// Queue that holds it.
         queue: Queue,
-        /// Its number there.
+        /// Number of the entry in the queue.
         no: u64,
-        /// The entry.
+        /// Entry to hold.
         entry: Entry,
     },
-    /// Append held entries to the history, in order.
+    /// Move held entries from a queue to the history, in order.
     Release {
-        /// The queue.
+        /// Queue that held them.
         queue: Queue,
         /// Number of the first entry in the queue.
         first: u64,
-        /// Number of entries.
+        /// Count of entries.
         count: u64,
         /// Number of the first entry in the history.
         seq: Seq,
     },
-    /// Add a call. Its invocation is due until it settles or is acknowledged, unless it is unapproved.
+    /// Add a call. Unless it is unapproved, its invocation is due until it is acknowledged or the call is settled.
     Open(OpenCall),
-    /// A person allowed a call: its invocation is due.
+    /// Record that the user allowed a call. Its invocation is due.
     Approve(OpenCall),
-    /// Change the state of a call. Its invocation is not due any more.
+    /// Change the state of a call that is no longer open. Its invocation is no longer due.
     Settle {
-        /// The call.
+        /// Call to change.
         call: CallId,
-        /// Its state.
+        /// New state.
         state: CallState,
     },
-    /// Add a question to a person, or replace the one of the same number.
+    /// Add a question to the user, or replace the question of the same number.
     Question {
-        /// Its number in the thread.
+        /// Number of the question in the thread.
         no: u64,
-        /// The call that asks.
+        /// Call that asks.
         call: CallId,
-        /// The question.
+        /// Content of the question.
         question: NewQuestion,
     },
-    /// Record the answer to a question. Its delivery is due.
+    /// Record the user's answer to a question. Its delivery is due.
     Answer {
-        /// The question.
+        /// Number of the question.
         no: u64,
-        /// The choice.
+        /// Index of the chosen answer.
         selected: usize,
     },
     /// Remove the questions of a call and their answers.
     DropQuestions {
-        /// The call.
+        /// Call that asked.
         call: CallId,
     },
-    /// Store a view; it replaces the one of the same server and type.
+    /// Store a view. It replaces the view of the same server and type.
     View {
-        /// The server that shows it.
+        /// Tool server that sent the view.
         server: Server,
-        /// Its type.
+        /// Type of the view.
         view_type: String,
-        /// Its content.
+        /// Content of the view.
         content: Value,
     },
     /// Set or clear the timer of a call.
     Timer {
-        /// The call.
+        /// Call or schedule that owns the timer.
         call: CallId,
-        /// The time.
+        /// Time of the timer; `None` clears it.
         at: Option<Timestamp>,
     },
-    /// Record an event id, so that the event is not taken twice.
-    Mark {
-        /// Its subscription.
+    /// Record an event id, so that a repetition of the event is ignored.
+    RecordEventId {
+        /// Call that subscribed.
         call: CallId,
-        /// The event.
+        /// Id to record.
         event: EventId,
-        /// Its number in the subscription, counted from 1.
+        /// Number of the id in the subscription, counted from 1.
         no: u64,
-        /// Marks of the subscription up to this number are forgotten.
+        /// Recorded ids of the subscription up to this number are deleted.
         forget: u64,
     },
     /// Store an entry of an event that waits for a child.
     Backlog {
-        /// The call that subscribed.
+        /// Call that subscribed.
         call: CallId,
-        /// Its number in the backlog.
+        /// Number of the entry in the backlog.
         no: u64,
-        /// The entry.
+        /// Entry to store.
         entry: Entry,
     },
     /// Remove the backlog of a subscription.
     DropBacklog {
-        /// The call that subscribed.
+        /// Call that subscribed.
         call: CallId,
     },
     /// Add a child.
     Spawn(Box<Spawn>),
     /// Store a message for another thread of the session.
     Send {
-        /// The receiver.
+        /// Thread that receives it.
         to: ThreadId,
-        /// The message.
+        /// Message to store.
         message: ThreadMessage,
     },
     /// Store what the session has spent.
     Spending(Spending),
 }
 
-/// A child to be added.
+/// A new child of a thread.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Spawn {
-    /// Its id.
+    /// Id of the child.
     pub id: ThreadId,
-    /// Its incarnation.
+    /// Incarnation of the child.
     pub incarnation: u64,
-    /// It inherits the history of this thread up to here.
+    /// Last entry of the parent's history that the child inherits.
     pub at: Seq,
-    /// Its head.
+    /// Head of the child.
     pub head: Head,
-    /// Waiting events that become its first entries.
+    /// Waiting events of the parent that become the child's first entries.
     pub backlog: Option<BacklogRange>,
-    /// Its own entries, behind those of the backlog.
+    /// Further entries of the child, after those of the backlog.
     pub entries: Vec<Entry>,
-    /// Its effects.
+    /// Work to start for the child after the commit.
     pub effects: Vec<Effect>,
 }
 
-/// A part of a backlog.
+/// A range of entries of a backlog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BacklogRange {
-    /// The call that subscribed.
+    /// Call that subscribed.
     pub call: CallId,
     /// Number of the first entry.
     pub first: u64,
-    /// Number of entries.
+    /// Count of entries.
     pub count: u64,
 }
 
 /// A queue of held input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Queue {
-    /// Waits until the batch closes or the answer has no calls.
+    /// Input waits until the batch closes or the answer has no calls.
     Held,
-    /// Waits until the thread would be idle.
+    /// Input waits until the thread would be idle.
     Queued,
 }
 
-/// A question to a person.
+/// Content of a question to the user.
 #[derive(Debug, Clone, PartialEq)]
 pub enum NewQuestion {
-    /// To sign in.
+    /// The user has to sign in at this URL.
     SignIn(AuthUrl),
-    /// To choose.
+    /// The user has to choose an answer.
     Choice(Choice),
-    /// To allow the call; the text says what it would do.
+    /// The user has to allow the call. The text describes what it would do.
     Approval(String),
 }
 
-/// Work that follows a commit.
+/// Work to start after the commit of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
     /// Ask the model. Stored with the head.
-    Ask {
-        /// Number of the question.
+    AskModel {
+        /// Number of the turn.
         turn: u64,
-        /// The last entry that it covers.
+        /// Last entry that the prompt includes.
         up_to: Seq,
     },
-    /// Stop waiting for an answer.
+    /// Stop waiting for the model's answer.
     Abandon {
-        /// Number of the question.
+        /// Number of the turn.
         turn: u64,
     },
     /// Invoke a tool. Stored with its call.
     Invoke {
-        /// The call.
+        /// Call to send.
         call: OpenCall,
-        /// Its arguments.
+        /// Arguments of the call.
         arguments: Map<String, Value>,
     },
-    /// Invoke a tool that a person has allowed. Stored with its call.
+    /// Invoke a tool after the user has allowed the call. Stored with its call.
     InvokeApproved {
-        /// The call.
+        /// Call to send.
         call: CallId,
-        /// Its tool server.
+        /// Tool server that is invoked.
         server: Server,
     },
-    /// Tell every tool server that the thread is closed. Never stored.
+    /// Notify every tool server that the thread is closed. Never stored.
     NotifyClose,
-    /// Tell every tool server that a call is cancelled. Never stored.
+    /// Notify every tool server that a call or subscription is cancelled. Never stored.
     NotifyCancel {
-        /// The call.
+        /// Cancelled call, or call that subscribed.
         call: CallId,
     },
-    /// Deliver a person's answer. Stored with its question.
+    /// Deliver the user's answer to a question. Stored with its question.
     Answer {
-        /// The question.
+        /// Number of the question.
         no: u64,
-        /// The tool server that asked.
+        /// Tool server that asked.
         server: Server,
     },
-    /// Deliver the messages to other threads. Stored as [`Write::Send`].
+    /// Deliver messages to other threads. Stored as [`Write::Send`].
     Deliver,
 }
 
-/// The reason why an input changes nothing. All of them are expected.
+/// Reason why an input changes nothing. None of these is an error: all of them happen in normal operation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Ignored {
-    /// The thread takes no input any more.
+    /// The thread is closed and accepts no more input.
     #[error("the thread is closed")]
     Closed,
-    /// An answer to a question that is not the current one.
-    #[error("the answer belongs to a question that is no longer asked")]
+    /// The answer belongs to a turn that is not in progress.
+    #[error("the turn is no longer in progress")]
     StaleTurn,
-    /// The same input was taken before.
-    #[error("it was taken before")]
+    /// The same input was processed before.
+    #[error("the input was already processed")]
     Duplicate,
-    /// The call has its result.
+    /// The call is not open, or was never sent to a tool server.
     #[error("the call is settled")]
     SettledCall,
-    /// The thread never made that call.
+    /// The thread never made the call, or never sent it.
     #[error("the thread made no such call")]
     UnknownCall,
-    /// The subscription was never there, was cancelled, or sent its final event.
+    /// The call is not a subscription: it never was, it was cancelled, or it sent its final event.
     #[error("the subscription has ended")]
     EndedSubscription,
     /// The call has not been confirmed as a subscription yet.
-    #[error("the call is still open; its confirmation has to come first")]
+    #[error("the call is still open; the subscription has to be confirmed first")]
     NotYetSubscribed,
-    /// A bound was reached.
-    #[error("the thread has no room for it: {0}")]
+    /// A limit was reached. The sender may retry later.
+    #[error("a limit of the thread was reached: {0}")]
     Full(&'static str),
-    /// The thread is busy and the sender wanted a refusal.
+    /// The thread is busy, and the message was sent with [`crate::OnBusy::Reject`].
     #[error("the thread is busy")]
     Busy,
-    /// Nothing is in progress.
+    /// No call is open and no answer is in progress.
     #[error("there is nothing to interrupt")]
     NothingToInterrupt,
     /// The thread is neither failed nor paused.
     #[error("there is nothing to resume")]
     NothingToResume,
-    /// The call asks nothing, or was answered.
+    /// The call has no question that waits for an answer.
     #[error("the call has no open question")]
     NoQuestion,
-    /// The answer is none of the choices.
+    /// The index is not one of the choices.
     #[error("the question has {0} choices, counted from 0")]
     NoSuchChoice(usize),
-    /// A timer that something else has overtaken.
+    /// The timer fired too early, or something else has already happened instead.
     #[error("nothing is due")]
     NotDue,
 }
 
-/// Applies an input to a thread.
+/// Applies an input to a thread. `facts` must contain what [`crate::facts_needed`] asked for.
 pub fn step(
     head: Head,
     input: Input,
@@ -306,29 +307,29 @@ pub fn step(
     if head.is_closed() {
         return Err(Ignored::Closed);
     }
-    let mut step = Stepping::new(head, facts, now, limits);
+    let mut step = StepBuilder::new(head, facts, now, limits);
     match input {
         Input::Begin { text: None } => {}
         Input::Begin { text: Some(text) } => step.answer_now(text),
-        Input::UserMessage { text, on_busy } => step.take_user_message(text, on_busy)?,
+        Input::UserMessage { text, on_busy } => step.handle_user_message(text, on_busy)?,
         Input::TurnEnded { turn, .. }
         | Input::TurnFailed { turn, .. }
         | Input::Summarised { turn, .. }
         | Input::PromptTooLong { turn, .. }
-            if step.head.asking() != Some(turn) =>
+            if step.head.turn_in_progress() != Some(turn) =>
         {
             return Err(Ignored::StaleTurn);
         }
-        Input::TurnEnded { answer, .. } => step.take_answer(answer),
-        Input::TurnFailed { why, again, .. } => step.fail(why, again),
+        Input::TurnEnded { answer, .. } => step.handle_answer(answer),
+        Input::TurnFailed { why, retry, .. } => step.fail(why, retry),
         Input::Summarised { text, usage, .. } => step.summarise(text, usage)?,
         Input::PromptTooLong { why, .. } => step.pause(why, PauseScope::Thread, None),
-        Input::Spent(usage) => step.add_usage(usage),
-        Input::ToolResult { call, result } => step.take_result(call, result)?,
-        Input::CallFailed { call, text } => step.give_up(&call, CallState::Failed, text)?,
-        Input::CallbackRefused { call, why } => step.note_problem(&call, why)?,
-        Input::TimerFired { call } => step.fire_timer(&call)?,
-        Input::Event { call, event } => step.take_event(call, event)?,
+        Input::UnusedAnswer(usage) => step.add_usage(usage),
+        Input::ToolResult { call, result } => step.handle_result(call, result)?,
+        Input::CallFailed { call, text } => step.settle_with_text(&call, CallState::Failed, text)?,
+        Input::CallbackRefused { call, why } => step.record_problem(&call, why)?,
+        Input::TimerFired { call } => step.handle_timer(&call)?,
+        Input::Event { call, event } => step.handle_event(call, event)?,
         Input::SubscriptionLost { call } => step.lose_subscription(&call)?,
         Input::SignInRequested { call, url } => step.request_sign_in(call, url)?,
         Input::ChoiceRequested { call, choice } => step.request_choice(call, choice)?,
@@ -338,64 +339,75 @@ pub fn step(
         Input::Cancel { call } => step.cancel(&call)?,
         Input::Resume => step.resume_session()?,
         Input::Close => step.close(),
-        Input::Due => step.take_due()?,
+        Input::Due => step.handle_due()?,
         Input::Notice { text } => step.append(Item::notice(text)),
-        Input::FromThread { sender, message } => step.take_thread_message(sender, message)?,
+        Input::FromThread { sender, message } => step.handle_thread_message(sender, message)?,
     }
     step.close_if_done();
-    step.leave_work_if_stuck();
+    step.report_idle_if_stopped();
     Ok(step.finish())
 }
 
 /// A step in progress.
-pub(crate) struct Stepping<'a> {
+pub(crate) struct StepBuilder<'a> {
     pub(crate) head: Head,
     pub(crate) facts: Facts,
     pub(crate) writes: Vec<Write>,
     pub(crate) effects: Vec<Effect>,
     pub(crate) now: Timestamp,
     pub(crate) limits: &'a Limits,
-    /// Answers in a row that a user's message dropped.
+    /// Number of consecutive answers that user messages dropped.
     pub(crate) dropped: u8,
-    /// Time of the first failure since anybody did something about it.
+    /// Time of the first failure since the last success or the last action of the user.
     pub(crate) failing_since: Option<Timestamp>,
-    spent: bool,
+    /// Whether `facts.spending` has to be stored.
+    spending_changed: bool,
 }
 
-/// Why the model is asked.
+/// Reason for a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wake {
-    /// A person said or did something.
-    Person,
+    /// The user did something.
+    User,
     /// A tool, an event or a long timer.
-    Outside,
-    /// A message of another thread of the session, which has heard something from outside at this time.
-    Session { heard: Timestamp },
-    /// Nothing new: the results of the last answer's calls are there.
+    External,
+    /// A message of another thread of the session, whose newest external input arrived at this time.
+    Session { external_input_at: Timestamp },
+    /// No new input: all calls of the last answer have their results.
     Continue,
 }
 
-impl<'a> Stepping<'a> {
-    fn new(head: Head, facts: Facts, now: Timestamp, limits: &'a Limits) -> Stepping<'a> {
+impl<'a> StepBuilder<'a> {
+    fn new(head: Head, facts: Facts, now: Timestamp, limits: &'a Limits) -> StepBuilder<'a> {
         let (dropped, failing_since) = match &head.phase {
             Phase::Asking(asking) => (asking.dropped, asking.failing_since),
             Phase::Failed { since, .. } => (0, Some(*since)),
             _ => (0, None),
         };
         let (writes, effects) = (Vec::new(), Vec::new());
-        Stepping { head, facts, writes, effects, now, limits, dropped, failing_since, spent: false }
+        StepBuilder {
+            head,
+            facts,
+            writes,
+            effects,
+            now,
+            limits,
+            dropped,
+            failing_since,
+            spending_changed: false,
+        }
     }
 
     fn finish(mut self) -> Step {
-        if let Some(spending) = self.facts.spending.filter(|_| self.spent) {
+        if let Some(spending) = self.facts.spending.filter(|_| self.spending_changed) {
             self.writes.push(Write::Spending(spending));
         }
         if self.writes.iter().any(|write| matches!(write, Write::Send { .. })) {
             self.effects.push(Effect::Deliver);
         }
         let head = self.head;
-        let waits_for_nothing = matches!(&head.phase, Phase::Waiting { batch } if batch.is_empty());
-        debug_assert!(!waits_for_nothing, "I5: a thread waits only for open calls");
+        let waits_without_calls = matches!(&head.phase, Phase::Waiting { batch } if batch.is_empty());
+        debug_assert!(!waits_without_calls, "I5: a thread waits only for open calls");
         let idle = matches!(head.phase, Phase::Idle | Phase::Closed);
         let held = !head.held.is_empty() || !head.queued.is_empty();
         debug_assert!(!(idle && held), "I1: an idle thread holds no input");
@@ -411,20 +423,20 @@ impl<'a> Stepping<'a> {
         self.writes.push(Write::Send { to, message });
     }
 
-    /// Counts what is spent against the session's budget.
+    /// Counts amounts against the session's budget.
     pub(crate) fn spend(&mut self, amounts: Amounts) -> Verdict {
         let budgets = &self.limits.budgets;
-        if !budgets.count(&amounts) {
+        if !budgets.apply_to(&amounts) {
             return Verdict::Allowed;
         }
         debug_assert!(self.facts.spending.is_some(), "bug: facts_needed left out the session's spending");
         let Some(spending) = &mut self.facts.spending else { return Verdict::Allowed };
-        self.spent = true;
+        self.spending_changed = true;
         spending.spend(amounts, budgets, self.now)
     }
 
-    pub(crate) fn mark_spent(&mut self) {
-        self.spent = true;
+    pub(crate) fn mark_spending_changed(&mut self) {
+        self.spending_changed = true;
     }
 
     pub(crate) fn add_usage(&mut self, usage: crate::Usage) {
@@ -432,27 +444,27 @@ impl<'a> Stepping<'a> {
         self.spend(Amounts { tokens: usage.tokens(), ..Amounts::default() });
     }
 
-    /// Asks the model, unless it only talks to itself or the budget is spent.
+    /// Starts a turn, unless the thread's limit of turns without external input or the session's budget is reached.
     pub(crate) fn ask(&mut self, wake: Wake) {
         match wake {
-            Wake::Person | Wake::Outside => {
-                self.hear_outside();
+            Wake::User | Wake::External => {
+                self.note_external_input();
                 self.reset_turns();
             }
-            // Threads that only answer each other tell each other nothing newer.
-            Wake::Session { heard } => {
-                self.head.heard = self.head.heard.max(heard);
-                if self.head.heard > self.head.reset_for {
+            // Threads that only answer each other never report a newer time, so their count is not reset.
+            Wake::Session { external_input_at } => {
+                self.head.external_input_at = self.head.external_input_at.max(external_input_at);
+                if self.head.external_input_at > self.head.turns_reset_at {
                     self.reset_turns();
                 }
             }
             Wake::Continue => {}
         }
-        if self.head.turns_awake >= self.limits.turns_per_wake {
-            let why = words::talks_to_itself(self.head.turns_awake);
+        if self.head.turns_since_wake >= self.limits.turns_per_wake {
+            let why = texts::turn_limit_reached(self.head.turns_since_wake);
             return self.pause(why, PauseScope::Thread, None);
         }
-        let wakes = u64::from(matches!(wake, Wake::Outside | Wake::Session { .. }));
+        let wakes = u64::from(matches!(wake, Wake::External | Wake::Session { .. }));
         match self.spend(Amounts { turns: 1, tokens: 0, wakes }) {
             Verdict::Allowed => self.begin_turn(),
             Verdict::Spent { why } => self.pause(why, PauseScope::Session, None),
@@ -460,22 +472,23 @@ impl<'a> Stepping<'a> {
         }
     }
 
-    /// Something from outside was heard. Its time is newer than that of anything before, whatever the clock says.
-    pub(crate) fn hear_outside(&mut self) {
-        self.head.heard = self.now.max(Timestamp(self.head.heard.0.saturating_add(1)));
+    /// Records an external input. Its time is later than that of any before, even if the clock was set back.
+    pub(crate) fn note_external_input(&mut self) {
+        self.head.external_input_at =
+            self.now.max(Timestamp(self.head.external_input_at.0.saturating_add(1)));
     }
 
     pub(crate) fn reset_turns(&mut self) {
-        (self.head.turns_awake, self.head.reset_for) = (0, self.head.heard);
+        (self.head.turns_since_wake, self.head.turns_reset_at) = (0, self.head.external_input_at);
     }
 
     fn begin_turn(&mut self) {
         self.head.turn += 1;
-        self.head.turns_awake += 1;
+        self.head.turns_since_wake += 1;
         let up_to = self.head.seq;
         let (dropped, failing_since) = (self.dropped, self.failing_since);
-        self.head.phase = Phase::Asking(Asking { up_to, dropped, failing_since });
-        self.effects.push(Effect::Ask { turn: self.head.turn, up_to });
+        self.head.phase = Phase::Asking(TurnInProgress { up_to, dropped, failing_since });
+        self.effects.push(Effect::AskModel { turn: self.head.turn, up_to });
     }
 
     pub(crate) fn pause(&mut self, why: String, scope: PauseScope, until: Option<Timestamp>) {
@@ -483,15 +496,16 @@ impl<'a> Stepping<'a> {
         self.head.phase = Phase::Paused(Pause { why, scope, until });
     }
 
-    /// Stops waiting for the answer in progress, if there is one.
-    pub(crate) fn abandon(&mut self) {
-        if let Some(turn) = self.head.asking() {
+    /// Abandons the turn in progress, if there is one.
+    pub(crate) fn abandon_turn(&mut self) {
+        if let Some(turn) = self.head.turn_in_progress() {
             self.effects.push(Effect::Abandon { turn });
         }
     }
 
-    /// Takes input that may not stand between a call and its result.
-    pub(crate) fn take_input(&mut self, items: Vec<Item>, wake: Wake) {
+    /// Handles input that must not stand between a call and its result: an idle thread appends it and asks the model, any
+    /// other thread holds it.
+    pub(crate) fn handle_input(&mut self, items: Vec<Item>, wake: Wake) {
         if self.head.phase == Phase::Idle {
             for item in items {
                 self.append(item);
@@ -502,14 +516,14 @@ impl<'a> Stepping<'a> {
         self.hold(Queue::Held, items);
         let held = &mut self.head.held;
         held.session_only = matches!(wake, Wake::Session { .. }) && (was_empty || held.session_only);
-        if let Wake::Session { heard } = wake {
-            held.heard = held.heard.max(heard);
+        if let Wake::Session { external_input_at } = wake {
+            held.external_input_at = held.external_input_at.max(external_input_at);
         }
         self.end_sleeps_for_input();
     }
 
-    /// Whether input would find room.
-    pub(crate) fn room(&self, queue: Queue) -> Result<(), Ignored> {
+    /// Refuses input if the queue that would hold it is full.
+    pub(crate) fn check_space(&self, queue: Queue) -> Result<(), Ignored> {
         let held = match queue {
             Queue::Held => &self.head.held,
             Queue::Queued => &self.head.queued,
@@ -525,21 +539,21 @@ impl<'a> Stepping<'a> {
         self.writes.extend((first..).zip(items).map(write));
     }
 
-    pub(crate) fn queue(&mut self, queue: Queue) -> &mut Held {
+    pub(crate) fn queue(&mut self, queue: Queue) -> &mut InputQueue {
         match queue {
             Queue::Held => &mut self.head.held,
             Queue::Queued => &mut self.head.queued,
         }
     }
 
-    /// Appends all input that a queue holds. Returns why the model is to be asked about it, if there was any.
+    /// Appends all input of a queue to the history. Returns the reason for the next turn, or `None` if the queue was empty.
     pub(crate) fn release(&mut self, queue: Queue) -> Option<Wake> {
         let held = self.queue(queue);
         let wake = match queue {
-            Queue::Queued => Wake::Person,
-            Queue::Held if held.user => Wake::Person,
-            Queue::Held if held.session_only => Wake::Session { heard: held.heard },
-            Queue::Held => Wake::Outside,
+            Queue::Queued => Wake::User,
+            Queue::Held if held.user => Wake::User,
+            Queue::Held if held.session_only => Wake::Session { external_input_at: held.external_input_at },
+            Queue::Held => Wake::External,
         };
         let (first, count) = held.clear();
         if count == 0 {
@@ -550,15 +564,15 @@ impl<'a> Stepping<'a> {
         Some(wake)
     }
 
-    /// Makes an id that no other thread and no other call has.
+    /// Makes a call id that is unique in all threads.
     pub(crate) fn new_call_id(&mut self) -> CallId {
         self.head.ids += 1;
         let incarnation = self.facts.thread.incarnation;
-        let id = format!("{}{incarnation:016x}_{}", words::ID_PREFIX, self.head.ids);
+        let id = format!("{}{incarnation:016x}_{}", texts::ID_PREFIX, self.head.ids);
         CallId::new(id).expect("bug: an id of digits and letters is well-formed")
     }
 
-    /// Makes a call that the model did not make, and its result: this is how input enters the history.
+    /// Makes a synthetic call and its result. Input from tools and other threads enters the history in this form.
     pub(crate) fn synthetic(
         &mut self,
         name: &str,
@@ -566,7 +580,7 @@ impl<'a> Stepping<'a> {
         kind: String,
         result: ToolResult,
     ) -> Vec<Item> {
-        let arguments = Arguments::Echo { of: of.clone(), kind, arguments: None };
+        let arguments = Arguments::Synthetic { of: of.clone(), kind, arguments: None };
         self.synthetic_with(name, arguments, result)
     }
 
@@ -580,10 +594,10 @@ impl<'a> Stepping<'a> {
         let call =
             CallEntry { id: id.clone(), call_id: None, name: name.to_owned(), arguments, display: None };
         let ToolResult { content, display, .. } = result;
-        vec![Item::answered("", vec![call]), Item::Result { call_id: id, content, display, synthetic: true }]
+        vec![Item::assistant("", vec![call]), Item::Result { call_id: id, content, display, synthetic: true }]
     }
 
-    /// Changes the state of a call that is not open any more, and drops its questions.
+    /// Changes the state of a call that is no longer open, and drops its questions.
     pub(crate) fn settle(&mut self, call: CallId, state: CallState) {
         if self.head.questions.iter().any(|question| question.call == call) {
             self.head.questions.retain(|question| question.call != call);
@@ -592,22 +606,22 @@ impl<'a> Stepping<'a> {
         self.writes.push(Write::Settle { call, state });
     }
 
-    /// All results of the batch are there: the model is asked about them and all input that was held, except input that
-    /// has to wait.
+    /// Asks the model after all calls of the batch have results. Held input is included, unless it has to wait for the
+    /// next hour.
     pub(crate) fn close_batch(&mut self, wake: Wake) {
         let waits = wake == Wake::Continue && self.held_must_wait();
         let released = if waits { None } else { self.release(Queue::Held) };
         self.ask(released.unwrap_or(wake));
     }
 
-    /// A call of the batch has its result. A `wait` has waited long enough then. When all results are there, the
-    /// model is asked.
+    /// Continues after a call of the batch got its result. If only `wait` calls are left, they end. When the batch is
+    /// empty, the model is asked.
     pub(crate) fn continue_batch(&mut self, wake: Wake) {
         if self.is_sleeping() && !self.head.queued.is_empty() {
             self.end_sleeps(|_| true);
             self.release(Queue::Held);
             self.release(Queue::Queued);
-            return self.ask(Wake::Person);
+            return self.ask(Wake::User);
         }
         if self.head.batch().iter().all(|call| call.server.is_runtime() && call.until.is_none()) {
             self.end_sleeps(|_| true);
@@ -617,22 +631,21 @@ impl<'a> Stepping<'a> {
         }
     }
 
-    /// Whether only calls of the runtime's own are open. Such a thread is as good as idle.
+    /// Whether the batch has only sleeps and waits. Enqueued messages treat such a thread as idle.
     pub(crate) fn is_sleeping(&self) -> bool {
         let batch = self.head.batch();
         !batch.is_empty() && batch.iter().all(|call| call.server.is_runtime())
     }
 
-    /// Open calls of the batch go on in the background.
+    /// Gives the open calls of the batch placeholder results and moves them to the background.
     pub(crate) fn move_batch_to_background(&mut self) {
         self.end_sleeps(|_| true);
         for call in self.take_batch() {
-            self.append(Item::made(call.id.clone(), words::STILL_RUNNING));
+            self.append(Item::runtime_result(call.id.clone(), texts::STILL_RUNNING));
             self.head.background.push(call);
         }
     }
 
-    /// Takes all calls out of the batch.
     pub(crate) fn take_batch(&mut self) -> Vec<OpenCall> {
         match &mut self.head.phase {
             Phase::Waiting { batch } => std::mem::take(batch),
@@ -640,7 +653,6 @@ impl<'a> Stepping<'a> {
         }
     }
 
-    /// Takes a call out of the batch.
     pub(crate) fn take_from_batch(&mut self, call: &CallId) -> Option<OpenCall> {
         match &mut self.head.phase {
             Phase::Waiting { batch } => take(batch, call),
@@ -651,7 +663,7 @@ impl<'a> Stepping<'a> {
     pub(crate) fn add_to_batch(&mut self, call: OpenCall) {
         match &mut self.head.phase {
             Phase::Waiting { batch } => batch.push(call),
-            _ => unreachable!("bug: a call is added while an answer is taken"),
+            _ => unreachable!("bug: a call is added to a batch outside of Phase::Waiting"),
         }
     }
 
@@ -659,7 +671,6 @@ impl<'a> Stepping<'a> {
         take(&mut self.head.background, call)
     }
 
-    /// An open call, to be changed.
     pub(crate) fn open_call_mut(&mut self, call: &CallId) -> Option<&mut OpenCall> {
         let batch = match &mut self.head.phase {
             Phase::Waiting { batch } => batch.as_mut_slice(),
@@ -668,7 +679,7 @@ impl<'a> Stepping<'a> {
         batch.iter_mut().chain(&mut self.head.background).find(|open| open.id == *call)
     }
 
-    fn take_thread_message(&mut self, sender: ThreadId, message: ThreadMessage) -> Result<(), Ignored> {
+    fn handle_thread_message(&mut self, sender: ThreadId, message: ThreadMessage) -> Result<(), Ignored> {
         match message {
             ThreadMessage::Close => self.close(),
             ThreadMessage::Resume => match &self.head.phase {
@@ -676,24 +687,27 @@ impl<'a> Stepping<'a> {
                 _ => return Err(Ignored::NothingToResume),
             },
             ThreadMessage::ChildClosed => self.forget_child(&sender)?,
-            ThreadMessage::ChildIdle => self.rest_child(&sender)?,
+            ThreadMessage::EventChildIdle => self.mark_child_idle(&sender)?,
             ThreadMessage::Notice { text } => self.append(Item::notice(text)),
-            ThreadMessage::Report { call, tool, text, heard } => {
-                let kind = words::report_kind(&call, &sender);
+            ThreadMessage::Report { call, tool, text, external_input_at } => {
+                let kind = texts::report_kind(&call, &sender);
                 let items = self.synthetic(&tool, &call, kind, ToolResult::text(text));
-                self.take_session_input(items, heard);
+                self.handle_session_input(items, external_input_at);
             }
-            ThreadMessage::Text { text, heard } => {
-                self.take_session_input(vec![Item::User { text, from: Speaker::Parent }], heard);
+            ThreadMessage::Text { text, external_input_at } => {
+                self.handle_session_input(
+                    vec![Item::User { text, from: Speaker::Parent }],
+                    external_input_at,
+                );
             }
         }
         Ok(())
     }
 
-    /// Messages of the session always find room. Their number is bounded by the number of threads and of questions
-    /// to the model.
-    fn take_session_input(&mut self, items: Vec<Item>, heard: Timestamp) {
-        self.take_input(items, Wake::Session { heard });
+    /// Handles a message of the session. It is never refused and does not count as held input: the number of threads and
+    /// of turns bounds the number of such messages.
+    fn handle_session_input(&mut self, items: Vec<Item>, external_input_at: Timestamp) {
+        self.handle_input(items, Wake::Session { external_input_at });
         let held = self.queue(Queue::Held);
         held.inputs = held.inputs.saturating_sub(1);
     }

@@ -1,24 +1,25 @@
-//! The stored form of a head: flat, as the first release wrote it, so that its databases can be read for ever. New
-//! fields have defaults; none is ever renamed.
+//! The stored form of a head. It is flat and has the field names of the first release, so that databases of every
+//! release can be opened. A new field must have a default. The names of stored fields never change, even where the field
+//! of [`Head`] has another name.
 
 use std::borrow::Cow;
 
 use rap_protocol::{ThreadId, Timestamp};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::head::{Asking, Pause, PauseScope, is_never, is_zero};
-use crate::{Backlog, Head, Held, OpenCall, Origin, Phase, Question, Seq, Subscription, Usage};
+use crate::head::{Pause, PauseScope, TurnInProgress, is_zero, is_zero_time};
+use crate::{Backlog, Head, InputQueue, OpenCall, Origin, Phase, Question, Seq, Subscription, Usage};
 
 #[derive(Serialize, Deserialize)]
-struct Stored<'a> {
+struct StoredHead<'a> {
     phase: StoredPhase<'a>,
     #[serde(default, skip_serializing_if = "Origin::is_root")]
     origin: Cow<'a, Origin>,
     turn: u64,
     turns_awake: u32,
-    #[serde(default, skip_serializing_if = "is_never")]
+    #[serde(default, skip_serializing_if = "is_zero_time")]
     heard: Timestamp,
-    #[serde(default, skip_serializing_if = "is_never")]
+    #[serde(default, skip_serializing_if = "is_zero_time")]
     reset_for: Timestamp,
     #[serde(default, skip_serializing_if = "is_zero_u8")]
     dropped: u8,
@@ -41,10 +42,10 @@ struct Stored<'a> {
     subscriptions: Cow<'a, [Subscription]>,
     #[serde(default, skip_serializing_if = "is_empty")]
     questions: Cow<'a, [Question]>,
-    #[serde(default, skip_serializing_if = "Held::is_new")]
-    held: Cow<'a, Held>,
-    #[serde(default, skip_serializing_if = "Held::is_new")]
-    queued: Cow<'a, Held>,
+    #[serde(default, skip_serializing_if = "InputQueue::is_default")]
+    held: Cow<'a, InputQueue>,
+    #[serde(default, skip_serializing_if = "InputQueue::is_default")]
+    queued: Cow<'a, InputQueue>,
     #[serde(default, skip_serializing_if = "is_empty")]
     children: Cow<'a, [ThreadId]>,
     #[serde(default, skip_serializing_if = "is_empty")]
@@ -105,13 +106,13 @@ impl Serialize for Head {
             }
             Phase::Closed => StoredPhase::Closed,
         };
-        let stored = Stored {
+        let stored = StoredHead {
             phase,
             origin: Cow::Borrowed(&self.origin),
             turn: self.turn,
-            turns_awake: self.turns_awake,
-            heard: self.heard,
-            reset_for: self.reset_for,
+            turns_awake: self.turns_since_wake,
+            heard: self.external_input_at,
+            reset_for: self.turns_reset_at,
             dropped,
             failing_since,
             seq: self.seq,
@@ -127,9 +128,9 @@ impl Serialize for Head {
             held: Cow::Borrowed(&self.held),
             queued: Cow::Borrowed(&self.queued),
             children: (&self.children).into(),
-            resting: (&self.resting).into(),
+            resting: (&self.idle_event_children).into(),
             backlogs: (&self.backlogs).into(),
-            rests: self.left_work,
+            rests: self.reported_idle,
             usage: self.usage,
         };
         stored.serialize(serializer)
@@ -138,16 +139,19 @@ impl Serialize for Head {
 
 impl<'de> Deserialize<'de> for Head {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Head, D::Error> {
-        let stored = Stored::deserialize(deserializer)?;
+        let stored = StoredHead::deserialize(deserializer)?;
         let phase = match stored.phase {
             StoredPhase::Idle => Phase::Idle,
-            StoredPhase::Asking { up_to } => {
-                Phase::Asking(Asking { up_to, dropped: stored.dropped, failing_since: stored.failing_since })
-            }
+            StoredPhase::Asking { up_to } => Phase::Asking(TurnInProgress {
+                up_to,
+                dropped: stored.dropped,
+                failing_since: stored.failing_since,
+            }),
             StoredPhase::Waiting => Phase::Waiting { batch: stored.batch.into_owned() },
             StoredPhase::Failed { why, retry_at } => {
                 let since = stored.failing_since.unwrap_or(Timestamp(0));
-                // The first release left threads for events failed, and with it their place among the children.
+                // In the first release an event child could fail without a retry time. It kept its slot for ever.
+                // Retry it now.
                 let retry_at = retry_at.or_else(|| stored.origin.is_event().then_some(since));
                 Phase::Failed { why: why.into_owned(), since, retry_at }
             }
@@ -160,9 +164,9 @@ impl<'de> Deserialize<'de> for Head {
             phase,
             origin: stored.origin.into_owned(),
             turn: stored.turn,
-            turns_awake: stored.turns_awake,
-            heard: stored.heard,
-            reset_for: stored.reset_for,
+            turns_since_wake: stored.turns_awake,
+            external_input_at: stored.heard,
+            turns_reset_at: stored.reset_for,
             seq: stored.seq,
             settled: stored.settled,
             answered: stored.answered,
@@ -175,9 +179,9 @@ impl<'de> Deserialize<'de> for Head {
             held: stored.held.into_owned(),
             queued: stored.queued.into_owned(),
             children: stored.children.into_owned(),
-            resting: stored.resting.into_owned(),
+            idle_event_children: stored.resting.into_owned(),
             backlogs: stored.backlogs.into_owned(),
-            left_work: stored.rests,
+            reported_idle: stored.rests,
             usage: stored.usage,
         })
     }
@@ -187,7 +191,7 @@ impl<'de> Deserialize<'de> for Head {
 mod tests {
     use super::*;
 
-    /// Heads exactly as the first release stored them.
+    /// The JSON is what the first release wrote.
     #[test]
     fn heads_of_the_first_release_are_read() {
         let idle = r#"{"phase":"idle","turn":2,"turns_awake":1,"seq":4,"settled":4,"minted":1,

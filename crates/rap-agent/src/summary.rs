@@ -1,23 +1,23 @@
-//! Long conversations: a summary replaces what the model has answered before. Nothing is deleted.
+//! Summaries of long conversations. In the prompt a summary replaces earlier entries; the history keeps them.
 
-use crate::step::{Stepping, Wake};
-use crate::{Ignored, Item, Usage, words};
+use crate::step::{StepBuilder, Wake};
+use crate::{Ignored, Item, Usage, texts};
 
-/// Bound of a summary in bytes; the beginning of a longer one is kept.
+/// Maximum size of a summary in bytes. A longer one is truncated.
 const SUMMARY_BYTES: usize = 64 * 1024;
 
-impl Stepping<'_> {
-    /// Writes the summary and asks the question again with it. That is not the model talking to itself.
+impl StepBuilder<'_> {
+    /// Appends the summary and starts the turn again. The repeated turn does not count as a turn without external input.
     pub(crate) fn summarise(&mut self, mut text: String, usage: Usage) -> Result<(), Ignored> {
-        let covers = self.head.coverable().ok_or(Ignored::Duplicate)?;
+        let covers = self.head.summarisable_up_to().ok_or(Ignored::Duplicate)?;
         self.add_usage(usage);
         self.failing_since = None;
         self.head.summarised = covers;
         self.head.prompt_tokens = 0;
         text.truncate(text.floor_char_boundary(SUMMARY_BYTES));
-        text.push_str(&words::still_open(&self.head));
+        text.push_str(&texts::still_open(&self.head));
         self.append(Item::Summary { text, covers });
-        self.head.turns_awake = self.head.turns_awake.saturating_sub(1);
+        self.head.turns_since_wake = self.head.turns_since_wake.saturating_sub(1);
         self.ask(Wake::Continue);
         Ok(())
     }

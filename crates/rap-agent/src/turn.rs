@@ -1,30 +1,30 @@
-//! The model's side: its answers and its failures.
+//! Turns: answers of the model and failed requests.
 
 use std::time::Duration;
 
 use rap_protocol::CallId;
 
-use crate::step::{Stepping, Wake};
-use crate::words;
+use crate::step::{StepBuilder, Wake};
+use crate::texts;
 use crate::{
-    Again, Answer, Arguments, BuiltIn, CallEntry, Effect, Item, OpenCall, Phase, Plan, PlannedCall, Queue,
-    Seq, Server, Thoughts, ThreadMessage, Write,
+    Answer, Arguments, BuiltIn, CallEntry, Effect, Item, OpenCall, Phase, Plan, PlannedCall, Queue, Seq,
+    Server, Thoughts, ThreadMessage, TurnRetry, Write,
 };
 
 /// The calls of an answer.
 pub(crate) struct AnswerCalls {
-    /// The assistant entry that makes them.
+    /// Number of the assistant entry that contains them.
     pub(crate) seq: Seq,
     pub(crate) ids: Vec<CallId>,
 }
 
-/// The shortest and the longest pause before a failed thread asks again by itself.
+/// Shortest and longest pause before a failed thread retries.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(3600));
 
-impl Stepping<'_> {
-    pub(crate) fn take_answer(&mut self, answer: Answer) {
+impl StepBuilder<'_> {
+    pub(crate) fn handle_answer(&mut self, answer: Answer) {
         let Answer { text, calls, thoughts, usage } = answer;
-        if let Some(up_to) = self.head.asking_up_to() {
+        if let Some(up_to) = self.head.prompt_up_to() {
             self.head.answered = up_to;
         }
         self.head.prompt_tokens = usage.input;
@@ -35,14 +35,14 @@ impl Stepping<'_> {
             return self.finish_turn();
         }
         self.head.phase = Phase::Waiting { batch: Vec::new() };
-        self.take_calls(text, calls, thoughts);
+        self.handle_calls(text, calls, thoughts);
         if self.head.is_closed() {
             return;
         }
         if self.head.batch().is_empty() {
             return self.close_batch(Wake::Continue);
         }
-        // A user who spoke while the model was asked does not wait for the calls.
+        // A user message that arrived during the turn does not wait for the calls.
         if self.head.held.user {
             self.join();
         } else if !self.head.held.is_empty() && !self.held_must_wait() {
@@ -52,7 +52,7 @@ impl Stepping<'_> {
         }
     }
 
-    /// The answer has no calls: held input is next, or the thread is idle.
+    /// Ends a turn whose answer has no calls. Held input starts the next turn; without any the thread becomes idle.
     fn finish_turn(&mut self) {
         let queued = if self.held_must_wait() { self.release(Queue::Queued) } else { None };
         let released = queued.or_else(|| self.release(Queue::Held)).or_else(|| self.release(Queue::Queued));
@@ -65,7 +65,7 @@ impl Stepping<'_> {
         }
     }
 
-    /// A thread that was made for events is closed when it has nothing left to do.
+    /// Closes an event child that has nothing left to do.
     pub(crate) fn close_if_done(&mut self) {
         let head = &self.head;
         let nothing_left =
@@ -75,14 +75,14 @@ impl Stepping<'_> {
         }
     }
 
-    /// The open calls go on in the background, held input is written, and the model is asked.
+    /// Moves the open calls to the background, appends held input, and asks the model.
     pub(crate) fn join(&mut self) {
         self.move_batch_to_background();
-        let wake = self.release(Queue::Held).unwrap_or(Wake::Outside);
+        let wake = self.release(Queue::Held).unwrap_or(Wake::External);
         self.ask(wake);
     }
 
-    fn take_calls(&mut self, text: String, planned: Vec<PlannedCall>, thoughts: Option<Thoughts>) {
+    fn handle_calls(&mut self, text: String, planned: Vec<PlannedCall>, thoughts: Option<Thoughts>) {
         let mut calls: Vec<CallEntry> = Vec::with_capacity(planned.len());
         let mut plans = Vec::with_capacity(planned.len());
         for PlannedCall { call_id, name, arguments, display, plan } in planned {
@@ -96,17 +96,17 @@ impl Stepping<'_> {
         let closing = plans.iter().position(closes);
         for (at, (call, plan)) in calls.into_iter().zip(plans).enumerate() {
             match plan {
-                // Nobody would be there for the results.
+                // A closed thread could not receive the results.
                 Plan::Invoke(_) | Plan::Approve { .. } if closing.is_some() => {
-                    self.append(Item::made(call.id, words::NOT_CALLED));
+                    self.append(Item::runtime_result(call.id, texts::NOT_CALLED));
                 }
                 Plan::BuiltIn(_) if closing.is_some_and(|closing| closing < at) => {
-                    self.append(Item::made(call.id, words::NOT_CALLED));
+                    self.append(Item::runtime_result(call.id, texts::NOT_CALLED));
                 }
                 Plan::Invoke(server) => self.invoke(call, server, answer.seq, None),
                 Plan::Approve { server, prompt } => self.invoke(call, server, answer.seq, Some(prompt)),
                 Plan::BuiltIn(tool) => self.run_built_in(tool, call, &answer),
-                Plan::Refuse(text) => self.append(Item::made(call.id, text)),
+                Plan::Refuse(text) => self.append(Item::runtime_result(call.id, text)),
             }
         }
         if closing.is_some() {
@@ -114,14 +114,14 @@ impl Stepping<'_> {
         }
     }
 
-    /// Opens a call; with a prompt, a person has to allow it first.
+    /// Opens a call. If `prompt` is set, the user has to allow the call before it is sent.
     fn invoke(&mut self, call: CallEntry, server: Server, seq: Seq, prompt: Option<String>) {
         let limit = self.limits.open_calls;
         if self.head.open_calls().count() >= limit {
-            return self.append(Item::made(call.id, words::too_many_open_calls(limit)));
+            return self.append(Item::runtime_result(call.id, texts::too_many_open_calls(limit)));
         }
         let Arguments::Given(arguments) = call.arguments else {
-            return self.append(Item::made(call.id, "Error: the arguments are not a JSON object"));
+            return self.append(Item::runtime_result(call.id, "Error: the arguments are not a JSON object"));
         };
         let open = OpenCall {
             id: call.id,
@@ -144,29 +144,29 @@ impl Stepping<'_> {
         }
     }
 
-    pub(crate) fn fail(&mut self, why: String, again: Again) {
-        // A question without an answer is not the model talking to itself.
-        self.head.turns_awake = self.head.turns_awake.saturating_sub(1);
+    pub(crate) fn fail(&mut self, why: String, retry: TurnRetry) {
+        // A turn without an answer does not count as a turn without external input.
+        self.head.turns_since_wake = self.head.turns_since_wake.saturating_sub(1);
         let since = *self.failing_since.get_or_insert(self.now);
         let failing_for = self.now.since(since);
         let (shortest, longest) = RETRY_PAUSE;
         let in_time = failing_for < self.limits.failed_retry_for;
-        // Nobody looks after a thread for events: it tries again whatever the reason, and is closed in the end.
-        let for_events = self.head.origin.is_event();
-        let retries = in_time && (again == Again::Later || for_events);
+        // No user looks after an event child. It retries whatever the reason, and is closed in the end.
+        let is_event_child = self.head.origin.is_event();
+        let retries = in_time && (retry == TurnRetry::Later || is_event_child);
         let retry_at = retries.then(|| self.now.plus(failing_for.clamp(shortest, longest)));
         self.append(Item::notice(format!("the model could not be asked: {why}")));
-        let given_up = (for_events && !in_time).then(|| why.clone());
+        let given_up = (is_event_child && !in_time).then(|| why.clone());
         self.head.phase = Phase::Failed { why, since, retry_at };
         if let Some(why) = given_up {
             self.close_failed(&why);
         }
     }
 
-    /// Closes a thread for events that could not ask the model for too long, and tells people at its parent.
+    /// Closes an event child whose requests to the model failed for too long, and sends its parent a notice.
     fn close_failed(&mut self, why: &str) {
         if let Some((parent, call, tool)) = self.head.origin.parent() {
-            let (parent, text) = (parent.clone(), words::event_child_failed(call, tool, why));
+            let (parent, text) = (parent.clone(), texts::event_child_failed(call, tool, why));
             self.send(parent, ThreadMessage::Notice { text });
         }
         self.close();

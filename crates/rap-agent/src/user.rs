@@ -1,26 +1,26 @@
-//! The user's side: messages, choices, interrupting, cancelling, resuming.
+//! Input from the user: messages, choices, interrupting, cancelling, resuming.
 
 use rap_protocol::CallId;
 
-use crate::step::{Stepping, Wake};
-use crate::words;
+use crate::step::{StepBuilder, Wake};
+use crate::texts;
 use crate::{
     CallState, Effect, Ignored, Item, NewQuestion, OnBusy, OpenCall, PauseScope, Phase, Question,
     QuestionKind, Queue, ThreadMessage, Write,
 };
 
-/// Answers in a row that a user's messages may drop; the next message is held.
-const DROPS: u8 = 2;
+/// Maximum number of consecutive answers that user messages drop. The next message is held.
+const MAX_DROPPED_ANSWERS: u8 = 2;
 
-impl Stepping<'_> {
-    pub(crate) fn take_user_message(&mut self, text: String, on_busy: OnBusy) -> Result<(), Ignored> {
+impl StepBuilder<'_> {
+    pub(crate) fn handle_user_message(&mut self, text: String, on_busy: OnBusy) -> Result<(), Ignored> {
         match (&self.head.phase, on_busy) {
             (Phase::Idle, _) => self.answer_now(text),
             (Phase::Failed { .. }, _) => {
                 self.failing_since = None;
                 self.answer_in_order(text, on_busy);
             }
-            // The budget that holds this thread does not count people's messages.
+            // The hourly limit of wakes, which paused this thread, does not apply to user messages.
             (Phase::Paused(pause), _) if pause.until.is_some() => self.answer_in_order(text, on_busy),
             (_, OnBusy::Reject) => return Err(Ignored::Busy),
             (Phase::Waiting { .. }, OnBusy::Enqueue) if self.is_sleeping() => {
@@ -32,9 +32,9 @@ impl Stepping<'_> {
                 self.move_batch_to_background();
                 self.answer_now(text);
             }
-            (Phase::Asking(asking), OnBusy::Join) if asking.dropped < DROPS => {
+            (Phase::Asking(asking), OnBusy::Join) if asking.dropped < MAX_DROPPED_ANSWERS => {
                 self.dropped += 1;
-                self.abandon();
+                self.abandon_turn();
                 self.answer_now(text);
             }
             (Phase::Waiting { .. } | Phase::Asking(_), OnBusy::Interrupt) => {
@@ -53,11 +53,11 @@ impl Stepping<'_> {
     /// Appends held input, then the text, and asks the model about all of it.
     pub(crate) fn answer_now(&mut self, text: String) {
         self.release(Queue::Held);
-        self.append(Item::said(text));
-        self.ask(Wake::Person);
+        self.append(Item::user(text));
+        self.ask(Wake::User);
     }
 
-    /// The same, but a message that may wait does not overtake earlier ones.
+    /// Does the same as `answer_now`, but an enqueued message does not overtake earlier ones.
     fn answer_in_order(&mut self, text: String, on_busy: OnBusy) {
         if on_busy == OnBusy::Enqueue {
             self.release(Queue::Held);
@@ -67,16 +67,16 @@ impl Stepping<'_> {
     }
 
     fn hold_message(&mut self, queue: Queue, text: String) -> Result<(), Ignored> {
-        self.room(queue)?;
-        self.hold(queue, vec![Item::said(text)]);
+        self.check_space(queue)?;
+        self.hold(queue, vec![Item::user(text)]);
         Ok(())
     }
 
-    /// Ends the open calls and the answer in progress.
+    /// Cancels the open calls and abandons the turn in progress.
     fn stop(&mut self) {
-        self.abandon();
+        self.abandon_turn();
         for call in self.take_batch() {
-            self.append(Item::made(call.id.clone(), words::INTERRUPTED));
+            self.append(Item::runtime_result(call.id.clone(), texts::INTERRUPTED));
             self.settle_cancelled(&call);
         }
         for call in std::mem::take(&mut self.head.background) {
@@ -85,7 +85,7 @@ impl Stepping<'_> {
         }
     }
 
-    /// Ends a call, and tells the tool servers if one of them may have it.
+    /// Settles a call as interrupted, and notifies the tool servers if it may have been sent.
     pub(crate) fn settle_cancelled(&mut self, call: &OpenCall) {
         self.settle(call.id.clone(), CallState::Interrupted);
         if call.is_sent() {
@@ -109,21 +109,22 @@ impl Stepping<'_> {
 
     pub(crate) fn cancel(&mut self, call: &CallId) -> Result<(), Ignored> {
         if let Some(open) = self.take_from_batch(call) {
-            self.append(Item::made(open.id.clone(), words::INTERRUPTED));
+            self.append(Item::runtime_result(open.id.clone(), texts::INTERRUPTED));
             self.settle_cancelled(&open);
             self.continue_batch(Wake::Continue);
         } else if let Some(open) = self.take_from_background(call) {
             self.append(Item::notice(format!("call {} of {} was cancelled", open.id, open.name)));
             self.settle_cancelled(&open);
         } else if self.end_subscription(call) {
-            self.append(Item::notice(words::subscription_cancelled(call.as_str())));
+            self.append(Item::notice(texts::subscription_cancelled(call.as_str())));
         } else {
             return Err(Ignored::SettledCall);
         }
         Ok(())
     }
 
-    /// Ends an active subscription, tells its tool server, and drops the events that wait for a child.
+    /// Ends an active subscription, notifies the tool servers, and drops its waiting events. Returns `false` if there is no
+    /// such subscription.
     pub(crate) fn end_subscription(&mut self, call: &CallId) -> bool {
         let Some(subscription) = self.head.subscription(call).cloned() else { return false };
         self.head.subscriptions.retain(|other| other.id != *call);
@@ -135,13 +136,14 @@ impl Stepping<'_> {
         true
     }
 
-    /// Goes on after a failure or pause. A budget belongs to the session, so all threads that it paused go on.
+    /// Resumes the thread after a failure or pause. If the session's budget is exceeded, renews it and resumes all threads
+    /// that it paused.
     pub(crate) fn resume_session(&mut self) -> Result<(), Ignored> {
         let own = matches!(&self.head.phase, Phase::Paused(pause) if pause.scope == PauseScope::Session);
         let others = std::mem::take(&mut self.facts.paused);
-        let of_others = !others.is_empty() && self.is_budget_spent();
+        let of_others = !others.is_empty() && self.is_budget_exceeded();
         if own || of_others {
-            self.lift_budget();
+            self.renew_budget();
             for other in others {
                 self.send(other, ThreadMessage::Resume);
             }
@@ -158,15 +160,15 @@ impl Stepping<'_> {
         }
         self.failing_since = None;
         self.release(Queue::Held);
-        self.ask(Wake::Person);
+        self.ask(Wake::User);
         Ok(())
     }
 
-    /// Opens a call that a person has to allow first.
+    /// Opens a call that the user has to allow before it is sent.
     pub(crate) fn ask_for_approval(&mut self, mut open: OpenCall, prompt: String) {
         let limit = self.limits.questions;
         if self.head.questions.len() >= limit {
-            return self.append(Item::made(open.id, words::too_many_questions(limit)));
+            return self.append(Item::runtime_result(open.id, texts::too_many_questions(limit)));
         }
         open.until = Some(self.now.plus(self.limits.approval_within));
         let call = open.id.clone();
@@ -185,9 +187,11 @@ impl Stepping<'_> {
 
     fn approve(&mut self, call: &CallId, selected: usize) -> Result<(), Ignored> {
         match selected {
-            words::REFUSE => return self.give_up(call, CallState::Interrupted, words::REFUSED.into()),
-            words::ALLOW => {}
-            _ => return Err(Ignored::NoSuchChoice(words::APPROVAL.len())),
+            texts::REFUSE => {
+                return self.settle_with_text(call, CallState::Interrupted, texts::REFUSED.into());
+            }
+            texts::ALLOW => {}
+            _ => return Err(Ignored::NoSuchChoice(texts::APPROVAL_CHOICES.len())),
         }
         let (since, until) = (self.now, self.limits.call_timeout.map(|timeout| self.now.plus(timeout)));
         let open = self.open_call_mut(call).ok_or(Ignored::SettledCall)?;
@@ -206,7 +210,7 @@ impl Stepping<'_> {
         });
         let Some(question) = open else { return Err(Ignored::NoQuestion) };
         if question.kind == QuestionKind::Approval {
-            return self.approve(call, selected.unwrap_or(words::REFUSE));
+            return self.approve(call, selected.unwrap_or(texts::REFUSE));
         }
         let QuestionKind::Choice { choices, default, .. } = question.kind else {
             return Err(Ignored::NoQuestion);

@@ -1,27 +1,30 @@
-//! Anthropic's API: thoughts go back where they came from, and what stays the same is marked for the cache.
+//! Requests for Anthropic's API: thinking blocks and cache breakpoints.
 
 #![allow(clippy::unwrap_used)]
 
 mod items;
 mod strict;
 
-use items::{body, call, calls, echo, entries, result, says, thinks, unmarked};
+use items::{
+    answer, answer_with_thinking, body, call, calls, entries, result, synthetic_call,
+    without_cache_breakpoints,
+};
 use proptest::prelude::*;
 use rap_agent::prompt::{Prompt, Thinking, ToolSpec, anthropic};
 use rap_agent::{Item, Thought, ThoughtKind, Thoughts};
 use serde_json::{Value, json};
 
-/// The messages for Anthropic's API with a model `m` that always thinks.
-fn thought_over(items: Vec<Item>) -> Value {
+/// Returns the messages for a model `m` that always thinks, without cache breakpoints.
+fn messages_with_thinking(items: Vec<Item>) -> Value {
     let entries = entries(items);
-    let prompt = Prompt { thinking: Thinking::First { model: "m" }, ..Prompt::new("", &entries, &[]) };
+    let prompt = Prompt { thinking: Thinking::Always { model: "m" }, ..Prompt::new("", &entries, &[]) };
     let body = body(anthropic::request(&prompt));
-    strict::anthropic_accepts(&body, strict::Thinking::First).unwrap_or_else(|why| panic!("{why}: {body}"));
-    unmarked(body)["messages"].clone()
+    strict::anthropic_accepts(&body, strict::Thinking::Always).unwrap_or_else(|why| panic!("{why}: {body}"));
+    without_cache_breakpoints(body)["messages"].clone()
 }
 
-/// Who says what, block by block.
-fn told(messages: &Value) -> Vec<String> {
+/// Formats each message as its role and blocks.
+fn lines(messages: &Value) -> Vec<String> {
     let block = |block: &Value| match block["type"].as_str().unwrap() {
         "text" => block["text"].as_str().unwrap().to_owned(),
         "tool_use" => format!("calls {}", block["id"].as_str().unwrap()),
@@ -37,10 +40,10 @@ fn told(messages: &Value) -> Vec<String> {
 }
 
 #[test]
-fn what_a_model_thought_is_sent_back_where_it_was_thought() {
+fn thinking_is_sent_back_at_its_position() {
     let items = vec![
-        Item::said("go"),
-        thinks("ab", &[0, 1, 2], vec![call("c1", "t", json!({}))]),
+        Item::user("go"),
+        answer_with_thinking("ab", &[0, 1, 2], vec![call("c1", "t", json!({}))]),
         result("c1", "one"),
         calls("", vec![call("c2", "t", json!({}))]),
         result("c2", "two"),
@@ -52,30 +55,30 @@ fn what_a_model_thought_is_sent_back_where_it_was_thought() {
         "assistant: calls c2",
         "user: returns c2",
     ];
-    assert_eq!(told(&thought_over(items.clone())), expected);
+    assert_eq!(lines(&messages_with_thinking(items.clone())), expected);
     let entries = entries(items);
-    for thinking in [Thinking::Off, Thinking::Free { model: "another" }] {
+    for thinking in [Thinking::Off, Thinking::Optional { model: "another" }] {
         let prompt = Prompt { thinking, ..Prompt::new("", &entries, &[]) };
-        let body = unmarked(body(anthropic::request(&prompt)));
-        assert_eq!(told(&body["messages"])[1], "assistant: ab | calls c1");
+        let body = without_cache_breakpoints(body(anthropic::request(&prompt)));
+        assert_eq!(lines(&body["messages"])[1], "assistant: ab | calls c1");
     }
 }
 
 #[test]
-fn a_thought_that_nothing_follows_or_that_is_not_whole_is_left_out() {
-    let cut = ThoughtKind::Open { text: "half a th".into(), signature: String::new() };
-    let sealed = ThoughtKind::Sealed { data: "xyz".into() };
+fn a_trailing_or_incomplete_thinking_block_is_omitted() {
+    let cut = ThoughtKind::Readable { text: "half a th".into(), signature: String::new() };
+    let sealed = ThoughtKind::Redacted { data: "xyz".into() };
     let parts = [cut, sealed].map(|kind| Thought { at: 0, kind }).to_vec();
     let thoughts = Some(Thoughts { model: "m".into(), parts });
-    let messages = thought_over(vec![
-        Item::said("go"),
-        thinks("done", &[0, 4], vec![]),
-        Item::said("on"),
+    let messages = messages_with_thinking(vec![
+        Item::user("go"),
+        answer_with_thinking("done", &[0, 4], vec![]),
+        Item::user("on"),
         Item::Assistant { text: "yes".into(), calls: vec![], thoughts },
-        Item::said("and on"),
-        thinks("one", &[0], vec![]),
-        thinks("two", &[0], vec![]),
-        Item::said("on and on"),
+        Item::user("and on"),
+        answer_with_thinking("one", &[0], vec![]),
+        answer_with_thinking("two", &[0], vec![]),
+        Item::user("on and on"),
     ]);
     let expected = [
         "user: go",
@@ -86,22 +89,23 @@ fn a_thought_that_nothing_follows_or_that_is_not_whole_is_left_out() {
         "assistant: <thought 0> | one | two",
         "user: on and on",
     ];
-    assert_eq!(told(&messages), expected);
+    assert_eq!(lines(&messages), expected);
 }
 
 #[test]
-fn a_turn_that_no_thought_begins_is_closed_before_the_model_goes_on() {
-    let event = |id: &str| vec![calls("", vec![echo(id, "c1", None)]), result(id, "tick")];
-    // The event joins an answer that began with a thought: nothing has to be done.
-    let mut items = vec![Item::said("watch"), thinks("", &[0], vec![call("c1", "t", json!({}))])];
-    items.extend([result("c1", "watching"), thinks("ok", &[0], vec![])]);
+fn a_turn_that_does_not_begin_with_thinking_is_closed() {
+    let event = |id: &str| vec![calls("", vec![synthetic_call(id, "c1", None)]), result(id, "tick")];
+    // The event is added to an answer that began with thinking, so the turn need not be closed.
+    let mut items =
+        vec![Item::user("watch"), answer_with_thinking("", &[0], vec![call("c1", "t", json!({}))])];
+    items.extend([result("c1", "watching"), answer_with_thinking("ok", &[0], vec![])]);
     items.extend(event("e1"));
     assert_eq!(
-        told(&thought_over(items.clone()))[3..],
+        lines(&messages_with_thinking(items.clone()))[3..],
         ["assistant: <thought 0> | ok | calls e1", "user: returns e1"]
     );
-    // Behind the user's words there is no thought yet.
-    items.extend([Item::said("and?")]);
+    // After the user's message there is no thinking yet.
+    items.extend([Item::user("and?")]);
     items.extend(event("e2"));
     items.extend(event("e3"));
     let noted = [
@@ -109,19 +113,19 @@ fn a_turn_that_no_thought_begins_is_closed_before_the_model_goes_on() {
         "assistant: calls e2",
         "user: returns e2",
         "assistant: (Noted.)",
-        "user: (Go on.)",
+        "user: (Continue.)",
         "assistant: calls e3",
         "user: returns e3",
         "assistant: (Noted.)",
     ];
-    let messages = told(&thought_over(items.clone()));
+    let messages = lines(&messages_with_thinking(items.clone()));
     assert_eq!(messages[4..12], noted);
-    assert_eq!(messages[12..], ["user: (Go on.)"]);
-    items.push(Item::said("well?"));
-    assert_eq!(told(&thought_over(items))[12..], ["user: well?"]);
+    assert_eq!(messages[12..], ["user: (Continue.)"]);
+    items.push(Item::user("well?"));
+    assert_eq!(lines(&messages_with_thinking(items))[12..], ["user: well?"]);
 }
 
-fn marks(body: &Value) -> Vec<String> {
+fn breakpoints(body: &Value) -> Vec<String> {
     let blocks = |message: &Value| message["content"].as_array().unwrap().clone();
     let all = body["tools"].as_array().into_iter().flatten().cloned();
     let all = all.chain(body["system"].as_array().into_iter().flatten().cloned());
@@ -135,29 +139,32 @@ fn marks(body: &Value) -> Vec<String> {
 }
 
 #[test]
-fn what_stays_the_same_is_marked_for_the_cache() {
+fn cache_breakpoints_follow_tools_system_prompt_settled_answer_and_newest_block() {
     let schema = json!({"type": "object"});
     let tools = ["a", "b"].map(|name| ToolSpec { name, description: "", schema: &schema });
-    let mut items = vec![Item::said("go")];
+    let mut items = vec![Item::user("go")];
     let mut check = |more: Vec<Item>, expected: &[&str]| {
         items.extend(more);
         let entries = entries(items.clone());
         let body = body(anthropic::request(&Prompt::new("be good", &entries, &tools)));
         strict::anthropic_accepts(&body, strict::Thinking::Off).unwrap();
-        assert_eq!(marks(&body), expected);
+        assert_eq!(breakpoints(&body), expected);
     };
     check(vec![], &["b", "be good", "go"]);
     check(vec![calls("so", vec![call("c1", "a", json!({}))]), result("c1", "1")], &["b", "be good", "c1"]);
-    check(vec![says("done"), Item::said("more")], &["b", "be good", "done", "more"]);
+    check(vec![answer("done"), Item::user("more")], &["b", "be good", "done", "more"]);
     check(
         vec![calls("", vec![call("c2", "a", json!({}))]), result("c2", "2")],
         &["b", "be good", "done", "c2"],
     );
-    check(vec![says("fine")], &["b", "be good", "fine"]);
-    check(vec![calls("", vec![echo("e1", "c1", None)]), result("e1", "3")], &["b", "be good", "fine", "e1"]);
+    check(vec![answer("fine")], &["b", "be good", "fine"]);
+    check(
+        vec![calls("", vec![synthetic_call("e1", "c1", None)]), result("e1", "3")],
+        &["b", "be good", "fine", "e1"],
+    );
 }
 
-/// What can happen to a thread between two questions.
+/// Entries that may be added to a history between two requests.
 #[derive(Debug, Clone, Copy)]
 enum Exchange {
     Said,
@@ -177,21 +184,24 @@ fn any_exchange() -> impl Strategy<Value = Exchange> {
 
 fn exchange_entries(exchange: Exchange, number: usize) -> Vec<Item> {
     let id = format!("c{number}");
-    let places = |thinks: bool| if thinks { vec![0] } else { vec![] };
+    let positions = |thinks: bool| if thinks { vec![0] } else { vec![] };
     match exchange {
-        Exchange::Said => vec![Item::said(format!("say {number}"))],
+        Exchange::Said => vec![Item::user(format!("say {number}"))],
         Exchange::Answered { thinks: thought } => {
-            vec![thinks("answer", &places(thought), vec![]), Item::said("and then?")]
+            vec![answer_with_thinking("answer", &positions(thought), vec![]), Item::user("and then?")]
         }
         Exchange::Called { thinks: thought, speaks } => {
             let text = if speaks { "let me see" } else { "" };
-            vec![thinks(text, &places(thought), vec![call(&id, "t", json!({}))]), result(&id, "done")]
+            vec![
+                answer_with_thinking(text, &positions(thought), vec![call(&id, "t", json!({}))]),
+                result(&id, "done"),
+            ]
         }
-        Exchange::Woken => vec![calls("", vec![echo(&id, "c0", None)]), result(&id, "tick")],
+        Exchange::Woken => vec![calls("", vec![synthetic_call(&id, "c0", None)]), result(&id, "tick")],
     }
 }
 
-/// Every block with its role, in order.
+/// Returns every block with its role, in order.
 fn flat(body: &Value) -> Vec<String> {
     let blocks = |message: &Value| {
         let role = message["role"].clone();
@@ -204,14 +214,13 @@ fn flat(body: &Value) -> Vec<String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// What is marked for the cache is in every request that comes after.
     #[test]
-    fn what_was_marked_for_the_cache_begins_every_longer_request(
+    fn everything_before_a_cache_breakpoint_is_a_prefix_of_every_longer_request(
         items in proptest::collection::vec(any_exchange(), 1..10),
         model in prop_oneof![Just("m"), Just("n")],
         first in any::<bool>(),
     ) {
-        let thinking = if first { Thinking::First { model } } else { Thinking::Free { model } };
+        let thinking = if first { Thinking::Always { model } } else { Thinking::Optional { model } };
         let mut history = Vec::new();
         let mut before: Vec<String> = Vec::new();
         for (number, exchange) in items.into_iter().enumerate() {
@@ -219,8 +228,8 @@ proptest! {
             let entries = entries(history.clone());
             let prompt = Prompt { thinking, ..Prompt::new("s", &entries, &[]) };
             let body = body(anthropic::request(&prompt));
-            let blocks = flat(&unmarked(body.clone()));
-            prop_assert!(blocks.starts_with(&before), "{before:#?} is not the begin of {blocks:#?}");
+            let blocks = flat(&without_cache_breakpoints(body.clone()));
+            prop_assert!(blocks.starts_with(&before), "{before:#?} is not a prefix of {blocks:#?}");
             let marked = flat(&body);
             let end = marked.iter().rposition(|block| block.contains("cache_control")).unwrap();
             before = blocks[..=end].to_vec();

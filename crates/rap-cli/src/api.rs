@@ -1,41 +1,44 @@
-//! What the API gives, as far as the commands look at it. What is new in it is passed over.
+//! Types of the client API, with the fields that the commands use. Unknown fields are ignored.
 
 use rap_protocol::Timestamp;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use crate::age;
+use crate::time_format;
 
-/// A time as the API writes it.
+/// Deserializes an RFC 3339 timestamp.
 pub fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
     let text = String::deserialize(deserializer)?;
-    age::parse(&text).ok_or_else(|| serde::de::Error::custom(format!("{text} is no time")))
+    time_format::parse(&text)
+        .ok_or_else(|| serde::de::Error::custom(format!("`{text}` is not an RFC 3339 timestamp in UTC")))
 }
 
-pub(crate) fn maybe_time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Timestamp>, D::Error> {
-    Ok(Option::<String>::deserialize(deserializer)?.as_deref().and_then(age::parse))
+pub(crate) fn optional_time<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Timestamp>, D::Error> {
+    Ok(Option::<String>::deserialize(deserializer)?.as_deref().and_then(time_format::parse))
 }
 
-/// What a thread is at.
+/// Status of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// It takes nothing any more.
+    /// Accepts no input any more.
     Closed,
-    /// The model could not be asked.
+    /// The model request failed.
     Failed,
-    /// The model is being asked.
+    /// A model request is in progress.
     Running,
-    /// Somebody has to answer.
+    /// Waits for an answer or for `resume`.
     NeedsYou,
-    /// It waits for calls.
+    /// Waits for open calls.
     Waiting,
-    /// It waits for somebody to say something.
+    /// Waits for input.
     Idle,
 }
 
 impl Status {
-    /// As people read it.
+    /// The status as shown to people.
     pub fn word(self) -> &'static str {
         match self {
             Status::Closed => "closed",
@@ -48,94 +51,78 @@ impl Status {
     }
 }
 
-/// A page of threads.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Page {
-    /// The threads.
     pub threads: Vec<Thread>,
-    /// Where the next page begins.
+    /// Cursor of the next page; `None` on the last page.
     pub next_cursor: Option<String>,
 }
 
-/// A thread.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Thread {
-    /// Its id.
     pub id: String,
-    /// The thread that it came from.
+    /// Id of the parent thread; `None` for a root thread.
     pub parent: Option<String>,
-    /// Whose it is.
+    /// Name of the agent that answers in it.
     pub agent: String,
-    /// What it is called.
     pub title: Option<String>,
-    /// What it is at.
     pub status: Status,
-    /// Why it has failed or is paused.
+    /// Reason why it failed or is paused.
     #[serde(default)]
     pub why: Option<String>,
-    /// When a failed one asks again by itself.
-    #[serde(default, deserialize_with = "maybe_time")]
+    /// Time of the next automatic attempt of a failed thread.
+    #[serde(default, deserialize_with = "optional_time")]
     pub retry_at: Option<Timestamp>,
-    /// Its open calls.
-    pub waiting_on: Vec<Waiting>,
-    /// What it is subscribed to.
+    /// Open calls.
+    pub waiting_on: Vec<OpenCall>,
+    /// Active subscriptions.
     pub subscriptions: Vec<Subscription>,
-    /// How many children are at work.
+    /// Number of children at work.
     pub children: u64,
-    /// How many inputs wait.
+    /// Number of held inputs.
     pub held: u64,
-    /// How often the model was asked.
+    /// Number of turns so far.
     pub turn: u64,
-    /// When it was made.
     #[serde(deserialize_with = "time")]
     pub created_at: Timestamp,
-    /// When it was last changed.
     #[serde(deserialize_with = "time")]
     pub updated_at: Timestamp,
 }
 
 /// An open call of a thread.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Waiting {
-    /// The call.
+pub struct OpenCall {
     pub call_id: String,
-    /// What was called.
     pub tool: String,
-    /// The call, as its tool wants people to see it.
+    /// Text that the tool wants people to see for this call.
     #[serde(default)]
     pub display: Option<String>,
-    /// When.
+    /// Time at which the call was made.
     #[serde(deserialize_with = "time")]
     pub since: Timestamp,
-    /// When it is given up.
-    #[serde(default, deserialize_with = "maybe_time")]
+    /// Time at which it times out, or at which a sleep ends; `None` without a timeout.
+    #[serde(default, deserialize_with = "optional_time")]
     pub until: Option<Timestamp>,
 }
 
-/// A subscription of a thread.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Subscription {
-    /// The call that made it.
+    /// Id of the call that made the subscription.
     pub call_id: String,
-    /// What was called.
     pub tool: String,
-    /// When.
     #[serde(deserialize_with = "time")]
     pub since: Timestamp,
 }
 
-/// Something that happens by itself.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Timer {
-    /// The thread.
     pub thread_id: String,
-    /// The call that it is of.
+    /// Call that the timer belongs to; `None` for the retry of a failed thread.
     pub call_id: Option<String>,
-    /// What was called.
     pub tool: Option<String>,
     /// `sleep`, `schedule`, `timeout` or `retry`.
     pub kind: String,
-    /// When.
+    /// Due time.
     #[serde(deserialize_with = "time")]
     pub at: Timestamp,
 }
@@ -143,118 +130,96 @@ pub struct Timer {
 /// A question that waits for a person.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Question {
-    /// The thread.
     pub thread_id: String,
-    /// The call that asks.
     pub call_id: String,
-    /// The tool that asks.
+    /// Tool that asks.
     pub tool: String,
-    /// When.
     #[serde(deserialize_with = "time")]
     pub asked_at: Timestamp,
-    /// What is asked.
     #[serde(flatten)]
-    pub asked: Asked,
+    pub kind: QuestionKind,
 }
 
-/// What is asked.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(tag = "kind")]
-pub enum Asked {
-    /// To choose.
+pub enum QuestionKind {
+    /// Asks the user to choose one of several texts.
     #[serde(rename = "choice")]
     Choice {
-        /// What the tool says.
         prompt: String,
-        /// Between what.
         choices: Vec<String>,
-        /// What is taken if nobody chooses.
+        /// Index of the choice that is used when the question is dismissed.
         default: usize,
     },
-    /// To sign in.
+    /// Asks the user to sign in at a URL.
     #[serde(rename = "oauth")]
-    SignIn {
-        /// Where.
-        auth_url: String,
-    },
+    SignIn { auth_url: String },
 }
 
 /// An entry of a history.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Entry {
-    /// Its place.
+    /// Sequence number in the history, from 1.
     pub seq: u64,
-    /// When it came.
     #[serde(deserialize_with = "time")]
     pub at: Timestamp,
-    /// What it is.
     #[serde(flatten)]
     pub item: Item,
 }
 
-/// What an entry can be.
+/// Content of an entry.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Item {
-    /// Something said to the model.
+    /// A message to the model.
     User {
-        /// What.
         text: String,
-        /// By whom, if not by the user.
+        /// `parent` or `runtime`; `None` if the user sent it.
         #[serde(default)]
         from: Option<String>,
     },
-    /// The model's answer.
+    /// An answer of the model.
     Assistant {
-        /// What it said.
         text: String,
-        /// What it calls.
         #[serde(default)]
         calls: Vec<Call>,
     },
     /// The result of a call.
     Result {
-        /// The call.
         call_id: String,
-        /// A text, or items.
+        /// A string, or an array of content items.
         content: Value,
-        /// What people see instead: the first of these that can be shown.
+        /// Alternatives for display: the first that the terminal can show replaces the content.
         #[serde(default)]
         display: Vec<Value>,
-        /// Whether the runtime made it.
+        /// True if the runtime made the result.
         #[serde(default)]
         synthetic: bool,
     },
-    /// What was said so far, in short.
+    /// A summary that the model sees instead of all entries up to `covers`.
     Summary {
-        /// What the model sees instead.
         text: String,
-        /// It stands for the entries up to here.
+        /// Sequence number of the last entry that the summary replaces.
         covers: u64,
     },
-    /// Something for people.
-    Notice {
-        /// What.
-        text: String,
-    },
-    /// Something that this version does not know.
+    /// A message to people that the model does not see.
+    Notice { text: String },
+    /// A kind of entry that this version does not know.
     #[serde(other)]
     Other,
 }
 
-/// A call in an answer.
+/// A tool call in an answer of the model.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Call {
-    /// Its id.
     pub id: String,
-    /// The tool.
+    /// Name of the tool.
     pub name: String,
-    /// What it is called with.
     pub arguments: Value,
-    /// Both, as its tool wants people to see them.
+    /// Text that the tool wants people to see for this call.
     #[serde(default)]
     pub display: Option<String>,
-    /// Whether the runtime made it, to tell the model of an event or a late result.
+    /// True if the runtime made the call to report an event or a late result to the model.
     #[serde(default)]
     pub synthetic: bool,
 }
@@ -262,50 +227,42 @@ pub struct Call {
 /// A piece of an answer in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Delta {
-    /// Which question it answers.
     pub turn: u64,
-    /// Which attempt at it; what an earlier one said is void.
+    /// Attempt within the turn. Text of an earlier attempt is void.
     pub attempt: u64,
-    /// The piece.
     pub text: String,
 }
 
-/// What a thread is at now.
+/// Event: the current status of a thread.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct StatusNews {
-    /// What it is at.
+pub struct StatusEvent {
     pub status: Status,
-    /// How often the model was asked.
+    /// Number of turns so far.
     pub turn: u64,
-    /// How many inputs wait.
+    /// Number of held inputs.
     #[serde(default)]
     pub held: u64,
-    /// Why it has failed or is paused.
+    /// Reason why the thread failed or is paused.
     #[serde(default)]
     pub why: Option<String>,
 }
 
-/// A call that was made or has settled.
+/// Event: a call was made or has settled.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct CallNews {
-    /// The call.
+pub struct CallEvent {
     #[serde(flatten)]
-    pub call: Waiting,
-    /// Which of both.
+    pub call: OpenCall,
     pub state: CallState,
 }
 
-/// Whether a call is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallState {
-    /// It is.
     Open,
-    /// It was.
     Settled,
 }
 
-/// What a tool wants people to see of a result: the first of its segments that a terminal can show.
+/// Returns the display text of a result: the first display segment that a terminal can show.
 pub fn displayed(display: &[Value]) -> Option<String> {
     let segment = |segment: &Value| {
         let content = &segment["content"];
@@ -318,7 +275,7 @@ pub fn displayed(display: &[Value]) -> Option<String> {
     display.iter().find_map(segment)
 }
 
-/// What a result says, as one text.
+/// Returns the content of a result as one text.
 pub fn text_of(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),

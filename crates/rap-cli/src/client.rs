@@ -1,10 +1,10 @@
-//! A client of the runtime's API.
+//! Client of the runtime's API.
 //!
-//! What the runtime refuses and what never reached it are different errors: the first says what the runtime said, the
-//! second can be tried again. The token stands in no error and in no `Debug`.
+//! A request that the runtime refused and a request that did not reach it are different errors: the first carries the
+//! runtime's message, the second can be retried. No error and no `Debug` output contains the token.
 
+mod backoff;
 mod events;
-mod pauses;
 
 use std::time::Duration;
 
@@ -17,106 +17,78 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use url::Url;
 
-pub use events::{ENTRY, Event, Events, Follower, LeftOut, News};
-pub use pauses::Pauses;
+pub use backoff::Backoff;
+pub use events::{ENTRY, Event, Events, Follower, Update};
 
 use crate::api::{Entry, Page, Question, Thread, Timer};
 
-/// Where a runtime listens unless it is told otherwise.
+/// URL of a runtime that listens on its default address.
 pub const DEFAULT_URL: &str = "http://127.0.0.1:7420";
 
-/// The largest answer that is read, in bytes.
+/// Maximum size of an answer, in bytes.
 const ANSWER_BYTES: usize = 64 * 1024 * 1024;
-/// Largest part of an answer that is read where a stream was asked for and refused, in bytes.
+/// Maximum number of bytes that are read of an error answer to a stream request.
 const REFUSAL_BYTES: usize = 64 * 1024;
-/// How many rows the largest page of a listing has.
+/// Maximum number of rows in a page of a listing.
 const PAGE: usize = 1000;
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// A runtime shows every quarter of a minute that it is alive.
+/// A stream that is silent for this long is broken: the runtime sends a keep-alive every 15 seconds.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Why a request was not done.
+/// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The URL of the runtime is none.
-    #[error("{url} is no URL of a runtime: {why}; it looks like {DEFAULT_URL}")]
-    BadUrl {
-        /// What was given.
-        url: String,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// The token can not stand in a header.
-    #[error("the token has characters that no token has; look at RAP_TOKEN or --token")]
+    #[error("{url} is not the URL of a runtime: {why}; example: {DEFAULT_URL}")]
+    BadUrl { url: String, why: String },
+    /// The token is not a valid header value.
+    #[error("the token contains invalid characters; check RAP_TOKEN or --token")]
     BadToken,
-    /// Nothing was sent.
+    /// The connection failed; nothing was sent.
     #[error(
-        "nothing answers at {url}: start it with: rap serve\n(or name another with --url or RAP_URL; {why})"
+        "no runtime answers at {url}: start it with: rap serve\n(or set another URL with --url or RAP_URL; {why})"
     )]
-    NothingAnswers {
-        /// Where.
-        url: String,
-        /// What the system said.
-        why: String,
-    },
-    /// It may have arrived.
+    Unreachable { url: String, why: String },
+    /// There was no answer. The request may have arrived.
     #[error("no answer from {url}: {why}")]
-    Broken {
-        /// Where.
-        url: String,
-        /// What happened.
-        why: String,
-    },
-    /// The answer is larger than what is read.
-    #[error("the answer of {url} has more than {ANSWER_BYTES} bytes")]
-    TooLong {
-        /// Where.
-        url: String,
-    },
-    /// The runtime wants another token.
-    #[error("{url} wants a token{}: set RAP_TOKEN (or --token) to one of its server.tokens", wrong(*given))]
+    NoAnswer { url: String, why: String },
+    #[error("the answer of {url} is larger than {ANSWER_BYTES} bytes")]
+    TooLong { url: String },
+    #[error("{}: set RAP_TOKEN (or --token) to one of its server.tokens", unauthorised(url, *given))]
     Unauthorised {
-        /// Where.
         url: String,
-        /// Whether one was shown.
+        /// True if the request carried a token.
         given: bool,
     },
-    /// The runtime does not do it.
+    /// The runtime answered with an error.
     #[error("{message}")]
     Refused {
-        /// The status.
+        /// HTTP status.
         status: u16,
-        /// The code that stays.
+        /// Stable error code.
         code: String,
-        /// What it said.
         message: String,
     },
-    /// What came is not what this version reads.
+    /// The answer is not one that this version understands.
     #[error("{url} did not answer like a runtime: {why}")]
-    NotARuntime {
-        /// Where.
-        url: String,
-        /// What is wrong.
-        why: String,
-    },
+    NotARuntime { url: String, why: String },
 }
 
-fn wrong(given: bool) -> &'static str {
-    if given { " other than the one it was shown" } else { "" }
+fn unauthorised(url: &str, given: bool) -> String {
+    if given { format!("{url} does not accept the token") } else { format!("{url} requires a token") }
 }
 
 impl Error {
-    /// Whether the runtime may be back in a moment.
-    pub fn is_passing(&self) -> bool {
+    /// Returns true if the request may succeed later.
+    pub fn is_transient(&self) -> bool {
         match self {
-            Error::NothingAnswers { .. } | Error::Broken { .. } => true,
+            Error::Unreachable { .. } | Error::NoAnswer { .. } => true,
             Error::Refused { status, .. } => matches!(status, 429 | 503),
             _ => false,
         }
     }
 
-    /// The runtime's code, if it refused.
+    /// Returns the error code, if the runtime answered with an error.
     pub fn code(&self) -> Option<&str> {
         match self {
             Error::Refused { code, .. } => Some(code),
@@ -125,7 +97,7 @@ impl Error {
     }
 }
 
-/// A client. Clones are cheap and share connections.
+/// Client of one runtime. Clones are cheap and share connections.
 #[derive(Clone)]
 pub struct Client {
     http: client::Client,
@@ -134,7 +106,6 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the runtime at this URL.
     pub fn new(url: &str, token: Option<&Secret>) -> Result<Client, Error> {
         let bad = |why: String| Error::BadUrl { url: url.to_owned(), why };
         let base = Url::parse(url).map_err(|error| bad(error.to_string()))?;
@@ -149,12 +120,11 @@ impl Client {
         Ok(Client { http: client::Client::new(UrlPolicy::Local, limits), base, token })
     }
 
-    /// The URL of the runtime.
+    /// URL of the runtime, without a trailing slash.
     pub fn url(&self) -> &str {
         self.base.as_str().trim_end_matches('/')
     }
 
-    /// Asks for a document.
     pub async fn get(&self, path: &[&str], parameters: &[(&str, &str)]) -> Result<Value, Error> {
         let mut url = self.path(path);
         if !parameters.is_empty() {
@@ -165,7 +135,6 @@ impl Client {
         self.read(answer.status, &answer.body)
     }
 
-    /// Gives an order.
     pub async fn post(&self, path: &[&str], body: &Value) -> Result<Value, Error> {
         self.post_with(path, body, &[]).await
     }
@@ -183,25 +152,23 @@ impl Client {
         self.read(answer.status, &answer.body)
     }
 
-    /// One thread.
     pub async fn thread(&self, id: &str) -> Result<Thread, Error> {
         self.typed(self.get(&["v1", "threads", id], &[]).await?)
     }
 
-    /// Makes a thread.
     pub async fn create_thread(&self, new: &Value) -> Result<Thread, Error> {
         let key = idempotency_key();
         self.typed(self.post_with(&["v1", "threads"], new, &[(IDEMPOTENCY_KEY, key)]).await?)
     }
 
-    /// Says something to an agent. The key makes a repeat harmless.
-    pub async fn say(&self, id: &str, body: &Value, key: &HeaderValue) -> Result<Value, Error> {
+    /// Sends a message to a thread. A repeat with the same key has no effect.
+    pub async fn send_message(&self, id: &str, body: &Value, key: &HeaderValue) -> Result<Value, Error> {
         self.post_with(&["v1", "threads", id, "messages"], body, &[(IDEMPOTENCY_KEY, key.clone())]).await
     }
 
-    /// An order to a thread that needs no words: `interrupt`, `close`, `resume`.
-    pub async fn order(&self, id: &str, order: &str) -> Result<Value, Error> {
-        self.post(&["v1", "threads", id, order], &json!({})).await
+    /// Performs `interrupt`, `close` or `resume` on a thread.
+    pub async fn thread_action(&self, id: &str, action: &str) -> Result<Value, Error> {
+        self.post(&["v1", "threads", id, action], &json!({})).await
     }
 
     /// Cancels a call or a subscription.
@@ -209,8 +176,8 @@ impl Client {
         self.post(&["v1", "threads", id, "calls", call, "cancel"], &json!({})).await
     }
 
-    /// Answers a question; `None` leaves it to the default.
-    pub async fn choose(&self, id: &str, call: &str, selected: Option<usize>) -> Result<Value, Error> {
+    /// Answers a choice with the index of the selected text; `None` dismisses the question.
+    pub async fn answer_choice(&self, id: &str, call: &str, selected: Option<usize>) -> Result<Value, Error> {
         let body = match selected {
             Some(selected) => json!({"selected": selected}),
             None => json!({"dismiss": true}),
@@ -218,12 +185,19 @@ impl Client {
         self.post(&["v1", "threads", id, "calls", call, "choice"], &body).await
     }
 
-    /// A page of threads.
+    /// Returns true if an agent has the scripted model instead of a language model. False if the runtime does not say.
+    pub async fn is_scripted(&self, agent: &str) -> bool {
+        let Ok(description) = self.get(&["openapi.json"], &[]).await else { return false };
+        let agents = description["info"]["x-scripted-agents"].as_array();
+        agents.is_some_and(|agents| agents.iter().any(|name| name == agent))
+    }
+
+    /// Returns a page of threads.
     pub async fn threads(&self, parameters: &[(&str, &str)]) -> Result<Page, Error> {
         self.typed(self.get(&["v1", "threads"], parameters).await?)
     }
 
-    /// A listing as the API gives it: a page of so many rows, or all of them as one where no number is given.
+    /// Returns a listing as the API gives it: a page of `limit` rows, or all rows as one page if `limit` is `None`.
     pub async fn list(
         &self,
         path: &str,
@@ -240,43 +214,42 @@ impl Client {
             let next: Vec<_> = parameters.iter().copied().chain([("cursor", cursor.as_str())]).collect();
             let mut more = self.get(&["v1", path], &next).await?;
             let (Some(all), Some(rows)) = (rows_of(&mut answer), rows_of(&mut more)) else {
-                return Err(self.not_a_runtime("a page of its listing has no rows"));
+                return Err(self.not_a_runtime("a page of the listing has no rows"));
             };
             all.append(rows);
-            let next = taken(&mut more, "/next_cursor");
+            let next = take_at(&mut more, "/next_cursor");
             if next == cursor.as_str() {
-                return Err(self.not_a_runtime("a page of its listing leads to itself"));
+                return Err(self.not_a_runtime("a page of the listing points to itself"));
             }
             answer["next_cursor"] = next;
         }
         Ok(answer)
     }
 
-    /// The rows of a listing.
     pub fn rows<T: DeserializeOwned>(&self, mut answer: Value) -> Result<Vec<T>, Error> {
         let rows = rows_of(&mut answer).map(std::mem::take);
-        self.typed(Value::Array(rows.ok_or_else(|| self.not_a_runtime("it gave no listing"))?))
+        self.typed(Value::Array(rows.ok_or_else(|| self.not_a_runtime("the answer is not a listing"))?))
     }
 
-    /// Everything that waits for a person.
+    /// Returns all questions that wait for a person.
     pub async fn inbox(&self) -> Result<Vec<Question>, Error> {
         self.rows(self.list("inbox", &[], None).await?)
     }
 
-    /// What happens by itself next.
+    /// Returns the next timers, at most [`PAGE`].
     pub async fn timers(&self) -> Result<Vec<Timer>, Error> {
         self.rows(self.list("timers", &[], Some(PAGE)).await?)
     }
 
-    /// Entries of a thread, from the one after `after` on; `limit` at most.
+    /// Returns at most `limit` entries of a thread that follow the entry `after`.
     pub async fn history(&self, id: &str, after: u64, limit: usize) -> Result<Vec<Entry>, Error> {
         let path = ["v1", "threads", id, "history"];
         let (after, limit) = (after.to_string(), limit.to_string());
         let mut answer = self.get(&path, &[("after", &after), ("limit", &limit)]).await?;
-        self.typed(taken(&mut answer, "/entries"))
+        self.typed(take_at(&mut answer, "/entries"))
     }
 
-    /// What happens in a thread, from the entry after `after` on. It ends when the runtime ends it.
+    /// Opens the event stream of a thread, beginning after the entry `after`.
     pub async fn events(&self, id: &str, after: u64) -> Result<Events, Error> {
         let mut headers = self.headers();
         headers.push((ACCEPT, HeaderValue::from_static("text/event-stream")));
@@ -294,11 +267,11 @@ impl Client {
         }
         match self.read(stream.status, &body) {
             Err(error) => Err(error),
-            Ok(_) => Err(self.not_a_runtime("it gave no stream")),
+            Ok(_) => Err(self.not_a_runtime("the answer is not an event stream")),
         }
     }
 
-    /// Reads what the API gave.
+    /// Deserializes an answer of the API.
     pub fn typed<T: DeserializeOwned>(&self, value: Value) -> Result<T, Error> {
         serde_json::from_value(value).map_err(|error| self.not_a_runtime(error.to_string()))
     }
@@ -321,14 +294,16 @@ impl Client {
         }
         let value = serde_json::from_slice::<Value>(body);
         if (200..300).contains(&status) {
-            return value.map_err(|_| self.not_a_runtime(format!("it answered {status} without JSON")));
+            return value.map_err(|_| {
+                self.not_a_runtime(format!("it answered {status} with a body that is not JSON"))
+            });
         }
         let mut value = value.unwrap_or_default();
-        match (taken(&mut value, "/error/code"), taken(&mut value, "/error/message")) {
+        match (take_at(&mut value, "/error/code"), take_at(&mut value, "/error/message")) {
             (Value::String(code), Value::String(message)) => Err(Error::Refused { status, code, message }),
-            // A proxy says so of a runtime that is not there at the moment.
+            // A proxy answers like this while the runtime is down.
             _ if matches!(status, 502..=504) => {
-                Err(Error::Broken { url: self.url().to_owned(), why: format!("a proxy answered {status}") })
+                Err(Error::NoAnswer { url: self.url().to_owned(), why: format!("a proxy answered {status}") })
             }
             _ => Err(self.not_a_runtime(format!("it answered {status}"))),
         }
@@ -337,9 +312,9 @@ impl Client {
     fn failed(&self, error: client::Error) -> Error {
         let (url, why) = (self.url().to_owned(), error.to_string());
         match error {
-            client::Error::Unreachable(_) => Error::NothingAnswers { url, why },
+            client::Error::Unreachable(_) => Error::Unreachable { url, why },
             client::Error::TooLong { .. } => Error::TooLong { url },
-            _ => Error::Broken { url, why },
+            _ => Error::NoAnswer { url, why },
         }
     }
 
@@ -355,22 +330,22 @@ fn bearer(token: &Secret) -> Result<HeaderValue, Error> {
     Ok(value)
 }
 
-/// Takes a value out of a document, by its JSON pointer; null where there is none.
-pub fn taken(document: &mut Value, pointer: &str) -> Value {
+/// Takes the value at a JSON pointer out of a document; null if there is none.
+pub fn take_at(document: &mut Value, pointer: &str) -> Value {
     document.pointer_mut(pointer).map(Value::take).unwrap_or_default()
 }
 
-/// The rows of a listing are its one array.
+/// Returns the rows of a listing: the only array in the object.
 fn rows_of(answer: &mut Value) -> Option<&mut Vec<Value>> {
     answer.as_object_mut()?.values_mut().find_map(Value::as_array_mut)
 }
 
-/// A key that no other message has.
+/// Returns a new random key.
 pub fn idempotency_key() -> HeaderValue {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).expect("bug: the system gives random bytes");
+    getrandom::fill(&mut bytes).expect("bug: the system has no source of random bytes");
     let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    HeaderValue::try_from(text).expect("bug: digits are fit for a header")
+    HeaderValue::try_from(text).expect("bug: hexadecimal digits are a valid header value")
 }
 
 #[cfg(test)]
@@ -378,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_segment_stays_one_whatever_is_in_it() {
+    fn path_segments_are_escaped() {
         let client = Client::new("http://127.0.0.1:1/base/", None).unwrap();
         assert_eq!(
             client.path(&["v1", "threads", "a/b?c"]).as_str(),
@@ -388,15 +363,15 @@ mod tests {
     }
 
     #[test]
-    fn a_url_that_is_none_is_told() {
+    fn an_invalid_url_is_reported() {
         for url in ["", "127.0.0.1:7420", "ftp://h", "http://"] {
             let Err(error) = Client::new(url, None) else { panic!("{url}") };
-            assert!(error.to_string().contains("is no URL of a runtime"), "{error}");
+            assert!(error.to_string().contains("is not the URL of a runtime"), "{error}");
         }
     }
 
     #[test]
-    fn a_token_is_told_nowhere() {
+    fn an_error_does_not_contain_the_token() {
         let secret = Secret::new("s3cr3t\n");
         let Err(error) = Client::new("http://h", Some(&secret)) else { panic!() };
         assert!(!error.to_string().contains("s3cr3t"));

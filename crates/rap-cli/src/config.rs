@@ -1,7 +1,7 @@
-//! The configuration: `rap.toml`, `RAP_` variables over it, flags over both.
+//! The configuration: `rap.toml`, overridden by `RAP_` environment variables, overridden by flags.
 //!
-//! What comes out is valid and complete. What does not fit is told with its place, all mistakes at once. Secrets
-//! are neither in errors nor in `Debug`. The process environment is never read here; it arrives as data.
+//! A loaded configuration is valid and complete. All mistakes are reported at once, each with its location. Secrets do
+//! not appear in errors or `Debug` output. This module does not read the process environment; it arrives as data.
 
 mod agent;
 mod base_url;
@@ -9,8 +9,8 @@ mod document;
 mod limits;
 mod mistake;
 mod model;
-mod outside;
 mod read;
+mod resolver;
 mod section;
 mod value;
 
@@ -30,96 +30,96 @@ pub use rap_runtime::{ToolGlob, Window};
 
 pub use self::base_url::BaseUrl;
 pub use self::limits::Limits;
-pub use self::mistake::{Error, Mistake, Place, Problem};
-use self::outside::Outside;
-use self::read::Reading;
+pub use self::mistake::{Error, Location, Mistake, Problem};
+use self::read::Draft;
+use self::resolver::Resolver;
 
-/// The file that is read when none is named, and that `rap init` writes.
+/// Name of the file that is read by default, and that `rap init` writes.
 pub const FILE_NAME: &str = "rap.toml";
 
-/// The environment variables by name.
+/// Environment variables by name.
 pub type Environment = BTreeMap<String, String>;
 
-/// What a runtime is told before it starts.
+/// Configuration of a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Where it listens, and for whom.
+    /// Network settings and client tokens.
     pub server: Server,
-    /// Where it keeps everything.
+    /// Location of the database.
     pub store: Store,
-    /// What is asked by every agent without a model of its own.
+    /// Model of every agent without a model of its own.
     pub model: Model,
-    /// Who asks. There is at least one; the first is the one that is meant when none is named.
+    /// Agents, at least one. The first is the default.
     pub agents: Vec<Agent>,
-    /// Where tools are.
+    /// Tool servers whose tools are offered to agents.
     pub tool_servers: Vec<ToolServer>,
-    /// Every bound.
+    /// Limits of the runtime and of threads.
     pub limits: Limits,
 }
 
-/// Where the runtime listens, and for whom.
+/// Network settings and client tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// The address to bind.
+    /// Address to bind.
     pub listen: SocketAddr,
-    /// What tool servers can reach, if it was given. There is one whenever `listen` has no address to hand out.
+    /// Base of callback URLs; `None` for the bound address. Always set if `listen` is an unspecified address.
     pub public_url: Option<BaseUrl>,
-    /// The tokens of clients. Without any, `listen` is on this machine.
+    /// Tokens of clients. If there are none, `listen` is a loopback address.
     pub tokens: Vec<Secret>,
 }
 
 impl Server {
-    /// The base of callback URLs of a server that is bound to this address.
+    /// Returns the base of callback URLs for a server that is bound to this address.
     pub fn url_at(&self, bound: SocketAddr) -> String {
         self.public_url.as_ref().map_or_else(|| format!("http://{bound}"), BaseUrl::to_string)
     }
 }
 
-/// Where the runtime keeps everything.
+/// Location of the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Store {
-    /// In this SQLite file.
+    /// A SQLite file.
     Sqlite(PathBuf),
 }
 
-/// What the runtime asks.
+/// A model and its options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Model {
-    /// Who answers.
+    /// Provider of the model.
     pub provider: &'static Provider,
-    /// What it is told.
+    /// Options for the provider.
     pub options: Options,
-    /// Whether it can be shown images.
+    /// True if the model accepts images.
     pub images: bool,
-    /// How much it can read, and when a conversation is summarised.
+    /// Size of the context window, and when a conversation is summarised.
     pub window: Window,
 }
 
-/// Someone to talk to.
+/// An agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agent {
-    /// What threads call it: 1 to 128 letters, digits, `_`, `-` and `.`.
+    /// Name that threads refer to: 1 to 128 letters, digits, `_`, `-` and `.`.
     pub name: String,
-    /// Its instructions; may be empty.
+    /// System prompt; may be empty.
     pub system: String,
-    /// Which tools it may use.
+    /// Tools that the agent may use.
     pub tools: Vec<ToolGlob>,
-    /// Which of these it may use in a thread that an event made.
+    /// Subset of `tools` for event children and their descendants.
     pub event_tools: Vec<ToolGlob>,
-    /// Which of them a person has to allow each time.
+    /// Tools whose calls a person has to approve.
     pub approve: Vec<ToolGlob>,
-    /// Its own model.
+    /// Model of this agent; `None` for the common one.
     pub model: Option<Model>,
-    /// Every bound as it is for its threads, where it has bounds of its own.
+    /// Limits of this agent's threads; `None` for the common ones.
     pub limits: Option<Limits>,
 }
 
-/// Where tools are.
+/// A tool server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolServer {
-    /// The URL that the discovery path is appended to.
+    /// Base URL; the discovery path is appended.
     pub url: BaseUrl,
-    /// The token to show, if any.
+    /// Bearer token to send; `None` if the server requires none.
     pub bearer: Option<Secret>,
 }
 
@@ -161,50 +161,51 @@ impl Default for Agent {
     }
 }
 
-/// Everything that a configuration is made of. There is no `Debug`, since there are secrets in it.
+/// Sources of a configuration. It has no `Debug` because it contains secrets.
 pub struct Sources {
-    /// The file.
+    /// Configuration file.
     pub file: File,
-    /// The environment, whose `RAP_SECTION_KEY` variables go over the file.
+    /// Environment, whose `RAP_SECTION_KEY` variables override the file.
     pub environment: Environment,
-    /// What goes over both.
+    /// Flags, which override both.
     pub flags: Vec<Flag>,
 }
 
-/// Which file to read.
+/// Configuration file to read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum File {
-    /// This one. It has to be there.
+    /// A file that must exist.
     Given(PathBuf),
-    /// This one, if it is there.
+    /// A file that may be absent.
     IfPresent(PathBuf),
 }
 
-/// A flag that sets a key. Its value may be a secret, so there is no `Debug`.
+/// A flag that sets a key. It has no `Debug` because the value may be a secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Flag {
-    /// The key with its section: `server.listen`.
+    /// Key with its section: `server.listen`.
     pub key: &'static str,
-    /// What was given.
+    /// Value as given on the command line.
     pub value: String,
-    /// The flag itself: `--listen`.
+    /// Name of the flag: `--listen`.
     pub name: &'static str,
 }
 
 impl Config {
-    /// Reads and checks it all.
+    /// Reads and validates a configuration.
     pub fn load(sources: &Sources) -> Result<Config, Error> {
         let (text, path) = sources.file.read()?;
         let directory = path.parent().unwrap_or(Path::new(""));
         let mut document = document::parse(&text, &path.display().to_string())?;
-        document::lay_variables(&mut document, &sources.environment);
-        document::lay_flags(&mut document, &sources.flags);
-        Reading::of(document, &Outside { environment: &sources.environment, directory }).outcome()
+        document::apply_variables(&mut document, &sources.environment);
+        document::apply_flags(&mut document, &sources.flags);
+        Draft::from_document(document, &Resolver { environment: &sources.environment, directory })
+            .into_result()
     }
 }
 
 impl File {
-    /// The text and the path. An absent file that need not be there is an empty one.
+    /// Returns the text and the path. An absent optional file is empty.
     fn read(&self) -> Result<(String, &Path), Error> {
         let (File::Given(path) | File::IfPresent(path)) = self;
         match std::fs::read_to_string(path) {

@@ -1,4 +1,4 @@
-//! `rap init`: a configuration to begin with.
+//! `rap init`: writes an initial configuration.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -7,32 +7,32 @@ use std::path::{Path, PathBuf};
 /// A commented `rap.toml` that lists every setting with its default.
 pub const TEXT: &str = include_str!("rap.toml");
 
-/// What to do about a file that is there already.
+/// What to do if the file exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
-    /// Leave it alone; that is an error.
+    /// Fail.
     Keep,
-    /// Write over it.
+    /// Overwrite it.
     Replace,
 }
 
-/// Why no file was written.
+/// Reason why no file was written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is one already.
-    #[error("{} is there already; --force writes over it", .0.display())]
+    /// The file exists.
+    #[error("{} exists; use --force to overwrite it", .0.display())]
     Exists(PathBuf),
-    /// It can not be written.
-    #[error("can not write {}: {why}", path.display())]
+    /// The file cannot be written.
+    #[error("cannot write {}: {why}", path.display())]
     Unwritable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the system.
         why: io::Error,
     },
 }
 
-/// Writes the file.
+/// Writes [`TEXT`] to a file.
 pub fn write(path: &Path, existing: Existing) -> Result<(), Error> {
     let mut options = OpenOptions::new();
     match existing {
@@ -51,22 +51,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_there_is_replaced_on_request_only() {
+    fn an_existing_file_is_only_replaced_on_request() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("rap.toml");
         std::fs::write(&path, "mine").unwrap();
         let error = write(&path, Existing::Keep).unwrap_err();
-        assert_eq!(error.to_string(), format!("{} is there already; --force writes over it", path.display()));
+        assert_eq!(error.to_string(), format!("{} exists; use --force to overwrite it", path.display()));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
         write(&path, Existing::Replace).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), TEXT);
     }
 
     #[test]
-    fn a_file_that_can_not_be_written_is_named() {
+    fn an_error_names_the_file_that_cannot_be_written() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("no/rap.toml");
         let error = write(&path, Existing::Keep).unwrap_err().to_string();
-        assert!(error.starts_with(&format!("can not write {}: ", path.display())), "{error}");
+        assert!(error.starts_with(&format!("cannot write {}: ", path.display())), "{error}");
     }
 }

@@ -1,16 +1,16 @@
-//! What the command `rap` is made of, apart from the command line itself.
+//! Implementation of the `rap` command, without the parsing of its command line.
 //!
-//! Nothing here reads the process environment; `main` does. Only `commands` write to the terminal.
+//! Only `main` reads the process environment; here it arrives as data. Only `commands` writes to the terminal.
 
-pub mod age;
-pub mod api;
-pub mod client;
+mod api;
+mod client;
 pub mod commands;
 pub mod config;
+mod idle;
 pub mod init;
-mod nearest;
-pub mod rest;
 pub mod serve;
-pub mod table;
-pub mod transcript;
-pub mod waits;
+mod status_text;
+mod suggestion;
+mod table;
+mod time_format;
+mod transcript;

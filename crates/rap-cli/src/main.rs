@@ -1,6 +1,6 @@
-//! `rap`, the command. It alone reads flags and the process environment.
+//! The `rap` command. This is the only module that reads command-line flags and the process environment.
 //!
-//! Exit codes: 0 done, 1 failed, 2 wrong usage. Errors go to stderr, each line as `rap: …`.
+//! Exit codes: 0 success, 1 failure, 2 wrong usage. Errors go to stderr; each line begins with `rap: `.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -13,11 +13,12 @@ use rap_cli::config::{Config, Environment, FILE_NAME, File, Flag, Sources};
 use rap_cli::init::{self, Existing};
 use rap_cli::serve::Lifetime;
 
-/// A server that lives for months allocates much and small: this one is faster at it, and needs less for it.
+/// A long-running server makes many small allocations. mimalloc is faster at these than the system allocator and uses
+/// less memory.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Agents that wait, wake and remember: the Reactive Agent Protocol.
+/// Run durable agents with the Reactive Agent Protocol.
 #[derive(Parser)]
 #[command(name = "rap", version)]
 struct Cli {
@@ -27,40 +28,40 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// See what this is about, in half a minute: no key, no configuration, no network.
+    /// Show a running agent in half a minute; needs no API key, configuration or network.
     Demo(commands::demo::Demo),
     /// Write a commented rap.toml that lists every setting.
     Init(Init),
     /// Run the runtime: callback endpoint and client API.
     Serve(Serve),
-    /// Talk to an agent, and see what it does.
+    /// Talk to an agent and watch what it does.
     Chat(commands::chat::Chat),
-    /// Work with threads: what agents are at, and what they are told.
+    /// List, create and control threads (conversations with agents).
     Threads(Client<commands::threads::Command>),
-    /// What agents have called and wait for.
+    /// List and cancel open tool calls.
     Calls(Client<commands::calls::Command>),
-    /// What agents are subscribed to.
+    /// List and cancel subscriptions.
     Subs(Client<commands::subs::Command>),
-    /// What happens by itself at a time: sleeps, schedules, time-outs, retries.
+    /// List timers: sleeps, schedules, timeouts and retries.
     Timers(Client<commands::timers::Command>),
-    /// Every question that waits for a person.
+    /// List and answer questions that wait for a person.
     Inbox(Client<commands::inbox::Command>),
-    /// What was refused, retried or given up, of everything sent and received.
+    /// List deliveries that were refused, retried or given up.
     Deliveries(Client<commands::deliveries::Command>),
-    /// Which tools there are, and what is wrong with the others.
+    /// List tool servers, their tools and their errors.
     Tools(Client<commands::tools::Command>),
-    /// Check an implementation of the protocol, requirement by requirement.
+    /// Check a tool server or a runtime against the requirements of the protocol.
     #[command(subcommand)]
     Check(Box<commands::check::Command>),
-    /// Print a script that completes rap's commands in a shell.
+    /// Print a shell completion script.
     #[command(after_help = "Example: rap completions bash > ~/.local/share/bash-completion/completions/rap")]
     Completions {
-        /// The shell.
+        /// Shell to generate the script for.
         shell: Shell,
     },
 }
 
-/// Commands that talk to a runtime.
+/// Arguments of the commands that talk to a runtime.
 #[derive(Args)]
 struct Client<C: Subcommand> {
     #[command(subcommand)]
@@ -71,23 +72,23 @@ struct Client<C: Subcommand> {
 
 #[derive(Debug, Args)]
 struct Init {
-    /// Write over a rap.toml that is there already.
+    /// Overwrite an existing rap.toml.
     #[arg(long)]
     force: bool,
 }
 
 #[derive(Debug, Args)]
 struct Serve {
-    /// The configuration; rap.toml is read if it is there.
+    /// Configuration file [default: rap.toml, if it exists].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The address to listen on; goes over server.listen.
+    /// Address to listen on; overrides server.listen.
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
-    /// Where everything is kept; goes over store.url.
+    /// URL of the database; overrides store.url.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
-    /// Stop when stdin is closed, as it is when whoever started this is gone.
+    /// Stop when stdin is closed, which happens when the parent process ends.
     #[arg(long, hide = true)]
     while_stdin_is_open: bool,
 }
@@ -95,14 +96,14 @@ struct Serve {
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return explain(&error),
+        Err(error) => return print_clap_error(&error),
     };
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads our output has seen enough of it.
+        // The reader of our output has closed the pipe.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            complain(&format!("{error:#}"));
+            print_error(&format!("{error:#}"));
             if error.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
@@ -112,24 +113,28 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Init(flags) => write_config(&flags),
         Command::Serve(flags) => serve(flags),
-        Command::Demo(demo) => wait(commands::demo::run(demo)),
-        Command::Chat(chat) => wait(commands::chat::run(chat)),
-        Command::Threads(Client { command, connection }) => wait(commands::threads::run(command, connection)),
-        Command::Calls(Client { command, connection }) => wait(commands::calls::run(command, connection)),
-        Command::Subs(Client { command, connection }) => wait(commands::subs::run(command, connection)),
-        Command::Timers(Client { command, connection }) => wait(commands::timers::run(command, connection)),
-        Command::Inbox(Client { command, connection }) => wait(commands::inbox::run(command, connection)),
-        Command::Deliveries(Client { command, connection }) => {
-            wait(commands::deliveries::run(command, connection))
+        Command::Demo(demo) => block_on(commands::demo::run(demo)),
+        Command::Chat(chat) => block_on(commands::chat::run(chat)),
+        Command::Threads(Client { command, connection }) => {
+            block_on(commands::threads::run(command, connection))
         }
-        Command::Tools(Client { command, connection }) => wait(commands::tools::run(command, connection)),
-        Command::Check(command) => wait(commands::check::run(*command)),
+        Command::Calls(Client { command, connection }) => block_on(commands::calls::run(command, connection)),
+        Command::Subs(Client { command, connection }) => block_on(commands::subs::run(command, connection)),
+        Command::Timers(Client { command, connection }) => {
+            block_on(commands::timers::run(command, connection))
+        }
+        Command::Inbox(Client { command, connection }) => block_on(commands::inbox::run(command, connection)),
+        Command::Deliveries(Client { command, connection }) => {
+            block_on(commands::deliveries::run(command, connection))
+        }
+        Command::Tools(Client { command, connection }) => block_on(commands::tools::run(command, connection)),
+        Command::Check(command) => block_on(commands::check::run(*command)),
         Command::Completions { shell } => complete(shell),
     }
 }
 
-/// Runs a client: one thread is enough for it.
-fn wait(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+/// Runs a client command on a current-thread runtime.
+fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }
 
@@ -143,22 +148,22 @@ fn complete(shell: Shell) -> anyhow::Result<()> {
 fn write_config(flags: &Init) -> anyhow::Result<()> {
     let existing = if flags.force { Existing::Replace } else { Existing::Keep };
     init::write(Path::new(FILE_NAME), existing)?;
-    writeln!(io::stdout(), "{FILE_NAME} is written; `rap serve` reads it")?;
+    writeln!(io::stdout(), "wrote {FILE_NAME}; `rap serve` reads it")?;
     Ok(())
 }
 
 fn serve(flags: Serve) -> anyhow::Result<()> {
-    let lifetime = if flags.while_stdin_is_open { Lifetime::OfStdin } else { Lifetime::UntilSignal };
+    let lifetime = if flags.while_stdin_is_open { Lifetime::WhileStdinIsOpen } else { Lifetime::UntilSignal };
     let config = Config::load(&flags.sources())?;
     log_to_stderr();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(rap_cli::serve::serve(config, lifetime));
-    // A name that is being resolved can not be stopped, and nobody waits for it.
+    // A DNS lookup runs on a blocking thread that cannot be cancelled. Do not wait for it.
     runtime.shutdown_background();
     served
 }
 
-/// `RUST_LOG` says how much; `info` unless it is set.
+/// Initialises logging. `RUST_LOG` sets the filter; the default is `info`.
 fn log_to_stderr() {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
@@ -179,14 +184,15 @@ impl Serve {
     }
 }
 
-/// What is not Unicode is kept as far as it goes, so that it is refused and not overlooked.
+/// Returns the process environment. Invalid Unicode is replaced, so that such a value fails validation instead of being
+/// ignored.
 fn environment() -> Environment {
     let text = |os: std::ffi::OsString| os.to_string_lossy().into_owned();
     std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
 }
 
-/// Help and the version are no errors; the rest is wrong usage.
-fn explain(error: &clap::Error) -> ExitCode {
+/// Prints help or the version to stdout, or a usage error to stderr. Returns the exit code.
+fn print_clap_error(error: &clap::Error) -> ExitCode {
     if error.use_stderr() {
         eprint!("{}", error.render().to_string().replacen("error: ", "rap: ", 1));
         return ExitCode::from(2);
@@ -201,7 +207,7 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-fn complain(text: &str) {
+fn print_error(text: &str) {
     for line in text.lines() {
         eprintln!("rap: {line}");
     }

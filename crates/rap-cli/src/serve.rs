@@ -1,4 +1,4 @@
-//! `rap serve`: from a configuration to a runtime that listens.
+//! `rap serve`: starts a runtime from a configuration.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,20 +14,20 @@ use tokio::net::TcpListener;
 
 use crate::config::{self, Config, Store};
 
-/// How long a runtime runs, if nothing goes wrong.
+/// Condition under which a runtime stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lifetime {
-    /// Until SIGTERM or SIGINT.
+    /// SIGTERM or SIGINT.
     UntilSignal,
-    /// That long, and no longer than stdin is open.
-    OfStdin,
+    /// SIGTERM, SIGINT or the end of stdin.
+    WhileStdinIsOpen,
 }
 
-/// Runs until its lifetime is over. A second signal ends the process at once.
+/// Runs the runtime for its lifetime. A second signal ends the process at once.
 pub async fn serve(config: Config, lifetime: Lifetime) -> anyhow::Result<()> {
     let mut signals = Signals::listen();
     let listen = config.server.listen;
-    let listener = TcpListener::bind(listen).await.with_context(|| format!("can not listen on {listen}"))?;
+    let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
     let bound = listener.local_addr()?;
     let settings = settings(config, bound)?;
     let (url, database, servers) =
@@ -37,12 +37,12 @@ pub async fn serve(config: Config, lifetime: Lifetime) -> anyhow::Result<()> {
     let stop = async {
         tokio::select! {
             _ = signals.next() => {}
-            () = stdin_closed(), if lifetime == Lifetime::OfStdin => {}
+            () = stdin_closed(), if lifetime == Lifetime::WhileStdinIsOpen => {}
         }
         tracing::info!("stopping");
         tokio::spawn(async move {
             signals.next().await;
-            tracing::warn!("stopping at once; what was acknowledged is on disk");
+            tracing::warn!("stopping at once; everything acknowledged is on disk");
             std::process::exit(1);
         });
     };
@@ -51,11 +51,12 @@ pub async fn serve(config: Config, lifetime: Lifetime) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A thread of its own waits for it, so that nothing that is read there keeps the runtime from stopping.
+/// Completes when stdin is closed. A separate thread reads stdin, so that a blocked read does not keep the runtime from
+/// stopping.
 async fn stdin_closed() {
     let (sender, closed) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
-        // An error ends it as well. If nobody waits any more, the runtime stops already.
+        // An error counts as the end. The receiver is gone if the runtime is already stopping.
         std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()).ok();
         sender.send(()).ok();
     });

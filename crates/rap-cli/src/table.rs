@@ -1,39 +1,39 @@
-//! Tables of text that fit a width.
+//! Text tables that fit the width of the terminal.
 
 use std::fmt::Write;
 
 use anstyle::{AnsiColor, Effects, Style};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// What stands between two columns.
+/// Separator between columns.
 const GAP: &str = "  ";
-/// No column is made narrower than this for another's sake.
+/// Columns are not shrunk below this width.
 const LEAST: usize = 8;
 
-/// For headings.
+/// Style of headings.
 pub const BOLD: Style = Style::new().effects(Effects::BOLD);
-/// For what matters less.
+/// Style of less important text.
 pub const DIM: Style = Style::new().effects(Effects::DIMMED);
-/// For what wants somebody.
+/// Style of text that needs attention.
 pub const YELLOW: Style = AnsiColor::Yellow.on_default();
-/// For what went wrong.
+/// Style of errors.
 pub const RED: Style = AnsiColor::Red.on_default();
-/// For what went well.
+/// Style of success and of the agent's text.
 pub const GREEN: Style = AnsiColor::Green.on_default();
-/// For what moves.
+/// Style of the user's text.
 pub const CYAN: Style = AnsiColor::Cyan.on_default();
 
-/// A text in a style. The terminal's stream takes the style away where there is no terminal.
+/// Returns the text with escape codes for a style. The output stream removes them if it is not a terminal.
 pub fn styled(style: Style, text: &str) -> String {
     format!("{style}{text}{style:#}")
 }
 
-/// The width of the terminal on stdout, if there is one.
+/// Width of the terminal on stdout; `None` if stdout is not a terminal.
 pub fn terminal_width() -> Option<usize> {
     terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0).max(20))
 }
 
-/// Rows under headings.
+/// A table with a row of headings.
 #[derive(Debug, Clone)]
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -41,7 +41,6 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table without rows.
     pub fn new<const N: usize>(headings: [&str; N]) -> Table {
         Table { rows: vec![headings.map(str::to_owned).to_vec()], styles: vec![None] }
     }
@@ -52,7 +51,7 @@ impl Table {
         self.styles.push(None);
     }
 
-    /// Gives a cell of the last row a style.
+    /// Sets the style of a cell of the last row.
     pub fn style(&mut self, column: usize, style: Style) {
         if let Some(last) = self.styles.last_mut() {
             *last = Some((column, style));
@@ -84,7 +83,7 @@ impl Table {
         self.styles[row].filter(|(styled, _)| *styled == column).map(|(_, style)| style)
     }
 
-    /// The widest columns give way first.
+    /// Widths of the columns. The widest columns are shrunk first.
     fn widths(&self, width: Option<usize>) -> Vec<usize> {
         let columns = self.rows[0].len();
         let widest = |column: usize| self.rows.iter().map(|row| row[column].width()).max().unwrap_or(0);
@@ -100,18 +99,18 @@ impl Table {
     }
 }
 
-/// The text on one line, without anything that moves a cursor.
+/// Returns the text on one line, without control characters.
 pub fn one_line(text: &str) -> String {
     let plain: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     plain.trim().to_owned()
 }
 
-/// The text with its line breaks, without anything else that moves a cursor.
+/// Returns the text without control characters other than line breaks and tabs.
 pub fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
-/// The beginning of a text, with an ellipsis where something is left out.
+/// Cuts the text to a width. An ellipsis marks the cut.
 pub fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
@@ -127,7 +126,7 @@ pub fn cut(text: &str, width: usize) -> String {
     short
 }
 
-/// The text in lines of this width, cut between words; a longer word stands alone.
+/// Wraps the text at word boundaries. A word longer than the width gets a line of its own.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_as_wide_as_they_need() {
+    fn columns_are_as_wide_as_their_content() {
         let mut table = Table::new(["ID", "TITLE"]);
         table.row(["a".into(), "one\ntwo\x1b[2J".into()]);
         table.row(["bcd".into(), String::new()]);

@@ -1,42 +1,41 @@
-//! A history as lines for people.
+//! Formats history entries as lines for people.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use anstyle::Style;
-use rap_agent::words;
+use rap_agent::texts;
 use rap_protocol::Timestamp;
 
-use crate::age::elapsed;
 use crate::api::{Call, Entry, Item, displayed, text_of};
 use crate::table::{CYAN, DIM, GREEN, YELLOW, cut, one_line, plain, styled};
+use crate::time_format::precise_duration;
 
-/// How much of arguments and results is shown.
+/// Maximum width of arguments and of a line of a result.
 const SHORT: usize = 200;
 
-/// How many lines are shown of a result that was made for people.
+/// Maximum number of lines of a display text.
 const LINES: usize = 20;
 
-/// From this time on it is worth saying how long a call took.
+/// The duration of a call is shown from this value on.
 const LONG: Duration = Duration::from_secs(1);
 
-/// Turns entries into lines. It remembers which tool a call belongs to, and when it was called.
+/// Formats entries. It remembers the tool name and the time of each call, to show them with the result.
 #[derive(Debug, Default)]
 pub struct Transcript {
     calls: HashMap<String, (String, Timestamp)>,
 }
 
-/// A line: who, and what.
+/// A line of the transcript.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     /// `you`, `agent`, `parent`, `call`, `result`, `woken` or `note`.
     pub who: &'static str,
-    /// What was said or happened.
     pub what: String,
 }
 
 impl Line {
-    /// As it is printed: who in a column of its own, further lines below the first.
+    /// Returns the line as it is printed: `who` in a column of its own, further lines indented.
     pub fn render(&self) -> String {
         let indented = self.what.replace('\n', "\n        ");
         format!("{}{:pad$}{indented}", styled(colour(self.who), self.who), "", pad = 8 - self.who.len())
@@ -53,7 +52,6 @@ fn colour(who: &str) -> Style {
 }
 
 impl Transcript {
-    /// The lines of an entry.
     pub fn lines(&mut self, entry: &Entry) -> Vec<Line> {
         match &entry.item {
             Item::User { text, from: None } => vec![Line { who: "you", what: plain(text) }],
@@ -70,15 +68,15 @@ impl Transcript {
             }
             Item::Result { call_id, content, display, .. } => {
                 let text = text_of(content);
-                // What a thread that was started is to do is no result for people.
-                if let Some(instructions) = text.strip_prefix(words::CHILD_OPENING) {
+                // The first result in a child thread carries the instructions of its parent.
+                if let Some(instructions) = text.strip_prefix(texts::CHILD_INSTRUCTIONS_PREFIX) {
                     return vec![Line { who: "parent", what: plain(instructions) }];
                 }
                 let shown = displayed(display).map_or_else(|| short(&text), |text| block(&text));
                 vec![self.result(call_id, &shown, entry.at)]
             }
             Item::Summary { text, covers } => {
-                let what = format!("a summary stands for entries 1 to {covers}: {}", short(text));
+                let what = format!("a summary replaces entries 1 to {covers}: {}", short(text));
                 vec![Line { who: "note", what }]
             }
             Item::Other => Vec::new(),
@@ -89,7 +87,7 @@ impl Transcript {
         let Call { id, name, .. } = call;
         self.calls.insert(id.clone(), (name.clone(), at));
         if call.synthetic {
-            return Line { who: "woken", what: format!("by {}", occasion(call)) };
+            return Line { who: "woken", what: format!("by {}", wake_reason(call)) };
         }
         let shown = call.display.clone().unwrap_or_else(|| format!("{name}({})", call.arguments));
         Line { who: "call", what: format!("{} ({id})", short(&shown)) }
@@ -99,17 +97,16 @@ impl Transcript {
         let made = self.calls.get(call);
         let tool = made.map_or(call, |(tool, _)| tool.as_str());
         let took = made.map(|(_, since)| at.since(*since)).filter(|took| *took >= LONG);
-        let took = took.map_or(String::new(), |took| format!(" after {}", elapsed(took)));
+        let took = took.map_or(String::new(), |took| format!(" after {}", precise_duration(took)));
         Line { who: "result", what: format!("{}{took}: {text}", one_line(tool)) }
     }
 }
 
-/// One line of a text.
 fn short(text: &str) -> String {
     cut(&one_line(text), SHORT)
 }
 
-/// The first lines of a text that was made for people.
+/// Returns the first lines of a display text.
 fn block(text: &str) -> String {
     let text = plain(text);
     let all = text.trim_end().lines().count();
@@ -120,12 +117,12 @@ fn block(text: &str) -> String {
     lines.join("\n").trim_end().to_owned()
 }
 
-/// What a call stands for that the runtime made.
-fn occasion(call: &Call) -> String {
+/// Describes what a synthetic call reports.
+fn wake_reason(call: &Call) -> String {
     let (kind, name) = (call.arguments["kind"].as_str().unwrap_or(""), one_line(&call.name));
     if let Some((_, child)) = kind.split_once(" (report of thread ") {
         format!("a report of thread {}", one_line(child.trim_end_matches(')')))
-    } else if name == words::SCHEDULE && kind.contains(" (subscription ") {
+    } else if name == texts::SCHEDULE && kind.contains(" (subscription ") {
         "its schedule".into()
     } else if kind.ends_with("(subscription has ended)") {
         format!("the last event of {name}")
@@ -156,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_for_people_is_shown_to_them() {
+    fn display_texts_are_shown() {
         let result = |display: Value| json!({"kind": "result", "call_id": "c1", "content": "for the model", "display": display});
         let call =
             json!({"id": "c1", "name": "edit", "arguments": {"path": "a"}, "display": "Edit\na\u{1b}[2J"});
@@ -214,19 +211,19 @@ mod tests {
                 "woken   by an event of tick",
                 "woken   by the last event of tick",
                 "woken   by the late result of tick",
-                "note    a summary stands for entries 1 to 7: much was said",
+                "note    a summary replaces entries 1 to 7: much was said",
                 "note    n",
             ],
         );
     }
 
     #[test]
-    fn children_and_schedules_have_their_words() {
+    fn reports_schedules_and_parent_messages_become_lines() {
         let report = json!({"id": "r", "name": "spawn_thread", "synthetic": true,
             "arguments": {"kind": "interrupt:c1 (report of thread t2)", "instructions": "look"}});
         let tick = json!({"id": "s", "name": "schedule", "synthetic": true,
             "arguments": {"kind": "interrupt:c1 (subscription remains active)", "cron": "* * * * *"}});
-        let opening = format!("{}Look\nit up.", words::CHILD_OPENING);
+        let opening = format!("{}Look\nit up.", texts::CHILD_INSTRUCTIONS_PREFIX);
         check(
             &[
                 json!({"kind": "assistant", "text": "", "calls": [report]}),

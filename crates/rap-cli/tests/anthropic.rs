@@ -1,4 +1,4 @@
-//! The Anthropic API end to end: what a model behind it is asked, and what becomes of its answers.
+//! The Anthropic API end to end: requests to the model and handling of its answers.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -20,7 +20,7 @@ async fn stage() -> (Tools, AnthropicServer, Rap) {
 }
 
 #[tokio::test]
-async fn calls_results_and_thoughts_go_back_and_forth() {
+async fn calls_results_and_thoughts_are_exchanged() {
     let (tools, model, rap) = stage().await;
     model.calls(&[("toolu_a", "work", json!({"n": 1})), ("toolu_b", "watch", json!({"n": 2}))]);
     model.says("All done.");
@@ -47,7 +47,7 @@ async fn calls_results_and_thoughts_go_back_and_forth() {
     ];
     assert_eq!(messages(&asked), expected);
     assert_eq!(asked["messages"][1]["content"][0]["signature"], "c2ln");
-    // What the provider may keep is the same in both questions, up to the marks behind it.
+    // The cacheable prefix is the same in both requests, except for the cache marks after it.
     let kept = json!({"type": "ephemeral"});
     assert_eq!((&asked["system"], &asked["tools"]), (&question["system"], &question["tools"]));
     assert_eq!(asked["messages"][0]["content"][0]["text"], question["messages"][0]["content"][0]["text"]);
@@ -59,12 +59,12 @@ async fn calls_results_and_thoughts_go_back_and_forth() {
             [&kept; 3].map(Clone::clone)
         );
     }
-    assert_eq!(*rap.story(&thread).await.last().unwrap(), "assistant: All done.");
+    assert_eq!(*rap.transcript(&thread).await.last().unwrap(), "assistant: All done.");
     assert!(!rap.get(&format!("/v1/threads/{thread}/history")).await.body.to_string().contains("c2ln"));
 }
 
 #[tokio::test]
-async fn a_model_without_images_is_told_that_there_is_one() {
+async fn a_model_without_images_gets_a_text_in_place_of_an_image() {
     let (tools, model) = (Tools::start().await, AnthropicServer::start().await);
     let rap = Setup::new().tools(&tools).model(&format!("{}\nimages = false", model.lines())).start();
     model.calls(&[("toolu_a", "work", json!({}))]);
@@ -82,9 +82,9 @@ async fn a_model_without_images_is_told_that_there_is_one() {
     assert!(!asked.to_string().contains("aGk="), "{asked}");
 }
 
-/// An event wakes a model that always thinks, in a turn that no thought of its own begins.
+/// An event wakes a model with thinking enabled, in a turn that does not begin with a thinking block.
 #[tokio::test]
-async fn an_event_is_a_prompt_that_the_api_takes() {
+async fn the_api_accepts_the_prompt_for_an_event() {
     let (tools, model, rap) = stage().await;
     model.calls(&[("s1", "watch", json!({}))]);
     model.says("Subscribed.");
@@ -103,7 +103,7 @@ async fn an_event_is_a_prompt_that_the_api_takes() {
     assert_eq!(asked.len(), 5);
 }
 
-/// The thread's events, read until they hold a text.
+/// Reads the event stream until it contains a text.
 async fn read_until(stream: &mut TcpStream, text: &str) {
     let mut seen = String::new();
     let read = async {
@@ -132,20 +132,20 @@ async fn a_runtime_that_is_killed_in_the_middle_of_an_answer_asks_again() {
     call.returns("one").await;
     read_until(&mut stream, "Half an ans").await;
 
-    // kill -9 while the answer is on its way.
+    // kill -9 during the answer.
     model.says("A whole answer.");
     let rap = rap.restarted();
     rap.until_line(&thread, "assistant: A whole answer.").await;
     let (first, second) = (model.question().await, model.question().await);
     assert_eq!(first, second, "the same question, with the thought that goes with its call");
     assert_eq!(messages(&second)[1], "assistant <Hm.> | rap_1=work{}");
-    let story = rap.story(&thread).await;
-    assert!(!story.iter().any(|line| line.contains("Half an ans")), "{story:?}");
-    assert_eq!(story.len(), 4);
+    let transcript = rap.transcript(&thread).await;
+    assert!(!transcript.iter().any(|line| line.contains("Half an ans")), "{transcript:?}");
+    assert_eq!(transcript.len(), 4);
 }
 
 #[tokio::test]
-async fn a_server_that_is_overloaded_is_asked_again_when_it_says() {
+async fn an_overloaded_server_is_asked_again_after_its_retry_after() {
     let (_tools, model, rap) = stage().await;
     let body = json!({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}});
     for status in [529, 429] {

@@ -1,4 +1,4 @@
-//! The client API: every route when all is well, and what it says about each mistake.
+//! The client API: successful requests and errors of every route.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -12,7 +12,7 @@ use support::{Rap, Setup, Tools, until};
 const JSON: (&str, &str) = ("content-type", "application/json");
 
 #[tokio::test]
-async fn a_thread_is_made_shown_and_closed() {
+async fn a_thread_is_created_shown_and_closed() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let body = json!({"id": "a.b-c_1", "user_id": "ada", "title": "Sums", "agent": "default"});
@@ -44,7 +44,7 @@ async fn a_thread_is_made_shown_and_closed() {
     let said = rap.post("/v1/threads/a.b-c_1/messages", &json!({"text": "hello"})).await.expect(202);
     assert_eq!(said, json!({"turn": 1}));
     rap.until_line("a.b-c_1", "assistant: hello").await;
-    assert_eq!(rap.order("a.b-c_1", "close").await.expect(202), json!({}));
+    assert_eq!(rap.act("a.b-c_1", "close").await.expect(202), json!({}));
     assert_eq!(rap.thread("a.b-c_1").await["status"], "closed");
 
     for path in ["messages", "interrupt", "resume", "calls/call_1_1/cancel", "calls/call_1_1/choice"] {
@@ -55,11 +55,11 @@ async fn a_thread_is_made_shown_and_closed() {
         let answer = rap.post(&format!("/v1/threads/a.b-c_1/{path}"), &body).await;
         assert_eq!(answer.refusal(), (409, "thread_closed"), "{path}");
     }
-    rap.order("a.b-c_1", "close").await.expect(202);
+    rap.act("a.b-c_1", "close").await.expect(202);
 }
 
 #[tokio::test]
-async fn mistakes_in_a_new_thread_are_named() {
+async fn an_invalid_new_thread_is_refused() {
     let tools = Tools::start().await;
     let rap = Setup::new()
         .tools(&tools)
@@ -80,7 +80,7 @@ async fn mistakes_in_a_new_thread_are_named() {
         (json!({"user_id": ""}), "user_id: "),
         (json!({"user_id": "a\nb"}), "user_id: "),
         (json!({"title": "x".repeat(257)}), "title: "),
-        (json!({"agent": "three"}), "agent: there is no such agent; there are: one, two"),
+        (json!({"agent": "three"}), "agent: no such agent; there are: one, two"),
     ];
     for (body, begin) in table {
         let answer = rap.post("/v1/threads", &body).await;
@@ -102,7 +102,7 @@ async fn mistakes_in_a_new_thread_are_named() {
 }
 
 #[tokio::test]
-async fn mistakes_in_messages_and_orders_are_named() {
+async fn invalid_messages_and_actions_are_refused() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     rap.post("/v1/threads", &json!({"id": "x"})).await.expect(201);
@@ -116,8 +116,8 @@ async fn mistakes_in_messages_and_orders_are_named() {
         assert_eq!(answer.refusal(), (400, "invalid"), "{body}");
     }
     assert_eq!(rap.send("POST", "/v1/threads/x/messages", &[], b"{}").await.refusal(), (415, "not_json"));
-    assert_eq!(rap.order("x", "resume").await.refusal(), (409, "nothing_to_resume"));
-    assert_eq!(rap.order("x", "calls/nothing/cancel").await.refusal(), (404, "no_such_call"));
+    assert_eq!(rap.act("x", "resume").await.refusal(), (409, "nothing_to_resume"));
+    assert_eq!(rap.act("x", "calls/nothing/cancel").await.refusal(), (404, "no_such_call"));
     let choice = rap.post("/v1/threads/x/calls/nothing/choice", &json!({"selected": 0})).await;
     assert_eq!(choice.refusal(), (404, "no_question"));
 
@@ -137,7 +137,7 @@ async fn mistakes_in_messages_and_orders_are_named() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_or_takes_another_method_is_said_in_json() {
+async fn unknown_paths_and_methods_are_refused_in_json() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     for path in ["/", "/v1", "/v1/nothing", "/callback", "/callback/a/b", "/v1/threads/x/y/z"] {
@@ -215,7 +215,7 @@ async fn threads_are_listed_by_page_status_and_parent() {
 }
 
 #[tokio::test]
-async fn every_listing_checks_what_it_is_asked() {
+async fn every_listing_validates_its_parameters() {
     let rap = Setup::new().start();
     rap.post("/v1/threads", &json!({"id": "t1"})).await.expect(201);
     let bounds = ["limit=0", "limit=1001", "limit=-1", "limit=1.5", "limit=", "limit=ten", "unknown=1"];
@@ -288,7 +288,7 @@ async fn open_calls_are_listed_until_they_settle() {
 
 /// Proves: TR-19
 #[tokio::test]
-async fn clients_show_their_token_and_health_needs_none() {
+async fn clients_need_a_token_and_health_checks_do_not() {
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).token("client-token").start();
     let thread = rap.open("call work").await;
@@ -313,18 +313,18 @@ async fn clients_show_their_token_and_health_needs_none() {
     for path in ["/healthz", "/readyz"] {
         assert_eq!(rap.send("GET", path, &[], b"").await.status, 200, "{path}");
     }
-    // Where tokens are, any name of this machine will do.
+    // With tokens, any host name is accepted.
     let headers = [("authorization", "bearer client-token"), ("host", "rap.example")];
     assert_eq!(rap.send("GET", "/v1/threads", &headers, b"").await.status, 200);
-    // The callback URL is a credential of its own.
+    // The callback endpoint needs no client token.
     call.returns("done").await;
     rap.until_line(&thread, "assistant: work: done").await;
     assert!(!rap.log().contains("client-token"));
 }
 
-/// A page in a browser on this machine could point a name of its own to loopback.
+/// Protects against DNS rebinding: a web page could point its own host name to loopback.
 #[tokio::test]
-async fn without_tokens_a_foreign_host_is_refused() {
+async fn without_tokens_another_host_name_is_refused() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     for host in ["evil.example", "evil.example:80", "10.0.0.1", "localhost.evil.example", ""] {
@@ -369,7 +369,7 @@ async fn a_repeat_with_the_same_key_is_harmless() {
     post(&rap, "/v1/threads", "k", json!({"message": "say one"})).await.expect(201);
     post(&rap, &messages, "other", json!({"text": "say three"})).await.expect(202);
     rap.until_line(&thread, "assistant: three").await;
-    let story = [
+    let transcript = [
         "user: say one",
         "assistant: one",
         "user: say two",
@@ -377,10 +377,10 @@ async fn a_repeat_with_the_same_key_is_harmless() {
         "user: say three",
         "assistant: three",
     ];
-    assert_eq!(rap.story(&thread).await, story);
+    assert_eq!(rap.transcript(&thread).await, transcript);
     assert_eq!(rap.get("/v1/threads").await.expect(200)["threads"].as_array().unwrap().len(), 1);
 
-    // Another request is not answered with the old answer, and changes nothing.
+    // A different request with the same key is refused and changes nothing.
     for (path, body) in [
         ("/v1/threads", json!({"message": "say something else"})),
         ("/v1/threads", json!({"message": "say one", "title": "x"})),
@@ -389,11 +389,11 @@ async fn a_repeat_with_the_same_key_is_harmless() {
     ] {
         assert_eq!(post(&rap, path, "k", body.clone()).await.refusal(), (409, "key_reused"), "{path} {body}");
     }
-    // What means the same is the same.
+    // Equivalent bodies count as the same request.
     post(&rap, &messages, "k", json!({"on_busy": "join", "text": "say two"})).await.expect(202);
-    assert_eq!(rap.story(&thread).await, story);
+    assert_eq!(rap.transcript(&thread).await, transcript);
 
-    // A key counts for one thread, whatever that is called.
+    // Keys are scoped to a thread.
     post(&rap, "/v1/threads", "same", json!({"id": "threads"})).await.expect(201);
     post(&rap, "/v1/threads/threads/messages", "same", json!({"text": "say hello"})).await.expect(202);
     rap.until_line("threads", "assistant: hello").await;
@@ -402,8 +402,7 @@ async fn a_repeat_with_the_same_key_is_harmless() {
     }
 }
 
-/// Being on this machine is the credential where there is no token; the page of a foreign site in a browser here must
-/// not borrow it.
+/// Without tokens, local access is the credential. A web page of another site in a local browser must not use it.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_tokens_the_page_of_another_site_is_refused() {
     let rap = Setup::new().start();
@@ -417,7 +416,7 @@ async fn without_tokens_the_page_of_another_site_is_refused() {
     rap.send("POST", "/v1/threads/t/close", &[("origin", &rap.url)], b"").await.expect(202);
 }
 
-/// The rows of a listing, read a page of so many at a time.
+/// Reads a listing in pages of `limit` rows.
 async fn paged(rap: &Rap, listing: &str, limit: usize) -> Vec<Value> {
     let (mut rows, mut cursor) = (Vec::new(), String::new());
     loop {
@@ -433,7 +432,7 @@ async fn paged(rap: &Rap, listing: &str, limit: usize) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn what_agents_wait_on_is_listed_page_by_page() {
+async fn calls_subscriptions_and_timers_are_paged() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     for number in 0..4 {
@@ -444,7 +443,7 @@ async fn what_agents_wait_on_is_listed_page_by_page() {
         calls[0].says(&calls[0].question(&format!("{}/answer", tools.url))).await;
         calls[1].confirms("watching").await;
     }
-    // A call that waits to be sent again stands behind those that were taken.
+    // A call that waits for a retry comes after those that were acknowledged.
     tools.answer_always(INVOKE, Reply::Status(503));
     rap.post("/v1/threads", &json!({"id": "late", "message": "call work {}\ncall work {}"}))
         .await
@@ -457,7 +456,7 @@ async fn what_agents_wait_on_is_listed_page_by_page() {
     let id = |row: &Value| (row["thread_id"].to_string(), row["call_id"].to_string());
     for (listing, count) in [("calls", 10), ("subscriptions", 4), ("timers", 4), ("inbox", 4)] {
         for limit in [1, 3, count, 1000] {
-            // What is tried again meanwhile has another place then.
+            // A retry in between changes the position of a row.
             until(&format!("the same {listing} by {limit}"), async || {
                 let whole: Vec<_> = paged(&rap, listing, 1000).await.iter().map(id).collect();
                 let pages: Vec<_> = paged(&rap, listing, limit).await.iter().map(id).collect();

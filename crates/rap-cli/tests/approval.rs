@@ -1,4 +1,4 @@
-//! Calls that a person has to allow: asked through the inbox, before anything is sent.
+//! Calls that a person has to approve in the inbox before they are sent.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -11,7 +11,7 @@ use support::peer::Reply;
 use support::tools::{INVOKE, tool, with};
 use support::{Rap, Setup, Tools};
 
-/// A server of which one tool says that it is destructive.
+/// A server with one tool that is annotated as destructive.
 async fn tools() -> Tools {
     let tools = Tools::start().await;
     let wipe = with(tool("wipe"), json!({"annotations": {"destructive": true}}));
@@ -36,7 +36,7 @@ async fn a_destructive_tool_is_called_when_a_person_allows_it() {
     let question = asked(&rap, &thread).await;
     assert_eq!(question["prompt"], "Allow wipe({\"disk\":1})?");
     assert_eq!((&question["choices"], &question["default"]), (&json!(["Allow", "Refuse"]), &json!(1)));
-    // Nothing goes out before, not even after a crash.
+    // Nothing is sent before, not even after a crash.
     let rap = rap.restarted();
     assert_eq!(asked(&rap, &thread).await["call_id"], "call_1_1");
     assert_eq!(tools.count(INVOKE), 0);
@@ -67,7 +67,7 @@ async fn a_refusal_and_a_dismissal_are_results() {
 }
 
 #[tokio::test]
-async fn a_question_that_nobody_answers_lapses() {
+async fn a_question_without_an_answer_expires() {
     let tools = tools().await;
     let rap = Setup::new().tools(&tools).limit("approval_within = \"1s\"").start();
     let thread = rap.open("call wipe {}").await;
@@ -82,7 +82,7 @@ async fn a_question_that_nobody_answers_lapses() {
 }
 
 #[tokio::test]
-async fn an_agent_asks_for_what_its_configuration_names() {
+async fn tools_in_approve_need_approval() {
     let tools = tools().await;
     let rap = Setup::new().tools(&tools).agent("name = \"careful\"\napprove = [\"wo*\"]").start();
     let thread = rap.open("call work {}").await;
@@ -93,18 +93,18 @@ async fn an_agent_asks_for_what_its_configuration_names() {
 }
 
 #[tokio::test]
-async fn a_call_that_was_allowed_right_before_kill_9_is_made_and_returns_once() {
+async fn a_call_approved_right_before_kill_9_is_sent_and_returns_once() {
     let tools = tools().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call wipe {\"disk\": 2}").await;
     asked(&rap, &thread).await;
-    // Nobody acknowledges the first invocation: the runtime is killed while it is on its way.
+    // The first invocation is not acknowledged: the runtime is killed while it is sent.
     tools.answer_next(INVOKE, Reply::Hang);
     choose(&rap, &thread, &json!({"selected": 0})).await;
     let first = tools.invocation().await;
     let rap = rap.restarted();
     let again = tools.invocation().await;
-    assert_eq!(again.asked.body, first.asked.body);
+    assert_eq!(again.request.body, first.request.body);
     assert!(rap.listing("inbox").await.is_empty());
     let late =
         rap.post(&format!("/v1/threads/{thread}/calls/call_1_1/choice"), &json!({"selected": 1})).await;
@@ -112,12 +112,12 @@ async fn a_call_that_was_allowed_right_before_kill_9_is_made_and_returns_once() 
     again.returns("wiped").await;
     first.returns("wiped").await;
     rap.until_line(&thread, "assistant: wipe: wiped").await;
-    let story = rap.story(&thread).await;
-    assert_eq!(story.iter().filter(|line| line.starts_with("result ")).count(), 1, "{story:?}");
+    let transcript = rap.transcript(&thread).await;
+    assert_eq!(transcript.iter().filter(|line| line.starts_with("result ")).count(), 1, "{transcript:?}");
 }
 
 #[tokio::test]
-async fn a_refusal_right_before_kill_9_stands() {
+async fn a_refusal_right_before_kill_9_is_kept() {
     let tools = tools().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call wipe {}").await;
@@ -126,29 +126,29 @@ async fn a_refusal_right_before_kill_9_stands() {
     let rap = rap.restarted();
     rap.until_idle(&thread).await;
     let refused = "result call_1_1: refused: the user did not allow this call; nothing was done";
-    assert_eq!(rap.story(&thread).await.iter().filter(|line| *line == refused).count(), 1);
+    assert_eq!(rap.transcript(&thread).await.iter().filter(|line| *line == refused).count(), 1);
     assert!(rap.listing("inbox").await.is_empty());
     assert_eq!(tools.count(INVOKE), 0);
 }
 
 #[tokio::test]
-async fn a_question_waits_for_a_day() {
+async fn a_question_expires_after_a_day() {
     let tools = tools().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call wipe {}").await;
     asked(&rap, &thread).await;
     let call = rap.listing("calls").await.remove(0);
     assert_eq!(rap.number("SELECT until - since FROM calls"), 24 * 3600 * 1000);
-    // A restart does not give it another day.
+    // A restart does not extend the deadline.
     let rap = rap.restarted();
     assert_eq!(rap.listing("calls").await.remove(0), call);
     assert_eq!(rap.listing("timers").await.remove(0)["at"], call["until"]);
 }
 
 #[tokio::test]
-async fn a_question_lapses_also_while_nobody_runs() {
+async fn a_question_expires_while_the_runtime_is_down() {
     let tools = tools().await;
-    // What came due meanwhile waits for a moment after the start, and no longer than a call may take.
+    // Timeouts that came due during downtime get a short grace period after the start.
     let limits = "approval_within = \"500ms\"\ncall_timeout = \"1s\"";
     let rap = Setup::new().tools(&tools).limit(limits).start();
     let thread = rap.open("call wipe {}").await;

@@ -1,4 +1,4 @@
-//! Budgets: a session that has spent its own waits for a person.
+//! Budgets: a session that has used its budget waits for a person.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -8,7 +8,7 @@ use serde_json::json;
 use support::{Rap, Setup, Tools};
 
 #[tokio::test]
-async fn a_session_without_a_budget_holds_what_comes_and_goes_on_when_it_is_lifted() {
+async fn a_session_over_budget_holds_input_until_it_is_resumed() {
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).limit("turns_in_total = 2").start();
     let thread = rap.open("call work {}").await;
@@ -16,15 +16,15 @@ async fn a_session_without_a_budget_holds_what_comes_and_goes_on_when_it_is_lift
     rap.until_idle(&thread).await;
     rap.say(&thread, "say two").await;
     let paused = rap.until_status(&thread, "needs_you").await;
-    let why = "the budget of this session is spent: 2 turns in total; resume it for as many again";
+    let why = "the budget of this session is spent: 2 turns in total; resume it to allow as many again";
     assert_eq!(paused["why"], why);
     rap.say(&thread, "say three").await;
     let rap = rap.restarted();
     let held = rap.thread(&thread).await;
     assert_eq!((&held["status"], &held["held"]), (&json!("needs_you"), &json!(1)));
-    rap.order(&thread, "resume").await.expect(202);
+    rap.act(&thread, "resume").await.expect(202);
     rap.until_idle(&thread).await;
-    assert!(rap.story(&thread).await.iter().any(|line| line == "assistant: three"));
+    assert!(rap.transcript(&thread).await.iter().any(|line| line == "assistant: three"));
     rap.say(&thread, "say four").await;
     rap.until_line(&thread, "assistant: four").await;
     rap.say(&thread, "say five").await;
@@ -37,15 +37,15 @@ async fn children_spend_the_budget_of_their_session() {
     let rap = Setup::new().tools(&tools).limit("turns_per_hour = 2").start();
     let thread = rap.open("call spawn_thread {\"instructions\": \"say dug\"}").await;
     let child = rap.child(&thread).await;
-    // Three questions in all: that of the child is counted when it is started, the second of the parent after it.
+    // Three turns in total: the child's turn is counted when it is spawned, the parent's second one after it.
     rap.until_line(&child, "assistant: dug").await;
     rap.until_status(&thread, "needs_you").await;
-    rap.order(&thread, "resume").await.expect(202);
+    rap.act(&thread, "resume").await.expect(202);
     rap.until_idle(&thread).await;
 }
 
 #[tokio::test]
-async fn turns_and_tokens_are_counted_in_an_hour_and_in_all() {
+async fn turns_and_tokens_are_counted_per_hour_and_in_total() {
     // Each answer has two words, which the scripted model counts as tokens.
     let table = [
         ("tokens_per_hour = 3", "3 tokens in this hour"),
@@ -63,12 +63,12 @@ async fn turns_and_tokens_are_counted_in_an_hour_and_in_all() {
         rap.say(&thread, "say three more").await;
         let paused = rap.until_status(&thread, "needs_you").await;
         assert!(paused["why"].as_str().unwrap().contains(reason), "{limit}: {paused}");
-        rap.order(&thread, "resume").await.expect(202);
+        rap.act(&thread, "resume").await.expect(202);
         rap.until_line(&thread, "assistant: three more").await;
     }
 }
 
-/// Says something that must be answered.
+/// Sends a message and waits for its answer.
 async fn answered(rap: &Rap, thread: &str, word: &str) {
     rap.say(thread, &format!("say {word}")).await;
     rap.until_line(thread, &format!("assistant: {word}")).await;
@@ -76,12 +76,12 @@ async fn answered(rap: &Rap, thread: &str, word: &str) {
 }
 
 #[tokio::test]
-async fn what_was_spent_counts_once_whenever_the_runtime_is_killed() {
+async fn usage_is_counted_once_whenever_the_runtime_is_killed() {
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).limit("turns_in_total = 3").start();
     let thread = rap.open("say one").await;
     rap.until_idle(&thread).await;
-    // kill -9 in the middle of a question, which is asked again and counts once.
+    // kill -9 during a model request, which is repeated and counts once.
     rap.say(&thread, "sleep 0.3\nsay two").await;
     rap.until_status(&thread, "running").await;
     let rap = rap.restarted().restarted();
@@ -91,8 +91,8 @@ async fn what_was_spent_counts_once_whenever_the_runtime_is_killed() {
     answered(&rap, &thread, "three").await;
     rap.say(&thread, "say four").await;
     rap.until_status(&thread, "needs_you").await;
-    // kill -9 right after it was lifted: for three again, and no more.
-    rap.order(&thread, "resume").await.expect(202);
+    // kill -9 right after resuming, which allows three more turns.
+    rap.act(&thread, "resume").await.expect(202);
     let rap = rap.restarted();
     rap.until_line(&thread, "assistant: four").await;
     rap.until_idle(&thread).await;
@@ -110,18 +110,17 @@ async fn without_a_budget_only_a_model_that_talks_to_itself_is_paused() {
     let rap = Setup::new().tools(&tools).start_with_script(talks);
     let thread = rap.open("go").await;
     let paused = rap.until_status(&thread, "needs_you").await;
-    let why =
-        "paused: 50 turns in a row without anything new from outside; resume the thread to let it go on";
+    let why = "paused: 50 turns in a row without anything new from outside; resume the thread to continue";
     assert_eq!((&paused["why"], &paused["turn"]), (&json!(why), &json!(50)));
     let rap = rap.restarted();
-    rap.order(&thread, "resume").await.expect(202);
+    rap.act(&thread, "resume").await.expect(202);
     rap.until(&thread, "paused again", |thread| thread["status"] == "needs_you" && thread["turn"] == 100)
         .await;
 }
 
-/// However many wait, each time it is lifted for as many questions as there are in the budget, and no more.
+/// Each resume allows as many turns as the budget has, however many threads wait.
 #[tokio::test]
-async fn more_threads_than_the_budget_has_turns_go_on_one_after_the_other() {
+async fn threads_beyond_the_budget_continue_one_after_the_other() {
     let tools = Tools::start().await;
     let mut rap = Setup::new().tools(&tools).limit("turns_in_total = 1").start();
     let thread = rap.open("call spawn_thread {\"instructions\": \"say dug\"}\ncall spawn_thread {\"instructions\": \"say dug\"}").await;
@@ -132,7 +131,7 @@ async fn more_threads_than_the_budget_has_turns_go_on_one_after_the_other() {
         for waits in &waiting {
             assert_eq!(rap.thread(waits).await["status"], "needs_you");
         }
-        rap.order(&waiting[0], "resume").await.expect(202);
+        rap.act(&waiting[0], "resume").await.expect(202);
         rap = rap.restarted();
         let mut still = Vec::new();
         for waits in waiting {
@@ -142,11 +141,11 @@ async fn more_threads_than_the_budget_has_turns_go_on_one_after_the_other() {
         assert_eq!(still.len(), left);
         waiting = still;
     }
-    assert!(rap.story(&thread).await.last().unwrap().starts_with("assistant: spawn_thread: thread "));
+    assert!(rap.transcript(&thread).await.last().unwrap().starts_with("assistant: spawn_thread: thread "));
 }
 
 #[tokio::test]
-async fn wakes_are_counted_apart_from_the_messages_of_people() {
+async fn wakes_do_not_include_messages_of_people() {
     let tools = Tools::start().await;
     let table =
         [("wakes_per_hour = 2", "limit of 2 wakes per hour"), ("wakes_in_total = 2", "2 wakes in total")];
@@ -167,7 +166,7 @@ async fn wakes_are_counted_apart_from_the_messages_of_people() {
         watch.says(&watch.inline("event 2")).await;
         let paused = rap.until_status(&thread, "needs_you").await;
         assert!(paused["why"].as_str().unwrap().contains(reason), "{limit}: {paused}");
-        rap.order(&thread, "resume").await.expect(202);
+        rap.act(&thread, "resume").await.expect(202);
         rap.until_line(&thread, "assistant: watch: event 2").await;
     }
 }

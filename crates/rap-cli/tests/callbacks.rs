@@ -1,4 +1,4 @@
-//! The callback endpoint: what tools say is taken once, from the right tool, for the right call, or refused by name.
+//! The callback endpoint: a callback is accepted once, with the right token and for the right call, or refused by name.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -23,26 +23,26 @@ async fn a_result_is_taken_once_and_a_duplicate_changes_nothing() {
         call.says(&body).await;
     }
     assert_eq!((rap.thread(&thread).await, rap.history(&thread).await), before);
-    let story =
+    let transcript =
         ["user: call work", "call call_1_1 work {}", "result call_1_1: done", "assistant: work: done"];
-    assert_eq!(rap.story(&thread).await, story);
+    assert_eq!(rap.transcript(&thread).await, transcript);
 }
 
 /// Proves: TR-13
 #[tokio::test]
-async fn what_was_answered_200_is_there_after_a_kill() {
+async fn an_acknowledged_callback_survives_a_kill() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call work").await;
     tools.invocation().await.returns("done").await;
     let rap = rap.restarted();
     rap.until_line(&thread, "assistant: work: done").await;
-    assert!(rap.story(&thread).await.contains(&"result call_1_1: done".to_owned()));
+    assert!(rap.transcript(&thread).await.contains(&"result call_1_1: done".to_owned()));
 }
 
 /// Proves: TR-10, TR-21
 #[tokio::test]
-async fn a_result_may_have_several_parts_and_something_for_people() {
+async fn a_result_may_have_several_parts_and_display_segments() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call work").await;
@@ -68,7 +68,7 @@ fn changed(url: &str, at: usize) -> String {
 
 /// Proves: TR-20, LC-29
 #[tokio::test]
-async fn a_url_that_was_made_up_changed_or_is_of_another_runtime_is_refused() {
+async fn a_forged_altered_or_foreign_url_is_refused() {
     let tools = Tools::start().await;
     let (rap, other) = (Rap::start(&tools), Rap::start(&tools));
     let thread = rap.open("call work").await;
@@ -79,7 +79,7 @@ async fn a_url_that_was_made_up_changed_or_is_of_another_runtime_is_refused() {
     let url = call.url();
     let begin = format!("{}/callback/", rap.url);
     let token = url.strip_prefix(&begin).unwrap();
-    // The last character has bits that mean nothing, and those are not to be changed either.
+    // The last character has unused bits, which must not be changed either.
     let mut urls: Vec<String> = (begin.len()..url.len()).map(|at| changed(url, at)).collect();
     urls.push(format!("{begin}x"));
     urls.push(format!("{begin}{}", "A".repeat(5000)));
@@ -98,7 +98,7 @@ async fn a_url_that_was_made_up_changed_or_is_of_another_runtime_is_refused() {
 
 /// Proves: TR-25
 #[tokio::test]
-async fn a_url_expires_where_that_is_configured() {
+async fn a_url_expires_if_a_lifetime_is_configured() {
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).limit("callback_token_lifetime = \"1s\"").start();
     let thread = rap.open("call work").await;
@@ -114,7 +114,7 @@ async fn a_url_expires_where_that_is_configured() {
 
 /// Proves: TR-22, LC-29
 #[tokio::test]
-async fn a_body_that_speaks_of_another_call_or_another_thread_is_refused() {
+async fn a_body_for_another_call_or_thread_is_refused() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call work\ncall work").await;
@@ -140,14 +140,14 @@ async fn a_body_that_speaks_of_another_call_or_another_thread_is_refused() {
         }
     }
     for thread in [&thread, &stranger] {
-        assert_eq!(rap.story(thread).await.iter().filter(|line| line.starts_with("result")).count(), 0);
+        assert_eq!(rap.transcript(thread).await.iter().filter(|line| line.starts_with("result")).count(), 0);
     }
     assert!(rap.listing("inbox").await.is_empty());
 }
 
 /// Proves: TR-21, LC-29
 #[tokio::test]
-async fn what_is_wrong_with_a_callback_is_named_by_its_path() {
+async fn an_error_in_a_callback_names_its_json_path() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call work").await;
@@ -192,7 +192,7 @@ async fn what_is_wrong_with_a_callback_is_named_by_its_path() {
 
 /// Proves: TR-01, TR-21
 #[tokio::test]
-async fn a_callback_is_a_post_of_json_within_the_bound() {
+async fn a_callback_is_a_post_of_json_within_the_size_limit() {
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).limit("body = \"4KiB\"").start();
     let thread = rap.open("call work").await;
@@ -217,7 +217,7 @@ async fn a_callback_is_a_post_of_json_within_the_bound() {
 
 /// Proves: SE-20, SE-21, LC-29
 #[tokio::test]
-async fn a_closed_thread_takes_nothing_any_more() {
+async fn a_closed_thread_refuses_callbacks() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call watch").await;
@@ -227,7 +227,7 @@ async fn a_closed_thread_takes_nothing_any_more() {
     rap.say(&thread, "call work").await;
     let work = tools.invocation().await;
     rap.close(&thread).await;
-    let story = rap.story(&thread).await;
+    let transcript = rap.transcript(&thread).await;
     for (call, body) in [
         (&work, work.result("x")),
         (&work, work.oauth("https://a.example")),
@@ -238,13 +238,13 @@ async fn a_closed_thread_takes_nothing_any_more() {
     ] {
         assert_eq!(call.post(&body).await.refusal(), (410, "thread_closed"), "{body}");
     }
-    assert_eq!(rap.story(&thread).await, story);
+    assert_eq!(rap.transcript(&thread).await, transcript);
     assert!(rap.children(&thread).await.is_empty());
 }
 
 /// Proves: SE-22, SE-03, LC-29
 #[tokio::test]
-async fn an_event_waits_for_the_confirmation_and_finds_an_ended_subscription_gone() {
+async fn an_event_is_refused_before_confirmation_and_after_the_end() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call watch").await;
@@ -271,12 +271,12 @@ async fn an_event_waits_for_the_confirmation_and_finds_an_ended_subscription_gon
     let cancelled = tools.invocation().await;
     cancelled.confirms("watching again").await;
     rap.until_idle(&thread).await;
-    rap.order(&thread, &format!("calls/{}/cancel", cancelled.id())).await.expect(202);
+    rap.act(&thread, &format!("calls/{}/cancel", cancelled.id())).await.expect(202);
     assert_eq!(cancelled.post(&cancelled.event("cancelled")).await.refusal(), (410, "subscription_ended"));
 
-    let story = rap.story(&thread).await.join("\n");
+    let transcript = rap.transcript(&thread).await.join("\n");
     for text in ["too early", "after the end", "never subscribed", "interrupted"] {
-        assert!(!story.contains(text), "{text}: {story}");
+        assert!(!transcript.contains(text), "{text}: {transcript}");
     }
     assert!(rap.children(&thread).await.is_empty());
 }
@@ -296,15 +296,15 @@ async fn the_callback_url_is_the_same_in_every_attempt_and_after_a_restart() {
     let rap = rap.restarted();
     tools.invocation().await;
     for again in tools.all(INVOKE) {
-        assert_eq!(again.raw, first.asked.raw);
+        assert_eq!(again.raw, first.request.raw);
     }
     first.returns("by the first URL").await;
     rap.until_line(&thread, "assistant: work: by the first URL").await;
 }
 
-/// Whatever is logged, and however much, a callback URL is not: whoever has it can speak in the conversation.
+/// A callback URL is never logged at any level, because it allows writing to the conversation.
 #[tokio::test]
-async fn no_log_ever_shows_a_callback_path() {
+async fn no_log_contains_a_callback_path() {
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).variable("RUST_LOG", "trace").start();
     tools.answer_next(INVOKE, Reply::Status(500));
@@ -319,7 +319,7 @@ async fn no_log_ever_shows_a_callback_path() {
     call.says(&call.oauth(secret)).await;
     let answers = format!("{}/topsecret-answers", tools.url);
     call.says(&call.question(&answers)).await;
-    rap.order(&thread, &format!("calls/{}/choice", call.id())).await.expect(400);
+    rap.act(&thread, &format!("calls/{}/choice", call.id())).await.expect(400);
     let choice = format!("/v1/threads/{thread}/calls/{}/choice", call.id());
     rap.post(&choice, &json!({"selected": 0})).await.expect(202);
     tools.next("/topsecret-answers").await;
@@ -331,12 +331,12 @@ async fn no_log_ever_shows_a_callback_path() {
     assert_eq!(call.post(&call.inline("x")).await.status, 410);
     tools.next("/close_thread").await;
     let log = rap.log();
-    // One line for the invocation, however often it was tried.
+    // One line for the invocation, however many attempts it took.
     assert_eq!(log.matches("rap::audit").count(), 1, "{log}");
     for secret in [&token[..], &token[8..40], "/callback/", "topsecret"] {
         assert!(!log.contains(secret), "{secret} is in the log:\n{log}");
     }
-    // Nor is it in the database, or in what a client can see.
+    // It is not in the database or in the client API either.
     let seen =
         [rap.thread(&thread).await, Value::Array(rap.history(&thread).await)].map(|json| json.to_string());
     assert!(seen.iter().all(|json| !json.contains(&token) && !json.contains("topsecret")));

@@ -11,7 +11,7 @@ use serde_json::Value;
 use support::server::Server;
 
 const TOKEN: &str = "s3cret-of-the-server";
-/// Against our own server a run has to be shorter than this.
+/// Maximum duration of a run against our own server.
 const QUICK: Duration = Duration::from_secs(60);
 
 fn check(url: &str, arguments: &[&str]) -> Output {
@@ -28,8 +28,8 @@ fn report(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
 }
 
-/// The ids of the requirements that stand so.
-fn standing<'a>(report: &'a Value, result: &str) -> Vec<&'a str> {
+/// Ids of the requirements with this result.
+fn with_result<'a>(report: &'a Value, result: &str) -> Vec<&'a str> {
     let requirements = report["requirements"].as_array().unwrap().iter();
     requirements.filter(|row| row["result"] == result).map(|row| row["id"].as_str().unwrap()).collect()
 }
@@ -41,7 +41,7 @@ const COUNTDOWN: [&str; 4] =
     ["--subscription", "countdown", "--arguments", "{\"from\": 3, \"every_seconds\": 0.05}"];
 
 #[test]
-fn our_own_server_meets_all_that_can_be_observed() {
+fn our_own_server_meets_all_observable_requirements() {
     let server = Server::kitchen_sink(&[("RAP_TOOL_BEARER", TOKEN)]);
     let start = Instant::now();
     let flags = ["--bearer", TOKEN, "--strict", "--format", "json"];
@@ -54,7 +54,7 @@ fn our_own_server_meets_all_that_can_be_observed() {
     for probe in report["probes"].as_array().unwrap() {
         assert_eq!(probe["result"], "pass", "{probe}");
     }
-    assert!(standing(&report, "not_observable").contains(&"LC-13"), "{report}");
+    assert!(with_result(&report, "not_observable").contains(&"LC-13"), "{report}");
     assert!(!text(&output.stdout).contains(TOKEN));
 }
 
@@ -65,13 +65,13 @@ fn a_server_without_a_journal_meets_every_must_and_the_report_names_the_rest() {
     let output = check(&server.url, &[&WAIT[..], &COUNTDOWN, &flags].concat());
     let found = report(&output);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
-    assert_eq!(standing(&found, "fail"), ["TC-20", "CN-22"]);
+    assert_eq!(with_result(&found, "fail"), ["TC-20", "CN-22"]);
     for id in ["TR-18", "SE-10", "LC-13", "LC-14"] {
-        assert!(standing(&found, "not_observable").contains(&id), "{id}");
+        assert!(with_result(&found, "not_observable").contains(&id), "{id}");
     }
 }
 
-/// Whatever holds a digit may differ from run to run.
+/// Removes words with digits, which differ between runs.
 fn without_numbers(line: &str) -> String {
     let word =
         |word: &str| if word.contains(|c: char| c.is_ascii_digit()) { "#".into() } else { word.to_owned() };
@@ -79,7 +79,7 @@ fn without_numbers(line: &str) -> String {
 }
 
 #[test]
-fn the_guide_shows_what_the_checker_says() {
+fn the_guide_shows_the_real_output() {
     let server = Server::python(&[]);
     let output = check(&server.url, &[&WAIT[..], &COUNTDOWN].concat());
     let said: Vec<String> = text(&output.stdout).lines().map(without_numbers).collect();
@@ -96,25 +96,25 @@ fn the_guide_shows_what_the_checker_says() {
 }
 
 #[test]
-fn a_server_that_is_not_there_fails_and_says_so() {
+fn an_unreachable_server_is_reported() {
     let output = check("http://127.0.0.1:1", &[]);
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stdout);
     let failed: Vec<&str> = said.lines().filter(|line| line.starts_with("fail ")).collect();
     assert!(matches!(failed[..], [one] if one.contains("toolset_is_served")), "{said}");
-    assert_eq!(text(&output.stderr), "rap: not everything that is asked for is met; the report says what\n");
+    assert_eq!(text(&output.stderr), "rap: some requirements are not met; see the report\n");
 }
 
 #[test]
-fn wrong_usage_is_told_with_what_to_do() {
+fn wrong_usage_is_reported_with_advice() {
     let server = Server::kitchen_sink(&[]);
     let url = server.url.as_str();
     for (url, arguments, expected) in [
-        ("127.0.0.1:7500", &[][..], "write it as http://HOST:PORT"),
-        (url, &["--operation", "bake"], "the server has no operation `bake`; it has "),
-        (url, &["--operation", "echo"], "the arguments do not fit the schema of `echo`: "),
-        (url, &["--arguments", "{}"], "--arguments belongs to the --operation or --subscription before it"),
-        (url, &["--operation", "echo", "--arguments", "hi"], "this is no JSON"),
+        ("127.0.0.1:7500", &[][..], "expected http://HOST:PORT"),
+        (url, &["--operation", "bake"], "the server has no operation `bake`; it offers "),
+        (url, &["--operation", "echo"], "the arguments do not match the schema of `echo`: "),
+        (url, &["--arguments", "{}"], "--arguments must follow an --operation or a --subscription"),
+        (url, &["--operation", "echo", "--arguments", "hi"], "invalid JSON"),
         (url, &["--format", "xml"], "[possible values: table, json, junit]"),
     ] {
         let output = check(url, arguments);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 const RAP: &str = env!("CARGO_BIN_EXE_rap");
-/// Against our own runtime a run has to be shorter than this, on a machine that does other things as well.
+/// Maximum duration of a run against our own runtime, on a busy machine.
 const QUICK: Duration = Duration::from_secs(60);
 
 fn check(arguments: &[&str]) -> Command {
@@ -29,14 +29,14 @@ fn report(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
 }
 
-/// The names of the probes that ended so.
+/// Names of the probes with this result.
 fn probes<'a>(report: &'a Value, result: &str) -> Vec<&'a str> {
     let probes = report["probes"].as_array().unwrap().iter();
     probes.filter(|probe| probe["result"] == result).map(|probe| probe["name"].as_str().unwrap()).collect()
 }
 
 #[test]
-fn our_own_runtime_meets_all_that_can_be_observed_and_survives_being_killed() {
+fn our_own_runtime_meets_all_observable_requirements_and_survives_kills() {
     let start = Instant::now();
     let output =
         check(&["--strict", "--format", "json", "--", RAP, "serve", "--config", "{config}"]).output();
@@ -54,7 +54,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A process that ends with the test.
+/// A process that is killed on drop.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -64,8 +64,8 @@ impl Drop for Ended {
     }
 }
 
-/// The lines `  {name}  value` that the checker prints.
-fn told(stderr: &mut impl BufRead) -> HashMap<String, String> {
+/// Reads the lines `  {name}  value` that the checker prints.
+fn read_values(stderr: &mut impl BufRead) -> HashMap<String, String> {
     let mut values = HashMap::new();
     while values.len() < 6 {
         let mut line = String::new();
@@ -84,7 +84,7 @@ fn a_runtime_that_somebody_else_starts_later_is_waited_for_and_never_killed() {
     let mut checker = check(&["--url", &url, "--settle", "1", "--format", "json"]);
     let mut checker = Ended(checker.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     let mut stderr = BufReader::new(checker.0.stderr.take().unwrap());
-    let values = told(&mut stderr);
+    let values = read_values(&mut stderr);
 
     let directory = tempfile::tempdir().unwrap();
     let mut config = format!(
@@ -110,17 +110,17 @@ fn a_runtime_that_somebody_else_starts_later_is_waited_for_and_never_killed() {
         assert!(hidden.contains(&name), "{name}: {hidden:?}");
     }
     assert!(hidden.contains(&"invocation_authenticated"), "{hidden:?}");
-    assert!(runtime.0.try_wait().unwrap().is_none(), "it was not ours to end");
+    assert!(runtime.0.try_wait().unwrap().is_none(), "the checker killed a runtime that it did not start");
 }
 
 #[test]
-fn wrong_usage_is_told_with_what_to_do() {
+fn wrong_usage_is_reported_with_advice() {
     for (arguments, expected) in [
         (&["--", "sleep", "60"][..], "the placeholder {listen} is missing"),
         (&["--say", "talk {thread}"], "the placeholder {text} is missing"),
         (&["--say", "talk '{thread} {text}"], "a quotation mark is not closed"),
-        (&["--url", "127.0.0.1:7420"], "write it as http://HOST:PORT"),
-        (&["--env", "NAME", "--", "x", "{listen}"], "write it as NAME=VALUE"),
+        (&["--url", "127.0.0.1:7420"], "expected http://HOST:PORT"),
+        (&["--env", "NAME", "--", "x", "{listen}"], "expected NAME=VALUE"),
         (&["--template", "no-such-file", "--", "x", "{listen}", "{config}"], "no-such-file"),
         (&["--patience", "0"], "from 0.1 to 3600"),
     ] {
@@ -132,18 +132,18 @@ fn wrong_usage_is_told_with_what_to_do() {
 }
 
 #[test]
-fn a_runtime_that_does_not_start_fails_with_its_last_words() {
+fn a_runtime_that_does_not_start_is_reported_with_its_output() {
     let script = "echo out of coffee >&2; exit 3";
     let output = check(&["--", "/bin/sh", "-c", script, "{listen}"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let told = text(&output.stderr);
-    assert!(told.contains("exit status: 3") && told.contains("out of coffee"), "{told}");
+    let errors = text(&output.stderr);
+    assert!(errors.contains("exit status: 3") && errors.contains("out of coffee"), "{errors}");
     let output = check(&["--", "/no/such/runtime", "{listen}"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("can not start the runtime"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("cannot start the runtime"), "{}", text(&output.stderr));
 }
 
-/// What it was started with takes the place of placeholders wherever they stand.
+/// Placeholders are replaced in arguments, variables and the template.
 #[test]
 fn placeholders_are_filled_in_arguments_variables_and_the_template() {
     let directory = tempfile::tempdir().unwrap();

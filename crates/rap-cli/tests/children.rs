@@ -1,4 +1,4 @@
-//! Threads that a model starts: what they see, what they report, how they end.
+//! Threads that a model spawns: inherited history, reports and closing.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -11,7 +11,7 @@ use support::model::ModelServer;
 use support::tools::CLOSE;
 use support::{Rap, Setup, Tools, until};
 
-/// A message that starts a child with these instructions for the scripted model.
+/// A message that makes the scripted model spawn a child with these instructions.
 fn spawn(instructions: &str) -> String {
     format!("call spawn_thread {}", json!({"instructions": instructions}))
 }
@@ -24,31 +24,31 @@ async fn a_child_works_by_itself_and_its_reports_wake_the_parent() {
     let child = rap.child(&thread).await;
     let calls = tools.invocations(2).await;
     let of = |id: &str| calls.iter().find(|call| call.thread() == id).unwrap();
-    assert_eq!(of(&thread).asked.body["thread_ancestors"], json!(null));
-    assert_eq!(of(&child).asked.body["thread_ancestors"], json!([thread]));
+    assert_eq!(of(&thread).request.body["thread_ancestors"], json!(null));
+    assert_eq!(of(&child).request.body["thread_ancestors"], json!([thread]));
     assert_eq!(of(&child).arguments(), &json!({"at": 2}));
     of(&child).returns("found").await;
     rap.until_line(&child, "assistant: work: found").await;
 
-    let story = rap.story(&child).await;
-    let own = story
+    let transcript = rap.transcript(&child).await;
+    let own = transcript
         .iter()
         .position(|line| line.starts_with("result call_1_1: You are a thread of your own"))
         .unwrap();
-    assert!(story[own].ends_with("Your instructions:\n\ncall work {\"at\": 2}"));
-    assert_eq!(story[own + 1], "result call_1_2: the thread that started you deals with this call");
-    // The parent does not see what its child does.
+    assert!(transcript[own].ends_with("Your instructions:\n\ncall work {\"at\": 2}"));
+    assert_eq!(transcript[own + 1], "result call_1_2: the thread that started you deals with this call");
+    // The parent does not see the child's history.
     of(&thread).returns("here").await;
     rap.until_idle(&thread).await;
-    assert!(!rap.story(&thread).await.iter().any(|line| line.contains("found")));
+    assert!(!rap.transcript(&thread).await.iter().any(|line| line.contains("found")));
 
     let order = json!({"thread_id": child, "message": "call report_to_parent {\"report\": \"halfway\"}"});
     rap.say(&thread, &format!("call send_message_to_child {order}")).await;
     rap.until_line(&thread, "assistant: spawn_thread: halfway").await;
     let kind = format!("interrupt:call_1_1 (report of thread {child})");
-    let reported = rap.story(&thread).await;
+    let reported = rap.transcript(&thread).await;
     let reported = reported.iter().find(|line| line.starts_with("synthetic call") && line.contains(&kind));
-    assert!(reported.is_some(), "{:?}", rap.story(&thread).await);
+    assert!(reported.is_some(), "{:?}", rap.transcript(&thread).await);
 
     let order = json!({"thread_id": child, "message": "call close_thread {\"report\": \"done\"}"});
     rap.say(&thread, &format!("call send_message_to_child {order}")).await;
@@ -94,7 +94,7 @@ async fn a_report_survives_a_crash_of_the_runtime() {
     rap.until_line(&thread, "assistant: spawn_thread: dug it up").await;
     rap.until_status(&child, "closed").await;
     let reports = rap
-        .story(&thread)
+        .transcript(&thread)
         .await
         .iter()
         .filter(|line| line.starts_with("assistant: spawn_thread: dug"))
@@ -102,31 +102,31 @@ async fn a_report_survives_a_crash_of_the_runtime() {
     assert_eq!(reports, 1);
 }
 
-/// How often a report of exactly this text has reached a thread.
-async fn heard(rap: &Rap, thread: &str, report: &str) -> usize {
+/// Number of reports with exactly this text in a thread.
+async fn count_reports(rap: &Rap, thread: &str, report: &str) -> usize {
     let is_it = |line: &&String| line.starts_with("result rap_") && line.ends_with(&format!(": {report}"));
-    rap.story(thread).await.iter().filter(is_it).count()
+    rap.transcript(thread).await.iter().filter(is_it).count()
 }
 
 #[tokio::test]
-async fn a_report_that_waits_for_its_parent_is_there_once_after_kill_9() {
+async fn a_report_held_by_its_parent_survives_kill_9_once() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let reports = spawn("call report_to_parent {\"report\": \"gold\"}");
     let thread = rap.open(&format!("{reports}\ncall work {{}}")).await;
     let work = tools.invocation().await;
-    // A report is a call and its result.
+    // A report is a synthetic call and its result.
     until("a held report", async || (rap.rows("held") == 2).then_some(())).await;
     let rap = rap.restarted();
-    assert_eq!(heard(&rap, &thread, "gold").await, 0);
+    assert_eq!(count_reports(&rap, &thread, "gold").await, 0);
     work.returns("done").await;
     rap.until_idle(&thread).await;
     let rap = rap.restarted();
-    assert_eq!(heard(&rap, &thread, "gold").await, 1);
+    assert_eq!(count_reports(&rap, &thread, "gold").await, 1);
     assert_eq!(rap.children(&thread).await.len(), 1);
 }
 
-/// Each report crosses from one thread to another while the runtime is killed at another moment.
+/// The runtime is killed at different moments while a report is delivered.
 #[tokio::test]
 async fn whenever_the_runtime_is_killed_a_report_counts_once() {
     const REPORTS: u64 = 8;
@@ -143,16 +143,16 @@ async fn whenever_the_runtime_is_killed_a_report_counts_once() {
     }
     for number in 0..REPORTS {
         let find = format!("find {number}");
-        until(&find, async || (heard(&rap, &thread, &find).await > 0).then_some(())).await;
+        until(&find, async || (count_reports(&rap, &thread, &find).await > 0).then_some(())).await;
     }
     rap.until_idle(&thread).await;
     for number in 0..REPORTS {
-        assert_eq!(heard(&rap, &thread, &format!("find {number}")).await, 1, "{number}");
+        assert_eq!(count_reports(&rap, &thread, &format!("find {number}")).await, 1, "{number}");
     }
 }
 
 #[tokio::test]
-async fn descendants_are_closed_also_by_a_runtime_that_was_killed_meanwhile() {
+async fn descendants_are_closed_after_a_kill_in_between() {
     let tools = Tools::start().await;
     let mut rap = Rap::start(&tools);
     for pause in [0, 1, 3] {
@@ -166,13 +166,13 @@ async fn descendants_are_closed_also_by_a_runtime_that_was_killed_meanwhile() {
         for closed in [&thread, &child, &grandchild] {
             rap.until_status(closed, "closed").await;
         }
-        let story = rap.story(&grandchild).await;
-        assert_eq!(story.iter().filter(|line| *line == "notice: the thread was closed").count(), 1);
+        let transcript = rap.transcript(&grandchild).await;
+        assert_eq!(transcript.iter().filter(|line| *line == "notice: the thread was closed").count(), 1);
     }
 }
 
 #[tokio::test]
-async fn threads_nest_eight_deep_and_no_deeper() {
+async fn threads_nest_at_most_eight_deep() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let instructions = (0..9).fold("say too deep".to_owned(), |inner, _| spawn(&inner));
@@ -187,7 +187,7 @@ async fn threads_nest_eight_deep_and_no_deeper() {
 }
 
 #[tokio::test]
-async fn a_thread_has_64_open_children_and_not_one_more() {
+async fn a_thread_has_at_most_64_open_children() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open(&vec![spawn("say here"); 65].join("\n")).await;
@@ -198,7 +198,7 @@ async fn a_thread_has_64_open_children_and_not_one_more() {
     .await;
     rap.until_idle(&thread).await;
     assert_eq!(rap.thread(&thread).await["children"], 64);
-    // One that ends leaves its place to another.
+    // A child that ends makes room for another.
     rap.close(&rap.child(&thread).await).await;
     rap.until(&thread, "a free place", |thread| thread["children"] == 63).await;
     rap.say(&thread, &spawn("say here")).await;
@@ -206,7 +206,7 @@ async fn a_thread_has_64_open_children_and_not_one_more() {
 }
 
 #[tokio::test]
-async fn how_deep_and_how_many_is_configured() {
+async fn depth_and_number_of_children_are_configurable() {
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).limit("depth = 1\nchildren_per_thread = 1").start();
     let thread = rap.open(&[spawn(&spawn("say deep")), spawn("say two")].join("\n")).await;
@@ -220,7 +220,7 @@ async fn how_deep_and_how_many_is_configured() {
 
 /// Proves: SE-28
 #[tokio::test]
-async fn the_tool_that_closes_names_the_subscriptions_that_are_still_active() {
+async fn the_description_of_close_thread_names_active_subscriptions() {
     let (tools, model) = (Tools::start().await, ModelServer::start().await);
     let rap = Setup::new().tools(&tools).model(&model.lines()).start();
     let closing = async || {
@@ -238,7 +238,7 @@ async fn the_tool_that_closes_names_the_subscriptions_that_are_still_active() {
     let named = format!("Still active: {id} (watch).");
     assert!(closing().await.ends_with(&named));
     rap.until_idle(&thread).await;
-    // Also for a runtime that has only read of them.
+    // The same after a restart.
     let rap = rap.restarted();
     model.calls(&[("c1", "cancel_subscription", json!({"tool_call_id": id}))]);
     model.says("Cancelled.");
@@ -253,13 +253,13 @@ async fn a_mistake_with_a_child_is_explained_to_the_model() {
     let rap = Rap::start(&tools);
     let thread = rap.open("call spawn_thread {}\ncall report_to_parent {\"report\": \"x\"}\ncall send_message_to_child {\"thread_id\": \"t0\", \"message\": \"x\"}").await;
     rap.until_idle(&thread).await;
-    let story = rap.story(&thread).await;
+    let transcript = rap.transcript(&thread).await;
     for line in [
         "result call_1_1: Error: $.instructions: expected a string",
-        "result call_1_2: Error: this thread has no parent; say it to the user",
+        "result call_1_2: Error: this thread has no parent; tell the user instead",
         "result call_1_3: Error: this thread has no open child `t0`; it has none",
     ] {
-        assert!(story.iter().any(|told| told == line), "{story:?}");
+        assert!(transcript.iter().any(|told| told == line), "{transcript:?}");
     }
 }
 
@@ -273,13 +273,16 @@ async fn closing_names_the_subscriptions_that_end_with_it() {
     rap.until_idle(&thread).await;
     rap.say(&thread, "call close_thread {}\ncall work {}").await;
     rap.until_status(&thread, "closed").await;
-    let story = rap.story(&thread).await;
+    let transcript = rap.transcript(&thread).await;
     assert!(
-        story
+        transcript
             .iter()
-            .any(|line| line.ends_with("the thread is closed; with it end the subscriptions call_1_1"))
+            .any(|line| line.ends_with("the thread is closed; subscriptions that end with it: call_1_1"))
     );
-    assert!(story.iter().any(|line| line.ends_with("not called: the thread was closed")), "{story:?}");
+    assert!(
+        transcript.iter().any(|line| line.ends_with("not called: the thread was closed")),
+        "{transcript:?}"
+    );
     tools.notified(CLOSE, 1).await;
 }
 
@@ -298,7 +301,7 @@ async fn whenever_the_runtime_is_killed_a_message_reaches_its_child_once() {
     }
     let told = async |number: u64| {
         let line = format!("user: say word {number}");
-        rap.story(&child).await.iter().filter(|told| **told == line).count()
+        rap.transcript(&child).await.iter().filter(|told| **told == line).count()
     };
     for number in 0..4 {
         until("the message", async || (told(number).await > 0).then_some(())).await;

@@ -1,4 +1,4 @@
-//! Behaviour that the first release got wrong, each with a test that fails there.
+//! Regression tests for defects of the first release. Each test fails there.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 

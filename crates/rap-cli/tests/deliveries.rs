@@ -1,4 +1,4 @@
-//! The ledger: what was refused, retried or given up is listed, what went well is not, and what can be sent again is.
+//! The ledger of deliveries: refused, retried and given-up deliveries are listed, and invocations can be redelivered.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -9,7 +9,7 @@ use support::peer::Reply;
 use support::tools::{CANCEL, CLOSE, INVOKE};
 use support::{Rap, Setup, Tools, http, until};
 
-/// Looks until the ledger has a line like this.
+/// Polls until the ledger has a matching line.
 async fn line(rap: &Rap, what: &str, is: impl Fn(&Value) -> bool) -> Value {
     until(what, async || rap.listing("deliveries").await.into_iter().find(|line| is(line))).await
 }
@@ -19,7 +19,7 @@ async fn redeliver(rap: &Rap, line: &Value) -> http::Answer {
 }
 
 #[tokio::test]
-async fn what_is_delivered_at_its_first_attempt_leaves_no_line() {
+async fn a_delivery_that_succeeds_at_once_is_not_listed() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call work").await;
@@ -27,7 +27,7 @@ async fn what_is_delivered_at_its_first_attempt_leaves_no_line() {
     rap.until_idle(&thread).await;
     rap.close(&thread).await;
     tools.notified(CLOSE, 1).await;
-    // What was noted before this is there when this is.
+    // The ledger is written in order, so earlier lines would be there too.
     http::post(&format!("{}/callback/made-up", rap.url), &json!({})).await.expect_refusal(401);
     line(&rap, "the refused callback", |line| line["kind"] == "callback").await;
     assert_eq!(rap.listing("deliveries").await.len(), 1);
@@ -59,7 +59,7 @@ async fn an_invocation_that_is_retried_is_one_line_until_it_is_delivered() {
 }
 
 #[tokio::test]
-async fn an_invocation_that_waits_to_be_tried_again_is_sent_at_once_when_asked() {
+async fn redeliver_sends_a_waiting_invocation_at_once() {
     let tools = Tools::start().await;
     let retry_after = Some(("retry-after", "600".to_owned()));
     tools.answer_next(INVOKE, Reply::Full(503, retry_after, "".into()));
@@ -75,7 +75,7 @@ async fn an_invocation_that_waits_to_be_tried_again_is_sent_at_once_when_asked()
 }
 
 #[tokio::test]
-async fn what_is_refused_or_given_up_is_listed_with_its_reason_and_can_not_be_sent_again() {
+async fn refused_and_given_up_deliveries_are_listed_with_their_reason_and_not_redelivered() {
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).limit("invoke_retry_for = \"1s\"").start();
     tools.answer_next(INVOKE, Reply::Status(403));
@@ -97,7 +97,7 @@ async fn what_is_refused_or_given_up_is_listed_with_its_reason_and_can_not_be_se
 }
 
 #[tokio::test]
-async fn a_call_that_settles_while_it_is_retried_says_what_became_of_its_delivery() {
+async fn the_delivery_of_a_call_that_settles_during_retries_gets_its_outcome() {
     let tools = Tools::start().await;
     let retry_after = Some(("retry-after", "600".to_owned()));
     tools.answer_always(INVOKE, Reply::Full(503, retry_after, "".into()));
@@ -108,7 +108,7 @@ async fn a_call_that_settles_while_it_is_retried_says_what_became_of_its_deliver
     let cancelled = rap.open("call work").await;
     line(&rap, "the second", |line| line["thread_id"] == *cancelled).await;
     call.returns("it had arrived after all").await;
-    rap.order(&cancelled, "interrupt").await.expect(202);
+    rap.act(&cancelled, "interrupt").await.expect(202);
     let lines = rap.listing("deliveries").await;
     let outcomes: Vec<_> = lines.iter().map(|line| (&line["thread_id"], &line["outcome"])).collect();
     let [returned, cancelled] = [json!(returned), json!(cancelled)];
@@ -124,7 +124,7 @@ async fn notifications_that_fail_are_listed_for_each_server_and_sent_once() {
     tools.invocation().await;
     tools.answer_always(CANCEL, Reply::Status(404));
     gone.stop().await;
-    rap.order(&thread, "calls/call_1_1/cancel").await.expect(202);
+    rap.act(&thread, "calls/call_1_1/cancel").await.expect(202);
     let refused = line(&rap, "refused", |line| line["outcome"] == "refused").await;
     let place = (&refused["kind"], &refused["topic"], &refused["call_id"], &refused["server"]);
     let expected = [json!("notification"), json!("cancel_tool_call"), json!("call_1_1"), json!(tools.url)];
@@ -168,7 +168,7 @@ async fn callbacks_that_are_refused_are_counted_by_their_reason() {
     call.returns("done").await;
     http::post(call.url(), &call.inline("too late")).await.expect_refusal(410);
     rap.close(&thread).await;
-    // A tool that has not heard of the closing yet may well send something.
+    // A tool that was not notified of the closing yet may still send callbacks.
     http::post(call.url(), &call.result("too late")).await.expect_refusal(410);
     let late = line(&rap, "ended", |line| line["topic"] == "subscription_ended").await;
     assert_eq!((&late["thread_id"], &late["call_id"]), (&json!(thread), &json!("call_1_1")));
@@ -183,7 +183,7 @@ async fn callbacks_that_are_refused_are_counted_by_their_reason() {
 }
 
 #[tokio::test]
-async fn the_ledger_is_paged_filtered_and_there_after_a_restart() {
+async fn the_ledger_is_paged_and_filtered_and_survives_a_restart() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let mut threads = Vec::new();

@@ -1,4 +1,4 @@
-//! What people see of calls and results, while the model sees all of it.
+//! Display texts of calls and results for people, while the model sees the full content.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -11,7 +11,7 @@ use support::model::ModelServer;
 use support::tools::{tool, with};
 use support::{Rap, Setup, Tools};
 
-/// A server whose tools bring these scripts, by name.
+/// A server whose tools have these display scripts, by name.
 async fn scripted(scripts: &[(&str, &str)]) -> Tools {
     let tools = Tools::start().await;
     let made = scripts.iter().map(|(name, script)| with(tool(name), json!({"displayScript": script})));
@@ -19,7 +19,7 @@ async fn scripted(scripts: &[(&str, &str)]) -> Tools {
     tools
 }
 
-/// What a client command prints.
+/// Runs a client command and returns its output.
 fn command(rap: &Rap, arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rap"));
     let output = command.args(arguments).args(["--url", &rap.url]).env_clear().output().unwrap();
@@ -33,7 +33,7 @@ fn displays(history: &[Value]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn people_see_what_a_tool_made_for_them_and_the_model_sees_the_result() {
+async fn people_see_display_texts_and_the_model_sees_the_result() {
     let tools = scripted(&[("read", "`Read ${args.path}`"), ("bare", "")]).await;
     let model = ModelServer::start().await;
     model.calls(&[("a", "read", json!({"path": "x.txt"})), ("b", "bare", json!({"n": 1}))]);
@@ -41,12 +41,12 @@ async fn people_see_what_a_tool_made_for_them_and_the_model_sees_the_result() {
     let rap = Setup::new().tools(&tools).model(&model.lines()).start();
     let thread = rap.open("go").await;
     let calls = tools.invocations(2).await;
-    // What is shown of a call that is open was written down with it.
+    // The display text of an open call is stored with it.
     let rap = rap.restarted();
     let shown = command(&rap, &["threads", "show", &thread]);
     let [read, bare] = [calls[0].id(), calls[1].id()];
-    assert!(shown.contains(&format!("waits for `read`, Read x.txt, ({read}) for ")), "{shown}");
-    assert!(shown.contains(&format!("waits for `bare` ({bare}) for ")), "{shown}");
+    assert!(shown.contains(&format!("waiting for `read`, Read x.txt, ({read}) for ")), "{shown}");
+    assert!(shown.contains(&format!("waiting for `bare` ({bare}) for ")), "{shown}");
     let image = json!({"type": "image", "content": {"data": "aGk=", "mediaType": "image/png"}});
     let text = json!({"type": "text", "content": "3 lines"});
     let later = json!({"type": "hologram", "content": 5});
@@ -55,7 +55,7 @@ async fn people_see_what_a_tool_made_for_them_and_the_model_sees_the_result() {
     rap.until_idle(&thread).await;
 
     let before = rap.history(&thread).await;
-    // The server shows its calls in another way by now; what was shown stays as it was.
+    // The server has another display script now; stored display texts do not change.
     let changed = with(tool("read"), json!({"displayScript": "\"Other words\""}));
     tools.offer(tools.document("bench", "2", vec![changed, tool("bare")]));
     let rap = rap.restarted();
@@ -77,7 +77,6 @@ async fn people_see_what_a_tool_made_for_them_and_the_model_sees_the_result() {
     );
 }
 
-/// Whatever stands in a manifest, calls are made and shown, and the runtime goes on.
 #[tokio::test]
 async fn a_hostile_manifest_takes_nothing_down() {
     let deep = format!("{}1{}", "(".repeat(5000), ")".repeat(5000));

@@ -1,5 +1,4 @@
-//! A database of the first release: everything in it is still there and goes on. `fixtures/first-release/README.md` says
-//! what is in it.
+//! A database of the first release can still be used. `fixtures/first-release/README.md` describes its content.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -13,15 +12,15 @@ use support::anthropic;
 use support::tools::{CLOSE, INVOKE, with};
 use support::{http, until};
 
-/// Threads that change by themselves as soon as a runtime starts: something of theirs is overdue.
+/// Threads with overdue work, which change as soon as a runtime starts.
 const OVERDUE: [&str; 6] = ["answered", "asking", "asleep", "failed", "reporting", "scheduled"];
 
-/// Whether a thread goes on by itself, or its parent does and hears of it.
+/// Returns true if the thread or its parent has overdue work.
 fn is_overdue(thread: &Value) -> bool {
     OVERDUE.iter().any(|name| thread["id"] == *name || thread["parent"] == *name)
 }
 
-/// Checks that a thread is as the first release showed it, as far as nothing of it was overdue.
+/// Checks that a thread is as the first release recorded it, except for overdue work.
 async fn check_thread(fixture: &Fixture, recorded: &Value) {
     let mut thread = recorded["thread"].clone();
     let id = thread["id"].as_str().unwrap().to_owned();
@@ -44,9 +43,9 @@ async fn check_thread(fixture: &Fixture, recorded: &Value) {
 }
 
 #[tokio::test]
-async fn all_threads_are_there_as_they_were() {
+async fn all_threads_are_unchanged() {
     let mut fixture = Fixture::start().await;
-    // The second start finds what the first one made of the database.
+    // The second start uses the database that the first one migrated.
     for start in 0..2 {
         if start == 1 {
             fixture = fixture.restarted();
@@ -60,14 +59,14 @@ async fn all_threads_are_there_as_they_were() {
     }
 }
 
-/// The rows of a recorded listing that belong to threads that do not go on by themselves.
+/// Rows of a recorded listing that belong to threads without overdue work.
 fn lasting(fixture: &Fixture, name: &str) -> Vec<Value> {
     let rows = fixture.recorded[name].as_array().unwrap().iter();
     rows.filter(|row| !OVERDUE.iter().any(|name| row["thread_id"] == *name)).cloned().collect()
 }
 
 #[tokio::test]
-async fn what_agents_wait_on_is_listed_as_it_was() {
+async fn calls_subscriptions_and_timers_are_listed_unchanged() {
     let fixture = Fixture::start().await;
     fixture.tools.invocation().await;
     for (name, kept) in [
@@ -82,7 +81,7 @@ async fn what_agents_wait_on_is_listed_as_it_was() {
     ] {
         let rows = fixture.rap.raw_listing(&format!("{name}?limit=1000")).await;
         for mut recorded in lasting(&fixture, name) {
-            // What was due to this thread has been sent by now.
+            // The overdue event of this thread has been sent by now.
             if name == "deliveries" && recorded["thread_id"] == "due" {
                 continue;
             }
@@ -96,7 +95,7 @@ async fn what_agents_wait_on_is_listed_as_it_was() {
 
 /// Proves: TR-06
 #[tokio::test]
-async fn an_invocation_that_is_still_due_is_sent_with_the_callback_url_of_before() {
+async fn a_due_invocation_is_sent_with_its_old_callback_url() {
     let fixture = Fixture::start().await;
     let sent = fixture.tools.invocation().await;
     let recorded = fixture.url_of("due", "work");
@@ -104,13 +103,13 @@ async fn an_invocation_that_is_still_due_is_sent_with_the_callback_url_of_before
     assert_eq!((sent.id(), sent.arguments()), (fixture.call("due", "work").id(), &json!({"status": 503})));
     fixture.call("due", "work").returns("at last").await;
     fixture.rap.until_line("due", "assistant: work: at last").await;
-    // Whatever was acknowledged is not sent again.
+    // Acknowledged invocations are not sent again.
     assert_eq!(fixture.tools.count(INVOKE), 1);
 }
 
 /// Proves: TR-06, TR-25
 #[tokio::test]
-async fn callback_urls_of_open_calls_are_still_good() {
+async fn callback_urls_of_open_calls_are_still_valid() {
     let fixture = Fixture::start().await;
     let rap = &fixture.rap;
     for (thread, answer) in [
@@ -124,26 +123,27 @@ async fn callback_urls_of_open_calls_are_still_good() {
         let call = fixture.call(thread, "work");
         call.returns("here").await;
         rap.until_line(thread, answer).await;
-        let story = rap.until_idle(thread).await;
-        assert_eq!(story["waiting_on"], json!([]), "{story}");
-        let story = rap.story(thread).await;
-        let results = story.iter().filter(|line| line.starts_with("result ") && line.ends_with(": here"));
-        assert_eq!(results.count(), 1, "{story:#?}");
+        let transcript = rap.until_idle(thread).await;
+        assert_eq!(transcript["waiting_on"], json!([]), "{transcript}");
+        let transcript = rap.transcript(thread).await;
+        let results =
+            transcript.iter().filter(|line| line.starts_with("result ") && line.ends_with(": here"));
+        assert_eq!(results.count(), 1, "{transcript:#?}");
         call.returns("twice").await;
-        assert_eq!(rap.story(thread).await, story);
+        assert_eq!(rap.transcript(thread).await, transcript);
     }
-    let late = rap.story("placeholder").await;
+    let late = rap.transcript("placeholder").await;
     let kind = "interrupt:call_1_1 (result of a call that was still running)";
     assert!(late.iter().any(|line| line.starts_with("synthetic call") && line.contains(kind)), "{late:?}");
     assert!(rap.listing("inbox").await.iter().all(|item| item["thread_id"] == "approval"));
 }
 
 #[tokio::test]
-async fn callback_urls_of_what_is_over_are_answered_as_before() {
+async fn callback_urls_of_settled_calls_are_answered_as_before() {
     let fixture = Fixture::start().await;
-    let story = fixture.rap.story("interrupted").await;
+    let transcript = fixture.rap.transcript("interrupted").await;
     fixture.call("interrupted", "work").returns("too late").await;
-    assert_eq!(fixture.rap.story("interrupted").await, story);
+    assert_eq!(fixture.rap.transcript("interrupted").await, transcript);
     let closed = fixture.call("closed", "work");
     assert_eq!(closed.post(&closed.result("x")).await.refusal(), (410, "thread_closed"));
     let ended = fixture.call("ended", "watch");
@@ -158,12 +158,12 @@ async fn callback_urls_of_what_is_over_are_answered_as_before() {
 
 /// Proves: LC-30, TR-25
 #[tokio::test]
-async fn subscriptions_go_on_and_events_of_before_are_known() {
+async fn subscriptions_continue_and_old_event_ids_are_known() {
     let fixture = Fixture::start().await;
     let (rap, watch) = (&fixture.rap, fixture.call("subscribed", "watch"));
-    let story = rap.story("subscribed").await;
+    let transcript = rap.transcript("subscribed").await;
     watch.says(&with(watch.inline("one"), json!({"event_id": "e1"}))).await;
-    assert_eq!(rap.story("subscribed").await, story);
+    assert_eq!(rap.transcript("subscribed").await, transcript);
     watch.says(&with(watch.inline("two"), json!({"event_id": "e2"}))).await;
     rap.until_line("subscribed", "assistant: watch: two").await;
     watch.says(&watch.event("aside")).await;
@@ -181,11 +181,11 @@ async fn held_and_queued_input_is_written_when_the_call_returns() {
     assert_eq!(rap.thread("held").await["held"], 2);
     fixture.call("held", "work").returns("done").await;
     rap.until_line("held", "assistant: queued").await;
-    let story = rap.story("held").await;
-    let place = |end: &str| story.iter().position(|line| line.ends_with(end)).unwrap();
+    let transcript = rap.transcript("held").await;
+    let place = |end: &str| transcript.iter().position(|line| line.ends_with(end)).unwrap();
     let places =
         [": done", ": held event", "watch: held event", "user: say queued", "assistant: queued"].map(place);
-    assert!(places.is_sorted(), "{story:#?}");
+    assert!(places.is_sorted(), "{transcript:#?}");
     assert_eq!(rap.until_idle("held").await["held"], 0);
 }
 
@@ -193,20 +193,20 @@ async fn held_and_queued_input_is_written_when_the_call_returns() {
 async fn a_backlog_drains() {
     let fixture = Fixture::start().await;
     let (rap, tools) = (&fixture.rap, &fixture.tools);
-    // The one that was due.
+    // The overdue invocation.
     tools.invocation().await;
     let child = rap.child("backlog").await;
     assert_eq!(rap.children("backlog").await.len(), 1);
     fixture.call(&child, "watch").returns("done").await;
     rap.until_status(&child, "closed").await;
     assert_eq!(tools.next(CLOSE).await.body, json!({"thread_id": child}));
-    // The next child takes all that waited, in order.
+    // The next child takes all waiting events, in order.
     let next = tools.invocation().await;
-    let story = rap.story(next.thread()).await;
-    let results = story.iter().filter(|line| line.starts_with("result "));
+    let transcript = rap.transcript(next.thread()).await;
+    let results = transcript.iter().filter(|line| line.starts_with("result "));
     let texts: Vec<_> = results.map(|line| line.rsplit(": ").next().unwrap()).collect();
     assert_eq!(texts, ["watching", "second", "third", "fourth"]);
-    assert_eq!(next.asked.body["thread_ancestors"], json!(["backlog"]));
+    assert_eq!(next.request.body["thread_ancestors"], json!(["backlog"]));
     fixture.here(&next).returns("done").await;
     rap.until("backlog", "without children", |thread| thread["children"] == 0).await;
     let watch = fixture.call("backlog", "watch");
@@ -218,11 +218,12 @@ async fn a_backlog_drains() {
 async fn timers_fire() {
     let fixture = Fixture::start().await;
     let rap = &fixture.rap;
-    rap.until_line("asleep", "assistant: sleep: the time is over").await;
+    rap.until_line("asleep", "assistant: sleep: the sleep is over").await;
     rap.until_line("scheduled", "assistant: schedule: tea").await;
     rap.until_line("failed", "assistant: Hello again.").await;
     let failed = "result call_1_1: Error: the user's answer could not be delivered to the tool";
-    let told = async || rap.story("answered").await.iter().any(|line| line.starts_with(failed)).then_some(());
+    let told =
+        async || rap.transcript("answered").await.iter().any(|line| line.starts_with(failed)).then_some(());
     until("the answer was given up", told).await;
     rap.until_idle("scheduled").await;
     let timers = rap.listing("timers").await;
@@ -248,36 +249,36 @@ async fn messages_between_threads_arrive_once() {
     rap.until_line("spawning", "assistant: spawn_thread: silver").await;
     rap.until("spawning", "without children", |thread| thread["children"] == 0).await;
     let fixture = fixture.restarted();
-    let story = fixture.rap.story("reporting").await;
-    assert_eq!(story.iter().filter(|line| line.ends_with(": gold")).count(), 2, "{story:#?}");
+    let transcript = fixture.rap.transcript("reporting").await;
+    assert_eq!(transcript.iter().filter(|line| line.ends_with(": gold")).count(), 2, "{transcript:#?}");
 }
 
 /// Proves: LC-38
 #[tokio::test]
-async fn questions_to_models_are_asked_again() {
+async fn model_requests_are_repeated() {
     let fixture = Fixture::start().await;
     let rap = &fixture.rap;
     rap.until_line("asking", "assistant: Hello again.").await;
     assert_eq!(rap.until_idle("asking").await["turn"], 1);
     assert_eq!(rap.thread("refused").await["status"], "failed");
-    rap.order("refused", "resume").await.expect(202);
+    rap.act("refused", "resume").await.expect(202);
     rap.until_line("refused", "assistant: Hello again.").await;
-    rap.order("spent", "resume").await.expect(202);
+    rap.act("spent", "resume").await.expect(202);
     rap.until_line("spent", "assistant: four").await;
-    // As many again as there are in its budget: that was one of two.
+    // Resuming allows two more turns; that was the first.
     rap.until_idle("spent").await;
     rap.say("spent", "say five").await;
     rap.until_line("spent", "assistant: five").await;
     rap.until_idle("spent").await;
     rap.say("spent", "say six").await;
     rap.until_status("spent", "needs_you").await;
-    rap.order("looping", "resume").await.expect(202);
+    rap.act("looping", "resume").await.expect(202);
     rap.until("looping", "paused again", |thread| thread["turn"] == 6 && thread["status"] == "needs_you")
         .await;
 }
 
 #[tokio::test]
-async fn people_answer_what_was_asked_before() {
+async fn old_questions_can_be_answered() {
     let fixture = Fixture::start().await;
     let (rap, tools) = (&fixture.rap, &fixture.tools);
     tools.invocation().await;
@@ -291,7 +292,7 @@ async fn people_answer_what_was_asked_before() {
     fixture.here(&call).returns("wiped").await;
     rap.until_line("approval", "assistant: wipe: wiped").await;
     choose("choice", 0).await;
-    // Nobody listens where it goes, which is sealed in the database.
+    // Nothing listens at its URL, which is encrypted in the database.
     let sent = async || {
         let lines = rap.listing("deliveries").await;
         lines.into_iter().find(|line| line["kind"] == "answer" && line["thread_id"] == "choice")
@@ -302,20 +303,20 @@ async fn people_answer_what_was_asked_before() {
 }
 
 #[tokio::test]
-async fn requests_of_before_are_known_by_their_key() {
+async fn old_idempotency_keys_are_known() {
     let fixture = Fixture::start().await;
     let rap = &fixture.rap;
     let keyed = async |path: &str, key: &str, body: Value| {
         let headers = [("content-type", "application/json"), ("idempotency-key", key)];
         rap.send("POST", path, &headers, body.to_string().as_bytes()).await
     };
-    let story = rap.story("idle").await;
+    let transcript = rap.transcript("idle").await;
     let messages = "/v1/threads/idle/messages";
     let repeat = keyed(messages, "key-1", json!({"text": "say once", "on_busy": "join"})).await;
     assert_eq!(repeat.expect(202)["turn"], 6);
     let other = keyed(messages, "key-1", json!({"text": "say other", "on_busy": "join"})).await;
     assert_eq!(other.refusal(), (409, "key_reused"));
-    assert_eq!(rap.story("idle").await, story);
+    assert_eq!(rap.transcript("idle").await, transcript);
     let fork = keyed("/v1/threads/idle/fork", "fork-1", json!({"at": 2})).await.expect(201);
     assert_eq!(fork["forked_from"], "idle");
     let threads = rap.get("/v1/threads?limit=1000").await.expect(200);
@@ -324,24 +325,24 @@ async fn requests_of_before_are_known_by_their_key() {
         fixture.recorded["threads"].as_object().unwrap().len()
     );
     let fork = fork["id"].as_str().unwrap();
-    assert_eq!(rap.story(fork).await, story[..2]);
+    assert_eq!(rap.transcript(fork).await, transcript[..2]);
     rap.say(fork, "say else").await;
     rap.until_line(fork, "assistant: else").await;
 }
 
 #[tokio::test]
-async fn conversations_go_on_and_models_see_what_they_saw() {
+async fn conversations_continue_with_the_same_history() {
     let fixture = Fixture::start().await;
     let rap = &fixture.rap;
     rap.say("idle", "call work {\"n\": 2}").await;
-    // The other one was due.
+    // The other one was overdue.
     let calls = fixture.tools.invocations(2).await;
     let call = calls.iter().find(|call| call.thread() == "idle").unwrap();
-    assert_eq!(call.asked.body["user_id"], "user-1");
+    assert_eq!(call.request.body["user_id"], "user-1");
     fixture.here(call).returns("more").await;
     rap.until_line("idle", "assistant: work: more").await;
 
-    // Two questions that were overdue come first, in any order.
+    // Two overdue model requests come first, in any order.
     rap.until_line("asking", "assistant: Hello again.").await;
     rap.until_line("failed", "assistant: Hello again.").await;
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! A subscription that sends more than anybody can work off: a few children at a time, and nothing is lost.
+//! A subscription that sends events faster than they are handled: few children at a time, and no event is lost.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -24,15 +24,15 @@ const SUBSCRIBES: &str = r#"
     say = "ok"
 "#;
 
-/// How often the words of each event stand in the histories of the thread's children, and how many children there were.
-async fn heard(rap: &Rap, thread: &str) -> (BTreeMap<String, usize>, usize) {
+/// Counts how often each event occurs in the histories of the thread's children, and the number of children.
+async fn count_events(rap: &Rap, thread: &str) -> (BTreeMap<String, usize>, usize) {
     let path = format!("/v1/threads?parent={thread}&limit=1000");
     let (mut heard, mut children, mut cursor) = (BTreeMap::new(), 0, String::new());
     loop {
         let page = rap.get(&format!("{path}{cursor}")).await.expect(200);
         for child in page["threads"].as_array().unwrap() {
             children += 1;
-            for line in rap.story(child["id"].as_str().unwrap()).await {
+            for line in rap.transcript(child["id"].as_str().unwrap()).await {
                 if let Some(word) =
                     line.strip_prefix("result rap_").and_then(|rest| rest.split(": event ").nth(1))
                 {
@@ -47,8 +47,8 @@ async fn heard(rap: &Rap, thread: &str) -> (BTreeMap<String, usize>, usize) {
     }
 }
 
-/// So many events, of several senders at a time. As tools do it, each is tried until it is taken; whether one is taken
-/// is not known where no answer comes. Gives how many were taken so far.
+/// Sends events from several senders at a time, each until it is accepted. Without an answer a sender does not know
+/// whether its event was accepted. Returns a counter of accepted events.
 fn flood(watch: &Call, events: usize) -> (JoinSet<()>, Arc<AtomicUsize>) {
     let (mut senders, taken) = (JoinSet::new(), Arc::new(AtomicUsize::new(0)));
     for sender in 0..SENDERS {
@@ -77,7 +77,7 @@ async fn is_taken(watch: &Call, number: usize) -> bool {
     }
 }
 
-/// A thread that has subscribed.
+/// A thread with a subscription.
 async fn watcher(rap: &Rap, tools: &Tools) -> (String, Call) {
     let thread = rap.open("call watch {}").await;
     let watch = tools.invocation().await;
@@ -86,17 +86,17 @@ async fn watcher(rap: &Rap, tools: &Tools) -> (String, Call) {
     (thread, watch)
 }
 
-/// Waits until all is worked off: each event stands in the history of one child, once. Gives how many children there were.
-async fn all_heard(rap: &Rap, thread: &str, events: usize) -> usize {
+/// Waits until each event is in the history of exactly one child. Returns the number of children.
+async fn until_all_handled(rap: &Rap, thread: &str, events: usize) -> usize {
     rap.until(thread, "no children", |thread| thread["children"] == 0).await;
     assert_eq!(rap.listing("subscriptions").await[0]["waiting"], 0);
-    let (heard, children) = heard(rap, thread).await;
+    let (heard, children) = count_events(rap, thread).await;
     assert_eq!((heard.len(), heard.values().max()), (events, Some(&1)));
     children
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_events_costs_a_few_children_at_a_time_and_none_is_lost() {
+async fn a_flood_of_events_uses_few_children_at_a_time_and_loses_none() {
     let events = 1_500;
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).limit("held_per_thread = 100").start();
@@ -109,13 +109,13 @@ async fn a_flood_of_events_costs_a_few_children_at_a_time_and_none_is_lost() {
     }
     senders.join_all().await;
     assert!(most <= 4, "{most} children at a time");
-    let children = all_heard(&rap, &thread, events).await;
+    let children = until_all_handled(&rap, &thread, events).await;
     assert!(children < events, "{children} children for {events} events");
 }
 
-/// A sender that hears nothing sends the event again; its id says that it is the same.
+/// A sender without an answer sends the event again with the same id.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_over_crashes_loses_no_event_and_repeats_none() {
+async fn a_flood_with_crashes_loses_and_repeats_no_event() {
     let events = 600;
     let tools = Tools::start().await;
     let mut rap = Setup::new().tools(&tools).limit("held_per_thread = 100").start();
@@ -127,10 +127,10 @@ async fn a_flood_over_crashes_loses_no_event_and_repeats_none() {
         rap = rap.restarted();
     }
     senders.join_all().await;
-    all_heard(&rap, &thread, events).await;
+    until_all_handled(&rap, &thread, events).await;
 }
 
-/// A subscription and a child of it that keeps the only place: whoever is asked for the first time subscribes, and the
+/// A subscription with an event child that occupies the only slot: each thread subscribes in its first turn, and the
 /// child waits for its confirmation.
 async fn occupied(setup: Setup, tools: &Tools) -> (Rap, String, Call, String) {
     let setup = setup.tools(tools).limit("event_children_per_subscription = 1");
@@ -143,7 +143,7 @@ async fn occupied(setup: Setup, tools: &Tools) -> (Rap, String, Call, String) {
 }
 
 #[tokio::test]
-async fn what_waits_is_shown_and_survives_a_crash() {
+async fn waiting_events_are_shown_and_survive_a_crash() {
     let tools = Tools::start().await;
     let (rap, thread, watch, busy) = occupied(Setup::new(), &tools).await;
     for number in 0..3 {
@@ -155,12 +155,12 @@ async fn what_waits_is_shown_and_survives_a_crash() {
     rap.close(&busy).await;
     until("the second child", async || (rap.children(&thread).await.len() == 2).then_some(())).await;
     assert_eq!(rap.listing("subscriptions").await[0]["waiting"], 0);
-    let (heard, _) = heard(&rap, &thread).await;
+    let (heard, _) = count_events(&rap, &thread).await;
     assert_eq!(heard.into_keys().collect::<Vec<_>>(), ["0", "1", "2", "first"]);
 }
 
 #[tokio::test]
-async fn a_few_large_events_are_as_much_as_many_small_ones() {
+async fn waiting_events_are_limited_by_their_size() {
     let tools = Tools::start().await;
     let setup = Setup::new().limit("held_bytes_per_thread = \"64KiB\"");
     let (rap, thread, watch, busy) = occupied(setup, &tools).await;

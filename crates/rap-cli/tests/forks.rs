@@ -1,4 +1,4 @@
-//! Forks: a root of its own that begins with a part of another thread.
+//! Forks: root threads that begin with a part of another thread's history.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -17,7 +17,7 @@ async fn fork(rap: &Rap, thread: &str, at: Option<u64>) -> String {
 }
 
 #[tokio::test]
-async fn a_fork_sees_what_was_before_and_nothing_after_it() {
+async fn a_fork_sees_the_history_up_to_its_point_only() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("say one").await;
@@ -26,14 +26,14 @@ async fn a_fork_sees_what_was_before_and_nothing_after_it() {
     rap.say(&thread, "say two").await;
     rap.until_idle(&thread).await;
     let rap = rap.restarted();
-    assert_eq!(rap.story(&fork).await, ["user: say one", "assistant: one"]);
+    assert_eq!(rap.transcript(&fork).await, ["user: say one", "assistant: one"]);
     rap.say(&fork, "say else").await;
     rap.until_idle(&fork).await;
-    assert_eq!(rap.story(&fork).await[2..], ["user: say else", "assistant: else"]);
-    assert_eq!(rap.story(&thread).await[2..], ["user: say two", "assistant: two"]);
+    assert_eq!(rap.transcript(&fork).await[2..], ["user: say else", "assistant: else"]);
+    assert_eq!(rap.transcript(&thread).await[2..], ["user: say two", "assistant: two"]);
     // A fork of a fork, and children of either.
     let again = self::fork(&rap, &fork, Some(3)).await;
-    assert_eq!(rap.story(&again).await, ["user: say one", "assistant: one", "user: say else"]);
+    assert_eq!(rap.transcript(&again).await, ["user: say one", "assistant: one", "user: say else"]);
     rap.close(&thread).await;
     assert_eq!(rap.thread(&fork).await["status"], "idle");
 }
@@ -51,21 +51,21 @@ async fn a_fork_begins_at_the_nearest_valid_point_and_inherits_nothing_that_is_o
     // One result is there, one is missing: the nearest valid point is before the answer that called.
     for at in [None, Some(6), Some(7), Some(99)] {
         let fork = fork(&rap, &thread, at).await;
-        assert_eq!(rap.story(&fork).await.last().unwrap(), "user: call work {}\ncall work {}");
+        assert_eq!(rap.transcript(&fork).await.last().unwrap(), "user: call work {}\ncall work {}");
         let shown = rap.thread(&fork).await;
         assert_eq!((&shown["status"], &shown["subscriptions"]), (&json!("idle"), &json!([])));
     }
     calls[1].returns("second").await;
     rap.until_idle(&thread).await;
     let whole = fork(&rap, &thread, None).await;
-    assert_eq!(rap.story(&whole).await, rap.story(&thread).await);
+    assert_eq!(rap.transcript(&whole).await, rap.transcript(&thread).await);
     let empty = fork(&rap, &thread, Some(0)).await;
-    assert!(rap.story(&empty).await.is_empty());
+    assert!(rap.transcript(&empty).await.is_empty());
     rap.post("/v1/threads/nobody/fork", &json!({})).await.expect(404);
 }
 
 #[tokio::test]
-async fn a_fork_that_was_answered_is_there_after_kill_9_and_its_request_counts_once() {
+async fn an_acknowledged_fork_survives_kill_9_and_its_request_counts_once() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("say one").await;
@@ -77,19 +77,19 @@ async fn a_fork_that_was_answered_is_there_after_kill_9_and_its_request_counts_o
     };
     let fork = keyed(&rap, b"{}").await.expect(201);
     let rap = rap.restarted();
-    // As a client does that did not hear the answer.
+    // Like a client that did not receive the answer.
     assert_eq!(keyed(&rap, b"{\"at\": null}").await.expect(201)["id"], fork["id"]);
     assert_eq!(keyed(&rap, b"{\"at\": 1}").await.refusal(), (409, "key_reused"));
     let fork = fork["id"].as_str().unwrap();
-    assert_eq!(rap.story(fork).await, ["user: say one", "assistant: one"]);
+    assert_eq!(rap.transcript(fork).await, ["user: say one", "assistant: one"]);
     rap.say(fork, "say two").await;
     let rap = rap.restarted();
     rap.until_line(fork, "assistant: two").await;
-    assert_eq!(rap.story(&thread).await, ["user: say one", "assistant: one"]);
+    assert_eq!(rap.transcript(&thread).await, ["user: say one", "assistant: one"]);
     assert_eq!(rap.rows("threads"), 2);
 }
 
-/// However long the history is, a fork is one row and no entry.
+/// A fork of a long history is one row and no entry.
 #[tokio::test]
 async fn a_fork_copies_nothing() {
     let tools = Tools::start().await;
@@ -103,5 +103,5 @@ async fn a_fork_copies_nothing() {
     let (threads, entries) = (rap.rows("threads"), rap.rows("entries"));
     let fork = fork(&rap, &thread, None).await;
     assert_eq!((rap.rows("threads"), rap.rows("entries")), (threads + 1, entries));
-    assert_eq!(rap.story(&fork).await, rap.story(&thread).await);
+    assert_eq!(rap.transcript(&fork).await, rap.transcript(&thread).await);
 }

@@ -1,4 +1,4 @@
-//! Invocations: what tool servers are sent, how often, and what the model hears when it cannot be sent.
+//! Invocations: requests to tool servers, retries, and the error results for failures.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -13,15 +13,15 @@ use support::{Rap, Setup, Tools, until};
 
 /// Proves: TR-01, TR-02, TR-19
 #[tokio::test]
-async fn an_invocation_says_who_calls_what_for_whom_and_where_the_answer_goes() {
+async fn an_invocation_has_all_its_fields() {
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).bearer("tool-token").start();
     let body = json!({"id": "my-thread", "user_id": "ada", "message": "call work {\"n\": [1, \"ü\"]}"});
     rap.post("/v1/threads", &body).await.expect(201);
     let call = tools.invocation().await;
-    assert_eq!(call.asked.method, "POST");
-    assert_eq!(call.asked.header("content-type"), Some("application/json"));
-    assert_eq!(call.asked.header("authorization"), Some("Bearer tool-token"));
+    assert_eq!(call.request.method, "POST");
+    assert_eq!(call.request.header("content-type"), Some("application/json"));
+    assert_eq!(call.request.header("authorization"), Some("Bearer tool-token"));
     let url = call.url();
     assert!(url.starts_with(&format!("{}/callback/", rap.url)), "{url}");
     let expected = json!({
@@ -34,12 +34,12 @@ async fn an_invocation_says_who_calls_what_for_whom_and_where_the_answer_goes() 
         "user_id": "ada",
         "toolset_version": "1",
     });
-    assert_eq!(call.asked.body, expected);
+    assert_eq!(call.request.body, expected);
 }
 
 /// Proves: TR-02
 #[tokio::test]
-async fn what_nobody_said_is_left_out_and_the_endpoint_is_the_toolsets() {
+async fn absent_fields_are_omitted_and_the_endpoint_is_that_of_the_toolset() {
     let (tools, elsewhere) = (Tools::start().await, Tools::start().await);
     let endpoint = format!("{}/deep/down?x=1", elsewhere.url);
     tools.offer(json!({"name": "bench", "endpoint": endpoint, "tools": [tool("work")]}));
@@ -62,24 +62,27 @@ async fn a_child_names_its_ancestors_root_first() {
     let body = json!({"id": "root", "user_id": "ada", "message": "go"});
     rap.post("/v1/threads", &body).await.expect(201);
     let first = tools.invocation().await;
-    assert_eq!(first.asked.body.get("thread_ancestors"), None);
+    assert_eq!(first.request.body.get("thread_ancestors"), None);
     first.confirms("watching").await;
     rap.until_idle("root").await;
 
     first.says(&first.event("one")).await;
     let second = tools.invocation().await;
     let child = rap.child("root").await;
-    assert_eq!((second.thread(), &second.asked.body["thread_ancestors"]), (child.as_str(), &json!(["root"])));
-    assert_eq!(second.asked.body["user_id"], "ada");
+    assert_eq!(
+        (second.thread(), &second.request.body["thread_ancestors"]),
+        (child.as_str(), &json!(["root"]))
+    );
+    assert_eq!(second.request.body["user_id"], "ada");
     second.confirms("watching").await;
     rap.until_idle(&child).await;
 
     second.says(&second.event("two")).await;
     let third = tools.invocation().await;
-    assert_eq!(third.asked.body["thread_ancestors"], json!(["root", child]));
+    assert_eq!(third.request.body["thread_ancestors"], json!(["root", child]));
     let grandchild = rap.thread(third.thread()).await;
     assert_eq!((&grandchild["parent"], &grandchild["root"]), (&json!(child), &json!("root")));
-    // Ids of the runtime's own, since the child cannot use those that its history shows.
+    // The runtime makes new ids, since the child must not reuse those in its history.
     assert_ne!(second.id(), first.id());
     // One session: the toolset was fetched once.
     assert_eq!(tools.count(DISCOVERY), 1);
@@ -87,7 +90,7 @@ async fn a_child_names_its_ancestors_root_first() {
 
 /// Proves: TR-06
 #[tokio::test]
-async fn errors_of_the_server_and_a_missing_server_are_tried_again_with_growing_pauses() {
+async fn server_errors_and_an_unreachable_server_are_retried_with_growing_delays() {
     let mut tools = Tools::start().await;
     for status in [500, 503] {
         tools.answer_next(INVOKE, Reply::Status(status));
@@ -95,7 +98,7 @@ async fn errors_of_the_server_and_a_missing_server_are_tried_again_with_growing_
     let rap = Rap::start(&tools);
     let thread = rap.open("call work").await;
     let calls = [tools.invocation().await, tools.invocation().await, tools.invocation().await];
-    let times = [0, 1, 2].map(|at: usize| calls[at].asked.at);
+    let times = [0, 1, 2].map(|at: usize| calls[at].request.at);
     let pauses = [times[1] - times[0], times[2] - times[1]];
     assert!(pauses[0] >= Duration::from_millis(200), "{pauses:?}");
     assert!(pauses[1] > pauses[0], "{pauses:?}");
@@ -117,7 +120,7 @@ async fn errors_of_the_server_and_a_missing_server_are_tried_again_with_growing_
 
 /// Proves: TR-07, LC-15
 #[tokio::test]
-async fn what_was_refused_is_not_sent_again_but_told_to_the_model() {
+async fn a_refused_invocation_is_not_retried_and_the_model_gets_an_error() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let statuses = [301, 302, 307, 400, 401, 403, 404, 410, 413, 422, 429];
@@ -127,11 +130,14 @@ async fn what_was_refused_is_not_sent_again_but_told_to_the_model() {
         let thread = rap.open("call work").await;
         rap.until_idle(&thread).await;
         let error = format!("Error: the tool server refused the call: answered {status}");
-        let story = rap.story(&thread).await;
-        assert_eq!(story[2..], [format!("result call_1_1: {error}"), format!("assistant: work: {error}")]);
+        let transcript = rap.transcript(&thread).await;
+        assert_eq!(
+            transcript[2..],
+            [format!("result call_1_1: {error}"), format!("assistant: work: {error}")]
+        );
         assert_eq!(tools.count(INVOKE), index + 1);
     }
-    // So much time passes that anything that was to be tried again would have been.
+    // Enough time for any retry.
     tools.answer_next(INVOKE, Reply::Status(500));
     let thread = rap.open("call work").await;
     until("again", async || (tools.count(INVOKE) >= statuses.len() + 2).then_some(())).await;
@@ -143,16 +149,16 @@ async fn what_was_refused_is_not_sent_again_but_told_to_the_model() {
 
 /// Proves: LC-15, TR-06
 #[tokio::test]
-async fn patience_ends_in_an_error_result_and_a_late_result_still_arrives() {
+async fn retries_end_in_an_error_result_and_a_late_result_still_arrives() {
     let tools = Tools::start().await;
     tools.answer_always(INVOKE, Reply::Status(500));
     let rap = Setup::new().tools(&tools).limit("invoke_retry_for = \"1s\"").start();
     let thread = rap.open("call work {\"a\": 1}").await;
     let call = tools.invocation().await;
     rap.until_idle(&thread).await;
-    let story = rap.story(&thread).await;
+    let transcript = rap.transcript(&thread).await;
     let error =
-        story[2].strip_prefix("result call_1_1: Error: the tool server could not be reached, ").unwrap();
+        transcript[2].strip_prefix("result call_1_1: Error: the tool server could not be reached, ").unwrap();
     assert!(error.ends_with(" attempts: answered 500"), "{error}");
 
     call.returns("after all").await;
@@ -164,30 +170,30 @@ async fn patience_ends_in_an_error_result_and_a_late_result_still_arrives() {
         "assistant: work: after all".into(),
     ];
     rap.until_line(&thread, &late[2]).await;
-    assert_eq!(rap.story(&thread).await[4..], late);
-    // Once is enough.
+    assert_eq!(rap.transcript(&thread).await[4..], late);
+    // A repeated result has no effect.
     call.returns("after all").await;
-    assert_eq!(rap.story(&thread).await.len(), 7);
+    assert_eq!(rap.transcript(&thread).await.len(), 7);
 }
 
 /// Proves: TR-06
 #[tokio::test]
-async fn an_acknowledgement_that_does_not_come_is_asked_for_again() {
+async fn an_invocation_without_acknowledgement_is_retried() {
     let tools = Tools::start().await;
     tools.answer_next(INVOKE, Reply::Hang);
     let rap = Setup::new().tools(&tools).limit("invoke_ack_timeout = \"200ms\"").start();
     let thread = rap.open("call work").await;
     let first = tools.invocation().await;
     let second = tools.invocation().await;
-    assert_eq!(first.asked.raw, second.asked.raw);
-    assert!(second.asked.at - first.asked.at >= Duration::from_millis(200));
+    assert_eq!(first.request.raw, second.request.raw);
+    assert!(second.request.at - first.request.at >= Duration::from_millis(200));
     second.returns("done").await;
     first.returns("done").await;
     rap.until_line(&thread, "assistant: work: done").await;
-    assert_eq!(rap.story(&thread).await.len(), 4);
+    assert_eq!(rap.transcript(&thread).await.len(), 4);
 }
 
-/// A tool may be done before its own acknowledgement has arrived.
+/// A result may arrive before the acknowledgement of its invocation.
 #[tokio::test]
 async fn a_result_that_overtakes_the_acknowledgement_ends_the_attempts() {
     let tools = Tools::start().await;
@@ -196,7 +202,7 @@ async fn a_result_that_overtakes_the_acknowledgement_ends_the_attempts() {
     let thread = rap.open("call work").await;
     tools.invocation().await.returns("quick").await;
     rap.until_line(&thread, "assistant: work: quick").await;
-    // Another call that hangs is sent a second time; by then the first one would have been too.
+    // When another hanging call is retried, a retry of the first one would have been sent too.
     tools.answer_next(INVOKE, Reply::Hang);
     let other = rap.open("call work").await;
     for _ in 0..2 {
@@ -206,7 +212,7 @@ async fn a_result_that_overtakes_the_acknowledgement_ends_the_attempts() {
 
 /// Proves: TR-05
 #[tokio::test]
-async fn the_body_of_an_acknowledgement_means_nothing() {
+async fn the_body_of_an_acknowledgement_is_ignored() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let tool_result =
@@ -232,7 +238,7 @@ async fn the_body_of_an_acknowledgement_means_nothing() {
 
 /// Proves: LC-16
 #[tokio::test]
-async fn parallel_calls_are_all_sent_and_the_model_is_asked_once_when_all_have_returned() {
+async fn parallel_calls_are_all_sent_and_cause_one_model_request() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread =
@@ -251,7 +257,7 @@ async fn parallel_calls_are_all_sent_and_the_model_is_asked_once_when_all_have_r
     assert_eq!(rap.thread(&thread).await["turn"], 1);
     calls[1].returns("two").await;
     assert_eq!(rap.until_idle(&thread).await["turn"], 2);
-    let story = [
+    let transcript = [
         "user: say I will\ncall work {\"n\": 1}\ncall work {\"n\": 2}\ncall watch {\"n\": 3}",
         "assistant: I will",
         "call call_1_1 work {\"n\":1}",
@@ -262,12 +268,12 @@ async fn parallel_calls_are_all_sent_and_the_model_is_asked_once_when_all_have_r
         "result call_1_2: two",
         "assistant: watch: three\nwork: one\nwork: two",
     ];
-    assert_eq!(rap.story(&thread).await, story);
+    assert_eq!(rap.transcript(&thread).await, transcript);
 }
 
 /// Proves: LC-16, LC-17
 #[tokio::test]
-async fn results_that_come_all_at_once_are_each_taken_once() {
+async fn results_that_arrive_at_the_same_time_are_each_taken_once() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let message = vec!["call work"; 20].join("\n");
@@ -281,7 +287,7 @@ async fn results_that_come_all_at_once_are_each_taken_once() {
     for thread in &threads {
         assert_eq!(rap.until_idle(thread).await["turn"], 2);
         let mut results: Vec<String> =
-            rap.story(thread).await.into_iter().filter(|line| line.starts_with("result")).collect();
+            rap.transcript(thread).await.into_iter().filter(|line| line.starts_with("result")).collect();
         results.sort();
         let mut expected: Vec<String> = (1..=20).map(|n| format!("result call_1_{n}: call_1_{n}")).collect();
         expected.sort();
@@ -289,11 +295,11 @@ async fn results_that_come_all_at_once_are_each_taken_once() {
     }
 }
 
-/// What finds no place waits in its table, and is taken up as soon as one is free.
+/// Work without a free slot waits in its table until a slot is free.
 ///
 /// Proves: LC-17
 #[tokio::test]
-async fn one_place_is_enough_for_many_threads() {
+async fn one_slot_is_enough_for_many_threads() {
     let tools = Tools::start().await;
     let setup = Setup::new().tools(&tools).limit("model_concurrency = 1").limit("invoke_concurrency = 1");
     let rap = setup.start();
@@ -307,15 +313,15 @@ async fn one_place_is_enough_for_many_threads() {
     }
     for thread in &threads {
         rap.until_line(thread, "assistant: work: done\nwork: done\nwork: done").await;
-        // Three calls and six words: no question was asked twice.
+        // Three calls and six words: no model request was repeated.
         assert_eq!(rap.thread(thread).await["usage"]["output"], 9);
     }
     assert_eq!(tools.count(INVOKE), 60, "none was sent twice");
 }
 
-/// Arguments are checked before anything is sent, and what is wrong is named by its path.
+/// Arguments are validated before anything is sent, and errors name the JSON path.
 #[tokio::test]
-async fn arguments_that_do_not_fit_go_back_to_the_model() {
+async fn invalid_arguments_are_returned_to_the_model() {
     let tools = Tools::start().await;
     let schema = json!({
         "type": "object",
@@ -339,9 +345,9 @@ async fn arguments_that_do_not_fit_go_back_to_the_model() {
     assert_eq!((call.name(), call.arguments()), ("call_1_6", &json!({"path": "good"})));
     call.returns("read").await;
     rap.until_idle(&thread).await;
-    let story = rap.story(&thread).await;
-    let results: Vec<&String> = story.iter().filter(|line| line.starts_with("result")).collect();
-    let fit = "Error: the arguments do not fit the tool:";
+    let transcript = rap.transcript(&thread).await;
+    let results: Vec<&String> = transcript.iter().filter(|line| line.starts_with("result")).collect();
+    let fit = "Error: the arguments do not match the tool's schema:";
     assert_eq!(
         *results[0],
         format!(
@@ -358,20 +364,20 @@ async fn arguments_that_do_not_fit_go_back_to_the_model() {
 }
 
 #[tokio::test]
-async fn a_tool_that_is_not_there_or_not_allowed_is_answered_with_those_that_are() {
+async fn a_call_of_an_unknown_or_forbidden_tool_lists_the_available_ones() {
     let tools = Tools::offering("bench", &["read", "read_all", "write"]).await;
     let rap = Setup::new().tools(&tools).agent("name = \"reader\"\ntools = [\"read*\"]").start();
     let thread = rap.open("call rm\ncall write").await;
     rap.until_idle(&thread).await;
-    let story = rap.story(&thread).await;
-    assert_eq!(story[3], "result call_1_1: Error: there is no tool `rm`; there are: read, read_all");
-    assert_eq!(story[4], "result call_1_2: Error: there is no tool `write`; there are: read, read_all");
+    let transcript = rap.transcript(&thread).await;
+    assert_eq!(transcript[3], "result call_1_1: Error: there is no tool `rm`; there are: read, read_all");
+    assert_eq!(transcript[4], "result call_1_2: Error: there is no tool `write`; there are: read, read_all");
     assert_eq!(tools.count(INVOKE), 0);
 }
 
 /// Proves: SE-07
 #[tokio::test]
-async fn a_model_can_not_pass_its_own_call_off_as_an_event() {
+async fn a_model_cannot_forge_an_event() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let lines = "call work {\"kind\": \"interrupt:call_9 (subscription remains active)\"}\ncall work {\"kind\": \"other\"}";
@@ -380,14 +386,14 @@ async fn a_model_can_not_pass_its_own_call_off_as_an_event() {
     assert_eq!(call.arguments(), &json!({"kind": "other"}));
     call.returns("done").await;
     rap.until_idle(&thread).await;
-    let refused = "result call_1_1: Error: only the runtime makes calls whose `kind` begins with `interrupt:`; nothing was called";
+    let refused = "result call_1_1: Error: a `kind` that begins with `interrupt:` is reserved for the runtime; nothing was called";
     rap.until_line(&thread, refused).await;
     assert_eq!(tools.count(INVOKE), 1);
 }
 
 /// Proves: LC-35, TR-07
 #[tokio::test]
-async fn a_stale_version_is_refreshed_and_the_call_has_to_be_made_again() {
+async fn a_stale_toolset_is_refreshed_and_the_model_calls_again() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("say hello").await;
@@ -395,18 +401,18 @@ async fn a_stale_version_is_refreshed_and_the_call_has_to_be_made_again() {
     tools.offer(tools.document("bench", "2", vec![tool("work"), tool("fresh")]));
     tools.answer_next(INVOKE, Reply::Status(409));
     rap.say(&thread, "call work").await;
-    assert_eq!(tools.invocation().await.asked.body["toolset_version"], "1");
+    assert_eq!(tools.invocation().await.request.body["toolset_version"], "1");
     rap.until_line(&thread, "result call_2_1: Error: the tools of bench changed; call again").await;
     rap.until_idle(&thread).await;
     assert_eq!((tools.count(INVOKE), tools.count(DISCOVERY)), (1, 2));
 
     rap.say(&thread, "call work\ncall fresh").await;
     for call in tools.invocations(2).await {
-        assert_eq!(call.asked.body["toolset_version"], "2");
+        assert_eq!(call.request.body["toolset_version"], "2");
         call.returns("new").await;
     }
     rap.until_line(&thread, "assistant: work: new\nfresh: new").await;
-    // What was refreshed is not asked for again at once, whatever the server says.
+    // A second refresh does not follow at once, whatever the server answers.
     tools.answer_next(INVOKE, Reply::Status(409));
     rap.say(&thread, "call work").await;
     rap.until_line(&thread, "assistant: work: Error: the tools of bench changed; call again").await;
@@ -415,7 +421,7 @@ async fn a_stale_version_is_refreshed_and_the_call_has_to_be_made_again() {
 
 /// Proves: LC-35
 #[tokio::test]
-async fn calls_that_are_stale_together_are_refreshed_once() {
+async fn several_stale_calls_cause_one_refresh() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("say hello").await;
@@ -429,13 +435,13 @@ async fn calls_that_are_stale_together_are_refreshed_once() {
     let changed = "work: Error: the tools of bench changed; call again";
     rap.until_line(&thread, &format!("assistant: {}", [changed; 3].join("\n"))).await;
     rap.say(&thread, "call work").await;
-    assert_eq!(tools.invocations(4).await[3].asked.body["toolset_version"], "2");
+    assert_eq!(tools.invocations(4).await[3].request.body["toolset_version"], "2");
     assert_eq!(tools.count(DISCOVERY), 2);
 }
 
-/// A schema that doubles sixty times. Whoever checks it to its end never comes back.
+/// A schema whose validation doubles sixty times and never ends.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schema_that_takes_for_ever_to_check_stops_nobody() {
+async fn a_schema_that_takes_forever_to_check_blocks_nothing() {
     let tools = Tools::start().await;
     let twice = |next: usize| json!({"allOf": [{"$ref": format!("#/$defs/{next}")}, {"$ref": format!("#/$defs/{next}")}]});
     let mut parts: serde_json::Map<_, _> = (0..60).map(|no| (no.to_string(), twice(no + 1))).collect();
@@ -448,15 +454,16 @@ async fn a_schema_that_takes_for_ever_to_check_stops_nobody() {
     let other = rap.open("call work {}").await;
     tools.invocation().await.returns("done").await;
     rap.until_idle(&other).await;
-    let refused = "result call_1_1: Error: the arguments cannot be checked: the tool's schema takes too long";
+    let refused =
+        "result call_1_1: Error: the arguments cannot be validated: the tool's schema takes too long";
     rap.until_line(&first, refused).await;
     let second = rap.open("call bomb {}").await;
     rap.until_line(&second, refused).await;
 }
 
-/// No thread waits for the HTTP of another.
+/// No thread waits for an HTTP request of another.
 #[tokio::test]
-async fn a_server_that_does_not_answer_holds_up_no_other() {
+async fn a_server_that_does_not_answer_delays_no_other() {
     let (deaf, tools) = (Tools::offering("deaf", &["shout"]).await, Tools::start().await);
     deaf.answer_always(INVOKE, Reply::Hang);
     let rap = Setup::new().tools(&deaf).tools(&tools).limit("invoke_concurrency = 1").start();

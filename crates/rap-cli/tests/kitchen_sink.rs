@@ -1,4 +1,4 @@
-//! The runtime and a tool server of rap-tool, both as processes: they meet only on the wire.
+//! The runtime with the rap-tool example `kitchen_sink`, as separate processes.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -17,10 +17,10 @@ async fn one_tool_of_each_kind_works_with_the_runtime() {
         rap.open("call echo {\"text\": \"hi\"}\ncall fail {\"message\": \"broken\"}\ncall panic {}").await;
     let idle = rap.until_idle(&thread).await;
     assert_eq!(idle["turn"], 2);
-    let story = rap.story(&thread).await;
-    assert!(story.contains(&"result call_1_1: echo hi".to_owned()), "{story:?}");
-    assert!(story.contains(&"result call_1_2: Error: broken".to_owned()), "{story:?}");
-    assert!(story.iter().any(|line| line.starts_with("result call_1_3: Error: ")), "{story:?}");
+    let transcript = rap.transcript(&thread).await;
+    assert!(transcript.contains(&"result call_1_1: echo hi".to_owned()), "{transcript:?}");
+    assert!(transcript.contains(&"result call_1_2: Error: broken".to_owned()), "{transcript:?}");
+    assert!(transcript.iter().any(|line| line.starts_with("result call_1_3: Error: ")), "{transcript:?}");
 
     rap.say(&thread, "call choose {}").await;
     rap.until_status(&thread, "needs_you").await;
@@ -41,14 +41,14 @@ async fn one_tool_of_each_kind_works_with_the_runtime() {
         (children.len() == 3 && children.iter().all(|child| child["status"] == "closed")).then_some(children)
     });
     for (number, child) in (1..).zip(ticks.await) {
-        let story = rap.story(child["id"].as_str().unwrap()).await;
-        assert!(story.contains(&format!("assistant: tick: tick {number}")), "{story:?}");
+        let transcript = rap.transcript(child["id"].as_str().unwrap()).await;
+        assert!(transcript.contains(&format!("assistant: tick: tick {number}")), "{transcript:?}");
     }
     assert_eq!(rap.thread(&thread).await["subscriptions"], json!([]));
 
     rap.say(&thread, "call slow {\"seconds\": 100}").await;
     rap.until_status(&thread, "waiting").await;
-    rap.order(&thread, "interrupt").await.expect(202);
+    rap.act(&thread, "interrupt").await.expect(202);
     rap.close(&thread).await;
-    assert!(rap.story(&thread).await.iter().any(|line| line.ends_with(": interrupted")));
+    assert!(rap.transcript(&thread).await.iter().any(|line| line.ends_with(": interrupted")));
 }

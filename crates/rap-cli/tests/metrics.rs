@@ -1,4 +1,4 @@
-//! `/metrics` of the runtime: strictly in the format of Prometheus, and the numbers move.
+//! `/metrics` of the runtime: valid Prometheus text format, and correct numbers.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -12,10 +12,10 @@ use support::peer::Reply;
 use support::tools::INVOKE;
 use support::{Rap, Setup, Tools, http, until};
 
-/// The samples by name and labels as they are written.
+/// Samples by name and labels as written.
 type Samples = BTreeMap<String, f64>;
 
-/// Reads the text format and accepts nothing that it does not allow.
+/// Parses the text format strictly.
 fn parse(text: &str) -> Samples {
     assert!(text.ends_with('\n'));
     let (mut samples, mut kinds, mut helped) = (Samples::new(), HashMap::new(), HashSet::new());
@@ -66,7 +66,7 @@ fn check_labels(labels: &str) {
     }
 }
 
-/// Buckets rise to the count, and the last one is that of everything.
+/// Checks that buckets are cumulative and that the last one equals the count.
 fn check_histogram(name: &str, text: &str, samples: &Samples) {
     let prefix = format!("{name}_bucket{{le=\"");
     let buckets: Vec<(f64, f64)> = text
@@ -93,12 +93,12 @@ async fn a_new_runtime_has_every_metric_at_zero() {
     let idle = ["rap_threads{status=\"idle\"}", "rap_steps_total{outcome=\"applied\"}", "rap_streams"];
     assert!(idle.iter().all(|name| samples[*name] == 0.0), "{samples:?}");
     let names: HashSet<_> = samples.keys().map(|key| key.split('{').next().unwrap()).collect();
-    // Whatever happens, there are only so many.
+    // The number of time series is fixed.
     assert!(samples.len() < 300 && names.len() > 20, "{} of {}", samples.len(), names.len());
 }
 
 #[tokio::test]
-async fn threads_steps_calls_deliveries_and_the_model_move_the_numbers() {
+async fn threads_steps_calls_deliveries_and_the_model_are_counted() {
     let (tools, model) = (Tools::start().await, ModelServer::start().await);
     let rap = Setup::new().tools(&tools).model(&model.lines()).start();
     model.calls(&[("c1", "work", json!({}))]);
@@ -158,8 +158,8 @@ async fn threads_are_counted_by_status_across_restarts() {
     let samples = scrape(&rap).await;
     let count = |status: &str| samples[&format!("rap_threads{{status=\"{status}\"}}")];
     assert_eq!([count("idle"), count("closed"), count("waiting"), count("failed")], [4.0, 1.0, 1.0, 0.0]);
-    // Asked again after the kill, perhaps; cancelled all the same.
-    rap.order(&waiting, "interrupt").await.expect(202);
+    // The model request may have been repeated after the kill; it is cancelled in any case.
+    rap.act(&waiting, "interrupt").await.expect(202);
     rap.until_idle(&waiting).await;
     assert_eq!(scrape(&rap).await["rap_threads{status=\"idle\"}"], 5.0);
 }

@@ -1,10 +1,10 @@
-//! A real model's protocol end to end: what it is asked, what becomes of its answers, and of its failures.
+//! The OpenAI API end to end: requests to the model, its answers and its failures.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
 mod support;
 
-use rap_agent::words::NOT_THE_USER;
+use rap_agent::texts::TOOL_DATA_NOTE;
 use serde_json::{Value, json};
 use support::ids::short;
 use support::model::{ModelServer, messages};
@@ -51,7 +51,7 @@ async fn text_and_parallel_calls_come_from_a_stream_and_results_go_back_in_order
         "tool rap_2: two",
     ];
     assert_eq!(model.messages().await, asked);
-    assert_eq!(*rap.story(&thread).await.last().unwrap(), "assistant: All done.");
+    assert_eq!(*rap.transcript(&thread).await.last().unwrap(), "assistant: All done.");
 }
 
 /// Proves: SE-07, SE-14
@@ -65,7 +65,7 @@ async fn what_the_model_sees_is_always_a_valid_prompt() {
     watch.confirms("watching").await;
     rap.until_idle(&thread).await;
 
-    // A call that is still running, a user who joins, an event in between, then the late result.
+    // An open call, a message that joins, an event in between, then the late result.
     model.calls(&[("w1", "work", json!({}))]);
     rap.say(&thread, "work").await;
     let work = tools.invocation().await;
@@ -94,17 +94,17 @@ async fn what_the_model_sees_is_always_a_valid_prompt() {
         "assistant calls rap_2=work{}".into(),
         "tool rap_2: still running; the result will follow".into(),
         format!("assistant calls rap_3=watch{active}"),
-        format!("tool rap_3: {NOT_THE_USER}\ntick"),
+        format!("tool rap_3: {TOOL_DATA_NOTE}\ntick"),
         "user: and?".into(),
         format!("assistant says Both noted. calls rap_4=work{late}"),
-        format!("tool rap_4: {NOT_THE_USER}\ndone"),
+        format!("tool rap_4: {TOOL_DATA_NOTE}\ndone"),
     ];
     assert_eq!(asked, expected);
 }
 
 /// Proves: SE-09
 #[tokio::test]
-async fn a_child_is_asked_about_its_event_with_what_it_inherits() {
+async fn the_prompt_of_an_event_child_contains_the_inherited_history() {
     let (tools, model, rap) = stage().await;
     model.calls(&[("s1", "watch", json!({"topic": "x"}))]);
     model.says("Subscribed.");
@@ -112,14 +112,14 @@ async fn a_child_is_asked_about_its_event_with_what_it_inherits() {
     let watch = tools.invocation().await;
     watch.confirms("watching").await;
     rap.until_idle(&thread).await;
-    // The child uses an id that stands in its history; the tool is given another one.
+    // The child's model reuses an id of its history; the tool gets another one.
     model.calls(&[("s1", "work", json!({}))]);
     model.says("Handled.");
     watch.says(&watch.event("tick")).await;
     let work = tools.invocation().await;
-    assert_eq!(work.asked.body["thread_ancestors"], json!([thread]));
+    assert_eq!(work.request.body["thread_ancestors"], json!([thread]));
     assert_ne!(work.id(), "s1");
-    assert_eq!(work.asked.body["call_id"], "s1");
+    assert_eq!(work.request.body["call_id"], "s1");
     work.returns("done").await;
     let child = rap.child(&thread).await;
     rap.until_status(&child, "closed").await;
@@ -134,7 +134,7 @@ async fn a_child_is_asked_about_its_event_with_what_it_inherits() {
         "assistant calls rap_1=watch{\"topic\":\"x\"}".into(),
         "tool rap_1: watching".into(),
         format!("assistant says Subscribed. calls rap_2=watch{{\"kind\":\"{kind}\",\"topic\":\"x\"}}"),
-        format!("tool rap_2: {NOT_THE_USER}\ntick"),
+        format!("tool rap_2: {TOOL_DATA_NOTE}\ntick"),
     ];
     assert_eq!(asked[..6], expected);
     assert!(asked[6].starts_with("user: You are a thread of your own"), "{}", asked[6]);
@@ -146,11 +146,11 @@ async fn a_child_is_asked_about_its_event_with_what_it_inherits() {
             format!("tool {}: done", short(work.id()))
         ]
     );
-    assert_eq!(rap.story(&thread).await.len(), 4, "the parent knows nothing of it");
+    assert_eq!(rap.transcript(&thread).await.len(), 4, "the parent knows nothing of it");
 }
 
 #[tokio::test]
-async fn every_id_is_the_runtimes_and_that_of_the_model_is_sent_along() {
+async fn the_runtime_makes_every_id_and_sends_that_of_the_model_along() {
     let (tools, model, rap) = stage().await;
     model.calls(&[("same", "work", json!({})), ("same", "work", json!({}))]);
     model.says("Once.");
@@ -187,14 +187,14 @@ async fn a_model_that_fails_is_asked_again() {
     model.says("There you are.");
     let thread = rap.open("go").await;
     rap.until_line(&thread, "assistant: There you are.").await;
-    assert_eq!(rap.story(&thread).await.len(), 2);
+    assert_eq!(rap.transcript(&thread).await.len(), 2);
     let questions = [model.question().await, model.question().await, model.question().await];
     assert!(questions.iter().all(|question| *question == questions[0]));
 }
 
 /// Proves: LC-22
 #[tokio::test]
-async fn a_page_instead_of_an_answer_fails_the_thread_at_once_and_says_what_to_check() {
+async fn an_html_page_instead_of_an_answer_fails_the_thread_at_once() {
     let (_tools, model, rap) = stage().await;
     let html = Some(("content-type", "text/html".into()));
     model.answer(Reply::Full(200, html, "<!doctype html><title>Welcome</title>".into()));
@@ -217,14 +217,14 @@ async fn a_refusal_fails_the_thread_with_its_reason_and_a_new_message_asks_again
     let why = "the model's server answered 400: the context is too long";
     assert_eq!(failed["why"], why);
     assert_eq!(
-        rap.story(&thread).await,
+        rap.transcript(&thread).await,
         ["user: first".to_owned(), format!("notice: the model could not be asked: {why}")]
     );
 
     let rap = rap.restarted();
     assert_eq!(rap.thread(&thread).await["status"], "failed");
     model.answer(refusal());
-    rap.order(&thread, "resume").await.expect(202);
+    rap.act(&thread, "resume").await.expect(202);
     rap.until(&thread, "failed again", |thread| thread["turn"] == 2 && thread["status"] == "failed").await;
     model.says("Better.");
     rap.say(&thread, "second").await;
@@ -238,7 +238,7 @@ async fn a_refusal_fails_the_thread_with_its_reason_and_a_new_message_asks_again
 }
 
 #[tokio::test]
-async fn attempts_are_bounded_and_the_key_is_never_shown() {
+async fn attempts_are_limited_and_the_key_is_never_shown() {
     let (tools, model) = (Tools::start().await, ModelServer::start().await);
     let setup = Setup::new().tools(&tools).model(&model.lines()).limit("model_attempts = 2");
     let rap = setup.start();
@@ -252,15 +252,15 @@ async fn attempts_are_bounded_and_the_key_is_never_shown() {
     let asked = model.all("/v1/chat/completions");
     assert!(asked.iter().all(|asked| asked.header("authorization") == Some("Bearer sk-key")));
     assert!(!rap.log().contains("sk-key") && !failed.to_string().contains("sk-key"));
-    // It listens again before it asks again by itself.
+    // The model server is back before the automatic retry.
     model.says("Here.");
     rap.say(&thread, "are you there?").await;
     rap.until_line(&thread, "assistant: Here.").await;
 }
 
-/// An answer that nobody waits for any more is dropped.
+/// The answer in progress is dropped.
 #[tokio::test]
-async fn a_question_is_given_up_when_the_user_speaks() {
+async fn a_model_request_is_dropped_when_the_user_sends_a_message() {
     let (_tools, model, rap) = stage().await;
     model.answer(Reply::Hang);
     model.says("Hello.");

@@ -1,4 +1,4 @@
-//! Notifications: every tool server is told once, and nobody waits for it.
+//! Notifications: every tool server is notified once, and nothing waits for it.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -11,8 +11,7 @@ use support::peer::Reply;
 use support::tools::{CANCEL, CLOSE, INVOKE};
 use support::{Rap, Setup, Tools};
 
-/// So much time passes that anything that was to be tried again would have been: a call that is refused twice is sent
-/// a third time.
+/// Waits until any retry would have been sent: a call that is refused twice is sent a third time.
 async fn let_retries_pass(tools: &Tools, rap: &Rap) {
     for _ in 0..2 {
         tools.answer_next(INVOKE, Reply::Status(503));
@@ -27,7 +26,7 @@ async fn let_retries_pass(tools: &Tools, rap: &Rap) {
 
 /// Proves: TC-01, TC-13, TC-15
 #[tokio::test]
-async fn closing_tells_every_server_whether_or_not_it_was_used() {
+async fn closing_notifies_every_server_whether_or_not_it_was_used() {
     let (used, unused) = (Tools::start().await, Tools::offering("unused", &["idle"]).await);
     let below = format!("{}/deep/down", unused.url);
     let rap =
@@ -46,18 +45,19 @@ async fn closing_tells_every_server_whether_or_not_it_was_used() {
         assert_eq!(asked.header("content-type"), Some("application/json"));
         assert_eq!(asked.header("authorization"), token);
     }
-    let story = rap.story(&thread).await;
+    let transcript = rap.transcript(&thread).await;
     assert!(
-        story.ends_with(&["result call_1_1: interrupted".into(), "notice: the thread was closed".into()]),
-        "{story:?}"
+        transcript
+            .ends_with(&["result call_1_1: interrupted".into(), "notice: the thread was closed".into()]),
+        "{transcript:?}"
     );
 }
 
-/// A thread that was never asked anything is closed like any other.
+/// A thread without messages is closed like any other.
 ///
 /// Proves: TC-13
 #[tokio::test]
-async fn closing_a_thread_without_a_word_tells_every_server() {
+async fn closing_an_empty_thread_notifies_every_server() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     rap.post("/v1/threads", &json!({"id": "silent"})).await.expect(201);
@@ -67,14 +67,14 @@ async fn closing_a_thread_without_a_word_tells_every_server() {
 
 /// Proves: CN-01, CN-15, CN-17
 #[tokio::test]
-async fn cancelling_tells_every_server_whether_or_not_it_was_used() {
+async fn cancelling_notifies_every_server_whether_or_not_it_was_used() {
     let (used, unused) = (Tools::start().await, Tools::offering("unused", &["idle"]).await);
     let rap = Setup::new().tools(&used).bearer("one").tools(&unused).start();
     let thread = rap.open("call work\ncall work").await;
     let sent = used.invocations(2).await;
     let mut expected: Vec<_> = sent.iter().map(|call| call.id()).collect();
     expected.sort_unstable();
-    rap.order(&thread, "interrupt").await.expect(202);
+    rap.act(&thread, "interrupt").await.expect(202);
     for (server, token) in [(&used, Some("Bearer one")), (&unused, None)] {
         server.notified(CANCEL, 2).await;
         let mut calls = Vec::new();
@@ -91,7 +91,7 @@ async fn cancelling_tells_every_server_whether_or_not_it_was_used() {
 
 /// Proves: TC-02, TC-06, TC-07, TC-16, TC-17, CN-02, CN-06, CN-07, CN-18, CN-19
 #[tokio::test]
-async fn each_server_is_told_once_and_nobody_waits_for_those_that_fail() {
+async fn each_server_is_notified_once_and_nothing_waits_for_failing_ones() {
     let (hangs, fails, good) = (
         Tools::offering("hangs", &["a"]).await,
         Tools::offering("fails", &["b"]).await,
@@ -109,7 +109,7 @@ async fn each_server_is_told_once_and_nobody_waits_for_those_that_fail() {
     let call = good.invocation().await;
 
     let began = Instant::now();
-    rap.order(&thread, "calls/call_1_1/cancel").await.expect(202);
+    rap.act(&thread, "calls/call_1_1/cancel").await.expect(202);
     rap.until_line(&thread, "assistant: work: interrupted").await;
     rap.close(&thread).await;
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
@@ -136,13 +136,13 @@ async fn a_second_closing_sends_nothing_and_neither_does_a_restart() {
     rap.until_idle(&thread).await;
     rap.close(&thread).await;
     tools.next(CLOSE).await;
-    let story = rap.story(&thread).await;
+    let transcript = rap.transcript(&thread).await;
     rap.close(&thread).await;
     let rap = rap.restarted();
     rap.close(&thread).await;
     let_retries_pass(&tools, &rap).await;
     assert_eq!(tools.count(CLOSE), 1);
-    assert_eq!(rap.story(&thread).await, story);
+    assert_eq!(rap.transcript(&thread).await, transcript);
 }
 
 /// Proves: TC-01
@@ -172,8 +172,8 @@ async fn closing_a_thread_closes_its_descendants() {
         rap.until_status(member, "closed").await;
     }
     assert_eq!(watch.post(&watch.result("x")).await.refusal(), (410, "thread_closed"));
-    assert_eq!(rap.say_so(&line[2], "hello", "join").await.refusal(), (409, "thread_closed"));
-    // The subscriptions are not cancelled, but the call is that the youngest had open.
+    assert_eq!(rap.say_on_busy(&line[2], "hello", "join").await.refusal(), (409, "thread_closed"));
+    // Subscriptions are not cancelled, but the open call of the youngest thread is.
     assert_eq!(tools.next(CANCEL).await.body["thread_id"], *line[2]);
     assert_eq!((tools.count(CLOSE), tools.count(CANCEL)), (3, 1));
     assert!(rap.listing("calls").await.is_empty());

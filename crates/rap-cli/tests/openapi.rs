@@ -1,5 +1,5 @@
-//! `/openapi.json` is true of the running server: schemathesis sends what it allows and what it does not, and looks at
-//! every answer. It is installed from PyPI the first time.
+//! `/openapi.json` matches the running server: schemathesis sends valid and invalid requests and checks every answer. It
+//! is installed from PyPI the first time.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -17,16 +17,16 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
-/// How many requests are made up for each operation, besides those that cover its schema.
+/// Number of generated requests for each operation, besides those that cover its schema.
 const EXAMPLES: &str = "10";
-/// The same requests each time.
+/// Fixed seed for reproducible requests.
 const SEED: &str = "1";
 
-/// The program, in a virtual environment of its own.
+/// Path of the program in its own virtual environment.
 fn schemathesis() -> PathBuf {
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(SCHEMATHESIS.replace("==", "-"));
     fs::create_dir_all(&home).unwrap();
-    // One test installs it, the others wait.
+    // One test installs it while the others wait.
     let lock = File::create(home.join("lock")).unwrap();
     lock.lock().unwrap();
     let (program, complete) = (home.join("bin/schemathesis"), home.join("complete"));
@@ -44,7 +44,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}:\n{said}");
 }
 
-/// A runtime with something of each kind, so that answers are not empty.
+/// A runtime with at least one item of each kind, so that answers are not empty.
 async fn busy(setup: Setup, tools: &Tools) -> Rap {
     let rap = setup.tools(tools).start();
     rap.post("/v1/threads", &json!({"id": "calm", "title": "Calm", "message": "say hello"}))
@@ -66,7 +66,7 @@ async fn busy(setup: Setup, tools: &Tools) -> Rap {
     rap
 }
 
-/// Sends requests made up from the description; streams do not end, and are left out.
+/// Sends requests generated from the description, except for streams, which do not end.
 async fn conforms(rap: Rap, more: &'static [&'static str]) {
     let checked = move || {
         let mut command = Command::new(schemathesis());
@@ -82,26 +82,27 @@ async fn conforms(rap: Rap, more: &'static [&'static str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_answer_is_as_it_is_described_without_tokens() {
+async fn every_answer_matches_the_description_without_tokens() {
     let tools = Tools::start().await;
     let rap = busy(Setup::new(), &tools).await;
     conforms(rap, &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_answer_is_as_it_is_described_with_tokens() {
+async fn every_answer_matches_the_description_with_tokens() {
     let tools = Tools::start().await;
     let rap = busy(Setup::new().token("client-token"), &tools).await;
     conforms(rap, &["--header", "Authorization: Bearer client-token"]).await;
 }
 
 #[tokio::test]
-async fn the_description_is_for_everybody_and_names_every_path_of_the_api() {
+async fn the_description_needs_no_token_and_lists_every_path() {
     let rap = Setup::new().token("client-token").agent("name = \"one\"").agent("name = \"two\"").start();
     let document = rap.send("GET", "/openapi.json", &[], b"").await.expect(200);
     assert_eq!(document["openapi"], "3.1.0");
     let agents = &document["components"]["schemas"]["CreateThread"]["properties"]["agent"]["enum"];
     assert_eq!(*agents, json!(["one", "two", null]));
+    assert_eq!(document["info"]["x-scripted-agents"], json!(["one", "two"]));
     let paths = document["paths"].as_object().unwrap();
     for (path, operations) in paths {
         for (method, operation) in operations.as_object().unwrap() {
@@ -117,7 +118,7 @@ async fn the_description_is_for_everybody_and_names_every_path_of_the_api() {
 }
 
 #[tokio::test]
-async fn streams_are_what_they_are_described_as() {
+async fn streams_match_the_description() {
     let rap = Setup::new().start();
     rap.post("/v1/threads", &json!({"id": "t"})).await.expect(201);
     let document = rap.get("/openapi.json").await.expect(200);
@@ -132,7 +133,7 @@ async fn streams_are_what_they_are_described_as() {
     }
 }
 
-/// The head of an answer whose body does not end.
+/// Reads the head of an answer with an endless body.
 async fn head(rap: &Rap, path: &str) -> String {
     let host = rap.url.trim_start_matches("http://");
     let mut stream = TcpStream::connect(host).await.unwrap();

@@ -1,4 +1,4 @@
-//! What tools ask of people and show them: sign-ins, choices and views.
+//! Interaction of tools with people: sign-ins, choices and views.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -23,7 +23,7 @@ async fn choose(rap: &Rap, thread: &str, body: Value) -> support::http::Answer {
 
 /// Proves: TR-10
 #[tokio::test]
-async fn a_sign_in_waits_in_the_inbox_and_its_url_stands_nowhere_else() {
+async fn a_sign_in_is_in_the_inbox_and_its_url_nowhere_else() {
     let (tools, rap, thread, call) = called().await;
     let url = "https://sign.example/in?state=topsecret";
     call.says(&call.oauth(url)).await;
@@ -44,7 +44,7 @@ async fn a_sign_in_waits_in_the_inbox_and_its_url_stands_nowhere_else() {
         let bytes = std::fs::read(&file).unwrap();
         assert!(!bytes.windows(9).any(|window| window == b"topsecret"), "{} holds the URL", file.display());
     }
-    // A new URL of the same call replaces the old one, and nobody can choose an answer to it.
+    // A new URL of the same call replaces the old one. A sign-in cannot be answered by a choice.
     call.says(&call.oauth("https://sign.example/again")).await;
     let inbox = rap.listing("inbox").await;
     assert_eq!((inbox.len(), &inbox[0]["auth_url"]), (1, &json!("https://sign.example/again")));
@@ -97,7 +97,7 @@ async fn a_choice_reaches_the_tool_that_asked() {
     assert_eq!(asked.header("content-type"), Some("application/json"));
     assert_eq!(rap.thread(&thread).await["status"], "waiting");
     assert_eq!(choose(&rap, &thread, json!({"selected": 1})).await.refusal(), (404, "no_question"));
-    // The question was answered: the tool that repeats it is not asking again.
+    // A repeat of an answered question is not a new question.
     call.says(&call.question(&answers)).await;
     assert!(rap.listing("inbox").await.is_empty());
     call.returns("red it is").await;
@@ -107,14 +107,14 @@ async fn a_choice_reaches_the_tool_that_asked() {
 }
 
 #[tokio::test]
-async fn an_answer_is_sent_until_the_tool_has_it_and_dismissing_sends_the_default() {
+async fn an_answer_is_retried_and_dismissing_sends_the_default() {
     let (tools, rap, thread, call) = called().await;
     tools.answer_next("/answers", Reply::Status(503));
     call.says(&call.question(&format!("{}/answers", tools.url))).await;
     choose(&rap, &thread, json!({"dismiss": true})).await.expect(202);
     let first = tools.next("/answers").await;
     assert_eq!(first.body, json!({"id": call.id(), "selected": 1}));
-    // The second question of the same call waits in its turn.
+    // The second question of the same call waits for the first.
     call.says(&call.question(&format!("{}/other", tools.url))).await;
     assert_eq!(rap.listing("inbox").await.len(), 1);
     let rap = rap.restarted();
@@ -126,7 +126,7 @@ async fn an_answer_is_sent_until_the_tool_has_it_and_dismissing_sends_the_defaul
 }
 
 #[tokio::test]
-async fn an_answer_that_the_tool_refuses_ends_its_call() {
+async fn an_answer_refused_by_the_tool_ends_its_call() {
     let (tools, rap, thread, call) = called().await;
     tools.answer_next("/answers", Reply::Status(404));
     call.says(&call.question(&format!("{}/answers", tools.url))).await;
@@ -141,7 +141,7 @@ async fn an_answer_that_the_tool_refuses_ends_its_call() {
 async fn a_question_ends_with_its_call() {
     let (tools, rap, thread, call) = called().await;
     call.says(&call.question(&format!("{}/answers", tools.url))).await;
-    rap.order(&thread, "calls/call_1_1/cancel").await.expect(202);
+    rap.act(&thread, "calls/call_1_1/cancel").await.expect(202);
     rap.until_idle(&thread).await;
     assert!(rap.listing("inbox").await.is_empty());
     assert_eq!(choose(&rap, &thread, json!({"selected": 0})).await.refusal(), (404, "no_question"));
@@ -187,7 +187,7 @@ async fn the_latest_view_of_each_type_is_kept_and_never_reaches_the_model() {
         [format!("\"plan\" [\"a\",\"b\"] {server}"), format!("\"progress\" {{\"percent\":2}} {server}")]
     );
     assert_eq!(rap.thread(&thread).await["turn"], 1);
-    assert_eq!(rap.story(&thread).await.len(), 2);
+    assert_eq!(rap.transcript(&thread).await.len(), 2);
 
     call.says(&call.view("third", json!(3))).await;
     let views = rap.get(&format!("/v1/threads/{thread}/views")).await.expect(200);
@@ -200,7 +200,7 @@ async fn the_latest_view_of_each_type_is_kept_and_never_reaches_the_model() {
     assert!(views.contains("late"), "{views}");
 }
 
-/// A subscription shows things as long as it is active.
+/// A subscription may send views while it is active.
 #[tokio::test]
 async fn a_subscription_may_show_views() {
     let tools = Tools::start().await;

@@ -1,4 +1,4 @@
-//! Recovery: whatever becomes of the process or of its disk, what was acknowledged is there, once, and goes on.
+//! Recovery: after crashes and disk failures, everything acknowledged is there exactly once and continues.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -16,7 +16,7 @@ use support::{Api, Call, Home, Mode, Tools, names_in, until};
 
 /// Proves: TR-13
 #[tokio::test(flavor = "multi_thread")]
-async fn an_invocation_that_was_not_acknowledged_is_sent_again_after_a_crash_and_is_the_same() {
+async fn an_unacknowledged_invocation_is_sent_again_unchanged_after_a_crash() {
     let mut tools = Tools::start().await;
     let home = Home::new(&tools, "");
     let (rap, api) = (home.start(), home.client());
@@ -30,7 +30,7 @@ async fn an_invocation_that_was_not_acknowledged_is_sent_again_after_a_crash_and
     assert_eq!(again, call);
     assert_eq!(again.0["arguments"], json!({"a": [1, "two"]}));
     api.until_acknowledged(&call).await;
-    // Once that is on disk, it is not sent any more.
+    // When the acknowledgement is on disk, the invocation is not sent again.
     rap.kill();
     let rap = home.start();
     assert_eq!(api.call_back(&call, &call.result("done")).await, 200);
@@ -42,7 +42,7 @@ async fn an_invocation_that_was_not_acknowledged_is_sent_again_after_a_crash_and
 
 /// Proves: LC-38
 #[tokio::test(flavor = "multi_thread")]
-async fn a_question_that_was_with_the_model_is_asked_again_and_answered_once() {
+async fn a_model_request_is_repeated_after_a_crash_and_answered_once() {
     let tools = Tools::start().await;
     let home = Home::new(&tools, "");
     let (mut rap, api) = (home.start(), home.client());
@@ -60,7 +60,7 @@ async fn a_question_that_was_with_the_model_is_asked_again_and_answered_once() {
 
 /// Proves: TR-13, TR-25, LC-30, SE-13
 #[tokio::test(flavor = "multi_thread")]
-async fn callbacks_that_come_after_a_crash_are_taken_once_at_the_same_url() {
+async fn callbacks_after_a_crash_are_taken_once_at_the_same_url() {
     let mut tools = Tools::start().await;
     let home = Home::new(&tools, "");
     let (rap, api) = (home.start(), home.client());
@@ -72,7 +72,7 @@ async fn callbacks_that_come_after_a_crash_are_taken_once_at_the_same_url() {
     let rap = home.start();
     assert_eq!(api.thread("t").await["subscriptions"][0]["call_id"], watch.id());
     assert_eq!(api.thread("t").await["waiting_on"][0]["call_id"], work.id());
-    // As a tool does that did not hear our answer.
+    // Like a tool that did not receive the answer.
     assert_eq!(api.call_back(&watch, &watch.confirmation()).await, 200);
     assert_eq!(api.call_back(&work, &work.result("done")).await, 200);
     api.until_status("t", "idle").await;
@@ -90,7 +90,7 @@ async fn callbacks_that_come_after_a_crash_are_taken_once_at_the_same_url() {
     for text in ["watching", "done", "event 1", "event 2"] {
         assert_eq!(texts.iter().filter(|said| *said == text).count(), 1, "{text}: {texts:?}");
     }
-    // A child that an event made goes on as well, and its parent hears of its end.
+    // An event child continues too, and its parent gets its report.
     let child = watch.event_for_child("event 3");
     assert_eq!(api.call_back(&watch, &child).await, 200);
     rap.kill();
@@ -135,7 +135,7 @@ async fn held_input_keeps_its_order_across_crashes() {
     assert!(rap.is_running());
 }
 
-/// What was sent, and whether it was accepted.
+/// Sent messages, and whether they were accepted.
 #[derive(Default)]
 struct Sent {
     accepted: Mutex<BTreeSet<(String, String)>>,
@@ -144,7 +144,7 @@ struct Sent {
 
 const THREADS: usize = 5;
 
-/// Says one thing after the other, and notes what was accepted, until it is told to stop.
+/// Sends messages and records which were accepted, until `stop` is set.
 async fn talk(api: Api, sent: Arc<Sent>, stop: tokio::sync::watch::Receiver<bool>, speaker: usize) {
     for number in 0.. {
         if *stop.borrow() {
@@ -168,20 +168,20 @@ async fn talk(api: Api, sent: Arc<Sent>, stop: tokio::sync::watch::Receiver<bool
     }
 }
 
-/// Returns each call once, as tools do: until it is accepted.
+/// Returns the result of each call, and retries until it is accepted.
 async fn work(api: Api, mut invoked: tokio::sync::mpsc::UnboundedReceiver<Value>, sent: Arc<Sent>) {
     let mut returning = tokio::task::JoinSet::new();
     let mut known = BTreeMap::new();
     while let Some(call) = invoked.recv().await.map(Call) {
         let key = (call.thread().to_owned(), call.id().to_owned());
         if let Some(first) = known.insert(key.clone(), call.clone()) {
-            assert_eq!(first, call, "the same call came again, and was another");
+            assert_eq!(first, call, "a repeated invocation differs from the first");
             continue;
         }
         let (api, sent) = (api.clone(), Arc::clone(&sent));
         returning.spawn(async move {
             let text = format!("result of {}", key.1);
-            api.insist(call.callback_url(), &call.result(&text)).await;
+            api.post_until_accepted(call.callback_url(), &call.result(&text)).await;
             sent.accepted.lock().unwrap().insert((key.0, text));
         });
         while let Some(ended) = returning.try_join_next() {
@@ -190,20 +190,20 @@ async fn work(api: Api, mut invoked: tokio::sync::mpsc::UnboundedReceiver<Value>
     }
 }
 
-/// Sends events of a subscription until it is told to stop.
+/// Sends events of a subscription until `stop` is set.
 async fn watch(api: Api, call: Call, sent: Arc<Sent>, stop: tokio::sync::watch::Receiver<bool>) {
     for number in 0.. {
         if *stop.borrow() {
             return;
         }
         let text = format!("event {number} of {}", call.thread());
-        api.insist(call.callback_url(), &call.event(&text)).await;
+        api.post_until_accepted(call.callback_url(), &call.event(&text)).await;
         sent.accepted.lock().unwrap().insert((call.thread().to_owned(), text));
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// Every call is followed by its results and by nothing else.
+/// Checks that calls are followed by exactly their results.
 fn check_prompt(thread: &str, history: &[Value]) {
     let mut open: Vec<&str> = Vec::new();
     for (at, entry) in history.iter().enumerate() {
@@ -213,7 +213,7 @@ fn check_prompt(thread: &str, history: &[Value]) {
             "result" => {
                 let call = entry["call_id"].as_str().unwrap();
                 let place = open.iter().position(|open| *open == call);
-                open.remove(place.unwrap_or_else(|| panic!("{thread}: a result of nothing: {entry}")));
+                open.remove(place.unwrap_or_else(|| panic!("{thread}: a result without a call: {entry}")));
             }
             _ => {
                 assert!(open.is_empty(), "{thread}: {open:?} have no result before {entry}");
@@ -227,7 +227,7 @@ fn check_prompt(thread: &str, history: &[Value]) {
 
 /// Proves: TR-13, TR-25, LC-16, LC-17, LC-30, LC-38
 #[tokio::test(flavor = "multi_thread")]
-async fn all_that_was_acknowledged_is_there_once_however_often_the_process_is_killed() {
+async fn everything_acknowledged_is_there_once_however_often_the_process_is_killed() {
     let mut tools = Tools::start().await;
     let home = Home::new(&tools, "held_per_thread = 100000\nhold_max = \"100ms\"");
     let (mut rap, api) = (home.start(), home.client());
@@ -245,7 +245,7 @@ async fn all_that_was_acknowledged_is_there_once_however_often_the_process_is_ki
     for speaker in 0..4 {
         senders.spawn(talk(api.clone(), Arc::clone(&sent), stop.clone(), speaker));
     }
-    // Wherever it happens to be.
+    // Kill at arbitrary points.
     for pause in [300, 40, 170, 90, 260, 20, 130, 210, 60, 350] {
         let accepted = sent.accepted.lock().unwrap().len();
         tokio::time::sleep(Duration::from_millis(pause)).await;
@@ -283,7 +283,7 @@ async fn all_that_was_acknowledged_is_there_once_however_often_the_process_is_ki
         }
     }
     let (accepted, uncertain) = (sent.accepted.lock().unwrap(), sent.uncertain.lock().unwrap());
-    assert!(accepted.len() > 200, "only {} things were accepted", accepted.len());
+    assert!(accepted.len() > 200, "only {} requests were accepted", accepted.len());
     for what in accepted.iter() {
         assert_eq!(found.get(what), Some(&1), "{what:?} was acknowledged");
     }
@@ -294,7 +294,7 @@ async fn all_that_was_acknowledged_is_there_once_however_often_the_process_is_ki
 
 /// Proves: LC-17
 #[tokio::test(flavor = "multi_thread")]
-async fn what_finds_no_place_is_done_in_the_end_also_after_a_crash() {
+async fn work_without_a_free_slot_is_done_after_a_crash() {
     let mut tools = Tools::start().await;
     let home = Home::new(&tools, "model_concurrency = 1\ninvoke_concurrency = 1");
     let (mut rap, api) = (home.start(), home.client());
@@ -308,7 +308,7 @@ async fn what_finds_no_place_is_done_in_the_end_also_after_a_crash() {
             rap = home.start();
         }
     }
-    // Long before upkeep would look by itself.
+    // Long before the periodic upkeep would find it.
     until("all threads are done", || async {
         let idle = api.get("/v1/threads?status=idle&limit=1000").await.body;
         idle["threads"].as_array().unwrap().len() == MANY
@@ -333,7 +333,7 @@ async fn the_answer_of_a_person_reaches_the_tool_after_a_crash() {
     assert_eq!(api.call_back(&call, &call.choice(&response_url)).await, 200);
     rap.kill();
     let rap = home.start();
-    // The same question again is the one that is there.
+    // A repeated question is the same question.
     assert_eq!(api.call_back(&call, &call.choice(&response_url)).await, 200);
     let inbox = api.get("/v1/inbox").await.body["items"].as_array().unwrap().clone();
     assert_eq!(inbox.len(), 1);
@@ -355,7 +355,7 @@ async fn the_answer_of_a_person_reaches_the_tool_after_a_crash() {
 
 /// Proves: LC-28
 #[tokio::test(flavor = "multi_thread")]
-async fn timers_that_came_due_while_it_was_down_fire_at_the_start() {
+async fn timers_that_came_due_during_downtime_fire_at_the_start() {
     let mut tools = Tools::start().await;
     let home = Home::new(&tools, "call_timeout = \"1500ms\"\nhold_max = \"1s\"");
     let (rap, api) = (home.start(), home.client());
@@ -385,7 +385,7 @@ async fn timers_that_came_due_while_it_was_down_fire_at_the_start() {
     }
 }
 
-/// A tool that could not deliver while we were down is not too late for it.
+/// A tool that could not deliver its result during downtime is not too late.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_result_that_comes_right_after_the_start_is_in_time() {
     let mut tools = Tools::start().await;
@@ -411,7 +411,7 @@ async fn sigterm_ends_within_two_seconds_and_nothing_is_lost() {
     let call = tools.next().await;
     api.create("asks", "sleep 3\nsay at last").await;
     assert_eq!(api.say("waits", "say later", "enqueue").await.status, 202);
-    // Somebody listens, and somebody has a connection and says nothing.
+    // One client reads a stream, another has an idle connection.
     let stream = tokio::spawn({
         let api = api.clone();
         async move { api.get("/v1/threads/waits/events").await }
@@ -423,7 +423,7 @@ async fn sigterm_ends_within_two_seconds_and_nothing_is_lost() {
     assert!(began.elapsed() < Duration::from_secs(2), "it took {:?}", began.elapsed());
     assert_eq!(status.code(), Some(0), "{}", rap.log());
     assert_eq!(stream.await.unwrap().status, 200);
-    // All of it is in one file.
+    // After an orderly stop the database is one file.
     assert_eq!(names_in(&home.data()), ["rap.db", "rap.db.key", "rap.db.lock"]);
     let _rap = home.start();
     assert_eq!(api.thread("asks").await["status"], "running");
@@ -443,7 +443,7 @@ async fn a_second_sigterm_ends_at_once() {
     let call = tools.next().await;
     rap.signal("TERM");
     rap.until_logged("stopping").await;
-    // It waits for the invocation that is under way.
+    // The runtime waits for the invocation in progress.
     assert!(rap.is_running());
     let began = Instant::now();
     rap.signal("TERM");

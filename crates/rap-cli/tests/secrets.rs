@@ -1,4 +1,4 @@
-//! Everything is run with secrets that are known, at the loudest; then all that it said, in whatever way, is searched.
+//! Runs with known secrets at the most verbose log level, then searches all output for them.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -18,7 +18,7 @@ const MODEL: &str = "sk-s3cret-model-key";
 const SIGN_IN: &str = "https://sign.example/in?state=s3cret-sign-in";
 const ANSWERS: &str = "/s3cret-answers";
 
-/// What was said, and where.
+/// Collected output with its source.
 struct Said(Vec<(String, String)>);
 
 impl Said {
@@ -68,7 +68,7 @@ const COMMANDS: [&[&str]; 14] = [
     &["tools", "ls", "--json"],
 ];
 
-/// Everything that a client can be told but the inbox, which is where a person signs in.
+/// Collects everything in the client API except the inbox, which contains sign-in URLs.
 async fn listen(rap: &Rap, thread: &str, said: &mut Said) {
     let of_thread = ["", "/history", "/views", "/nothing"].map(|path| format!("/v1/threads/{thread}{path}"));
     for path in PATHS.into_iter().map(str::to_owned).chain(of_thread) {
@@ -81,7 +81,7 @@ async fn listen(rap: &Rap, thread: &str, said: &mut Said) {
     }
 }
 
-/// A call that asks, shows, subscribes and fails in every way; the parts of its callback URL that are secret.
+/// Makes a call ask, show views, subscribe and fail in every way. Returns the secret parts of its callback URL.
 async fn misuse(rap: &Rap, tools: &Tools, model: &ModelServer, said: &mut Said) -> (String, Vec<String>) {
     model.calls(&[("c1", "watch", json!({}))]);
     tools.answer_next(INVOKE, Reply::Status(500));
@@ -109,7 +109,7 @@ async fn misuse(rap: &Rap, tools: &Tools, model: &ModelServer, said: &mut Said) 
     (thread, vec![token[8..40].to_owned(), token])
 }
 
-/// What a person is shown, who has to sign in: the inbox, and the streams with what is open now.
+/// Collects what a person who has to sign in sees: the inbox and the streams.
 async fn shown(rap: &Rap, thread: &str) -> Said {
     let mut shown = Said(Vec::new());
     shown.add("/v1/inbox", rap.get("/v1/inbox").await.body.to_string());
@@ -132,7 +132,7 @@ async fn shown(rap: &Rap, thread: &str) -> Said {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_secret_is_ever_said() {
+async fn no_output_contains_a_secret() {
     let (tools, model) = (Tools::start().await, ModelServer::start().await);
     let setup = Setup::new().tools(&tools).bearer(TOOLS).token(CLIENT).variable("RUST_LOG", "trace");
     let rap = setup.model(&model.lines_with_key(MODEL)).start();
@@ -141,7 +141,7 @@ async fn no_secret_is_ever_said() {
     until("the ledger is written", async || (rap.listing("deliveries").await.len() >= 5).then_some(())).await;
     listen(&rap, &thread, &mut said).await;
     let shown = shown(&rap, &thread).await;
-    // What has gone wrong with a model may quote the key.
+    // An error of the model may contain the key.
     let head = Some(("content-type", "application/json".to_owned()));
     let body = json!({"error": {"message": format!("Incorrect API key provided: {MODEL}.")}});
     model.answer(Reply::Full(401, head, body.to_string().into()));
@@ -167,9 +167,9 @@ async fn no_secret_is_ever_said() {
     assert!(rap.log().contains("TRACE"), "it was as loud as it gets");
 }
 
-/// Who did what, and for which call, is a field of its own: logs are read by programs.
+/// Thread and call are separate fields of a log line, for programs that read logs.
 #[tokio::test]
-async fn what_is_logged_names_thread_and_call() {
+async fn log_lines_have_fields_for_thread_and_call() {
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).variable("RUST_LOG", "debug").start();
     tools.answer_next(INVOKE, Reply::Status(500));

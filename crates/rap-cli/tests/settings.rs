@@ -1,5 +1,4 @@
-//! Mistakes in the settings of a program that runs the runtime itself. The command finds them when it reads its
-//! configuration.
+//! Invalid settings in a program that embeds the runtime. The `rap` command finds these when it reads its configuration.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -21,7 +20,7 @@ fn settings(directory: &TempDir) -> Settings {
         database: directory.path().join("rap.db"),
         tokens: Vec::new(),
         agents: vec![Agent::default()],
-        model: std::sync::Arc::new(Scripted::obedient()),
+        model: std::sync::Arc::new(Scripted::command_driven()),
         images: false,
         window: Window::default(),
         tool_servers: Vec::new(),
@@ -30,7 +29,7 @@ fn settings(directory: &TempDir) -> Settings {
     }
 }
 
-/// Serves for the rest of the test, and gives the address.
+/// Serves until the end of the test. Returns the address.
 async fn serve(runtime: Runtime) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -39,7 +38,7 @@ async fn serve(runtime: Runtime) -> String {
 }
 
 #[tokio::test]
-async fn a_bearer_that_no_header_can_hold_is_an_error_at_the_start() {
+async fn an_invalid_bearer_token_is_an_error_at_the_start() {
     let directory = tempfile::tempdir().unwrap();
     let mut settings = settings(&directory);
     let bearer = Some(Secret::new("two\nlines".to_owned()));

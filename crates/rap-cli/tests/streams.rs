@@ -1,4 +1,4 @@
-//! The event stream over real HTTP: nothing is lost or told twice, a slow reader is told to go, and an end is an end.
+//! The event stream over real HTTP: no entry is lost or repeated, slow readers are disconnected, and the end is announced.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -16,13 +16,13 @@ use support::{Rap, Setup, Tools, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// What a stopping runtime says.
-const STOPPING: &str = "the runtime is stopping; connect again";
-/// No stop takes longer.
+/// Reason in the end event of a stopping runtime.
+const STOPPING: &str = "the runtime is stopping; reconnect";
+/// Maximum duration of a stop.
 const STOPS_WITHIN: Duration = Duration::from_secs(2);
 
-/// A connection that asks for a stream and reads nothing of it.
-async fn deaf(rap: &Rap, path: &str) -> TcpStream {
+/// Opens a stream and reads nothing from it.
+async fn stalled_reader(rap: &Rap, path: &str) -> TcpStream {
     let host = rap.url.trim_start_matches("http://").to_owned();
     let mut stream = TcpStream::connect(&host).await.unwrap();
     let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n");
@@ -31,7 +31,7 @@ async fn deaf(rap: &Rap, path: &str) -> TcpStream {
 }
 
 #[tokio::test]
-async fn a_new_reader_gets_the_entries_then_a_snapshot_then_what_happens() {
+async fn a_new_reader_gets_entries_then_a_snapshot_then_live_events() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("say one").await;
@@ -39,7 +39,7 @@ async fn a_new_reader_gets_the_entries_then_a_snapshot_then_what_happens() {
     rap.say(&thread, "call work {}").await;
     let call = tools.invocation().await;
     call.says(&call.view("bar", json!(1))).await;
-    rap.say_so(&thread, "later", "enqueue").await.expect(202);
+    rap.say_on_busy(&thread, "later", "enqueue").await.expect(202);
 
     let mut stream = Stream::of(&rap, &thread).await;
     for seq in 1..=4 {
@@ -65,7 +65,7 @@ async fn a_new_reader_gets_the_entries_then_a_snapshot_then_what_happens() {
     while stream.until("status").await["status"] != "closed" {}
 }
 
-/// Says so much in a thread, each thing once and when the one before is answered, whatever becomes of the runtime meanwhile.
+/// Sends messages one after the other, each exactly once, across restarts of the runtime.
 async fn speak(url: String, thread: &'static str, count: usize) {
     for n in 0..count {
         let body = json!({"text": format!("say {n}"), "on_busy": "reject"}).to_string();
@@ -87,9 +87,9 @@ async fn speak(url: String, thread: &'static str, count: usize) {
     }
 }
 
-/// Readers that come and go, and a runtime that is killed twice.
+/// Readers connect and disconnect, and the runtime is killed twice.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_that_comes_back_misses_and_repeats_nothing_while_entries_are_written() {
+async fn a_reconnecting_reader_misses_and_repeats_no_entry() {
     const MESSAGES: usize = 100;
     let mut rap = Setup::new().start();
     rap.post("/v1/threads", &json!({"id": "t"})).await.expect(201);
@@ -101,7 +101,7 @@ async fn a_reader_that_comes_back_misses_and_repeats_nothing_while_entries_are_w
             rap = rap.restarted();
         }
         let mut stream = Stream::open(&rap, "/v1/threads/t/events", Some(last)).await.unwrap();
-        // Hangs up after a while, sometimes in the middle of a replay.
+        // Disconnects after a while, sometimes during a replay.
         for _ in 0..patience {
             let Some(event) = stream.next().await else { break };
             if event.name == "entry" {
@@ -124,7 +124,7 @@ async fn a_reader_that_comes_back_misses_and_repeats_nothing_while_entries_are_w
 }
 
 #[tokio::test]
-async fn the_id_of_the_last_event_has_to_be_one() {
+async fn an_invalid_last_event_id_is_refused() {
     let rap = Setup::new().start();
     rap.post("/v1/threads", &json!({"id": "t"})).await.expect(201);
     for id in ["x", "-1", "1.5", "99999999999"] {
@@ -134,9 +134,9 @@ async fn the_id_of_the_last_event_has_to_be_one() {
     assert_eq!(rap.get("/v1/threads/nobody/events").await.refusal(), (404, "no_such_thread"));
 }
 
-/// What an attempt said that was cut off is void: the next one says so by its number.
+/// Text of an interrupted attempt is void. The next attempt has another number.
 #[tokio::test]
-async fn pieces_of_an_answer_carry_their_turn_and_attempt() {
+async fn deltas_carry_turn_and_attempt() {
     let model = ModelServer::start().await;
     let rap = Setup::new().model(&model.lines()).start();
     rap.post("/v1/threads", &json!({"id": "t"})).await.expect(201);
@@ -158,13 +158,13 @@ async fn pieces_of_an_answer_carry_their_turn_and_attempt() {
     assert_eq!(stream.until("entry").await["text"], "whole");
 }
 
-/// As many kilobytes as the buffers of two sockets do not hold.
+/// More data than the buffers of two sockets hold.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_that_does_not_read_is_told_to_go_and_slows_nobody() {
+async fn a_stalled_reader_is_disconnected_and_delays_nothing() {
     let rap = Setup::new().start();
     let thread = rap.open("say begin").await;
     rap.until_line(&thread, "assistant: begin").await;
-    let mut deaf = deaf(&rap, &format!("/v1/threads/{thread}/events")).await;
+    let mut deaf = stalled_reader(&rap, &format!("/v1/threads/{thread}/events")).await;
     let mut other = Stream::of(&rap, &thread).await;
     let large = "x".repeat(1024 * 1024);
     let mut slowest = Duration::ZERO;
@@ -180,25 +180,25 @@ async fn a_reader_that_does_not_read_is_told_to_go_and_slows_nobody() {
         }
         slowest = slowest.max(began.elapsed());
     }
-    // The deaf one is waited for much longer than that.
+    // The timeout for a stalled reader is much longer.
     assert!(slowest < Duration::from_secs(4), "{slowest:?}");
     until("it is dropped", async || {
         let metrics = rap.get("/metrics").await.body;
         metrics.as_str().unwrap().contains("\nrap_streams 1\n").then_some(())
     })
     .await;
-    // When it reads at last, it finds an end that says what to do.
+    // When it reads again, it finds an end event that says what to do.
     let mut text = Vec::new();
     let read = deaf.read_to_end(&mut text);
     tokio::time::timeout(Duration::from_secs(1), read).await.ok();
     let text = String::from_utf8_lossy(&text);
-    let end = "event: end\ndata: {\"reason\":\"too slow; connect again with Last-Event-ID\"}\n\n";
+    let end = "event: end\ndata: {\"reason\":\"the reader is too slow; reconnect with Last-Event-ID\"}\n\n";
     assert!(text.contains(end), "{}", &text[text.len().saturating_sub(300)..]);
     assert!(text.ends_with("0\r\n\r\n"), "the stream is complete");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stopping_ends_every_stream_at_once_and_says_so() {
+async fn stopping_ends_every_stream_at_once_with_an_end_event() {
     let rap = Setup::new().start();
     let thread = rap.open("say hello").await;
     rap.until_line(&thread, "assistant: hello").await;
@@ -209,8 +209,8 @@ async fn stopping_ends_every_stream_at_once_and_says_so() {
     let mut one = Stream::of(&rap, &thread).await;
     while one.until("status").await["status"] != "idle" {}
     let mut all = Stream::open(&rap, "/v1/events", None).await.unwrap();
-    // And one that is in the middle of its replay and does not read.
-    let _deaf = deaf(&rap, &format!("/v1/threads/{thread}/events")).await;
+    // One more reader has stalled within its replay.
+    let _deaf = stalled_reader(&rap, &format!("/v1/threads/{thread}/events")).await;
     until("all are open", async || {
         rap.get("/metrics").await.body.as_str().unwrap().contains("\nrap_streams 3\n").then_some(())
     })
@@ -225,9 +225,9 @@ async fn stopping_ends_every_stream_at_once_and_says_so() {
     assert!(took < STOPS_WITHIN, "{took:?}");
 }
 
-/// A stream, an invocation and a question to the model are open.
+/// A stream, an invocation and a model request are open.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_waits_for_nobody_and_loses_nothing() {
+async fn a_stop_does_not_wait_for_open_requests_and_loses_nothing() {
     let (tools, model) = (Tools::start().await, ModelServer::start().await);
     let rap = Setup::new().tools(&tools).model(&model.lines()).start();
     model.calls(&[("c1", "work", json!({}))]);
@@ -246,7 +246,7 @@ async fn a_stop_waits_for_nobody_and_loses_nothing() {
     assert!(took < STOPS_WITHIN, "{took:?}");
     assert_eq!(stream.until("end").await["reason"], STOPPING);
     let again = tools.invocation().await;
-    assert_eq!(first.asked.body, again.asked.body);
+    assert_eq!(first.request.body, again.request.body);
     rap.until_line(&asks, "assistant: I am").await;
     model.says("done it is");
     again.returns("done").await;
@@ -254,7 +254,7 @@ async fn a_stop_waits_for_nobody_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn the_stream_of_all_threads_tells_of_statuses_questions_and_deliveries() {
+async fn the_stream_of_all_threads_has_statuses_questions_and_deliveries() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let mut all = Stream::open(&rap, "/v1/events", None).await.unwrap();

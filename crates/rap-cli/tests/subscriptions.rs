@@ -1,4 +1,4 @@
-//! Subscriptions: confirmed, then events in the thread or in a child of it, then an end.
+//! Subscriptions: confirmation, events in the thread or in a child, and the end.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -47,7 +47,7 @@ async fn a_confirmed_subscription_is_tracked_and_listed() {
 
 /// Proves: SE-02, SE-05, SE-06, SE-07, SE-08
 #[tokio::test]
-async fn an_associative_event_enters_the_thread_as_a_call_of_its_own() {
+async fn an_associative_event_becomes_a_synthetic_call() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let (thread, watch) = subscribed(&tools, &rap).await;
@@ -64,14 +64,14 @@ async fn an_associative_event_enters_the_thread_as_a_call_of_its_own() {
         "result rap_2: two".into(),
         "assistant: watch: two".into(),
     ];
-    let story = rap.story(&thread).await;
-    assert_eq!((&story[..4], &story[4..]), (&BEGIN.map(String::from)[..], &events[..]));
+    let transcript = rap.transcript(&thread).await;
+    assert_eq!((&transcript[..4], &transcript[4..]), (&BEGIN.map(String::from)[..], &events[..]));
     assert!(rap.children(&thread).await.is_empty());
 }
 
 /// Proves: SE-07
 #[tokio::test]
-async fn an_argument_kind_of_the_tools_own_is_kept_under_another_name() {
+async fn an_argument_named_kind_is_kept_under_another_name() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call watch {\"kind\": \"mine\", \"kind_\": 2}").await;
@@ -82,12 +82,12 @@ async fn an_argument_kind_of_the_tools_own_is_kept_under_another_name() {
     rap.until_line(&thread, "assistant: watch: one").await;
     let expected =
         format!("synthetic call rap_1 watch {{\"kind\":\"{ACTIVE}\",\"kind_\":2,\"kind__\":\"mine\"}}");
-    assert_eq!(rap.story(&thread).await[4], expected);
+    assert_eq!(rap.transcript(&thread).await[4], expected);
 }
 
 /// Proves: SE-02, SE-05, SE-09
 #[tokio::test]
-async fn any_other_event_is_handled_by_a_child_that_is_closed_when_it_is_done() {
+async fn any_other_event_is_handled_by_a_child_that_is_closed_afterwards() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let (thread, watch) = subscribed(&tools, &rap).await;
@@ -95,18 +95,21 @@ async fn any_other_event_is_handled_by_a_child_that_is_closed_when_it_is_done() 
     let child = rap.child(&thread).await;
     let closed = rap.until_status(&child, "closed").await;
     assert_eq!((&closed["parent"], &closed["root"]), (&json!(thread), &json!(thread)));
-    let story = rap.story(&child).await;
-    assert_eq!(story[..4], BEGIN);
-    assert_eq!(story[4], format!("synthetic call rap_1 watch {{\"kind\":\"{ACTIVE}\",\"topic\":\"x\"}}"));
-    assert_eq!(story[5], "result rap_1: one");
-    assert!(story[6].starts_with("runtime: You are a thread of your own"), "{}", story[6]);
-    assert_eq!(story[7..], ["assistant: watch: one", "notice: the thread was closed"]);
+    let transcript = rap.transcript(&child).await;
+    assert_eq!(transcript[..4], BEGIN);
+    assert_eq!(
+        transcript[4],
+        format!("synthetic call rap_1 watch {{\"kind\":\"{ACTIVE}\",\"topic\":\"x\"}}")
+    );
+    assert_eq!(transcript[5], "result rap_1: one");
+    assert!(transcript[6].starts_with("runtime: You are a thread of your own"), "{}", transcript[6]);
+    assert_eq!(transcript[7..], ["assistant: watch: one", "notice: the thread was closed"]);
     let numbers: Vec<u64> =
         rap.history(&child).await.iter().map(|entry| entry["seq"].as_u64().unwrap()).collect();
     assert_eq!(numbers, (1..=9).collect::<Vec<_>>());
     assert_eq!(tools.next(CLOSE).await.body, json!({"thread_id": child}));
 
-    assert_eq!(rap.story(&thread).await, BEGIN);
+    assert_eq!(rap.transcript(&thread).await, BEGIN);
     let parent = rap.until(&thread, "without children", |thread| thread["children"] == 0).await;
     assert_eq!((&parent["status"], &parent["turn"]), (&json!("idle"), &json!(2)));
     assert_eq!(parent["subscriptions"].as_array().unwrap().len(), 1);
@@ -124,13 +127,13 @@ async fn a_child_sees_its_parent_up_to_the_last_settled_point() {
     watch.says(&watch.event("one")).await;
     let child = rap.child(&thread).await;
     rap.until_status(&child, "closed").await;
-    let story = rap.story(&child).await;
-    assert_eq!(story[..4], BEGIN);
-    assert_eq!(story[5], "result rap_1: one");
+    let transcript = rap.transcript(&child).await;
+    assert_eq!(transcript[..4], BEGIN);
+    assert_eq!(transcript[5], "result rap_1: one");
     assert_eq!(rap.thread(&thread).await["status"], "waiting");
     work.returns("done").await;
     rap.until_line(&thread, "assistant: work: done").await;
-    assert_eq!(rap.story(&child).await, story);
+    assert_eq!(rap.transcript(&child).await, transcript);
 }
 
 /// Proves: SE-03, SE-22
@@ -142,7 +145,7 @@ async fn a_final_event_ends_the_subscription_inline_and_in_a_child() {
     watch.says(&with(watch.inline("last"), json!({"final": true}))).await;
     rap.until_line(&thread, "assistant: watch: last").await;
     assert_eq!(
-        rap.story(&thread).await[4],
+        rap.transcript(&thread).await[4],
         format!("synthetic call rap_1 watch {{\"kind\":\"{ENDED}\",\"topic\":\"x\"}}")
     );
     assert_eq!(rap.thread(&thread).await["subscriptions"], json!([]));
@@ -152,17 +155,17 @@ async fn a_final_event_ends_the_subscription_inline_and_in_a_child() {
     let child = rap.child(&parent).await;
     rap.until_status(&child, "closed").await;
     assert_eq!(
-        rap.story(&child).await[4],
+        rap.transcript(&child).await[4],
         format!("synthetic call rap_1 watch {{\"kind\":\"{ENDED}\",\"topic\":\"x\"}}")
     );
     assert!(rap.listing("subscriptions").await.is_empty());
     assert_eq!(watch.post(&watch.event("more")).await.refusal(), (410, "subscription_ended"));
-    // An end that the tool itself has told needs no notification.
+    // The tool ended the subscription itself, so it is not notified.
     assert_eq!(tools.count(CANCEL), 0);
 }
 
-fn events(story: &[String]) -> usize {
-    story.iter().filter(|line| line.starts_with("synthetic call")).count()
+fn events(transcript: &[String]) -> usize {
+    transcript.iter().filter(|line| line.starts_with("synthetic call")).count()
 }
 
 /// Proves: LC-30, TR-25
@@ -180,25 +183,25 @@ async fn an_event_with_the_same_id_is_the_same_event() {
         watch.post_with(&[(header, "e2")], &watch.inline("two")).await.expect(200);
     }
     rap.until_line(&thread, "assistant: watch: two").await;
-    // The field counts where both are given.
+    // The field takes precedence over the header.
     watch.post_with(&[("webhook-id", "e2")], &named("three", "e3")).await.expect(200);
     rap.until_line(&thread, "assistant: watch: three").await;
     rap.until_idle(&thread).await;
-    assert_eq!(events(&rap.story(&thread).await), 3);
+    assert_eq!(events(&rap.transcript(&thread).await), 3);
     let rap = rap.restarted();
     watch.says(&named("one", "e1")).await;
-    assert_eq!(events(&rap.story(&thread).await), 3);
+    assert_eq!(events(&rap.transcript(&thread).await), 3);
 
-    // Without an id each is new, and another subscription has ids of its own.
+    // Without an id each event is new, and ids are scoped to a subscription.
     for _ in 0..2 {
         watch.says(&watch.inline("plain")).await;
         rap.until_idle(&thread).await;
     }
-    assert_eq!(events(&rap.story(&thread).await), 5);
+    assert_eq!(events(&rap.transcript(&thread).await), 5);
     let (other, second) = subscribed(&tools, &rap).await;
     second.says(&with(second.inline("one"), json!({"event_id": "e1"}))).await;
     rap.until_line(&other, "assistant: watch: one").await;
-    // The same holds for events of children.
+    // The same for events that are handled in children.
     for _ in 0..2 {
         second.says(&with(second.event("child"), json!({"event_id": "e9"}))).await;
     }
@@ -228,30 +231,30 @@ async fn the_model_cancels_a_subscription_of_its_own_thread() {
 
 /// Proves: SE-15
 #[tokio::test]
-async fn a_subscription_of_another_thread_can_not_be_cancelled() {
+async fn a_subscription_of_another_thread_cannot_be_cancelled() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let (thread, watch) = subscribed(&tools, &rap).await;
     let cancel = format!("call cancel_subscription {{\"tool_call_id\": {:?}}}", watch.id());
     let stranger = rap.open(&format!("{cancel}\ncall cancel_subscription {{}}")).await;
     rap.until_idle(&stranger).await;
-    let story = rap.story(&stranger).await;
+    let transcript = rap.transcript(&stranger).await;
     let none = format!("Error: this thread has no active subscription `{}`; it has none", watch.id());
-    assert_eq!(story[3], format!("result call_1_1: {none}"));
-    assert_eq!(story[4], "result call_1_2: Error: $.tool_call_id: expected a string");
+    assert_eq!(transcript[3], format!("result call_1_1: {none}"));
+    assert_eq!(transcript[4], "result call_1_2: Error: $.tool_call_id: expected a string");
     rap.say(&thread, "call cancel_subscription {\"tool_call_id\": \"call_7\"}").await;
-    let error = "Error: this thread has no active subscription `call_7`; active are: call_1_1";
+    let error = "Error: this thread has no active subscription `call_7`; active subscriptions: call_1_1";
     rap.until_line(&thread, &format!("assistant: cancel_subscription: {error}")).await;
     watch.says(&watch.inline("still here")).await;
     rap.until_line(&thread, "assistant: watch: still here").await;
     assert_eq!(tools.count(CANCEL), 0);
 }
 
-/// A child can not end what its parent subscribed to, though it sees the call.
+/// A child cannot end a subscription of its parent, though it sees the call.
 ///
 /// Proves: SE-15
 #[tokio::test]
-async fn a_child_can_not_cancel_its_parents_subscription() {
+async fn a_child_cannot_cancel_its_parents_subscription() {
     let (tools, model) = (Tools::start().await, ModelServer::start().await);
     let rap = Setup::new().tools(&tools).model(&model.lines()).start();
     model.calls(&[("s1", "watch", json!({}))]);
@@ -272,7 +275,7 @@ async fn a_child_can_not_cancel_its_parents_subscription() {
 
 /// Proves: SE-25
 #[tokio::test]
-async fn a_subscription_beyond_the_limit_is_not_kept_and_its_tool_is_told() {
+async fn a_subscription_beyond_the_limit_is_not_kept_and_its_tool_is_notified() {
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).limit("subscriptions_per_thread = 1").start();
     let (thread, _) = subscribed(&tools, &rap).await;
@@ -297,11 +300,11 @@ async fn closing_cancels_no_subscription_and_later_events_are_discarded() {
     let (thread, watch) = subscribed(&tools, &rap).await;
     rap.close(&thread).await;
     assert_eq!(tools.next(CLOSE).await.body, json!({"thread_id": thread}));
-    let story = rap.story(&thread).await;
+    let transcript = rap.transcript(&thread).await;
     for body in [watch.event("x"), watch.inline("x"), with(watch.inline("x"), json!({"final": true}))] {
         assert_eq!(watch.post(&body).await.refusal(), (410, "thread_closed"));
     }
-    assert_eq!(rap.story(&thread).await, story);
+    assert_eq!(rap.transcript(&thread).await, transcript);
     assert!(rap.children(&thread).await.is_empty());
     assert!(rap.listing("subscriptions").await.is_empty());
     assert_eq!(tools.count(CANCEL), 0);
@@ -325,19 +328,19 @@ async fn events_wait_while_the_thread_is_busy_and_are_answered_together() {
     rap.until_line(&thread, "assistant: work: done\nwatch: one\nwatch: two\nwatch: three").await;
     assert_eq!(rap.until_idle(&thread).await["turn"], 4);
 
-    // While the model is asked they wait as well.
+    // They also wait during a model request.
     rap.say(&thread, "sleep 0.5\nsay thinking").await;
     rap.until_status(&thread, "running").await;
     watch.says(&watch.inline("four")).await;
     assert_eq!(rap.thread(&thread).await["held"], 1);
     rap.until_line(&thread, "assistant: watch: four").await;
-    let story = rap.story(&thread).await;
-    let thinking = story.iter().position(|line| line == "assistant: thinking").unwrap();
-    assert!(story[thinking + 1].starts_with("synthetic call"), "{story:?}");
+    let transcript = rap.transcript(&thread).await;
+    let thinking = transcript.iter().position(|line| line == "assistant: thinking").unwrap();
+    assert!(transcript[thinking + 1].starts_with("synthetic call"), "{transcript:?}");
 }
 
 #[tokio::test]
-async fn too_many_children_and_too_deep_ones_are_avoided() {
+async fn number_and_depth_of_event_children_are_limited() {
     let tools = Tools::start().await;
     let script = "[[turn]]\ncalls = [{name = \"watch\"}]\n[[turn]]\nsay = \"subscribed\"\n";
     let setup = Setup::new().tools(&tools).limit("children_per_thread = 1").limit("depth = 1");
@@ -353,21 +356,21 @@ async fn too_many_children_and_too_deep_ones_are_avoided() {
     assert_eq!(full.refusal(), (503, "thread_full"));
     assert!(full.retry_after().is_some());
 
-    // The child is as deep as threads may be: it takes the events of its own subscription itself.
+    // The child is at the maximum depth, so events of its own subscription are handled inline.
     inner.confirms("watching").await;
     let child = rap.child(&thread).await;
     rap.until_idle(&child).await;
     inner.says(&with(inner.event("inner"), json!({"final": true}))).await;
     rap.until_status(&child, "closed").await;
-    assert!(rap.story(&child).await.iter().any(|line| line.ends_with(": inner")));
+    assert!(rap.transcript(&child).await.iter().any(|line| line.ends_with(": inner")));
     assert!(rap.children(&child).await.is_empty());
     until("the next child", async || (rap.children(&thread).await.len() == 2).then_some(())).await;
     assert_eq!(rap.thread(&thread).await["children"], 1);
 }
 
-/// A child is closed as soon as nothing is left to do, whatever it was that ended last.
+/// An event child is closed as soon as it has nothing left to do, whatever ended last.
 #[tokio::test]
-async fn a_child_that_has_nothing_left_to_do_is_closed() {
+async fn an_event_child_with_nothing_left_to_do_is_closed() {
     let tools = Tools::start().await;
     let script = "[[turn]]\ncalls = [{name = \"watch\"}]\n[[turn]]\nsay = \"subscribed\"\n";
     let rap = Setup::new().tools(&tools).start_with_script(script);
@@ -376,7 +379,7 @@ async fn a_child_that_has_nothing_left_to_do_is_closed() {
     watch.confirms("watching").await;
     rap.until_idle(&thread).await;
 
-    // Its last event is handled by a child of its own.
+    // Its last event is handled by another child.
     watch.says(&watch.event("one")).await;
     let inner = tools.invocation().await;
     let child = inner.thread().to_owned();
@@ -389,7 +392,7 @@ async fn a_child_that_has_nothing_left_to_do_is_closed() {
     rap.until_status(innermost.thread(), "closed").await;
     rap.until_status(&child, "closed").await;
 
-    // A client cancels what it waits for.
+    // A client cancels the call that it waits for.
     for order in ["calls/ID/cancel", "interrupt"] {
         watch.says(&watch.event("again")).await;
         let inner = tools.invocation().await;
@@ -397,13 +400,13 @@ async fn a_child_that_has_nothing_left_to_do_is_closed() {
             inner.confirms("watching").await;
             rap.until_idle(inner.thread()).await;
         }
-        rap.order(inner.thread(), &order.replace("ID", inner.id())).await.expect(202);
+        rap.act(inner.thread(), &order.replace("ID", inner.id())).await.expect(202);
         rap.until_status(inner.thread(), "closed").await;
     }
     rap.until(&thread, "without children", |thread| thread["children"] == 0).await;
 }
 
-/// A thread is not woken by a subscription that a client has cancelled.
+/// A subscription that a client cancelled does not wake the thread.
 ///
 /// Proves: SE-22, CN-01
 #[tokio::test]
@@ -411,9 +414,9 @@ async fn a_client_cancels_a_subscription() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let (thread, watch) = subscribed(&tools, &rap).await;
-    rap.order(&thread, "calls/call_1_1/cancel").await.expect(202);
+    rap.act(&thread, "calls/call_1_1/cancel").await.expect(202);
     assert_eq!(tools.next(CANCEL).await.body, json!({"thread_id": thread, "tool_call_id": "call_1_1"}));
-    assert_eq!(rap.story(&thread).await[4..], ["notice: subscription call_1_1 was cancelled"]);
+    assert_eq!(rap.transcript(&thread).await[4..], ["notice: subscription call_1_1 was cancelled"]);
     assert_eq!(watch.post(&watch.event("x")).await.refusal(), (410, "subscription_ended"));
     assert_eq!(rap.thread(&thread).await["subscriptions"], Value::Array(vec![]));
 }

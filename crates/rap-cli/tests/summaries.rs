@@ -1,17 +1,18 @@
-//! Long conversations: a summary stands for what was said, nothing is lost, and whatever fails on the way fails nobody.
+//! Long conversations: a summary replaces earlier entries in the prompt, nothing is deleted, and a failed summary does
+//! not fail the thread.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
 mod support;
 
-use rap_agent::prompt::SUMMARISE;
+use rap_agent::prompt::SUMMARY_INSTRUCTIONS;
 use serde_json::{Value, json};
 use support::model::{ModelServer, messages};
 use support::peer::Reply;
 use support::{Rap, Setup, Tools};
 
-/// What stands before a summary in a prompt.
-const INTRODUCED: &str = "user: (What was said so far is not shown any more. ";
+/// Text before a summary in a prompt.
+const INTRODUCED: &str = "user: (The conversation so far is no longer shown. ";
 
 async fn stage(lines: &str) -> (Tools, ModelServer, Rap) {
     let (tools, model) = (Tools::start().await, ModelServer::start().await);
@@ -21,12 +22,12 @@ async fn stage(lines: &str) -> (Tools, ModelServer, Rap) {
     (tools, model, rap)
 }
 
-/// A message of about so many tokens.
+/// A message of about this number of tokens.
 fn long(tokens: usize) -> String {
     "ab ".repeat(tokens).trim_end().to_owned()
 }
 
-/// A thread that has said `Hello.` to `first`.
+/// A thread whose model has answered `first` with `Hello.`.
 async fn begun(model: &ModelServer, rap: &Rap) -> String {
     model.says("Hello.");
     let thread = rap.open("first").await;
@@ -36,11 +37,11 @@ async fn begun(model: &ModelServer, rap: &Rap) -> String {
 }
 
 fn is_summary(question: &Value) -> bool {
-    messages(question).last().unwrap().ends_with(SUMMARISE)
+    messages(question).last().unwrap().ends_with(SUMMARY_INSTRUCTIONS)
 }
 
 #[tokio::test]
-async fn past_its_share_of_the_window_a_summary_stands_for_what_was_answered() {
+async fn above_summarise_at_a_summary_replaces_the_answered_entries() {
     let (_tools, model, rap) = stage("window = 1000").await;
     let thread = begun(&model, &rap).await;
     model.says("Short.");
@@ -66,16 +67,16 @@ async fn past_its_share_of_the_window_a_summary_stands_for_what_was_answered() {
     assert_eq!(shown[2..], ["assistant: Short.".to_owned(), format!("user: {text}")]);
     assert!(question["tools"].as_array().is_some_and(|tools| !tools.is_empty()));
 
-    let story = rap.story(&thread).await;
+    let transcript = rap.transcript(&thread).await;
     let all = ["user: first", "assistant: Hello.", &format!("user: {}", long(500)), "assistant: Short."];
-    assert_eq!(story[..4], all);
-    assert_eq!(story[5..], ["summary to 3: The user greeted.", "assistant: Fine."]);
+    assert_eq!(transcript[..4], all);
+    assert_eq!(transcript[5..], ["summary to 3: The user greeted.", "assistant: Fine."]);
     let idle = rap.until_idle(&thread).await;
     assert_eq!((&idle["turn"], &idle["usage"]["input"]), (&json!(4), &json!(40)), "it is paid for");
     let (status, shown) = rap.command(&["threads", "tail", "--once", &thread]);
     assert!(status == Some(0) && shown.contains("a summary stands for entries 1 to 3: The user greeted."));
 
-    // The next one covers the first as well, and the prompt has shrunk.
+    // The next summary covers the first one, and the prompt has become shorter.
     model.says("All of it.");
     model.says("Good.");
     rap.say(&thread, &text).await;
@@ -88,8 +89,8 @@ async fn past_its_share_of_the_window_a_summary_stands_for_what_was_answered() {
 }
 
 #[tokio::test]
-async fn what_is_open_is_named_and_children_from_before_see_what_they_saw() {
-    // Large enough for the tools, whose bytes count until the provider has counted tokens.
+async fn a_summary_names_open_calls_and_does_not_affect_earlier_children() {
+    // Large enough for the tools, which are estimated from bytes until the provider reports tokens.
     let (tools, model, rap) = stage("window = 10000").await;
     model.calls(&[("s1", "watch", json!({"topic": "x"}))]);
     model.says("Subscribed.");
@@ -121,7 +122,7 @@ async fn what_is_open_is_named_and_children_from_before_see_what_they_saw() {
     assert_eq!(asked[2], "assistant calls rap_2=work{\"n\":1}");
     assert!(!asked.iter().any(|line| line.contains("watch x")), "{asked:?}");
 
-    // An event of the subscription, whose call is not seen any more, still repeats its arguments.
+    // An event of the subscription repeats its arguments, though its call is covered by the summary.
     model.says("Ticked.");
     watch.says(&watch.inline("tock")).await;
     rap.until_line(&thread, "assistant: Ticked.").await;
@@ -162,7 +163,7 @@ async fn an_id_that_only_a_covered_call_has_is_not_used_again() {
     rap.say(&thread, &long(900)).await;
     let call = tools.invocation().await;
     assert_ne!(call.id(), "same");
-    assert_eq!(call.asked.body["call_id"], "same");
+    assert_eq!(call.request.body["call_id"], "same");
     call.returns("done").await;
     rap.until_line(&thread, "assistant: Twice.").await;
 }
@@ -179,9 +180,9 @@ async fn a_summary_is_made_again_after_kill_9() {
     let rap = rap.restarted();
     rap.until_line(&thread, "assistant: Fine.").await;
     assert!(is_summary(&model.question().await));
-    let story = rap.story(&thread).await;
-    assert_eq!(story[3..], ["summary to 1: Short.", "assistant: Fine."]);
-    // Behind the summary the question is asked as often as it takes.
+    let transcript = rap.transcript(&thread).await;
+    assert_eq!(transcript[3..], ["summary to 1: Short.", "assistant: Fine."]);
+    // After the summary, the model request is retried as usual.
     model.says("More.");
     model.answer(Reply::Hang);
     rap.say(&thread, &long(900)).await;
@@ -197,7 +198,7 @@ async fn a_summary_is_made_again_after_kill_9() {
 }
 
 #[tokio::test]
-async fn a_user_who_speaks_while_a_summary_is_made_is_heard() {
+async fn a_message_during_a_summary_is_answered() {
     let (_tools, model, rap) = stage("window = 1000").await;
     let thread = begun(&model, &rap).await;
     model.answer(Reply::Hang);
@@ -212,16 +213,16 @@ async fn a_user_who_speaks_while_a_summary_is_made_is_heard() {
 }
 
 #[tokio::test]
-async fn a_summary_that_fails_or_is_empty_fails_nobody_and_is_tried_again() {
+async fn a_failed_or_empty_summary_is_retried_and_the_question_still_asked() {
     let (_tools, model, rap) = stage("window = 1000").await;
     let thread = begun(&model, &rap).await;
     model.answer(Reply::Full(500, None, "overloaded".into()));
     model.says("Fine.");
     rap.say(&thread, &long(900)).await;
     rap.until_line(&thread, "assistant: Fine.").await;
-    let notice = "notice: no summary of this long conversation could be made: the model's server answered 500: \
-                  overloaded; it will be tried again";
-    assert_eq!(rap.story(&thread).await[3], notice);
+    let notice = "notice: this long conversation could not be summarised: the model's server answered 500: \
+                  overloaded; the next turn tries again";
+    assert_eq!(rap.transcript(&thread).await[3], notice);
     assert!(is_summary(&model.question().await));
     assert_eq!(model.messages().await[1], "user: first", "it is asked as it was");
 
@@ -229,16 +230,21 @@ async fn a_summary_that_fails_or_is_empty_fails_nobody_and_is_tried_again() {
     model.says("Good.");
     rap.say(&thread, &long(900)).await;
     rap.until_line(&thread, "assistant: Good.").await;
-    assert!(rap.story(&thread).await.iter().any(|line| line.contains("could be made: it is empty;")));
+    assert!(
+        rap.transcript(&thread)
+            .await
+            .iter()
+            .any(|line| line.contains("could not be summarised: the summary is empty;"))
+    );
     model.says("Short.");
     model.says("Better.");
     rap.say(&thread, &long(900)).await;
     rap.until_line(&thread, "assistant: Better.").await;
-    assert!(rap.story(&thread).await.iter().any(|line| line.starts_with("summary to 6: Short.")));
+    assert!(rap.transcript(&thread).await.iter().any(|line| line.starts_with("summary to 6: Short.")));
 }
 
 #[tokio::test]
-async fn a_refusal_for_its_length_forces_one_summary() {
+async fn a_prompt_refused_for_its_length_forces_one_summary() {
     let (_tools, model, rap) = stage("").await;
     let error = json!({"error": {"message": "no", "code": "context_length_exceeded"}}).to_string();
     let refusal = || Reply::Full(400, None, error.clone().into());
@@ -248,9 +254,9 @@ async fn a_refusal_for_its_length_forces_one_summary() {
     model.says("Fine.");
     rap.say(&thread, "more").await;
     rap.until_line(&thread, "assistant: Fine.").await;
-    assert_eq!(rap.story(&thread).await[3], "summary to 1: Short.");
+    assert_eq!(rap.transcript(&thread).await[3], "summary to 1: Short.");
     assert_eq!(model.count("/v1/models"), 0, "a short conversation asks nobody how long it may be");
-    // What is too long even so fails, and says why.
+    // A prompt that is still too long fails the thread with the reason.
     model.answer(refusal());
     model.says("Shorter.");
     model.answer(refusal());
@@ -265,7 +271,7 @@ async fn a_refusal_for_its_length_forces_one_summary() {
 }
 
 #[tokio::test]
-async fn no_summary_is_made_where_system_prompt_and_tools_alone_pass_the_share() {
+async fn no_summary_is_made_if_system_prompt_and_tools_alone_exceed_summarise_at() {
     let (_tools, model, rap) = stage("window = 1000").await;
     model.says_to(800, "Hello.");
     let thread = rap.open("first").await;
@@ -278,7 +284,7 @@ async fn no_summary_is_made_where_system_prompt_and_tools_alone_pass_the_share()
     assert!(!is_summary(&model.question().await));
     assert_eq!(model.questions(), 2);
 
-    // The same count, nearly all of it for the conversation.
+    // The same count, nearly all for the conversation.
     let (_tools, model, rap) = stage("window = 1000").await;
     model.says_to(800, "Hello.");
     let thread = rap.open(&long(900)).await;
@@ -292,7 +298,7 @@ async fn no_summary_is_made_where_system_prompt_and_tools_alone_pass_the_share()
 }
 
 #[tokio::test]
-async fn a_prompt_that_cannot_fit_is_not_asked_and_says_how_long_it_is() {
+async fn a_prompt_that_cannot_fit_is_not_sent_and_its_length_is_reported() {
     let (tools, model) = (Tools::start().await, ModelServer::start().await);
     let agent = format!("name = \"default\"\nsystem = \"{}\"", long(4_000));
     let setup = Setup::new().tools(&tools).model(&format!("{}\nwindow = 1000", model.lines()));
@@ -309,7 +315,7 @@ async fn a_prompt_that_cannot_fit_is_not_asked_and_says_how_long_it_is() {
 }
 
 #[tokio::test]
-async fn the_window_is_asked_from_the_list_of_models() {
+async fn the_window_is_read_from_the_list_of_models() {
     let (_tools, model, rap) = stage("summarise_at = \"50%\"").await;
     let list = json!({"data": [{"id": "gpt", "context_length": 8_000}]});
     model.answer_always("/v1/models", Reply::json(&list));
@@ -321,7 +327,7 @@ async fn the_window_is_asked_from_the_list_of_models() {
     model.says("Good.");
     rap.say(&thread, &long(4_100)).await;
     rap.until_line(&thread, "assistant: Good.").await;
-    assert!(rap.story(&thread).await.iter().any(|line| line == "summary to 3: Short."));
+    assert!(rap.transcript(&thread).await.iter().any(|line| line == "summary to 3: Short."));
     assert_eq!(model.count("/v1/models"), 1);
 }
 
@@ -344,7 +350,7 @@ async fn a_scripted_model_makes_summaries_too() {
 }
 
 #[tokio::test]
-async fn a_fork_sees_the_summary_only_if_it_begins_behind_it() {
+async fn a_fork_sees_the_summary_only_if_it_begins_after_it() {
     let (_tools, model, rap) = stage("").await;
     let thread = begun(&model, &rap).await;
     model.answer(Reply::Full(400, None, "{\"error\": \"too many tokens\"}".into()));

@@ -1,4 +1,4 @@
-//! Sleep, wait and schedules: calls of the runtime itself, over restarts.
+//! Sleep, wait and schedules, across restarts.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -9,7 +9,7 @@ use support::tools::CANCEL;
 use support::{Rap, Tools};
 
 #[tokio::test]
-async fn a_sleep_ends_in_time_over_a_crash() {
+async fn a_sleep_ends_in_time_after_a_crash() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call sleep {\"seconds\": 2}").await;
@@ -18,7 +18,7 @@ async fn a_sleep_ends_in_time_over_a_crash() {
     let timers = rap.listing("timers").await;
     assert_eq!((&timers[0]["kind"], &timers[0]["at"]), (&"sleep".into(), &asleep["waiting_on"][0]["until"]));
     let rap = rap.restarted();
-    rap.until_line(&thread, "assistant: sleep: the time is over").await;
+    rap.until_line(&thread, "assistant: sleep: the sleep is over").await;
     assert!(rap.listing("timers").await.is_empty());
 }
 
@@ -30,12 +30,12 @@ async fn a_sleep_that_was_over_while_the_runtime_was_down_ends_at_once() {
     rap.until_status(&thread, "waiting").await;
     let rap = rap.restarted_after(std::time::Duration::from_millis(400));
     let begun = std::time::Instant::now();
-    rap.until_line(&thread, "assistant: sleep: the time is over").await;
+    rap.until_line(&thread, "assistant: sleep: the sleep is over").await;
     assert!(begun.elapsed() < std::time::Duration::from_secs(10), "time-outs wait for 30 s, sleep does not");
 }
 
 #[tokio::test]
-async fn whatever_happens_ends_a_sleep() {
+async fn any_input_ends_a_sleep() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call watch {}").await;
@@ -47,9 +47,12 @@ async fn whatever_happens_ends_a_sleep() {
     rap.until_status(&thread, "waiting").await;
     watch.says(&watch.inline("ding")).await;
     rap.until_idle(&thread).await;
-    let story = rap.story(&thread).await;
-    assert!(story.iter().any(|line| line.ends_with(": something happened; it follows")), "{story:?}");
-    assert!(story.iter().any(|line| line.ends_with(": ding")), "{story:?}");
+    let transcript = rap.transcript(&thread).await;
+    assert!(
+        transcript.iter().any(|line| line.ends_with(": ended because something else happened")),
+        "{transcript:?}"
+    );
+    assert!(transcript.iter().any(|line| line.ends_with(": ding")), "{transcript:?}");
 
     rap.say(&thread, "call wait {}").await;
     rap.until_status(&thread, "waiting").await;
@@ -58,34 +61,34 @@ async fn whatever_happens_ends_a_sleep() {
 
     rap.say(&thread, "call wait {}").await;
     rap.until_status(&thread, "waiting").await;
-    rap.order(&thread, "interrupt").await.expect(202);
+    rap.act(&thread, "interrupt").await.expect(202);
     rap.until_idle(&thread).await;
-    // Our own calls are nobody else's business.
+    // Tool servers are not notified of calls of built-in tools.
     assert_eq!(tools.count(CANCEL), 0);
 }
 
 #[tokio::test]
-async fn a_schedule_wakes_again_and_again_until_it_is_cancelled() {
+async fn a_schedule_wakes_repeatedly_until_it_is_cancelled() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call schedule {\"cron\": \"* * * * * *\", \"text\": \"tea\"}").await;
     rap.until_line(&thread, "assistant: schedule: tea").await;
     let rap = rap.restarted();
     let ticks = async |rap: &Rap| {
-        rap.story(&thread).await.iter().filter(|line| *line == "assistant: schedule: tea").count()
+        rap.transcript(&thread).await.iter().filter(|line| *line == "assistant: schedule: tea").count()
     };
     let before = ticks(&rap).await;
     support::until("another tick", async || (ticks(&rap).await > before).then_some(())).await;
     assert_eq!(rap.listing("subscriptions").await[0]["tool"], "schedule");
     assert_eq!(rap.listing("timers").await[0]["kind"], "schedule");
-    rap.order(&thread, "calls/call_1_1/cancel").await.expect(202);
+    rap.act(&thread, "calls/call_1_1/cancel").await.expect(202);
     rap.until(&thread, "no subscription", |thread| thread["subscriptions"].as_array().unwrap().is_empty())
         .await;
     assert!(rap.listing("timers").await.is_empty());
     assert_eq!(tools.count(CANCEL), 0);
 }
 
-/// When the ticks of a schedule came that fires every other second, each by the two seconds that it came in.
+/// Times at which a schedule that fires every two seconds woke the thread, rounded to two seconds.
 async fn ticks(rap: &Rap, thread: &str) -> Vec<(String, u32)> {
     let two_seconds = |entry: &Value| {
         let at = entry["at"].as_str().unwrap();
@@ -97,13 +100,13 @@ async fn ticks(rap: &Rap, thread: &str) -> Vec<(String, u32)> {
 }
 
 #[tokio::test]
-async fn a_schedule_that_missed_some_of_its_times_fires_once_and_goes_on_as_before() {
+async fn a_schedule_that_missed_times_fires_once_and_continues() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let thread = rap.open("call schedule {\"cron\": \"*/2 * * * * *\", \"text\": \"tick\"}").await;
     support::until("a tick", async || (!ticks(&rap, &thread).await.is_empty()).then_some(())).await;
     let before = ticks(&rap, &thread).await;
-    // Two of its times at least.
+    // At least two missed times.
     let rap = rap.restarted_after(std::time::Duration::from_millis(4_200));
     let went_on = async || Some(ticks(&rap, &thread).await).filter(|ticks| ticks.len() >= before.len() + 2);
     let all = support::until("more ticks", went_on).await;
@@ -115,7 +118,7 @@ async fn a_schedule_that_missed_some_of_its_times_fires_once_and_goes_on_as_befo
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_time_is_explained_to_the_model() {
+async fn an_invalid_time_is_explained_to_the_model() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let asked = [
@@ -128,15 +131,18 @@ async fn what_is_wrong_with_a_time_is_explained_to_the_model() {
     ];
     let thread = rap.open(&asked.join("\n")).await;
     rap.until_idle(&thread).await;
-    let story = rap.story(&thread).await;
+    let transcript = rap.transcript(&thread).await;
     for told in [
-        "call_1_1: Error: `daily` is no cron expression",
-        "call_1_2: Error: $.cron: such a time never comes",
-        "call_1_3: Error: `Mars` is no time zone",
+        "call_1_1: Error: `daily` is not a cron expression",
+        "call_1_2: Error: $.cron: the expression matches no date",
+        "call_1_3: Error: `Mars` is not a time zone",
         "call_1_4: Error: $.seconds: expected a number of seconds, 0 or more",
         "call_1_5: Error: a sleep lasts at most 3660 days",
-        "call_1_6: Error: `soon` is no time",
+        "call_1_6: Error: `soon` is not a time",
     ] {
-        assert!(story.iter().any(|line| line.starts_with(&format!("result {told}"))), "{told}: {story:?}");
+        assert!(
+            transcript.iter().any(|line| line.starts_with(&format!("result {told}"))),
+            "{told}: {transcript:?}"
+        );
     }
 }

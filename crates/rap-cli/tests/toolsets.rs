@@ -1,4 +1,4 @@
-//! Toolsets: fetched when a session first asks, kept for the session, valid as a whole or not at all.
+//! Toolsets: fetched at the first model request of a session, kept for the session, and valid only as a whole.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
 
@@ -9,8 +9,8 @@ use support::peer::Reply;
 use support::tools::{DISCOVERY, INVOKE, tool, with};
 use support::{Rap, Setup, Tools};
 
-/// What `/v1/tools` says of each server: the names of its tools, and its errors.
-async fn survey(rap: &Rap) -> Vec<(Vec<String>, Vec<String>)> {
+/// Tool names and errors of each server in `/v1/tools`.
+async fn servers(rap: &Rap) -> Vec<(Vec<String>, Vec<String>)> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let of = |server: &Value| {
         let tools = server["tools"].as_array().unwrap().iter().map(|tool| text(&tool["name"])).collect();
@@ -19,17 +19,17 @@ async fn survey(rap: &Rap) -> Vec<(Vec<String>, Vec<String>)> {
     rap.listing("tools").await.iter().map(of).collect()
 }
 
-/// Says it in a new thread, waits for the answer, and gives what came after the question.
+/// Sends a message in a new thread and waits for the answer. Returns the thread and the lines after the message.
 async fn asked(rap: &Rap, message: &str) -> (String, Vec<String>) {
     let thread = rap.open(message).await;
     rap.until_idle(&thread).await;
-    let story = rap.story(&thread).await;
-    (thread, story[1..].to_vec())
+    let transcript = rap.transcript(&thread).await;
+    (thread, transcript[1..].to_vec())
 }
 
 /// Proves: LC-36
 #[tokio::test]
-async fn discovery_happens_at_a_sessions_first_question_and_not_before() {
+async fn discovery_happens_at_the_first_model_request_of_a_session() {
     let tools = Tools::start().await;
     let rap = Setup::new().tools(&tools).bearer("tool-token").start();
     let thread = rap.post("/v1/threads", &json!({})).await.expect(201)["id"].as_str().unwrap().to_owned();
@@ -56,10 +56,10 @@ async fn a_new_session_sees_the_new_tools_and_a_known_one_keeps_what_it_has() {
     tools.offer(tools.document("bench", "2", vec![tool("new")]));
     rap.say(&known, "call new").await;
     rap.until_line(&known, "assistant: new: Error: there is no tool `new`; there are: old").await;
-    let (_, story) = asked(&rap, "call old").await;
-    assert_eq!(story[1], "result call_1_1: Error: there is no tool `old`; there are: new");
+    let (_, transcript) = asked(&rap, "call old").await;
+    assert_eq!(transcript[1], "result call_1_1: Error: there is no tool `old`; there are: new");
     rap.open("call new").await;
-    assert_eq!(tools.invocation().await.asked.body["toolset_version"], "2");
+    assert_eq!(tools.invocation().await.request.body["toolset_version"], "2");
 }
 
 #[tokio::test]
@@ -69,33 +69,33 @@ async fn one_invalid_tool_makes_its_toolset_invalid_and_leaves_the_others_usable
     bad.offer(bad.document("bench", "1", vec![tool("work"), nonsense]));
     let rap = Setup::new().tools(&bad).tools(&good).start();
     let (thread, _) = asked(&rap, "call work").await;
-    let story = rap.story(&thread).await;
-    let notice = story.iter().find(|line| line.starts_with("notice: ")).unwrap();
+    let transcript = rap.transcript(&thread).await;
+    let notice = transcript.iter().find(|line| line.starts_with("notice: ")).unwrap();
     let expected = format!(
         "notice: the tools of {} are not available: the toolset is not valid: $.tools[1].inputSchema",
         bad.url
     );
     assert!(notice.starts_with(&expected), "{notice}");
     rap.until_line(&thread, "assistant: work: Error: there is no tool `work`; there are: help").await;
-    let servers = survey(&rap).await;
+    let servers = servers(&rap).await;
     assert!(servers[0].0.is_empty() && servers[0].1[0].contains("$.tools[1].inputSchema"), "{servers:?}");
     assert_eq!(servers[1], (vec!["help".to_owned()], vec![]));
     assert_eq!(bad.count(INVOKE), 0);
-    // The same trouble is told once.
+    // The same problem is reported once.
     rap.say(&thread, "say again").await;
     rap.until_line(&thread, "assistant: again").await;
-    let notices = rap.story(&thread).await.iter().filter(|line| line.starts_with("notice: ")).count();
+    let notices = rap.transcript(&thread).await.iter().filter(|line| line.starts_with("notice: ")).count();
     assert_eq!(notices, 1);
 }
 
 #[tokio::test]
-async fn a_name_that_two_servers_take_is_offered_by_neither() {
+async fn a_tool_name_used_by_two_servers_is_offered_by_neither() {
     let first = Tools::offering("first", &["work", "one"]).await;
     let second = Tools::offering("second", &["work", "two"]).await;
     let rap = Setup::new().tools(&first).tools(&second).start();
-    let (_, story) = asked(&rap, "call work").await;
-    assert_eq!(story[1], "result call_1_1: Error: there is no tool `work`; there are: one, two");
-    let servers = survey(&rap).await;
+    let (_, transcript) = asked(&rap, "call work").await;
+    assert_eq!(transcript[1], "result call_1_1: Error: there is no tool `work`; there are: one, two");
+    let servers = servers(&rap).await;
     for (server, other) in [(&servers[0], &second), (&servers[1], &first)] {
         assert_eq!(server.1, [format!("work: not offered; {} has a tool of the same name", other.url)]);
     }
@@ -106,24 +106,24 @@ async fn a_name_that_two_servers_take_is_offered_by_neither() {
 
 /// Proves: SE-14
 #[tokio::test]
-async fn no_server_may_take_the_name_of_a_built_in_tool() {
+async fn a_server_cannot_offer_the_name_of_a_built_in_tool() {
     let tools = Tools::offering("bench", &["cancel_subscription", "work"]).await;
     let rap = Rap::start(&tools);
-    let (_, story) = asked(&rap, "call cancel_subscription {\"tool_call_id\": \"x\"}").await;
-    assert_eq!(story[1], "result call_1_1: Error: this thread has no active subscription `x`; it has none");
-    assert_eq!(tools.count(INVOKE), 0);
-    let servers = survey(&rap).await;
+    let (_, transcript) = asked(&rap, "call cancel_subscription {\"tool_call_id\": \"x\"}").await;
     assert_eq!(
-        servers[0].1,
-        ["cancel_subscription: not offered; the runtime has a tool of this name itself"]
+        transcript[1],
+        "result call_1_1: Error: this thread has no active subscription `x`; it has none"
     );
+    assert_eq!(tools.count(INVOKE), 0);
+    let servers = servers(&rap).await;
+    assert_eq!(servers[0].1, ["cancel_subscription: not offered; it is the name of a built-in tool"]);
     rap.open("call work").await;
     tools.invocation().await;
 }
 
 /// Proves: LC-21, LC-36, LC-40
 #[tokio::test]
-async fn a_known_session_goes_on_without_discovery_and_a_new_one_is_told() {
+async fn an_existing_session_continues_without_discovery_and_a_new_one_gets_a_notice() {
     let (flaky, good) = (Tools::start().await, Tools::offering("good", &["help"]).await);
     let rap = Setup::new().tools(&flaky).tools(&good).start();
     let (known, _) = asked(&rap, "say hello").await;
@@ -143,8 +143,8 @@ async fn a_known_session_goes_on_without_discovery_and_a_new_one_is_told() {
     flaky.invocation().await.returns("as ever").await;
     rap.until_idle(&new).await;
     let notice = format!(
-        "notice: the tools of {} could not be fetched: discovery was answered 500; those that another session fetched \
-         last are used",
+        "notice: the tools of {} could not be fetched: discovery was answered 500; the last known ones \
+         are used",
         flaky.url
     );
     rap.until_line(&new, &notice).await;
@@ -166,20 +166,20 @@ async fn a_server_that_is_down_leaves_the_others_usable() {
     let thread = rap.open("call help").await;
     good.invocation().await.returns("here").await;
     rap.until_line(&thread, "assistant: help: here").await;
-    let story = rap.story(&thread).await;
-    let notices: Vec<&String> = story.iter().filter(|line| line.starts_with("notice: ")).collect();
-    assert_eq!(notices.len(), 2, "{story:?}");
+    let transcript = rap.transcript(&thread).await;
+    let notices: Vec<&String> = transcript.iter().filter(|line| line.starts_with("notice: ")).collect();
+    assert_eq!(notices.len(), 2, "{transcript:?}");
     assert!(notices[0].contains(&format!(
         "the tools of {} are not available: discovery failed: could not connect",
         down.url
     )));
     assert!(notices[1].contains(&format!("the tools of {} are not available: ", slow.url)), "{}", notices[1]);
-    let servers = survey(&rap).await;
+    let servers = servers(&rap).await;
     assert!(servers[..2].iter().all(|(tools, errors)| tools.is_empty() && errors.len() == 1), "{servers:?}");
 }
 
 #[tokio::test]
-async fn the_listing_of_tools_asks_servers_that_nobody_has_asked() {
+async fn the_listing_of_tools_discovers_unknown_servers() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let servers = rap.listing("tools").await;

@@ -1,14 +1,18 @@
-//! Checks any implementation of the Reactive Agent Protocol, requirement by requirement, from outside.
+//! Conformance checks for any implementation of the Reactive Agent Protocol. They use only its network interfaces.
 //!
-//! A *probe* is one observation: it speaks to the implementation, looks at what comes back, and passes, fails
-//! with the exchange that shows it, or says why it could not observe anything. It names the requirements that
-//! it is about ([`requirements`]). A [`Report`] puts what the probes saw in the order of the specification.
+//! A *probe* sends requests to the implementation and checks one behaviour. It passes, fails with the exchange that
+//! shows the failure, or reports why nothing could be observed. Each probe names the requirements that it covers
+//! ([`requirements`]). A [`Report`] lists the results by requirement, in the order of the specification.
 //!
-//! What can not be observed from outside is never reported as passed. Nothing here touches a terminal.
+//! A requirement that cannot be observed from outside is never reported as passed. This crate does not write to the
+//! terminal.
 
 pub mod report;
 pub mod requirements;
 pub mod runtime;
 pub mod tool;
 
-pub use report::{Exchange, Outcome, Probe, Progress, Report, Shown, Standing, Strictness, Subject, Verdict};
+pub use report::{
+    Exchange, Outcome, Probe, Progress, RedactedMessage, Report, RequirementResult, Strictness, Subject,
+    Verdict,
+};

@@ -1,8 +1,7 @@
-//! What the probes saw, by requirement, as a table, as JSON and as JUnit.
+//! Results of the probes by requirement, as a table, as JSON and as JUnit.
 //!
-//! Invariants: a requirement passes only if a probe that is about it passed, none failed, and nothing of it remains
-//! out of sight; an exchange
-//! shows no callback URL, no token and no auth URL.
+//! Invariants: a requirement passes only if a probe that covers it passed, no probe failed, and the requirement is not
+//! in the list of unobservable ones. An exchange shows no callback URL, no token and no auth URL.
 
 mod exchange;
 mod json;
@@ -11,81 +10,82 @@ mod table;
 
 use std::time::{Duration, Instant};
 
-pub use exchange::{Exchange, Shown};
+pub use exchange::{Exchange, RedactedMessage};
 
 use crate::requirements::{self, Requirement, Who};
 
-/// One observation that can be made of an implementation.
+/// Check of one behaviour of an implementation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// A name of its own, in lower case with underscores.
+    /// Unique name, in lower case with underscores.
     pub name: &'static str,
-    /// The ids of the requirements that it is about. A probe without any is about this project's reading of what the
-    /// specification leaves open: what it finds is told, and never counts against an implementation.
+    /// Ids of the requirements that the probe covers. A probe without requirements checks this project's interpretation
+    /// of a point that the specification leaves open; its failures are reported as warnings and never count as
+    /// failures.
     pub requirements: &'static [&'static str],
-    /// What it checks, in a sentence.
+    /// Behaviour that the probe expects, as a sentence.
     pub checks: &'static str,
 }
 
-/// What a probe found.
+/// Result of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is as it should be.
+    /// The implementation behaves as expected.
     Pass,
-    /// It is not.
+    /// The implementation does not behave as expected.
     Fail {
-        /// What is wrong, in a sentence.
+        /// Description of the failure, as a sentence.
         what: String,
-        /// What was said, in order, that shows it.
+        /// Requests and answers that show the failure, in order.
         exchanges: Vec<Exchange>,
     },
-    /// This can not be seen from outside, or not with what the checker was given.
+    /// The behaviour cannot be observed from outside, or not with the given options.
     NotObservable {
-        /// Why, and what would help.
+        /// Reason, and what the user can do about it.
         why: String,
     },
 }
 
 impl Verdict {
-    /// It is not as it should be.
+    /// Creates a [`Verdict::Fail`].
     pub fn fail(what: impl Into<String>, exchanges: Vec<Exchange>) -> Verdict {
         Verdict::Fail { what: what.into(), exchanges }
     }
 
-    /// It can not be seen.
+    /// Creates a [`Verdict::NotObservable`].
     pub fn not_observable(why: impl Into<String>) -> Verdict {
         Verdict::NotObservable { why: why.into() }
     }
 }
 
-/// A probe with what it found.
+/// A probe and its result.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// The probe.
+    /// Probe that ran.
     pub probe: &'static Probe,
-    /// What it found.
+    /// Result of the probe.
     pub verdict: Verdict,
-    /// How long it took.
+    /// Duration of the probe.
     pub took: Duration,
 }
 
-/// How far a run is. It is told to whoever wants to show it.
+/// Progress of a run, passed to the caller's callback.
 #[derive(Debug)]
 pub enum Progress<'a> {
-    /// A probe begins.
-    Begins {
-        /// The probe.
+    /// A probe has started.
+    Started {
+        /// Probe that has started.
         probe: &'static Probe,
-        /// Its number, from 1.
+        /// Number of the probe, from 1.
         number: usize,
-        /// Of how many.
-        of: usize,
+        /// Total number of probes.
+        total: usize,
     },
-    /// A probe is done.
-    Done(&'a Outcome),
+    /// A probe has finished.
+    Finished(&'a Outcome),
 }
 
-/// What is checked.
+/// Kind of implementation that is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subject {
@@ -96,7 +96,7 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// The requirements that it has to meet.
+    /// Returns the requirements for this kind of implementation.
     pub fn requirements(self) -> impl Iterator<Item = &'static Requirement> {
         let who = match self {
             Subject::Tool => Who::Tool,
@@ -107,8 +107,8 @@ impl Subject {
             .filter(move |requirement| requirement.who == who || requirement.who == Who::Both)
     }
 
-    /// How it is called on the command line.
-    fn word(self) -> &'static str {
+    /// Name on the command line.
+    fn name(self) -> &'static str {
         match self {
             Subject::Tool => "tool",
             Subject::Runtime => "runtime",
@@ -116,20 +116,20 @@ impl Subject {
     }
 }
 
-/// Whether SHOULD counts.
+/// Treatment of requirements of level SHOULD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strictness {
-    /// What does not meet a SHOULD gets a warning.
+    /// An unmet SHOULD is a warning.
     Lenient,
-    /// What does not meet a SHOULD fails.
+    /// An unmet SHOULD is a failure.
     Strict,
 }
 
-/// Requirements that no probe can show to be met, each with the reason why it can not be seen from outside. A probe
-/// may still show that one is not.
+/// Requirements that no probe can show to be met, each with the reason. A probe may still show that one of them is not
+/// met.
 pub type Unobservable = [(&'static str, &'static str)];
 
-/// What the probes saw of one implementation.
+/// Results of all probes of one implementation.
 #[derive(Debug)]
 pub struct Report {
     subject: Subject,
@@ -140,35 +140,35 @@ pub struct Report {
     took: Duration,
 }
 
-/// How an implementation stands to one requirement.
+/// Result for one requirement.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing<'a> {
-    /// Probes are about it, at least one passed, none failed, and they can see all of it.
+pub enum RequirementResult<'a> {
+    /// At least one probe passed, none failed, and the requirement can be observed completely.
     Pass,
-    /// It is not met.
+    /// A probe failed.
     Fail,
-    /// Nothing was seen of it.
+    /// No probe could show that the requirement is met.
     NotObservable {
-        /// Why not.
+        /// Reason.
         why: &'a str,
     },
 }
 
-/// How many requirements stand how.
+/// Number of requirements by result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Count {
-    /// These are met, as far as can be seen.
+    /// Requirements that are met, as far as can be observed.
     pub passed: usize,
-    /// These MUST are not met.
+    /// Requirements of level MUST or MUST NOT that are not met.
     pub failed_must: usize,
-    /// These others are not met.
+    /// Requirements of other levels that are not met.
     pub failed_should: usize,
-    /// Nothing can be seen of these.
+    /// Requirements that cannot be observed.
     pub not_observable: usize,
 }
 
 impl Report {
-    /// A report on nothing yet; its time begins now. `target` is how the implementation is called in it.
+    /// Creates an empty report and starts its clock. `target` is the name of the implementation in the report.
     pub fn new(subject: Subject, target: impl Into<String>, unobservable: &'static Unobservable) -> Report {
         Report {
             subject,
@@ -180,67 +180,69 @@ impl Report {
         }
     }
 
-    /// Calls the implementation something else, once more is known of it.
+    /// Sets the name of the implementation in the report.
     pub fn set_target(&mut self, target: impl Into<String>) {
         self.target = target.into();
     }
 
-    /// Adds what a probe found.
+    /// Adds the outcome of a probe.
     pub fn add(&mut self, outcome: Outcome) {
         self.took = self.began.elapsed();
         self.outcomes.push(outcome);
     }
 
-    /// What each probe found, in the order in which they ran.
+    /// Returns the outcomes of all probes, in the order in which they were added.
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
     }
 
-    /// How the implementation stands to each requirement, in the order of the specification.
-    pub fn standings(&self) -> impl Iterator<Item = (&'static Requirement, Standing<'_>)> {
-        self.subject.requirements().map(|requirement| (requirement, self.standing(requirement.id)))
+    /// Returns the result for each requirement, in the order of the specification.
+    pub fn requirement_results(&self) -> impl Iterator<Item = (&'static Requirement, RequirementResult<'_>)> {
+        self.subject.requirements().map(|requirement| (requirement, self.result_of(requirement.id)))
     }
 
-    /// How many requirements stand how.
+    /// Returns the number of requirements by result.
     pub fn count(&self) -> Count {
         let mut count = Count::default();
-        for (requirement, standing) in self.standings() {
-            match standing {
-                Standing::Pass => count.passed += 1,
-                Standing::Fail if requirement.level.is_must() => count.failed_must += 1,
-                Standing::Fail => count.failed_should += 1,
-                Standing::NotObservable { .. } => count.not_observable += 1,
+        for (requirement, result) in self.requirement_results() {
+            match result {
+                RequirementResult::Pass => count.passed += 1,
+                RequirementResult::Fail if requirement.level.is_must() => count.failed_must += 1,
+                RequirementResult::Fail => count.failed_should += 1,
+                RequirementResult::NotObservable { .. } => count.not_observable += 1,
             }
         }
         count
     }
 
-    /// Whether the implementation may be called conforming, as far as can be seen from outside.
+    /// Returns true if the implementation conforms, as far as can be observed from outside.
     pub fn is_good(&self, strictness: Strictness) -> bool {
         let Count { failed_must, failed_should, .. } = self.count();
         failed_must == 0 && (failed_should == 0 || strictness == Strictness::Lenient)
     }
 
-    fn standing(&self, id: &str) -> Standing<'_> {
-        let mut hidden = None;
+    fn result_of(&self, id: &str) -> RequirementResult<'_> {
+        let mut not_observable = None;
         let mut passed = false;
-        for Outcome { verdict, .. } in self.about(id) {
+        for Outcome { verdict, .. } in self.outcomes_for(id) {
             match verdict {
-                Verdict::Fail { .. } => return Standing::Fail,
+                Verdict::Fail { .. } => return RequirementResult::Fail,
                 Verdict::Pass => passed = true,
-                Verdict::NotObservable { why } => hidden = hidden.or(Some(why.as_str())),
+                Verdict::NotObservable { why } => not_observable = not_observable.or(Some(why.as_str())),
             }
         }
         let reason = self.unobservable.iter().find(|(known, _)| *known == id).map(|(_, why)| *why);
         match reason {
-            Some(why) => Standing::NotObservable { why },
-            None if passed => Standing::Pass,
-            None => Standing::NotObservable { why: hidden.unwrap_or("no probe is about it") },
+            Some(why) => RequirementResult::NotObservable { why },
+            None if passed => RequirementResult::Pass,
+            None => RequirementResult::NotObservable {
+                why: not_observable.unwrap_or("no probe covers this requirement"),
+            },
         }
     }
 
-    /// The probes that are about a requirement.
-    fn about(&self, id: &str) -> impl Iterator<Item = &Outcome> {
+    /// Outcomes of the probes that cover a requirement.
+    fn outcomes_for(&self, id: &str) -> impl Iterator<Item = &Outcome> {
         self.outcomes.iter().filter(move |outcome| outcome.probe.requirements.contains(&id))
     }
 }

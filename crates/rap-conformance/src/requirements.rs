@@ -1,41 +1,41 @@
-//! The normative sentences of the specification, by id: `requirements.tsv`.
+//! Normative requirements of the specification, read from `requirements.tsv`.
 
 use std::fmt;
 use std::sync::LazyLock;
 
 use serde::{Serialize, Serializer};
 
-/// One normative sentence.
+/// Normative sentence of the specification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Requirement {
-    /// Two letters and a number, as in `TC-04`.
+    /// Id: two letters and a number, such as `TC-04`.
     pub id: &'static str,
-    /// How binding it is.
+    /// Requirement level, such as MUST or SHOULD.
     pub level: Level,
-    /// Who has to meet it.
+    /// Implementations that have to meet the requirement.
     pub who: Who,
-    /// What it says.
+    /// Text of the requirement.
     pub text: &'static str,
 }
 
-/// How binding a requirement is.
+/// Level of a requirement, as in RFC 2119.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// It has to be so.
+    /// MUST.
     Must,
-    /// It must not be so.
+    /// MUST NOT.
     MustNot,
-    /// It is so unless there is a good reason.
+    /// SHOULD.
     Should,
-    /// It is not so unless there is a good reason.
+    /// SHOULD NOT.
     ShouldNot,
-    /// It may be so.
+    /// MAY.
     May,
-    /// It follows from other sentences, or from the examples.
+    /// Derived from other sentences or from the examples of the specification.
     Derived,
 }
 
-/// Who has to meet a requirement.
+/// Implementations that have to meet a requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Who {
@@ -52,12 +52,12 @@ static ALL: LazyLock<Vec<Requirement>> = LazyLock::new(|| {
     lines.map(|line| parse(line).unwrap_or_else(|| panic!("bug: requirements.tsv: {line}"))).collect()
 });
 
-/// All of them, in the order of the specification.
+/// Returns all requirements, in the order of the specification.
 pub fn all() -> &'static [Requirement] {
     &ALL
 }
 
-/// The one with this id.
+/// Returns the requirement with this id.
 pub fn find(id: &str) -> Option<&'static Requirement> {
     all().iter().find(|requirement| requirement.id == id)
 }
@@ -87,7 +87,7 @@ fn parse(line: &'static str) -> Option<Requirement> {
 }
 
 impl Level {
-    /// Whether an implementation that does not meet it is wrong.
+    /// Returns true for MUST and MUST NOT: an implementation that violates such a requirement does not conform.
     pub fn is_must(self) -> bool {
         matches!(self, Level::Must | Level::MustNot)
     }
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_is_a_requirement_with_an_id_of_its_own() {
+    fn every_line_is_a_requirement_with_a_unique_id() {
         assert_eq!(all().len(), include_str!("../requirements.tsv").lines().count() - 1);
         let ids: HashSet<&str> = all().iter().map(|requirement| requirement.id).collect();
         assert_eq!(ids.len(), all().len());

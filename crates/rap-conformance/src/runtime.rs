@@ -1,17 +1,17 @@
-//! Checks a runtime: plays the tool servers, the model and the user, and looks at what the runtime sends, in what order
-//! and how often, and at what reaches the model.
+//! Checks a runtime. The checker acts as the tool servers, the model and the user. It observes what the runtime sends,
+//! in which order and how often, and what reaches the model.
 //!
-//! Every probe plays a scene of its own, most of them at the same time. What should not happen gets a fixed time to
-//! happen ([`Pace::settle`]); everything else is waited for until it is there ([`Pace::patience`]).
+//! Every probe runs its own scenario, most of them concurrently. A probe waits for expected messages until they arrive,
+//! at most [`Timeouts::arrival`]. To show that something does not happen, it waits for [`Timeouts::settle`].
 
 mod crash;
-mod gate;
+mod latch;
+mod mock_server;
 mod model;
 pub mod placeholders;
 mod probes;
 pub mod process;
-mod scene;
-mod stage;
+mod scenario;
 mod tools;
 mod user;
 
@@ -28,196 +28,206 @@ use rap_protocol::{Secret, UrlPolicy};
 use tokio::net::TcpListener;
 
 pub use self::process::{Launch, Process};
-pub use self::user::{Api, Say, User};
+pub use self::user::{Api, SayCommand, User};
 
 use self::crash::Crash;
+use self::mock_server::MockServer;
 use self::probes::{Check, Phase};
-use self::scene::{Bench, Scene};
-use self::stage::Stage;
+use self::scenario::{CheckContext, Scenario};
 use crate::{Outcome, Probe, Progress, Report, Subject, Verdict};
 
-/// How many scenes are played at a time.
-const SCENES: usize = 24;
-/// How often a runtime is spoken to that is not there yet.
-const CALL_AGAIN: Duration = Duration::from_secs(2);
-/// How much of an answer is read, in bytes.
+/// Number of scenarios that run concurrently.
+const CONCURRENT_SCENARIOS: usize = 24;
+/// Pause between attempts to contact a runtime that is not running yet.
+const CONTACT_PAUSE: Duration = Duration::from_secs(2);
+/// Maximum number of bytes of an answer that are read.
 const ANSWER_BYTES: usize = 1024 * 1024;
 
-/// How long the checker waits.
+/// Time limits of the checker.
 #[derive(Debug, Clone, Copy)]
-pub struct Pace {
-    /// For what should come.
-    pub patience: Duration,
-    /// For what should not.
+pub struct Timeouts {
+    /// Maximum wait for a message that should arrive.
+    pub arrival: Duration,
+    /// Wait before a probe concludes that a message does not arrive.
     pub settle: Duration,
 }
 
-impl Default for Pace {
+impl Default for Timeouts {
     fn default() -> Self {
-        Pace { patience: Duration::from_secs(30), settle: Duration::from_secs(3) }
+        Timeouts { arrival: Duration::from_secs(30), settle: Duration::from_secs(3) }
     }
 }
 
-/// Why nothing could be checked.
+/// Reason why nothing was checked.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No port for the tool servers and the model.
-    #[error("can not listen for the runtime: {0}")]
+    /// The checker has no port for the tool servers and the model.
+    #[error("cannot listen for requests of the runtime: {0}")]
     Listen(#[source] io::Error),
-    /// No directory for the runtime's files.
-    #[error("can not write the runtime's files: {0}")]
+    /// The checker cannot create the runtime's directory or write its files.
+    #[error("cannot write the runtime's files: {0}")]
     Directory(#[source] io::Error),
-    /// A command that makes no sense.
+    /// The command is malformed.
     #[error(transparent)]
     Placeholder(#[from] placeholders::Error),
-    /// The template can not be read.
-    #[error("can not read the template {path}: {error}")]
+    /// The template cannot be read.
+    #[error("cannot read the template {path}: {error}")]
     Template {
-        /// Where it should be.
+        /// Path of the template.
         path: String,
-        /// What the system said.
+        /// Error of the operating system.
         error: io::Error,
     },
-    /// The command can not be run.
-    #[error("can not start the runtime: {0}")]
+    /// The command cannot be run.
+    #[error("cannot start the runtime: {0}")]
     Start(#[source] io::Error),
-    /// It started and ended.
-    #[error("the runtime ended ({status}) before it listened:\n{log}")]
+    /// The runtime exited before it accepted connections.
+    #[error("the runtime exited ({status}) before it accepted connections:\n{log}")]
     Ended {
-        /// How.
+        /// Exit status.
         status: String,
-        /// What it wrote.
+        /// Last lines of its output.
         log: String,
     },
-    /// It started and does not listen.
-    #[error("the runtime does not listen on {address}:\n{log}")]
+    /// The runtime runs, but does not accept connections.
+    #[error("the runtime does not accept connections on {address}:\n{log}")]
     Silent {
-        /// Where it should.
+        /// Address that was tried.
         address: String,
-        /// What it wrote.
+        /// Last lines of its output.
         log: String,
     },
-    /// The model was not asked.
+    /// A first message to the runtime did not reach the model, or the runtime did not fetch any toolset.
     #[error("{0}")]
     NoContact(String),
 }
 
-/// What [`Host::restart`] gives.
-pub type Restarted<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + Send + 'a>>;
+/// Future of [`RuntimeHost::restart`].
+pub type RestartFuture<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + Send + 'a>>;
 
-/// All probes of a runtime.
+/// Returns all probes of a runtime.
 pub fn probes() -> impl Iterator<Item = &'static Probe> {
     probes::all().map(|check| &check.probe)
 }
 
-/// Who can kill the runtime.
-pub trait Host: Send + Sync {
-    /// Ends the runtime without warning, as a power failure does, and starts it again where it was.
-    fn restart(&self) -> Restarted<'_>;
+/// Kills and restarts the runtime under test.
+pub trait RuntimeHost: Send + Sync {
+    /// Kills the runtime without warning, as a power failure does, and restarts it with the same address and data.
+    fn restart(&self) -> RestartFuture<'_>;
 }
 
-/// The tool servers and the model, before anything is checked.
+/// Checker of a runtime. It listens as three tool servers and a model.
 pub struct Checker {
-    stage: Arc<Stage>,
+    server: Arc<MockServer>,
     http: Client,
 }
 
 impl Checker {
-    /// Listens. `public` is the URL under which the runtime reaches the listener, where that is not its address.
-    pub async fn listen(listener: TcpListener, public: Option<&str>, pace: Pace) -> Result<Checker, Error> {
+    /// Starts to listen. `public` is the URL by which the runtime reaches the listener; if `None`, the listener's
+    /// address.
+    pub async fn listen(
+        listener: TcpListener,
+        public: Option<&str>,
+        timeouts: Timeouts,
+    ) -> Result<Checker, Error> {
         let (run, token) = (random_word(6), Secret::new(random_word(24)));
-        let stage = Stage::open(listener, public, run, token, pace).await.map_err(Error::Listen)?;
+        let server = MockServer::open(listener, public, run, token, timeouts).await.map_err(Error::Listen)?;
         let limits =
-            ClientLimits { total: pace.patience, drain_bytes: ANSWER_BYTES, ..ClientLimits::default() };
-        Ok(Checker { stage, http: Client::new(UrlPolicy::Local, limits) })
+            ClientLimits { total: timeouts.arrival, drain_bytes: ANSWER_BYTES, ..ClientLimits::default() };
+        Ok(Checker { server, http: Client::new(UrlPolicy::Local, limits) })
     }
 
-    /// What the placeholders of these names stand for.
+    /// Returns the placeholders that the checker defines, with their values.
     pub fn values(&self) -> Vec<(&'static str, String)> {
-        let stage = &self.stage;
+        let server = &self.server;
         vec![
-            ("tool_url", stage.tool_url(0)),
-            ("tool_url_2", stage.tool_url(1)),
-            ("tool_url_3", stage.tool_url(2)),
-            ("tool_token", stage.token.expose().to_owned()),
-            ("model_url", stage.model_url()),
+            ("tool_url", server.tool_url(0)),
+            ("tool_url_2", server.tool_url(1)),
+            ("tool_url_3", server.tool_url(2)),
+            ("tool_token", server.token.expose().to_owned()),
+            ("model_url", server.model_url()),
             ("model_key", "rapcheck".to_owned()),
         ]
     }
 
-    /// Somebody is about to start the runtime: speaks to it again and again until it listens. A command does not say
-    /// whether it was heard; then the runtime has to ask for tools.
+    /// Waits for a runtime that somebody else starts: sends messages until one is accepted. A `--say` command does not
+    /// report whether its message was accepted; with such a user, waits until the runtime fetches a toolset.
     pub async fn wait_for_contact(&self, user: &User) {
-        let bench = Bench::new(Arc::clone(&self.stage), user.clone(), self.http.clone());
+        let context = CheckContext::new(Arc::clone(&self.server), user.clone(), self.http.clone());
         loop {
-            let scene = bench.scene(None);
-            let heard = scene.open(scene.note()).await.is_ok() && matches!(user, User::Api(_));
-            if heard || self.stage.discoveries(tools::MAIN) > 0 {
+            let scenario = context.scenario(None);
+            let accepted =
+                scenario.open_thread(scenario.noop_step()).await.is_ok() && matches!(user, User::Api(_));
+            if accepted || self.server.discoveries(tools::MAIN) > 0 {
                 return;
             }
-            tokio::time::sleep(CALL_AGAIN).await;
+            tokio::time::sleep(CONTACT_PAUSE).await;
         }
     }
 
-    /// Makes the first contact, plays all scenes and reports. Without a host nothing is killed.
+    /// Runs all probes and returns the report. Fails if a first message does not reach the model. Without a host, the
+    /// crash probes are not observable.
     pub async fn run(
         &self,
         target: &str,
         user: User,
-        host: Option<&dyn Host>,
+        host: Option<&dyn RuntimeHost>,
         progress: &(dyn Fn(Progress<'_>) + Sync),
     ) -> Result<Report, Error> {
-        let bench = Bench::new(Arc::clone(&self.stage), user, self.http.clone());
-        self.meet(&bench).await?;
+        let context = CheckContext::new(Arc::clone(&self.server), user, self.http.clone());
+        self.make_contact(&context).await?;
         let mut report = Report::new(Subject::Runtime, target, probes::UNOBSERVABLE);
-        let play = Play { bench, host, progress };
-        for phase in [Phase::Alone, Phase::Together, Phase::Crash, Phase::Last] {
-            for outcome in play.phase(phase).await {
+        let run = Run { context, host, progress };
+        for phase in [Phase::First, Phase::Concurrent, Phase::Crash, Phase::Last] {
+            for outcome in run.phase(phase).await {
                 report.add(outcome);
             }
         }
         Ok(report)
     }
 
-    /// The runtime asks for tools and asks the model, or nothing can be checked.
-    async fn meet(&self, bench: &Arc<Bench>) -> Result<(), Error> {
-        let scene = bench.scene(None);
-        let met = async {
-            let mark = scene.note();
-            scene.open(mark).await?;
-            scene.heard(&self.stage.written(mark)).await
+    /// Checks that a message reaches the model and that the runtime fetches a toolset. Otherwise nothing can be
+    /// checked.
+    async fn make_contact(&self, context: &Arc<CheckContext>) -> Result<(), Error> {
+        let scenario = context.scenario(None);
+        let contact = async {
+            let marker = scenario.noop_step();
+            scenario.open_thread(marker).await?;
+            scenario.wait_for_prompt_with(&self.server.marker_text(marker)).await
         };
-        let why = match met.await {
-            Ok(_) if self.stage.discoveries(tools::MAIN) > 0 => return Ok(()),
-            Ok(_) => format!("it never asked {} for its tools", self.stage.tool_url(tools::MAIN)),
+        let why = match contact.await {
+            Ok(_) if self.server.discoveries(tools::MAIN) > 0 => return Ok(()),
+            Ok(_) => {
+                format!("the runtime did not fetch the toolset of {}", self.server.tool_url(tools::MAIN))
+            }
             Err(Verdict::Fail { what, .. }) => what,
             Err(Verdict::NotObservable { why }) => why,
-            Err(Verdict::Pass) => "of no known reason".to_owned(),
+            Err(Verdict::Pass) => "unknown reason".to_owned(),
         };
         Err(Error::NoContact(format!(
             "a message to the runtime did not reach the model at {}: {why}",
-            self.stage.model_url()
+            self.server.model_url()
         )))
     }
 }
 
-/// A run.
-struct Play<'a> {
-    bench: Arc<Bench>,
-    host: Option<&'a dyn Host>,
+/// One run of all probes.
+struct Run<'a> {
+    context: Arc<CheckContext>,
+    host: Option<&'a dyn RuntimeHost>,
     progress: &'a (dyn Fn(Progress<'_>) + Sync),
 }
 
-impl Play<'_> {
+impl Run<'_> {
     async fn phase(&self, phase: Phase) -> Vec<Outcome> {
         let checks = probes::all().enumerate().filter(|(_, check)| check.phase == phase);
-        let places = match phase {
-            Phase::Alone | Phase::Last => 1,
-            Phase::Together => SCENES,
+        let concurrent = match phase {
+            Phase::First | Phase::Last => 1,
+            Phase::Concurrent => CONCURRENT_SCENARIOS,
             Phase::Crash => return self.crash(checks.collect()).await,
         };
-        let played = checks.map(|(at, check)| self.play(at, check, None));
-        let mut outcomes: Vec<_> = stream::iter(played).buffer_unordered(places).collect().await;
+        let runs = checks.map(|(at, check)| self.run_probe(at, check, None));
+        let mut outcomes: Vec<_> = stream::iter(runs).buffer_unordered(concurrent).collect().await;
         outcomes.sort_by_key(|(at, _)| *at);
         outcomes.into_iter().map(|(_, outcome)| outcome).collect()
     }
@@ -225,47 +235,54 @@ impl Play<'_> {
     async fn crash(&self, checks: Vec<(usize, &'static Check)>) -> Vec<Outcome> {
         let Some(host) = self.host else {
             let why =
-                "the checker did not start the runtime and can not kill it; give its command behind `--`";
+                "the checker did not start the runtime and cannot restart it; pass its command after `--`";
             let verdict = || Verdict::not_observable(why);
-            let hidden = |(_, check): &(usize, &'static Check)| Outcome {
+            let not_observable = |(_, check): &(usize, &'static Check)| Outcome {
                 probe: &check.probe,
                 verdict: verdict(),
                 took: Duration::ZERO,
             };
             return checks
                 .iter()
-                .map(hidden)
-                .inspect(|outcome| (self.progress)(Progress::Done(outcome)))
+                .map(not_observable)
+                .inspect(|outcome| (self.progress)(Progress::Finished(outcome)))
                 .collect();
         };
-        let crash = Arc::new(Crash::of(checks.len()));
-        let played: FuturesUnordered<_> =
-            checks.into_iter().map(|(at, check)| self.play(at, check, Some(Arc::clone(&crash)))).collect();
-        let (mut outcomes, ()) = tokio::join!(played.collect::<Vec<_>>(), crash.happen(host));
+        let crash = Arc::new(Crash::new(checks.len()));
+        let runs: FuturesUnordered<_> = checks
+            .into_iter()
+            .map(|(at, check)| self.run_probe(at, check, Some(Arc::clone(&crash))))
+            .collect();
+        let (mut outcomes, ()) = tokio::join!(runs.collect::<Vec<_>>(), crash.run(host));
         outcomes.sort_by_key(|(at, _)| *at);
         outcomes.into_iter().map(|(_, outcome)| outcome).collect()
     }
 
-    async fn play(&self, at: usize, check: &'static Check, crash: Option<Arc<Crash>>) -> (usize, Outcome) {
-        let (probe, of) = (&check.probe, probes::all().count());
-        (self.progress)(Progress::Begins { probe, number: at + 1, of });
+    async fn run_probe(
+        &self,
+        at: usize,
+        check: &'static Check,
+        crash: Option<Arc<Crash>>,
+    ) -> (usize, Outcome) {
+        let (probe, total) = (&check.probe, probes::all().count());
+        (self.progress)(Progress::Started { probe, number: at + 1, total });
         let began = Instant::now();
-        let scene: Scene = self.bench.scene(crash);
-        let verdict = match (check.run)(scene).await {
+        let scenario: Scenario = self.context.scenario(crash);
+        let verdict = match (check.run)(scenario).await {
             Ok(()) => Verdict::Pass,
-            Err(verdict) => self.hidden(verdict),
+            Err(verdict) => self.without_token(verdict),
         };
         let outcome = Outcome { probe, verdict, took: began.elapsed() };
-        (self.progress)(Progress::Done(&outcome));
+        (self.progress)(Progress::Finished(&outcome));
         (at, outcome)
     }
 
-    /// The tool servers' token is nobody's business.
-    fn hidden(&self, verdict: Verdict) -> Verdict {
+    /// Removes the tool servers' token from the exchanges.
+    fn without_token(&self, verdict: Verdict) -> Verdict {
         match verdict {
             Verdict::Fail { what, exchanges } => {
-                let token = &self.bench.stage.token;
-                Verdict::fail(what, exchanges.into_iter().map(|exchange| exchange.hide(token)).collect())
+                let token = &self.context.server.token;
+                Verdict::fail(what, exchanges.into_iter().map(|exchange| exchange.redact(token)).collect())
             }
             other => other,
         }
@@ -274,7 +291,7 @@ impl Play<'_> {
 
 fn random_word(length: usize) -> String {
     let mut bytes = vec![0; length];
-    getrandom::fill(&mut bytes).expect("bug: the system has random bytes");
+    getrandom::fill(&mut bytes).expect("bug: the operating system has no random bytes");
     bytes.iter().map(|byte| char::from(b'a' + byte % 26)).collect()
 }
 
@@ -285,20 +302,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_probe_has_a_name_of_its_own_and_names_requirements_of_runtimes() {
+    fn each_probe_has_a_unique_name_and_covers_requirements_of_runtimes() {
         let mut names = HashSet::new();
         for probe in probes() {
-            assert!(names.insert(probe.name), "{} is there twice", probe.name);
+            assert!(names.insert(probe.name), "{} is not unique", probe.name);
             for id in probe.requirements {
                 let known = Subject::Runtime.requirements().any(|requirement| requirement.id == *id);
-                assert!(known, "{}: {id} is no requirement of runtimes", probe.name);
+                assert!(known, "{}: {id} is not a requirement of runtimes", probe.name);
             }
         }
     }
 
     #[test]
-    fn only_what_the_specification_leaves_open_is_a_reading() {
-        let readings = probes().filter(|probe| probe.requirements.is_empty()).map(|probe| probe.name);
+    fn only_interpretations_of_open_points_cover_no_requirement() {
+        let interpretations = probes().filter(|probe| probe.requirements.is_empty()).map(|probe| probe.name);
         let known = [
             "call_id_form",
             "call_id_of_the_model",
@@ -307,16 +324,16 @@ mod tests {
             "closing_cancels_open_calls",
             "closing_told_before_cancellations",
         ];
-        assert_eq!(readings.collect::<Vec<_>>(), known);
+        assert_eq!(interpretations.collect::<Vec<_>>(), known);
     }
 
     #[test]
-    fn each_requirement_of_runtimes_has_a_probe_or_a_reason_why_there_is_none() {
+    fn each_requirement_of_runtimes_has_a_probe_or_is_listed_as_unobservable() {
         let probed: HashSet<&str> = probes().flat_map(|probe| probe.requirements).copied().collect();
         for requirement in Subject::Runtime.requirements() {
             let reasons = probes::UNOBSERVABLE.iter().filter(|(id, _)| *id == requirement.id).count();
             let probed = usize::from(probed.contains(requirement.id));
-            assert_eq!(probed + reasons, 1, "{}: a probe or one reason", requirement.id);
+            assert_eq!(probed + reasons, 1, "{}: exactly one of a probe and a reason", requirement.id);
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Checks a tool server: the checker plays the runtime.
+//! Checks a tool server. The checker acts as the runtime.
 //!
-//! It calls one operation some fifty times and subscribes a few times, in threads whose names it makes up; it
-//! closes and cancels only those. Every wait has an end: [`Patience`].
+//! It calls one operation about fifty times and makes a few subscriptions, in threads with generated ids. It closes and
+//! cancels only those. Every wait is bounded by [`Timeouts`].
 
-mod choice;
 mod inbox;
 mod probes;
+mod selection;
 mod target;
 mod unobservable;
 
@@ -23,51 +23,52 @@ use crate::report::{Outcome, Probe, Progress, Report, Subject, Verdict};
 use target::Target;
 pub use unobservable::UNOBSERVABLE;
 
-/// How many probes run at the same time: most of them wait for something that should not happen.
-const AT_ONCE: usize = 8;
+/// Number of probes that run concurrently. Most of them wait for something that should not happen.
+const CONCURRENT_PROBES: usize = 8;
 
-/// What to check, and with what.
+/// Options of a check.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The base URL of the server.
+    /// Base URL of the server.
     pub url: Url,
-    /// The token that it wants.
+    /// Bearer token of the server; `None` if it needs none.
     pub bearer: Option<Secret>,
-    /// An operation that returns soon. Without it, one that needs no arguments is picked.
-    pub operation: Option<Order>,
-    /// A subscription that sends several events soon, the last of them final.
-    pub subscription: Option<Order>,
-    /// Where callbacks arrive. Without it, a port of the address that the server sees.
+    /// Operation that returns quickly. If `None`, a safe operation that needs no arguments is selected.
+    pub operation: Option<OperationCall>,
+    /// Subscription that quickly sends several events, the last of them final. If `None`, subscriptions are not
+    /// checked.
+    pub subscription: Option<OperationCall>,
+    /// Address for callbacks. If `None`, a free port of the local address that connects to the server.
     pub listen: Option<SocketAddr>,
-    /// How long to wait for what.
-    pub patience: Patience,
+    /// Time limits.
+    pub timeouts: Timeouts,
 }
 
-/// An operation with its arguments.
+/// Operation with its arguments.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Order {
-    /// Its name.
+pub struct OperationCall {
+    /// Name of the operation.
     pub operation: String,
-    /// What it is called with.
+    /// Arguments of the call.
     pub arguments: Map<String, Value>,
 }
 
-/// How long the checker waits.
+/// Time limits of the checker.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    /// For the answer to a request.
+pub struct Timeouts {
+    /// Maximum wait for the answer to a request.
     pub answer: Duration,
-    /// An acknowledgement that takes longer is late.
+    /// Maximum time of an acknowledgement that counts as prompt.
     pub prompt: Duration,
-    /// For a result, an event, or another attempt at one.
+    /// Maximum wait for a result, an event, or a retry of one.
     pub result: Duration,
-    /// Until silence is believed.
+    /// Time without a message after which none is expected any more.
     pub quiet: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
-        Patience {
+        Timeouts {
             answer: Duration::from_secs(10),
             prompt: Duration::from_secs(1),
             result: Duration::from_secs(15),
@@ -76,77 +77,77 @@ impl Default for Patience {
     }
 }
 
-/// Why nothing was checked.
+/// Reason why nothing was checked.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Callbacks could not be received.
-    #[error("can not listen for callbacks on {address}: {source}; name another address with --listen")]
+    /// The checker cannot listen for callbacks.
+    #[error("cannot listen for callbacks on {address}: {source}; choose another address with --listen")]
     Listen {
-        /// Where.
+        /// Address that was tried.
         address: SocketAddr,
-        /// Why not.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The URL is not one that a tool server can have.
+    /// The URL or the token is not valid.
     #[error("{0}")]
     Url(String),
-    /// The operation or its arguments do not fit the toolset.
+    /// The operation is not in the toolset, or its arguments violate its schema.
     #[error("{0}")]
-    Order(String),
+    Operation(String),
 }
 
-/// One probe and how it is made.
+/// A probe and the function that runs it.
 struct Check {
     probe: Probe,
-    run: for<'a> fn(&'a Target) -> BoxFuture<'a, Found>,
+    run: for<'a> fn(&'a Target) -> BoxFuture<'a, ProbeResult>,
 }
 
-/// Nothing is wrong, or else.
-type Found = Result<(), Verdict>;
+/// `Ok` if the probe passed.
+type ProbeResult = Result<(), Verdict>;
 
-/// All probes of a tool server.
+/// Returns all probes of a tool server.
 pub fn probes() -> impl Iterator<Item = &'static Probe> {
-    probes::STAGES.iter().copied().flatten().copied().flatten().map(|check| &check.probe)
+    probes::ROUNDS.iter().copied().flatten().copied().flatten().map(|check| &check.probe)
 }
 
-/// Runs all probes. `progress` is told when each begins and ends.
+/// Runs all probes. `progress` is called when a probe starts and when it finishes.
 pub async fn check(options: Options, progress: &(dyn Fn(Progress<'_>) + Sync)) -> Result<Report, Error> {
     let mut report = Report::new(Subject::Tool, "", UNOBSERVABLE);
     let mut target = Target::new(options).await?;
-    let of = probes().count();
+    let total = probes().count();
     let mut number = 0;
-    for stage in probes::STAGES {
-        let checks: Vec<&'static Check> = stage.iter().copied().flatten().collect();
-        let begun = number;
+    for round in probes::ROUNDS {
+        let checks: Vec<&'static Check> = round.iter().copied().flatten().collect();
+        let started = number;
         number += checks.len();
-        for outcome in run(&target, &checks, begun, of, progress).await {
+        for outcome in run(&target, &checks, started, total, progress).await {
             report.add(outcome);
         }
-        target.learn().await?;
+        target.load_toolset().await?;
     }
     report.set_target(target.describe());
     Ok(report)
 }
 
-/// Runs the probes of one stage; what comes back is in their order.
+/// Runs the probes of one round concurrently and returns their outcomes in order.
 async fn run(
     target: &Target,
     checks: &[&'static Check],
-    begun: usize,
-    of: usize,
+    started: usize,
+    total: usize,
     progress: &(dyn Fn(Progress<'_>) + Sync),
 ) -> Vec<Outcome> {
     let running = checks.iter().enumerate().map(|(index, check)| async move {
         let probe = &check.probe;
-        progress(Progress::Begins { probe, number: begun + index + 1, of });
+        progress(Progress::Started { probe, number: started + index + 1, total });
         let start = Instant::now();
         let verdict = (check.run)(target).await.err().unwrap_or(Verdict::Pass);
         let outcome = Outcome { probe, verdict, took: start.elapsed() };
-        progress(Progress::Done(&outcome));
+        progress(Progress::Finished(&outcome));
         (index, outcome)
     });
     let mut outcomes: Vec<(usize, Outcome)> =
-        futures_util::stream::iter(running).buffer_unordered(AT_ONCE).collect().await;
+        futures_util::stream::iter(running).buffer_unordered(CONCURRENT_PROBES).collect().await;
     outcomes.sort_by_key(|(index, _)| *index);
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
@@ -159,20 +160,20 @@ mod tests {
     use crate::requirements;
 
     #[test]
-    fn each_probe_has_a_name_of_its_own_and_names_requirements_of_tools() {
+    fn each_probe_has_a_unique_name_and_covers_requirements_of_tools() {
         let mut names = HashSet::new();
         for probe in probes() {
-            assert!(names.insert(probe.name), "{} is there twice", probe.name);
+            assert!(names.insert(probe.name), "{} is not unique", probe.name);
             assert!(!probe.requirements.is_empty(), "{}", probe.name);
             for id in probe.requirements {
                 let known = Subject::Tool.requirements().any(|requirement| requirement.id == *id);
-                assert!(known, "{}: {id} is no requirement of tools", probe.name);
+                assert!(known, "{}: {id} is not a requirement of tools", probe.name);
             }
         }
     }
 
     #[test]
-    fn each_requirement_of_tools_has_a_probe_or_a_reason_why_there_is_none() {
+    fn each_requirement_of_tools_has_a_probe_or_is_listed_as_unobservable() {
         let probed: HashSet<&str> = probes().flat_map(|probe| probe.requirements).copied().collect();
         for requirement in Subject::Tool.requirements() {
             let reasons = UNOBSERVABLE.iter().filter(|(id, _)| *id == requirement.id).count();

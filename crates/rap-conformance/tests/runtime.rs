@@ -1,34 +1,34 @@
-//! The probes of a runtime: a right one passes them all, and each wrong one is found by the probe that is about it.
+//! Tests of the runtime probes: a correct runtime passes all of them, and each fault is found by the expected probes.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
-mod toy;
+mod sample_runtime;
 
 use std::time::Duration;
 
-use rap_conformance::runtime::{self, Api, Checker, Host, Pace, Say, User};
+use rap_conformance::runtime::{self, Api, Checker, RuntimeHost, SayCommand, Timeouts, User};
 use rap_conformance::{Report, Strictness, Verdict};
+use sample_runtime::{Fault, Ids, SampleRuntime};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use toy::{Fault, Ids, Toy};
 
-/// Long enough for a small runtime on a busy machine.
-const PACE: Pace = Pace { patience: Duration::from_secs(12), settle: Duration::from_millis(1200) };
-/// How many runtimes are checked at a time: they wait most of the time, but not all of it.
-static PLACES: Semaphore = Semaphore::const_new(7);
+/// Long enough for the sample runtime on a busy machine.
+const TIMEOUTS: Timeouts = Timeouts { arrival: Duration::from_secs(12), settle: Duration::from_millis(1200) };
+/// Limits the number of concurrent checks. They wait most of the time.
+static PERMITS: Semaphore = Semaphore::const_new(7);
 
-async fn checker(pace: Pace) -> Checker {
+async fn checker(timeouts: Timeouts) -> Checker {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    Checker::listen(listener, None, pace).await.unwrap()
+    Checker::listen(listener, None, timeouts).await.unwrap()
 }
 
-/// Checks the small runtime.
+/// Checks the sample runtime.
 async fn check(ids: Ids, fault: Option<Fault>) -> Report {
-    let _place = PLACES.acquire().await.unwrap();
-    let checker = checker(PACE).await;
-    let toy = Toy::start(&checker.values(), ids, fault).await;
-    let api = User::Api(Api::new(toy.url().parse().unwrap(), None));
-    let host: &dyn Host = &toy;
+    let _permit = PERMITS.acquire().await.unwrap();
+    let checker = checker(TIMEOUTS).await;
+    let runtime = SampleRuntime::start(&checker.values(), ids, fault).await;
+    let api = User::Api(Api::new(runtime.url().parse().unwrap(), None));
+    let host: &dyn RuntimeHost = &runtime;
     checker.run("toy", api, Some(host), &|_| {}).await.unwrap()
 }
 
@@ -37,32 +37,32 @@ fn failed(report: &Report) -> Vec<&'static str> {
     failed.map(|outcome| outcome.probe.name).collect()
 }
 
-/// How often a wrong runtime is looked at again by itself. Where many are checked at the same time on a slow machine,
-/// a probe of something else can run out of patience, or meet the fault by chance.
-const AGAIN: usize = 2;
+/// Number of times that an unexpected result is checked again alone. If many checks run concurrently on a slow machine,
+/// another probe may time out or be affected by the fault.
+const RETRIES: usize = 2;
 
-/// Each wrong runtime fails these probes, and no others. They are checked at the same time.
-async fn bite(table: &Table) {
-    let checked = table.iter().map(|(fault, _)| check(Ids::Own, Some(*fault)));
+/// Asserts that each fault makes exactly these probes fail. The faults are checked concurrently.
+async fn expect_failures(table: &Table) {
+    let checked = table.iter().map(|(fault, _)| check(Ids::SameAsWire, Some(*fault)));
     let reports = futures_util::future::join_all(checked).await;
     let mut wrong = String::new();
     for ((fault, expected), mut report) in table.iter().zip(reports) {
-        for _ in 0..AGAIN {
+        for _ in 0..RETRIES {
             if failed(&report) != *expected {
-                report = check(Ids::Own, Some(*fault)).await;
+                report = check(Ids::SameAsWire, Some(*fault)).await;
             }
         }
         let failed = failed(&report);
         if failed != *expected {
-            let told = report.to_table(Strictness::Strict, None);
-            wrong.push_str(&format!("{fault:?}: {failed:?} failed and not {expected:?}\n{told}\n"));
+            let table = report.to_table(Strictness::Strict, None);
+            wrong.push_str(&format!("{fault:?}: {failed:?} failed, expected {expected:?}\n{table}\n"));
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// Every probe passes.
-async fn pass(ids: Ids) {
+/// Asserts that every probe passes.
+async fn expect_pass(ids: Ids) {
     let report = check(ids, None).await;
     let table = report.to_table(Strictness::Strict, None);
     assert!(report.outcomes().iter().all(|outcome| outcome.verdict == Verdict::Pass), "{table}");
@@ -70,26 +70,26 @@ async fn pass(ids: Ids) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_right_runtime_passes_every_probe() {
-    pass(Ids::Own).await;
+async fn a_correct_runtime_passes_every_probe() {
+    expect_pass(Ids::SameAsWire).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_runtime_whose_prompts_have_other_ids_than_the_wire_passes_every_probe() {
-    pass(Ids::ShortInPrompts).await;
+async fn a_runtime_with_different_ids_in_prompts_passes_every_probe() {
+    expect_pass(Ids::ShortInPrompts).await;
 }
 
-/// What each wrong runtime fails.
+/// Faults with the probes that have to fail.
 type Table = [(Fault, &'static [&'static str])];
 
 const TOOLSETS_AND_INVOCATIONS: &Table = &[
     (Fault::PollsDiscovery, &["discovery_once"]),
     (
-        Fault::KeepsToolsForEver,
+        Fault::NeverRefetchesToolsets,
         &["discovery_once", "toolset_of_a_new_session", "toolset_after_a_conflict", "toolset_missing"],
     ),
     (Fault::DoesNotRefresh, &["toolset_after_a_conflict"]),
-    (Fault::SilentAboutToolsets, &["toolset_missing"]),
+    (Fault::DoesNotReportMissingToolsets, &["toolset_missing"]),
     (Fault::NeedsDiscoveryForCalls, &["discovery_once", "toolset_from_the_cache"]),
     (Fault::NoVersion, &["invocation_version"]),
     (Fault::NoTokenWithNotifications, &["invocation_authenticated"]),
@@ -100,7 +100,7 @@ const TOOLSETS_AND_INVOCATIONS: &Table = &[
 const ATTEMPTS: &Table = &[
     (Fault::GivesUpOnServerErrors, &["retry_server_errors", "crash_in_a_retry"]),
     (Fault::GivesUpWhenUnreachable, &["retry_unreachable"]),
-    (Fault::SteadyRetries, &["retry_backoff"]),
+    (Fault::ConstantRetryPauses, &["retry_backoff"]),
     (Fault::NewUrlPerAttempt, &["retry_is_the_same"]),
     (Fault::RetriesRefusals, &["no_retry_after_4xx", "refusal_is_told"]),
     (Fault::NoResultOfRefusals, &["refusal_is_told"]),
@@ -108,7 +108,7 @@ const ATTEMPTS: &Table = &[
 ];
 
 const IDS: &Table = &[
-    (Fault::UsesIdsTwice, &["repeated_call_id"]),
+    (Fault::ReusesCallIds, &["repeated_call_id"]),
     (Fault::UsesIdsOfTheModel, &["call_id_form", "call_ids_across_threads"]),
     (Fault::IdsPerThread, &["call_ids_across_threads"]),
     (Fault::IdsPerSession, &["call_ids_across_threads"]),
@@ -120,11 +120,11 @@ const CALLBACKS: &Table = &[
     (Fault::ComparesHalfTheToken, &["forged_url"]),
     (Fault::UrlFromIds, &["unguessable_url"]),
     (Fault::IgnoresIdsInBodies, &["mismatched_result", "mismatched_result_unheard"]),
-    (Fault::TakesInvalid, &["invalid_callback"]),
-    (Fault::TakesAnyContentType, &["callback_not_json"]),
-    (Fault::FailsAtHostile, &["hostile_callback"]),
+    (Fault::AcceptsInvalidCallbacks, &["invalid_callback"]),
+    (Fault::AcceptsAnyContentType, &["callback_not_json"]),
+    (Fault::FailsAtHostileBodies, &["hostile_callback"]),
     (Fault::InvokesAfterSignIn, &["sign_in"]),
-    (Fault::KeepsChoices, &["user_choice"]),
+    (Fault::DropsChoices, &["user_choice"]),
     (Fault::ViewsWake, &["view_update"]),
     (Fault::RefusesLateViews, &["view_after_result"]),
     (Fault::DropsLateViews, &["view_after_result"]),
@@ -132,15 +132,15 @@ const CALLBACKS: &Table = &[
 ];
 
 const EVENTS: &Table = &[
-    (Fault::PlainEvents, &["event_is_a_synthetic_call"]),
+    (Fault::EventsAsUserMessages, &["event_is_a_synthetic_call"]),
     (Fault::EventsAsSecondResults, &["subscription_has_one_result", "prompts_are_valid"]),
     (Fault::AllEventsInline, &["event_in_a_child", "event_defaults", "thread_ancestors"]),
-    (Fault::NoEventInline, &["event_in_its_thread", "events_behind_a_call", "events_behind_a_question"]),
-    (Fault::ChildrenKnowNothing, &["event_in_a_child"]),
+    (Fault::NoInlineEvents, &["event_in_its_thread", "events_behind_a_call", "events_behind_a_question"]),
+    (Fault::ChildrenInheritNothing, &["event_in_a_child"]),
     (Fault::NoAncestors, &["thread_ancestors"]),
     (Fault::DropsEventsBehindCalls, &["events_behind_a_call", "crash_after_an_event"]),
     (Fault::DropsEventsBehindQuestions, &["events_behind_a_question"]),
-    (Fault::EventsBetween, &["prompts_are_valid"]),
+    (Fault::EventsBetweenCallsAndResults, &["prompts_are_valid"]),
     (Fault::MixesConversations, &["conversations_are_apart"]),
     (
         Fault::IgnoresConfirmations,
@@ -168,18 +168,18 @@ const ENDS_OF_SUBSCRIPTIONS: &Table = &[
     (Fault::EventsAfterFinal, &["final_event"]),
     (Fault::EventsOfAnyCall, &["event_of_no_subscription"]),
     (Fault::CancelNotOffered, &["cancel_subscription_offered"]),
-    (Fault::CancelsQuietly, &["cancel_subscription_told"]),
+    (Fault::CancelSendsNoNotification, &["cancel_subscription_told"]),
     (Fault::CancelAnswersLater, &["cancel_subscription_at_once"]),
     (Fault::CancelLeavesActive, &["cancel_subscription_ends_it"]),
     (Fault::CancelsUnknown, &["cancel_subscription_unknown"]),
     (Fault::CancelsForeign, &["cancel_subscription_foreign"]),
-    (Fault::ListensWhenClosed, &["event_after_closing"]),
+    (Fault::AcceptsEventsAfterClosing, &["event_after_closing"]),
     (Fault::ClosingCancels, &["closing_cancels_nothing", "closing_cancels_open_calls"]),
 ];
 
 const CLOSINGS: &Table = &[
     (
-        Fault::TellsOnlyTheUsed,
+        Fault::NotifiesOnlyUsedServers,
         &["closing_told_to_all", "closing_told_together", "closing_told_despite_failures"],
     ),
     (Fault::ClosingWaits, &["closing_waits_for_nobody"]),
@@ -193,7 +193,7 @@ const CLOSINGS: &Table = &[
 
 const CANCELLATIONS: &Table = &[
     (
-        Fault::CancelsOnlyAtTheUsed,
+        Fault::CancelsOnlyAtUsedServer,
         &[
             "cancel_subscription_told",
             "cancelling_told_to_all",
@@ -206,11 +206,11 @@ const CANCELLATIONS: &Table = &[
     (Fault::RetriesCancelling, &["cancelling_told_once"]),
     (Fault::CancellingStopsAtFailure, &["cancelling_told_despite_failures"]),
     (Fault::FailsAtLateResults, &["late_result"]),
-    (Fault::TakesLateResults, &["late_result_ignored"]),
+    (Fault::AcceptsLateResults, &["late_result_ignored"]),
 ];
 
 const TURNS_AND_RESTARTS: &Table = &[
-    (Fault::DeafWhileCallsAreOpen, &["responsive"]),
+    (Fault::IgnoresMessagesWhileCallsAreOpen, &["responsive"]),
     (Fault::LosesMessages, &["model_failure"]),
     (
         Fault::ForgetsAtRestart,
@@ -243,87 +243,88 @@ const ALL: &[&Table] = &[
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_toolsets_and_invocations_are_found() {
-    bite(TOOLSETS_AND_INVOCATIONS).await;
+async fn faults_in_toolsets_and_invocations_are_found() {
+    expect_failures(TOOLSETS_AND_INVOCATIONS).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_attempts_are_found() {
-    bite(ATTEMPTS).await;
+async fn faults_in_retries_are_found() {
+    expect_failures(ATTEMPTS).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_ids_are_found() {
-    bite(IDS).await;
+async fn faults_in_ids_are_found() {
+    expect_failures(IDS).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_callbacks_are_found() {
-    bite(CALLBACKS).await;
+async fn faults_in_callbacks_are_found() {
+    expect_failures(CALLBACKS).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_events_are_found() {
-    bite(EVENTS).await;
+async fn faults_in_events_are_found() {
+    expect_failures(EVENTS).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_ends_of_subscriptions_are_found() {
-    bite(ENDS_OF_SUBSCRIPTIONS).await;
+async fn faults_at_the_end_of_subscriptions_are_found() {
+    expect_failures(ENDS_OF_SUBSCRIPTIONS).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_closings_are_found() {
-    bite(CLOSINGS).await;
+async fn faults_in_closing_are_found() {
+    expect_failures(CLOSINGS).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_cancellations_are_found() {
-    bite(CANCELLATIONS).await;
+async fn faults_in_cancellations_are_found() {
+    expect_failures(CANCELLATIONS).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_turns_and_restarts_are_found() {
-    bite(TURNS_AND_RESTARTS).await;
+async fn faults_in_turns_and_restarts_are_found() {
+    expect_failures(TURNS_AND_RESTARTS).await;
 }
 
 #[test]
-fn every_probe_finds_a_wrong_runtime() {
+fn every_probe_finds_a_fault() {
     let found: Vec<&str> = ALL.iter().copied().flatten().flat_map(|(_, probes)| *probes).copied().collect();
-    // Whether there is a limit that nobody has reached is not to be seen.
+    // This probe never fails: a limit that was not reached cannot be observed.
     let can_fail = runtime::probes().filter(|probe| probe.name != "subscription_limit");
-    let idle: Vec<&str> = can_fail.map(|probe| probe.name).filter(|name| !found.contains(name)).collect();
-    assert_eq!(idle, [""; 0]);
+    let unused: Vec<&str> = can_fail.map(|probe| probe.name).filter(|name| !found.contains(name)).collect();
+    assert_eq!(unused, [""; 0]);
 }
 
-/// A user who can only say something: what takes more is not observable, and nothing else is wrong.
+/// The user can only send messages. Probes that need more are not observable, and no probe fails.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_that_only_speaks_is_enough_for_what_it_can_show() {
-    // Each word takes a process.
-    let checker = checker(Pace { patience: Duration::from_secs(60), ..PACE }).await;
-    let toy = Toy::start(&checker.values(), Ids::Own, None).await;
+async fn a_say_command_is_sufficient_for_many_probes() {
+    // Each message starts a process, which is slow.
+    let checker = checker(Timeouts { arrival: Duration::from_secs(60), ..TIMEOUTS }).await;
+    let runtime = SampleRuntime::start(&checker.values(), Ids::SameAsWire, None).await;
     let script = "import json, sys, urllib.request as r; url, thread, text = sys.argv[1:]; \
                   body = json.dumps({'text': text}).encode(); r.urlopen(url + '/say/' + thread, body)";
-    let say = Say::new(&format!("python3 -c \"{script}\" {} {{thread}} {{text}}", toy.url())).unwrap();
+    let say =
+        SayCommand::new(&format!("python3 -c \"{script}\" {} {{thread}} {{text}}", runtime.url())).unwrap();
     let report = checker.run("toy", User::Command(say), None, &|_| {}).await.unwrap();
     let table = report.to_table(Strictness::Strict, None);
     assert_eq!(failed(&report), [""; 0], "{table}");
-    let hidden = |name: &str| {
+    let is_not_observable = |name: &str| {
         let outcome = report.outcomes().iter().find(|outcome| outcome.probe.name == name).unwrap();
         matches!(&outcome.verdict, Verdict::NotObservable { .. })
     };
     for name in ["closing_told", "cancelling_told", "late_result", "user_choice", "crash_in_a_call"] {
-        assert!(hidden(name), "{name}\n{table}");
+        assert!(is_not_observable(name), "{name}\n{table}");
     }
     for name in ["invocation_fields", "duplicate_result", "event_in_a_child", "cancel_subscription_told"] {
-        assert!(!hidden(name), "{name}\n{table}");
+        assert!(!is_not_observable(name), "{name}\n{table}");
     }
 }
 
-/// Nobody is there.
+/// No runtime listens at the address.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_runtime_that_can_not_be_spoken_to_is_an_error_and_no_report() {
-    let checker = checker(PACE).await;
+async fn an_unreachable_runtime_is_an_error_without_a_report() {
+    let checker = checker(TIMEOUTS).await;
     let api = User::Api(Api::new("http://127.0.0.1:1".parse().unwrap(), None));
     let error = checker.run("nobody", api, None, &|_| {}).await.unwrap_err().to_string();
     assert!(error.contains("did not reach the model") && error.contains("could not connect"), "{error}");

@@ -1,12 +1,12 @@
-//! An HTTP client for URLs which the other side chose: it POSTs JSON, reads documents and follows streams.
+//! An HTTP client for untrusted URLs. It POSTs JSON, fetches documents and reads streams.
 //!
 //! Invariants:
-//! - It connects only to addresses that its policy permits: an address that is written out is judged before
-//!   connecting, a name's addresses are judged after resolving, and those very addresses are connected to.
-//! - It follows no redirect and uses no proxy: both would lead elsewhere.
-//! - No error text holds a URL's path, query or user: whoever knows a callback URL can speak in a conversation.
-//! - A call ends within its total time, and keeps a bounded part of the answer. A stream has no total: each wait
-//!   for more of it is bounded, and what is kept is up to its reader.
+//! - It connects only to addresses that its policy permits. A literal address is checked before connecting. The
+//!   addresses of a name are checked after resolving it, and the connection uses exactly these addresses.
+//! - It follows no redirects and uses no proxy, because both would lead to other hosts.
+//! - No error text contains the path, query or user of a URL, because a callback URL is a credential.
+//! - A call ends within its total time and keeps a bounded part of the answer. A stream has no total time, but each
+//!   wait for the next chunk is bounded. The reader decides how much to keep.
 
 mod error;
 mod resolver;
@@ -35,12 +35,13 @@ use url::{Position, Url};
 pub use error::Error;
 use resolver::Resolver;
 
-/// Shorter than servers keep a connection, so that ours is seldom closed under a request.
+/// Time that an idle connection is kept. Shorter than usual server time-outs, so that servers rarely close a
+/// connection just when a request is sent.
 const IDLE_TIME: Duration = Duration::from_secs(20);
-/// The longest wait that an answer can ask for.
+/// Upper bound for `Retry-After`.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The client. Clones are cheap and share connections.
+/// An HTTP client. Clones are cheap and share connections.
 #[derive(Clone)]
 pub struct Client {
     http: legacy::Client<HttpsConnector<HttpConnector<Resolver>>, Full<Bytes>>,
@@ -51,24 +52,24 @@ pub struct Client {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trust {
-    Certificates,
-    Nobody,
+    NativeRoots,
+    None,
 }
 
-/// The bounds of a client.
+/// Limits of a client.
 #[derive(Debug, Clone, Copy)]
 pub struct ClientLimits {
-    /// For the TCP connection, shared by all addresses of a name.
+    /// Time to establish the TCP connection, for all addresses of a name together.
     pub connect: Duration,
-    /// For the whole call: resolving, connecting, sending, and reading the answer. Not for streams.
+    /// Time for a whole call: resolving, connecting, sending and reading the answer. Does not apply to streams.
     pub total: Duration,
-    /// For the status of a stream's answer, which a busy model may keep us waiting for.
+    /// Time until the status of a stream arrives. A busy model may take long.
     pub stream_head: Duration,
-    /// How long a stream may be silent.
+    /// Time until the next chunk of a stream.
     pub stream_idle: Duration,
-    /// How much of an answer's body is read; the connection of a longer one is dropped.
+    /// Maximum number of bytes to read of a body. If the body is longer, the connection is closed.
     pub drain_bytes: usize,
-    /// How many connections to a host are kept for later.
+    /// Maximum number of idle connections per host.
     pub idle_per_host: usize,
 }
 
@@ -85,55 +86,55 @@ impl Default for ClientLimits {
     }
 }
 
-/// What a server answered.
+/// The answer of a server, with a possibly truncated body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
-    /// The status, redirects included.
+    /// HTTP status. Redirects are not followed, so it may be a 3xx.
     pub status: u16,
-    /// The server's `Retry-After`, if it is a number of seconds; a day at most.
+    /// Value of `Retry-After`, at most one day. `None` if it is missing or not a number of seconds.
     pub retry_after: Option<Duration>,
-    /// At most `drain_bytes` of the body, for error texts. It may be cut off.
+    /// The first `drain_bytes` of the body, for error texts.
     pub body: Bytes,
 }
 
-/// A document that was read to its end.
+/// The answer of a server, with its whole body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fetched {
-    /// The status, redirects included.
+    /// HTTP status. Redirects are not followed, so it may be a 3xx.
     pub status: u16,
-    /// The server's `Retry-After`, if it is a number of seconds; a day at most.
+    /// Value of `Retry-After`, at most one day. `None` if it is missing or not a number of seconds.
     pub retry_after: Option<Duration>,
     /// The whole body.
     pub body: Bytes,
 }
 
-/// An answer whose body is read as it comes. Dropping it closes the connection, unless it was read to its end.
+/// An answer whose body is read as a stream. Dropping it closes the connection, unless it was read to its end.
 #[derive(Debug)]
 pub struct Streaming {
-    /// The status, redirects included.
+    /// HTTP status. Redirects are not followed, so it may be a 3xx.
     pub status: u16,
-    /// The server's `Retry-After`, if it is a number of seconds; a day at most.
+    /// Value of `Retry-After`, at most one day. `None` if it is missing or not a number of seconds.
     pub retry_after: Option<Duration>,
-    /// The server's `Content-Type` with its parameters, if it is text.
+    /// The server's `Content-Type` with its parameters. `None` if it is missing or not ASCII text.
     pub content_type: Option<String>,
     body: Incoming,
     idle: Duration,
-    /// When the piece that is waited for is late.
-    late_at: Option<Instant>,
+    /// Time-out of the current wait for a chunk.
+    chunk_deadline: Option<Instant>,
 }
 
 impl Streaming {
-    /// The next piece of the body; nothing at its end. A body that breaks off is an error. May be dropped and called
-    /// again without losing anything; the time for the piece goes on.
+    /// Returns the next chunk of the body, or `None` at its end. A truncated body is an error. Cancel safe: the
+    /// future can be dropped without losing data, and the time-out of the chunk continues to run.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, Error> {
-        let late_at = *self.late_at.get_or_insert_with(|| Instant::now() + self.idle);
+        let chunk_deadline = *self.chunk_deadline.get_or_insert_with(|| Instant::now() + self.idle);
         loop {
-            match timeout_at(late_at, self.body.frame()).await.map_err(|_| Error::TimedOut)? {
+            match timeout_at(chunk_deadline, self.body.frame()).await.map_err(|_| Error::TimedOut)? {
                 None => return Ok(None),
                 Some(Err(error)) => return Err(Error::of_body(&error)),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) if !data.is_empty() => {
-                        self.late_at = None;
+                        self.chunk_deadline = None;
                         return Ok(Some(data));
                     }
                     _ => {}
@@ -144,14 +145,14 @@ impl Streaming {
 }
 
 impl Client {
-    /// A client with the machine's certificates, which are read now (this blocks). Without any, http still
-    /// works and https fails with [`Error::NoCertificates`].
+    /// Creates a client that trusts the root certificates of the system. Reads them now, which blocks. If there are
+    /// none, https fails with [`Error::NoCertificates`] and http still works.
     pub fn new(policy: UrlPolicy, limits: ClientLimits) -> Client {
         Client::with_tls(policy, limits, native_tls())
     }
 
     fn with_tls(policy: UrlPolicy, limits: ClientLimits, tls: Option<ClientConfig>) -> Client {
-        let trust = if tls.is_some() { Trust::Certificates } else { Trust::Nobody };
+        let trust = if tls.is_some() { Trust::NativeRoots } else { Trust::None };
         let tls = tls.unwrap_or_else(|| {
             tls_builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth()
         });
@@ -172,11 +173,11 @@ impl Client {
         Client { http, policy, limits, trust }
     }
 
-    /// POSTs `body` as JSON. Any status is an answer, a redirect too.
+    /// POSTs `body` as JSON. Any status is a success, also a redirect.
     ///
-    /// A header replaces one of the same name that came before it or that we would set. User and password in
-    /// the URL are sent as a Basic `Authorization` header. Once the status is here the call succeeds, even if
-    /// the body is too long, breaks off or takes too long.
+    /// A header in `headers` replaces an earlier one of the same name and the client's own. User and password in the
+    /// URL are sent as a Basic `Authorization` header. Once the status has arrived, the call succeeds, even if the
+    /// body is too long, is truncated or takes too long.
     pub async fn post_json(
         &self,
         url: &Url,
@@ -192,8 +193,8 @@ impl Client {
         })
     }
 
-    /// GETs a document. Any status is an answer; a body of more than `max_bytes` is [`Error::TooLong`], and one
-    /// that does not end in time is an error as well.
+    /// GETs a document. Any status is a success. A body of more than `max_bytes` is [`Error::TooLong`]. A body that
+    /// is truncated or does not end in time is an error.
     pub async fn get(
         &self,
         url: &Url,
@@ -210,7 +211,7 @@ impl Client {
         })
     }
 
-    /// POSTs `body` as JSON and gives the answer as soon as its status is here. Any status is an answer.
+    /// POSTs `body` as JSON and returns when the status has arrived. Any status is a success.
     pub async fn post_stream(
         &self,
         url: &Url,
@@ -220,7 +221,7 @@ impl Client {
         self.stream(Method::POST, url, headers, body).await
     }
 
-    /// GETs a document that is read as it comes. Any status is an answer.
+    /// GETs a document as a stream. Any status is a success.
     pub async fn get_stream(
         &self,
         url: &Url,
@@ -247,7 +248,7 @@ impl Client {
                 .and_then(|kind| Some(kind.to_str().ok()?.to_owned())),
             body,
             idle: self.limits.stream_idle,
-            late_at: None,
+            chunk_deadline: None,
         })
     }
 
@@ -260,7 +261,7 @@ impl Client {
         deadline: Instant,
     ) -> Result<Response<Incoming>, Error> {
         self.policy.check(url)?;
-        if url.scheme() == "https" && self.trust == Trust::Nobody {
+        if url.scheme() == "https" && self.trust == Trust::None {
             return Err(Error::NoCertificates);
         }
         let request = request(method, url, headers, body)?;
@@ -269,18 +270,18 @@ impl Client {
     }
 }
 
-// Argued: TR-24 both sides speak https to whoever names it; a server's own TLS is the work of the proxy in front
+// Argued: TR-24 both sides use https for every https URL; a reverse proxy provides TLS for incoming connections
 fn tls_builder() -> ConfigBuilder<ClientConfig, WantsVerifier> {
     ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .expect("bug: ring knows the usual versions of TLS")
+        .expect("bug: ring supports the default TLS versions")
 }
 
 fn native_tls() -> Option<ClientConfig> {
     match tls_builder().with_native_roots() {
         Ok(builder) => Some(builder.with_no_client_auth()),
         Err(error) => {
-            tracing::warn!(%error, "https is impossible: this machine has no certificates");
+            tracing::warn!(%error, "https requests will fail: no root certificates were found");
             None
         }
     }
@@ -316,12 +317,12 @@ fn basic_auth(url: &Url) -> Option<HeaderValue> {
     plain.push(b':');
     plain.extend(percent_decoded(url.password().unwrap_or("")));
     let text = format!("Basic {}", BASE64_STANDARD.encode(plain));
-    let mut value = HeaderValue::try_from(text).expect("bug: base64 is fit for a header");
+    let mut value = HeaderValue::try_from(text).expect("bug: base64 is a valid header value");
     value.set_sensitive(true);
     Some(value)
 }
 
-/// `%` without two hexadecimal digits stands for itself.
+/// Decodes percent-encoding. A `%` without two hexadecimal digits is kept.
 fn percent_decoded(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -347,13 +348,13 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
-    // More digits than a u64 holds are more than a day.
+    // A number that does not fit into a u64 is longer than a day.
     let seconds = text.parse().unwrap_or(u64::MAX);
     Some(Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
 }
 
-/// Reads up to `limit` bytes. A body that was read to its end leaves its connection for later; dropping any
-/// other closes the connection.
+/// Reads up to `limit` bytes. If the body was read to its end, the connection goes back to the pool; otherwise it is
+/// closed.
 async fn drain(mut body: Incoming, limit: usize, deadline: Instant) -> Bytes {
     let mut read = BytesMut::new();
     while let Ok(Some(Ok(frame))) = timeout_at(deadline, body.frame()).await {
@@ -367,7 +368,7 @@ async fn drain(mut body: Incoming, limit: usize, deadline: Instant) -> Bytes {
     read.freeze()
 }
 
-/// Reads all of a body, if it has no more than `limit` bytes.
+/// Reads a whole body of at most `limit` bytes.
 async fn read_whole(mut body: Incoming, limit: usize, deadline: Instant) -> Result<Bytes, Error> {
     let mut read = BytesMut::new();
     while let Some(frame) = timeout_at(deadline, body.frame()).await.map_err(|_| Error::TimedOut)? {

@@ -1,8 +1,8 @@
-//! The IO that tool servers and the runtime share: a group-commit writer for SQLite, the lock of a data
-//! directory, a box for secrets at rest, an HTTP client that obeys a URL policy, a reader of event streams, metrics, and
-//! a server's sockets and signals.
+//! IO code that tool servers and the runtime share: a group-commit writer for SQLite, a lock for data directories,
+//! encryption of stored secrets, an HTTP client with a URL policy, a parser for server-sent events, metrics, and
+//! serving with graceful shutdown.
 //!
-//! It knows nothing of the protocol's messages, and must never hold a rule that belongs to them.
+//! This crate does not know the messages of the protocol, and must contain none of its rules.
 
 pub mod client;
 pub mod lock;

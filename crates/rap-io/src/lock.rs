@@ -1,13 +1,13 @@
-//! A lock file, by which one process at a time owns a data directory.
+//! A lock file, which ensures that only one process uses a data directory.
 //!
-//! The lock is the kernel's, on the open file: it ends with the process, however that ends. The file itself
-//! must never be removed: whoever still had it open would lock a file that nobody else can see.
+//! The kernel holds the lock on the open file and releases it when the process ends, for whatever reason. The file
+//! itself must never be removed: a process that still has it open would then hold a lock that others cannot see.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Owns a lock file until it is dropped or its process ends.
+/// A held lock file. Released when this is dropped or the process ends.
 #[derive(Debug)]
 pub struct DirLock {
     file: File,
@@ -16,22 +16,22 @@ pub struct DirLock {
 /// Why a lock was not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process, or another part of this one, has it.
+    /// Another process, or another part of this one, holds the lock.
     #[error("{} is locked: another process is using this directory; stop it first", .0.display())]
     Held(PathBuf),
     /// The file could not be opened or locked.
-    #[error("can not lock {}: {source}", path.display())]
+    #[error("cannot lock {}: {source}", path.display())]
     Io {
-        /// The lock file.
+        /// Path of the lock file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
 impl DirLock {
-    /// Takes the lock, or says at once that it is held. `path` is the lock file, such as `DIR/lock`; it is
-    /// created if it is missing, in a directory that exists.
+    /// Takes the lock, or fails at once if it is held. `path` is the lock file, such as `DIR/lock`. The file is
+    /// created if it is missing; its directory must exist.
     pub fn take(path: &Path) -> Result<DirLock, LockError> {
         let failed = |source| LockError::Io { path: path.into(), source };
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).map_err(failed)?;
@@ -44,10 +44,10 @@ impl DirLock {
 }
 
 impl Drop for DirLock {
-    /// Closing the file would not do: a child that this process is just starting still has it open.
+    /// Closing the file is not enough: a child process that is just being started may still have it open.
     fn drop(&mut self) {
         if let Err(error) = self.file.unlock() {
-            tracing::warn!(%error, "a lock file could not be unlocked; it is when the process ends");
+            tracing::warn!(%error, "a lock file could not be unlocked; it is released when the process ends");
         }
     }
 }
@@ -81,7 +81,7 @@ mod tests {
     const CHILD: &str = "RAP_IO_TEST_LOCK";
 
     #[test]
-    fn a_killed_process_gives_its_lock_back() {
+    fn a_killed_process_releases_its_lock() {
         if let Ok(path) = env::var(CHILD) {
             return hold_until_killed(Path::new(&path));
         }
@@ -100,17 +100,17 @@ mod tests {
         io::stdin().read_to_end(&mut Vec::new()).unwrap();
     }
 
-    /// Runs this test binary again as the other process, and waits until it has the lock.
+    /// Runs this test binary again as a second process, and waits until that holds the lock.
     fn start_holder(path: &Path) -> Child {
         let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "lock::tests::a_killed_process_gives_its_lock_back", "--nocapture"])
+            .args(["--exact", "lock::tests::a_killed_process_releases_its_lock", "--nocapture"])
             .env(CHILD, path)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap() == "holding"), "the other process did not lock");
+        assert!(lines.any(|line| line.unwrap() == "holding"), "the second process did not take the lock");
         child
     }
 }

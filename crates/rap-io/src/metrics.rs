@@ -1,95 +1,95 @@
-//! What is counted and measured, and the text format of Prometheus.
+//! Metrics and the Prometheus text format.
 //!
-//! Counting costs an atomic addition and allocates nothing. The labels of a family are fixed in the code, so that what is
-//! scraped stays small whatever clients and tools send.
+//! Counting costs one atomic addition and allocates nothing. Labels are fixed in the code, so that the size of the
+//! output does not depend on what clients and tools send.
 
 use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The media type of the text.
+/// Media type of the Prometheus text format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Upper bounds for what takes from less than a millisecond to minutes, in seconds.
+/// Histogram buckets for durations from less than a millisecond to minutes, in seconds.
 pub const SECONDS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ];
 
-/// The unit in which sums are kept: a sum is a whole number of these.
+/// Unit of the stored sums, which are integers.
 const MILLIONTH: f64 = 1e-6;
 
-/// Counts up.
+/// A counter that only increases.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// One more.
+    /// Adds 1.
     pub fn count(&self) {
         self.add(1);
     }
 
-    /// So many more.
+    /// Adds `more`.
     pub fn add(&self, more: u64) {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// How many so far.
+    /// Returns the current value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How values are spread: how many were no greater than each of some bounds.
+/// A histogram: for each bound, the number of values that are not greater.
 #[derive(Debug)]
 pub struct Histogram {
     bounds: &'static [f64],
-    /// One for each bound, and one for what is greater than all of them.
+    /// One for each bound, and one for values above all bounds.
     buckets: Box<[Counter]>,
     millionths: Counter,
 }
 
 impl Histogram {
-    /// A histogram with these bounds, in rising order.
+    /// Creates a histogram with these bounds, in ascending order.
     pub fn new(bounds: &'static [f64]) -> Self {
         let buckets = (0..=bounds.len()).map(|_| Counter::default()).collect();
         Histogram { bounds, buckets, millionths: Counter::default() }
     }
 
-    /// A histogram of times.
+    /// Creates a histogram of durations, with the buckets [`SECONDS`].
     pub fn of_seconds() -> Self {
         Histogram::new(SECONDS)
     }
 
-    /// Takes a value into account.
+    /// Counts a value.
     pub fn observe(&self, value: f64) {
         let bucket = self.bounds.partition_point(|bound| *bound < value);
         self.buckets[bucket].count();
         self.millionths.add((value / MILLIONTH) as u64);
     }
 
-    /// Takes a time into account.
-    pub fn took(&self, time: Duration) {
+    /// Counts a duration, in seconds.
+    pub fn observe_duration(&self, time: Duration) {
         self.observe(time.as_secs_f64());
     }
 }
 
-/// A text that grows metric by metric. A name must not be given twice.
+/// Builder of the Prometheus text format. Each metric name must be added only once.
 #[derive(Debug, Default)]
 pub struct Exposition(String);
 
 impl Exposition {
-    /// A number that only grows while the process runs; its name ends in `_total`.
+    /// Adds a counter. Its name ends in `_total`.
     pub fn counter(&mut self, name: &str, help: &str, counter: &Counter) {
         self.family(name, "counter", help, [("", counter.get())]);
     }
 
-    /// A number that goes up and down.
+    /// Adds a gauge.
     pub fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
         self.family(name, "gauge", help, [("", value)]);
     }
 
-    /// Numbers of one name that differ by their labels, each written as `kind="ask"`. Values of labels are words of
-    /// ours: nothing is escaped.
+    /// Adds the samples of one metric, which differ by their labels, such as `kind="ask"`. Label values are not
+    /// escaped, so they must be constants of the program.
     pub fn family<L: AsRef<str>, V: Display>(
         &mut self,
         name: &str,
@@ -106,7 +106,7 @@ impl Exposition {
         }
     }
 
-    /// How values are spread.
+    /// Adds a histogram.
     pub fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
         self.begin(name, "histogram", help);
         let mut count = 0;
@@ -119,7 +119,7 @@ impl Exposition {
         self.line(format_args!("{name}_count {count}"));
     }
 
-    /// The text.
+    /// Returns the text.
     pub fn finish(self) -> String {
         self.0
     }
@@ -130,7 +130,7 @@ impl Exposition {
     }
 
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        writeln!(self.0, "{line}").expect("bug: a String takes any text");
+        writeln!(self.0, "{line}").expect("bug: writing to a String cannot fail");
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_histogram_counts_what_is_no_greater_than_each_bound() {
+    fn a_histogram_counts_the_values_up_to_each_bound() {
         let histogram = Histogram::new(&[0.5, 1.0]);
         for value in [0.25, 0.5, 0.75, 3.0] {
             histogram.observe(value);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_one_name_are_told_apart_by_their_labels() {
+    fn samples_of_a_metric_differ_by_their_labels() {
         let (counter, mut text) = (Counter::default(), Exposition::default());
         counter.add(2);
         text.counter("a_total", "All.", &counter);

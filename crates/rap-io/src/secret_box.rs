@@ -1,9 +1,9 @@
-//! Secrets at rest: one key, from which a sealing key and a MAC key are derived.
+//! Encryption of stored secrets: one key, from which an encryption key and a MAC key are derived.
 //!
-//! What is sealed is bound to a context (such as the row it stands in), so that it can not be moved elsewhere.
+//! An encrypted secret is bound to a context, such as its database row, so that it cannot be copied to another place.
 //! Layout: one version byte, a random nonce of 24 bytes, then XChaCha20-Poly1305 ciphertext and tag.
 //!
-//! No key and no text that was taken for one may ever appear in an error, in `Debug` or in a log.
+//! No key, and no text that was passed in as a key, may appear in an error, in `Debug` or in a log.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -25,7 +25,7 @@ const KEY_BYTES: usize = 32;
 const NONCE_BYTES: usize = 24;
 const TAG_BYTES: usize = 16;
 const VERSION: u8 = 1;
-/// Far more than a key's text and its white space.
+/// Maximum number of bytes to read from a key file. A key with its white space is much shorter.
 const KEY_FILE_BYTES: u64 = 1024;
 
 type Secret = Zeroizing<[u8; KEY_BYTES]>;
@@ -34,34 +34,39 @@ type Secret = Zeroizing<[u8; KEY_BYTES]>;
 #[derive(Clone)]
 pub struct Key(Arc<Subkeys>);
 
-/// The key itself is forgotten once these are derived from it.
+/// The keys that are derived from the key, which itself is not kept.
 struct Subkeys {
     seal: Secret,
     mac: Secret,
 }
 
-/// Why there is no key, or why something could not be opened.
+/// Errors of keys and of decryption.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The text is not a key.
+    /// The text is not a valid key.
     #[error("expected a key of 64 hexadecimal digits or the base64 of 32 bytes")]
     NotAKey,
-    /// The file does not hold a key.
-    #[error("{} does not hold a key: expected 64 hexadecimal digits or the base64 of 32 bytes", .0.display())]
+    /// The file does not contain a valid key.
+    #[error("{} does not contain a key: expected 64 hexadecimal digits or the base64 of 32 bytes", .0.display())]
     NotAKeyFile(PathBuf),
-    /// Others than the file's owner could read it.
-    #[error("others can read the key in {path}; if they did not, run: chmod 600 {path}", path = .0.display())]
+    /// Users other than the owner can read the key file.
+    #[error(
+        "other users can read the key in {path}; if it has not been exposed, run: chmod 600 {path}",
+        path = .0.display()
+    )]
     Exposed(PathBuf),
     /// The file could not be read or created.
-    #[error("can not use the key file {}: {source}", path.display())]
+    #[error("cannot use the key file {}: {source}", path.display())]
     Io {
-        /// The key file.
+        /// Path of the key file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// It was changed, or sealed with another key or for another context.
-    #[error("a sealed secret could not be opened: it was changed, or sealed with another key or elsewhere")]
+    /// The data was changed, or was encrypted with another key or for another context.
+    #[error(
+        "a stored secret could not be decrypted: it was changed, or encrypted with another key or for another context"
+    )]
     NotOpened,
 }
 
@@ -72,16 +77,16 @@ impl fmt::Debug for Key {
 }
 
 impl Key {
-    /// Takes 64 hexadecimal digits or the base64 (either alphabet, padded or not) of 32 bytes, and white space
-    /// around them.
+    /// Parses a key: 64 hexadecimal digits, or the base64 (either alphabet, padded or not) of 32 bytes. Ignores
+    /// surrounding white space.
     pub fn parse(text: &str) -> Result<Key, Error> {
         let text = text.trim().as_bytes();
         let bytes = from_hex(text).or_else(|| from_base64(text)).ok_or(Error::NotAKey)?;
         Ok(Key::derive(&bytes))
     }
 
-    /// Reads the key in the file, or creates the file with a new key, readable by its owner alone. Processes
-    /// that do this at the same time end with the same key.
+    /// Reads the key from a file. If the file is missing, creates it with a new key, readable by its owner only. If
+    /// several processes do this at the same time, all get the same key.
     pub fn from_file(path: &Path) -> Result<Key, Error> {
         let failed = |source| Error::Io { path: path.into(), source };
         let file = match File::open(path) {
@@ -108,18 +113,18 @@ impl Key {
         Key(Arc::new(Subkeys { seal: subkey("rap secret box: seal"), mac: subkey("rap secret box: mac") }))
     }
 
-    /// Encrypts `plain` so that it can be opened only with this key and the same `context`.
+    /// Encrypts `plain`. Only this key with the same `context` can decrypt it.
     pub fn seal(&self, plain: &[u8], context: &[u8]) -> Vec<u8> {
         let nonce: [u8; NONCE_BYTES] = random();
         let payload = Payload { msg: plain, aad: context };
         let encrypted = self
             .cipher()
             .encrypt(&XNonce::from(nonce), payload)
-            .expect("bug: no secret has the 256 GB that would be too long");
+            .expect("bug: a secret is shorter than the limit of 256 GB");
         [&[VERSION], nonce.as_slice(), &encrypted].concat()
     }
 
-    /// Gives back what was sealed with this key and this `context`.
+    /// Decrypts data that was encrypted with this key and this `context`.
     pub fn open(&self, sealed: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
         let (version, rest) = sealed.split_first().ok_or(Error::NotOpened)?;
         let (nonce, encrypted) = rest.split_first_chunk::<NONCE_BYTES>().ok_or(Error::NotOpened)?;
@@ -130,12 +135,13 @@ impl Key {
         self.cipher().decrypt(&XNonce::from(*nonce), payload).map_err(|_| Error::NotOpened)
     }
 
-    /// HMAC-SHA256 over the parts, each with its length. Compare it with [`Key::verify_mac`] or in constant time.
+    /// Returns the HMAC-SHA256 of the parts, each prefixed with its length. Compare it with [`Key::verify_mac`] or in
+    /// constant time.
     pub fn mac(&self, parts: &[&[u8]]) -> [u8; 32] {
         hmac_of(&self.0.mac, parts)
     }
 
-    /// Whether `mac` is that of the parts, in constant time.
+    /// Checks the MAC of the parts in constant time.
     pub fn verify_mac(&self, parts: &[&[u8]], mac: &[u8]) -> bool {
         hmac_state(&self.0.mac, parts).verify_slice(mac).is_ok()
     }
@@ -161,7 +167,7 @@ fn hmac_state(key: &Secret, parts: &[&[u8]]) -> Hmac<Sha256> {
 
 fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).expect("bug: the operating system has no random numbers");
+    getrandom::fill(&mut bytes).expect("bug: the operating system provides no random numbers");
     bytes
 }
 
@@ -190,21 +196,22 @@ fn from_base64(text: &[u8]) -> Option<Secret> {
 }
 
 fn to_hex(bytes: &Secret) -> Zeroizing<String> {
-    let digit = |value: u8| char::from_digit(value.into(), 16).expect("bug: a half byte is a digit");
+    let digit =
+        |value: u8| char::from_digit(value.into(), 16).expect("bug: four bits are one hexadecimal digit");
     let mut text = Zeroizing::new(String::with_capacity(2 * KEY_BYTES + 1));
     text.extend(bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]));
     text
 }
 
-/// Puts a new key into the file, if it is still missing. The file appears at once with all its bytes: a reader
-/// that comes in between must not see half a key, nor a crash leave one.
+/// Creates the file with a new key, unless it exists by now. The file appears atomically with its content, so that
+/// neither a concurrent reader nor a crash can leave half a key.
 fn create_key_file(path: &Path) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut draft_name = name.to_os_string();
     draft_name.push(format!(".{:016x}.draft", u64::from_ne_bytes(random())));
     let draft = parent.join(draft_name);
-    let linked = write_draft(&draft).and_then(|()| link_unless_there(&draft, path));
+    let linked = write_draft(&draft).and_then(|()| link_if_missing(&draft, path));
     let removed = fs::remove_file(&draft);
     linked?;
     removed?;
@@ -223,8 +230,8 @@ fn write_draft(draft: &Path) -> io::Result<()> {
     file.sync_all()
 }
 
-/// A link, unlike a rename, never replaces a key that somebody may already use.
-fn link_unless_there(draft: &Path, path: &Path) -> io::Result<()> {
+/// Links instead of renaming, because a link never replaces a key that may already be in use.
+fn link_if_missing(draft: &Path, path: &Path) -> io::Result<()> {
     match fs::hard_link(draft, path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         linked => linked,
@@ -246,7 +253,7 @@ fn is_exposed(file: &File) -> io::Result<bool> {
     Ok(std::os::unix::fs::MetadataExt::mode(&file.metadata()?) & 0o077 != 0)
 }
 
-/// Elsewhere there is no such mode: the directory's access list guards the file.
+/// Other systems have no such mode. There the access list of the directory protects the file.
 #[cfg(not(unix))]
 fn is_exposed(_file: &File) -> io::Result<bool> {
     Ok(false)
@@ -276,14 +283,14 @@ mod tests {
             assert!(same(&Key::parse(&text).unwrap(), &key()), "{text}");
         }
         let [standard, url_safe] = ["+/", "-_"].map(|pair| Key::parse(&format!("{}A==", pair.repeat(21))));
-        assert!(standard.is_err() && url_safe.is_err(), "31 bytes are no key");
+        assert!(standard.is_err() && url_safe.is_err(), "31 bytes are not a key");
         let [standard, url_safe] =
             ["+/", "-_"].map(|pair| Key::parse(&format!("{}8", pair.repeat(21))).unwrap());
         assert!(same(&standard, &url_safe));
     }
 
     #[test]
-    fn what_is_not_a_key_is_refused_without_being_repeated() {
+    fn the_error_for_an_invalid_key_does_not_contain_it() {
         let long = "a".repeat(65);
         for text in ["", "hunter2hunter2", &HEX[1..], &long, &HEX.replace('F', "g"), "ключ"] {
             let error = Key::parse(text).unwrap_err();
@@ -294,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sealed_can_be_opened() {
+    fn encrypted_data_can_be_decrypted() {
         for plain in [&b""[..], b"x", &[7; 10_000]] {
             let sealed = key().seal(plain, b"row 1");
             assert_eq!(sealed.len(), 1 + NONCE_BYTES + plain.len() + TAG_BYTES);
@@ -303,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_any_byte_is_noticed() {
+    fn a_change_of_any_byte_is_detected() {
         let sealed = key().seal(b"a secret", b"row 1");
         for at in 0..sealed.len() {
             let mut changed = sealed.clone();
@@ -315,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn another_context_or_key_does_not_open_it() {
+    fn another_context_or_key_cannot_decrypt() {
         let sealed = key().seal(b"a secret", b"row 1");
         assert!(matches!(key().open(&sealed, b"row 2"), Err(Error::NotOpened)));
         let other = Key::parse(&HEX.replace('F', "e")).unwrap();
@@ -323,13 +330,13 @@ mod tests {
     }
 
     #[test]
-    fn no_two_seals_share_a_nonce() {
+    fn every_encryption_uses_a_new_nonce() {
         let [a, b] = [(); 2].map(|()| key().seal(b"a secret", b""));
         assert_ne!(a[1..=NONCE_BYTES], b[1..=NONCE_BYTES]);
     }
 
     #[test]
-    fn a_mac_tells_where_its_parts_end() {
+    fn a_mac_depends_on_the_boundaries_of_its_parts() {
         let mac = |parts: &[&[u8]]| key().mac(parts);
         let all = [
             mac(&[]),
@@ -347,16 +354,16 @@ mod tests {
         assert!(!key().verify_mac(&[b"ab", b"c"], &all[3][..31]));
     }
 
-    /// The figures come from Python's hmac module: what was sealed and signed must outlive this code.
+    /// The expected value comes from Python's hmac module. Stored MACs must stay valid in later versions.
     #[test]
-    fn macs_stay_what_they_are() {
+    fn the_mac_format_is_stable() {
         let hex: String = key().mac(&[b"ab", b"c"]).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, "9c7258976979cf449da17a5e18bcd43589f4c85d7ba75084b79807642cf4e3bb");
     }
 
-    /// Sealed by an independent XChaCha20-Poly1305, in Python.
+    /// The data was encrypted by an independent implementation of XChaCha20-Poly1305 in Python.
     #[test]
-    fn old_seals_can_still_be_opened() {
+    fn the_encryption_format_is_stable() {
         let sealed = from_hex_vec(
             "016465666768696a6b6c6d6e6f707172737475767778797a7bee49cb9cdc7d4ead12a21079e9c5f6a6c092f8f50a07294f",
         );
@@ -373,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_file_is_created_once_and_for_its_owner_alone() {
+    fn a_key_file_is_created_once_and_readable_by_its_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         let created = Key::from_file(&path).unwrap();
@@ -385,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_create_a_key_file_at_once_get_the_same_key() {
+    fn concurrent_creators_of_a_key_file_get_the_same_key() {
         for _ in 0..20 {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("key");
@@ -398,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_file_that_others_can_read_is_refused() {
+    fn a_key_file_that_other_users_can_read_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         Key::from_file(&path).unwrap();
@@ -412,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_file_without_a_key_is_never_replaced() {
+    fn a_key_file_without_a_key_is_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         for (name, content) in [("empty", &b""[..]), ("text", b"hunter2"), ("binary", &[0xff; 40])] {
             let path = dir.path().join(name);

@@ -1,4 +1,4 @@
-//! Sockets and signals: serving a router until it is told to stop, within bounds.
+//! Serves an axum router with limits and graceful shutdown, and listens for signals.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -13,43 +13,43 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How long to wait before accepting again when the system has no room for a connection.
+/// Pause after a failed `accept`, for example when no file descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The bounds of a server.
+/// Limits of a server.
 #[derive(Debug, Clone, Copy)]
 pub struct ServeLimits {
-    /// Connections at a time; more wait to be accepted.
+    /// Maximum number of open connections. Further ones wait to be accepted.
     pub connections: usize,
-    /// The head of a request has to arrive within this time, and so long an idle connection is kept.
+    /// Time that the head of a request may take to arrive. Also the time after which an idle connection is closed.
     pub head_within: Duration,
 }
 
-/// Serves until `stop` resolves. What comes back are the connections that are still open: shut them down.
+/// Serves until `stop` resolves. Returns the connections that are still open; the caller has to shut them down.
 pub async fn serve_until(
     listener: TcpListener,
     router: Router,
     limits: ServeLimits,
     stop: impl Future<Output = ()>,
 ) -> GracefulShutdown {
-    let places = Arc::new(Semaphore::new(limits.connections));
+    let permits = Arc::new(Semaphore::new(limits.connections));
     let connections = GracefulShutdown::new();
     tokio::pin!(stop);
     loop {
         tokio::select! {
-            (stream, place) = accept(&listener, &places) => {
-                serve(stream, place, &router, &connections, limits.head_within);
+            (stream, permit) = accept(&listener, &permits) => {
+                serve(stream, permit, &router, &connections, limits.head_within);
             }
             () = &mut stop => return connections,
         }
     }
 }
 
-async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
+async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
     loop {
-        let place = Arc::clone(places).acquire_owned().await.expect("bug: nobody closes this semaphore");
+        let permit = Arc::clone(permits).acquire_owned().await.expect("bug: this semaphore is never closed");
         match listener.accept().await {
-            Ok((stream, _)) => return (stream, place),
+            Ok((stream, _)) => return (stream, permit),
             Err(error) => {
                 tracing::warn!(%error, "could not accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -60,13 +60,13 @@ async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, 
 
 fn serve(
     stream: TcpStream,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
     router: &Router,
     connections: &GracefulShutdown,
     head_within: Duration,
 ) {
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "a connection is gone already");
+        tracing::debug!(%error, "a connection was closed before it was served");
         return;
     }
     let service = TowerToHyperService::new(router.clone());
@@ -79,24 +79,24 @@ fn serve(
         if let Err(error) = connection.await {
             tracing::debug!(%error, "a connection ended early");
         }
-        drop(place);
+        drop(permit);
     });
 }
 
-/// The signals that end a server. They are heard from the moment this is made.
+/// Listener for SIGTERM and SIGINT, from the moment of its creation.
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    /// Listens from now on.
+    /// Starts to listen.
     pub fn listen() -> Self {
-        let hear = |kind| signal(kind).expect("bug: the runtime can listen for signals");
-        Signals { terminate: hear(SignalKind::terminate()), interrupt: hear(SignalKind::interrupt()) }
+        let listen = |kind| signal(kind).expect("bug: the runtime can listen for signals");
+        Signals { terminate: listen(SignalKind::terminate()), interrupt: listen(SignalKind::interrupt()) }
     }
 
-    /// The next signal.
+    /// Waits for the next signal.
     pub async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
@@ -105,7 +105,7 @@ impl Signals {
     }
 }
 
-/// Whether a `Host` header names this machine.
+/// Returns true if a `Host` header names a loopback address.
 pub fn is_loopback(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_of_this_machine_are_known() {
+    fn loopback_hosts_are_recognised() {
         for host in ["localhost", "LOCALHOST:80", "127.0.0.1", "127.0.0.1:7501", "[::1]", "[::1]:7501"] {
             assert!(is_loopback(host), "{host}");
         }

@@ -1,57 +1,62 @@
-//! How an SQLite database is opened and brought to its schema.
+//! Opens SQLite databases and migrates their schema.
 //!
-//! A commit that was reported is on the disk: WAL with `synchronous=FULL`. A migration that was published must
-//! never be edited; its number is its place in the list, and it stands together with the version that counts it
-//! or not at all.
+//! A reported commit is on disk: WAL with `synchronous=FULL`. A published migration must never be edited. Its number
+//! is its position in the list. A migration and its version number are committed together.
 
-use std::os::unix::fs::MetadataExt;
+use std::fs::OpenOptions;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::{Connection, MAIN_DB, OpenFlags, Transaction, TransactionBehavior, ffi};
 
-/// How long a statement waits for another process before it fails. Short, since the writer's other jobs wait
-/// as well.
+/// Time that a statement waits for a lock of another process. Short, because the other jobs of the writer wait as
+/// well.
 const BUSY_TIMEOUT: Duration = Duration::from_millis(250);
 const STATEMENT_CACHE: usize = 64;
-/// How much of the database is kept in memory.
+/// Size of the page cache.
 const CACHE_KIB: i64 = 8 * 1024;
-/// How long the log grows before it is carried over into the database. A page that changes a hundred times until
-/// then is carried over once.
+/// Number of pages in the write-ahead log at which a checkpoint runs. A page that changes many times between two
+/// checkpoints is copied only once.
 const CHECKPOINT_PAGES: i64 = 8_000;
 
-/// Opens or creates the database file with the settings that all our databases have.
+/// Opens or creates a database file, with the common settings.
+///
+/// A new file can be read by its owner only. SQLite gives its other files the same permissions.
 pub fn open_sqlite(path: &Path) -> rusqlite::Result<Connection> {
+    // If the file exists or cannot be created, SQLite opens it or says why not.
+    let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    drop(created);
     writable(open_with(path, OpenFlags::SQLITE_OPEN_CREATE)?)
 }
 
-/// Opens a file that has to be there, for reading alone; it may be read-only.
+/// Opens an existing file for reading only. The file may be read-only.
 pub fn open_for_reading(path: &Path) -> rusqlite::Result<Connection> {
     let conn = open_with(path, OpenFlags::empty())?;
     conn.pragma_update(None, "query_only", true)?;
     Ok(conn)
 }
 
-/// The same for a file that has to be there, and stay there: a commit to a file that was removed or replaced while it
-/// was open would be lost with the process, so it fails. Uses the connection's commit hook.
+/// Opens an existing file for writing. A commit fails if the file was removed or replaced since it was opened,
+/// because it would be lost when the process ends. Uses the commit hook of the connection.
 pub fn open_existing(path: &Path) -> rusqlite::Result<Connection> {
     let mut conn = writable(open_with(path, OpenFlags::empty())?)?;
     let (path, opened) = (path.to_owned(), identity(path));
     conn.commit_hook(Some(move || {
-        let lost = opened.is_none() || identity(&path) != opened;
-        if lost {
+        let replaced = opened.is_none() || identity(&path) != opened;
+        if replaced {
             tracing::error!(
                 database = %path.display(),
-                "the database was removed or replaced while it was open; nothing is written until it is put back, or \
-                 the program is started again"
+                "the database file was removed or replaced while it was open; nothing is written until it is restored \
+                 or the program is restarted"
             );
         }
-        lost
+        replaced
     }))?;
     Ok(conn)
 }
 
-/// A file that we may not write is opened all the same, and would be noticed only when something has to be written.
+/// Fails for a read-only file. SQLite opens such a file and would only fail at the first write.
 fn writable(conn: Connection) -> rusqlite::Result<Connection> {
     if conn.is_readonly(MAIN_DB)? {
         let read_only = ffi::Error::new(ffi::SQLITE_READONLY);
@@ -60,14 +65,14 @@ fn writable(conn: Connection) -> rusqlite::Result<Connection> {
     Ok(conn)
 }
 
-/// Which file it is, whatever its name.
+/// Device and inode number of a file.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let file = std::fs::metadata(path).ok()?;
     Some((file.dev(), file.ino()))
 }
 
 fn open_with(path: &Path, more: OpenFlags) -> rusqlite::Result<Connection> {
-    // Without the URI flag, a path that begins with `file:` is a path.
+    // Without the URI flag, a path that begins with `file:` is an ordinary path.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | more;
     let conn = Connection::open_with_flags(path, flags)?;
     conn.busy_timeout(BUSY_TIMEOUT)?;
@@ -81,10 +86,10 @@ fn open_with(path: &Path, more: OpenFlags) -> rusqlite::Result<Connection> {
     Ok(conn)
 }
 
-/// Why a database is not at its schema.
+/// Why a database could not be migrated.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
-    /// A newer program, or another one, wrote it.
+    /// The database was written by a newer version of the program, or by another program.
     #[error(
         "the database has schema version {found}, but this program knows only versions up to {known}: \
          start a newer version of the program"
@@ -92,24 +97,27 @@ pub enum MigrateError {
     Newer {
         /// The version in the database.
         found: i64,
-        /// The number of migrations that this program has.
+        /// Number of migrations in this program.
         known: i64,
     },
-    /// One migration failed. Those before it stand.
+    /// The file is a SQLite database with tables of another program.
+    #[error("the file is a database of another program: choose another path")]
+    Foreign,
+    /// A migration failed. The migrations before it are committed.
     #[error("migration {number} failed: {source}")]
     Failed {
-        /// Counted from 1.
+        /// Number of the migration, from 1.
         number: i64,
-        /// What the database said.
+        /// The error of the database.
         source: rusqlite::Error,
     },
     /// The version could not be read.
-    #[error("can not read the schema version: {0}")]
+    #[error("cannot read the schema version: {0}")]
     Unreadable(#[source] rusqlite::Error),
 }
 
-/// Runs the migrations that the database has not seen, each in a transaction of its own together with its
-/// number in `PRAGMA user_version`. A migration must not contain BEGIN or COMMIT.
+/// Runs the missing migrations. Each runs in its own transaction, which also sets `PRAGMA user_version` to its
+/// number. A migration must not contain BEGIN or COMMIT.
 pub fn migrate(conn: &Connection, migrations: &[&str]) -> Result<(), MigrateError> {
     while migrate_once(conn, migrations)? == Progress::Stepped {}
     Ok(())
@@ -122,7 +130,7 @@ enum Progress {
 }
 
 fn migrate_once(conn: &Connection, migrations: &[&str]) -> Result<Progress, MigrateError> {
-    // The version is read under the write lock, so that two processes do not run the same migration.
+    // Reads the version under the write lock, so that two processes do not run the same migration.
     let tx =
         Transaction::new_unchecked(conn, TransactionBehavior::Immediate).map_err(MigrateError::Unreadable)?;
     let found: i64 =
@@ -133,6 +141,12 @@ fn migrate_once(conn: &Connection, migrations: &[&str]) -> Result<Progress, Migr
     let Some(sql) = usize::try_from(found).ok().and_then(|next| migrations.get(next)) else {
         return Err(MigrateError::Newer { found, known: migrations.len() as i64 });
     };
+    let count = "SELECT count(*) FROM sqlite_schema";
+    if found == 0
+        && tx.query_row(count, [], |row| row.get::<_, i64>(0)).map_err(MigrateError::Unreadable)? > 0
+    {
+        return Err(MigrateError::Foreign);
+    }
     let number = found + 1;
     apply(tx, sql, number).map_err(|source| MigrateError::Failed { number, source })?;
     Ok(Progress::Stepped)
@@ -167,7 +181,9 @@ mod tests {
     #[test]
     fn a_database_is_opened_with_durable_settings() {
         let dir = tempfile::tempdir().unwrap();
-        let conn = open_sqlite(&dir.path().join("db")).unwrap();
+        let path = dir.path().join("db");
+        let conn = open_sqlite(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let table =
             [("journal_mode", "wal"), ("synchronous", "2"), ("foreign_keys", "1"), ("temp_store", "2")];
         for (name, expected) in table {
@@ -176,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_database_that_is_not_there_is_not_made_where_it_has_to_be() {
+    fn open_existing_does_not_create_a_missing_database() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("db");
         let error = open_existing(&path).unwrap_err();
@@ -185,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_database_that_was_moved_takes_no_commit_until_it_is_back() {
+    fn commits_to_a_moved_database_fail_until_it_is_restored() {
         let dir = tempfile::tempdir().unwrap();
         let (path, elsewhere) = (dir.path().join("db"), dir.path().join("elsewhere"));
         open_sqlite(&path).unwrap().execute_batch(FIRST).unwrap();
@@ -217,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_migration_leaves_nothing_and_names_its_number() {
+    fn a_failed_migration_is_rolled_back_and_names_its_number() {
         let conn = Connection::open_in_memory().unwrap();
         let error = migrate(&conn, &[FIRST, "CREATE TABLE half (z); CREATE TABLE a (x);"]).unwrap_err();
         assert!(error.to_string().starts_with("migration 2 failed"), "{error}");
@@ -227,7 +243,16 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_database_is_refused_with_both_numbers() {
+    fn a_database_of_another_program_is_refused_and_stays_as_it_is() {
+        let conn = Connection::open_in_memory().unwrap();
+        conn.execute_batch("CREATE TABLE other (x)").unwrap();
+        assert!(matches!(migrate(&conn, &[FIRST]), Err(MigrateError::Foreign)));
+        let tables: i64 = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).unwrap();
+        assert_eq!((tables, version(&conn)), (1, 0));
+    }
+
+    #[test]
+    fn the_error_for_a_newer_database_names_both_versions() {
         let conn = Connection::open_in_memory().unwrap();
         conn.pragma_update(None, "user_version", 9).unwrap();
         let error = migrate(&conn, &[FIRST, SECOND]).unwrap_err();

@@ -1,60 +1,60 @@
-//! A reader of server-sent events, fed with bytes as they come.
+//! An incremental parser for server-sent events.
 //!
-//! It gives the same events however the bytes are cut, takes time in proportion to them, and keeps no more than
-//! one event of bounded size: memory grows with the event and is given back behind it. An event that is larger than
-//! the bound is reported and skipped; the reader goes on behind it. An event that is not closed by an empty line is
-//! none.
+//! The events do not depend on how the bytes are split into chunks, and the time is linear in the number of bytes.
+//! The parser keeps at most one event of bounded size, and frees the memory of a large event after it. An event that
+//! exceeds the limit is reported and skipped, and the parser continues after it. An event that is not terminated by
+//! an empty line is discarded.
 
 use std::mem;
 
-/// Byte order mark, which may stand before a stream of events.
+/// Byte order mark, which may precede a stream of events.
 pub const BOM: &[u8] = b"\xef\xbb\xbf";
 /// A longer id is ignored: the id is copied into every event that follows it.
 const ID_BYTES: usize = 1024;
-/// Capacity of the line buffer that is kept behind a long line.
+/// Capacity of the line buffer that is kept after a long line.
 const KEPT_BYTES: usize = 64 * 1024;
 
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Event {
-    /// What `event` says; empty for a plain message.
+    /// Value of the `event` field; empty if there is none.
     pub name: String,
-    /// The lines of `data`.
+    /// The `data` lines, joined by newlines.
     pub data: String,
-    /// The last `id` up to here; empty if there was none.
+    /// The last `id` up to this event; empty if there was none.
     pub id: String,
 }
 
-/// An event that was skipped, because it is larger than the bound of its reader.
+/// An event that was skipped because it exceeds the limit of the parser.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("an event has more than {limit} bytes")]
 pub struct TooLong {
-    /// The bound, in bytes.
+    /// The limit, in bytes.
     pub limit: usize,
-    /// What `event` said before the bound was reached; empty if nothing did.
+    /// Value of the `event` field before the limit was reached; empty if there was none.
     pub name: String,
-    /// The last `id` before the bound was reached; empty if there was none.
+    /// The last `id` before the limit was reached; empty if there was none.
     pub id: String,
 }
 
-/// The reader of one stream.
+/// The parser of one stream.
 #[derive(Debug)]
 pub struct Parser {
     limit: usize,
-    /// The line that is not complete yet.
+    /// The incomplete line.
     line: Vec<u8>,
-    /// The event that is not complete yet.
+    /// The incomplete event.
     name: String,
     data: String,
     has_data: bool,
     last_id: String,
-    /// The last byte was a CR, so that a LF would belong to it.
+    /// The last byte was a CR, so a following LF belongs to the same line end.
     after_cr: bool,
     first_line: bool,
     skipping: Option<Skipping>,
 }
 
-/// The place in an event that is skipped: its end is the next empty line.
+/// Position in an event that is being skipped. It ends at the next empty line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Skipping {
     AtLineStart,
@@ -62,7 +62,7 @@ enum Skipping {
 }
 
 impl Parser {
-    /// A reader for events of up to `limit` bytes. Nothing of that is allocated before it is needed.
+    /// Creates a parser for events of up to `limit` bytes. Memory is allocated only as needed.
     pub fn new(limit: usize) -> Self {
         Parser {
             limit,
@@ -77,8 +77,8 @@ impl Parser {
         }
     }
 
-    /// Takes the next bytes and gives the events that they complete, and those that they make too long. The rest of
-    /// a long event is skipped: a reader that is content without it goes on.
+    /// Parses the next bytes. Returns the events that they complete, and an error for each event that exceeds the
+    /// limit. The rest of such an event is skipped, so that the caller may ignore the error and continue.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<Result<Event, TooLong>> {
         let mut events = Vec::new();
         let mut rest = bytes;
@@ -129,7 +129,7 @@ impl Parser {
         let mut line = mem::take(&mut self.line);
         let start = if mem::take(&mut self.first_line) && line.starts_with(BOM) { BOM.len() } else { 0 };
         let event = self.take_field(&String::from_utf8_lossy(&line[start..]));
-        // Its memory serves the next line.
+        // Reuse the memory for the next line.
         line.clear();
         line.shrink_to(KEPT_BYTES);
         self.line = line;
@@ -151,7 +151,7 @@ impl Parser {
             }
             "event" => self.name = value.into(),
             "id" if !value.contains('\0') && value.len() <= ID_BYTES => self.last_id = value.into(),
-            // A comment, `retry`, or something unknown.
+            // A comment, `retry`, or an unknown field.
             _ => {}
         }
         None
@@ -173,7 +173,7 @@ mod tests {
         Event { name: name.into(), data: data.into(), id: id.into() }
     }
 
-    /// Reads the stream whole, byte by byte, and cut in two at every place.
+    /// Parses the stream as a whole, byte by byte, and split in two at every position.
     fn check_within(limit: usize, stream: &[u8], expected: &[Result<Event, TooLong>]) {
         assert_eq!(Parser::new(limit).push(stream), expected);
         for cut in 0..=stream.len() {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_the_same_however_the_stream_is_cut() {
+    fn events_do_not_depend_on_how_the_stream_is_split() {
         for end in ["\n", "\r", "\r\n"] {
             let lines =
                 "data: a\n\n: a comment\nevent: x\nid: 7\ndata:  b\ndata\ndata:c:d\nretry: 5\n\ndata: ü☃\n\n";
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_streams_are_read_as_the_standard_says() {
+    fn unusual_streams_are_parsed_as_the_standard_says() {
         check(b"", &[]);
         check(b"\n\r\n\r\n\n", &[]);
         check("\u{feff}data: after a BOM\n\n".as_bytes(), &[event("", "after a BOM", "")]);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_has_a_bound() {
+    fn the_size_of_an_event_is_limited() {
         let too_long = || Err(TooLong { limit: 10, name: String::new(), id: String::new() });
         let fits = |data: &str| Ok(event("", data, ""));
         check_within(10, b"data: 1234\n\n", &[fits("1234")]);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_is_too_long_is_reported_once_and_the_reader_goes_on_behind_it() {
+    fn an_event_that_is_too_long_is_reported_once_and_the_parser_continues_after_it() {
         for end in ["\n", "\r", "\r\n"] {
             let lines = "id: 1\nevent: a\ndata: 1\n\n\
                          id: 2\nevent: b\ndata: 34567890123\ndata: 45678901234567890\nid: 9\n\n\
@@ -262,9 +262,9 @@ mod tests {
         check(format!("id: 1\nid: {long}\ndata: a\n\n").as_bytes(), &[event("", "a", "1")]);
     }
 
-    /// Every byte is looked at once: a second look at all of a long line, for each piece of it, would take minutes.
+    /// Every byte is scanned once. Scanning a long line again for each chunk would take minutes.
     #[test]
-    fn a_long_event_in_small_pieces_takes_time_in_proportion() {
+    fn a_long_event_in_small_chunks_takes_linear_time() {
         const BYTES: usize = 16 * 1024 * 1024;
         let mut parser = Parser::new(BYTES);
         assert!(parser.push(b"data:").is_empty());
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_is_not_allocated_before_it_is_needed_nor_kept_behind_a_long_event() {
+    fn memory_is_allocated_as_needed_and_freed_after_a_long_event() {
         let mut parser = Parser::new(usize::MAX);
         assert_eq!(parser.line.capacity(), 0);
         let long = format!("data: {}\n\n", "x".repeat(4 * KEPT_BYTES));

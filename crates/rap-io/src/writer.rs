@@ -1,13 +1,14 @@
-//! Group commit on SQLite: one thread owns the connection and commits what waits in one transaction.
+//! Group commit for SQLite: one thread owns the connection and runs all waiting jobs in one transaction.
 //!
 //! Invariants:
-//! - No caller hears anything about its job, refusals included, before the batch it ran in has ended.
-//! - A batch stands as a whole or not at all. A job that fails is taken out of it by its savepoint; one that has none
-//!   and wrote something takes the batch with it.
-//! - Foreign code (a job, and what it drops) never runs under the queue's lock.
-//! - Both lanes are bounded: past its bound the external lane refuses, the internal one makes its callers wait.
+//! - A caller gets the result of its job, also an error, only after the batch of the job has ended.
+//! - A batch is committed completely or not at all. A job that fails is rolled back to its savepoint. If it has no
+//!   savepoint and has written something, the whole batch fails.
+//! - Code of callers (a job, and the destructors of its values) never runs under the lock of the queue.
+//! - Both queues are bounded. If the external queue is full, a job is refused; if the internal queue is full, the
+//!   caller waits.
 //!
-//! It must never commit on behalf of a single job, retry a job, or know what a job is about.
+//! The writer never commits a single job, never retries a job, and knows nothing about the content of jobs.
 
 mod batch;
 mod queue;
@@ -22,48 +23,48 @@ use rusqlite::Connection;
 use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::metrics::{Counter, Histogram};
-use batch::{Batches, Watched};
+use batch::{BatchObserver, Batches};
 use queue::{Guard, Queue, Task};
 
-/// How many internal jobs may be queued or running; the callers of more wait for their turn.
+/// Maximum number of internal jobs that are queued or running. Callers of further jobs wait.
 pub const INTERNAL_JOBS: usize = 4096;
 
-/// The handle to the writer's thread. Clones are cheap and share the thread; when the last one is dropped, the
-/// thread finishes what is queued and ends by itself.
+/// Handle to the writer's thread. Clones are cheap and share the thread. When the last one is dropped, the thread
+/// runs the queued jobs and ends.
 #[derive(Clone)]
 pub struct Writer {
     inner: Arc<Inner>,
-    waiting: Waiting,
+    wait_mode: WaitMode,
 }
 
-/// How callers wait for the thread.
+/// How a caller waits for the result of its job.
 #[derive(Clone, Copy)]
-enum Waiting {
-    Idle,
-    /// As work of the async runtime, which keeps a paused clock from running ahead of it.
-    Busy,
+enum WaitMode {
+    Async,
+    /// In a blocking task of tokio, which keeps a paused test clock from advancing meanwhile.
+    Blocking,
 }
 
-/// Upper bounds for how many jobs share a commit.
+/// Histogram buckets for the number of jobs per commit.
 const GROUP_SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
-/// How a writer has done since it was started.
+/// Metrics of a writer since its start.
 #[derive(Debug)]
 pub struct WriterMetrics {
-    /// How many jobs shared each commit.
+    /// Number of jobs per commit.
     pub group_size: Histogram,
-    /// How long each COMMIT took.
+    /// Duration of each COMMIT, in seconds.
     pub commit_seconds: Histogram,
-    /// Batches of which nothing was written.
-    pub lost: Counter,
+    /// Number of batches that were rolled back.
+    pub failed_batches: Counter,
 }
 
-/// How many jobs wait.
+/// Number of queued jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Queued {
-    /// Of the internal lane.
+    /// Number of internal jobs.
     pub internal: usize,
-    /// Of the external lane.
+    /// Number of external jobs.
     pub external: usize,
 }
 
@@ -71,18 +72,18 @@ struct Inner {
     queue: Arc<Queue>,
     metrics: Arc<WriterMetrics>,
     internal: Arc<Semaphore>,
-    /// Nothing is ever sent: that the sender is gone says that the thread has ended.
+    /// Closes when the thread has ended. Nothing is ever sent.
     ended: watch::Receiver<()>,
 }
 
-/// The bounds of a writer.
+/// Limits of a writer.
 #[derive(Debug, Clone, Copy)]
 pub struct WriterLimits {
-    /// How many external jobs may wait before more are refused.
+    /// Maximum number of queued external jobs. Further ones are refused.
     pub queue: usize,
-    /// How many jobs share a commit at most.
+    /// Maximum number of jobs per commit.
     pub batch_jobs: usize,
-    /// No job is added to a batch that is older.
+    /// Age of a batch after which no further job is added to it.
     pub batch_time: Duration,
 }
 
@@ -92,167 +93,171 @@ impl Default for WriterLimits {
     }
 }
 
-/// Who asks. Internal jobs go before external ones, but not without an end.
+/// Priority of a job. Internal jobs run before external ones, but cannot starve them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lane {
+pub enum JobClass {
     /// Work that was already accepted. Never refused for a full queue.
     Internal,
-    /// A request from outside, which can be told to come back later.
+    /// A request from outside. Refused with [`Error::Busy`] if the queue is full.
     External,
 }
 
-/// Why a job's work is not in the database.
+/// Why a job was not committed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Too many external jobs wait; the job did not run.
-    #[error("too much waits to be written")]
+    /// The queue of external jobs is full. The job did not run.
+    #[error("too many writes are queued")]
     Busy,
-    /// The database failed, not the job. Nothing of the job's batch stands, except if the disk failed in the
-    /// middle of the commit itself, when nobody can know. Try later.
+    /// The database failed, not the job. The batch of the job was rolled back, unless the disk failed during the
+    /// COMMIT itself: then the outcome is unknown. Try again later.
     #[error("the database is not available: {0}")]
     Unavailable(String),
-    /// The job's own error; it alone was rolled back.
+    /// The job returned this error. Only this job was rolled back.
     #[error(transparent)]
     Sql(rusqlite::Error),
-    /// The job panicked; it alone was rolled back.
-    #[error("a job of the writer panicked")]
+    /// The job panicked, and only this job was rolled back; or `then` panicked after the commit.
+    #[error("a database job panicked")]
     Panicked,
-    /// The writer was closed before the job was queued, or its thread broke.
+    /// The writer was closed before the job was queued, or its thread panicked.
     #[error("the writer is closed")]
     Closed,
 }
 
 impl Writer {
-    /// Opens the database at once (this blocks) and starts the thread. After an IO error, and only then, `open`
-    /// is called again.
+    /// Opens the database, which blocks, and starts the thread. Calls `open` again only after an IO error.
     ///
-    /// The writer sets the connection's authorizer, to keep jobs from committing.
+    /// The writer sets the authorizer of the connection, to prevent jobs from committing.
     pub fn start(
         open: impl Fn() -> rusqlite::Result<Connection> + Send + 'static,
         limits: WriterLimits,
     ) -> Result<Writer, Error> {
-        Writer::start_watched(open, limits, || {})
+        Writer::start_with_failure_hook(open, limits, || {})
     }
 
-    /// The same, and `on_lost` is called on the writer's thread whenever nothing of a batch stands, before any other
-    /// job runs: whoever remembers what jobs wrote has to forget it.
-    pub fn start_watched(
+    /// Like [`Writer::start`], with a hook. Calls `on_batch_failed` on the writer's thread when a batch was rolled
+    /// back, before the next job runs. Caches of what jobs have written have to be dropped then.
+    pub fn start_with_failure_hook(
         open: impl Fn() -> rusqlite::Result<Connection> + Send + 'static,
         limits: WriterLimits,
-        on_lost: impl Fn() + Send + 'static,
+        on_batch_failed: impl Fn() + Send + 'static,
     ) -> Result<Writer, Error> {
         let queue = Arc::new(Queue::new(limits.queue));
         let metrics = Arc::new(WriterMetrics {
             group_size: Histogram::new(GROUP_SIZES),
             commit_seconds: Histogram::of_seconds(),
-            lost: Counter::default(),
+            failed_batches: Counter::default(),
         });
-        let watched = Watched { on_lost: Box::new(on_lost), metrics: Arc::clone(&metrics) };
-        let batches = Batches::open(Box::new(open), watched, Arc::clone(&queue), limits)?;
+        let observer =
+            BatchObserver { on_batch_failed: Box::new(on_batch_failed), metrics: Arc::clone(&metrics) };
+        let batches = Batches::open(Box::new(open), observer, Arc::clone(&queue), limits)?;
         let (ending, ended) = watch::channel(());
-        let ending = Ending { queue: Arc::clone(&queue), _ended: ending };
+        let ending = ExitGuard { queue: Arc::clone(&queue), _ended: ending };
         thread::Builder::new()
             .name("rap-writer".into())
             .spawn(move || {
                 let _ending = ending;
                 batches.serve();
             })
-            .map_err(|error| Error::Unavailable(format!("no thread: {error}")))?;
+            .map_err(|error| {
+                Error::Unavailable(format!("the writer thread could not be started: {error}"))
+            })?;
         let internal = Arc::new(Semaphore::new(INTERNAL_JOBS));
-        Ok(Writer { inner: Arc::new(Inner { queue, metrics, internal, ended }), waiting: Waiting::Idle })
+        Ok(Writer { inner: Arc::new(Inner { queue, metrics, internal, ended }), wait_mode: WaitMode::Async })
     }
 
-    /// Runs `job` in a savepoint of the next batch; resolves only after that batch's COMMIT.
+    /// Runs `job` in a savepoint of the next batch. Returns after the COMMIT of that batch.
     ///
-    /// Jobs of a lane run in the order in which these futures are first polled. Dropping the future once the job
-    /// is queued does not stop the job: it runs and commits, and nobody hears of it.
+    /// Jobs of a class run in the order in which their futures are first polled. Dropping the future after the job
+    /// was queued does not stop the job: it runs and is committed.
     ///
-    /// A job must not end the transaction: COMMIT is refused to it, and a ROLLBACK fails its whole batch. It
-    /// must not use deferred foreign keys, which fail in the batch's COMMIT and so for everybody in it.
+    /// A job must not end the transaction: its COMMIT is refused, and its ROLLBACK makes the whole batch fail. It
+    /// must not use deferred foreign keys, because a violation would make the COMMIT of the whole batch fail.
     pub async fn run<T: Send + 'static>(
         &self,
-        lane: Lane,
+        class: JobClass,
         job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
-        self.run_then(lane, job, |value| value).await
+        self.run_then(class, job, |value| value).await
     }
 
-    /// The same, and `then` acts on what the job returned: after the COMMIT, on the writer's thread, whether or not
-    /// anybody waits for the answer any more. It must be quick. If it panics, what the job wrote stands.
+    /// Like [`Writer::run`], and calls `then` with the result of the job after the COMMIT. `then` runs on the
+    /// writer's thread, even if the caller has dropped the future, and must be quick. If it panics, the job stays
+    /// committed.
     pub async fn run_then<T: Send + 'static, U: Send + 'static>(
         &self,
-        lane: Lane,
+        class: JobClass,
         job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
         then: impl FnOnce(T) -> U + Send + 'static,
     ) -> Result<U, Error> {
-        self.submit(lane, Guard::Savepoint, job, then).await
+        self.submit(class, Guard::Savepoint, job, then).await
     }
 
-    /// The same without a savepoint of its own, which is faster: if such a job fails after it wrote something, nothing
-    /// of its whole batch stands. It is for jobs that fail only if the database does.
+    /// Like [`Writer::run_then`] without a savepoint, which is faster. If such a job fails after it has written
+    /// something, its whole batch is rolled back. For jobs that fail only if the database fails.
     pub async fn run_unguarded<T: Send + 'static, U: Send + 'static>(
         &self,
-        lane: Lane,
+        class: JobClass,
         job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
         then: impl FnOnce(T) -> U + Send + 'static,
     ) -> Result<U, Error> {
-        self.submit(lane, Guard::None, job, then).await
+        self.submit(class, Guard::None, job, then).await
     }
 
-    /// Queues a job and returns at once. It runs without a savepoint of its own, as with [`Writer::run_unguarded`], in the
-    /// internal lane, whose bound does not apply: the caller bounds how many jobs it posts.
+    /// Queues an internal job and returns at once. The job runs without a savepoint, as with
+    /// [`Writer::run_unguarded`]. [`INTERNAL_JOBS`] does not apply: the caller has to bound the number of posted
+    /// jobs.
     pub fn post<T: Send + 'static>(
         &self,
         job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
         then: impl FnOnce(T) + Send + 'static,
     ) -> Result<(), Error> {
         let (reply, _) = oneshot::channel();
-        self.inner.queue.push(Lane::Internal, Box::new(Task::new(job, then, Guard::None, reply, None)))
+        self.inner.queue.push(JobClass::Internal, Box::new(Task::new(job, then, Guard::None, reply, None)))
     }
 
     async fn submit<T: Send + 'static, U: Send + 'static>(
         &self,
-        lane: Lane,
+        class: JobClass,
         guard: Guard,
         job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
         then: impl FnOnce(T) -> U + Send + 'static,
     ) -> Result<U, Error> {
-        let permit = match lane {
-            Lane::External => None,
-            Lane::Internal => {
+        let permit = match class {
+            JobClass::External => None,
+            JobClass::Internal => {
                 Some(Arc::clone(&self.inner.internal).acquire_owned().await.map_err(|_| Error::Closed)?)
             }
         };
         let (reply, answer) = oneshot::channel();
-        self.inner.queue.push(lane, Box::new(Task::new(job, then, guard, reply, permit)))?;
-        let answer = match self.waiting {
-            Waiting::Idle => answer.await.ok(),
-            Waiting::Busy => {
+        self.inner.queue.push(class, Box::new(Task::new(job, then, guard, reply, permit)))?;
+        let answer = match self.wait_mode {
+            WaitMode::Async => answer.await.ok(),
+            WaitMode::Blocking => {
                 tokio::task::spawn_blocking(move || answer.blocking_recv().ok()).await.ok().flatten()
             }
         };
-        // Without an answer the thread has ended, which it only does when the writer is closed or broken.
+        // Without an answer the thread has ended: the writer was closed, or the thread panicked.
         answer.unwrap_or(Err(Error::Closed))
     }
 
-    /// How it has done.
+    /// Returns the metrics of the writer.
     pub fn metrics(&self) -> &WriterMetrics {
         &self.inner.metrics
     }
 
-    /// How many jobs wait.
+    /// Returns the number of queued jobs.
     pub fn queued(&self) -> Queued {
         self.inner.queue.queued()
     }
 
-    /// A handle for tests whose clock is paused: the clock stands still while a job runs, as if it took no time.
+    /// Returns a handle for tests with a paused clock. The clock does not advance while a job runs.
     #[must_use]
-    pub fn holding_the_clock(self) -> Writer {
-        Writer { waiting: Waiting::Busy, ..self }
+    pub fn for_paused_clock(self) -> Writer {
+        Writer { wait_mode: WaitMode::Blocking, ..self }
     }
 
-    /// Takes no more jobs, finishes those that are queued, commits and closes the database. Resolves when all
-    /// that is done. Any clone may close; the others then get [`Error::Closed`].
+    /// Refuses new jobs, runs and commits the queued ones, and closes the database. Returns when all of that is done.
+    /// Closes the writer for all clones, which then return [`Error::Closed`].
     pub async fn close(&self) {
         self.inner.close();
         let mut ended = self.inner.ended.clone();
@@ -273,13 +278,13 @@ impl Drop for Inner {
     }
 }
 
-/// Dropped as the thread's last act, be it by a panic: no caller may wait for a thread that is gone.
-struct Ending {
+/// Dropped when the thread ends, also by a panic, so that no caller waits for a thread that has ended.
+struct ExitGuard {
     queue: Arc<Queue>,
     _ended: watch::Sender<()>,
 }
 
-impl Drop for Ending {
+impl Drop for ExitGuard {
     fn drop(&mut self) {
         self.queue.abandon();
     }

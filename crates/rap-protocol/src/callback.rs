@@ -1,4 +1,4 @@
-//! Callbacks: what a tool says to the runtime, POSTed to the callback URL of the call.
+//! Callbacks: messages from a tool to the runtime, POSTed to the callback URL of a call.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,58 +9,58 @@ use crate::read::{self, Object};
 use crate::url::{AuthUrl, ResponseUrl};
 use crate::{Address, CallId, EventId, ThreadId, limits};
 
-/// Every error result begins with this.
+/// Prefix of the text of every error result.
 pub const ERROR_PREFIX: &str = "Error: ";
 
-/// A message from a tool.
+/// Message from a tool to the runtime.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Callback {
-    /// The result of a call, or the confirmation of a subscription.
+    /// Result of a call, or confirmation of a subscription.
     ToolResult(ToolResult),
-    /// Something happened that the agent had subscribed to.
+    /// Event of a subscription.
     SubscriptionEvent(SubscriptionEvent),
-    /// The user has to authorise the tool first.
+    /// Request for the user's authorization.
     Oauth(Oauth),
-    /// The user has to choose.
+    /// Question to the user.
     UserChoice(UserChoice),
-    /// Something for people to look at.
+    /// Content for a client's user interface.
     ViewUpdate(ViewUpdate),
 }
 
-/// The result of a call. There is no error type: an error is a text that begins with [`ERROR_PREFIX`].
+/// Result of a call. There is no separate error type: an error is a text that begins with [`ERROR_PREFIX`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ToolResult {
-    /// The thread of the call.
+    /// Thread of the call.
     pub group_id: ThreadId,
-    /// The call.
+    /// Id of the call.
     pub id: CallId,
-    /// The invocation's secondary id, where it had one.
+    /// Secondary id of the invocation; `None` if it had none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub call_id: Option<CallId>,
-    /// What the model sees.
+    /// Content for the model.
     #[serde(flatten)]
     pub body: Body,
-    /// What people see instead: the first segment that their client can show.
+    /// Representations for users. A client shows the first one that it supports; if the list is empty, it shows `body`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub display_as: Vec<Segment>,
-    /// Whether the call is a subscription from now on.
+    /// True if the call becomes a subscription with this result.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub subscription: bool,
 }
 
-/// What the model sees of a result.
+/// Content of a result for the model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Body {
     /// Plain text.
     Text(String),
-    /// Several items, images among them.
+    /// List of texts and images.
     Content(Vec<Content>),
 }
 
 impl ToolResult {
-    /// A result for the call at this address.
+    /// Creates a result for the call with this address.
     pub fn new(address: &Address, body: Body) -> Self {
         ToolResult {
             group_id: address.group_id.clone(),
@@ -72,88 +72,88 @@ impl ToolResult {
         }
     }
 
-    /// An error result for the call at this address.
+    /// Creates an error result for the call with this address.
     pub fn error(address: &Address, message: &str) -> Self {
         ToolResult::new(address, Body::Text(format!("{ERROR_PREFIX}{message}")))
     }
 }
 
-/// An event of a subscription.
+/// Event of a subscription.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SubscriptionEvent {
-    /// The thread of the subscription.
+    /// Thread of the subscription.
     pub group_id: ThreadId,
-    /// The call that subscribed.
+    /// Id of the call that created the subscription.
     pub tool_call_id: CallId,
-    /// What happened; JSON where it is structured.
+    /// Description of the event; JSON if it is structured.
     pub text: String,
-    /// Whether it belongs into the subscribing thread itself.
+    /// True if the event is handled in the subscribing thread, false if in an event child.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub associative: bool,
-    /// Whether it is the last one.
+    /// True if this is the last event of the subscription.
     #[serde(rename = "final", skip_serializing_if = "std::ops::Not::not")]
     pub is_final: bool,
-    /// Deliveries with the same id are the same event.
+    /// Id for deduplication: deliveries with the same id are the same event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub event_id: Option<EventId>,
 }
 
-/// A request for the user's authorisation; the call stays pending.
+/// Request for the user's authorization. The call stays open.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Oauth {
-    /// The thread of the call.
+    /// Thread of the call.
     pub group_id: ThreadId,
-    /// The call.
+    /// Id of the call.
     pub id: CallId,
-    /// The invocation's secondary id, where it had one.
+    /// Secondary id of the invocation; `None` if it had none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub call_id: Option<CallId>,
-    /// Where the user goes.
+    /// Page that the user opens to authorize the tool.
     pub auth_url: AuthUrl,
 }
 
-/// A question to the user; the call stays pending.
+/// Question to the user. The call stays open.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct UserChoice {
-    /// The thread of the call.
+    /// Thread of the call.
     pub group_id: ThreadId,
-    /// The call.
+    /// Id of the call.
     pub id: CallId,
-    /// The invocation's secondary id, where it had one.
+    /// Secondary id of the invocation; `None` if it had none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub call_id: Option<CallId>,
-    /// The question.
+    /// Text of the question.
     pub prompt: String,
-    /// The possible answers, at least one.
+    /// Possible answers, at least one.
     pub choices: Vec<String>,
-    /// The one that is taken when the user dismisses the question.
+    /// Index of the choice that is used if the user dismisses the question.
     pub default: usize,
-    /// Where the answer goes, as a [`ChoiceAnswer`].
+    /// URL to which the [`ChoiceAnswer`] is posted.
     pub response_url: ResponseUrl,
 }
 
-/// The user's answer to a [`UserChoice`], POSTed to its `response_url`.
+/// User's answer to a [`UserChoice`], POSTed to its `response_url`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ChoiceAnswer {
-    /// The call that asked.
+    /// Id of the call that asked the question.
     pub id: CallId,
-    /// The index of the choice.
+    /// Index of the selected choice.
     pub selected: usize,
 }
 
-/// Something for people to look at; it never reaches the model.
+/// Content for a client's user interface. It never reaches the model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ViewUpdate {
-    /// The thread.
+    /// Thread that the view belongs to.
     pub group_id: ThreadId,
-    /// Which view; the latest content of each type counts.
+    /// Name of the view. New content replaces earlier content of the same type.
     pub view_type: String,
-    /// What it shows.
+    /// Content of the view, any JSON value.
     pub content: Value,
 }
 
 impl Callback {
-    /// The thread that the message is for.
+    /// Returns the thread that the message is for.
     pub fn group_id(&self) -> &ThreadId {
         match self {
             Callback::ToolResult(message) => &message.group_id,
@@ -182,7 +182,7 @@ pub fn parse_callback(bytes: &[u8]) -> Result<Callback, Invalid> {
     }
 }
 
-/// Parses and validates the answer to a question that had this many choices.
+/// Parses and validates the answer to a question with `choices` choices.
 pub fn parse_choice_answer(bytes: &[u8], choices: usize) -> Result<ChoiceAnswer, Invalid> {
     let mut object = read::message(bytes)?;
     Ok(ChoiceAnswer { id: object.id("id")?, selected: object.index("selected", choices)? })
@@ -199,12 +199,12 @@ fn tool_result(object: &mut Object<'_>) -> Result<ToolResult, Invalid> {
     })
 }
 
-/// `content` wins where both are given.
+/// If both `content` and `text` are given, `content` is used.
 fn body(object: &mut Object<'_>) -> Result<Body, Invalid> {
-    if !object.is_empty_of("content") {
+    if !object.is_absent("content") {
         return contents(object).map(Body::Content);
     }
-    if object.is_empty_of("text") {
+    if object.is_absent("text") {
         return Err(Invalid::shape(object.path(), "`text` or `content`", "neither"));
     }
     object.string("text", limits::BODY_BYTES).map(Body::Text)
@@ -268,7 +268,7 @@ fn view_update(object: &mut Object<'_>) -> Result<ViewUpdate, Invalid> {
         return Err(object.value("view_type", expected, quote(&view_type)));
     }
     let group_id = object.id("group_id")?;
-    // `null` is content as well; only an absent field is a mistake.
+    // `null` is valid content; only an absent field is an error.
     let content = object.content()?;
     Ok(ViewUpdate { group_id, view_type, content })
 }

@@ -1,4 +1,4 @@
-//! What a result consists of: content for the model, segments for people.
+//! Parts of a result: content items for the model and display segments for users.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,43 +11,43 @@ use crate::read::Object;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Content {
-    /// A text.
+    /// Text.
     Text {
-        /// The text.
+        /// The text itself.
         text: String,
     },
-    /// A picture.
+    /// Image.
     Image(Image),
 }
 
-/// A picture in base64.
+/// Image data in base64.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
-    /// The bytes, in base64.
+    /// Image bytes in base64: standard alphabet, with padding.
     pub data: String,
-    /// Such as `image/png`.
+    /// Media type, such as `image/png`.
     #[serde(rename = "mediaType")]
     pub media_type: String,
 }
 
-/// One way to show a result to people.
+/// One representation of a result for users. A client shows the first one that it supports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", content = "content", rename_all = "snake_case")]
 pub enum Segment {
-    /// A text.
+    /// Text.
     Text(String),
-    /// A change of a file.
+    /// Change of a file.
     Diff {
-        /// Which file.
+        /// Path of the file.
         path: String,
-        /// A unified diff.
+        /// Unified diff.
         patch: String,
     },
-    /// A picture.
+    /// Image.
     Image(Image),
 }
 
-/// The items of `content`. An unknown type is refused.
+/// Parses `content`. An item of an unknown type is an error.
 pub(crate) fn contents(object: &mut Object<'_>) -> Result<Vec<Content>, Invalid> {
     let items = object.array("content", limits::CONTENT_ITEMS)?;
     let path = object.path().field("content");
@@ -63,7 +63,7 @@ pub(crate) fn contents(object: &mut Object<'_>) -> Result<Vec<Content>, Invalid>
     items.into_iter().enumerate().map(content).collect()
 }
 
-/// The segments of `display_as`. An unknown type is skipped, since it is for people's eyes only.
+/// Parses `display_as`. A segment of an unknown type is skipped, because segments never reach the model.
 pub(crate) fn segments(object: &mut Object<'_>) -> Result<Vec<Segment>, Invalid> {
     let items = object.optional_array("display_as", limits::DISPLAY_SEGMENTS)?;
     let path = object.path().field("display_as");
@@ -108,17 +108,17 @@ fn image(object: &mut Object<'_>) -> Result<Image, Invalid> {
     Ok(Image { data, media_type })
 }
 
-/// The standard alphabet, padded to groups of four.
+/// Accepts the standard alphabet, padded to groups of four.
 fn is_base64(text: &str) -> bool {
     let payload = text.trim_end_matches('=');
-    let alphabet = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/');
-    text.len().is_multiple_of(4) && text.len() - payload.len() <= 2 && payload.bytes().all(alphabet)
+    let in_alphabet = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/');
+    text.len().is_multiple_of(4) && text.len() - payload.len() <= 2 && payload.bytes().all(in_alphabet)
 }
 
 fn is_media_type(text: &str) -> bool {
-    let token = |part: &str| {
+    let is_token = |part: &str| {
         !part.is_empty()
             && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$&-^_.+".contains(&byte))
     };
-    text.split_once('/').is_some_and(|(kind, subtype)| token(kind) && token(subtype))
+    text.split_once('/').is_some_and(|(kind, subtype)| is_token(kind) && is_token(subtype))
 }

@@ -1,4 +1,4 @@
-//! Identifiers, validated when they are made, so that no function takes a string for one.
+//! Identifiers. Each has its own type and is validated by its constructor.
 
 use std::fmt;
 
@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits;
 
-/// Why a text is not an identifier.
+/// Reason why a text is not an identifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Not 1 to 256 bytes, or a control character among them.
+    /// The text is empty, longer than 256 bytes, or contains a control character.
     #[error("an identifier has 1 to 256 bytes and no control characters")]
     Identifier,
-    /// Not the name of a tool.
+    /// The text is not a valid tool name.
     #[error("a tool's name has 1 to 128 letters, digits, `_` and `-`")]
     ToolName,
 }
@@ -37,7 +37,7 @@ fn tool_name(text: &str) -> Result<(), Error> {
     if fits { Ok(()) } else { Err(Error::ToolName) }
 }
 
-/// What all identifiers have in common.
+/// Constructor of an identifier that gives the text back if it is invalid.
 pub(crate) trait Id: Sized {
     fn take(text: String) -> Result<Self, (Error, String)>;
 }
@@ -50,12 +50,12 @@ macro_rules! id {
         pub struct $name(Box<str>);
 
         impl $name {
-            /// Checks the text and takes it.
+            /// Validates the text.
             pub fn new(text: impl Into<String>) -> Result<Self, Error> {
                 $name::take(text.into()).map_err(|(error, _)| error)
             }
 
-            /// The identifier as it stands on the wire.
+            /// Returns the identifier as it is written in messages.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -104,23 +104,23 @@ macro_rules! id {
 }
 
 id! {
-    /// A conversation thread: the protocol's `group_id` and `thread_id`.
+    /// Id of a thread: the protocol's `group_id` and `thread_id`.
     ThreadId, identifier
 }
 id! {
-    /// One tool call: the protocol's `id` and `tool_call_id`. Also the secondary `call_id` of some models.
+    /// Id of a tool call: the protocol's `id` and `tool_call_id`. Also used for the secondary `call_id` of some models.
     CallId, identifier
 }
 id! {
-    /// One event of a subscription; deliveries with the same one are the same event.
+    /// Id of a subscription event. Deliveries with the same id are the same event.
     EventId, identifier
 }
 id! {
-    /// The end user on whose behalf a call is made.
+    /// Id of the end user on whose behalf a call is made.
     UserId, identifier
 }
 id! {
-    /// The name of a tool.
+    /// Name of a tool: 1 to 128 letters, digits, `_` and `-`.
     ToolName, tool_name
 }
 

@@ -1,4 +1,4 @@
-//! Why a message was not understood.
+//! The error of every parser in this crate.
 
 use std::fmt;
 
@@ -6,28 +6,28 @@ use serde_json::Value;
 
 use crate::limits;
 
-/// What is wrong with a message: where, what was expected there, and what was found.
+/// A message that could not be parsed or that breaks a rule of the protocol.
 ///
-/// `found` never repeats a URL, since a URL may be a capability.
+/// `found` never repeats a URL, because a URL may be a capability.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: expected {expected}, found {found}")]
 pub struct Invalid {
-    /// Whether the message could not be read at all or breaks a rule.
+    /// Kind of the error: the message cannot be read, or a value breaks a rule.
     pub fault: Fault,
-    /// A JSON path such as `$.choices[2]`.
+    /// JSON path of the offending value, such as `$.choices[2]`.
     pub path: String,
-    /// What the protocol wants there.
+    /// Description of what the protocol expects at `path`.
     pub expected: String,
-    /// What was there instead.
+    /// Description of what the message has at `path`, shortened.
     pub found: String,
 }
 
-/// The two ways in which a message can be wrong.
+/// Kind of an [`Invalid`] error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// No JSON, more of it than is read, a field that is missing, or one of another type.
+    /// The body is not JSON, is too large or too deeply nested, or a field is missing or has the wrong type.
     Shape,
-    /// A field of the right type whose value breaks a rule.
+    /// A field has the right type, but its value breaks a rule.
     Value,
 }
 
@@ -42,7 +42,7 @@ impl Invalid {
     }
 }
 
-/// Where in a message we are: a chain back to the root, written out only when something is wrong.
+/// Position in a message, as a linked list to the root. It is formatted only when there is an error.
 #[derive(Clone, Copy)]
 pub(crate) enum Path<'a> {
     Root,
@@ -71,12 +71,12 @@ impl fmt::Display for Path<'_> {
 }
 
 fn write_field(f: &mut fmt::Formatter<'_>, parent: &Path<'_>, name: &str) -> fmt::Result {
-    let word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
-    let plain = !name.is_empty() && name.len() <= limits::FOUND_CHARS && name.chars().all(word);
+    let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
+    let plain = !name.is_empty() && name.len() <= limits::FOUND_CHARS && name.chars().all(is_plain);
     if plain { write!(f, "{parent}.{name}") } else { write!(f, "{parent}[{}]", quote(name)) }
 }
 
-/// A value in a few words: scalars as they are, the others by their kind.
+/// Short description of a value: scalars are repeated, arrays and objects are only named.
 pub(crate) fn describe(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
@@ -88,7 +88,7 @@ pub(crate) fn describe(value: &Value) -> String {
     }
 }
 
-/// Like [`describe`], but only the kind: for fields whose value must not be repeated.
+/// Name of a value's JSON type, for fields whose value must not be repeated.
 pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -100,7 +100,7 @@ pub(crate) fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// A text in quotes, control characters escaped, cut to [`limits::FOUND_CHARS`].
+/// Quotes a text, escapes its control characters and truncates it to [`limits::FOUND_CHARS`].
 pub(crate) fn quote(text: &str) -> String {
     let mut quoted: String = text.chars().take(limits::FOUND_CHARS).flat_map(char::escape_debug).collect();
     if text.chars().nth(limits::FOUND_CHARS).is_some() {
@@ -109,7 +109,7 @@ pub(crate) fn quote(text: &str) -> String {
     format!("\"{quoted}\"")
 }
 
-/// A text of at most so many characters; what is left out shows as `…`.
+/// Truncates a text to `most` characters and appends `…` if something was removed.
 pub(crate) fn cut(mut text: String, most: usize) -> String {
     if let Some((end, _)) = text.char_indices().nth(most) {
         text.truncate(end);

@@ -1,4 +1,4 @@
-//! The invocation: how a runtime calls a tool.
+//! The invocation: the request by which a runtime calls a tool.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -7,58 +7,58 @@ use crate::invalid::{Invalid, describe};
 use crate::read::{self, Object};
 use crate::{CallId, CallbackUrl, ThreadId, ToolName, UserId, limits};
 
-/// A tool call as it is POSTed to the toolset's endpoint.
+/// Tool call, POSTed to the toolset's endpoint.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Invocation {
-    /// The tool's name.
+    /// Name of the tool.
     pub operation: ToolName,
-    /// What it is called with.
+    /// Arguments of the call.
     pub arguments: Map<String, Value>,
-    /// Whose call this is and where its result goes.
+    /// Ids of the call, and the URL for its callbacks.
     #[serde(flatten)]
     pub address: Address,
-    /// The ancestors of the thread, root first; none for a root thread.
+    /// Ancestors of the thread, root first; empty for a root thread.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub thread_ancestors: Vec<ThreadId>,
-    /// The end user.
+    /// End user on whose behalf the call is made; `None` if the runtime does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_id: Option<UserId>,
-    /// The version of the toolset that the runtime holds.
+    /// Version of the toolset that the runtime has fetched; `None` if the toolset has no version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub toolset_version: Option<String>,
 }
 
-/// What it takes to answer a call.
+/// Ids of a call and the URL for its callbacks: everything that is needed to answer the call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Address {
-    /// The call.
+    /// Id of the call.
     pub id: CallId,
-    /// A secondary id of some models, echoed in the result.
+    /// Secondary id that some models give a call. It is echoed in the result.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub call_id: Option<CallId>,
-    /// Where the result goes.
+    /// URL to which the callbacks of the call are posted.
     pub callback_url: CallbackUrl,
-    /// The thread.
+    /// Thread of the call.
     pub group_id: ThreadId,
 }
 
-/// An invocation that is not valid. Where its address can be read, its defect is delivered there as a result.
+/// Invalid invocation. If its address can be read, the error is delivered there as an error result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
 pub struct BadInvocation {
-    /// What is wrong with it.
+    /// Reason why the invocation is invalid.
     pub error: Invalid,
-    /// Where to say so.
+    /// Address for the error result; `None` if it cannot be read.
     pub address: Option<Box<Address>>,
 }
 
 /// Parses and validates an invocation.
 pub fn parse_invocation(bytes: &[u8]) -> Result<Invocation, BadInvocation> {
-    let unaddressed = |error| BadInvocation { error, address: None };
-    let mut object = read::message(bytes).map_err(unaddressed)?;
-    let address = address(&mut object).map_err(unaddressed)?;
+    let without_address = |error| BadInvocation { error, address: None };
+    let mut object = read::message(bytes).map_err(without_address)?;
+    let address = address(&mut object).map_err(without_address)?;
     match fields(&mut object) {
-        Ok(fields) => Ok(fields.addressed(address)),
+        Ok(fields) => Ok(fields.with_address(address)),
         Err(error) => Err(BadInvocation { error, address: Some(Box::new(address)) }),
     }
 }
@@ -68,12 +68,12 @@ fn address(object: &mut Object<'_>) -> Result<Address, Invalid> {
         id: object.id("id")?,
         callback_url: object.url("callback_url")?,
         group_id: object.id("group_id")?,
-        // An unusable secondary id is not worth a call: it is left out of the answer.
-        call_id: secondary(object),
+        // A malformed secondary id does not fail the call. It is left out of the result.
+        call_id: secondary_id(object),
     })
 }
 
-fn secondary(object: &mut Object<'_>) -> Option<CallId> {
+fn secondary_id(object: &mut Object<'_>) -> Option<CallId> {
     match object.optional("call_id") {
         Some(Value::String(text)) => CallId::new(text).ok(),
         _ => None,
@@ -110,7 +110,7 @@ fn ancestors(object: &mut Object<'_>) -> Result<Vec<ThreadId>, Invalid> {
 }
 
 impl Fields {
-    fn addressed(self, address: Address) -> Invocation {
+    fn with_address(self, address: Address) -> Invocation {
         let Fields { operation, arguments, thread_ancestors, user_id, toolset_version } = self;
         Invocation { operation, arguments, address, thread_ancestors, user_id, toolset_version }
     }

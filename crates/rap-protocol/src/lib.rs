@@ -1,14 +1,14 @@
-//! The wire of the Reactive Agent Protocol: every message, its limits and its validation.
+//! Messages of the Reactive Agent Protocol: their types, limits and validation.
 //!
-//! There is no IO and no clock here. Each direction has one function that parses and validates from bytes
-//! ([`parse_toolset`], [`parse_invocation`], [`parse_callback`], [`parse_close_thread`] …); its error,
-//! [`Invalid`], names the JSON path, what was expected and what was found. Messages are written with serde.
+//! This crate does no IO and reads no clock. Each kind of message has one function that parses and validates bytes
+//! ([`parse_toolset`], [`parse_invocation`], [`parse_callback`], [`parse_close_thread`] …). Its error, [`Invalid`],
+//! names the JSON path, what was expected and what was found. Messages are serialized with serde.
 //!
 //! ```
 //! use rap_protocol::{Callback, parse_callback};
 //!
 //! let body = br#"{"type": "tool_result", "group_id": "thread_xyz", "id": "call_abc123", "text": "42"}"#;
-//! let Callback::ToolResult(result) = parse_callback(body)? else { panic!("a result") };
+//! let Callback::ToolResult(result) = parse_callback(body)? else { panic!("not a result") };
 //! assert_eq!(result.id.as_str(), "call_abc123");
 //!
 //! let error = parse_callback(br#"{"type": "tool_result", "group_id": 5}"#).unwrap_err();
@@ -16,8 +16,8 @@
 //! # Ok::<(), rap_protocol::Invalid>(())
 //! ```
 //!
-//! What both sides decide alike lives here too: whether to try again ([`retry`]), where a URL may lead
-//! ([`UrlPolicy`]), and what must not be shown ([`redact`]).
+//! The crate also holds rules that tool servers and runtimes share: when to retry ([`retry`]), which addresses a URL
+//! may point to ([`UrlPolicy`]), and how to keep secrets out of logs and error messages ([`redact`]).
 
 mod callback;
 mod content;

@@ -1,7 +1,7 @@
 //! Notifications and queries from the runtime to a tool server, POSTed below the server's base URL.
 //!
-//! A notification whose id is a string but not a well-formed id has [`Fault::Value`]: a tool server
-//! answers it like an unknown id.
+//! If an id in a notification is a string but not a well-formed id, the error has [`Fault::Value`]. A tool server
+//! answers such a notification as if the id were unknown.
 
 use serde::Serialize;
 
@@ -10,53 +10,53 @@ use crate::read;
 use crate::url::EndpointUrl;
 use crate::{CallId, ThreadId};
 
-/// Where a [`CloseThread`] goes.
+/// Path of [`CloseThread`] notifications, relative to a tool server's base URL.
 pub const CLOSE_THREAD_PATH: &str = "/close_thread";
-/// Where a [`CancelToolCall`] goes.
+/// Path of [`CancelToolCall`] notifications, relative to a tool server's base URL.
 pub const CANCEL_TOOL_CALL_PATH: &str = "/cancel_tool_call";
-/// Where a [`StatusQuery`] goes.
+/// Path of [`StatusQuery`] requests, relative to a tool server's base URL.
 pub const TOOL_CALL_STATUS_PATH: &str = "/tool_call_status";
-/// Where a [`Migrate`] goes.
+/// Path of [`Migrate`] requests, relative to a tool server's base URL.
 pub const MIGRATE_PATH: &str = "/migrate";
 
-/// A thread has been closed.
+/// Notification that a thread was closed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CloseThread {
-    /// The thread.
+    /// Id of the closed thread.
     pub thread_id: ThreadId,
 }
 
-/// A call, or a subscription, is no longer wanted.
+/// Notification that the result of a call, or the events of a subscription, are no longer needed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CancelToolCall {
-    /// Its thread.
+    /// Thread of the call.
     pub thread_id: ThreadId,
-    /// The call.
+    /// Id of the call that is cancelled; for a subscription, of the call that created it.
     pub tool_call_id: CallId,
 }
 
-/// Will a result, or further events, still come?
+/// Query whether a call will still send a result, or a subscription further events.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct StatusQuery {
-    /// The thread of the call.
+    /// Thread of the call.
     pub thread_id: ThreadId,
-    /// The call.
+    /// Id of the call; for a subscription, of the call that created it.
     pub tool_call_id: CallId,
 }
 
-/// The answer to a [`StatusQuery`].
+/// Answer to a [`StatusQuery`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct StatusAnswer {
-    /// Whether something will still come.
+    /// True if a result or further events will still be sent.
     pub alive: bool,
 }
 
-/// Move all state of a session to another server.
+/// Request to move all state of a session to another server.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Migrate {
-    /// The root thread of the session.
+    /// Id of the session, which is the id of its root thread.
     pub session_id: ThreadId,
-    /// Where it goes.
+    /// URL of the server that receives the state.
     pub destination_url: EndpointUrl,
 }
 
@@ -88,7 +88,8 @@ pub fn parse_migrate(bytes: &[u8]) -> Result<Migrate, Invalid> {
     Ok(Migrate { session_id: object.id("session_id")?, destination_url: object.url("destination_url")? })
 }
 
-/// Shape comes before value: a message in which one id is missing is unreadable, whatever the other is.
+/// A [`Fault::Shape`] error takes precedence over a [`Fault::Value`] error: if one id is missing, the message is
+/// unreadable, whatever is wrong with the other id.
 fn call(bytes: &[u8]) -> Result<(ThreadId, CallId), Invalid> {
     let mut object = read::message(bytes)?;
     match (object.id("thread_id"), object.id("tool_call_id")) {

@@ -1,7 +1,7 @@
-//! From bytes to checked fields: the one way in for every message.
+//! Reads the fields of a message from bytes. Every parser of this crate uses it.
 //!
-//! Work is bounded before anything is built: first the size, then the nesting, then the JSON. Unknown fields
-//! are left behind, `null` stands for an absent field.
+//! Size and nesting are checked before the JSON is parsed, so the work is bounded. Unknown fields are ignored, and a
+//! field that is `null` counts as absent.
 
 use serde_json::{Map, Value};
 
@@ -9,13 +9,13 @@ use crate::id::Id;
 use crate::invalid::{Invalid, Path, describe, kind, quote};
 use crate::limits;
 
-/// The fields of one JSON object, taken out one by one.
+/// Fields of one JSON object. Each accessor removes the field that it returns.
 pub(crate) struct Object<'a> {
     fields: Map<String, Value>,
     path: Path<'a>,
 }
 
-/// Reads a whole message.
+/// Parses a message, which has to be a JSON object.
 pub(crate) fn message(bytes: &[u8]) -> Result<Object<'static>, Invalid> {
     Object::new(json(bytes)?, Path::Root)
 }
@@ -34,7 +34,8 @@ pub(crate) fn json(bytes: &[u8]) -> Result<Value, Invalid> {
         .map_err(|error| Invalid::shape(&Path::Root, "JSON", format!("an error: {error}")))
 }
 
-/// Looks at brackets outside of strings. Wrong JSON may be judged either way; the parser has the last word.
+/// Counts brackets outside of strings. The answer for malformed JSON does not matter, because the parser rejects it
+/// later.
 fn nests_deeper_than(bytes: &[u8], limit: usize) -> bool {
     let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
     for byte in bytes {
@@ -72,7 +73,7 @@ impl<'a> Object<'a> {
         &self.path
     }
 
-    pub(crate) fn is_empty_of(&self, name: &str) -> bool {
+    pub(crate) fn is_absent(&self, name: &str) -> bool {
         self.fields.get(name).is_none_or(Value::is_null)
     }
 
@@ -132,7 +133,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// An index into a list of `length` items.
+    /// Reads an index into a list of `length` items.
     pub(crate) fn index(&mut self, name: &str, length: usize) -> Result<usize, Invalid> {
         let expected = format!("an index from 0 to {}", length.saturating_sub(1));
         let value = self.required(name, &expected)?;
@@ -166,7 +167,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// A string that a validated type is made of; the value may be repeated in the error.
+    /// Reads an identifier. The error repeats the value, shortened.
     pub(crate) fn id<T: Id>(&mut self, name: &str) -> Result<T, Invalid> {
         match self.required(name, "a string")? {
             Value::String(text) => self.checked_id(name, text),
@@ -174,7 +175,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// The same, where the field may be absent.
+    /// Reads an identifier that may be absent.
     pub(crate) fn optional_id<T: Id>(&mut self, name: &str) -> Result<Option<T>, Invalid> {
         match self.optional(name) {
             None => Ok(None),
@@ -187,14 +188,14 @@ impl<'a> Object<'a> {
         T::take(text).map_err(|(error, text)| self.value(name, error.expected(), quote(&text)))
     }
 
-    /// A URL; its value is never repeated.
+    /// Reads a URL. The error never repeats the value.
     pub(crate) fn url<T>(&mut self, name: &str) -> Result<T, Invalid>
     where
         T: TryFrom<String, Error = crate::url::Error>,
     {
         match self.required(name, "a URL")? {
             Value::String(text) => {
-                T::try_from(text).map_err(|error| self.value(name, error.expected(), error.to_string()))
+                T::try_from(text).map_err(|error| self.value(name, error.expected(), error.found()))
             }
             other => Err(self.shape(name, "a URL", kind(&other))),
         }
@@ -208,12 +209,12 @@ impl<'a> Object<'a> {
         Invalid::value(&self.path.field(name), expected, found)
     }
 
-    /// The field `content`, which may be any JSON, `null` included.
+    /// Reads the field `content`, which may be any JSON value, including `null`.
     pub(crate) fn content(&mut self) -> Result<Value, Invalid> {
         self.fields.remove("content").ok_or_else(|| self.shape("content", "any JSON", "nothing"))
     }
 
-    /// What has not been taken.
+    /// Returns the fields that were not read.
     pub(crate) fn into_rest(self) -> Map<String, Value> {
         self.fields
     }
@@ -224,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nesting_is_counted_outside_of_strings() {
+    fn nesting_is_limited_and_brackets_in_strings_do_not_count() {
         let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
         assert!(json(deep(limits::NESTING).as_bytes()).is_ok());
         let error = json(deep(limits::NESTING + 1).as_bytes()).unwrap_err();
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_over_the_limit_is_not_looked_into() {
+    fn a_body_over_the_limit_is_rejected_before_it_is_parsed() {
         let error = json(&vec![b' '; limits::BODY_BYTES + 1]).unwrap_err();
         assert_eq!(error.to_string(), "$: expected at most 8388608 bytes, found 8388609 bytes");
     }

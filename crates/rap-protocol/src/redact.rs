@@ -1,14 +1,15 @@
-//! What must not be seen: secrets, and the insides of a server in its error texts.
+//! Keeps secrets and internal details out of logs and error messages.
 
 use std::fmt;
 
 use serde::Deserialize;
 use url::Url;
 
-/// How much of an error text is passed on, in characters.
+/// Maximum number of characters of an error text that are passed on.
 const TEXT_CHARS: usize = 1_000;
 
-/// A token or password. It prints as `…` and is compared by whoever knows how to do that in constant time.
+/// Token or password. `Debug` prints `…` instead of its value. `==` does not run in constant time: code that checks
+/// credentials has to compare them itself.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
@@ -19,7 +20,7 @@ impl Secret {
         Secret(secret.into())
     }
 
-    /// The secret itself. Whoever calls this answers for where it goes.
+    /// Returns the secret. The caller has to keep it out of logs and error messages.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -31,7 +32,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Scheme, host and port of a URL; the rest may be a capability and becomes `/…`.
+/// Returns scheme, host and port of a URL. The rest may be a capability and is replaced by `/…`.
 pub fn url(url: &Url) -> String {
     let host = url.host_str().unwrap_or("");
     match url.port() {
@@ -40,7 +41,7 @@ pub fn url(url: &Url) -> String {
     }
 }
 
-/// The first line of a foreign error text, without file paths and without the paths of URLs, for a reader
+/// Returns the first line of an error text without file paths and without the paths of URLs, so that it can be shown
 /// outside of this process.
 pub fn text(text: &str) -> String {
     let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("").trim();
@@ -62,7 +63,8 @@ pub fn text(text: &str) -> String {
     out
 }
 
-/// A URL may hold any of the characters that end another word, and its end may be the secret part.
+/// A URL may contain characters that end other words, and its last part may be the secret. Inside of a URL,
+/// parentheses, `,`, `;` and `=` therefore do not end a word.
 fn ends_word(c: char, word: &str) -> bool {
     c.is_whitespace()
         || matches!(c, '"' | '\'' | '`' | '<' | '>')
@@ -82,7 +84,7 @@ fn redact_word(word: &str) -> String {
     if is_path(bare) { format!("[path]{tail}") } else { word.to_owned() }
 }
 
-/// Absolute paths of both families, paths below the home directory, and places in source files.
+/// Recognizes absolute Unix and Windows paths, paths below the home directory, and locations in source files.
 fn is_path(word: &str) -> bool {
     let word = word.trim_start_matches(['[', '{', '@']);
     let bytes = word.as_bytes();
@@ -100,7 +102,7 @@ mod tests {
 
     /// Proves: LC-33
     #[test]
-    fn paths_and_places_do_not_leave_the_process() {
+    fn file_paths_and_url_paths_are_redacted() {
         let table = [
             ("cannot open /etc/shadow: permission denied", "cannot open [path]: permission denied"),
             ("at src/main.rs:10:5", "at [path]"),
@@ -119,12 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_are_cut() {
+    fn long_texts_are_truncated() {
         assert_eq!(text(&"é".repeat(5_000)).chars().count(), TEXT_CHARS + 1);
     }
 
     #[test]
-    fn secrets_print_nothing() {
+    fn secrets_are_not_printed() {
         assert_eq!(format!("{:?}", Secret::new("hunter2")), "Secret(…)");
     }
 }

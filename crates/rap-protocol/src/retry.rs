@@ -1,62 +1,62 @@
-//! One pure function decides all retries.
+//! Retry decisions, made by one pure function: [`after_attempt`].
 //!
-//! It never says "again" after an answer below 500: a 2xx is done, a 3xx or 4xx will not get better by asking
-//! once more (TR-07, TR-15).
+//! Only 5xx answers and missing answers are retried. A 2xx is a success, and a 3xx or 4xx is final, because the same
+//! request would get the same answer (TR-07, TR-15).
 
 use std::time::Duration;
 
 use crate::Timestamp;
 
-/// How one attempt ended.
+/// Outcome of one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// There was an HTTP answer.
+    /// The server sent an HTTP response.
     Answered {
-        /// Its status.
+        /// Status code of the response.
         status: u16,
-        /// What its `Retry-After` header asked for.
+        /// Value of the `Retry-After` header; `None` if there was none.
         retry_after: Option<Duration>,
     },
-    /// No connection, a time-out, or an answer that was no HTTP.
+    /// There was no connection, a time-out, or a response that is not HTTP.
     NoAnswer,
 }
 
-/// The attempt that has just ended.
+/// Attempt that has just ended.
 #[derive(Debug, Clone, Copy)]
 pub struct Attempt {
-    /// 1 for the first.
+    /// Number of the attempt, from 1.
     pub number: u32,
-    /// Since when we have been trying.
+    /// Start of the first attempt.
     pub since: Timestamp,
-    /// When it ended.
+    /// End of this attempt.
     pub now: Timestamp,
-    /// A random number; it spreads the pauses of many senders.
-    pub dice: u32,
+    /// Random number that varies the pause, so that many senders do not retry at the same time.
+    pub jitter: u32,
 }
 
-/// How long, and how hard, to try.
+/// Limits and pauses of retries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
-    /// The pause after the first attempt; it doubles from there.
+pub struct RetryPolicy {
+    /// Pause after the first attempt. It doubles with each attempt.
     pub first_pause: Duration,
-    /// No pause is longer than this, jitter aside.
+    /// Maximum pause, before jitter is applied.
     pub longest_pause: Duration,
-    /// Past this time there is no further attempt.
+    /// Time since the first attempt after which no further attempt is made.
     pub give_up_after: Duration,
-    /// Past this number there is no further attempt.
+    /// Maximum number of attempts.
     pub attempts: u32,
 }
 
-impl Patience {
-    /// For callbacks: from half a second to five minutes, for 72 hours.
-    pub const CALLBACK: Patience = Patience {
+impl RetryPolicy {
+    /// Policy for callbacks: pauses from half a second to five minutes, for 72 hours.
+    pub const CALLBACK: RetryPolicy = RetryPolicy {
         first_pause: Duration::from_millis(500),
         longest_pause: Duration::from_secs(300),
         give_up_after: Duration::from_secs(72 * 3600),
         attempts: u32::MAX,
     };
-    /// For invocations: from half a second to a minute, for ten minutes.
-    pub const INVOCATION: Patience = Patience {
+    /// Policy for invocations: pauses from half a second to one minute, for ten minutes.
+    pub const INVOCATION: RetryPolicy = RetryPolicy {
         first_pause: Duration::from_millis(500),
         longest_pause: Duration::from_secs(60),
         give_up_after: Duration::from_secs(600),
@@ -64,48 +64,48 @@ impl Patience {
     };
 }
 
-/// What to do after an attempt.
+/// Decision after an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// It was accepted.
+    /// The message was accepted.
     Done,
-    /// Try once more at this time.
-    Again {
-        /// When.
+    /// The message is sent again.
+    Retry {
+        /// Time of the next attempt.
         at: Timestamp,
     },
-    /// It was refused for good.
+    /// The message was rejected and is not sent again.
     Refused {
-        /// The status that said so.
+        /// Status code of the response.
         status: u16,
     },
-    /// Patience has run out.
+    /// The time or the number of attempts is used up.
     GaveUp,
 }
 
-/// Decides what follows an attempt.
-pub fn after_attempt(outcome: Outcome, attempt: Attempt, patience: &Patience) -> Next {
+/// Decides whether a message is sent again after an attempt, and when.
+pub fn after_attempt(outcome: Outcome, attempt: Attempt, policy: &RetryPolicy) -> Next {
     let retry_after = match outcome {
         Outcome::Answered { status: 200..=299, .. } => return Next::Done,
         Outcome::Answered { status: 500.., retry_after } => retry_after,
         Outcome::Answered { status, .. } => return Next::Refused { status },
         Outcome::NoAnswer => None,
     };
-    let last_call = attempt.since.plus(patience.give_up_after);
-    if attempt.number >= patience.attempts || attempt.now >= last_call {
+    let deadline = attempt.since.plus(policy.give_up_after);
+    if attempt.number >= policy.attempts || attempt.now >= deadline {
         return Next::GaveUp;
     }
-    let asked_for = retry_after.unwrap_or_default().min(patience.longest_pause);
-    let pause = pause(attempt, patience).max(asked_for);
-    // The last attempt falls on the deadline itself, so that patience is used to its end.
-    Next::Again { at: attempt.now.plus(pause).min(last_call) }
+    let requested = retry_after.unwrap_or_default().min(policy.longest_pause);
+    let pause = pause(attempt, policy).max(requested);
+    // The last attempt is made at the deadline itself, so that the whole retry period is used.
+    Next::Retry { at: attempt.now.plus(pause).min(deadline) }
 }
 
-/// Doubles with every attempt, give or take a quarter.
-fn pause(attempt: Attempt, patience: &Patience) -> Duration {
+/// Pause after an attempt: doubles with every attempt, with a jitter of plus or minus 25 %.
+fn pause(attempt: Attempt, policy: &RetryPolicy) -> Duration {
     let doublings = attempt.number.saturating_sub(1).min(30);
-    let plain = patience.first_pause.saturating_mul(1 << doublings).min(patience.longest_pause);
-    let spread = f64::from(attempt.dice) / f64::from(u32::MAX);
+    let plain = policy.first_pause.saturating_mul(1 << doublings).min(policy.longest_pause);
+    let spread = f64::from(attempt.jitter) / f64::from(u32::MAX);
     plain.mul_f64(0.75 + spread / 2.0)
 }
 
@@ -113,7 +113,7 @@ fn pause(attempt: Attempt, patience: &Patience) -> Duration {
 mod tests {
     use super::*;
 
-    const PATIENCE: Patience = Patience {
+    const POLICY: RetryPolicy = RetryPolicy {
         first_pause: Duration::from_millis(400),
         longest_pause: Duration::from_secs(10),
         give_up_after: Duration::from_secs(60),
@@ -122,21 +122,21 @@ mod tests {
     const MIDDLE: u32 = 1 << 31;
 
     fn after(status: u16, number: u32, now_ms: i64) -> Next {
-        let attempt = Attempt { number, since: Timestamp(0), now: Timestamp(now_ms), dice: MIDDLE };
-        after_attempt(Outcome::Answered { status, retry_after: None }, attempt, &PATIENCE)
+        let attempt = Attempt { number, since: Timestamp(0), now: Timestamp(now_ms), jitter: MIDDLE };
+        after_attempt(Outcome::Answered { status, retry_after: None }, attempt, &POLICY)
     }
 
-    fn pause_of(number: u32, dice: u32) -> i64 {
-        let attempt = Attempt { number, since: Timestamp(0), now: Timestamp(0), dice };
-        match after_attempt(Outcome::NoAnswer, attempt, &PATIENCE) {
-            Next::Again { at } => at.0,
+    fn pause_of(number: u32, jitter: u32) -> i64 {
+        let attempt = Attempt { number, since: Timestamp(0), now: Timestamp(0), jitter };
+        match after_attempt(Outcome::NoAnswer, attempt, &POLICY) {
+            Next::Retry { at } => at.0,
             other => panic!("{other:?}"),
         }
     }
 
     /// Proves: TR-07, TR-15
     #[test]
-    fn nothing_below_500_is_tried_again() {
+    fn statuses_below_500_are_never_retried() {
         for status in 100..500 {
             let expected = if (200..300).contains(&status) { Next::Done } else { Next::Refused { status } };
             assert_eq!(after(status, 1, 0), expected);
@@ -145,34 +145,34 @@ mod tests {
 
     /// Proves: TR-06, TR-14
     #[test]
-    fn errors_of_the_server_and_silence_are_tried_again_with_growing_pauses() {
+    fn server_errors_and_missing_answers_are_retried_with_growing_pauses() {
         for status in [500, 502, 503, 504, 599] {
-            assert!(matches!(after(status, 1, 0), Next::Again { .. }), "{status}");
+            assert!(matches!(after(status, 1, 0), Next::Retry { .. }), "{status}");
         }
         let pauses: Vec<i64> = (1..8).map(|number| pause_of(number, MIDDLE)).collect();
         assert_eq!(pauses, [400, 800, 1600, 3200, 6400, 10_000, 10_000]);
     }
 
     #[test]
-    fn jitter_stays_within_a_quarter() {
+    fn jitter_is_at_most_25_percent() {
         assert_eq!(pause_of(1, 0), 300);
         assert_eq!(pause_of(1, u32::MAX), 500);
     }
 
     #[test]
     fn retry_after_is_honoured_up_to_the_longest_pause() {
-        let attempt = Attempt { number: 1, since: Timestamp(0), now: Timestamp(0), dice: MIDDLE };
+        let attempt = Attempt { number: 1, since: Timestamp(0), now: Timestamp(0), jitter: MIDDLE };
         let asking =
             |seconds| Outcome::Answered { status: 503, retry_after: Some(Duration::from_secs(seconds)) };
-        let at = |seconds| after_attempt(asking(seconds), attempt, &PATIENCE);
-        assert_eq!(at(0), Next::Again { at: Timestamp(400) });
-        assert_eq!(at(5), Next::Again { at: Timestamp(5_000) });
-        assert_eq!(at(86_400), Next::Again { at: Timestamp(10_000) });
+        let at = |seconds| after_attempt(asking(seconds), attempt, &POLICY);
+        assert_eq!(at(0), Next::Retry { at: Timestamp(400) });
+        assert_eq!(at(5), Next::Retry { at: Timestamp(5_000) });
+        assert_eq!(at(86_400), Next::Retry { at: Timestamp(10_000) });
     }
 
     #[test]
-    fn patience_ends_by_time_and_by_number() {
-        assert_eq!(after(503, 2, 59_990), Next::Again { at: Timestamp(60_000) });
+    fn retries_end_at_the_deadline_and_at_the_maximum_number_of_attempts() {
+        assert_eq!(after(503, 2, 59_990), Next::Retry { at: Timestamp(60_000) });
         assert_eq!(after(503, 2, 60_000), Next::GaveUp);
         assert_eq!(after(503, 8, 1), Next::GaveUp);
         assert_eq!(after(200, 9, 99_999), Next::Done);

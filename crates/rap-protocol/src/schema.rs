@@ -1,7 +1,7 @@
-//! The JSON Schema of a tool's arguments, compiled when it is made.
+//! JSON Schema of a tool's arguments, compiled by its constructor.
 //!
-//! It never fetches a remote reference, and its patterns run in time linear in the text: a schema comes from
-//! the other side.
+//! A schema comes from an untrusted server. Remote references are therefore never fetched, and patterns run in time
+//! linear in the length of the text.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,39 +13,39 @@ use serde_json::Value;
 use crate::invalid::{Invalid, Path, cut, describe};
 use crate::limits;
 
-/// A schema that is known to compile.
+/// JSON Schema that has been compiled.
 #[derive(Clone)]
 pub struct InputSchema {
     document: Arc<Value>,
     validator: Arc<Validator>,
 }
 
-/// Why a document is not a usable schema.
+/// Reason why a document is not a usable schema.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A schema has to be a JSON object here, since arguments are one.
+    /// The document is not a JSON object. Boolean schemas are rejected.
     #[error("not a JSON object")]
     NotAnObject,
-    /// Larger than [`limits::SCHEMA_BYTES`].
+    /// The document is larger than [`limits::SCHEMA_BYTES`].
     #[error("a schema of more than {} bytes", limits::SCHEMA_BYTES)]
     TooLarge,
-    /// It does not compile.
+    /// The document is not a valid schema; the text says where and why.
     #[error("{0}")]
     DoesNotCompile(String),
 }
 
-/// One place in which arguments do not fit their schema.
+/// Violation of a schema by arguments.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {problem}")]
 pub struct Violation {
-    /// A JSON path into the arguments, such as `$.items[2].name`.
+    /// JSON path into the arguments, such as `$.items[2].name`.
     pub path: String,
-    /// What is wrong there.
+    /// Description of the violation.
     pub problem: String,
 }
 
 impl InputSchema {
-    /// Compiles a schema; draft 2020-12 unless its `$schema` says otherwise.
+    /// Compiles a schema. The draft is 2020-12 unless `$schema` names another one.
     pub fn new(document: Value) -> Result<Self, Error> {
         if !document.is_object() {
             return Err(Error::NotAnObject);
@@ -60,12 +60,12 @@ impl InputSchema {
         Ok(InputSchema { document: Arc::new(document), validator: Arc::new(validator) })
     }
 
-    /// The schema itself.
+    /// Returns the schema as JSON.
     pub fn document(&self) -> &Value {
         &self.document
     }
 
-    /// Checks arguments; the first few violations where they do not fit.
+    /// Validates arguments. The error holds at most [`limits::VIOLATIONS`] violations.
     pub fn validate(&self, arguments: &Value) -> Result<(), Vec<Violation>> {
         if self.validator.is_valid(arguments) {
             return Ok(());
@@ -87,7 +87,8 @@ impl Violation {
     }
 }
 
-/// The validator repeats the whole value before it says what is wrong with it; a long one is left out.
+/// Description of a violation. The validator's text repeats the whole value; if that makes it too long, the value is
+/// left out.
 fn problem(error: &jsonschema::ValidationError<'_>) -> String {
     let text = error.to_string();
     if text.chars().nth(limits::PROBLEM_CHARS).is_none() {
@@ -96,7 +97,7 @@ fn problem(error: &jsonschema::ValidationError<'_>) -> String {
     cut(error.masked_with("the value").to_string(), limits::PROBLEM_CHARS)
 }
 
-/// From a JSON pointer (`/items/2/name`) to the path that all our errors use (`$.items[2].name`).
+/// Converts a JSON pointer (`/items/2/name`) to the notation of all errors of this crate (`$.items[2].name`).
 fn json_path(pointer: &str) -> String {
     fn extend(parent: &Path<'_>, mut rest: std::str::Split<'_, char>) -> String {
         match rest.next() {
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_compile_is_refused() {
+    fn invalid_and_remote_schemas_are_rejected() {
         let bad = [
             json!({"type": "nonsense"}),
             json!({"pattern": "(unclosed"}),
@@ -190,14 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_pattern_costs_linear_time() {
+    fn a_hostile_pattern_runs_in_linear_time() {
         let schema = json!({"properties": {"s": {"pattern": "^(a+)+$"}}});
         let found = violations(schema, json!({"s": format!("{}!", "a".repeat(50_000))}));
         assert_eq!(found, [r#"$.s: the value does not match "^(a+)+$""#]);
     }
 
     #[test]
-    fn a_pointer_becomes_a_path() {
+    fn a_json_pointer_is_converted_to_a_path() {
         assert_eq!(json_path(""), "$");
         assert_eq!(json_path("/a~1b/0/c"), "$[\"a/b\"][0].c");
     }

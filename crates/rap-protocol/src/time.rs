@@ -1,35 +1,35 @@
-//! Points in time as plain data: the pure core has no clock, time comes to it with each message.
+//! Points in time as plain data. The code that decides never reads a clock: it gets the time as an argument.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// Milliseconds since the beginning of 1970, UTC.
+/// Point in time, in milliseconds since 1970-01-01 00:00:00 UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Timestamp(pub i64);
 
 impl Timestamp {
-    /// This much later; stops at the end of time instead of wrapping.
+    /// Returns the time `duration` later. It saturates instead of wrapping.
     #[must_use]
     pub fn plus(self, duration: Duration) -> Timestamp {
         Timestamp(self.0.saturating_add(millis(duration)))
     }
 
-    /// This much earlier; stops at the beginning of time instead of wrapping.
+    /// Returns the time `duration` earlier. It saturates instead of wrapping.
     #[must_use]
     pub fn minus(self, duration: Duration) -> Timestamp {
         Timestamp(self.0.saturating_sub(millis(duration)))
     }
 
-    /// How long ago `earlier` was; zero where it lies ahead.
+    /// Returns the time elapsed since `earlier`; zero if `earlier` is later than `self`.
     pub fn since(self, earlier: Timestamp) -> Duration {
         let elapsed = self.0.saturating_sub(earlier.0);
         Duration::from_millis(u64::try_from(elapsed).unwrap_or(0))
     }
 
-    /// As RFC 3339 in UTC with milliseconds, such as `2026-11-16T09:30:00.000Z`. Years before 0 or past 9999, which
-    /// that can not say, are cut off there.
+    /// Formats the time as RFC 3339 in UTC with milliseconds, such as `2026-11-16T09:30:00.000Z`. Times outside of the
+    /// years 0 to 9999, which RFC 3339 cannot express, are clamped to that range.
     pub fn to_rfc3339(self) -> String {
         const FIRST: i64 = -62_167_219_200_000;
         const LAST: i64 = 253_402_300_799_999;
@@ -42,8 +42,8 @@ impl Timestamp {
     }
 }
 
-/// Year, month and day of a number of days since the beginning of 1970. Years are counted from March here, so that
-/// the day that some of them have more is their last one.
+/// Converts days since 1970-01-01 to year, month and day. Internally a year begins in March, so that a leap day is the
+/// last day of its year.
 fn civil(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_written_as_people_write_them() {
+    fn times_are_formatted_as_rfc_3339() {
         let table = [
             (0, "1970-01-01T00:00:00.000Z"),
             (951_782_400_000, "2000-02-29T00:00:00.000Z"),

@@ -1,4 +1,4 @@
-//! The toolset: what a tool server offers, served at [`DISCOVERY_PATH`].
+//! The toolset: the list of a server's tools, served at [`DISCOVERY_PATH`].
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -11,44 +11,45 @@ use crate::schema::{self, InputSchema};
 use crate::url::EndpointUrl;
 use crate::{ToolName, limits};
 
-/// Where discovery lives, below a server's base URL.
+/// Path of the toolset, relative to a tool server's base URL.
 pub const DISCOVERY_PATH: &str = "/.well-known/rap-toolset";
 
-/// What a tool server offers.
+/// Tools of a tool server.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Toolset {
-    /// 1 to 128 characters.
+    /// Name of the toolset, 1 to 128 characters.
     pub name: String,
-    /// What the tools are for.
+    /// Purpose of the tools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Where invocations are POSTed.
+    /// URL to which invocations are POSTed.
     pub endpoint: EndpointUrl,
-    /// At least one; names are unique.
+    /// The tools, at least one, with unique names.
     pub tools: Vec<Tool>,
-    /// What the `toolset_version` of an invocation is compared with.
+    /// Version of the toolset. A server compares it with the `toolset_version` of an invocation; `None` if the server
+    /// does not version its toolset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Whether the runtime has to call `/migrate` before it moves a session.
+    /// True if the runtime has to call `/migrate` before it moves a session.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub needs_migration: bool,
 }
 
-/// One tool of a toolset.
+/// Tool of a toolset.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Tool {
-    /// Unique within its toolset.
+    /// Name, unique within the toolset.
     pub name: ToolName,
-    /// What it does, for the model.
+    /// Description for the model.
     pub description: String,
-    /// What its arguments have to look like.
+    /// JSON Schema of the arguments.
     pub input_schema: InputSchema,
-    /// Hints about its behaviour.
+    /// Hints about the tool's behaviour.
     #[serde(skip_serializing_if = "Annotations::is_empty")]
     pub annotations: Annotations,
-    /// A Rhai expression that shows a call to people; cosmetic and untrusted.
+    /// Rhai expression that formats a call for users. It is cosmetic and untrusted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub display_script: Option<String>,
 }
@@ -57,34 +58,34 @@ pub struct Tool {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Annotations {
-    /// Which authorisation the user has to give.
+    /// Name of the authorization that the user has to grant; `None` if none is needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requires_auth: Option<String>,
-    /// It changes nothing.
+    /// True if the tool changes nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
-    /// It may destroy something.
+    /// True if the tool may destroy data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub destructive: Option<bool>,
-    /// Twice is the same as once.
+    /// True if calling the tool twice has the same effect as calling it once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idempotent: Option<bool>,
-    /// It takes its time.
+    /// True if a call may take long.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub long_running: Option<bool>,
-    /// Extensions, whose keys begin with `x-`.
+    /// Extensions. Their keys begin with `x-`.
     #[serde(flatten)]
     pub extensions: BTreeMap<String, Value>,
 }
 
 impl Annotations {
-    /// Whether there is nothing to say.
+    /// Returns true if no annotation is set.
     pub fn is_empty(&self) -> bool {
         *self == Annotations::default()
     }
 }
 
-/// Parses and validates a whole toolset: one invalid tool makes all of it invalid.
+/// Parses and validates a toolset. If one tool is invalid, the whole toolset is.
 pub fn parse_toolset(bytes: &[u8]) -> Result<Toolset, Invalid> {
     let mut object = read::message(bytes)?;
     Ok(Toolset {
@@ -118,7 +119,7 @@ fn tools(object: &mut Object<'_>) -> Result<Vec<Tool>, Invalid> {
         let tool = tool(Object::new(item, path)?)?;
         if !names.insert(tool.name.clone()) {
             let found = format!("{} a second time", quote(tool.name.as_str()));
-            return Err(Invalid::value(&path.field("name"), "a name of its own", found));
+            return Err(Invalid::value(&path.field("name"), "a unique name", found));
         }
         tools.push(tool);
     }

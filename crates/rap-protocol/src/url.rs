@@ -1,5 +1,7 @@
-//! URLs that arrive in messages. Each keeps its exact text, since a callback URL is opaque (TR-16), and prints
-//! without path, query and user: whoever knows a callback URL can speak in a conversation (LC-34).
+//! URLs that arrive in messages.
+//!
+//! Each type keeps the exact text of its URL, because a callback URL is opaque (TR-16). `Display` and `Debug` leave out
+//! user, path and query, because anyone who knows a callback URL can post into the conversation (LC-34).
 
 use std::fmt;
 
@@ -8,20 +10,20 @@ use url::{Host, Url};
 
 use crate::{limits, redact};
 
-/// Why a text is not a usable URL. None of these repeats it.
+/// Reason why a text is not a usable URL. No error message repeats the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Longer than [`limits::URL_BYTES`].
-    #[error("a longer one")]
+    #[error("the URL is longer than {} bytes", limits::URL_BYTES)]
     TooLong,
     /// Not an absolute URL with a host.
-    #[error("something else")]
+    #[error("not an absolute URL with a host")]
     NotAbsolute,
-    /// Neither http nor https.
-    #[error("another scheme")]
+    /// The scheme is neither http nor https.
+    #[error("the scheme is neither http nor https")]
     Scheme,
-    /// http, where only https or this machine will do.
-    #[error("http to another machine")]
+    /// The URL is http and not on loopback, where https is required.
+    #[error("http is permitted only on loopback")]
     NotEncrypted,
 }
 
@@ -34,13 +36,23 @@ impl Error {
             Error::NotEncrypted => "an https URL, or http on loopback".into(),
         }
     }
+
+    /// The `found` text of an [`crate::Invalid`], which continues the sentence that `expected` begins.
+    pub(crate) fn found(self) -> &'static str {
+        match self {
+            Error::TooLong => "a longer one",
+            Error::NotAbsolute => "something else",
+            Error::Scheme => "another scheme",
+            Error::NotEncrypted => "http to another machine",
+        }
+    }
 }
 
-fn web(text: &str) -> Result<Url, Error> {
+fn parse_http(text: &str) -> Result<Url, Error> {
     if text.len() > limits::URL_BYTES {
         return Err(Error::TooLong);
     }
-    // The parser would forgive white space; then the text and the URL would not be the same.
+    // The URL parser removes white space, so the text would not be equal to the parsed URL.
     if text.chars().any(|c| c.is_whitespace() || c.is_control()) {
         return Err(Error::NotAbsolute);
     }
@@ -51,8 +63,8 @@ fn web(text: &str) -> Result<Url, Error> {
     if url.host_str().is_none_or(str::is_empty) { Err(Error::NotAbsolute) } else { Ok(url) }
 }
 
-fn encrypted(text: &str) -> Result<Url, Error> {
-    let url = web(text)?;
+fn parse_https_or_loopback(text: &str) -> Result<Url, Error> {
+    let url = parse_http(text)?;
     let loopback = match url.host() {
         Some(Host::Ipv4(ip)) => ip.is_loopback(),
         Some(Host::Ipv6(ip)) => ip.is_loopback(),
@@ -62,7 +74,7 @@ fn encrypted(text: &str) -> Result<Url, Error> {
     if url.scheme() == "https" || loopback { Ok(url) } else { Err(Error::NotEncrypted) }
 }
 
-macro_rules! web_url {
+macro_rules! http_url {
     ($(#[$doc:meta])* $name:ident, $check:path) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, Hash, Serialize)]
@@ -70,21 +82,21 @@ macro_rules! web_url {
         pub struct $name(Box<str>);
 
         impl $name {
-            /// Checks the text and takes it.
+            /// Validates the text and keeps it unchanged.
             pub fn new(text: impl Into<String>) -> Result<Self, Error> {
                 let text = text.into();
                 $check(&text)?;
                 Ok($name(text.into()))
             }
 
-            /// The exact text. Whoever calls this answers for where it goes.
+            /// Returns the exact text. The caller has to keep it out of logs and error messages.
             pub fn expose(&self) -> &str {
                 &self.0
             }
 
-            /// The parsed URL, as secret as the text.
+            /// Returns the parsed URL, which is as secret as the text.
             pub fn to_url(&self) -> Url {
-                $check(&self.0).expect("bug: a URL was checked when it was made")
+                $check(&self.0).expect("bug: a URL is validated by `new`")
             }
         }
 
@@ -109,21 +121,21 @@ macro_rules! web_url {
     };
 }
 
-web_url! {
-    /// Where a tool sends what it has to say about one call.
-    CallbackUrl, web
+http_url! {
+    /// URL to which a tool posts the callbacks of one call.
+    CallbackUrl, parse_http
 }
-web_url! {
-    /// Where a user goes to authorise a tool: https, or http on this machine.
-    AuthUrl, encrypted
+http_url! {
+    /// URL that a user opens to authorize a tool: https, or http on loopback.
+    AuthUrl, parse_https_or_loopback
 }
-web_url! {
-    /// Where the answer to a user's choice goes.
-    ResponseUrl, web
+http_url! {
+    /// URL to which the user's choice is posted.
+    ResponseUrl, parse_http
 }
-web_url! {
-    /// Where a tool server is reached: its invocation endpoint, or the destination of a migration.
-    EndpointUrl, web
+http_url! {
+    /// URL of a tool server: its invocation endpoint, or the destination of a migration.
+    EndpointUrl, parse_http
 }
 
 #[cfg(test)]
@@ -134,7 +146,7 @@ mod tests {
 
     /// Proves: LC-34
     #[test]
-    fn urls_print_without_what_makes_them_a_capability() {
+    fn display_and_debug_omit_user_path_and_query() {
         let url = CallbackUrl::new(SECRET).unwrap();
         assert_eq!(url.to_string(), "https://agent.example.com:8443/…");
         assert_eq!(format!("{url:?}"), "CallbackUrl(https://agent.example.com:8443/…)");
@@ -151,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn only_absolute_http_urls_are_taken() {
+    fn only_absolute_http_urls_are_accepted() {
         let table = [
             ("", Error::NotAbsolute),
             ("/relative", Error::NotAbsolute),
@@ -170,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_auth_url_is_https_or_on_this_machine() {
+    fn an_auth_url_is_https_or_on_loopback() {
         for good in ["https://id.example.com/a", "http://127.0.0.1:1/a", "http://[::1]/", "http://localhost/"]
         {
             assert!(AuthUrl::new(good).is_ok(), "{good}");

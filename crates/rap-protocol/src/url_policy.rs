@@ -1,44 +1,44 @@
-//! Which addresses we may be told to send to.
+//! Policy for URLs that come from untrusted messages: callback, endpoint and response URLs.
 //!
-//! Callback, endpoint and response URLs come from the other side. This is the pure half of the guard: it
-//! judges a URL and an address. The HTTP client judges every address that a name resolves to and connects to
-//! just those, so that a name can not change its meaning between check and use.
+//! This module decides whether a URL or an IP address is permitted and does no IO. The HTTP client has to check every
+//! address that a host name resolves to and to connect only to the checked addresses. Otherwise a name could resolve to
+//! a different address between the check and the connection.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
 use url::{Host, Url};
 
-/// How far a URL from the other side may reach. Cloud metadata services, link-local, multicast, unspecified
-/// and reserved addresses are out of reach under every policy.
+/// Addresses that a URL from an untrusted message may point to. Cloud metadata services and link-local, multicast,
+/// unspecified and reserved addresses are forbidden by every policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UrlPolicy {
-    /// This machine, private networks and the internet.
+    /// Loopback, private networks and the internet.
     #[default]
     Local,
-    /// Private networks and the internet, but not this machine.
+    /// Private networks and the internet, but not loopback.
     Private,
-    /// The internet alone.
+    /// Only the internet.
     Public,
 }
 
-/// Why a URL may not be used.
+/// Reason why a URL is not permitted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Forbidden {
-    /// Neither http nor https.
+    /// The scheme is neither http nor https.
     #[error("the scheme is not http or https")]
     Scheme,
-    /// There is no host to connect to.
+    /// The URL has no host.
     #[error("the URL names no host")]
     NoHost,
-    /// The policy does not reach this address.
-    #[error("the address {0} is out of bounds")]
+    /// The policy does not permit this address.
+    #[error("the address {0} is not permitted by the URL policy")]
     Address(IpAddr),
 }
 
 impl UrlPolicy {
-    /// Judges scheme and host of a URL; an address that is written out is judged as well. A name is judged
-    /// when it has been resolved, by [`UrlPolicy::permits`].
+    /// Checks the scheme and the host of a URL. An IP address is checked at once; a host name has to be resolved by the
+    /// caller, who checks each address with [`UrlPolicy::permits`].
     pub fn check(&self, url: &Url) -> Result<(), Forbidden> {
         if !matches!(url.scheme(), "http" | "https") {
             return Err(Forbidden::Scheme);
@@ -53,7 +53,7 @@ impl UrlPolicy {
         if self.permits(ip) { Ok(()) } else { Err(Forbidden::Address(ip)) }
     }
 
-    /// Judges one address.
+    /// Returns true if connections to this address are permitted.
     pub fn permits(&self, ip: IpAddr) -> bool {
         match zone(ip) {
             Zone::Never => false,
@@ -86,7 +86,8 @@ fn zone(ip: IpAddr) -> Zone {
     }
 }
 
-/// An IPv4 address in IPv6 clothes is judged as what it reaches: mapped, compatible, NAT64 and 6to4.
+/// IPv4 address that is embedded in an IPv6 address: mapped, compatible, NAT64 or 6to4. It is checked as an IPv4
+/// address, because that is where the connection leads.
 fn embedded_v4(ip: Ipv6Addr) -> Option<Ipv4Addr> {
     const NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
     const LOCAL_NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, 0, 0), 48);
@@ -102,8 +103,8 @@ fn embedded_v4(ip: Ipv6Addr) -> Option<Ipv4Addr> {
     if SIX_TO_FOUR.contains(&ip) {
         return Some(Ipv4Addr::new(e, f, g, h));
     }
-    let at_the_end = [NAT64, LOCAL_NAT64, COMPATIBLE].iter().any(|net| net.contains(&ip));
-    at_the_end.then(|| Ipv4Addr::new(a, b, c, d))
+    let in_last_four_octets = [NAT64, LOCAL_NAT64, COMPATIBLE].iter().any(|net| net.contains(&ip));
+    in_last_four_octets.then(|| Ipv4Addr::new(a, b, c, d))
 }
 
 fn zone_v4(ip: Ipv4Addr) -> Zone {
@@ -140,13 +141,13 @@ fn zone_v6(ip: Ipv6Addr) -> Zone {
 mod tests {
     use super::*;
 
-    fn reaches(url: &str) -> [bool; 3] {
+    fn permitted_by(url: &str) -> [bool; 3] {
         let url = Url::parse(url).unwrap();
         [UrlPolicy::Local, UrlPolicy::Private, UrlPolicy::Public].map(|policy| policy.check(&url).is_ok())
     }
 
     #[test]
-    fn each_policy_reaches_what_its_name_says() {
+    fn each_policy_permits_its_address_ranges() {
         let table = [
             ("https://example.com/x", [true, true, true]),
             ("http://93.184.216.34/", [true, true, true]),
@@ -170,12 +171,12 @@ mod tests {
             ("http://0x7f.1/", [true, false, false]),
         ];
         for (url, expected) in table {
-            assert_eq!(reaches(url), expected, "{url}");
+            assert_eq!(permitted_by(url), expected, "{url}");
         }
     }
 
     #[test]
-    fn some_addresses_are_out_of_reach_under_every_policy() {
+    fn some_addresses_are_forbidden_by_every_policy() {
         let hosts = [
             "169.254.169.254",
             "[::ffff:169.254.169.254]",
@@ -194,12 +195,12 @@ mod tests {
             "[::]",
         ];
         for host in hosts {
-            assert_eq!(reaches(&format!("http://{host}/")), [false; 3], "{host}");
+            assert_eq!(permitted_by(&format!("http://{host}/")), [false; 3], "{host}");
         }
     }
 
     #[test]
-    fn only_http_and_https_are_schemes() {
+    fn only_http_and_https_are_permitted() {
         for url in ["ftp://example.com/", "file:///etc/passwd", "gopher://127.0.0.1/", "data:text/plain,x"] {
             assert_eq!(UrlPolicy::Local.check(&Url::parse(url).unwrap()), Err(Forbidden::Scheme), "{url}");
         }

@@ -1,6 +1,6 @@
-//! Golden JSON: every message as it stands on the wire, read into its type and written back unchanged.
+//! Golden files: each message is parsed into its type and serialized back to the same JSON.
 //!
-//! The files `seed_*.json` are the messages of the specification's pages, byte for byte.
+//! The files `seed_*.json` are examples from the specification, byte for byte.
 
 use std::fmt::Debug;
 use std::fs;
@@ -20,13 +20,13 @@ fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
-/// The file parses to this value, and the value is written as the file has it.
+/// Asserts that the file parses to `expected` and that `expected` is serialized to the JSON of the file.
 fn golden<T, E>(name: &str, parse: impl Fn(&[u8]) -> Result<T, E>, expected: T)
 where
     T: Debug + PartialEq + Serialize,
     E: Debug,
 {
-    let file = fs::read(directory().join(name).with_extension("json")).expect("a golden file");
+    let file = fs::read(directory().join(name).with_extension("json")).expect("the golden file is readable");
     assert_eq!(parse(&file).expect(name), expected, "{name}");
     let written: Value = serde_json::from_slice(&serde_json::to_vec(&expected).expect(name)).expect(name);
     assert_eq!(written, serde_json::from_slice::<Value>(&file).expect(name), "{name}");
@@ -40,7 +40,7 @@ fn call(id: &str) -> CallId {
     CallId::new(id).expect(id)
 }
 
-/// The call of all the examples.
+/// Address of the call in all golden files.
 fn address(call_id: Option<&str>) -> Address {
     Address {
         id: call("call_abc123"),
@@ -84,7 +84,7 @@ fn fields(object: Value) -> Map<String, Value> {
 }
 
 #[test]
-fn a_toolset_with_nothing_but_what_it_needs() {
+fn a_toolset_with_only_the_required_fields() {
     let expected = Toolset {
         name: "clock".into(),
         description: None,
@@ -97,7 +97,7 @@ fn a_toolset_with_nothing_but_what_it_needs() {
 }
 
 #[test]
-fn a_toolset_with_everything() {
+fn a_toolset_with_all_fields() {
     let schema = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
@@ -143,7 +143,7 @@ fn an_invocation_from_a_root_thread() {
 }
 
 #[test]
-fn an_invocation_from_a_child_with_everything() {
+fn an_invocation_from_a_child_thread_with_all_fields() {
     let callback_url = CallbackUrl::new("https://agent.example.com/callback?token=t0k3n").unwrap();
     let arguments = json!({
         "owner": "acme", "repo": "api", "limit": 1e21, "nested": {"unknown": [null, -1, 0.1]},
@@ -169,7 +169,7 @@ fn a_result_carries_the_ids_of_its_call() {
 }
 
 #[test]
-fn a_result_for_the_eyes_of_people() {
+fn a_result_with_display_segments() {
     let diff = Segment::Diff { path: "src/a.rs".into(), patch: "@@ -1 +1 @@\n-a\n+b\n".into() };
     let display_as = vec![diff, Segment::Image(png()), Segment::Text("edited src/a.rs".into())];
     let expected = ToolResult { display_as, ..text_result("edited") };
@@ -184,7 +184,7 @@ fn a_result_that_confirms_a_subscription() {
 }
 
 #[test]
-fn an_error_is_a_result_whose_text_says_so() {
+fn an_error_is_a_result_whose_text_has_the_error_prefix() {
     let expected =
         ToolResult::error(&address(Some("fc_1")), "no repository acme/api; check the owner's name");
     golden("tool_result_error", parse_callback, Callback::ToolResult(expected));
@@ -192,7 +192,7 @@ fn an_error_is_a_result_whose_text_says_so() {
 
 /// Proves: SE-02
 #[test]
-fn an_event_is_neither_associative_nor_final_unless_it_says_so() {
+fn an_event_is_neither_associative_nor_final_by_default() {
     let text = r#"{"event_type": "pull_request", "action": "opened", "number": 42}"#;
     golden("seed_subscription_event", parse_callback, Callback::SubscriptionEvent(event(text)));
 
@@ -206,7 +206,7 @@ fn an_event_is_neither_associative_nor_final_unless_it_says_so() {
 }
 
 #[test]
-fn a_request_for_authorisation() {
+fn a_request_for_authorization() {
     let Address { id, call_id, group_id, .. } = address(Some("fc_1"));
     let auth_url = "https://id.example.com/authorize?state=s".to_owned().try_into().unwrap();
     golden("oauth", parse_callback, Callback::Oauth(Oauth { group_id, id, call_id, auth_url }));
@@ -229,7 +229,7 @@ fn a_question_to_the_user_and_its_answer() {
 }
 
 #[test]
-fn a_view_shows_any_json() {
+fn the_content_of_a_view_is_any_json() {
     let view = |content| {
         let (group_id, view_type) = (thread("thread_xyz"), "progress".into());
         Callback::ViewUpdate(ViewUpdate { group_id, view_type, content })
@@ -239,7 +239,7 @@ fn a_view_shows_any_json() {
 }
 
 #[test]
-fn the_notifications_and_queries_of_a_runtime() {
+fn notifications_and_queries_of_a_runtime() {
     let (thread_id, tool_call_id) = (thread("thread_xyz"), call("call_abc123"));
     golden("seed_close_thread", parse_close_thread, CloseThread { thread_id: thread_id.clone() });
     let cancel = CancelToolCall { thread_id: thread_id.clone(), tool_call_id: tool_call_id.clone() };

@@ -1,5 +1,5 @@
-//! What holds for every message: it survives the wire, takes no harm from fields of the future, and whatever
-//! arrives instead of it makes a short error and never a panic.
+//! Properties of all messages: serializing and parsing is lossless, unknown fields are ignored, and invalid input gives
+//! a short error and never a panic.
 
 use std::collections::BTreeMap;
 
@@ -17,9 +17,9 @@ use rap_protocol::{
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// No error is longer than this, in bytes, whatever it is about.
+/// Maximum length of an error message, in bytes.
 const ERROR_BYTES: usize = 2 * 1024;
-/// How many choices the question had that a generated [`ChoiceAnswer`] answers.
+/// Number of choices of the question that a generated [`ChoiceAnswer`] answers.
 const CHOICES: usize = 8;
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -36,7 +36,7 @@ enum Message {
     Migrate(Migrate),
 }
 
-/// Places in [`PARSERS`].
+/// Indices into [`PARSERS`].
 const TOOLSET: usize = 0;
 const INVOCATION: usize = 1;
 const CALLBACK: usize = 2;
@@ -59,15 +59,15 @@ const PARSERS: [Parse; 9] = [
 
 impl Message {
     fn bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("a message can be written")
+        serde_json::to_vec(self).expect("a message can be serialized")
     }
 
     fn value(&self) -> Value {
-        serde_json::to_value(self).expect("a message can be written")
+        serde_json::to_value(self).expect("a message can be serialized")
     }
 
-    /// Reads bytes as a message of this kind.
-    fn read_alike(&self, bytes: &[u8]) -> Result<Message, Invalid> {
+    /// Parses bytes as a message of the same kind.
+    fn parse_same_kind(&self, bytes: &[u8]) -> Result<Message, Invalid> {
         let parser = match self {
             Message::Toolset(_) => TOOLSET,
             Message::Invocation(_) => INVOCATION,
@@ -283,10 +283,10 @@ fn message() -> impl Strategy<Value = Message> {
     ]
 }
 
-/// Puts an unknown field into every object of a message, except where any field is data.
-fn sprinkle(value: &mut Value, unknown: &Value) {
+/// Adds an unknown field to every object of a message, except to objects in which every field is data.
+fn add_unknown_fields(value: &mut Value, unknown: &Value) {
     match value {
-        Value::Array(items) => items.iter_mut().for_each(|item| sprinkle(item, unknown)),
+        Value::Array(items) => items.iter_mut().for_each(|item| add_unknown_fields(item, unknown)),
         Value::Object(fields) => {
             let is_view = fields.contains_key("view_type");
             for (name, value) in fields.iter_mut() {
@@ -294,16 +294,16 @@ fn sprinkle(value: &mut Value, unknown: &Value) {
                     || name.starts_with("x-")
                     || (is_view && name == "content");
                 if !is_data {
-                    sprinkle(value, unknown);
+                    add_unknown_fields(value, unknown);
                 }
             }
-            fields.insert("of the future".into(), unknown.clone());
+            fields.insert("future field".into(), unknown.clone());
         }
         _ => {}
     }
 }
 
-/// Every place in a JSON value, as a pointer.
+/// JSON pointers to all values inside of a JSON value.
 fn places(value: &Value) -> Vec<String> {
     fn walk(value: &Value, here: String, found: &mut Vec<String>) {
         match value {
@@ -323,12 +323,12 @@ fn places(value: &Value) -> Vec<String> {
     found
 }
 
-/// Gives bytes to every parser: none may panic, and what they say stays short.
-fn feed(bytes: &[u8]) {
-    PARSERS.into_iter().for_each(|parse| feed_to(parse, bytes));
+/// Passes bytes to every parser. None may panic, and every error has to be short.
+fn parse_with_all(bytes: &[u8]) {
+    PARSERS.into_iter().for_each(|parse| parse_with(parse, bytes));
 }
 
-fn feed_to(parse: Parse, bytes: &[u8]) {
+fn parse_with(parse: Parse, bytes: &[u8]) {
     if let Err(error) = parse(bytes) {
         let (shown, debugged) = (error.to_string(), format!("{error:?}"));
         assert!(shown.len() <= ERROR_BYTES, "{} bytes: {shown:.300}", shown.len());
@@ -340,8 +340,8 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_message_survives_the_wire(message in message()) {
-        prop_assert_eq!(message.read_alike(&message.bytes()), Ok(message));
+    fn a_serialized_message_parses_to_itself(message in message()) {
+        prop_assert_eq!(message.parse_same_kind(&message.bytes()), Ok(message));
     }
 
     #[test]
@@ -355,20 +355,20 @@ proptest! {
     #[test]
     fn unknown_fields_are_ignored_at_every_level(message in message(), unknown in any_json()) {
         let mut value = message.value();
-        sprinkle(&mut value, &unknown);
-        prop_assert_eq!(message.read_alike(value.to_string().as_bytes()), Ok(message));
+        add_unknown_fields(&mut value, &unknown);
+        prop_assert_eq!(message.parse_same_kind(value.to_string().as_bytes()), Ok(message));
     }
 
     #[test]
-    fn unknown_fields_inside_of_arguments_are_data(mut invocation in invocation(), unknown in any_json()) {
-        invocation.arguments.insert("of the future".into(), unknown);
+    fn unknown_fields_in_arguments_are_kept(mut invocation in invocation(), unknown in any_json()) {
+        invocation.arguments.insert("future field".into(), unknown);
         let bytes = serde_json::to_vec(&invocation).unwrap();
         prop_assert_eq!(parse_invocation(&bytes).unwrap().arguments, invocation.arguments);
     }
 
     /// Proves: TR-21
     #[test]
-    fn an_unknown_type_is_refused_whatever_the_rest(callback in callback(), kind in "\\PC{0,80}|[a-z_]{1,20}") {
+    fn an_unknown_message_type_is_rejected_whatever_the_other_fields_are(callback in callback(), kind in "\\PC{0,80}|[a-z_]{1,20}") {
         let known = ["tool_result", "subscription_event", "oauth", "user_choice", "view_update"];
         prop_assume!(!known.contains(&kind.as_str()));
         let mut value = serde_json::to_value(&callback).unwrap();
@@ -378,7 +378,7 @@ proptest! {
     }
 
     #[test]
-    fn an_unknown_type_is_refused_in_content_and_skipped_in_display_as(
+    fn an_unknown_type_is_rejected_in_content_and_skipped_in_display_as(
         result in tool_result(),
         item in any_object(),
         kind in "[a-z_]{0,20}",
@@ -404,17 +404,17 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_make_a_short_error(bytes in vec(any::<u8>(), 0..300)) {
-        feed(&bytes);
+    fn arbitrary_bytes_give_a_short_error(bytes in vec(any::<u8>(), 0..300)) {
+        parse_with_all(&bytes);
     }
 
     #[test]
-    fn any_json_makes_a_short_error(value in any_json()) {
-        feed(value.to_string().as_bytes());
+    fn arbitrary_json_gives_a_short_error(value in any_json()) {
+        parse_with_all(value.to_string().as_bytes());
     }
 
     #[test]
-    fn a_message_with_any_json_in_any_place_makes_a_short_error(
+    fn a_message_with_one_value_replaced_gives_a_short_error(
         message in message(),
         place in any::<Index>(),
         other in any_json(),
@@ -422,25 +422,25 @@ proptest! {
         let mut value = message.value();
         let places = places(&value);
         *value.pointer_mut(&places[place.index(places.len())]).unwrap() = other;
-        feed(value.to_string().as_bytes());
+        parse_with_all(value.to_string().as_bytes());
     }
 
     #[test]
-    fn a_message_with_flipped_bits_or_a_missing_end_makes_a_short_error(
+    fn a_message_with_flipped_bits_or_a_truncated_message_gives_a_short_error(
         message in message(),
         flips in vec((any::<Index>(), 1..=255u8), 1..4),
         end in any::<Index>(),
     ) {
         let mut bytes = message.bytes();
-        feed(&bytes[..end.index(bytes.len())]);
+        parse_with_all(&bytes[..end.index(bytes.len())]);
         for (place, bits) in flips {
             *place.get_mut(&mut bytes) ^= bits;
         }
-        feed(&bytes);
+        parse_with_all(&bytes);
     }
 
     #[test]
-    fn a_violation_of_a_schema_is_said_in_a_few_words(schema in schema(), arguments in any_object()) {
+    fn the_description_of_a_schema_violation_is_short(schema in schema(), arguments in any_object()) {
         for violation in schema.validate(&Value::Object(arguments.clone())).err().unwrap_or_default() {
             prop_assert!(violation.to_string().len() <= ERROR_BYTES, "{:.300}", violation.to_string());
         }
@@ -448,7 +448,7 @@ proptest! {
 
     /// Proves: LC-34
     #[test]
-    fn a_url_prints_without_user_path_query_and_fragment(secret in "[A-Z]{12}", host in "[a-z]{1,9}", port in 1..u16::MAX) {
+    fn display_and_debug_of_a_url_omit_user_path_query_and_fragment(secret in "[A-Z]{12}", host in "[a-z]{1,9}", port in 1..u16::MAX) {
         let text = format!("https://{secret}:{secret}@{host}.example:{port}/{secret}/?{secret}={secret}#{secret}");
         let printed = [
             format!("{0} {0:?}", CallbackUrl::new(text.clone()).unwrap()),
@@ -463,15 +463,15 @@ proptest! {
     }
 
     #[test]
-    fn any_text_can_be_redacted(words in vec(prop_oneof![any::<String>(), Just("://".to_owned()), Just("/a/b".into())], 0..6)) {
+    fn arbitrary_text_can_be_redacted(words in vec(prop_oneof![any::<String>(), Just("://".to_owned()), Just("/a/b".into())], 0..6)) {
         let redacted = redact::text(&words.concat());
         prop_assert!(redacted.chars().count() <= 16 * 1_024);
     }
 }
 
-/// Long values of every field, among them the ones that grow most when they are escaped.
+/// Sets every field to a long value, including characters that grow when they are escaped.
 #[test]
-fn a_huge_value_in_any_place_makes_a_short_error() {
+fn a_huge_value_in_any_field_gives_a_short_error() {
     let golden: [(usize, &[u8]); 8] = [
         (TOOLSET, include_bytes!("golden/toolset_full.json")),
         (INVOCATION, include_bytes!("golden/invocation_child.json")),
@@ -490,7 +490,7 @@ fn a_huge_value_in_any_place_makes_a_short_error() {
                 for value in [huge.clone(), json!({"type": huge, "pattern": huge})] {
                     let mut message = message.clone();
                     *message.pointer_mut(&place).unwrap() = value;
-                    feed_to(PARSERS[parser], message.to_string().as_bytes());
+                    parse_with(PARSERS[parser], message.to_string().as_bytes());
                 }
             }
         }
@@ -498,10 +498,10 @@ fn a_huge_value_in_any_place_makes_a_short_error() {
 }
 
 #[test]
-fn eight_mebibytes_of_anything_make_a_short_error() {
+fn a_body_of_8_mib_gives_a_short_error() {
     const MOST: usize = 8 * 1024 * 1024;
     for filler in ["x", "[", "{\"a\":", "\"\\"] {
-        feed_to(PARSERS[CALLBACK], filler.repeat(MOST / filler.len()).as_bytes());
+        parse_with(PARSERS[CALLBACK], filler.repeat(MOST / filler.len()).as_bytes());
     }
     let kind = json!({"type": "\u{10ffff}".repeat(MOST / 4 - 10), "id": 1});
     assert!(parse_callback(kind.to_string().as_bytes()).unwrap_err().to_string().len() <= ERROR_BYTES);

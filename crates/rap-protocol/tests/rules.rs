@@ -1,6 +1,7 @@
-//! What is refused, rule by rule, with the exact error; and what is taken although it looks odd.
+//! Validation rules: which messages are rejected, with the exact error, and which unusual messages are accepted.
 //!
-//! A table changes one place of a good message at a time. An error is written as its fault and its text.
+//! Each row of a table changes one value of a valid message. An error is written as its [`rap_protocol::Fault`] and its
+//! text.
 
 use rap_protocol::{
     Body, Callback, Content, Invalid, Segment, limits, parse_callback, parse_cancel_tool_call,
@@ -63,10 +64,10 @@ fn migrate() -> Value {
     json!({"session_id": "t1", "destination_url": "https://new.example.com/"})
 }
 
-/// The message with another value at a JSON pointer; `None` takes the field away.
+/// Sets the value at a JSON pointer of the message; `None` removes the field.
 fn changed(mut message: Value, pointer: &str, value: Option<Value>) -> Value {
-    let (parent, name) = pointer.rsplit_once('/').expect("a pointer");
-    let parent = message.pointer_mut(parent).expect("a place in the message");
+    let (parent, name) = pointer.rsplit_once('/').expect("the pointer has a slash");
+    let parent = message.pointer_mut(parent).expect("the parent exists in the message");
     match (parent, value) {
         (Value::Object(fields), Some(value)) => drop(fields.insert(name.into(), value)),
         (Value::Object(fields), None) => assert!(fields.remove(name).is_some(), "{pointer}"),
@@ -75,40 +76,40 @@ fn changed(mut message: Value, pointer: &str, value: Option<Value>) -> Value {
     message
 }
 
-/// What the parser says: `ok`, or fault and text of the error.
-fn verdict(parse: Parse, message: &Value) -> String {
+/// Outcome of the parser: `ok`, or fault and text of the error.
+fn outcome(parse: Parse, message: &Value) -> String {
     match parse(message.to_string().as_bytes()) {
         Ok(()) => "ok".into(),
         Err(error) => format!("{:?} {error}", error.fault),
     }
 }
 
-/// Each row puts a value at a place of the message and names what the parser says.
+/// Asserts the outcome of the parser for each row: JSON pointer, value that is set there, expected outcome.
 fn check<const N: usize>(parse: Parse, message: Value, rows: [(&str, Value, &str); N]) {
-    assert_eq!(verdict(parse, &message), "ok");
+    assert_eq!(outcome(parse, &message), "ok");
     for (pointer, value, expected) in rows {
         let message = changed(message.clone(), pointer, Some(value));
-        assert_eq!(verdict(parse, &message), expected, "{message:.300}");
+        assert_eq!(outcome(parse, &message), expected, "{message:.300}");
     }
 }
 
-/// The field has to be there, must not be null, and has to be of this kind.
+/// Asserts that a missing field, `null` and a value of the wrong type are rejected.
 fn check_required(parse: Parse, message: Value, fields: &[(&str, &str)]) {
     for (name, expected) in fields {
         let pointer = format!("/{name}");
-        let says = |value| verdict(parse, &changed(message.clone(), &pointer, value));
+        let outcome_with = |value| outcome(parse, &changed(message.clone(), &pointer, value));
         let error = |found| format!("Shape $.{name}: expected {expected}, found {found}");
-        assert_eq!(says(None), error("nothing"));
-        assert_eq!(says(Some(Value::Null)), error("null"));
+        assert_eq!(outcome_with(None), error("nothing"));
+        assert_eq!(outcome_with(Some(Value::Null)), error("null"));
         let boolean = if *expected == "a URL" { "a boolean" } else { "true" };
         let wrong = if *expected == "true or false" { (json!(1), "1") } else { (json!(true), boolean) };
-        assert_eq!(says(Some(wrong.0)), error(wrong.1));
+        assert_eq!(outcome_with(Some(wrong.0)), error(wrong.1));
     }
 }
 
 /// Proves: TR-21, TR-23
 #[test]
-fn a_required_field_that_is_missing_null_or_of_another_type_is_refused() {
+fn a_required_field_that_is_missing_null_or_of_another_type_is_rejected() {
     let (string, url, array, object) = ("a string", "a URL", "an array", "an object");
     let index = "an index from 0 to 1";
     check_required(TOOLSET, toolset(), &[("name", string), ("endpoint", url), ("tools", array)]);
@@ -133,7 +134,7 @@ fn a_required_field_that_is_missing_null_or_of_another_type_is_refused() {
 
 /// Proves: TR-21, TR-23
 #[test]
-fn an_optional_field_of_another_type_is_refused() {
+fn an_optional_field_of_another_type_is_rejected() {
     let rows = [
         ("/description", json!(5), "Shape $.description: expected a string, found 5"),
         ("/version", json!([]), "Shape $.version: expected a string, found an array"),
@@ -187,7 +188,7 @@ fn an_optional_field_of_another_type_is_refused() {
 }
 
 #[test]
-fn null_stands_for_an_absent_optional_field() {
+fn a_null_optional_field_counts_as_absent() {
     let nulls = |mut message: Value, names: &[&str]| {
         names.iter().for_each(|name| message[*name] = Value::Null);
         message
@@ -220,7 +221,7 @@ fn null_stands_for_an_absent_optional_field() {
 
 /// Proves: TR-21, TR-23
 #[test]
-fn what_is_no_json_object_is_refused() {
+fn a_body_that_is_not_a_json_object_is_rejected() {
     let table: [(&[u8], &str); 9] = [
         (b"", "Shape $: expected JSON, found an error: EOF while parsing a value at line 1 column 0"),
         (b"{", "Shape $: expected JSON, found an error: EOF while parsing an object at line 1 column 1"),
@@ -246,7 +247,7 @@ fn what_is_no_json_object_is_refused() {
 
 /// Proves: TR-21
 #[test]
-fn an_unknown_type_is_refused() {
+fn an_unknown_message_type_is_rejected() {
     let known = "tool_result, subscription_event, oauth, user_choice or view_update";
     for kind in ["", "Tool_Result", "tool_result ", "error", "https"] {
         let expected = format!("Value $.type: expected {known}, found {kind:?}");
@@ -269,11 +270,11 @@ fn unknown_fields_are_ignored() {
 fn a_result_needs_text_or_content() {
     let neither = "Shape $: expected `text` or `content`, found neither";
     check(CALLBACK, tool_result(), [("/text", Value::Null, neither)]);
-    assert_eq!(verdict(CALLBACK, &changed(tool_result(), "/text", None)), neither);
+    assert_eq!(outcome(CALLBACK, &changed(tool_result(), "/text", None)), neither);
 }
 
 #[test]
-fn content_wins_where_text_is_given_too() {
+fn content_is_used_if_text_is_given_too() {
     let body = |message: Value| match parse_callback(message.to_string().as_bytes()) {
         Ok(Callback::ToolResult(result)) => result.body,
         other => panic!("{other:?}"),
@@ -289,7 +290,7 @@ fn content_wins_where_text_is_given_too() {
 
 /// Proves: TR-21
 #[test]
-fn content_that_is_not_understood_is_refused() {
+fn malformed_content_is_rejected() {
     let image = |data: &str, media: &str| json!([{"type": "image", "data": data, "mediaType": media}]);
     let media = "Value $.content[0].mediaType: expected a media type such as image/png, found ";
     let base64 = |found: &str| format!("Value $.content[0].data: expected base64, found the string {found}");
@@ -327,14 +328,14 @@ fn a_segment_of_an_unknown_type_is_skipped() {
         json!([{"type": "chart", "content": 5}, {"type": "text", "content": "x"}, {"type": "map"}]);
     let message = changed(tool_result(), "/display_as", Some(segments));
     let Ok(Callback::ToolResult(result)) = parse_callback(message.to_string().as_bytes()) else {
-        panic!("a result")
+        panic!("not a result")
     };
     assert_eq!(result.display_as, [Segment::Text("x".into())]);
 }
 
 /// Proves: TR-21
 #[test]
-fn a_segment_of_a_known_type_has_to_be_well_formed() {
+fn a_malformed_segment_of_a_known_type_is_rejected() {
     let rows = [
         ("/display_as", json!([5]), "Shape $.display_as[0]: expected an object, found 5"),
         (
@@ -368,7 +369,7 @@ fn a_segment_of_a_known_type_has_to_be_well_formed() {
 
 /// Proves: TR-21
 #[test]
-fn a_default_outside_the_choices_is_refused() {
+fn an_index_outside_of_the_choices_is_rejected() {
     let rows = [
         ("/default", json!(1), "ok"),
         ("/default", json!(2), "Value $.default: expected an index from 0 to 1, found 2"),
@@ -405,7 +406,7 @@ fn a_tools_name_is_letters_digits_underscore_and_dash() {
 }
 
 #[test]
-fn a_toolset_offers_something_and_each_name_once() {
+fn a_toolset_has_at_least_one_tool_and_unique_names() {
     let tool = toolset()["tools"][0].clone();
     let other = changed(tool.clone(), "/name", Some(json!("Now")));
     let rows = [
@@ -414,7 +415,7 @@ fn a_toolset_offers_something_and_each_name_once() {
         (
             "/tools",
             json!([tool, other, tool]),
-            "Value $.tools[2].name: expected a name of its own, found \"now\" a second time",
+            "Value $.tools[2].name: expected a unique name, found \"now\" a second time",
         ),
         ("/tools", json!([tool, 5]), "Shape $.tools[1]: expected an object, found 5"),
         ("/name", json!(""), "Value $.name: expected 1 to 128 characters, found \"\""),
@@ -423,7 +424,7 @@ fn a_toolset_offers_something_and_each_name_once() {
 }
 
 #[test]
-fn one_bad_tool_makes_the_whole_toolset_bad() {
+fn one_invalid_tool_makes_the_whole_toolset_invalid() {
     let tool = toolset()["tools"][0].clone();
     let parts = [
         ("/name", None, "Shape $.tools[1].name: expected a string, found nothing"),
@@ -452,7 +453,7 @@ fn one_bad_tool_makes_the_whole_toolset_bad() {
 }
 
 #[test]
-fn a_schema_that_does_not_compile_is_refused() {
+fn a_schema_that_does_not_compile_is_rejected() {
     let error = |why: &str| {
         format!("Value $.tools[0].inputSchema: expected a JSON Schema that compiles, found an error at {why}")
     };
@@ -502,7 +503,7 @@ fn an_id_has_1_to_256_bytes_and_no_control_characters() {
 }
 
 #[test]
-fn a_view_type_is_a_short_name() {
+fn a_view_type_has_1_to_128_characters_and_no_control_characters() {
     let error = |found: &str| {
         format!("Value $.view_type: expected 1 to 128 characters without control characters, found {found}")
     };
@@ -512,7 +513,7 @@ fn a_view_type_is_a_short_name() {
     }
     let absent = changed(view_update(), "/content", None);
     let expected = "Shape $.content: expected any JSON, found nothing";
-    assert_eq!(verdict(CALLBACK, &absent), expected);
+    assert_eq!(outcome(CALLBACK, &absent), expected);
 }
 
 #[test]
@@ -543,7 +544,7 @@ fn a_url_is_absolute_and_http() {
 }
 
 #[test]
-fn an_auth_url_is_encrypted_unless_it_stays_on_this_machine() {
+fn an_auth_url_is_https_unless_it_is_on_loopback() {
     let error = "Value $.auth_url: expected an https URL, or http on loopback, found http to another machine";
     let rows = [
         ("/auth_url", json!("http://id.example.com/a"), error),
@@ -559,7 +560,7 @@ fn an_auth_url_is_encrypted_unless_it_stays_on_this_machine() {
 #[test]
 fn an_error_never_repeats_a_url() {
     const SECRET: &str = "s3cr3t";
-    let assert_silent = |parse: Parse, bytes: &[u8]| {
+    let assert_no_secret = |parse: Parse, bytes: &[u8]| {
         if let Err(error) = parse(bytes) {
             let texts = format!("{error} {error:?}");
             assert!(!texts.contains(SECRET), "{texts}");
@@ -586,9 +587,9 @@ fn an_error_never_repeats_a_url() {
     for (parse, message, pointer) in places {
         for value in &values {
             let text = changed(message.clone(), pointer, Some(value.clone())).to_string();
-            // Whole, and broken off at every place.
+            // The whole message, and the message truncated at every byte.
             let most = text.len().min(2_000);
-            (1..most).chain([text.len()]).for_each(|end| assert_silent(parse, &text.as_bytes()[..end]));
+            (1..most).chain([text.len()]).for_each(|end| assert_no_secret(parse, &text.as_bytes()[..end]));
         }
     }
     let addressed = changed(invocation(), "/callback_url", Some(json!("https://u:s3cr3t@h/s3cr3t")));
@@ -599,7 +600,7 @@ fn an_error_never_repeats_a_url() {
 
 /// Proves: TR-23
 #[test]
-fn a_bad_invocation_is_addressed_where_its_address_can_be_read() {
+fn an_invalid_invocation_has_an_address_if_it_can_be_read() {
     let long = "x".repeat(300);
     let table = [
         ("/operation", None, true),
@@ -644,7 +645,7 @@ fn an_unusable_secondary_id_is_left_out_of_the_address() {
 
 /// Proves: CN-23
 #[test]
-fn a_notification_without_an_id_is_unreadable_and_one_with_an_ill_formed_id_is_not() {
+fn a_notification_without_an_id_is_a_shape_error_and_one_with_a_malformed_id_a_value_error() {
     let rule = "expected 1 to 256 bytes without control characters, found \"\"";
     let (bad_thread, bad_call) =
         (format!("Value $.thread_id: {rule}"), format!("Value $.tool_call_id: {rule}"));
@@ -659,15 +660,15 @@ fn a_notification_without_an_id_is_unreadable_and_one_with_an_ill_formed_id_is_n
         (json!({"thread_id": 1, "tool_call_id": null}), "Shape $.thread_id: expected a string, found 1"),
     ];
     for (message, expected) in table {
-        assert_eq!(verdict(CANCEL, &message), expected);
-        assert_eq!(verdict(QUERY, &message), expected);
+        assert_eq!(outcome(CANCEL, &message), expected);
+        assert_eq!(outcome(QUERY, &message), expected);
     }
-    assert_eq!(verdict(CLOSE, &json!({"thread_id": ""})), bad_thread);
-    assert_eq!(verdict(CLOSE, &json!({})), "Shape $.thread_id: expected a string, found nothing");
+    assert_eq!(outcome(CLOSE, &json!({"thread_id": ""})), bad_thread);
+    assert_eq!(outcome(CLOSE, &json!({})), "Shape $.thread_id: expected a string, found nothing");
 }
 
 #[test]
-fn every_bound_holds_exactly_where_it_is() {
+fn every_limit_is_exact() {
     let bytes = |count: usize| json!("x".repeat(count));
     let names = |count: usize| json!("é".repeat(count));
     let list = |item: Value| move |count: usize| json!(vec![item.clone(); count]);
@@ -684,7 +685,8 @@ fn every_bound_holds_exactly_where_it_is() {
     let nested = |count: usize| (1..count).fold(json!(1), |inner, _| json!([inner]));
     let sixty = |character: &str| format!("\"{}…\"", character.repeat(60));
 
-    // Each row: how to fill the field, the most that fits, and what one more says.
+    // Each row: parser, message, pointer, a function that makes a value of a given size, the limit, and the error for a
+    // value of one more.
     type Fill<'a> = &'a dyn Fn(usize) -> Value;
     let rows: [(Parse, Value, &str, Fill<'_>, usize, String); 23] = [
         (
@@ -695,17 +697,17 @@ fn every_bound_holds_exactly_where_it_is() {
             128,
             format!("Value $.name: expected 1 to 128 characters, found {}", sixty("é")),
         ),
-        (TOOLSET, toolset(), "/description", &bytes, 65_536, past("$.description", "bytes", 65_536)),
+        (TOOLSET, toolset(), "/description", &bytes, 65_536, over_limit("$.description", "bytes", 65_536)),
         (TOOLSET, toolset(), "/endpoint", &url, 8_192, long_url("endpoint")),
-        (TOOLSET, toolset(), "/version", &bytes, 256, past("$.version", "bytes", 256)),
-        (TOOLSET, toolset(), "/tools", &tools, 1_024, past("$.tools", "items", 1_024)),
+        (TOOLSET, toolset(), "/version", &bytes, 256, over_limit("$.version", "bytes", 256)),
+        (TOOLSET, toolset(), "/tools", &tools, 1_024, over_limit("$.tools", "items", 1_024)),
         (
             TOOLSET,
             toolset(),
             "/tools/0/description",
             &bytes,
             65_536,
-            past("$.tools[0].description", "bytes", 65_536),
+            over_limit("$.tools[0].description", "bytes", 65_536),
         ),
         (
             TOOLSET,
@@ -713,7 +715,7 @@ fn every_bound_holds_exactly_where_it_is() {
             "/tools/0/displayScript",
             &bytes,
             16_384,
-            past("$.tools[0].displayScript", "bytes", 16_384),
+            over_limit("$.tools[0].displayScript", "bytes", 16_384),
         ),
         (
             TOOLSET,
@@ -738,24 +740,38 @@ fn every_bound_holds_exactly_where_it_is() {
             "/thread_ancestors",
             &list(json!("t0")),
             64,
-            past("$.thread_ancestors", "items", 64),
+            over_limit("$.thread_ancestors", "items", 64),
         ),
-        (INVOCATION, invocation(), "/toolset_version", &bytes, 256, past("$.toolset_version", "bytes", 256)),
-        (INVOCATION, invocation(), "/arguments", &|count| json!({"a": nested(count - 1)}), 64, deep()),
-        (CALLBACK, tool_result(), "/content", &text, 256, past("$.content", "items", 256)),
-        (CALLBACK, tool_result(), "/content", &media, 128, past("$.content[0].mediaType", "bytes", 128)),
-        (CALLBACK, tool_result(), "/display_as", &segment, 64, past("$.display_as", "items", 64)),
+        (
+            INVOCATION,
+            invocation(),
+            "/toolset_version",
+            &bytes,
+            256,
+            over_limit("$.toolset_version", "bytes", 256),
+        ),
+        (INVOCATION, invocation(), "/arguments", &|count| json!({"a": nested(count - 1)}), 64, too_deep()),
+        (CALLBACK, tool_result(), "/content", &text, 256, over_limit("$.content", "items", 256)),
+        (
+            CALLBACK,
+            tool_result(),
+            "/content",
+            &media,
+            128,
+            over_limit("$.content[0].mediaType", "bytes", 128),
+        ),
+        (CALLBACK, tool_result(), "/display_as", &segment, 64, over_limit("$.display_as", "items", 64)),
         (
             CALLBACK,
             tool_result(),
             "/display_as",
             &diff,
             8_192,
-            past("$.display_as[0].content.path", "bytes", 8_192),
+            over_limit("$.display_as[0].content.path", "bytes", 8_192),
         ),
-        (CALLBACK, user_choice(), "/choices", &list(json!("no")), 256, past("$.choices", "items", 256)),
-        (CALLBACK, user_choice(), "/choices/1", &bytes, 4_096, past("$.choices[1]", "bytes", 4_096)),
-        (CALLBACK, user_choice(), "/prompt", &bytes, 65_536, past("$.prompt", "bytes", 65_536)),
+        (CALLBACK, user_choice(), "/choices", &list(json!("no")), 256, over_limit("$.choices", "items", 256)),
+        (CALLBACK, user_choice(), "/choices/1", &bytes, 4_096, over_limit("$.choices[1]", "bytes", 4_096)),
+        (CALLBACK, user_choice(), "/prompt", &bytes, 65_536, over_limit("$.prompt", "bytes", 65_536)),
         (CALLBACK, user_choice(), "/response_url", &url, 8_192, long_url("response_url")),
         (
             CALLBACK,
@@ -768,14 +784,14 @@ fn every_bound_holds_exactly_where_it_is() {
                 sixty("é")
             ),
         ),
-        (CALLBACK, view_update(), "/content", &nested, 64, deep()),
+        (CALLBACK, view_update(), "/content", &nested, 64, too_deep()),
     ];
     for (parse, message, pointer, fill, most, error) in rows {
         check(parse, message, [(pointer, fill(most), "ok"), (pointer, fill(most + 1), error.as_str())]);
     }
 }
 
-fn past(path: &str, unit: &str, most: usize) -> String {
+fn over_limit(path: &str, unit: &str, most: usize) -> String {
     format!("Value {path}: expected at most {most} {unit}, found {} {unit}", most + 1)
 }
 
@@ -783,17 +799,17 @@ fn long_url(name: &str) -> String {
     format!("Value $.{name}: expected a URL of at most 8192 bytes, found a longer one")
 }
 
-fn deep() -> String {
+fn too_deep() -> String {
     "Shape $: expected at most 64 levels of nesting, found more".into()
 }
 
 #[test]
-fn a_body_of_exactly_8_mib_is_read_and_one_byte_more_is_not() {
+fn a_body_of_8_mib_is_accepted_and_one_byte_more_is_rejected() {
     let body = |length: usize| {
         let empty = changed(tool_result(), "/text", Some(json!(""))).to_string();
         changed(tool_result(), "/text", Some(json!("x".repeat(length - empty.len()))))
     };
-    assert_eq!(verdict(CALLBACK, &body(limits::BODY_BYTES)), "ok");
+    assert_eq!(outcome(CALLBACK, &body(limits::BODY_BYTES)), "ok");
     let expected = "Shape $: expected at most 8388608 bytes, found 8388609 bytes";
-    assert_eq!(verdict(CALLBACK, &body(limits::BODY_BYTES + 1)), expected);
+    assert_eq!(outcome(CALLBACK, &body(limits::BODY_BYTES + 1)), expected);
 }

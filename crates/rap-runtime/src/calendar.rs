@@ -1,51 +1,53 @@
-//! Calendars and time zones: when a schedule comes next, and which moment a time of day names. Pure.
+//! Cron expressions and time zones. Pure functions.
 
 use croner::parser::{CronParser, Seconds, Year};
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
-use jiff::{Timestamp as Moment, Zoned};
+use jiff::{Timestamp as JiffTimestamp, Zoned};
 use rap_protocol::Timestamp;
 
-/// The longest cron expression.
+/// Maximum length of a cron expression, in bytes.
 const CRON_BYTES: usize = 256;
 
-/// The next time after a moment at which a schedule fires; never, if there is none. The error says what is wrong.
+/// Returns the next time after `after` at which a cron expression fires, or `None` if it never does. The error is a
+/// sentence for the model.
 pub(crate) fn next(cron: &str, timezone: &str, after: Timestamp) -> Result<Option<Timestamp>, String> {
     if cron.len() > CRON_BYTES {
         return Err(format!("a cron expression has at most {CRON_BYTES} characters"));
     }
     let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
     let pattern = parser.parse(cron).map_err(|error| {
-        format!("`{cron}` is no cron expression of five fields, or six with seconds: {error}")
+        format!("`{cron}` is not a cron expression of five fields, or six with seconds: {error}")
     })?;
     let from = zoned(after, zone(timezone)?)?;
     Ok(pattern.find_next_occurrence(&from, false).ok().map(|next| timestamp(&next)))
 }
 
-/// The moment that a time names: with an offset of its own (`2026-11-16T08:00:00Z`), or in a time zone.
-pub(crate) fn moment(time: &str, timezone: &str) -> Result<Timestamp, String> {
-    if let Ok(moment) = time.parse::<Moment>() {
+/// Parses a time, either with an offset (`2026-11-16T08:00:00Z`) or as local time in `timezone`.
+pub(crate) fn parse_time(time: &str, timezone: &str) -> Result<Timestamp, String> {
+    if let Ok(moment) = time.parse::<JiffTimestamp>() {
         return Ok(Timestamp(moment.as_millisecond()));
     }
     let civil: DateTime = time.parse().map_err(|_| {
-        format!("`{time}` is no time; write it like 2026-11-16T08:00:00 or 2026-11-16T08:00:00Z")
+        format!("`{time}` is not a time; write it like 2026-11-16T08:00:00 or 2026-11-16T08:00:00Z")
     })?;
     let zoned = civil.to_zoned(zone(timezone)?).map_err(|error| error.to_string())?;
     Ok(timestamp(&zoned))
 }
 
-/// A moment as people in a time zone read it.
-pub(crate) fn shown(at: Timestamp, timezone: &str) -> String {
+/// Formats a time for users, in `timezone`.
+pub(crate) fn format(at: Timestamp, timezone: &str) -> String {
     let zoned = zone(timezone).and_then(|zone| zoned(at, zone));
     zoned.map_or_else(|_| at.0.to_string(), |zoned| zoned.strftime("%Y-%m-%d %H:%M:%S %Z").to_string())
 }
 
 fn zone(name: &str) -> Result<TimeZone, String> {
-    TimeZone::get(name).map_err(|_| format!("`{name}` is no time zone; write it like Europe/Berlin or UTC"))
+    TimeZone::get(name)
+        .map_err(|_| format!("`{name}` is not a time zone; write it like Europe/Berlin or UTC"))
 }
 
 fn zoned(at: Timestamp, zone: TimeZone) -> Result<Zoned, String> {
-    Ok(Moment::from_millisecond(at.0).map_err(|error| error.to_string())?.to_zoned(zone))
+    Ok(JiffTimestamp::from_millisecond(at.0).map_err(|error| error.to_string())?.to_zoned(zone))
 }
 
 fn timestamp(zoned: &Zoned) -> Timestamp {
@@ -57,11 +59,11 @@ mod tests {
     use super::*;
 
     fn at(time: &str) -> Timestamp {
-        moment(time, "UTC").unwrap()
+        parse_time(time, "UTC").unwrap()
     }
 
     #[test]
-    fn a_schedule_knows_its_time_zone() {
+    fn a_schedule_fires_in_its_time_zone() {
         let next = |cron, zone, after| next(cron, zone, at(after)).unwrap().unwrap();
         assert_eq!(next("0 8 * * *", "UTC", "2026-11-16T07:59:59Z"), at("2026-11-16T08:00:00Z"));
         assert_eq!(next("0 8 * * *", "UTC", "2026-11-16T08:00:00Z"), at("2026-11-17T08:00:00Z"));
@@ -72,26 +74,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_schedule_is_said() {
+    fn an_invalid_schedule_is_explained() {
         let wrong = |cron, zone| next(cron, zone, Timestamp(0)).unwrap_err();
-        assert!(wrong("every day", "UTC").starts_with("`every day` is no cron expression of five fields"));
-        assert!(wrong("0 8 * * * * *", "UTC").contains("is no cron expression"));
-        assert!(wrong("0 8 * * *", "Mars/Base").starts_with("`Mars/Base` is no time zone"));
+        assert!(wrong("every day", "UTC").starts_with("`every day` is not a cron expression of five fields"));
+        assert!(wrong("0 8 * * * * *", "UTC").contains("is not a cron expression"));
+        assert!(wrong("0 8 * * *", "Mars/Base").starts_with("`Mars/Base` is not a time zone"));
         assert!(wrong(&"*".repeat(300), "UTC").contains("at most 256"));
     }
 
     #[test]
-    fn a_day_that_never_comes_is_found_out_quickly() {
-        let begun = std::time::Instant::now();
+    fn a_date_that_never_occurs_is_detected_quickly() {
+        let start = std::time::Instant::now();
         assert_eq!(next("0 0 30 2 *", "UTC", at("2026-11-16T10:00:00Z")), Ok(None));
-        assert!(begun.elapsed() < std::time::Duration::from_secs(2), "{:?}", begun.elapsed());
+        assert!(start.elapsed() < std::time::Duration::from_secs(2), "{:?}", start.elapsed());
     }
 
     #[test]
-    fn a_time_is_meant_in_its_zone() {
-        assert_eq!(moment("2026-11-16T08:00", "Europe/Berlin"), Ok(at("2026-11-16T07:00:00Z")));
-        assert_eq!(moment("2026-11-16T08:00:00+02:00", "Europe/Berlin"), Ok(at("2026-11-16T06:00:00Z")));
-        assert!(moment("tomorrow", "UTC").unwrap_err().starts_with("`tomorrow` is no time"));
-        assert_eq!(shown(at("2026-11-16T07:00:00Z"), "Europe/Berlin"), "2026-11-16 08:00:00 CET");
+    fn a_time_is_parsed_in_its_time_zone() {
+        assert_eq!(parse_time("2026-11-16T08:00", "Europe/Berlin"), Ok(at("2026-11-16T07:00:00Z")));
+        assert_eq!(parse_time("2026-11-16T08:00:00+02:00", "Europe/Berlin"), Ok(at("2026-11-16T06:00:00Z")));
+        assert!(parse_time("tomorrow", "UTC").unwrap_err().starts_with("`tomorrow` is not a time"));
+        assert_eq!(format(at("2026-11-16T07:00:00Z"), "Europe/Berlin"), "2026-11-16 08:00:00 CET");
     }
 }

@@ -1,8 +1,8 @@
-//! How a call is shown to people, where its tool brings a script for that.
+//! Display scripts: a tool can provide a script that renders its calls for users.
 //!
-//! A script is written by whoever runs the tool server, so it is worth no more trust than a text of theirs. It sees the
-//! arguments and nothing else, has no IO, no clock and no sleep, and is bounded in operations, time, depth and in the size
-//! of everything it makes. Whatever it does wrong leads to the plain text, never to an error of the call.
+//! Scripts come from tool servers and are not trusted. A script sees only the arguments, has no IO, clock or sleep, and
+//! its operations, time, nesting and the size of its values are bounded. If it fails, the call is shown as plain text.
+//! A script never makes a call fail.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -16,31 +16,32 @@ use rhai::packages::{
 use rhai::{AST, Dynamic, Engine, Module, OptimizationLevel, Scope, Shared};
 use serde_json::{Map, Value};
 
-/// How many operations a script may take, and how long.
-const OPERATIONS: u64 = 10_000;
-const WITHIN: Duration = Duration::from_millis(50);
-/// How long all scripts of one answer may take; calls beyond it are shown plainly.
-pub(crate) const ALL_WITHIN: Duration = Duration::from_millis(500);
-/// The longest text that a call is shown as, in bytes.
+/// Maximum number of operations of a script, and its time limit.
+const MAX_OPERATIONS: u64 = 10_000;
+const SCRIPT_TIME: Duration = Duration::from_millis(50);
+/// Time limit for all scripts of one answer. The remaining calls are shown as plain text.
+pub(crate) const ALL_SCRIPTS_TIME: Duration = Duration::from_millis(500);
+/// Maximum length of a display text, in bytes.
 const SHOWN_BYTES: usize = 1024;
-/// The longest text that a script makes, in bytes. One function can make as much as this times this before it is told.
+/// Maximum length of a string in a script, in bytes. A single function can produce the square of this before the limit
+/// is checked.
 const TEXT_BYTES: usize = 4 * 1024;
-/// How much a script sees of a text in the arguments, in bytes.
+/// Length to which strings in the arguments are truncated for a script, in bytes.
 const ARGUMENT_BYTES: usize = 2 * 1024;
-/// How many items an array or a map has, those within its items included.
-const ITEMS: usize = 256;
-/// How many items the arguments have altogether; those of a call with more are not given to a script.
-const ARGUMENTS: usize = 10_000;
-/// How deep expressions nest, outside and inside of functions, and the arguments.
-const DEPTH: usize = 32;
-/// How many variables and functions there are, and how many calls of functions within each other.
-const VARIABLES: usize = 64;
-const FUNCTIONS: usize = 16;
-const CALLS: usize = 8;
-/// How much text all scripts of one toolset have together, in bytes; those beyond it are passed over.
+/// Maximum number of items of an array or a map, including nested items.
+const MAX_ITEMS: usize = 256;
+/// Maximum number of values in the arguments. The script is not run for a call with more.
+const MAX_ARGUMENTS: usize = 10_000;
+/// Maximum nesting of expressions, outside and inside functions, and of the arguments.
+const MAX_DEPTH: usize = 32;
+/// Maximum number of variables, of functions, and of nested function calls.
+const MAX_VARIABLES: usize = 64;
+const MAX_FUNCTIONS: usize = 16;
+const MAX_CALL_DEPTH: usize = 8;
+/// Maximum total length of the scripts of a toolset, in bytes. Scripts beyond it are ignored.
 const SCRIPTS_BYTES: usize = 256 * 1024;
 
-/// Words that no script needs and that lead out of its bounds.
+/// Keywords that no script needs and that would escape its limits.
 const FORBIDDEN: [&str; 6] = ["eval", "print", "debug", "curry", "import", "export"];
 
 /// The scripts of a toolset, compiled once.
@@ -48,7 +49,7 @@ const FORBIDDEN: [&str; 6] = ["eval", "print", "debug", "curry", "import", "expo
 pub(crate) struct Scripts(HashMap<String, AST>);
 
 impl Scripts {
-    /// Compiles the scripts of a toolset. One that can not be compiled is logged and left out.
+    /// Compiles the scripts of a toolset. A script that cannot be compiled is logged and ignored.
     pub(crate) fn of(toolset: &Toolset) -> Scripts {
         let engine = engine(None);
         let mut scripts = HashMap::new();
@@ -56,7 +57,7 @@ impl Scripts {
         for tool in &toolset.tools {
             let Some(script) = &tool.display_script else { continue };
             let compiled = match room.checked_sub(script.len()) {
-                None => Err(format!("the scripts of a toolset have {SCRIPTS_BYTES} bytes at most")),
+                None => Err(format!("the scripts of a toolset exceed {SCRIPTS_BYTES} bytes")),
                 Some(rest) => {
                     room = rest;
                     engine.compile(script).map_err(|error| error.to_string())
@@ -70,7 +71,7 @@ impl Scripts {
                     toolset = toolset.name,
                     tool = tool.name.as_str(),
                     why,
-                    "a displayScript is not used"
+                    "a displayScript is ignored"
                 ),
             }
         }
@@ -81,22 +82,24 @@ impl Scripts {
         self.0.contains_key(tool)
     }
 
-    /// How a call is shown, by its tool's script; nothing if there is none, or none that works.
+    /// Renders a call with the script of its tool. Returns `None` if there is no script or it fails.
     pub(crate) fn show(&self, tool: &str, arguments: &Map<String, Value>) -> Option<String> {
         let shown = run(self.0.get(tool)?, arguments);
         shown
-            .inspect_err(|why| tracing::warn!(tool, why, "a displayScript failed; the call is shown plainly"))
+            .inspect_err(|why| {
+                tracing::warn!(tool, why, "a displayScript failed; the call is shown as plain text")
+            })
             .ok()
     }
 }
 
-/// How a call is shown that nobody said how to show: `name(arguments)`.
-pub(crate) fn plainly(name: &str, arguments: &Value) -> String {
-    ended(format!("{name}({arguments})"), SHOWN_BYTES)
+/// Renders a call without a script, as `name(arguments)`.
+pub(crate) fn plain_text(name: &str, arguments: &Value) -> String {
+    truncated(format!("{name}({arguments})"), SHOWN_BYTES)
 }
 
-/// A text of so many bytes at most, with an ellipsis where it was cut.
-fn ended(mut text: String, bytes: usize) -> String {
+/// Truncates a text to at most `bytes`, with an ellipsis at the end.
+fn truncated(mut text: String, bytes: usize) -> String {
     if text.len() > bytes {
         text.truncate(text.floor_char_boundary(bytes - '…'.len_utf8()));
         text.push('…');
@@ -105,27 +108,27 @@ fn ended(mut text: String, bytes: usize) -> String {
 }
 
 fn run(script: &AST, arguments: &Map<String, Value>) -> Result<String, String> {
-    let engine = engine(Some(Instant::now() + WITHIN));
+    let engine = engine(Some(Instant::now() + SCRIPT_TIME));
     let mut scope = Scope::new();
-    let taken = Taking { left: ARGUMENTS }.map(arguments, 0);
-    scope.push_constant_dynamic("args", taken.ok_or("there are too many arguments, or they nest too deep")?);
+    let converted = ArgumentConverter { left: MAX_ARGUMENTS }.map(arguments, 0);
+    scope.push_constant_dynamic("args", converted.ok_or("the arguments are too many or nested too deeply")?);
     let value: Dynamic =
         engine.eval_ast_with_scope(&mut scope, script).map_err(|error| short(&error.to_string()))?;
     let kind = value.type_name();
-    let text = value.into_string().map_err(|_| format!("it gave {kind} and not a string"))?;
+    let text = value.into_string().map_err(|_| format!("the result is {kind}, not a string"))?;
     match text.len() {
-        0 => Err("it gave an empty string".into()),
+        0 => Err("the result is empty".into()),
         1..=SHOWN_BYTES => Ok(text),
-        length => Err(format!("it gave {length} bytes; {SHOWN_BYTES} are the most")),
+        length => Err(format!("the result has {length} bytes, more than {SHOWN_BYTES}")),
     }
 }
 
-/// An error may repeat what the script made.
+/// Truncates an error, which may contain text of the script.
 fn short(why: &str) -> String {
     why.chars().take(200).collect()
 }
 
-/// An engine with what a script may use. It is cheap: the functions are shared.
+/// Returns an engine with the functions that scripts may use. It is cheap, because the functions are shared.
 fn engine(until: Option<Instant>) -> Engine {
     static MODULES: OnceLock<Vec<Shared<Module>>> = OnceLock::new();
     let modules = MODULES.get_or_init(|| {
@@ -149,27 +152,27 @@ fn engine(until: Option<Instant>) -> Engine {
     }
     engine
         .set_optimization_level(OptimizationLevel::None)
-        .set_max_operations(OPERATIONS)
-        .set_max_expr_depths(DEPTH, DEPTH)
-        .set_max_call_levels(CALLS)
-        .set_max_variables(VARIABLES)
-        .set_max_functions(FUNCTIONS)
+        .set_max_operations(MAX_OPERATIONS)
+        .set_max_expr_depths(MAX_DEPTH, MAX_DEPTH)
+        .set_max_call_levels(MAX_CALL_DEPTH)
+        .set_max_variables(MAX_VARIABLES)
+        .set_max_functions(MAX_FUNCTIONS)
         .set_max_string_size(TEXT_BYTES)
-        .set_max_array_size(ITEMS)
-        .set_max_map_size(ITEMS);
+        .set_max_array_size(MAX_ITEMS)
+        .set_max_map_size(MAX_ITEMS);
     if let Some(until) = until {
-        engine.on_progress(move |_| (Instant::now() > until).then(|| "it took too long".into()));
+        engine.on_progress(move |_| (Instant::now() > until).then(|| "the time limit was exceeded".into()));
     }
     engine
 }
 
-/// Takes arguments over into a script: all of them, or none, since a part would be shown as the whole. Only texts are
-/// cut, where one can see it.
-struct Taking {
+/// Converts arguments for a script: all of them or none, because a part would be displayed as if it were everything.
+/// Only strings are truncated, which the ellipsis shows.
+struct ArgumentConverter {
     left: usize,
 }
 
-impl Taking {
+impl ArgumentConverter {
     fn map(&mut self, fields: &Map<String, Value>, depth: usize) -> Option<Dynamic> {
         let mut map = rhai::Map::new();
         for (key, value) in fields {
@@ -181,14 +184,14 @@ impl Taking {
     fn value(&mut self, value: &Value, depth: usize) -> Option<Dynamic> {
         self.left = self.left.checked_sub(1)?;
         Some(match value {
-            _ if depth > DEPTH => return None,
+            _ if depth > MAX_DEPTH => return None,
             Value::Null => Dynamic::UNIT,
             Value::Bool(bool) => (*bool).into(),
             Value::Number(number) => match number.as_i64() {
                 Some(whole) => whole.into(),
                 None => Dynamic::from(number.as_f64()?),
             },
-            Value::String(text) => ended(text.clone(), ARGUMENT_BYTES).into(),
+            Value::String(text) => truncated(text.clone(), ARGUMENT_BYTES).into(),
             Value::Array(items) => {
                 let items: Option<rhai::Array> =
                     items.iter().map(|item| self.value(item, depth + 1)).collect();
@@ -221,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_shows_a_call() {
+    fn a_script_renders_a_call() {
         let table = [
             (r#""Read " + args.path"#, json!({"path": "a.txt"}), "Read a.txt"),
             ("`Move ${args.from} to ${args.to}`", json!({"from": "a", "to": "b"}), "Move a to b"),
@@ -241,9 +244,9 @@ mod tests {
         }
     }
 
-    /// Each of them takes no longer than it may and leaves nothing but the plain text.
+    /// Each script ends within its time limit and leaves the plain text.
     #[test]
-    fn a_script_that_does_anything_else_is_passed_over() {
+    fn a_script_that_fails_or_exceeds_its_limits_is_ignored() {
         let deep = format!("{}1{}", "(".repeat(4000), ")".repeat(4000));
         let nested = format!("{}{}", "[".repeat(4000), "]".repeat(4000));
         let table = [
@@ -294,17 +297,17 @@ mod tests {
         let (long, many) = ("x".repeat(100_000), (0..1000).collect::<Vec<u64>>());
         let large = json!({"path": "a", "long": long, "many": many});
         assert_eq!(show("args.path", large.clone()).as_deref(), Some("a"));
-        // What is beyond its bounds it can not touch: a part of it would be shown as the whole.
+        // A value that exceeds the limits cannot be used: a part of it would be displayed as if it were everything.
         assert_eq!(show("`${args.many.len()}`", large.clone()), None);
         assert_eq!(show("args.long.split(\"…\").len().to_string()", large.clone()).as_deref(), Some("2"));
-        // The worst that one function can do to memory.
+        // The most memory that a single function can use.
         assert_eq!(show("args.long.replace(\"x\", args.long); args.long", large), None);
         assert_eq!(show("args.path", json!({"path": "a", "deep": deep})), None);
         assert_eq!(show("args.path", json!({"path": "a", "many": vec![0; 20_000]})), None);
     }
 
     #[test]
-    fn a_toolset_has_a_bound_for_all_of_its_scripts() {
+    fn the_total_size_of_the_scripts_of_a_toolset_is_bounded() {
         let long = format!("\"ok\" // {}", "x".repeat(15_000));
         let scripts = Scripts::of(&toolset(&vec![&*long; 30]));
         let shown = (0..30).filter(|number| scripts.has(&format!("t{number}"))).count();
@@ -312,9 +315,9 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_said_how_to_show_is_shown_plainly() {
-        assert_eq!(plainly("read", &json!({"path": "a"})), r#"read({"path":"a"})"#);
-        let long = plainly("read", &json!({"path": "ü".repeat(1000)}));
+    fn a_call_without_a_script_is_shown_as_plain_text() {
+        assert_eq!(plain_text("read", &json!({"path": "a"})), r#"read({"path":"a"})"#);
+        let long = plain_text("read", &json!({"path": "ü".repeat(1000)}));
         assert!(long.len() <= SHOWN_BYTES && long.ends_with('…'), "{long}");
     }
 }

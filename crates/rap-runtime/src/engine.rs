@@ -1,7 +1,7 @@
-//! The engine: carries out what steps ask for, once it is on disk.
+//! The engine: carries out the effects of steps after they have been committed.
 //!
-//! Promised work is stored with its thread, call or question, and messages between threads in an outbox. In memory there
-//! is only what is in progress or about to begin. After a crash everything is found in the store.
+//! Every effect that must not be lost is stored with its thread, call or question, and messages between threads are
+//! stored in an outbox. Memory holds only work that is in progress or about to begin, so that a crash loses nothing.
 
 mod answer;
 mod ask;
@@ -20,6 +20,7 @@ mod show;
 mod summary;
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -32,12 +33,12 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::hub::{Hub, Live};
+use crate::hub::{Hub, LiveEvent};
 use crate::settings::{Agent, Settings, SettingsError};
-use crate::store::sqlite::beside;
+use crate::store::sqlite::sibling_path;
 use crate::store::{
-    self, AskWork, Committed, InvokeWork, Lane, Message, OpenError, Receipt, Rules, SqliteStore, Store,
-    Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
+    self, AskWork, Committed, InvokeWork, Message, MessageClass, OpenError, Receipt, Rules, SqliteStore,
+    Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::token::Tokens;
 use crate::toolsets::Toolsets;
@@ -47,27 +48,41 @@ use metrics::Metrics;
 use notify::Notifications;
 use record::Ledger;
 
-/// How long a notification or status query may take.
-const NOTIFY_WITHIN: Duration = Duration::from_secs(10);
-/// The first and the longest pause before something that the store could not take is offered to it again.
+/// Time limit of a notification or status query.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
+/// First and longest pause before a write is retried that failed because the store was unavailable.
 const STORE_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
-/// Deliveries of people's answers at a time, to each tool server.
+/// Maximum number of concurrent deliveries of users' answers to each tool server.
 const ANSWER_SLOTS: usize = 64;
-/// Status queries at a time, to each tool server.
+/// Maximum number of concurrent status queries to each tool server.
 const CHECK_SLOTS: usize = 16;
 
-/// Why a runtime cannot start.
+/// Reason why a runtime cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The settings make no sense.
+    /// The settings are not valid.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The database.
+    /// The database cannot be opened.
     #[error(transparent)]
     Store(#[from] OpenError),
-    /// The key that protects callback URLs and secrets at rest.
+    /// The key that protects callback URLs and stored secrets cannot be read or created.
     #[error(transparent)]
     Key(#[from] secret_box::Error),
+    /// There is a database, but its key file is missing. A new key would invalidate the callback URLs of all open
+    /// calls.
+    #[error(
+        "the key file {key} of the database {database} is missing. Restore it from a backup: without it, no open call or \
+         subscription can send its result. To continue with a new key all the same, write one: \
+         (umask 077; openssl rand -hex 32 > {key})",
+        key = key.display(), database = database.display()
+    )]
+    KeyMissing {
+        /// Path of the key file.
+        key: PathBuf,
+        /// Path of the database.
+        database: PathBuf,
+    },
 }
 
 pub(crate) struct Engine {
@@ -81,13 +96,13 @@ pub(crate) struct Engine {
     pub(crate) dispatcher: Dispatcher,
     notifications: Notifications,
     ledger: Ledger,
-    /// Messages between threads are due.
+    /// Notified when messages between threads are due.
     messages_due: Notify,
-    /// The clock has to look at timers and retries earlier than it planned.
+    /// Notified when the clock has to wake before its planned time.
     clock_due: Notify,
-    /// Time at which the clock looks by itself.
+    /// Time at which the clock wakes next, in milliseconds since the epoch.
     clock_at: AtomicI64,
-    /// An accepted invocation or a delivery has to be recorded.
+    /// Notified when an accepted invocation or a delivery has to be recorded.
     record_due: Notify,
     tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
@@ -95,34 +110,39 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Opens the database and takes up what was left; this blocks for a moment.
+    /// Opens the database and resumes the work that it holds. Blocks while the database is opened.
     pub(crate) fn start(settings: Settings) -> Result<Arc<Engine>, StartError> {
         settings.check()?;
         let limits = &settings.limits;
         let http = HttpLimits {
             invoke: limits.invoke_ack_timeout,
-            notify: NOTIFY_WITHIN,
+            notify: NOTIFY_TIMEOUT,
             discover: limits.discovery_timeout,
         };
         let world = World::real(settings.url_policy, http);
-        let key = Key::from_file(&beside(&settings.database, "key"))?;
+        let (database, key_file) = (&settings.database, sibling_path(&settings.database, "key"));
+        if database.exists() && !key_file.exists() {
+            return Err(StartError::KeyMissing { key: key_file, database: database.clone() });
+        }
+        let key = Key::from_file(&key_file)?;
         let open = |rules, on_commit| {
             let (database, clock) = (&settings.database, Arc::clone(&world.clock));
             let store = SqliteStore::open(database, key.clone(), rules, clock, on_commit)?;
             Ok::<Arc<dyn Store>, OpenError>(Arc::new(store))
         };
-        let slot: Arc<OnceLock<Weak<Engine>>> = Arc::default();
-        let store = open(rules(&settings), on_commit(&slot))?;
-        Ok(Engine::run(settings, world, store, key, &slot))
+        let engine_cell: Arc<OnceLock<Weak<Engine>>> = Arc::default();
+        let store = open(rules(&settings), on_commit(&engine_cell))?;
+        Ok(Engine::run(settings, world, store, key, &engine_cell))
     }
 
-    /// Runs an engine on an open store whose `on_commit` fills the slot's engine.
+    /// Runs an engine on an open store. Sets `engine_cell`, through which the store's `on_commit` callback reaches the
+    /// engine.
     pub(crate) fn run(
         settings: Settings,
         world: World,
         store: Arc<dyn Store>,
         key: Key,
-        slot: &OnceLock<Weak<Engine>>,
+        engine_cell: &OnceLock<Weak<Engine>>,
     ) -> Arc<Engine> {
         let limits = &settings.limits;
         let slots = Slots {
@@ -150,8 +170,10 @@ impl Engine {
             world,
             settings,
         });
-        slot.set(Arc::downgrade(&engine)).unwrap_or_else(|_| unreachable!("bug: the slot is set once"));
-        engine.tasks.spawn(Arc::clone(&engine).take_up_work());
+        engine_cell
+            .set(Arc::downgrade(&engine))
+            .unwrap_or_else(|_| unreachable!("bug: the cell is set once"));
+        engine.tasks.spawn(Arc::clone(&engine).resume_work());
         engine.tasks.spawn(Arc::clone(&engine).run_clock());
         engine.tasks.spawn(Arc::clone(&engine).deliver_messages());
         engine.tasks.spawn(Arc::clone(&engine).record());
@@ -162,7 +184,7 @@ impl Engine {
         self.world.now()
     }
 
-    /// Carries out the effects of a committed step. Must be quick: the store calls it in commit order.
+    /// Carries out the effects of a committed step. The store calls it in commit order, so it must not block.
     fn on_commit(self: &Arc<Self>, committed: Committed) {
         let Committed { thread, step, mut children, late } = committed;
         for call in step.settled() {
@@ -178,27 +200,28 @@ impl Engine {
         let due = timers.chain(step.head.due(limits)).min();
         let status = step.head.status();
         tracing::debug!(thread = %thread.id, status = status.as_str(), effects = step.effects.len(), "step");
-        if self.hub.is_heard() {
-            self.hub.tell(thread.key, Live::Moved { thread: thread.id.clone(), status });
+        if self.hub.has_listeners() {
+            self.hub.publish(thread.key, LiveEvent::ThreadChanged { thread: thread.id.clone(), status });
         }
         children.reverse();
         for write in step.writes {
             let Write::Spawn(spawn) = write else { continue };
             let Some(child) = children.pop() else { continue };
             let status = spawn.head.status();
-            self.hub.tell(child.key, Live::Moved { thread: child.id.clone(), status });
+            self.hub.publish(child.key, LiveEvent::ThreadChanged { thread: child.id.clone(), status });
             self.carry_out_all(&child, spawn.effects, Some(&spawn.head).filter(|_| !late));
         }
         self.carry_out_all(&thread, step.effects, Some(&step.head).filter(|_| !late));
         if let Some(due) = due {
-            self.clock_by(due);
+            self.wake_clock_by(due);
         }
     }
 
-    /// Carries out the effects of a step. The cancellations of a closing follow it.
+    /// Carries out the effects of a step. When a thread is closed, `/close_thread` is sent before the cancellations of
+    /// its calls.
     ///
-    /// `head` is the head that the step wrote. Without one, the commit is told late, and new work is loaded again before it
-    /// begins.
+    /// `head` is the head that the step wrote. It is `None` if the commit is reported late; then new work is loaded
+    /// from the store before it starts.
     fn carry_out_all(self: &Arc<Self>, thread: &Arc<Thread>, effects: Vec<Effect>, head: Option<&Head>) {
         if effects.contains(&Effect::NotifyClose) {
             let cancelled = |effect: &Effect| match effect {
@@ -219,7 +242,7 @@ impl Engine {
     fn carry_out(self: &Arc<Self>, thread: &Arc<Thread>, effect: Effect, head: Option<&Head>) {
         let key = thread.key;
         match effect {
-            Effect::Ask { turn, up_to } => {
+            Effect::AskModel { turn, up_to } => {
                 let queue = self.queue(WorkKind::Ask, self.settings.model_server(&thread.agent));
                 let work = head.cloned().map(|head| {
                     let thread = Arc::clone(thread);
@@ -255,46 +278,46 @@ impl Engine {
         WorkQueue { kind, destination: destination.to_owned() }
     }
 
-    /// Makes sure that the clock wakes no later than this time.
-    fn clock_by(&self, due: Timestamp) {
-        // It looks that often by itself.
+    /// Makes the clock wake no later than `due`.
+    fn wake_clock_by(&self, due: Timestamp) {
+        // The clock wakes at least this often anyway.
         let soon = due < self.now().plus(clock::LONGEST_SLEEP);
         if soon && due.0 < self.clock_at.load(Ordering::SeqCst) {
             self.clock_due.notify_one();
         }
     }
 
-    /// Wakes the clock after a write that was not a step made work due.
-    pub(crate) fn look_now(self: &Arc<Self>) {
+    /// Wakes the clock, after a write other than a step made work due.
+    pub(crate) fn wake_clock(self: &Arc<Self>) {
         self.clock_due.notify_one();
     }
 
-    /// Spawns a task that the runtime waits for when it stops.
+    /// Spawns a task that [`Engine::shut_down`] waits for.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn_on(task, &self.handle);
     }
 
-    /// Applies an input from outside.
-    pub(crate) async fn tell(&self, target: Target, input: Input) -> Result<Receipt, store::Error> {
-        self.apply(Lane::External, Message::new(target, input)).await
+    /// Applies an input from a client or a tool.
+    pub(crate) async fn apply_external(&self, target: Target, input: Input) -> Result<Receipt, store::Error> {
+        self.apply(MessageClass::External, Message::new(target, input)).await
     }
 
-    pub(crate) async fn apply(&self, lane: Lane, message: Message) -> Result<Receipt, store::Error> {
-        self.store.apply(lane, vec![message]).await.pop().unwrap_or(Err(store::Error::Closed))
+    pub(crate) async fn apply(&self, class: MessageClass, message: Message) -> Result<Receipt, store::Error> {
+        self.store.apply(class, vec![message]).await.pop().unwrap_or(Err(store::Error::Closed))
     }
 
-    /// Applies an input of the runtime itself, until the store has taken it or refused it by name.
-    async fn insist(&self, thread: ThreadKey, input: Input) -> Result<Receipt, store::Error> {
-        self.insist_on(Message::new(Target::Key(thread), input)).await
+    /// Applies an input of the runtime itself, and retries while the store is unavailable.
+    async fn apply_with_retry(&self, thread: ThreadKey, input: Input) -> Result<Receipt, store::Error> {
+        self.apply_message_with_retry(Message::new(Target::Key(thread), input)).await
     }
 
-    async fn insist_on(&self, message: Message) -> Result<Receipt, store::Error> {
+    async fn apply_message_with_retry(&self, message: Message) -> Result<Receipt, store::Error> {
         let (mut pause, longest) = STORE_PAUSE;
         loop {
-            match self.apply(Lane::Internal, message.clone()).await {
+            match self.apply(MessageClass::Internal, message.clone()).await {
                 Err(error @ store::Error::Unavailable(_)) => {
                     let why = error.with_sources();
-                    tracing::warn!(why, "the store does not take an input of the runtime; trying again");
+                    tracing::warn!(why, "the store is unavailable; retrying an input of the runtime");
                 }
                 done => return done,
             }
@@ -306,7 +329,7 @@ impl Engine {
         }
     }
 
-    /// The callback URL of a call: the same in every attempt.
+    /// Returns the callback URL of a call. It is the same in every attempt.
     fn callback_url(&self, thread: &Thread, call: &CallId, since: Timestamp) -> String {
         let grant = crate::token::Grant {
             thread: thread.key,
@@ -317,21 +340,22 @@ impl Engine {
         format!("{}/callback/{}", self.settings.public_url, self.tokens.make(&grant))
     }
 
-    /// Begins nothing new, lets work in progress finish for a moment, and closes the store. Nothing is lost: what did not
-    /// finish is taken up at the next start.
+    /// Starts no new work, gives work in progress `stop_within` to finish, and closes the store. Unfinished work is
+    /// resumed at the next start.
     pub(crate) async fn shut_down(&self) {
         self.stop.cancel();
         self.tasks.close();
         if tokio::time::timeout(self.settings.limits.stop_within, self.tasks.wait()).await.is_err() {
-            tracing::info!("some work is left for the next start");
+            tracing::info!("some work did not finish in time; it is resumed at the next start");
         }
-        // What was accepted meanwhile need not be sent again at the next start.
+        self.drop_unsent_notifications();
+        // Record the invocations that were accepted meanwhile, so that the next start does not send them again.
         self.record_now().await;
         self.store.close().await;
     }
 }
 
-/// The rules of the store, from the settings.
+/// Derives the rules of the store from the settings.
 pub(crate) fn rules(settings: &Settings) -> Rules {
     let own = |agent: &Agent| Some((agent.name.clone(), agent.limits.clone()?));
     let server = |agent: &Agent| (agent.name.clone(), settings.model_server(&agent.name).to_owned());
@@ -343,11 +367,11 @@ pub(crate) fn rules(settings: &Settings) -> Rules {
     }
 }
 
-/// Hands committed steps to the engine in the slot.
-pub(crate) fn on_commit(slot: &Arc<OnceLock<Weak<Engine>>>) -> store::OnCommit {
-    let slot = Arc::clone(slot);
+/// Returns a callback that hands committed steps to the engine in `engine_cell`.
+pub(crate) fn on_commit(engine_cell: &Arc<OnceLock<Weak<Engine>>>) -> store::OnCommit {
+    let engine_cell = Arc::clone(engine_cell);
     Box::new(move |committed| {
-        if let Some(engine) = slot.get().and_then(Weak::upgrade) {
+        if let Some(engine) = engine_cell.get().and_then(Weak::upgrade) {
             engine.on_commit(committed);
         }
     })

@@ -1,13 +1,14 @@
-//! Patterns of tool names.
+//! Glob patterns for tool names.
 
 use std::fmt;
 
-/// A pattern of tool names, in which `*` stands for any letters, or none.
+/// A glob pattern for tool names, in which `*` matches any number of characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolGlob(String);
 
 impl ToolGlob {
-    /// Takes a pattern: letters, digits, `_`, `-` and `*`. None if it is something else.
+    /// Parses a pattern of letters, digits, `_`, `-` and `*`. Returns `None` if it contains anything else, or is empty
+    /// or too long.
     pub fn new(pattern: &str) -> Option<Self> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'*');
         let fits = !pattern.is_empty()
@@ -16,17 +17,17 @@ impl ToolGlob {
         fits.then(|| ToolGlob(pattern.to_owned()))
     }
 
-    /// The pattern of every tool.
+    /// Returns the pattern that matches every tool.
     pub fn every() -> Self {
         ToolGlob("*".into())
     }
 
-    /// Whether a tool is meant.
+    /// Returns true if the pattern matches the name of a tool.
     pub fn matches(&self, tool: &str) -> bool {
         let Some((start, rest)) = self.0.split_once('*') else { return self.0 == tool };
         let Some(mut tool) = tool.strip_prefix(start) else { return false };
         let Some((middle, end)) = rest.rsplit_once('*') else { return tool.ends_with(rest) };
-        // Each part at its first place leaves the most for those after it.
+        // Matching each part as early as possible leaves the most text for the parts after it.
         for part in middle.split('*') {
             let Some(at) = tool.find(part) else { return false };
             tool = &tool[at + part.len()..];
@@ -46,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_stands_for_any_letters() {
+    fn a_star_matches_any_characters() {
         let table = [
             ("*", "a b-c anything"),
             ("read_file", "read_file"),
@@ -64,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_has_to_be_the_same() {
+    fn all_other_characters_match_exactly() {
         let table = [
             ("read_file", "read read_file_2 READ_FILE"),
             ("read_*", "read xread_file"),
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_is_made_of_what_names_are_made_of() {
+    fn a_pattern_has_only_characters_of_tool_names_and_stars() {
         for bad in ["", "a b", "a?", "[a]", "ü", &"x".repeat(129)] {
             assert_eq!(ToolGlob::new(bad), None, "{bad}");
         }

@@ -1,5 +1,5 @@
-//! The hub: who listens to which thread. It carries hints, not history: a listener that hears that a thread has moved
-//! reads what is new from the store. Only what is never stored, the text of an answer in progress, is carried itself.
+//! Publish/subscribe hub for event streams. It announces that a thread has changed; listeners then read the changes
+//! from the store. Only text that is never stored, such as that of an answer in progress, is part of an event.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,48 +12,49 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
 use crate::store::ThreadKey;
 
-/// How much a listener may be behind before it is dropped.
-const BEHIND: usize = 1024;
+/// Number of events that a listener may lag behind before it is dropped.
+const MAX_LAG: usize = 1024;
 
-/// Something that has just happened.
+/// An event for listeners.
 #[derive(Debug, Clone)]
-pub(crate) enum Live {
-    /// A step of the thread is on disk.
-    Moved { thread: ThreadId, status: Status },
-    /// A piece of an answer in progress.
+pub(crate) enum LiveEvent {
+    /// A step of the thread was committed.
+    ThreadChanged { thread: ThreadId, status: Status },
+    /// Part of an answer in progress.
     Delta { turn: u64, attempt: u32, text: Arc<str> },
-    /// Something that people should know now; it is not stored.
+    /// A notice for users that is not stored.
     Notice { thread: ThreadId, text: Arc<str> },
-    /// A line of the ledger is new, or has changed.
+    /// A row of the delivery ledger was added or changed.
     Delivery { id: String },
 }
 
 pub(crate) struct Hub {
-    /// Without any, nothing below is looked at.
+    /// Number of listeners. While it is zero, publishing takes no lock.
     listeners: Arc<AtomicUsize>,
-    threads: Mutex<HashMap<ThreadKey, broadcast::Sender<Live>>>,
-    all: broadcast::Sender<Live>,
+    threads: Mutex<HashMap<ThreadKey, broadcast::Sender<LiveEvent>>>,
+    all: broadcast::Sender<LiveEvent>,
 }
 
-/// Hears what happens until it is dropped.
+/// Receives events until it is dropped.
 pub(crate) struct Listener {
-    live: broadcast::Receiver<Live>,
-    /// What came behind a move.
-    kept: Option<Result<Live, RecvError>>,
-    _count: Count,
+    live: broadcast::Receiver<LiveEvent>,
+    /// The event after a merged `ThreadChanged`.
+    kept: Option<Result<LiveEvent, RecvError>>,
+    _count: ListenerCount,
 }
 
 impl Listener {
-    /// The next thing that happens. Moves of one thread in a row are one: whoever looks sees what all of them did.
-    pub(crate) async fn next(&mut self) -> Result<Live, RecvError> {
+    /// Returns the next event. Consecutive changes of one thread are merged, because one read of the store shows them
+    /// all.
+    pub(crate) async fn next(&mut self) -> Result<LiveEvent, RecvError> {
         if let Some(kept) = self.kept.take() {
             return kept;
         }
         let mut next = self.live.recv().await?;
-        while let Live::Moved { thread, .. } = &next {
+        while let LiveEvent::ThreadChanged { thread, .. } = &next {
             match self.live.try_recv() {
-                Ok(Live::Moved { thread: again, status }) if again == *thread => {
-                    next = Live::Moved { thread: again, status };
+                Ok(LiveEvent::ThreadChanged { thread: again, status }) if again == *thread => {
+                    next = LiveEvent::ThreadChanged { thread: again, status };
                 }
                 Err(TryRecvError::Empty) => break,
                 Ok(other) => {
@@ -74,9 +75,9 @@ impl Listener {
     }
 }
 
-struct Count(Arc<AtomicUsize>);
+struct ListenerCount(Arc<AtomicUsize>);
 
-impl Drop for Count {
+impl Drop for ListenerCount {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -84,57 +85,57 @@ impl Drop for Count {
 
 impl Hub {
     pub(crate) fn new() -> Hub {
-        Hub { listeners: Arc::default(), threads: Mutex::default(), all: broadcast::Sender::new(BEHIND) }
+        Hub { listeners: Arc::default(), threads: Mutex::default(), all: broadcast::Sender::new(MAX_LAG) }
     }
 
-    fn threads(&self) -> MutexGuard<'_, HashMap<ThreadKey, broadcast::Sender<Live>>> {
+    fn threads(&self) -> MutexGuard<'_, HashMap<ThreadKey, broadcast::Sender<LiveEvent>>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens to one thread from now on.
+    /// Subscribes to the events of one thread.
     pub(crate) fn listen(&self, thread: ThreadKey) -> Listener {
         let mut threads = self.threads();
         threads.retain(|_, sender| sender.receiver_count() > 0);
-        let live = threads.entry(thread).or_insert_with(|| broadcast::Sender::new(BEHIND)).subscribe();
-        self.counted(live)
+        let live = threads.entry(thread).or_insert_with(|| broadcast::Sender::new(MAX_LAG)).subscribe();
+        self.listener(live)
     }
 
-    /// Listens to all threads from now on; pieces of answers are left out.
+    /// Subscribes to the events of all threads, without parts of answers.
     pub(crate) fn listen_to_all(&self) -> Listener {
-        self.counted(self.all.subscribe())
+        self.listener(self.all.subscribe())
     }
 
-    fn counted(&self, live: broadcast::Receiver<Live>) -> Listener {
+    fn listener(&self, live: broadcast::Receiver<LiveEvent>) -> Listener {
         self.listeners.fetch_add(1, Ordering::Relaxed);
-        Listener { live, kept: None, _count: Count(Arc::clone(&self.listeners)) }
+        Listener { live, kept: None, _count: ListenerCount(Arc::clone(&self.listeners)) }
     }
 
-    /// Whether anybody listens to anything.
-    pub(crate) fn is_heard(&self) -> bool {
-        self.listeners() > 0
+    /// Returns true if there is any listener.
+    pub(crate) fn has_listeners(&self) -> bool {
+        self.listener_count() > 0
     }
 
-    /// How many listen.
-    pub(crate) fn listeners(&self) -> usize {
+    /// Returns the number of listeners.
+    pub(crate) fn listener_count(&self) -> usize {
         self.listeners.load(Ordering::Relaxed)
     }
 
-    /// Tells whoever listens. It never blocks; who is too slow loses it and learns that.
-    pub(crate) fn tell(&self, thread: ThreadKey, live: Live) {
-        if !self.is_heard() {
+    /// Publishes an event of a thread. Never blocks: a listener that is too slow misses events and gets an error.
+    pub(crate) fn publish(&self, thread: ThreadKey, live: LiveEvent) {
+        if !self.has_listeners() {
             return;
         }
         if let Some(sender) = self.threads().get(&thread) {
-            // Nobody may listen any more.
+            // Sending fails if there is no receiver left.
             sender.send(live.clone()).ok();
         }
-        if !matches!(live, Live::Delta { .. }) {
-            self.tell_all(live);
+        if !matches!(live, LiveEvent::Delta { .. }) {
+            self.publish_to_all(live);
         }
     }
 
-    /// Tells those who listen to all threads.
-    pub(crate) fn tell_all(&self, live: Live) {
+    /// Publishes an event to the listeners of all threads.
+    pub(crate) fn publish_to_all(&self, live: LiveEvent) {
         self.all.send(live).ok();
     }
 }

@@ -1,7 +1,8 @@
-//! A durable runtime for the Reactive Agent Protocol: agents that are rows in a database until a message wakes them.
+//! A durable runtime for the Reactive Agent Protocol. An idle agent is only a row in a database.
 //!
-//! [`Runtime::start`] opens the database and takes up what was left; [`Runtime::serve`] listens for tools and clients.
-//! The rules are those of [`rap_agent`]; this crate reads, steps, commits and carries out what a step asks for.
+//! [`Runtime::start`] opens the database and resumes unfinished work. [`Runtime::serve`] serves tools and clients over
+//! HTTP. The rules are defined in [`rap_agent`]. This crate loads state, runs steps, commits them and carries out their
+//! effects.
 
 mod calendar;
 mod display;
@@ -31,23 +32,24 @@ pub use crate::glob::ToolGlob;
 pub use crate::settings::{Agent, AgentModel, Limits, Settings, SettingsError, ToolServer, Window};
 pub use crate::store::OpenError;
 
-/// A runtime at work.
+/// A running runtime.
 pub struct Runtime {
     engine: Arc<Engine>,
 }
 
 impl Runtime {
-    /// Opens the database and takes up what was left. Call it within a tokio runtime; it blocks for a moment.
+    /// Opens the database and resumes unfinished work. Must be called within a tokio runtime, and blocks while the
+    /// database is opened.
     pub fn start(settings: Settings) -> Result<Runtime, StartError> {
         Ok(Runtime { engine: Engine::start(settings)? })
     }
 
-    /// The callback endpoint and the client API.
+    /// Returns a router with the callback endpoint and the client API.
     pub fn router(&self) -> Router {
         http::router(Arc::clone(&self.engine))
     }
 
-    /// Serves until `stop` resolves, then stops in order and loses nothing.
+    /// Serves until `stop` resolves, then shuts down gracefully. Unfinished work stays in the database.
     pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) {
         let limits = &self.engine.settings.limits;
         let (stop_within, serve_limits) = (
@@ -58,11 +60,12 @@ impl Runtime {
         let answered = tokio::time::timeout(stop_within, connections.shutdown());
         let ((), answered) = tokio::join!(self.engine.shut_down(), answered);
         if answered.is_err() {
-            tracing::warn!("some connections were still open when the time to finish was over");
+            tracing::warn!("some connections were still open when the shutdown time limit was reached");
         }
     }
 
-    /// Takes on nothing new and closes the database. Nothing is lost.
+    /// Starts no new work, waits for work in progress within a time limit and closes the database. Unfinished work is
+    /// resumed at the next start.
     pub async fn shut_down(self) {
         self.engine.shut_down().await;
     }

@@ -1,7 +1,7 @@
-//! Models: who is asked what an agent does next.
+//! Language models that decide what an agent does next.
 //!
-//! A model holds no state between questions and never sees the store. An answer is whole or it is an error: a
-//! stream that was cut is never taken for an answer. No error text holds a key or the path of a URL.
+//! A model keeps no state between questions and never accesses the store. An answer is complete or an error: an
+//! interrupted stream is never treated as an answer. No error text contains a key or the path of a URL.
 
 pub mod anthropic;
 pub mod openai;
@@ -23,77 +23,77 @@ use serde_json::{Map, Value};
 
 pub use provider::{Build, Kind, Options, Provider};
 
-/// What a model is asked.
+/// A question to a model.
 #[derive(Debug, Clone)]
 pub struct Question {
-    /// What the agent is told about itself.
+    /// System prompt.
     pub system: String,
-    /// The history, as much of it as the model [wants](Model::wants), in order.
+    /// Entries of the history in order, as far as the model [needs](Model::history_scope) them.
     pub entries: Vec<Entry>,
-    /// What it may call.
-    pub tools: Arc<[Offered]>,
-    /// The turn's number in its thread; the first one is 1.
+    /// Tools that the model may call.
+    pub tools: Arc<[OfferedTool]>,
+    /// Number of the turn in its thread, starting at 1.
     pub turn: u64,
-    /// Whether the model takes images.
+    /// True if the model accepts images.
     pub images: bool,
 }
 
 /// A tool that a model may call.
 #[derive(Debug, Clone)]
-pub struct Offered {
-    /// Its name.
+pub struct OfferedTool {
+    /// Name by which the model calls it.
     pub name: String,
-    /// What it does.
+    /// Description for the model.
     pub description: String,
-    /// What its arguments have to look like.
+    /// Schema of its arguments.
     pub schema: InputSchema,
 }
 
-/// What a model answered.
+/// Answer of a model.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Answer {
-    /// What it said; may be empty.
+    /// Text of the answer. May be empty.
     pub text: String,
-    /// What it calls, in order.
+    /// Calls of tools, in order.
     pub calls: Vec<ModelCall>,
-    /// What it thought on the way, where its provider wants to see that again.
+    /// Thinking blocks that the provider requires in later requests.
     pub thoughts: Option<Thoughts>,
-    /// What it cost.
+    /// Number of tokens that the answer has used.
     pub usage: Usage,
 }
 
 /// A call that a model makes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelCall {
-    /// The model's own id for it. Nothing is promised about its form.
+    /// Id that the model gave the call, in any format.
     pub id: String,
-    /// The tool's real name; any text if there is no such tool.
+    /// Name of the tool as the toolset defines it, or any text if there is no such tool.
     pub name: String,
-    /// Its arguments, or the text that is not a JSON object.
+    /// Arguments, or the model's text if it is not a JSON object.
     pub arguments: Result<Map<String, Value>, String>,
 }
 
-/// Why there is no answer.
+/// Reason why there is no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Asking again may help.
+    /// Temporary failure: the question can be repeated.
     #[error("{why}")]
     Retry {
-        /// What happened.
+        /// Description of the failure.
         why: String,
-        /// How long the server asks us to wait.
+        /// Time that the server asks to wait.
         retry_after: Option<Duration>,
     },
-    /// The question is longer than what the model can read.
+    /// The question does not fit into the context window of the model.
     #[error("{why}")]
     TooLong {
-        /// What the server said.
+        /// Message of the server.
         why: String,
     },
-    /// Asking the same again will not help.
+    /// Permanent failure: repeating the question will not help.
     #[error("{why}")]
     Refused {
-        /// What happened.
+        /// Description of the failure.
         why: String,
     },
 }
@@ -108,46 +108,47 @@ impl Error {
     }
 }
 
-/// How much of the history a model needs.
+/// Part of the history that a model needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wants {
-    /// All of it.
-    Everything,
-    /// From the last entry on that a person said ([`rap_agent::Speaker::User`]); all of it if nobody did.
+pub enum HistoryScope {
+    /// The whole history.
+    Full,
+    /// The entries from the last message of a user ([`rap_agent::Speaker::User`]) on. The whole history if there is
+    /// none.
     SinceLastUser,
-    /// None of it.
-    Nothing,
+    /// No entries.
+    None,
 }
 
-/// Receiver of an answer's text while it comes.
+/// Callback that receives the text of an answer while it is streamed.
 pub type OnDelta<'a> = dyn FnMut(&str) + Send + 'a;
 
 /// A model that can be asked.
 ///
-/// A provider is one file that implements this and has a [`Provider`] to name it by. Its errors are shown to people, so
-/// they must hold neither a key nor the path of a URL.
+/// Each provider implements this trait and defines a [`Provider`]. Errors are shown to users, so they must contain
+/// neither a key nor the path of a URL.
 #[async_trait]
 pub trait Model: Send + Sync + fmt::Debug {
-    /// Asks, and returns the whole answer. Its text is also given to `on_delta`, piece by piece as it comes; after an
-    /// error, those pieces are void.
+    /// Asks a question and returns the complete answer. The text is also passed to `on_delta` while it is streamed.
+    /// After an error, that text is void.
     async fn ask(&self, question: Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, Error>;
 
-    /// Number of tokens that it can read at once. `None` where nobody knows.
+    /// Returns the size of the context window in tokens, or `None` if it is unknown.
     async fn window(&self) -> Option<u64> {
         None
     }
 
-    /// Part of the history that it needs.
-    fn wants(&self) -> Wants {
-        Wants::Everything
+    /// Returns the part of the history that it needs.
+    fn history_scope(&self) -> HistoryScope {
+        HistoryScope::Full
     }
 
-    /// Name of the server that answers: models with the same destination share the slots for questions. It is the
-    /// server's base URL, without a user and without any key.
+    /// Returns the name of the model's server. Models with the same destination share the slots for questions. It is
+    /// the base URL of the server, without user name and key.
     fn destination(&self) -> &str;
 }
 
-/// The arguments of a call, from the text that a model wrote.
+/// Parses the arguments of a call. The error is the text itself.
 fn arguments(text: &str) -> Result<Map<String, Value>, String> {
     serde_json::from_str(text).map_err(|_| text.to_owned())
 }

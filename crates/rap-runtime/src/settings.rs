@@ -1,4 +1,4 @@
-//! What a runtime is told when it starts.
+//! Settings of a runtime.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,39 +11,39 @@ use rap_protocol::{Secret, UrlPolicy};
 use crate::glob::ToolGlob;
 use crate::model::Model;
 
-/// Everything a runtime needs to know.
+/// Settings with which a runtime starts.
 pub struct Settings {
-    /// What tool servers can reach; the base of callback URLs, without a slash at its end.
+    /// Base of callback URLs, which tool servers have to reach. Has no trailing slash.
     pub public_url: String,
-    /// The database. Its lock and its key lie beside it.
+    /// Path of the database. Its lock file and its key file are in the same directory.
     pub database: PathBuf,
-    /// The bearer tokens of clients. With none, everybody who reaches the server is a client.
+    /// Bearer tokens of clients. If empty, every client on this machine is accepted.
     pub tokens: Vec<Secret>,
-    /// The agents; the first one is meant where none is named.
+    /// Agents. The first one is the default for new threads.
     pub agents: Vec<Agent>,
-    /// The model that is asked by every agent without one of its own.
+    /// Model of every agent that has no model of its own.
     pub model: Arc<dyn Model>,
-    /// Whether that model takes images.
+    /// True if that model accepts images.
     pub images: bool,
-    /// How much that model can read.
+    /// Context window of that model.
     pub window: Window,
-    /// The tool servers.
+    /// Tool servers whose tools are offered to agents.
     pub tool_servers: Vec<ToolServer>,
-    /// Where URLs that come from tool servers may lead.
+    /// Restriction of the URLs that tool servers send.
     pub url_policy: UrlPolicy,
-    /// Every bound.
+    /// Limits of the runtime.
     pub limits: Limits,
 }
 
-/// Why settings make no sense.
+/// Reason why settings are not valid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SettingsError {
-    /// There has to be an agent.
+    /// No agent is configured.
     #[error("there is no agent: configure at least one")]
     NoAgent,
-    /// A bearer token cannot be sent in a header.
+    /// A bearer token of a tool server cannot be sent in a header.
     #[error(
-        "the bearer of tool server {server} cannot be sent: a token has no line breaks or control characters"
+        "the bearer token of tool server {server} cannot be sent: it has line breaks or control characters"
     )]
     BadBearer {
         /// Base URL of the tool server.
@@ -69,12 +69,12 @@ impl Settings {
         self.agents.iter().find(|agent| agent.name == name)
     }
 
-    /// The bounds of an agent's threads.
+    /// Returns the limits of an agent's threads.
     pub(crate) fn thread_limits(&self, agent: &str) -> &rap_agent::Limits {
         self.agent(agent).and_then(|agent| agent.limits.as_ref()).unwrap_or(&self.limits.thread)
     }
 
-    /// The destination of an agent's questions; empty for an agent that is not configured any more.
+    /// Returns the destination of an agent's model. Empty for an agent that is no longer configured.
     pub(crate) fn model_server(&self, agent: &str) -> &str {
         match self.agent(agent) {
             None => "",
@@ -86,42 +86,43 @@ impl Settings {
     }
 }
 
-/// Who answers in a thread.
+/// An agent: a system prompt, tool permissions and a model.
 #[derive(Debug, Clone)]
 pub struct Agent {
-    /// Its name.
+    /// Name by which threads refer to the agent.
     pub name: String,
-    /// What it is told before everything else.
+    /// System prompt.
     pub system: String,
-    /// Which tools it may use.
+    /// Tools that it may use.
     pub tools: Vec<ToolGlob>,
-    /// Which of these it may use in a thread that an event made, and in what comes of that thread.
+    /// Subset of `tools` that it may use in a thread that was spawned for an event, and in the descendants of that
+    /// thread.
     pub event_tools: Vec<ToolGlob>,
-    /// Which of them a person has to allow each time, besides those that say that they are destructive.
+    /// Tools whose calls need a user's approval, in addition to tools that declare themselves destructive.
     pub approve: Vec<ToolGlob>,
-    /// Its own model, if it does not ask that of all.
+    /// The agent's own model. `None` means [`Settings::model`].
     pub model: Option<AgentModel>,
-    /// The bounds of its threads, if they are not those of all.
+    /// Limits of the agent's threads. `None` means [`Limits::thread`].
     pub limits: Option<rap_agent::Limits>,
 }
 
 /// The model of one agent.
 #[derive(Debug, Clone)]
 pub struct AgentModel {
-    /// What is asked.
+    /// The model itself.
     pub model: Arc<dyn Model>,
-    /// Whether it takes images.
+    /// True if it accepts images.
     pub images: bool,
-    /// How much it can read.
+    /// Its context window.
     pub window: Window,
 }
 
-/// How much a model can read at once, and how much of that a conversation may take before it is summarised.
+/// Context window of a model, and the share of it that a conversation may fill before it is summarised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// In tokens; without it, the model's server is asked.
+    /// Size in tokens. `None` means that the model's server is asked.
     pub tokens: Option<u32>,
-    /// In percent of it.
+    /// Share of the window at which a conversation is summarised, in percent.
     pub summarise_at: u32,
 }
 
@@ -145,78 +146,78 @@ impl Default for Agent {
     }
 }
 
-/// What an agent may use in a thread.
+/// Tool permissions of an agent in a thread.
 #[derive(Debug, Clone)]
-pub(crate) struct Rights {
+pub(crate) struct Permissions {
     tools: Vec<ToolGlob>,
     event_tools: Option<Vec<ToolGlob>>,
     approve: Vec<ToolGlob>,
 }
 
 impl Agent {
-    /// What it may use in a thread that was set going so.
-    pub(crate) fn rights(&self, cause: Cause) -> Rights {
+    /// Returns the permissions in a thread with this cause.
+    pub(crate) fn permissions(&self, cause: Cause) -> Permissions {
         let event_tools = (cause == Cause::Event).then(|| self.event_tools.clone());
-        Rights { tools: self.tools.clone(), event_tools, approve: self.approve.clone() }
+        Permissions { tools: self.tools.clone(), event_tools, approve: self.approve.clone() }
     }
 }
 
-impl Rights {
+impl Permissions {
     pub(crate) fn may_use(&self, tool: &str) -> bool {
         let any = |patterns: &Vec<ToolGlob>| patterns.iter().any(|pattern| pattern.matches(tool));
         any(&self.tools) && self.event_tools.as_ref().is_none_or(any)
     }
 
-    /// Whether a person has to allow a call of the tool.
-    pub(crate) fn must_ask(&self, tool: &str) -> bool {
+    /// Returns true if calls of the tool need a user's approval.
+    pub(crate) fn needs_approval(&self, tool: &str) -> bool {
         self.approve.iter().any(|pattern| pattern.matches(tool))
     }
 }
 
-/// A tool server, and how we show who we are.
+/// A tool server and the runtime's credentials for it.
 #[derive(Debug, Clone)]
 pub struct ToolServer {
-    /// Its base URL, without a slash at its end.
+    /// Base URL, without a trailing slash.
     pub url: String,
-    /// The token for invocations and notifications.
+    /// Bearer token that is sent with every request. `None` sends no `Authorization` header.
     pub bearer: Option<Secret>,
 }
 
-/// Every bound of a runtime that is a setting.
+/// Configurable limits of a runtime.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// The bounds of a thread.
+    /// Limits of a thread, for agents without limits of their own.
     pub thread: rap_agent::Limits,
-    /// How long an invocation is tried.
+    /// Time for which an invocation is retried.
     pub invoke_retry_for: Duration,
-    /// How long ago a call was acknowledged when its server is first asked whether anybody works on it, and how long it
-    /// takes until it is asked again.
+    /// Time after the acknowledgement of a call until its server is first asked whether the call is still alive, and
+    /// the interval of further checks.
     pub lost_after: Duration,
-    /// How long a tool server may take to acknowledge.
+    /// Time limit for a tool server to acknowledge an invocation.
     pub invoke_ack_timeout: Duration,
-    /// Invocations under way at a time, to each tool server.
+    /// Maximum number of concurrent invocations of each tool server.
     pub invoke_concurrency: usize,
-    /// How often a question is put to the model before the thread has failed.
+    /// Maximum number of attempts to ask the model before the thread fails.
     pub model_attempts: u32,
-    /// Questions under way at a time.
+    /// Maximum number of concurrent questions to each model server.
     pub model_concurrency: usize,
-    /// How long a question may take.
+    /// Time limit of a question to the model.
     pub model_timeout: Duration,
-    /// How long discovery may take.
+    /// Time limit for fetching a toolset.
     pub discovery_timeout: Duration,
-    /// The largest body of a request, in bytes.
+    /// Maximum size of a request body, in bytes.
     pub body: usize,
-    /// The largest content of a view, in bytes.
+    /// Maximum size of a view's content, in bytes.
     pub view_bytes: usize,
-    /// How long a callback URL is good for, apart from its call.
+    /// Time after which a callback URL expires. `None` means that it is valid as long as its call or subscription.
     pub callback_token_lifetime: Option<Duration>,
-    /// For how long the ids of events are remembered.
+    /// Time for which clients' Idempotency-Keys are kept.
     pub event_marks_for: Duration,
-    /// Connections at a time.
+    /// Maximum number of concurrent incoming connections.
     pub connections: usize,
-    /// The head of a request has to arrive within this time.
+    /// Time limit for receiving the headers of a request.
     pub request_within: Duration,
-    /// How long what is under way may take when the runtime stops.
+    /// Time that work in progress has to finish when the runtime stops.
     pub stop_within: Duration,
 }
 

@@ -1,18 +1,18 @@
-//! The store: threads, their histories and their work, in terms of the domain.
+//! The store of threads, their histories and their pending work, in domain terms.
 //!
-//! [`Store`] is the interface of every database. An implementation is a folder below `store/`; nothing outside of it knows
-//! a connection, a statement, a row number or an error of its engine. Invariants of every implementation:
+//! Every database implements [`Store`]. An implementation is a folder below `store/`. Its connections, statements, row
+//! numbers and database errors stay inside that folder. Every implementation guarantees:
 //! - I3 Steps of one thread are serial.
-//! - I4 Head and writes of a step are committed together or not at all.
-//! - Nobody hears of a step, refusals included, and no effect is carried out, before the commit.
-//! - A step is written as it is. The store adds nothing to it and leaves nothing out.
+//! - I4 The head and the writes of a step are committed together or not at all.
+//! - No reply is sent, not even a refusal, and no effect is carried out before the commit.
+//! - A step is written unchanged. The store adds nothing to it and omits nothing.
 
 mod apply;
 mod ledger;
 mod listing;
 pub(crate) mod sqlite;
 #[cfg(test)]
-mod suite;
+pub(crate) mod suite;
 mod thread;
 mod work;
 
@@ -30,8 +30,8 @@ pub(crate) use ledger::{
     Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Redelivery,
 };
 pub(crate) use listing::{
-    CallRow, Cursor, HistoryPage, InboxItem, Page, StoredQuestion, SubscriptionRow, ThreadFilter, ThreadRow,
-    TimerRow, ViewRow, Wanted,
+    CallRow, Cursor, HistoryPage, InboxItem, Page, PageRequest, StoredQuestion, SubscriptionRow,
+    ThreadFilter, ThreadRow, TimerRow, ViewRow,
 };
 pub use sqlite::OpenError;
 pub(crate) use sqlite::SqliteStore;
@@ -41,28 +41,29 @@ pub(crate) use work::{
     WorkKey, WorkKind, WorkQueue,
 };
 
-/// Why something was not done.
+/// An error of the store.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("no such thread")]
     NoThread,
     #[error("the callback URL belongs to another thread")]
     WrongThread,
-    #[error("a thread of that id exists")]
+    #[error("a thread with this id already exists")]
     Exists,
     #[error("the Idempotency-Key was used for another request; make a new key for each request")]
     KeyReused,
     #[error(transparent)]
     Ignored(#[from] Ignored),
-    /// A step of the thread panicked. It takes no input until the next start.
-    #[error("the thread is set aside after an internal error")]
-    SetAside,
-    /// Stored data makes no sense. Trying again does not help.
+    /// A step of the thread panicked. The thread accepts no input until the runtime restarts.
+    #[error("the thread is disabled until the runtime restarts, because of an internal error")]
+    Disabled,
+    /// Stored data is invalid. Retrying does not help.
     #[error("stored data cannot be read")]
     Unreadable(#[source] BoxError),
-    #[error("too much waits to be written")]
+    /// The queue of messages or of writer jobs is full. Retry later.
+    #[error("too many messages are waiting to be written; retry later")]
     Busy,
-    /// Try later.
+    /// Retry later.
     #[error("the database is not available")]
     Unavailable(#[source] BoxError),
     #[error("the store is closed")]
@@ -72,7 +73,7 @@ pub(crate) enum Error {
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Error {
-    /// The error and its sources in one line, for logs.
+    /// Returns the error and its sources in one line, for logs.
     pub(crate) fn with_sources(&self) -> String {
         let mut text = self.to_string();
         let mut source = std::error::Error::source(self);
@@ -85,29 +86,30 @@ impl Error {
     }
 }
 
-/// Who sends an input. Internal ones go first, but not without an end.
+/// The class of a message, by its origin. Internal messages go first, but cannot starve external ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lane {
-    /// The runtime itself. Never refused because too much waits.
+pub(crate) enum MessageClass {
+    /// Sent by the runtime itself. Never refused because of a full queue.
     Internal,
-    /// A request from outside, which can be told to come back later.
+    /// Sent by a client or a tool server, which can be told to retry later.
     External,
 }
 
-/// The thread that a message is for.
+/// The receiving thread of a message.
 #[derive(Debug, Clone)]
 pub(crate) enum Target {
     Id(ThreadId),
     Key(ThreadKey),
-    /// As a callback token names it. Another incarnation is another thread.
+    /// The thread that a callback token identifies. A different incarnation is a different thread.
     Token {
         key: ThreadKey,
         incarnation: u64,
         id: ThreadId,
     },
-    /// A root that does not exist yet.
+    /// A root thread that does not exist yet.
     New(NewThread),
-    /// A root that does not exist yet and begins with the history of another thread, up to the nearest valid point.
+    /// A root thread that does not exist yet and inherits the history of `source` up to the nearest valid point at or
+    /// before `at`, or up to the last valid point if `at` is `None`.
     Fork {
         source: ThreadId,
         at: Option<Seq>,
@@ -116,38 +118,39 @@ pub(crate) enum Target {
     },
 }
 
-/// An input on its way to a thread, and what is committed together with its step.
+/// An input for a thread, and the data that is committed together with its step.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
     pub(crate) target: Target,
     pub(crate) input: Input,
-    /// Makes a repeat of a client's request harmless.
-    pub(crate) once: Option<Once>,
-    /// The stored message of another thread that this delivers. Without it in the store, this is a repeat.
+    /// Identifies a client's request, so that a repeat of it is not applied again.
+    pub(crate) idempotency_key: Option<IdempotencyKey>,
+    /// The outbox message that this message delivers. If it is no longer stored, this message is a duplicate.
     pub(crate) outbox: Option<OutboxKey>,
-    /// What the session holds of a tool server from now on.
+    /// A toolset to save for the session together with the step.
     pub(crate) toolset: Option<SessionToolset>,
 }
 
 impl Message {
     pub(crate) fn new(target: Target, input: Input) -> Message {
-        Message { target, input, once: None, outbox: None, toolset: None }
+        Message { target, input, idempotency_key: None, outbox: None, toolset: None }
     }
 }
 
-/// Identifies a request of a client.
+/// Identifies a request of a client, so that a repeat of it is recognised.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Once {
-    /// Digest of the client's key and what it counts for.
+pub(crate) struct IdempotencyKey {
+    /// Digest of the client's Idempotency-Key and its scope.
     pub(crate) key: [u8; 32],
-    /// Digest of the request.
+    /// Digest of the request. The same key with another request is refused.
     pub(crate) request: [u8; 32],
 }
 
-/// What the sender of a message hears of its step.
+/// The reply to the sender of a message whose step was committed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Receipt {
     pub(crate) thread: ThreadId,
+    /// Turn number of the thread after the step.
     pub(crate) turn: u64,
 }
 
@@ -155,24 +158,25 @@ pub(crate) struct Receipt {
 pub(crate) struct Committed {
     pub(crate) thread: Arc<Thread>,
     pub(crate) step: Step,
-    /// The children that it added, in the order of its writes.
+    /// The children that the step added, in the order of its writes.
     pub(crate) children: Vec<Arc<Thread>>,
-    /// Whether this is told late, after a commit of unknown outcome. Its work may have been found in the store before.
+    /// Whether the commit had an unknown outcome and was confirmed later. The dispatcher may already have found the
+    /// work of the step in the store.
     pub(crate) late: bool,
 }
 
-/// Called with each committed step, in commit order. It must be quick.
+/// Called with each committed step, in commit order. It must return quickly.
 pub(crate) type OnCommit = Box<dyn Fn(Committed) + Send + Sync>;
 
-/// What the store is given to apply messages with.
+/// The settings that the store applies messages with.
 pub(crate) struct Rules {
-    /// The bounds of threads whose agent has none of its own.
+    /// Limits of threads whose agent has no limits of its own.
     pub(crate) limits: Limits,
-    /// The bounds of agents that have their own.
+    /// Limits of agents that have their own, by agent name.
     pub(crate) agent_limits: HashMap<String, Limits>,
-    /// The model server of each agent.
+    /// Base URL of the model server of each agent, by agent name.
     pub(crate) model_servers: HashMap<String, String>,
-    /// When calls and subscriptions are checked.
+    /// Time after which the status of calls and subscriptions is checked.
     pub(crate) lost_after: LostAfter,
 }
 
@@ -181,20 +185,20 @@ impl Rules {
         self.agent_limits.get(agent).unwrap_or(&self.limits)
     }
 
-    /// The destination of an agent's questions; empty for an agent that is not configured any more.
+    /// Returns the destination of an agent's questions. It is empty for an agent that is no longer configured.
     pub(crate) fn model_server(&self, agent: &str) -> &str {
         self.model_servers.get(agent).map_or("", String::as_str)
     }
 }
 
-/// What a session holds of a tool server.
+/// The toolset of one tool server in a session.
 #[derive(Debug, Clone)]
 pub(crate) struct SessionToolset {
     pub(crate) session: SessionKey,
     pub(crate) server: String,
-    /// The toolset; without one, the session keeps what it held.
+    /// If this is `None`, saving keeps the toolset that the session already has.
     pub(crate) toolset: Option<StoredToolset>,
-    /// Why the last discovery failed.
+    /// The reason why the last discovery failed. `None` if it succeeded.
     pub(crate) error: Option<String>,
     pub(crate) fetched_at: Timestamp,
 }
@@ -203,65 +207,71 @@ pub(crate) struct SessionToolset {
 #[derive(Debug, Clone)]
 pub(crate) struct StoredToolset {
     pub(crate) hash: String,
-    /// The document; none where it is known to be stored.
+    /// The toolset document. `None` if it is already stored.
     pub(crate) body: Option<Arc<Vec<u8>>>,
 }
 
-/// How much there is of everything.
-pub(crate) struct Census {
+/// Numbers of threads and of waiting work, for metrics.
+pub(crate) struct StoreCounts {
     pub(crate) threads: [(&'static str, i64); Status::ALL.len()],
-    /// Work that waits, by kind, counted up to [`COUNTED`].
+    /// Number of waiting items of work by kind, each counted up to [`COUNT_LIMIT`].
     pub(crate) waiting: Vec<(&'static str, u32)>,
-    /// Threads that are set aside because a step of theirs panicked.
-    pub(crate) set_aside: usize,
+    /// Number of threads that are disabled because one of their steps panicked.
+    pub(crate) disabled: usize,
 }
 
-/// Work that waits is counted up to this number.
-pub(crate) const COUNTED: u32 = 10_000;
+/// Waiting work is counted up to this number.
+pub(crate) const COUNT_LIMIT: u32 = 10_000;
 
 /// A database of threads.
 #[async_trait]
 pub(crate) trait Store: Send + Sync {
-    /// Applies messages in order. When this resolves, each step is on disk, or nothing of it is.
-    async fn apply(&self, lane: Lane, messages: Vec<Message>) -> Vec<Result<Receipt, Error>>;
+    /// Applies messages in order. When this returns, each step is on disk completely or not at all.
+    async fn apply(&self, class: MessageClass, messages: Vec<Message>) -> Vec<Result<Receipt, Error>>;
 
     async fn thread(&self, id: &ThreadId) -> Result<ThreadRow, Error>;
-    /// Threads in the order in which they were made.
+    /// Lists threads in the order of their creation.
     async fn threads(&self, filter: ThreadFilter) -> Result<Page<ThreadRow>, Error>;
-    /// What people see of a history. Synthetic calls show the arguments of their original.
+    /// Returns a history as people see it. Synthetic calls show the arguments of the original call.
     async fn history(&self, thread: &Thread, page: HistoryPage) -> Result<Vec<(Seq, Entry)>, Error>;
-    /// What a model sees of a history: the last summary, and what it does not cover.
+    /// Returns a history as the model sees it: the last summary and the entries that it does not cover.
     async fn prompt_entries(&self, thread: &Thread, up_to: Seq) -> Result<Vec<Entry>, Error>;
-    /// The entries from the last message of a user.
+    /// Returns the entries from the last user message on.
     async fn entries_since_user(&self, thread: &Thread, up_to: Seq) -> Result<Vec<Entry>, Error>;
-    /// How people see the open calls of a thread, where their tools say so.
+    /// Returns the display texts of the open calls of a thread. Calls without a display text are missing.
     async fn displays(&self, row: &ThreadRow) -> Result<HashMap<CallId, String>, Error>;
-    /// The cause of a thread, or of the thread that it descends from.
+    /// Returns the cause of a thread, or of its nearest ancestor that has one.
     async fn cause(&self, thread: &Thread) -> Result<Cause, Error>;
-    async fn knows_call(&self, thread: &ThreadId, call: &CallId) -> Result<bool, Error>;
+    async fn has_call(&self, thread: &ThreadId, call: &CallId) -> Result<bool, Error>;
     async fn views(&self, thread: ThreadKey) -> Result<Vec<ViewRow>, Error>;
 
-    /// Questions that wait for a person, in one thread or in all; the oldest first.
-    async fn inbox(&self, thread: Option<ThreadKey>, wanted: Wanted) -> Result<Page<InboxItem>, Error>;
-    async fn calls(&self, wanted: Wanted) -> Result<Page<CallRow>, Error>;
-    async fn subscriptions(&self, wanted: Wanted) -> Result<Page<SubscriptionRow>, Error>;
-    /// Sleeps, schedules, time-outs of calls and retries of failed threads; the next first.
-    async fn timers(&self, wanted: Wanted) -> Result<Page<TimerRow>, Error>;
+    /// Lists unanswered questions to people, in one thread or in all, oldest first.
+    async fn inbox(
+        &self,
+        thread: Option<ThreadKey>,
+        page_request: PageRequest,
+    ) -> Result<Page<InboxItem>, Error>;
+    async fn calls(&self, page_request: PageRequest) -> Result<Page<CallRow>, Error>;
+    async fn subscriptions(&self, page_request: PageRequest) -> Result<Page<SubscriptionRow>, Error>;
+    /// Lists sleeps, schedules, time-outs of calls and retries of failed threads, the next one first.
+    async fn timers(&self, page_request: PageRequest) -> Result<Page<TimerRow>, Error>;
 
-    /// What a session holds of each tool server that it has asked.
+    /// Returns the toolsets of a session, one per tool server that was asked for it.
     async fn session_toolsets(&self, session: SessionKey) -> Result<Vec<SessionToolset>, Error>;
     async fn toolset(&self, hash: &str) -> Result<Option<Vec<u8>>, Error>;
-    /// The hash of the toolset that any session fetched last from a server.
+    /// Returns the hash of the toolset that was fetched last from a server, by any session.
     async fn newest_toolset(&self, server: &str) -> Result<Option<String>, Error>;
     async fn save_toolsets(&self, toolsets: Vec<SessionToolset>) -> Result<(), Error>;
 
-    /// The destinations that have work.
+    /// Lists the destinations that have work of a kind.
     async fn destinations(&self, kind: WorkKind) -> Result<Vec<String>, Error>;
-    /// Due work of one queue, page by page: sessions in the order of their keys, each with its longest-waiting work first.
+    /// Returns a page of the due work of one queue: sessions in the order of their keys, each with its oldest work
+    /// first.
     async fn due_work(&self, queue: &WorkQueue, page: DuePage) -> Result<DueWork, Error>;
-    /// Work that is still due, with everything that an attempt needs. If it cannot be read, it has to be postponed.
+    /// Loads work with everything that an attempt needs. Returns `None` if it is no longer due. The caller has to
+    /// postpone work that cannot be read.
     async fn load_work(&self, key: &WorkKey, now: Timestamp) -> Result<Option<Work>, Error>;
-    /// Puts off work after an attempt that did not succeed.
+    /// Sets the next due time of work after a failed attempt.
     async fn postpone(
         &self,
         key: &WorkKey,
@@ -269,19 +279,20 @@ pub(crate) trait Store: Send + Sync {
         attempts: u32,
         outcome: String,
     ) -> Result<(), Error>;
-    /// A person's answer was delivered, or is not to be delivered any more.
+    /// Records that a person's answer was delivered, or need not be delivered any more.
     async fn answer_delivered(&self, key: &WorkKey, attempts: u32) -> Result<(), Error>;
-    /// Tool servers have accepted these invocations.
+    /// Records that tool servers have accepted these invocations.
     async fn acknowledge(&self, calls: Vec<(ThreadKey, CallId)>, at: Timestamp) -> Result<(), Error>;
     async fn record_check(&self, thread: ThreadKey, call: &CallId, check: StatusCheck) -> Result<(), Error>;
-    /// Messages between threads that are due, oldest first.
+    /// Returns due messages between threads, oldest first, except those of the sessions in `skip`.
     async fn due_messages(
         &self,
         now: Timestamp,
         skip: &[SessionKey],
         limit: usize,
     ) -> Result<Vec<OutboxMessage>, Error>;
-    /// Timers that are due, oldest first. Time-outs of calls that were over before `late_after` are left out.
+    /// Returns due timers, oldest first, except those of the sessions in `skip`. Time-outs of calls that were due
+    /// before `late_after` are left out.
     async fn due_timers(
         &self,
         now: Timestamp,
@@ -289,30 +300,31 @@ pub(crate) trait Store: Send + Sync {
         skip: &[SessionKey],
         limit: usize,
     ) -> Result<Vec<Timer>, Error>;
-    /// Puts off timers that are still due and messages that could not be applied, so that they do not stay in front.
-    async fn put_off(
+    /// Postpones timers that are still due and messages that could not be applied, so that they do not block the ones
+    /// behind them.
+    async fn postpone_due(
         &self,
         timers: Vec<Timer>,
         messages: Vec<OutboxKey>,
         now: Timestamp,
         at: Timestamp,
     ) -> Result<(), Error>;
-    /// Time of the next retry or timer after a time.
+    /// Returns the time of the first retry or timer after a time.
     async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error>;
 
-    /// Writes records of deliveries; returns their ids.
+    /// Writes records of deliveries and returns their ids.
     async fn record_deliveries(&self, records: Vec<DeliveryRecord>) -> Result<Vec<String>, Error>;
     async fn deliveries(&self, filter: DeliveryFilter) -> Result<Page<Delivery>, Error>;
     async fn delivery(&self, id: &str) -> Result<Option<Delivery>, Error>;
-    /// Makes an invocation due that waits for a retry.
+    /// Makes an invocation that waits for a retry due now.
     async fn redeliver(&self, id: &str, now: Timestamp) -> Result<Redelivery, Error>;
 
-    /// Removes a bounded number of rows that are kept for a time only. Returns whether there are more.
+    /// Removes a bounded number of expired rows. Returns whether there are more.
     async fn prune(&self, keys_before: Timestamp, deliveries_before: Timestamp) -> Result<bool, Error>;
-    async fn census(&self) -> Result<Census, Error>;
-    /// Adds the store's own figures to an exposition.
+    async fn counts(&self) -> Result<StoreCounts, Error>;
+    /// Adds the store's own metrics to an exposition.
     fn expose(&self, text: &mut rap_io::metrics::Exposition);
     async fn is_readable(&self) -> Result<(), Error>;
-    /// Finishes what waits and closes the database.
+    /// Applies the waiting messages and closes the database.
     async fn close(&self);
 }

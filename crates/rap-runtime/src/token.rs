@@ -1,8 +1,8 @@
 //! Callback tokens: capabilities for one call each.
 //!
-//! A token names the thread, the thread's incarnation and the call, and is authenticated with a key of the server's
-//! own. It is a function of the call alone, so that the callback URL is the same in all attempts. Whoever has it can
-//! speak for that call and for nothing else; it must never be logged.
+//! A token names the thread, the thread's incarnation and the call, and is authenticated with a key of the server. It
+//! depends only on the call, so that the callback URL is the same in all attempts. Its bearer can send callbacks for
+//! that call and nothing else. A token must never be logged.
 
 use std::time::Duration;
 
@@ -13,23 +13,23 @@ use rap_protocol::{CallId, Timestamp};
 
 use crate::store::ThreadKey;
 
-/// The name of a key, in front of each token, so that keys can be replaced while tokens are out.
+/// Length of the key id at the start of each token, which allows keys to be rotated while tokens are in use.
 const KEY_ID_BYTES: usize = 4;
 const MAC_BYTES: usize = 16;
 const FIXED_BYTES: usize = KEY_ID_BYTES + 3 * 8;
 const PURPOSE: &[u8] = b"callback";
-/// No token of ours is longer.
+/// Maximum length of a token, in characters.
 const TOKEN_CHARS: usize = 600;
 
-// Argued: TR-17 docs/run-an-agent.md says what a callback URL is for and how long it is good
-/// Makes and reads tokens. The first key makes new ones; all of them read.
+// Argued: TR-17 docs/run-an-agent.md says what a callback URL is for and how long it is valid
+/// Creates and verifies tokens. The first key creates new tokens, and all keys verify them.
 #[derive(Clone)]
 pub(crate) struct Tokens {
     keys: Vec<([u8; KEY_ID_BYTES], Key)>,
     lifetime: Option<Duration>,
 }
 
-/// What a token is for.
+/// Content of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) thread: ThreadKey,
@@ -60,7 +60,7 @@ impl Tokens {
         BASE64_URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    /// What the token is for, if it is one of ours and has not expired.
+    /// Returns the content of a token, or `None` if it is not authentic or has expired.
     pub(crate) fn read(&self, token: &str, now: Timestamp) -> Option<Grant> {
         if token.len() > TOKEN_CHARS {
             return None;
@@ -106,7 +106,7 @@ mod tests {
 
     /// Proves: TR-20
     #[test]
-    fn a_token_is_read_by_its_key_alone_and_no_bit_of_it_can_be_changed() {
+    fn only_the_unchanged_token_is_accepted_and_only_with_its_key() {
         let tokens = Tokens::new([key("a")], None);
         let token = tokens.make(&grant());
         assert_eq!(tokens.read(&token, Timestamp(0)), Some(grant()));
@@ -123,13 +123,13 @@ mod tests {
     }
 
     #[test]
-    fn the_same_call_has_the_same_token_always() {
+    fn a_call_always_has_the_same_token() {
         let tokens = Tokens::new([key("a")], None);
         assert_eq!(tokens.make(&grant()), tokens.make(&grant()));
     }
 
     #[test]
-    fn a_retired_key_still_reads() {
+    fn tokens_of_a_retired_key_are_still_accepted() {
         let old = Tokens::new([key("a")], None).make(&grant());
         let tokens = Tokens::new([key("b"), key("a")], None);
         assert_eq!(tokens.read(&old, Timestamp(0)), Some(grant()));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_expires_if_that_is_wanted() {
+    fn a_token_expires_after_the_configured_lifetime() {
         let tokens = Tokens::new([key("a")], Some(Duration::from_secs(1)));
         let token = tokens.make(&grant());
         assert!(tokens.read(&token, Timestamp(2000)).is_some());

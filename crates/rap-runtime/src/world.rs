@@ -1,7 +1,7 @@
-//! The outside world as values: clock, randomness, outgoing HTTP and blocking work. Production uses the real ones, the
-//! simulation its own.
+//! The environment of an engine as values: clock, random numbers, outgoing HTTP and blocking work. The simulation
+//! substitutes its own.
 //!
-//! Sleeping and spawning go through tokio, whose clock and scheduler the simulation controls.
+//! Sleeping and spawning use tokio, whose clock and scheduler the simulation controls.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -23,29 +23,28 @@ pub(crate) trait Random: Send + Sync {
     fn next(&self) -> u64;
 }
 
-/// Headers of a request.
 pub(crate) type Headers = [(HeaderName, HeaderValue)];
 
 /// Outgoing HTTP to tool servers.
 #[async_trait]
 pub(crate) trait Http: Send + Sync {
-    /// Sends a call, a notification, an answer or a query.
+    /// Sends an invocation, a notification, a user's answer or a status query.
     async fn post(&self, purpose: Purpose, url: &Url, headers: &Headers, body: Bytes)
     -> Result<Reply, Error>;
-    /// Reads a toolset.
+    /// Fetches a toolset of at most `max_bytes`.
     async fn get(&self, url: &Url, headers: &Headers, max_bytes: usize) -> Result<Fetched, Error>;
 }
 
-/// What a request is for. Each purpose has its own time limit and connections.
+/// Purpose of a request. Each has its own time limit and connection pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Invocations and people's answers.
+    /// Invocations and users' answers.
     Invoke,
     /// Notifications and status queries.
     Notify,
 }
 
-/// The world that an engine is built with.
+/// The environment that an engine is built with.
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) clock: Arc<dyn Clock>,
@@ -54,18 +53,18 @@ pub(crate) struct World {
     pub(crate) blocking: Blocking,
 }
 
-/// Where work runs that blocks or takes long.
+/// Executor of work that blocks or takes long.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Blocking {
-    /// On threads of its own.
+    /// Runs on tokio's blocking threads.
     Threads,
-    /// In place.
+    /// Runs on the calling thread.
     #[cfg(test)]
     Inline,
 }
 
 impl Blocking {
-    /// Runs a job; `None` if it panicked.
+    /// Runs a job. Returns `None` if it panicked.
     pub(crate) async fn run<T: Send + 'static>(self, job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         match self {
             Blocking::Threads => tokio::task::spawn_blocking(job).await.ok(),
@@ -117,7 +116,7 @@ struct SystemRandom;
 impl Random for SystemRandom {
     fn next(&self) -> u64 {
         let mut bytes = [0; 8];
-        getrandom::fill(&mut bytes).expect("bug: the system has random numbers");
+        getrandom::fill(&mut bytes).expect("bug: the system provides random numbers");
         u64::from_le_bytes(bytes)
     }
 }

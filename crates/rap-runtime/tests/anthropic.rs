@@ -1,4 +1,4 @@
-//! The Anthropic model against a server on loopback that speaks like one, well and badly.
+//! Tests of the Anthropic model against a fake server, with correct and faulty responses.
 #![allow(clippy::unwrap_used)]
 
 mod canned;
@@ -6,20 +6,20 @@ mod canned;
 use std::sync::Arc;
 use std::time::Duration;
 
-use canned::{Asked, Canned, KEY, LONG_NAME, events_of, failing, no_answers, ok, question, shown};
+use canned::{Canned, Harness, KEY, LONG_NAME, call_fields, events_of, failing, non_answers, ok, question};
 use rap_agent::{Arguments, CallEntry, Entry, Item, Thought, ThoughtKind, Thoughts, Usage};
 use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{Body, CallId, Content, Image, Secret, Timestamp, UrlPolicy};
 use rap_runtime::model::anthropic::{Anthropic, Settings, Thinking};
-use rap_runtime::model::{Answer, Error, Model, Question, Wants};
+use rap_runtime::model::{Answer, Error, HistoryScope, Model, Question};
 use serde_json::{Map, Value, json};
 use url::Url;
 
-async fn start(answers: impl IntoIterator<Item = Canned>) -> Asked {
+async fn start(answers: impl IntoIterator<Item = Canned>) -> Harness {
     start_thinking(Thinking::Off, answers).await
 }
 
-async fn start_thinking(thinking: Thinking, answers: impl IntoIterator<Item = Canned>) -> Asked {
+async fn start_thinking(thinking: Thinking, answers: impl IntoIterator<Item = Canned>) -> Harness {
     canned::start("/v1/messages", answers, |url| model(url, thinking)).await
 }
 
@@ -34,7 +34,7 @@ async fn ask(canned: Canned) -> Result<Answer, Error> {
     start([canned]).await.ask().await.0
 }
 
-/// A stream of these events.
+/// Returns a stream of these events.
 fn events(events: &[Value]) -> String {
     let event = |data: &Value| format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap());
     events.iter().map(event).collect()
@@ -67,7 +67,7 @@ fn end(reason: &str) -> Vec<Value> {
     ]
 }
 
-/// A text in pieces.
+/// Returns the events of a text block in pieces.
 fn text(index: u64, pieces: &[&str]) -> Vec<Value> {
     let mut all = vec![block(index, json!({"type": "text", "text": ""}))];
     all.extend(pieces.iter().map(|piece| delta(index, json!({"type": "text_delta", "text": piece}))));
@@ -75,7 +75,7 @@ fn text(index: u64, pieces: &[&str]) -> Vec<Value> {
     all
 }
 
-/// A call whose arguments come in pieces.
+/// Returns the events of a call whose arguments come in pieces.
 fn call(index: u64, id: &str, name: &str, pieces: &[&str]) -> Vec<Value> {
     let mut all = vec![block(index, json!({"type": "tool_use", "id": id, "name": name, "input": {}}))];
     let piece = |piece| delta(index, json!({"type": "input_json_delta", "partial_json": piece}));
@@ -101,17 +101,17 @@ async fn answered(parts: Vec<Vec<Value>>, reason: &str) -> Answer {
 }
 
 fn open(at: usize, text: &str, signature: &str) -> Thought {
-    Thought { at, kind: ThoughtKind::Open { text: text.into(), signature: signature.into() } }
+    Thought { at, kind: ThoughtKind::Readable { text: text.into(), signature: signature.into() } }
 }
 
 #[tokio::test]
 async fn a_text_is_streamed_with_its_usage() {
-    let asked = start([ok(events(&whole(vec![text(0, &["Hel", "lo ☃"])], "end_turn")))]).await;
-    let (answer, _) = asked.ask().await;
+    let harness = start([ok(events(&whole(vec![text(0, &["Hel", "lo ☃"])], "end_turn")))]).await;
+    let (answer, _) = harness.ask().await;
     let usage = Usage { input: 113, output: 15, cached: 100 };
     assert_eq!(answer, Ok(Answer { text: "Hello ☃".into(), usage, ..Answer::default() }));
-    assert_eq!(asked.model.wants(), Wants::Everything);
-    let (headers, body) = &asked.server.asked()[0];
+    assert_eq!(harness.model.history_scope(), HistoryScope::Full);
+    let (headers, body) = &harness.server.requests()[0];
     assert_eq!(headers["x-api-key"], KEY);
     assert_eq!(headers["anthropic-version"], "2023-06-01");
     assert!(headers.get("authorization").is_none());
@@ -121,8 +121,8 @@ async fn a_text_is_streamed_with_its_usage() {
         (&body["model"], &body["stream"], &body["max_tokens"], body.get("thinking")),
         (&json!("claude"), &json!(true), &json!(4096), None)
     );
-    let said = json!({"type": "text", "text": "hi", "cache_control": cached});
-    assert_eq!(body["messages"], json!([{"role": "user", "content": [said]}]));
+    let message = json!({"type": "text", "text": "hi", "cache_control": cached});
+    assert_eq!(body["messages"], json!([{"role": "user", "content": [message]}]));
     assert_eq!((body["tools"].as_array().unwrap().len(), &body["tools"][1]["cache_control"]), (2, &cached));
 }
 
@@ -136,7 +136,7 @@ async fn a_base_url_may_end_with_the_version() {
     }
 }
 
-/// Everything at once: thoughts of both kinds, a text, parallel calls.
+/// A recorded answer with thinking blocks of both kinds, text and parallel calls.
 fn recorded() -> Vec<Value> {
     let mut all = whole(
         vec![
@@ -158,20 +158,23 @@ fn recorded() -> Vec<Value> {
 async fn every_event_is_understood() {
     let answer = ask(ok(events(&recorded()))).await.unwrap();
     assert_eq!(answer.text, "Let me see ☃.");
-    assert_eq!(shown(&answer), [("toolu_a", "read", json!({"path": "ab"})), ("toolu_b", "read", json!({}))]);
-    let sealed = Thought { at: 0, kind: ThoughtKind::Sealed { data: "c2VjcmV0".into() } };
+    assert_eq!(
+        call_fields(&answer),
+        [("toolu_a", "read", json!({"path": "ab"})), ("toolu_b", "read", json!({}))]
+    );
+    let sealed = Thought { at: 0, kind: ThoughtKind::Redacted { data: "c2VjcmV0".into() } };
     let parts = vec![open(0, "Let me think.", "c2ln"), sealed];
     assert_eq!(answer.thoughts, Some(Thoughts { model: "claude".into(), parts }));
 }
 
 #[tokio::test]
-async fn a_stream_that_was_cut_at_any_byte_is_asked_for_again() {
+async fn a_stream_that_is_truncated_at_any_byte_is_retried() {
     let stream = events(&recorded()).into_bytes();
     for breaks in [true, false] {
         let cuts = (0..stream.len()).map(|cut| Canned { breaks, ..events_of(&stream[..cut]) });
-        let asked = start(cuts).await;
+        let harness = start(cuts).await;
         for cut in 0..stream.len() {
-            let (answer, streamed) = asked.ask().await;
+            let (answer, streamed) = harness.ask().await;
             assert!(matches!(answer, Err(Error::Retry { .. })), "cut at {cut}: {answer:?}");
             assert!("Let me see ☃.".starts_with(&streamed), "cut at {cut}: {streamed}");
         }
@@ -179,31 +182,31 @@ async fn a_stream_that_was_cut_at_any_byte_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn every_reason_to_stop_is_told_apart() {
-    let said = || vec![text(0, &["so far"]), call(1, "c", "read", &["{\"a\": 1}"])];
+async fn every_stop_reason_is_handled() {
+    let blocks = || vec![text(0, &["so far"]), call(1, "c", "read", &["{\"a\": 1}"])];
     for reason in ["end_turn", "tool_use", "stop_sequence", "of_a_later_version"] {
-        let answer = answered(said(), reason).await;
+        let answer = answered(blocks(), reason).await;
         assert_eq!(answer.text, "so far", "{reason}");
-        assert_eq!(shown(&answer), [("c", "read", json!({"a": 1}))], "{reason}");
+        assert_eq!(call_fields(&answer), [("c", "read", json!({"a": 1}))], "{reason}");
     }
     let table = [
         ("max_tokens", "so far\n[cut: the answer reached the model's limit]"),
         ("model_context_window_exceeded", "so far\n[cut: the conversation fills the model's context window]"),
     ];
     for (reason, expected) in table {
-        let answer = answered(said(), reason).await;
+        let answer = answered(blocks(), reason).await;
         assert_eq!((&*answer.text, answer.calls.len()), (expected, 1), "{reason}");
     }
-    let refused = answered(said(), "refusal").await;
+    let refused = answered(blocks(), "refusal").await;
     assert_eq!(refused.text, "so far\n[cut: the model's provider stopped the answer]");
-    assert!(refused.calls.is_empty(), "what was stopped is not carried out");
+    assert!(refused.calls.is_empty(), "calls of a stopped answer are not made");
     assert_eq!(answered(vec![], "refusal").await.text, "[cut: the model's provider stopped the answer]");
-    // Somebody else has to act before it can go on.
-    assert_eq!(answered(said(), "pause_turn").await.calls.len(), 1);
+    // A paused turn with calls is not resumed, because their results come first.
+    assert_eq!(answered(blocks(), "pause_turn").await.calls.len(), 1);
 }
 
 #[tokio::test]
-async fn a_turn_that_is_paused_is_gone_on_with() {
+async fn a_paused_turn_is_resumed() {
     let searching = vec![
         block(1, json!({"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {}})),
         delta(1, json!({"type": "input_json_delta", "partial_json": "{\"query\": \"x\"}"})),
@@ -215,11 +218,11 @@ async fn a_turn_that_is_paused_is_gone_on_with() {
         whole(vec![vec![block(0, found.clone()), stop(0)], text(1, &["Still."])], "pause_turn"),
         whole(vec![text(0, &[" Found."])], "end_turn"),
     ];
-    let asked = start(answers.map(|answer| ok(events(&answer)))).await;
-    let answer = asked.ask().await.0.unwrap();
+    let harness = start(answers.map(|answer| ok(events(&answer)))).await;
+    let answer = harness.ask().await.0.unwrap();
     assert_eq!(answer.text, "Searching.\n\nStill. Found.");
     assert_eq!(answer.usage, Usage { input: 339, output: 45, cached: 300 });
-    let asked = asked.server.asked();
+    let asked = harness.server.requests();
     let search =
         json!({"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "x"}});
     let mut content = vec![json!({"type": "text", "text": "Searching."}), search];
@@ -234,13 +237,13 @@ async fn a_turn_that_is_paused_is_gone_on_with() {
 }
 
 #[tokio::test]
-async fn what_is_not_whole_is_not_used() {
-    // The answer reached its limit in the middle of a thought.
+async fn incomplete_blocks_are_not_used() {
+    // The answer reached its limit in the middle of a thinking block.
     let mut half = thought(0, &["hm"], "c2ln");
     half.truncate(2);
     let answer = answered(vec![half], "max_tokens").await;
     assert_eq!((answer.thoughts, answer.text.starts_with("[cut: ")), (None, true));
-    // And in the middle of arguments, with and without the end of their block.
+    // In the middle of arguments, with and without the end of their block.
     for closed in [true, false] {
         let mut cut = call(0, "c", "read", &["{\"path\": \"a"]);
         let mut bare = call(1, "d", "read", &[]);
@@ -251,14 +254,14 @@ async fn what_is_not_whole_is_not_used() {
         let answer = answered(vec![cut, bare], "max_tokens").await;
         let expected =
             [("c", "read", json!({"unusable": "{\"path\": \"a"})), ("d", "read", json!({"unusable": ""}))];
-        assert_eq!(shown(&answer), expected);
+        assert_eq!(call_fields(&answer), expected);
     }
     let whole = answered(vec![call(0, "c", "read", &[]), text(1, &["so"])], "max_tokens").await;
-    assert_eq!(shown(&whole), [("c", "read", json!({}))]);
+    assert_eq!(call_fields(&whole), [("c", "read", json!({}))]);
 }
 
 #[tokio::test]
-async fn texts_apart_are_told_apart_and_thoughts_know_their_place() {
+async fn separate_texts_are_separated_and_thoughts_keep_their_position() {
     let parts = vec![
         thought(0, &["a"], "1"),
         text(1, &["one"]),
@@ -272,7 +275,7 @@ async fn texts_apart_are_told_apart_and_thoughts_know_their_place() {
 }
 
 #[tokio::test]
-async fn servers_differ_a_little() {
+async fn variants_of_compatible_servers_are_understood() {
     let table = [
         vec![block(0, json!({"type": "tool_use", "id": "", "name": "read", "input": {"n": 1}})), stop(0)],
         vec![
@@ -287,25 +290,25 @@ async fn servers_differ_a_little() {
     ];
     for parts in table {
         let answer = answered(vec![parts], "tool_use").await;
-        assert_eq!(shown(&answer), [("call_7_1", "read", json!({"n": 1}))]);
+        assert_eq!(call_fields(&answer), [("call_7_1", "read", json!({"n": 1}))]);
     }
-    let begun = vec![block(0, json!({"type": "text", "text": "all at once"})), stop(0)];
-    assert_eq!(answered(vec![begun], "end_turn").await.text, "all at once");
+    let started = vec![block(0, json!({"type": "text", "text": "all at once"})), stop(0)];
+    assert_eq!(answered(vec![started], "end_turn").await.text, "all at once");
     let odd = answered(vec![call(0, "c", "read", &["[1]"])], "tool_use").await;
-    assert_eq!(shown(&odd), [("c", "read", json!({"unusable": "[1]"}))]);
+    assert_eq!(call_fields(&odd), [("c", "read", json!({"unusable": "[1]"}))]);
 }
 
 #[tokio::test]
 async fn a_fitted_name_is_mapped_back() {
-    let asked = start([ok(events(&whole(vec![], "end_turn")))]).await;
-    asked.ask().await.0.unwrap();
-    let fitted = asked.server.asked()[0].1["tools"][1]["name"].as_str().unwrap().to_owned();
+    let harness = start([ok(events(&whole(vec![], "end_turn")))]).await;
+    harness.ask().await.0.unwrap();
+    let fitted = harness.server.requests()[0].1["tools"][1]["name"].as_str().unwrap().to_owned();
     assert_ne!(fitted, LONG_NAME);
     assert_eq!(answered(vec![call(0, "c", &fitted, &["{}"])], "tool_use").await.calls[0].name, LONG_NAME);
 }
 
 #[tokio::test]
-async fn failures_are_told_apart_and_hold_no_key() {
+async fn failures_are_classified_and_contain_no_key() {
     let body = |kind: &str, message: &str| {
         json!({"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"})
             .to_string()
@@ -339,8 +342,8 @@ async fn failures_are_told_apart_and_hold_no_key() {
 }
 
 #[tokio::test]
-async fn a_page_and_an_empty_body_are_mistakes_in_the_configuration() {
-    for (canned, why) in no_answers() {
+async fn a_web_page_or_an_empty_body_is_an_error_in_the_configuration() {
+    for (canned, why) in non_answers() {
         assert_eq!(ask(canned).await, Err(Error::Refused { why }));
     }
 }
@@ -362,14 +365,14 @@ async fn an_error_inside_the_stream_is_a_failure() {
 }
 
 #[tokio::test]
-async fn what_is_no_answer_is_not_taken_for_one() {
-    let said = || text(0, &["x"]);
+async fn a_malformed_stream_is_not_an_answer() {
+    let text_x = || text(0, &["x"]);
     let table = [
         vec![json!({"type": "message_stop"})],
-        [vec![begin()], said(), vec![begin()], end("end_turn")].concat(),
-        [said(), end("end_turn")].concat(),
+        [vec![begin()], text_x(), vec![begin()], end("end_turn")].concat(),
+        [text_x(), end("end_turn")].concat(),
         [vec![begin()], vec![delta(5, json!({"type": "text_delta", "text": "x"}))], end("end_turn")].concat(),
-        [vec![begin()], said(), vec![stop(0)], end("end_turn")].concat(),
+        [vec![begin()], text_x(), vec![stop(0)], end("end_turn")].concat(),
         [
             vec![begin(), block(0, json!({"type": "text", "text": ""}))],
             vec![delta(0, json!({"type": "input_json_delta", "partial_json": "x"}))],
@@ -380,7 +383,7 @@ async fn what_is_no_answer_is_not_taken_for_one() {
     ];
     for chunks in table {
         let error = ask(ok(events(&chunks))).await.unwrap_err();
-        assert_eq!(error, Error::Retry { why: "the model's answer is garbled".into(), retry_after: None });
+        assert_eq!(error, Error::Retry { why: "the model's answer is malformed".into(), retry_after: None });
     }
     for body in ["data: {\"type\": \"message_st\n\n", "data: {}\n\n", "data: 5\n\n", "{}", ": wait"] {
         assert!(matches!(ask(ok(body)).await, Err(Error::Retry { .. })), "{body}");
@@ -404,24 +407,24 @@ fn returned(id: &str, content: Body) -> Entry {
     entry(Item::Result { call_id, content, display: Vec::new(), synthetic: false })
 }
 
-/// What was thought goes back with the results of its calls, exactly as it came.
+/// Thinking blocks are sent back unchanged, with the results of their calls.
 #[tokio::test]
-async fn a_thought_comes_back_with_the_results_of_its_calls() {
+async fn a_thought_is_sent_back_with_the_results_of_its_calls() {
     for (thinking, setting) in [
         (Thinking::Tokens(1024), json!({"type": "enabled", "budget_tokens": 1024})),
         (Thinking::Adaptive, json!({"type": "adaptive"})),
     ] {
         let done = ok(events(&whole(vec![text(0, &["done"])], "end_turn")));
-        let asked = start_thinking(thinking, [ok(events(&recorded())), done]).await;
-        let answer = asked.ask().await.0.unwrap();
+        let harness = start_thinking(thinking, [ok(events(&recorded())), done]).await;
+        let answer = harness.ask().await.0.unwrap();
         let calls = answer.calls.iter().map(|call| made(&call.id)).collect();
         let item = Item::Assistant { text: answer.text, calls, thoughts: answer.thoughts };
         let results = ["toolu_a", "toolu_b"].map(|id| returned(id, Body::Text("ok".into())));
         let mut next = question();
         next.entries.push(entry(item));
         next.entries.extend(results);
-        asked.ask_this(next).await.0.unwrap();
-        let asked = asked.server.asked();
+        harness.ask_question(next).await.0.unwrap();
+        let asked = harness.server.requests();
         assert_eq!(asked[1].1["thinking"], setting);
         let content = asked[1].1["messages"][1]["content"].as_array().unwrap().clone();
         let expected = [
@@ -435,25 +438,25 @@ async fn a_thought_comes_back_with_the_results_of_its_calls() {
 }
 
 #[tokio::test]
-async fn images_in_results_are_shown_to_a_model_that_sees() {
+async fn images_in_results_are_sent_only_to_a_model_that_accepts_images() {
     let image = Content::Image(Image { data: "aGk=".into(), media_type: "image/png".into() });
     let mut seen = question();
-    seen.entries.push(entry(Item::answered("", vec![made("c")])));
+    seen.entries.push(entry(Item::assistant("", vec![made("c")])));
     seen.entries.push(returned("c", Body::Content(vec![image])));
     let blind = Question { images: false, ..seen.clone() };
     let answer = || ok(events(&whole(vec![text(0, &["a cat"])], "end_turn")));
-    let asked = start([answer(), answer()]).await;
-    asked.ask_this(seen).await.0.unwrap();
-    asked.ask_this(blind).await.0.unwrap();
-    let content = |at: usize| asked.server.asked()[at].1["messages"][2]["content"][0]["content"].clone();
+    let harness = start([answer(), answer()]).await;
+    harness.ask_question(seen).await.0.unwrap();
+    harness.ask_question(blind).await.0.unwrap();
+    let content = |at: usize| harness.server.requests()[at].1["messages"][2]["content"][0]["content"].clone();
     let source = json!({"type": "base64", "media_type": "image/png", "data": "aGk="});
     assert_eq!(content(0), json!([{"type": "image", "source": source}]));
-    let told = content(1)[0]["text"].as_str().unwrap().to_owned();
-    assert_eq!(told, "[an image (image/png) is not shown: the model takes no images]");
+    let note = content(1)[0]["text"].as_str().unwrap().to_owned();
+    assert_eq!(note, "[an image (image/png) is not shown: the model does not accept images]");
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_may_come_back() {
+async fn an_unreachable_server_is_retried_and_a_forbidden_address_is_refused() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let gone = model(Url::parse(&format!("http://{free}")).unwrap(), Thinking::Off);
     assert!(matches!(gone.ask(question(), &mut |_| {}).await, Err(Error::Retry { .. })));

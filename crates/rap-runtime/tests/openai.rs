@@ -1,4 +1,4 @@
-//! The OpenAI model against a server on loopback that speaks like one, well and badly.
+//! Tests of the OpenAI model against a fake server, with correct and faulty responses.
 #![allow(clippy::unwrap_used)]
 
 mod canned;
@@ -6,16 +6,16 @@ mod canned;
 use std::sync::Arc;
 use std::time::Duration;
 
-use canned::{Asked, Canned, KEY, LONG_NAME, events_of, failing, no_answers, ok, question, shown};
+use canned::{Canned, Harness, KEY, LONG_NAME, call_fields, events_of, failing, non_answers, ok, question};
 use rap_agent::Usage;
 use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{Secret, UrlPolicy};
 use rap_runtime::model::openai::{OpenAi, Settings};
-use rap_runtime::model::{Answer, Error, Model, Wants};
+use rap_runtime::model::{Answer, Error, HistoryScope, Model};
 use serde_json::{Value, json};
 use url::Url;
 
-async fn start(answers: impl IntoIterator<Item = Canned>) -> Asked {
+async fn start(answers: impl IntoIterator<Item = Canned>) -> Harness {
     canned::start("/v1/chat/completions", answers, |url| model(url.join("v1/").unwrap())).await
 }
 
@@ -29,7 +29,7 @@ async fn ask(canned: Canned) -> Result<Answer, Error> {
     start([canned]).await.ask().await.0
 }
 
-/// A stream of these chunks, with `[DONE]` behind them.
+/// Returns a stream of these chunks, followed by `[DONE]`.
 fn events(chunks: &[Value]) -> String {
     chunks.iter().map(|chunk| format!("data: {chunk}\n\n")).collect::<String>() + "data: [DONE]\n\n"
 }
@@ -62,13 +62,13 @@ async fn a_text_is_streamed_with_its_usage() {
         finish("stop"),
         usage,
     ];
-    let asked = start([ok(events(&chunks))]).await;
-    let (answer, streamed) = asked.ask().await;
+    let harness = start([ok(events(&chunks))]).await;
+    let (answer, streamed) = harness.ask().await;
     let usage = Usage { input: 10, output: 3, cached: 8 };
     assert_eq!(answer, Ok(Answer { text: "Hello ☃".into(), usage, ..Answer::default() }));
     assert_eq!(streamed, "Hello ☃");
-    assert_eq!(asked.model.wants(), Wants::Everything);
-    let (headers, body) = &asked.server.asked()[0];
+    assert_eq!(harness.model.history_scope(), HistoryScope::Full);
+    let (headers, body) = &harness.server.requests()[0];
     assert_eq!(headers["authorization"], format!("Bearer {KEY}"));
     assert_eq!((&body["model"], &body["stream"]), (&json!("gpt"), &json!(true)));
     assert_eq!(body["stream_options"], json!({"include_usage": true}));
@@ -76,7 +76,7 @@ async fn a_text_is_streamed_with_its_usage() {
     assert_eq!(body["tools"].as_array().unwrap().len(), 2);
 }
 
-/// Parallel calls in pieces, the second with a name that had to be fitted.
+/// Parallel calls in pieces, as recorded from a server.
 fn recorded() -> Vec<Value> {
     vec![
         delta(json!({"role": "assistant", "content": "Let me see ☃."})),
@@ -94,25 +94,25 @@ fn recorded() -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn parallel_calls_are_put_together_by_their_index() {
+async fn parallel_calls_are_assembled_by_their_index() {
     let answer = answered(&recorded()).await;
     assert_eq!(answer.text, "Let me see ☃.");
     let expected = [("call_a", "read", json!({"path": "ab"})), ("call_b", "read", json!({}))];
-    assert_eq!(shown(&answer), expected);
+    assert_eq!(call_fields(&answer), expected);
 }
 
 #[tokio::test]
 async fn a_fitted_name_is_mapped_back() {
-    let asked = start([ok(events(&[finish("stop")]))]).await;
-    asked.ask().await.0.unwrap();
-    let fitted = asked.server.asked()[0].1["tools"][1]["function"]["name"].clone();
+    let harness = start([ok(events(&[finish("stop")]))]).await;
+    harness.ask().await.0.unwrap();
+    let fitted = harness.server.requests()[0].1["tools"][1]["function"]["name"].clone();
     assert_ne!(fitted, LONG_NAME);
     let call = json!([{"index": 0, "id": "c", "function": {"name": fitted, "arguments": "{}"}}]);
     assert_eq!(answered(&[calls(call), finish("tool_calls")]).await.calls[0].name, LONG_NAME);
 }
 
 #[tokio::test]
-async fn servers_send_calls_in_many_ways() {
+async fn every_format_of_calls_is_understood() {
     let whole = |id: Option<&str>, n: u64| {
         let mut call = json!({"type": "function", "function": {"name": "read", "arguments": json!({"n": n}).to_string()}});
         if let Some(id) = id {
@@ -167,14 +167,14 @@ async fn servers_send_calls_in_many_ways() {
 
 #[tokio::test]
 async fn an_answer_that_reached_a_limit_says_so() {
-    let said = delta(json!({"content": "so far"}));
+    let text = delta(json!({"content": "so far"}));
     let cut =
         calls(json!([{"index": 0, "id": "c", "function": {"name": "read", "arguments": "{\"path\": \"a"}}]));
     let bare = calls(json!([{"index": 1, "id": "d", "function": {"name": "read"}}]));
-    let answer = answered(&[said.clone(), cut, bare, finish("length")]).await;
+    let answer = answered(&[text.clone(), cut, bare, finish("length")]).await;
     assert!(answer.text.starts_with("so far\n[cut: "), "{}", answer.text);
     assert_eq!(
-        shown(&answer),
+        call_fields(&answer),
         [("c", "read", json!({"unusable": "{\"path\": \"a"})), ("d", "read", json!({"unusable": ""}))]
     );
     let answer = answered(&[finish("content_filter")]).await;
@@ -182,7 +182,7 @@ async fn an_answer_that_reached_a_limit_says_so() {
 }
 
 #[tokio::test]
-async fn what_does_not_parse_is_kept_as_it_is() {
+async fn arguments_that_do_not_parse_are_kept_as_text() {
     let call = |arguments: &str| {
         calls(json!([{"index": 0, "id": "c", "function": {"name": "read", "arguments": arguments}}]))
     };
@@ -190,12 +190,12 @@ async fn what_does_not_parse_is_kept_as_it_is() {
         [("", json!({})), ("[1]", json!({"unusable": "[1]"})), ("{a", json!({"unusable": "{a"}))]
     {
         let answer = answered(&[call(raw), finish("tool_calls")]).await;
-        assert_eq!(shown(&answer), [("c", "read", expected)]);
+        assert_eq!(call_fields(&answer), [("c", "read", expected)]);
     }
 }
 
 #[tokio::test]
-async fn a_server_that_knows_no_streams_is_understood() {
+async fn a_response_without_streaming_is_understood() {
     let document = json!({
         "choices": [{"message": {"role": "assistant", "content": "hello", "tool_calls": [
             {"id": "a", "type": "function", "function": {"name": "read", "arguments": "{}"}},
@@ -205,14 +205,14 @@ async fn a_server_that_knows_no_streams_is_understood() {
     let text = serde_json::to_string_pretty(&document).unwrap();
     let answer = ask(ok(format!("\n  {text}"))).await.unwrap();
     assert_eq!((&*answer.text, answer.usage.input, answer.usage.output), ("hello", 4, 5));
-    assert_eq!(shown(&answer), [("a", "read", json!({}))]);
+    assert_eq!(call_fields(&answer), [("a", "read", json!({}))]);
     for body in [&text[..text.len() - 1], "{}", "{\"error\": {\"message\": \"no\"}}"] {
         assert!(matches!(ask(ok(body)).await, Err(Error::Retry { .. })), "{body}");
     }
 }
 
 #[tokio::test]
-async fn failures_are_told_apart_and_hold_no_key() {
+async fn failures_are_classified_and_contain_no_key() {
     let busy = Canned { retry_after: Some("7"), ..failing(429, "{\"error\": {\"message\": \"slow down\"}}") };
     let why = "the model's server answered 429: slow down".to_owned();
     assert_eq!(ask(busy).await, Err(Error::Retry { why, retry_after: Some(Duration::from_secs(7)) }));
@@ -246,14 +246,14 @@ async fn failures_are_told_apart_and_hold_no_key() {
 }
 
 #[tokio::test]
-async fn a_page_and_an_empty_body_are_mistakes_in_the_configuration() {
-    for (canned, why) in no_answers() {
+async fn a_web_page_or_an_empty_body_is_an_error_in_the_configuration() {
+    for (canned, why) in non_answers() {
         assert_eq!(ask(canned).await, Err(Error::Refused { why }));
     }
 }
 
 #[tokio::test]
-async fn a_stream_that_ended_before_its_first_event_is_asked_for_again() {
+async fn a_stream_that_ends_before_its_first_event_is_retried() {
     let table = [events_of(""), ok(": wait"), ok("data: {\"choi"), Canned { breaks: true, ..ok("") }];
     for canned in table {
         let answer = ask(canned).await;
@@ -263,22 +263,22 @@ async fn a_stream_that_ended_before_its_first_event_is_asked_for_again() {
 
 #[tokio::test]
 async fn an_error_inside_the_stream_is_a_failure() {
-    let said = delta(json!({"content": "half"}));
+    let text = delta(json!({"content": "half"}));
     let table = [
         json!({"error": {"message": "overloaded", "code": 503}}),
         json!({"error": format!("the key {KEY} ran out")}),
         finish("error"),
     ];
     for chunk in table {
-        let error = ask(ok(events(&[said.clone(), chunk]))).await.unwrap_err();
+        let error = ask(ok(events(&[text.clone(), chunk]))).await.unwrap_err();
         assert!(matches!(error, Error::Retry { .. }), "{error}");
     }
-    let garbled = ask(ok("data: {\"choices\": [\n\ndata: [DONE]\n\n")).await.unwrap_err();
-    assert_eq!(garbled.to_string(), "the model's answer is garbled");
+    let malformed = ask(ok("data: {\"choices\": [\n\ndata: [DONE]\n\n")).await.unwrap_err();
+    assert_eq!(malformed.to_string(), "the model's answer is malformed");
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_may_come_back() {
+async fn an_unreachable_server_is_retried_and_a_forbidden_address_is_refused() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let gone = model(Url::parse(&format!("http://{free}/v1")).unwrap());
     assert!(matches!(gone.ask(question(), &mut |_| {}).await, Err(Error::Retry { .. })));
@@ -287,20 +287,20 @@ async fn a_server_that_is_not_there_may_come_back() {
 }
 
 #[tokio::test]
-async fn a_stream_that_was_cut_is_never_an_answer() {
+async fn a_truncated_stream_is_never_an_answer() {
     let stream = events(&recorded()).into_bytes();
     let whole = ask(ok(stream.clone())).await.unwrap();
-    // The end of the event that begins the answer, and of the one that says that it is whole.
+    // End of the event that starts the answer, and of the one that completes it.
     let end_of = |event: usize| {
         stream.windows(2).enumerate().filter(|(_, two)| two == b"\n\n").nth(event).unwrap().0 + 2
     };
-    let (said, finished) = (end_of(0), end_of(5));
+    let (started, finished) = (end_of(0), end_of(5));
     for breaks in [true, false] {
         let cuts = (0..stream.len()).map(|cut| Canned { breaks, ..events_of(&stream[..cut]) });
-        let asked = start(cuts).await;
+        let harness = start(cuts).await;
         for cut in 0..stream.len() {
-            let (answer, streamed) = asked.ask().await;
-            assert_eq!(streamed == whole.text, cut >= said, "cut at {cut}: {streamed}");
+            let (answer, streamed) = harness.ask().await;
+            assert_eq!(streamed == whole.text, cut >= started, "cut at {cut}: {streamed}");
             match answer {
                 Err(Error::Retry { .. }) => assert!(cut < finished, "cut at {cut}"),
                 Ok(answer) => {
@@ -314,7 +314,7 @@ async fn a_stream_that_was_cut_is_never_an_answer() {
 }
 
 #[tokio::test]
-async fn too_many_calls_are_no_answer() {
+async fn an_answer_with_too_many_calls_is_an_error() {
     let piece = |index: u64| json!({"index": index, "id": format!("c{index}"), "function": {"name": "read"}});
     let all: Vec<_> = (0..257).map(piece).collect();
     let error = ask(ok(events(&[calls(all.into()), finish("tool_calls")]))).await.unwrap_err();

@@ -1,6 +1,6 @@
-//! How much a model can read, as its server's list says.
+//! Context window of a model, from its server's list of models.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,8 @@ use serde_json::{Value, json};
 use tokio::time;
 use url::Url;
 
-/// The window of model `m` where the server lists this, asked twice; and how often the list was asked for.
+/// Asks twice for the window of model `m` from a server with this list. Returns the window and the number of requests
+/// for the list.
 async fn window(list: Value, anthropic: bool) -> (u64, usize) {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&count);
@@ -49,7 +50,7 @@ fn model(url: &str, is_anthropic: bool) -> Arc<dyn Model> {
 }
 
 #[tokio::test]
-async fn the_list_of_models_is_asked_once_and_every_way_to_say_it_is_read() {
+async fn the_list_of_models_is_fetched_once_and_every_field_name_is_read() {
     let fields = ["context_length", "max_model_len", "context_window", "max_context_length"];
     for field in fields {
         let list = json!({"data": [{"id": "other", field: 1}, {"id": "m", field: 32_768}]});
@@ -61,18 +62,18 @@ async fn the_list_of_models_is_asked_once_and_every_way_to_say_it_is_read() {
 }
 
 #[tokio::test]
-async fn a_list_that_says_nothing_is_no_failure() {
+async fn a_list_without_the_window_gives_the_default() {
     let silent = [json!({}), json!({"data": []}), json!({"data": [{"id": "m"}]}), json!("no"), json!(null)];
     for list in silent {
-        assert_eq!(window(list.clone(), false).await, (openai::USUAL_WINDOW, 1), "{list}");
-        assert_eq!(window(list, true).await, (anthropic::USUAL_WINDOW, 1));
+        assert_eq!(window(list.clone(), false).await, (openai::DEFAULT_WINDOW, 1), "{list}");
+        assert_eq!(window(list, true).await, (anthropic::DEFAULT_WINDOW, 1));
     }
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    assert_eq!(model(&format!("http://{free}/v1"), false).window().await, Some(openai::USUAL_WINDOW));
+    assert_eq!(model(&format!("http://{free}/v1"), false).window().await, Some(openai::DEFAULT_WINDOW));
 }
 
-/// Moves the clock of this runtime on.
-async fn pass(seconds: u64) {
+/// Advances the clock of the tokio runtime.
+async fn advance(seconds: u64) {
     time::pause();
     time::advance(Duration::from_secs(seconds)).await;
     time::resume();
@@ -82,7 +83,7 @@ async fn pass(seconds: u64) {
 async fn a_request_that_failed_is_repeated_after_a_minute_and_a_list_is_remembered() {
     let list = json!({"data": [{"id": "m", "context_length": 9_000}]}).to_string();
     let silent = json!({"data": [{"id": "m"}]}).to_string();
-    let usual = openai::USUAL_WINDOW;
+    let usual = openai::DEFAULT_WINDOW;
     for (failure, then, found) in [
         ((StatusCode::INTERNAL_SERVER_ERROR, list.clone()), list.clone(), 9_000),
         ((StatusCode::OK, "<!doctype html>".to_owned()), list, 9_000),
@@ -99,10 +100,10 @@ async fn a_request_that_failed_is_repeated_after_a_minute_and_a_list_is_remember
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         let model = model(&url, false);
-        // Seconds that pass before it is wanted, the window, and how often the list was asked for.
+        // Seconds before the window is read, the expected window, and the number of requests for the list.
         let table = [(0, usual, 1), (0, usual, 1), (59, usual, 1), (2, usual, 2), (50, usual, 2)];
         for (seconds, window, asked) in table.into_iter().chain([(11, found, 3), (3_600, found, 3)]) {
-            pass(seconds).await;
+            advance(seconds).await;
             assert_eq!(model.window().await, Some(window));
             assert_eq!(count.load(Ordering::SeqCst), asked);
         }

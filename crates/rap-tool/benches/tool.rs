@@ -1,7 +1,7 @@
-//! What a durable tool server costs, beside what this machine can do at all: `cargo bench -p rap-tool`.
+//! Compares a durable tool server with a bare router on the same machine: `cargo bench -p rap-tool`.
 //!
-//! Absolute figures differ from one machine and one minute to the next; the ratios within one run are what counts.
-//! The load comes from this process, the servers are processes of their own.
+//! Absolute figures vary between machines and between runs; compare the ratios within one run. This process generates
+//! the load, and each server runs in a separate process.
 
 #[path = "../../../benches/bench.rs"]
 mod bench;
@@ -16,23 +16,23 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Bytes;
 use axum::routing::post;
-use bench::{Figure, Outcome, Scale};
+use bench::{BenchResult, Figure, Scale};
 use rap_tool::prelude::*;
 use rap_tool::{Limits, Rate};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// The most that the waiting subscriptions may take of the memory.
+/// Maximum memory of the idle subscriptions.
 const SUBSCRIPTION_BYTES: u64 = 200_000_000;
 
-/// As in the `rap` binary. The router has it as well.
+/// The allocator of the `rap` binary, for the router as well.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// How much of each is done.
+/// Sizes of the measurements.
 struct Sizes {
     sync: Duration,
-    /// The router and the durable server take turns, so that a slow second of the machine meets both.
+    /// The router and the durable server are measured in turns, so that a slow phase of the machine affects both.
     rounds: u32,
     round: Duration,
     subscriptions: u64,
@@ -56,7 +56,7 @@ const SMALL: Sizes = Sizes {
 };
 
 #[tokio::main]
-async fn main() -> Outcome<()> {
+async fn main() -> BenchResult<()> {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.iter().position(|argument| argument == "--role") {
         Some(at) => serve(&arguments[at + 1], &arguments[at + 2]).await,
@@ -64,12 +64,12 @@ async fn main() -> Outcome<()> {
     }
 }
 
-// ---- the servers ----
+// ---- servers ----
 
 #[derive(Deserialize, JsonSchema)]
 struct Nothing {}
 
-async fn serve(role: &str, data: &str) -> Outcome<()> {
+async fn serve(role: &str, data: &str) -> BenchResult<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     if role == "router" {
         println!("http://{}", listener.local_addr()?);
@@ -111,7 +111,7 @@ struct Server {
 }
 
 impl Server {
-    fn start(role: &str, data: &Path) -> Outcome<Server> {
+    fn start(role: &str, data: &Path) -> BenchResult<Server> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("--role").arg(role).arg(data).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn()?;
@@ -121,22 +121,22 @@ impl Server {
         Ok(Server { _stdin: child.stdin.take(), child, address })
     }
 
-    fn resident_bytes(&self) -> Outcome<u64> {
+    fn resident_bytes(&self) -> BenchResult<u64> {
         bench::resident_bytes(self.child.id())
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Whether it was still there makes no difference.
+        // The process may have exited already.
         drop(self.child.kill());
         drop(self.child.wait());
     }
 }
 
-// ---- the load ----
+// ---- load ----
 
-async fn measure(scale: Scale) -> Outcome<()> {
+async fn measure(scale: Scale) -> BenchResult<()> {
     let sizes = scale.of(&FULL, &SMALL);
     let data = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
     let data = data.path();
@@ -158,7 +158,7 @@ async fn measure(scale: Scale) -> Outcome<()> {
     router_64.print("router with an empty handler, 64 connections");
     hold_1.print("durable invocations, 1 connection");
     hold_64.print("durable invocations, 64 connections");
-    println!("{:<52} {delivered:>10.0}", "results delivered (accepted, run, taken)");
+    println!("{:<52} {delivered:>10.0}", "results delivered (accepted, run, acknowledged)");
     println!();
     let share = 100.0 * hold_64.per_second / router_64.per_second;
     let slower = hold_64.p99.as_secs_f64() / router_64.p99.as_secs_f64();
@@ -166,8 +166,8 @@ async fn measure(scale: Scale) -> Outcome<()> {
         "at 64 connections: {share:.0} % of the bare router (at least 25), p99 {slower:.1} times (at most 5)"
     );
     let [taken, most] = [subscribed, SUBSCRIPTION_BYTES].map(|bytes| bytes / 1_000_000);
-    println!("{} waiting subscriptions: {taken} MB (at most {most})", sizes.subscriptions);
-    scale.judge(&[share >= 25.0, slower <= 5.0, subscribed <= SUBSCRIPTION_BYTES])
+    println!("{} idle subscriptions: {taken} MB (at most {most})", sizes.subscriptions);
+    scale.check(&[share >= 25.0, slower <= 5.0, subscribed <= SUBSCRIPTION_BYTES])
 }
 
 async fn in_turns(
@@ -175,7 +175,7 @@ async fn in_turns(
     other: &Server,
     connections: u64,
     sizes: &Sizes,
-) -> Outcome<(Figure, Figure)> {
+) -> BenchResult<(Figure, Figure)> {
     let (mut ones, mut others) = (Vec::new(), Vec::new());
     for round in 0..sizes.rounds {
         ones.extend(load(one, connections, round, sizes.round).await?);
@@ -185,8 +185,8 @@ async fn in_turns(
     Ok((Figure::of(ones, elapsed), Figure::of(others, elapsed)))
 }
 
-/// How long each took of the invocations, all of calls that stay in progress, that so many connections made in a round.
-async fn load(server: &Server, connections: u64, round: u32, within: Duration) -> Outcome<Vec<Duration>> {
+/// Invokes a tool that never returns, from several connections, and returns the latency of each invocation.
+async fn load(server: &Server, connections: u64, round: u32, within: Duration) -> BenchResult<Vec<Duration>> {
     let begun = Instant::now();
     let mut tasks = Vec::new();
     for connection in 0..connections {
@@ -200,7 +200,7 @@ async fn load(server: &Server, connections: u64, round: u32, within: Duration) -
                 client.invoke("hold", &id, "http://127.0.0.1:9/").await?;
                 latencies.push(one.elapsed());
             }
-            Outcome::Ok(latencies)
+            BenchResult::Ok(latencies)
         }));
     }
     let mut latencies = Vec::new();
@@ -210,7 +210,7 @@ async fn load(server: &Server, connections: u64, round: u32, within: Duration) -
     Ok(latencies)
 }
 
-/// One connection and no frills, so that the load costs little of the machine.
+/// A minimal HTTP client on one connection, so that generating the load costs little.
 struct Client {
     stream: TcpStream,
     host: String,
@@ -218,13 +218,13 @@ struct Client {
 }
 
 impl Client {
-    async fn connect(address: &str) -> Outcome<Client> {
+    async fn connect(address: &str) -> BenchResult<Client> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         Ok(Client { stream, host: address.to_owned(), answer: Vec::new() })
     }
 
-    async fn invoke(&mut self, operation: &str, id: &str, callback_url: &str) -> Outcome<()> {
+    async fn invoke(&mut self, operation: &str, id: &str, callback_url: &str) -> BenchResult<()> {
         let body = format!(
             r#"{{"operation":"{operation}","arguments":{{}},"id":"{id}","group_id":"thread-{id}","callback_url":"{callback_url}"}}"#
         );
@@ -237,7 +237,7 @@ impl Client {
         self.answer.clear();
         while !self.answer.windows(4).any(|end| end == b"\r\n\r\n") {
             if self.stream.read_buf(&mut self.answer).await? == 0 {
-                return Err("the server hung up".into());
+                return Err("the server closed the connection".into());
             }
         }
         if self.answer.starts_with(b"HTTP/1.1 200") { Ok(()) } else { Err(self.refused().into()) }
@@ -248,8 +248,8 @@ impl Client {
     }
 }
 
-/// A runtime that takes every callback and counts them.
-async fn runtime() -> Outcome<(String, Arc<AtomicU64>)> {
+/// A runtime that accepts and counts all callbacks.
+async fn runtime() -> BenchResult<(String, Arc<AtomicU64>)> {
     let taken = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&taken);
     let take = move |_: Bytes| {
@@ -263,8 +263,8 @@ async fn runtime() -> Outcome<(String, Arc<AtomicU64>)> {
     Ok((url, taken))
 }
 
-/// Invokes so many times from 64 connections.
-async fn invoke_all(server: &Server, operation: &'static str, count: u64, url: &str) -> Outcome<()> {
+/// Sends `count` invocations from 64 connections.
+async fn invoke_all(server: &Server, operation: &'static str, count: u64, url: &str) -> BenchResult<()> {
     let mut tasks = Vec::new();
     for connection in 0..64 {
         let (address, url) = (server.address.clone(), url.to_owned());
@@ -273,7 +273,7 @@ async fn invoke_all(server: &Server, operation: &'static str, count: u64, url: &
             for number in 0..count.div_ceil(64) {
                 client.invoke(operation, &format!("{connection}-{number}"), &url).await?;
             }
-            Outcome::Ok(())
+            BenchResult::Ok(())
         }));
     }
     for task in tasks {
@@ -288,7 +288,7 @@ async fn until(taken: &AtomicU64, count: u64) {
     }
 }
 
-async fn deliveries(data: &Path, count: u64) -> Outcome<f64> {
+async fn deliveries(data: &Path, count: u64) -> BenchResult<f64> {
     let server = Server::start("tool", data)?;
     let (url, taken) = runtime().await?;
     let begun = Instant::now();
@@ -297,8 +297,8 @@ async fn deliveries(data: &Path, count: u64) -> Outcome<f64> {
     Ok(count as f64 / begun.elapsed().as_secs_f64())
 }
 
-/// How much larger the server is with all of them waiting.
-async fn subscriptions(data: &Path, count: u64) -> Outcome<u64> {
+/// Returns the memory growth of the server with `count` idle subscriptions.
+async fn subscriptions(data: &Path, count: u64) -> BenchResult<u64> {
     let server = Server::start("tool", data)?;
     let (url, taken) = runtime().await?;
     let mut first = Client::connect(&server.address).await?;

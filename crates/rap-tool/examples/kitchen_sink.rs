@@ -7,17 +7,17 @@ use std::time::Duration;
 use rap_tool::prelude::*;
 use serde_json::json;
 
-/// Says back what it is told.
+/// Returns its text with the prefix "echo".
 #[derive(Deserialize, JsonSchema)]
 struct Echo {
-    /// What to say.
+    /// The text to return.
     text: String,
 }
 
 /// Fails with a message.
 #[derive(Deserialize, JsonSchema)]
 struct Fail {
-    /// What the error says.
+    /// The error message.
     message: String,
 }
 
@@ -25,21 +25,21 @@ struct Fail {
 #[derive(Deserialize, JsonSchema)]
 struct Panic {}
 
-/// Takes its time. It can be run again after a restart, and stops when it is cancelled.
+/// Sleeps. It runs again after a restart, and stops when it is cancelled.
 #[derive(Deserialize, JsonSchema)]
 struct Slow {
-    /// How long.
+    /// How long to sleep.
     #[schemars(range(min = 0, max = 1_000_000_000))]
     seconds: f64,
 }
 
-/// Subscribes to a clock that ticks so many times; the last tick is the final event.
+/// Subscribes to a clock that ticks a given number of times. The last tick is the final event.
 #[derive(Deserialize, JsonSchema)]
 struct Tick {
-    /// How many times.
+    /// Number of ticks.
     #[schemars(range(min = 1))]
     count: u64,
-    /// How many milliseconds lie between two ticks.
+    /// Milliseconds between two ticks.
     every_ms: u64,
 }
 
@@ -51,7 +51,7 @@ struct Choose {}
 #[derive(Deserialize, JsonSchema)]
 struct Authorize {}
 
-/// Shows a change of a file to people.
+/// Shows the diff of a file to the user.
 #[derive(Deserialize, JsonSchema)]
 struct Show {}
 
@@ -64,7 +64,7 @@ async fn fail(args: Fail, _: Call) -> Result<String> {
 }
 
 async fn panic(_: Panic, _: Call) -> Result<String> {
-    panic!("a tool that panics, as it was asked to")
+    panic!("this tool always panics")
 }
 
 async fn slow(args: Slow, call: Call) -> Result<String> {

@@ -9,7 +9,7 @@ use axum::routing::get;
 use rap_tool::prelude::*;
 use tokio::net::TcpListener;
 
-/// Adds to a counter, and says how far it has come.
+/// Adds to a counter and returns its new value.
 #[derive(Deserialize, JsonSchema)]
 struct Count {
     /// How much to add.
@@ -19,7 +19,7 @@ struct Count {
 /// Reverses a text.
 #[derive(Deserialize, JsonSchema)]
 struct Reverse {
-    /// What to reverse.
+    /// The text to reverse.
     text: String,
 }
 
@@ -69,7 +69,7 @@ async fn main() -> Result<()> {
         .nest("/texts", texts.router().layer(marked));
 
     eprintln!("listening url={base}");
-    let stop = async { tokio::signal::ctrl_c().await.expect("signals can be listened for") };
+    let stop = async { tokio::signal::ctrl_c().await.expect("cannot listen for signals") };
     axum::serve(listener, application).with_graceful_shutdown(stop).await?;
     numbers.shut_down().await;
     texts.shut_down().await;

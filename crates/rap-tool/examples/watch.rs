@@ -1,7 +1,8 @@
 //! A subscription that survives a restart: every line that is appended to a file becomes an event.
 //!
-//! The cursor is how far the file has been read. It is stored together with each event, so however the server
-//! ends, no line is told twice and none is skipped. Files are looked for in the directory `WATCH_DIR`.
+//! The cursor is the offset up to which the file has been read. It is stored together with each event, so that no
+//! line is repeated or skipped, even after a crash. The environment variable `WATCH_DIR` names the directory of the
+//! files.
 
 use std::io::SeekFrom;
 use std::path::{Path, PathBuf};
@@ -35,7 +36,7 @@ async fn follow(args: Follow, subscribe: Subscribe) -> Result<()> {
     }
 }
 
-/// The whole lines after an offset, each with the offset of its end.
+/// Returns the complete lines after an offset, each with the offset of its end.
 async fn lines_after(path: &Path, offset: u64) -> std::io::Result<Vec<(String, u64)>> {
     let mut file = File::open(path).await?;
     file.seek(SeekFrom::Start(offset)).await?;

@@ -1,5 +1,7 @@
-//! Who is calling. The token is compared in constant time and never kept beside what it authenticated: a
-//! caller is known by a keyed hash of its token.
+//! Authentication of callers.
+//!
+//! Tokens are compared in constant time. Stored data never contains a token: a caller is identified by a keyed hash
+//! of its token.
 
 use std::fmt;
 
@@ -9,19 +11,19 @@ use rap_protocol::Secret;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// How a server knows its callers.
+/// Authentication of the callers of a server.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Auth {
-    /// Callers show this token in an `Authorization: Bearer` header. Several tokens can be given; each is a
-    /// caller of its own, whose calls and threads the others can not touch.
+    /// Callers send this token in an `Authorization: Bearer` header. A server can have several tokens. Each token is
+    /// a separate caller, and callers have no access to each other's calls and threads.
     Bearer(String),
-    /// Anyone who can reach the server may call its tools. Without this, a server that knows no token binds to
-    /// loopback only.
+    /// Everyone who can reach the server may call its tools. Without this, a server that has no token binds only to
+    /// loopback addresses.
     OpenToAnyone,
 }
 
-/// An authenticated caller. All that is anonymous is one caller.
+/// An authenticated caller. All anonymous requests belong to one caller.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Caller([u8; 16]);
 
@@ -43,9 +45,8 @@ impl fmt::Debug for Caller {
     }
 }
 
-/// The callers that a server knows.
 pub(crate) struct Callers {
-    /// The hash of each token, and who shows it.
+    /// SHA-256 of each token, and its caller.
     known: Vec<([u8; 32], Caller)>,
 }
 
@@ -58,18 +59,18 @@ impl Callers {
         Callers { known: tokens.iter().map(caller).collect() }
     }
 
-    /// Whether anyone may call.
+    /// Returns true if no token is required.
     pub(crate) fn is_open(&self) -> bool {
         self.known.is_empty()
     }
 
-    /// Who sends these headers; `None` for nobody we know.
-    pub(crate) fn recognise(&self, headers: &HeaderMap) -> Option<Caller> {
+    /// Returns the caller that sent these headers. `None` if the token is missing or unknown.
+    pub(crate) fn authenticate(&self, headers: &HeaderMap) -> Option<Caller> {
         if self.is_open() {
             return Some(Caller::ANONYMOUS);
         }
         let shown = digest(bearer(headers)?);
-        // All are compared, so that the time tells nothing about which one it is.
+        // Compares all tokens, so that the time does not reveal which one matched.
         let mut found = None;
         for (token, caller) in &self.known {
             if bool::from(token.ct_eq(&shown)) {
@@ -103,21 +104,21 @@ mod tests {
 
     /// Proves: TR-19, TC-18, CN-20
     #[test]
-    fn each_token_is_a_caller_of_its_own() {
+    fn each_token_is_a_separate_caller() {
         let callers = Callers::new(&[Secret::new("one"), Secret::new("two")], &key());
-        let one = callers.recognise(&shown("Bearer one")).unwrap();
-        let two = callers.recognise(&shown("bearer two")).unwrap();
+        let one = callers.authenticate(&shown("Bearer one")).unwrap();
+        let two = callers.authenticate(&shown("bearer two")).unwrap();
         assert!(one != two);
         for wrong in ["Bearer three", "Bearer ", "Bearer", "Basic one", "one", "Bearer one two"] {
-            assert!(callers.recognise(&shown(wrong)).is_none(), "{wrong}");
+            assert!(callers.authenticate(&shown(wrong)).is_none(), "{wrong}");
         }
-        assert!(callers.recognise(&HeaderMap::new()).is_none());
+        assert!(callers.authenticate(&HeaderMap::new()).is_none());
     }
 
     #[test]
     fn without_tokens_everyone_is_the_same_caller() {
         let callers = Callers::new(&[], &key());
         assert!(callers.is_open());
-        assert!(callers.recognise(&HeaderMap::new()) == Some(Caller::ANONYMOUS));
+        assert!(callers.authenticate(&HeaderMap::new()) == Some(Caller::ANONYMOUS));
     }
 }

@@ -1,4 +1,4 @@
-//! What a handler knows about its call.
+//! [`Call`]: the handler's view of the call that it runs.
 
 use std::any::TypeId;
 use std::collections::BTreeMap;
@@ -15,14 +15,17 @@ use crate::auth::Caller;
 use crate::engine::{CHOICE_PATH, CONSENT_PATH, Engine, Run};
 use crate::error::Error;
 use crate::journal::questions::Answer;
-use crate::journal::{Seq, StoredCall};
-use crate::output::{ENVELOPE_BYTES, counted};
+use crate::journal::{CallSeq, StoredCall};
+use crate::output::{ENVELOPE_BYTES, json_len};
 use crate::rules::{Aside, Ignored, Input};
 
-/// How many choices one call may ask for.
-const QUESTIONS: u32 = 100;
+/// Maximum number of [`Call::choose`] questions of one call.
+const MAX_QUESTIONS: u32 = 100;
 
-/// One call of a tool, in the hands of its handler. Clones are the same call.
+/// The call that a handler runs.
+///
+/// Gives access to the thread, the user and the server's shared state, reports progress, and asks the user. Clones
+/// refer to the same call.
 #[derive(Clone)]
 pub struct Call {
     inner: Arc<Inner>,
@@ -31,7 +34,7 @@ pub struct Call {
 struct Inner {
     engine: Arc<Engine>,
     run: Arc<Run>,
-    seq: Seq,
+    seq: CallSeq,
     id: CallId,
     thread: Thread,
     tool: Arc<str>,
@@ -40,20 +43,22 @@ struct Inner {
     identity: [u8; 32],
 }
 
-/// What a user's consent brought along.
+/// The consent that a user gave; see [`Call::authorize`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Consent {
     parameters: BTreeMap<String, String>,
 }
 
 impl Consent {
-    /// A parameter of the URL that the user's browser came back to, such as `code`.
+    /// Returns a query parameter of the redirect that the user's browser followed, such as `code`.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.parameters.get(name).map(String::as_str)
     }
 }
 
-/// A conversation thread, as a tool server sees it.
+/// A conversation thread of one caller.
+///
+/// Two values are equal if they have the same caller and the same thread id.
 #[derive(Clone)]
 pub struct Thread {
     id: ThreadId,
@@ -67,13 +72,17 @@ impl Thread {
         Thread { id, caller, secret, key: OnceLock::new() }
     }
 
-    /// The id that the runtime gave it. It is untrusted: never put it into a path, a query or a command.
+    /// Returns the id that the runtime gave to the thread.
+    ///
+    /// The id is untrusted input: do not put it into a path, a query or a command. Use [`Thread::key`] for that.
     pub fn id(&self) -> &ThreadId {
         &self.id
     }
 
-    /// 32 hexadecimal digits that stand for this thread of this caller. Two callers that use the same id have
-    /// different keys. It is safe in a file name, and the right name for what belongs to the thread.
+    /// Returns a key of 32 hexadecimal digits that identifies this thread of this caller.
+    ///
+    /// Two callers that use the same thread id get different keys. The key is safe in a file name. Use it to name
+    /// the data that you keep for the thread.
     pub fn key(&self) -> &str {
         self.key.get_or_init(|| {
             let mac = self.secret.mac(&[b"thread", self.caller.bytes(), self.id.as_str().as_bytes()]);
@@ -118,59 +127,62 @@ impl Call {
         Call { inner: Arc::new(inner) }
     }
 
-    /// The id of the call.
+    /// Returns the id that the runtime gave to the call. It is untrusted input.
     pub fn id(&self) -> &CallId {
         &self.inner.id
     }
 
-    /// The name of the tool.
+    /// Returns the name of the tool that was called.
     pub fn tool(&self) -> &str {
         &self.inner.tool
     }
 
-    /// The thread that it belongs to.
+    /// Returns the thread that made the call.
     pub fn thread(&self) -> &Thread {
         &self.inner.thread
     }
 
-    /// The ancestors of the thread, root first; none for a root thread.
+    /// Returns the ancestors of the thread, root first. Empty for a root thread.
     pub fn ancestors(&self) -> &[ThreadId] {
         &self.inner.ancestors
     }
 
-    /// The end user on whose behalf the call is made, where the runtime says so.
+    /// Returns the end user on whose behalf the call is made, or `None` if the runtime did not name one.
     pub fn user_id(&self) -> Option<&UserId> {
         self.inner.user_id.as_ref()
     }
 
-    /// Resolves when nobody waits for the result any more: the call was cancelled, or its thread closed. The
-    /// handler then has a grace time, 5 seconds by default, before it is dropped where it stands.
+    /// Resolves when the call was cancelled or its thread was closed.
+    ///
+    /// The handler then has [`Limits::cancel_grace`](crate::Limits::cancel_grace), 5 seconds by default, to return.
+    /// After that its future is dropped.
     pub async fn cancelled(&self) {
         self.inner.run.stopped().await;
     }
 
-    /// Whether [`Call::cancelled`] has come.
+    /// Returns true if the call was cancelled or its thread was closed.
     pub fn is_cancelled(&self) -> bool {
         self.inner.run.is_stopped()
     }
 
-    /// What was given to [`ToolServer::state`](crate::ToolServer::state) with this type.
+    /// Returns the value of this type that was passed to [`ToolServer::state`](crate::ToolServer::state).
     ///
     /// # Panics
     ///
-    /// If there is none, which the call's result then hides from the model and the log tells.
+    /// Panics if there is none. The call then ends with a general error result, and the panic message goes to the
+    /// log.
     pub fn state<S: Send + Sync + 'static>(&self) -> &S {
         let state = self.inner.engine.states.get(&TypeId::of::<S>()).and_then(|state| state.downcast_ref());
         state.unwrap_or_else(|| {
-            panic!("no state of type {} was given to the server", std::any::type_name::<S>())
+            panic!("no state of type {} was passed to ToolServer::state", std::any::type_name::<S>())
         })
     }
 
-    /// Asks the user to choose, and waits for the answer: the index of the choice, which is `default` if the user
-    /// dismisses the question.
+    /// Asks the user to choose, and waits for the answer. Returns the index of the choice, which is `default` if the
+    /// user dismisses the question.
     ///
-    /// The answer survives a restart: a restartable tool that asks its questions in the same order gets it
-    /// without asking again.
+    /// Questions and answers survive a restart: if a restartable tool asks its questions in the same order again, it
+    /// gets the stored answers and the user is not asked twice.
     pub async fn choose<C: Into<String>>(
         &self,
         prompt: impl Into<String>,
@@ -180,14 +192,13 @@ impl Call {
         let choices: Vec<String> = choices.into_iter().map(Into::into).collect();
         let prompt = prompt.into();
         check_choice(&prompt, &choices, default)?;
-        let number = self.inner.run.asked.fetch_add(1, Ordering::Relaxed);
-        if number >= QUESTIONS {
+        let number = self.inner.run.choices_asked.fetch_add(1, Ordering::Relaxed);
+        if number >= MAX_QUESTIONS {
             return Err(Error::new("this call has asked the user too many questions"));
         }
         let engine = &self.inner.engine;
         let token = engine.question_token(CHOICE_PATH, &self.inner.identity, number);
-        let (question, response_url) =
-            (engine.question_named(CHOICE_PATH, &token), engine.choice_url(&token));
+        let (question, response_url) = (engine.question_name(CHOICE_PATH, &token), engine.choice_url(&token));
         let aside = Aside::Choice { question, prompt, choices, default, response_url };
         match Box::pin(engine.ask(self.inner.seq, &self.inner.run, question, aside, None)).await? {
             Some(Answer::Selected(index)) => Ok(index),
@@ -195,8 +206,9 @@ impl Call {
         }
     }
 
-    /// Where the user's browser has to arrive in the end, so that [`Call::authorize`] knows of the consent. It is
-    /// a URL on this server, to be used as the `redirect_uri` of an authorisation.
+    /// Returns the URL on this server to use as the `redirect_uri` of an authorisation.
+    ///
+    /// [`Call::authorize`] returns when the user's browser has visited it.
     pub fn redirect_url(&self) -> String {
         self.inner.engine.consent_url(&self.consent_token())
     }
@@ -205,15 +217,17 @@ impl Call {
         self.inner.engine.question_token(CONSENT_PATH, &self.inner.identity, 0)
     }
 
-    /// Sends the user to a URL to authorise the tool, and waits until they arrive at [`Call::redirect_url`].
-    /// It is an error if they refuse, or do not come within
-    /// [`Limits::authorize_within`](crate::Limits::authorize_within), an hour by default.
+    /// Asks the user to authorise the tool at `url`, and waits until their browser is redirected to
+    /// [`Call::redirect_url`].
     ///
-    /// The consent survives a restart: a restartable tool gets it without asking again.
+    /// Returns an error if the user refuses, or if no answer arrives within
+    /// [`Limits::authorize_within`](crate::Limits::authorize_within), 1 hour by default.
+    ///
+    /// The consent survives a restart: a restartable tool gets it without asking the user again.
     pub async fn authorize(&self, url: impl Into<String>) -> Result<Consent, Error> {
         let auth_url = AuthUrl::new(url)?;
         let engine = &self.inner.engine;
-        let question = engine.question_named(CONSENT_PATH, &self.consent_token());
+        let question = engine.question_name(CONSENT_PATH, &self.consent_token());
         let aside = Aside::Authorise { question, auth_url };
         let within = engine.limits.authorize_within;
         match Box::pin(engine.ask(self.inner.seq, &self.inner.run, question, aside, Some(within))).await? {
@@ -231,29 +245,29 @@ impl Call {
         }
     }
 
-    /// Shows something to people while the call goes on. The latest content of each view type counts; the model
-    /// never sees it.
+    /// Shows `content` to the user while the call runs. Later content of the same view type replaces earlier content.
+    /// The model never sees it.
     pub async fn view(&self, view_type: impl Into<String>, content: impl Serialize) -> Result<(), Error> {
         let (view_type, content) = (view_type.into(), serde_json::to_value(content)?);
         let length = view_type.chars().count();
         if !(1..=limits::NAME_CHARS).contains(&length) || view_type.chars().any(char::is_control) {
             return Err(Error::new("a view type has 1 to 128 characters and no control characters"));
         }
-        if counted(&content) + ENVELOPE_BYTES > limits::BODY_BYTES {
+        if json_len(&content) + ENVELOPE_BYTES > limits::BODY_BYTES {
             return Err(Error::new("the content of a view is too large"));
         }
         loop {
-            let news = self.inner.run.news.notified();
+            let changed = self.inner.run.changed.notified();
             let aside = Aside::View { view_type: view_type.clone(), content: content.clone() };
             match Box::pin(self.inner.engine.commit(self.inner.seq, Input::Aside(aside), None)).await {
                 Ok(()) => return Ok(()),
-                Err(Ignored::Full) => news.await,
-                Err(_) => return Err(Error::new("the call is over")),
+                Err(Ignored::Full) => changed.await,
+                Err(_) => return Err(Error::new("the call has ended")),
             }
         }
     }
 
-    /// Shows how far the call has come: a view of type `progress` with a fraction from 0 to 1 and a text.
+    /// Shows the progress of the call: a view of type `progress` with a fraction from 0 to 1 and a text.
     pub async fn progress(&self, fraction: f64, text: impl Into<String>) -> Result<(), Error> {
         let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { 0.0 };
         self.view("progress", json!({"fraction": fraction, "text": text.into()})).await
@@ -267,7 +281,7 @@ impl Call {
         &self.inner.run
     }
 
-    pub(crate) fn seq(&self) -> Seq {
+    pub(crate) fn seq(&self) -> CallSeq {
         self.inner.seq
     }
 }
@@ -278,12 +292,12 @@ impl fmt::Debug for Call {
     }
 }
 
-/// A question that no runtime could take is the author's mistake; better to say so than to wait for its answer.
+/// Rejects a question that every runtime would refuse. Otherwise the handler would wait for an answer in vain.
 fn check_choice(prompt: &str, choices: &[String], default: usize) -> Result<(), Error> {
     let wrong = if choices.is_empty() || choices.len() > limits::CHOICES {
         format!("a question has 1 to {} choices", limits::CHOICES)
     } else if default >= choices.len() {
-        "the default of a question is one of its choices".into()
+        "the default of a question must be one of its choices".into()
     } else if prompt.len() > limits::PROMPT_BYTES {
         format!("a prompt has at most {} bytes", limits::PROMPT_BYTES)
     } else if choices.iter().any(|choice| choice.len() > limits::CHOICE_BYTES) {

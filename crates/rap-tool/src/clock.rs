@@ -1,4 +1,4 @@
-//! What time it is: the system's, or in a test that of the test's own clock.
+//! The clock of an engine: the system clock, or the clock of a test.
 
 use std::time::SystemTime;
 
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Clock {
     System,
-    /// Goes as the runtime's clock does, which a test can pause.
+    /// Advances with tokio's clock, which a test can pause.
     Virtual {
         from: Timestamp,
         since: Instant,

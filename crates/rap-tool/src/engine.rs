@@ -1,14 +1,14 @@
-//! The shell around the rules: what is accepted is written down, run, answered and delivered.
+//! The IO around the rules: accepts calls, stores them, runs their handlers and delivers their messages.
 //!
-//! Every change of a call goes through [`Engine::commit`] or one of the jobs here: load, step, write in one
-//! transaction, and only then act. What must never happen: a 200 before the commit, an effect of a step that
-//! was not committed, a wait of one caller for another's callback.
+//! Every change of a call loads its head, steps it and writes the result in one transaction, and acts only after the
+//! commit. Three things must never happen: a 200 before the commit, an effect of a step that was not committed, and a
+//! caller that waits for the callback of another.
 
 mod accept;
-mod asking;
 mod delivery;
 pub(crate) mod metrics;
 mod open;
+mod questions;
 mod run;
 mod upkeep;
 
@@ -21,7 +21,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use futures_util::future::BoxFuture;
 use rap_io::lock::DirLock;
-use rap_io::writer::{Error as WriteError, Lane, Writer};
+use rap_io::writer::{Error as WriteError, JobClass, Writer};
 use rap_protocol::{ThreadId, Timestamp};
 use rusqlite::Connection;
 use tokio::runtime::Handle;
@@ -33,21 +33,21 @@ use crate::auth::{Caller, Callers};
 use crate::call::Thread;
 use crate::clock::Clock;
 use crate::error::Error;
-use crate::journal::{Applied, Book, Seq, recovery};
+use crate::journal::{Applied, CallSeq, Journal, recovery};
 use crate::limits::Limits;
 use crate::rate::Limiter;
 use crate::rules::{Dropped, Ignored, Input};
 use crate::tool::Tool;
 
 pub(crate) use accept::{Accepted, Refusal};
-pub(crate) use asking::{Answered, CHOICE_PATH, CONSENT_PATH};
 pub(crate) use delivery::Outgoing;
-pub(crate) use open::{Parts, Place, open};
+pub(crate) use open::{EngineConfig, Externals, open};
+pub(crate) use questions::{AnswerOutcome, CHOICE_PATH, CONSENT_PATH};
 
-/// What an author shares with the handlers, by its type.
+/// Values that handlers share, by type; see `ToolServer::state`.
 pub(crate) type States = HashMap<TypeId, Arc<dyn Any + Send + Sync>>;
 
-/// What runs when a thread is closed.
+/// The hook of `ToolServer::on_close_thread`.
 pub(crate) type CloseHook = Arc<dyn Fn(Thread) -> BoxFuture<'static, Result<(), Error>> + Send + Sync>;
 
 /// A tool and the compiled schema of its arguments.
@@ -57,108 +57,107 @@ pub(crate) struct Offered {
     pub(crate) schema: rap_protocol::InputSchema,
 }
 
-/// A running tool server, but for its sockets.
+/// A running tool server without its sockets.
 pub(crate) struct Engine {
     pub(crate) limits: Limits,
     pub(crate) callers: Callers,
-    /// The toolset as it is served, and its version.
+    /// The toolset as JSON, as it is served.
     pub(crate) manifest: Bytes,
     pub(crate) version: String,
     pub(crate) states: States,
     pub(crate) answers: Limiter<()>,
     pub(crate) scrapes: Limiter<()>,
     pub(crate) notifications: Limiter<Caller>,
-    /// Bounds what is in memory of requests that arrive.
-    pub(crate) arriving: Arc<Semaphore>,
+    /// Bounds the bytes of request bodies in memory.
+    pub(crate) request_memory: Arc<Semaphore>,
     pub(crate) counters: metrics::Counters,
     public_url: String,
     tools: HashMap<String, Offered>,
     on_close: Option<CloseHook>,
     invocations: Limiter<Caller>,
-    /// Bounds the notifications that wait to be written.
-    notified: Arc<Semaphore>,
+    /// Bounds the notifications that are not written yet.
+    pending_notifications: Arc<Semaphore>,
     calls: Arc<Semaphore>,
     subscriptions: Arc<Semaphore>,
-    book: Book,
+    journal: Journal,
     writer: Writer,
     outgoing: Outgoing,
     clock: Clock,
-    runs: Mutex<HashMap<Seq, Arc<Run>>>,
+    runs: Mutex<HashMap<CallSeq, Arc<Run>>>,
     early: Mutex<accept::EarlyCancels>,
-    lanes: Mutex<delivery::Lanes>,
-    /// Something may be due for delivery.
+    queues: Mutex<delivery::DeliveryQueues>,
+    /// Wakes the dispatcher: an outbox message may be due.
     due: Notify,
-    /// The server is stopping: nothing new begins.
+    /// Cancelled when shutdown begins: nothing new is started.
     stopping: CancellationToken,
-    /// The time to finish is over.
+    /// Cancelled at the end of the shutdown time: running work is dropped.
     ended: CancellationToken,
     tasks: TaskTracker,
-    /// Where tasks run that the writer's thread starts.
+    /// Runtime for tasks that are spawned from the writer's thread.
     runtime: Handle,
     _lock: DirLock,
 }
 
-/// A handler at work.
+/// A running handler.
 pub(crate) struct Run {
-    /// Nobody wants its result any more.
+    /// The call was cancelled or its thread was closed.
     stopped: AtomicBool,
-    /// Something that it may be waiting for has happened: an answer, room for another event, the end.
-    pub(crate) news: Notify,
-    /// Its place among the calls, or among the subscriptions.
-    place: Mutex<Option<OwnedSemaphorePermit>>,
-    seq: OnceLock<Seq>,
-    /// How many choices its handler has asked for.
-    pub(crate) asked: AtomicU32,
+    /// Notified when something happens that the handler may wait for: an answer, room in the outbox, a cancellation.
+    pub(crate) changed: Notify,
+    /// Counts the run against `Limits::calls` or, once confirmed, against `Limits::subscriptions`.
+    permit: Mutex<Option<OwnedSemaphorePermit>>,
+    seq: OnceLock<CallSeq>,
+    /// Number of choices that the handler has asked for.
+    pub(crate) choices_asked: AtomicU32,
 }
 
 impl Run {
-    fn new(place: Option<OwnedSemaphorePermit>) -> Arc<Self> {
-        let place = Mutex::new(place);
-        let (seq, asked) = (OnceLock::new(), AtomicU32::new(0));
-        Arc::new(Run { stopped: AtomicBool::new(false), news: Notify::new(), place, seq, asked })
+    fn new(permit: Option<OwnedSemaphorePermit>) -> Arc<Self> {
+        let permit = Mutex::new(permit);
+        let (seq, choices_asked) = (OnceLock::new(), AtomicU32::new(0));
+        Arc::new(Run { stopped: AtomicBool::new(false), changed: Notify::new(), permit, seq, choices_asked })
     }
 
     fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
     }
 
-    /// Whether nobody wants the result any more.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Resolves when nobody wants the result any more.
+    /// Resolves when the run was stopped.
     pub(crate) async fn stopped(&self) {
         loop {
-            let news = self.news.notified();
+            let changed = self.changed.notified();
             if self.is_stopped() {
                 return;
             }
-            news.await;
+            changed.await;
         }
     }
 
-    /// Resolves this long after that.
+    /// Resolves `grace` after the run was stopped.
     async fn stopped_for(&self, grace: Duration) {
         self.stopped().await;
         Box::pin(tokio::time::sleep(grace)).await;
     }
 }
 
-/// Nobody acts on a commit that is not waited for, so the dispatcher has to look. Its look comes after the write,
-/// since the writer takes one after the other.
-struct Abandoned<'a> {
+/// Wakes the dispatcher when a commit is not awaited to its end, because then nothing delivers what it wrote. The
+/// dispatcher reads the outbox after that write, since the writer runs jobs in order.
+struct DispatchOnDrop<'a> {
     due: Option<&'a Notify>,
 }
 
-impl Abandoned<'_> {
-    fn not(mut self) {
+impl DispatchOnDrop<'_> {
+    fn disarm(mut self) {
         self.due = None;
     }
 }
 
-impl Drop for Abandoned<'_> {
+impl Drop for DispatchOnDrop<'_> {
     fn drop(&mut self) {
         if let Some(due) = self.due {
             due.notify_one();
@@ -166,7 +165,7 @@ impl Drop for Abandoned<'_> {
     }
 }
 
-/// The longest pause before a commit is tried again.
+/// Maximum pause between attempts of a commit.
 const COMMIT_PAUSE: Duration = Duration::from_secs(5);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -178,69 +177,66 @@ impl Engine {
         self.clock.now()
     }
 
-    /// Whether the server is on its way down.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.is_cancelled()
     }
 
-    /// The thread of a caller, with the key that it is known by here.
     fn thread(&self, caller: &Caller, thread: &ThreadId) -> Thread {
-        Thread::new(thread.clone(), caller.clone(), self.book.key.clone())
+        Thread::new(thread.clone(), caller.clone(), self.journal.key.clone())
     }
 
-    /// Gives a run a place among the subscriptions instead of one among the calls.
+    /// Replaces the call permit of a run by a subscription permit.
     pub(crate) fn admit_subscription(&self, run: &Run) -> Result<(), Error> {
         match Arc::clone(&self.subscriptions).try_acquire_owned() {
-            Ok(place) => {
-                *lock(&run.place) = Some(place);
+            Ok(permit) => {
+                *lock(&run.permit) = Some(permit);
                 Ok(())
             }
             Err(_) => {
-                Err(Error::new("this server has as many subscriptions as it can hold; cancel some first"))
+                Err(Error::new("this server has reached its limit of subscriptions; cancel some first"))
             }
         }
     }
 
-    /// Takes a call one step further. Returns when that is on disk: what was accepted is kept until it can be
-    /// written, however long the disk is full. What a handler did not wait for is written or not; if it is, it is
-    /// delivered.
+    /// Applies an input to a call. Returns when the step is on disk, and retries until then, even while the disk is
+    /// full. If the future is dropped, the step may or may not be written; if it is, its message is delivered.
     pub(crate) async fn commit(
         self: &Arc<Self>,
-        call: Seq,
+        call: CallSeq,
         input: Input,
         cursor: Option<String>,
     ) -> Result<(), Ignored> {
         let step = move |engine: &Engine, db: &Connection| {
-            let stepped = engine.book.step(db, call, input.clone(), engine.now())?;
+            let stepped = engine.journal.step(db, call, input.clone(), engine.now())?;
             if let (Ok(_), Some(cursor)) = (&stepped, &cursor) {
                 recovery::save_cursor(db, call, cursor)?;
             }
             Ok(stepped)
         };
-        let abandoned = Abandoned { due: Some(&self.due) };
-        let looks = self.looks();
+        let dispatch_guard = DispatchOnDrop { due: Some(&self.due) };
+        let read_epoch = self.read_epoch();
         let written = self.write(step).await;
-        abandoned.not();
+        dispatch_guard.disarm();
         match written {
             Some(Ok(mut applied)) => {
                 let first = applied.first.take();
-                self.follow(call, applied);
-                if let Some(letter) = first {
-                    self.deliver_at_hand(delivery::AtHand { letter, looks });
+                self.after_commit(call, applied);
+                if let Some(message) = first {
+                    self.deliver_fresh(delivery::FreshMessage { message, read_epoch });
                 }
                 Ok(())
             }
             Some(Err(ignored)) => Err(ignored),
-            None => Err(Ignored::Over),
+            None => Err(Ignored::Ended),
         }
     }
 
-    /// Stores where a subscription stands.
-    pub(crate) async fn save_cursor(self: &Arc<Self>, call: Seq, cursor: String) {
+    /// Stores the cursor of a subscription.
+    pub(crate) async fn save_cursor(self: &Arc<Self>, call: CallSeq, cursor: String) {
         self.write(move |_, db| recovery::save_cursor(db, call, &cursor)).await;
     }
 
-    /// Writes until it is written. `None`: the server is gone, or the job is broken.
+    /// Runs a write job and retries until it is committed. `None` if the writer is closed or the job panicked.
     async fn write<T: Send + 'static>(
         self: &Arc<Self>,
         job: impl Fn(&Engine, &Connection) -> rusqlite::Result<T> + Clone + Send + 'static,
@@ -248,10 +244,10 @@ impl Engine {
         let (mut pause, mut failed) = (Duration::from_millis(50), false);
         loop {
             let (engine, job) = (Arc::clone(self), job.clone());
-            match self.writer.run(Lane::Internal, move |db| job(&engine, db)).await {
+            match self.writer.run(JobClass::Internal, move |db| job(&engine, db)).await {
                 Ok(done) => {
                     if failed {
-                        // An attempt that seemed to fail may have been written: what it posted is due.
+                        // An attempt that reported a failure may have been committed, with a message in the outbox.
                         self.due.notify_one();
                     }
                     return Some(done);
@@ -261,7 +257,7 @@ impl Engine {
                     tracing::error!("a write to the journal panicked and was dropped; this is a bug");
                     return None;
                 }
-                Err(error) => tracing::warn!(%error, "the journal can not be written; trying again"),
+                Err(error) => tracing::warn!(%error, "the journal cannot be written; trying again"),
             }
             failed = true;
             tokio::time::sleep(pause).await;
@@ -269,8 +265,8 @@ impl Engine {
         }
     }
 
-    /// Acts on a step that is on disk.
-    fn follow(self: &Arc<Self>, call: Seq, applied: Applied) {
+    /// Performs the effects of a step that is on disk.
+    fn after_commit(self: &Arc<Self>, call: CallSeq, applied: Applied) {
         if applied.stops_handler() {
             self.stop(call);
         }
@@ -279,48 +275,50 @@ impl Engine {
         }
         let before = applied.before.events_wait + applied.before.asides_wait;
         if applied.head.events_wait + applied.head.asides_wait < before {
-            self.tell_news(call);
+            self.wake_handler(call);
         }
-        if let Some(letter) = applied.first {
-            self.deliver(letter.call, letter.origin);
+        if let Some(message) = applied.first {
+            self.deliver(message.call, message.origin);
         }
     }
 
-    /// Tells a handler that nobody waits for it any more.
-    fn stop(&self, call: Seq) {
+    fn stop(&self, call: CallSeq) {
         let run = lock(&self.runs).get(&call).cloned();
         if let Some(run) = run {
             run.stop();
         }
     }
 
-    fn tell_news(&self, call: Seq) {
+    fn wake_handler(&self, call: CallSeq) {
         let run = lock(&self.runs).get(&call).cloned();
         if let Some(run) = run {
-            run.news.notify_waiters();
+            run.changed.notify_waiters();
         }
     }
 
-    /// Stops: subscriptions at once, since they will be resumed; calls and deliveries when they are done, or when
-    /// the time is over. Nothing that was accepted is lost either way.
+    /// Shuts down. Subscriptions end at once, since they are resumed after a restart. Calls and deliveries have
+    /// `Limits::stop_within` to finish. The journal keeps everything that was accepted.
     pub(crate) async fn shut_down(self: &Arc<Self>) {
         self.stopping.cancel();
         self.tasks.close();
         if tokio::time::timeout(self.limits.stop_within, self.tasks.wait()).await.is_err() {
-            tracing::warn!(calls = lock(&self.runs).len(), "still at work when the time to finish was over");
+            tracing::warn!(
+                calls = lock(&self.runs).len(),
+                "some calls were still running at the end of the shutdown time"
+            );
         }
         self.ended.cancel();
-        // Handlers that block their thread can not be dropped; they are not waited for.
+        // Handlers that block their thread cannot be dropped, so the server does not wait for them.
         if tokio::time::timeout(Duration::from_secs(1), self.tasks.wait()).await.is_err() {
             tracing::warn!("a handler blocks its thread and could not be stopped");
         }
-        if let Err(error) = self.writer.run(Lane::Internal, recovery::stopped_in_order).await {
-            tracing::warn!(%error, "could not note that the server stopped in order");
+        if let Err(error) = self.writer.run(JobClass::Internal, recovery::reset_restart_counts).await {
+            tracing::warn!(%error, "could not record the graceful shutdown");
         }
         self.writer.close().await;
     }
 
-    /// Ends as a crash does: handlers and deliveries are dropped where they stand, and nothing is noted.
+    /// Simulates a crash: drops handlers and deliveries, and writes nothing more.
     pub(crate) async fn crash(&self) {
         self.stopping.cancel();
         self.ended.cancel();

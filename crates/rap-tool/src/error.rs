@@ -1,4 +1,4 @@
-//! What can go wrong: in a handler, where a model will read about it, and in a server, where its owner will.
+//! Errors of handlers, which the model reads, and errors of the server, which its operator reads.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -6,16 +6,16 @@ use std::path::PathBuf;
 
 use rap_protocol::redact;
 
-/// A result whose error a handler passes on with `?`.
+/// The result type of handlers.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a handler failed with. Any error turns into one with `?`.
+/// The error of a handler. Any standard error converts into it with `?`.
 ///
 /// ```
 /// use rap_tool::Error;
 ///
-/// let told = Error::new("there is no city of that name; try a larger one nearby");
-/// assert_eq!(told.to_string(), "there is no city of that name; try a larger one nearby");
+/// let error = Error::new("there is no city of that name; try a larger one nearby");
+/// assert_eq!(error.to_string(), "there is no city of that name; try a larger one nearby");
 ///
 /// fn parse(text: &str) -> Result<u32, Error> {
 ///     Ok(text.parse()?)
@@ -23,55 +23,55 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// assert_eq!(parse("x").unwrap_err().to_string(), "invalid digit found in string");
 /// ```
 pub enum Error {
-    /// Words for the model, passed on as they are.
-    Told(String),
-    /// An error from elsewhere. The model sees its first line without paths and addresses; the log has all of it.
-    Caused(Box<dyn std::error::Error + Send + Sync>),
+    /// A message for the model, passed on unchanged.
+    Message(String),
+    /// Any other error. The model sees its first line, with paths and addresses removed. The log has the full text.
+    Source(Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl Error {
-    /// An error in words that a model can act on.
+    /// Creates an error with a message that the model can act on.
     pub fn new(message: impl Into<String>) -> Self {
-        Error::Told(message.into())
+        Error::Message(message.into())
     }
 
-    /// What the model reads, without the prefix that marks an error.
+    /// Returns the text for the model, without the prefix that marks an error result.
     pub(crate) fn for_model(&self) -> String {
         let text = match self {
-            Error::Told(message) => message.clone(),
-            Error::Caused(error) => redact::text(&error.to_string()),
+            Error::Message(message) => message.clone(),
+            Error::Source(error) => redact::text(&error.to_string()),
         };
-        if text.trim().is_empty() { "the tool failed and did not say why".into() } else { text }
+        if text.trim().is_empty() { "the tool failed without an error message".into() } else { text }
     }
 }
 
 impl<E: std::error::Error + Send + Sync + 'static> From<E> for Error {
     fn from(error: E) -> Self {
-        Error::Caused(Box::new(error))
+        Error::Source(Box::new(error))
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Told(message) => f.write_str(message),
-            Error::Caused(error) => error.fmt(f),
+            Error::Message(message) => f.write_str(message),
+            Error::Source(error) => error.fmt(f),
         }
     }
 }
 
-/// With those of its causes that it does not tell itself, since this is what `main` prints.
+/// `main` prints an error with `Debug`, so this includes the causes that the message does not already contain.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let told = self.to_string();
-        f.write_str(&told)?;
+        let message = self.to_string();
+        f.write_str(&message)?;
         let mut source = match self {
-            Error::Told(_) => None,
-            Error::Caused(error) => error.source(),
+            Error::Message(_) => None,
+            Error::Source(error) => error.source(),
         };
         while let Some(cause) = source {
             let text = cause.to_string();
-            if !told.contains(&text) {
+            if !message.contains(&text) {
                 write!(f, "\n  because: {text}")?;
             }
             source = cause.source();
@@ -80,74 +80,73 @@ impl fmt::Debug for Error {
     }
 }
 
-/// Why a server does not start.
+/// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The address is not one, or is in use.
-    #[error("can not listen on {address}: {source}")]
+    /// The address is invalid or in use.
+    #[error("cannot listen on {address}: {source}")]
     Bind {
-        /// What was asked for.
+        /// The requested address.
         address: String,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// Without authentication, and reachable from elsewhere.
+    /// The server is reachable from other machines and requires no authentication.
     #[error(
-        "{0} can be reached from other machines, and nobody has to authenticate: set RAP_TOOL_BEARER or call \
-         .bearer(token); or say .auth(Auth::OpenToAnyone) if everyone may call these tools"
+        "{0} can be reached from other machines, and no authentication is set up: set RAP_TOOL_BEARER or call \
+         .bearer(token), or call .auth(Auth::OpenToAnyone) if everyone may call these tools"
     )]
     OpenToTheNetwork(SocketAddr),
-    /// The same for a router, of which nobody knows who reaches it.
+    /// The router requires no authentication. The library cannot know who can reach the application around it.
     #[error(
-        "nobody has to authenticate: call .bearer(token); or say .auth(Auth::OpenToAnyone) if the application \
-         authenticates callers itself, or everyone may call these tools"
+        "no authentication is set up: call .bearer(token), or call .auth(Auth::OpenToAnyone) if the application \
+         authenticates callers itself or everyone may call these tools"
     )]
     OpenRouter,
-    /// Nobody could find the server under the address it is bound to.
-    #[error(
-        "{0} is no address that a runtime can call: say where it is reached, with RAP_TOOL_URL or .public_url(…)"
-    )]
+    /// Runtimes cannot call the address that the server is bound to, such as `0.0.0.0`.
+    #[error("a runtime cannot call {0}: set the public URL with RAP_TOOL_URL or .public_url(…)")]
     NoPublicUrl(String),
-    /// The public URL is not one.
-    #[error("the public URL has to be an http or https URL without query and fragment")]
+    /// The public URL is invalid.
+    #[error("the public URL must be an http or https URL without query and fragment")]
     BadPublicUrl,
-    /// `PORT` is not a port.
-    #[error("PORT has to be a number from 0 to 65535")]
+    /// The environment variable `PORT` is not a port number.
+    #[error("PORT must be a number from 0 to 65535")]
     BadPort,
-    /// A token that every request without one would match.
-    #[error("a bearer token has to be at least one character of visible ASCII")]
+    /// A bearer token is empty or contains characters other than visible ASCII.
+    #[error("a bearer token must have at least one character, all of them visible ASCII")]
     BadToken,
-    /// The toolset would be refused by every runtime.
+    /// The toolset is invalid. Every runtime would refuse it.
     #[error("the toolset is not valid: {0}")]
     Toolset(String),
-    /// The data directory can not be used.
-    #[error("can not use the data directory {}: {source}", path.display())]
+    /// The data directory could not be created.
+    #[error("cannot use the data directory {}: {source}", path.display())]
     Data {
-        /// The directory.
+        /// Path of the data directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// Another process has the journal.
+    /// Another process uses the data directory.
     #[error(transparent)]
     Locked(#[from] rap_io::lock::LockError),
-    /// The key that was given is not one.
+    /// The key that was passed in is invalid.
     #[error(
-        "RAP_TOOL_KEY, or what is given to .key(…), has to be 64 hexadecimal digits or the base64 of 32 bytes"
+        "RAP_TOOL_KEY, or the argument of .key(…), must be 64 hexadecimal digits or the base64 of 32 bytes"
     )]
     BadKey,
-    /// The file of the key is unusable.
+    /// The key file is unusable.
     #[error(transparent)]
     Key(#[from] rap_io::secret_box::Error),
     /// The journal was written with another key.
     #[error(
-        "the journal in {} was written with another key; give the same RAP_TOOL_KEY, or the same journal.key, as before",
+        "the journal in {} was written with another key; use the RAP_TOOL_KEY or the file journal.key that it was \
+         written with",
         .0.display()
     )]
     WrongKey(PathBuf),
-    /// The journal can not be used.
-    #[error("can not use the journal: {0}")]
+    /// The journal could not be opened, migrated or written.
+    #[error("cannot use the journal: {0}")]
     Journal(String),
 }
 
@@ -159,6 +158,6 @@ mod tests {
     fn main_prints_a_cause_once() {
         let source = std::io::Error::other("the port is taken");
         let error = Error::from(ServeError::Bind { address: "127.0.0.1:1".into(), source });
-        assert_eq!(format!("{error:?}"), "can not listen on 127.0.0.1:1: the port is taken");
+        assert_eq!(format!("{error:?}"), "cannot listen on 127.0.0.1:1: the port is taken");
     }
 }

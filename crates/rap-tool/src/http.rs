@@ -1,7 +1,8 @@
-//! The endpoints. Each answers at once; what a request costs is bounded before its body is looked at.
+//! The HTTP endpoints. Handlers do not wait for tools, and the cost of a request is bounded before its body is
+//! parsed.
 //!
-//! The order is: who is calling, what kind of body, how large, and only then what it says. No answer tells
-//! anything about threads or calls but `/tool_call_status`, and that only about the caller's own.
+//! Checks run in this order: caller, content type, size, content. Only `/tool_call_status` reveals anything about
+//! threads or calls, and only about those of the caller.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -25,12 +26,12 @@ use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::auth::Caller;
-use crate::engine::{Accepted, Answered, CHOICE_PATH, CONSENT_PATH, Engine, Refusal};
+use crate::engine::{Accepted, AnswerOutcome, CHOICE_PATH, CONSENT_PATH, Engine, Refusal};
 
-/// Where invocations are POSTed, below the public URL.
+/// Path for invocations, relative to the public URL.
 pub(crate) const INVOKE_PATH: &str = "/invoke";
 
-/// When to come back after a 503, in seconds.
+/// `Retry-After` of a 503, in seconds.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 pub(crate) fn router(engine: Arc<Engine>) -> Router {
@@ -52,89 +53,105 @@ async fn discover(State(engine): State<Arc<Engine>>) -> Response {
     ([(header::CONTENT_TYPE, json)], engine.manifest.clone()).into_response()
 }
 
-async fn invoke(State(engine): State<Arc<Engine>>, request: Request) -> Result<StatusCode, Refused> {
-    let caller = recognise(&engine, request.headers())?;
-    let arrived = read_body(&engine, request).await?;
-    match engine.accept(caller, arrived.body).await {
+async fn invoke(State(engine): State<Arc<Engine>>, request: Request) -> Result<StatusCode, ErrorResponse> {
+    let caller = authenticate(&engine, request.headers())?;
+    let received = read_body(&engine, request).await?;
+    match engine.accept(caller, received.body).await {
         Ok(Accepted::New | Accepted::Repeat) => Ok(StatusCode::OK),
-        Err(Refusal::Invalid(invalid)) => Err(Refused::unreadable(&invalid)),
-        Err(Refusal::Stale) => Err(Refused::new(
+        Err(Refusal::Invalid(invalid)) => Err(ErrorResponse::invalid(&invalid)),
+        Err(Refusal::Stale) => Err(ErrorResponse::new(
             StatusCode::CONFLICT,
             "stale_toolset",
             "the toolset has changed; fetch it again",
         )),
-        Err(Refusal::Overloaded) => Err(Refused::for_now("overloaded", "too much at once; try again later")),
-        Err(Refusal::Unavailable) => {
-            Err(Refused::for_now("unavailable", "nothing can be stored right now; try again later"))
+        Err(Refusal::Overloaded) => {
+            Err(ErrorResponse::unavailable("overloaded", "too many requests at once; try again later"))
         }
+        Err(Refusal::Unavailable) => Err(ErrorResponse::unavailable(
+            "unavailable",
+            "the journal cannot be written right now; try again later",
+        )),
     }
 }
 
-async fn close_thread(State(engine): State<Arc<Engine>>, request: Request) -> Result<StatusCode, Refused> {
-    let (caller, arrived) = admit_notification(&engine, request).await?;
-    match parse_close_thread(&arrived.body) {
+async fn close_thread(
+    State(engine): State<Arc<Engine>>,
+    request: Request,
+) -> Result<StatusCode, ErrorResponse> {
+    let (caller, received) = admit_notification(&engine, request).await?;
+    match parse_close_thread(&received.body) {
         Ok(close) => {
             engine.close(caller, close.thread_id).await;
             Ok(StatusCode::OK)
         }
-        Err(invalid) => ill_formed(&invalid, CLOSE_THREAD_PATH),
+        Err(invalid) => invalid_notification(&invalid, CLOSE_THREAD_PATH),
     }
 }
 
 async fn cancel_tool_call(
     State(engine): State<Arc<Engine>>,
     request: Request,
-) -> Result<StatusCode, Refused> {
-    let (caller, arrived) = admit_notification(&engine, request).await?;
-    match parse_cancel_tool_call(&arrived.body) {
+) -> Result<StatusCode, ErrorResponse> {
+    let (caller, received) = admit_notification(&engine, request).await?;
+    match parse_cancel_tool_call(&received.body) {
         Ok(cancel) => {
             engine.cancel(caller, cancel).await;
             Ok(StatusCode::OK)
         }
-        Err(invalid) => ill_formed(&invalid, CANCEL_TOOL_CALL_PATH),
+        Err(invalid) => invalid_notification(&invalid, CANCEL_TOOL_CALL_PATH),
     }
 }
 
 async fn tool_call_status(
     State(engine): State<Arc<Engine>>,
     request: Request,
-) -> Result<Json<StatusAnswer>, Refused> {
-    let (caller, arrived) = admit_notification(&engine, request).await?;
-    let alive = match parse_status_query(&arrived.body) {
+) -> Result<Json<StatusAnswer>, ErrorResponse> {
+    let (caller, received) = admit_notification(&engine, request).await?;
+    let alive = match parse_status_query(&received.body) {
         Ok(query) => engine.is_alive(caller, query).await,
         Err(invalid) if invalid.fault == Fault::Value => Ok(false),
-        Err(invalid) => return Err(Refused::unreadable(&invalid)),
+        Err(invalid) => return Err(ErrorResponse::invalid(&invalid)),
     };
     match alive {
         Ok(alive) => Ok(Json(StatusAnswer { alive })),
-        Err(_) => Err(Refused::for_now("unavailable", "nothing can be looked up right now; try again later")),
+        Err(_) => Err(ErrorResponse::unavailable(
+            "unavailable",
+            "the journal cannot be read right now; try again later",
+        )),
     }
 }
 
-/// The answer to a choice. Whoever knows the URL may answer; the runtime tries again after a 5xx.
+/// Receives the answer to a choice. Everyone who knows the URL may answer. The runtime retries after a 5xx.
 async fn choice(
     State(engine): State<Arc<Engine>>,
     Path(token): Path<String>,
     request: Request,
-) -> Result<StatusCode, Refused> {
+) -> Result<StatusCode, ErrorResponse> {
     if !engine.answers.admits(&()) {
-        return Err(Refused::for_now("overloaded", "too many answers at once; try again later"));
+        return Err(ErrorResponse::unavailable("overloaded", "too many answers at once; try again later"));
     }
-    let arrived = read_body(&engine, request).await?;
-    match engine.choose(&token, &arrived.body).await {
-        Ok(Answered::Taken) => Ok(StatusCode::OK),
-        Ok(Answered::Otherwise) => {
-            Err(Refused::new(StatusCode::CONFLICT, "answered", "this question was answered otherwise before"))
-        }
-        Ok(Answered::Unknown) => {
-            Err(Refused::new(StatusCode::NOT_FOUND, "unknown", "there is no such question, or it is over"))
-        }
-        Err(Refusal::Invalid(invalid)) => Err(Refused::unreadable(&invalid)),
-        Err(_) => Err(Refused::for_now("unavailable", "nothing can be stored right now; try again later")),
+    let received = read_body(&engine, request).await?;
+    match engine.choose(&token, &received.body).await {
+        Ok(AnswerOutcome::Accepted) => Ok(StatusCode::OK),
+        Ok(AnswerOutcome::Conflict) => Err(ErrorResponse::new(
+            StatusCode::CONFLICT,
+            "answered",
+            "this question already has a different answer",
+        )),
+        Ok(AnswerOutcome::Unknown) => Err(ErrorResponse::new(
+            StatusCode::NOT_FOUND,
+            "unknown",
+            "there is no such question, or its call has ended",
+        )),
+        Err(Refusal::Invalid(invalid)) => Err(ErrorResponse::invalid(&invalid)),
+        Err(_) => Err(ErrorResponse::unavailable(
+            "unavailable",
+            "the journal cannot be written right now; try again later",
+        )),
     }
 }
 
-/// Where a user's browser arrives. It reads a page, not JSON.
+/// Receives the redirect of a user's browser, so it answers with HTML instead of JSON.
 async fn consent(
     State(engine): State<Arc<Engine>>,
     Path(token): Path<String>,
@@ -148,46 +165,56 @@ async fn consent(
         return page(StatusCode::SERVICE_UNAVAILABLE, "Too many at once. Please try again in a moment.");
     }
     match engine.consent(&token, parameters).await {
-        Ok(Answered::Taken | Answered::Otherwise) => {
+        Ok(AnswerOutcome::Accepted | AnswerOutcome::Conflict) => {
             page(StatusCode::OK, "Thank you. You can close this page.")
         }
-        Ok(Answered::Unknown) => page(StatusCode::NOT_FOUND, "This request is unknown, or it is over."),
+        Ok(AnswerOutcome::Unknown) => {
+            page(StatusCode::NOT_FOUND, "This request is unknown, or it has ended.")
+        }
         Err(_) => {
             page(StatusCode::SERVICE_UNAVAILABLE, "Something went wrong. Please try again in a moment.")
         }
     }
 }
 
-async fn healthz(State(engine): State<Arc<Engine>>) -> Result<&'static str, Refused> {
+async fn healthz(State(engine): State<Arc<Engine>>) -> Result<&'static str, ErrorResponse> {
     if engine.is_stopping() {
-        Err(Refused::for_now("stopping", "the server is stopping"))
+        Err(ErrorResponse::unavailable("stopping", "the server is stopping"))
     } else {
         Ok("ok\n")
     }
 }
 
-async fn metrics(State(engine): State<Arc<Engine>>) -> Result<Response, Refused> {
+async fn metrics(State(engine): State<Arc<Engine>>) -> Result<Response, ErrorResponse> {
     if !engine.scrapes.admits(&()) {
-        return Err(Refused::new(StatusCode::TOO_MANY_REQUESTS, "too_many", "too many scrapes at once"));
+        return Err(ErrorResponse::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "too_many",
+            "too many scrapes at once",
+        ));
     }
     let text = engine.metrics().await;
-    let text = text.map_err(|_| Refused::for_now("unavailable", "nothing can be looked up right now"))?;
+    let text =
+        text.map_err(|_| ErrorResponse::unavailable("unavailable", "the journal cannot be read right now"))?;
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
 }
 
-/// An id that no thread or call can have is treated as one that nothing has.
-fn ill_formed(invalid: &Invalid, path: &'static str) -> Result<StatusCode, Refused> {
+/// Treats an invalid id like an unknown one: logs it and answers 200. A body of the wrong shape is an error.
+fn invalid_notification(invalid: &Invalid, path: &'static str) -> Result<StatusCode, ErrorResponse> {
     if invalid.fault == Fault::Shape {
-        return Err(Refused::unreadable(invalid));
+        return Err(ErrorResponse::invalid(invalid));
     }
-    tracing::info!(path, %invalid, "a notification named an ill-formed id");
+    tracing::info!(path, %invalid, "a notification contained an invalid id");
     Ok(StatusCode::OK)
 }
 
-async fn admit_notification(engine: &Engine, request: Request) -> Result<(Caller, Arrived), Refused> {
-    let caller = recognise(engine, request.headers())?;
+async fn admit_notification(
+    engine: &Engine,
+    request: Request,
+) -> Result<(Caller, ReceivedBody), ErrorResponse> {
+    let caller = authenticate(engine, request.headers())?;
     if !engine.notifications.admits(&caller) {
-        return Err(Refused::new(
+        return Err(ErrorResponse::new(
             StatusCode::TOO_MANY_REQUESTS,
             "too_many",
             "too many notifications at once",
@@ -196,60 +223,65 @@ async fn admit_notification(engine: &Engine, request: Request) -> Result<(Caller
     Ok((caller, read_body(engine, request).await?))
 }
 
-fn recognise(engine: &Engine, headers: &HeaderMap) -> Result<Caller, Refused> {
+fn authenticate(engine: &Engine, headers: &HeaderMap) -> Result<Caller, ErrorResponse> {
     let message = "send a token of this server as `Authorization: Bearer TOKEN`";
-    let refused = || Refused::new(StatusCode::UNAUTHORIZED, "unauthorized", message);
-    engine.callers.recognise(headers).ok_or_else(refused)
+    let refused = || ErrorResponse::new(StatusCode::UNAUTHORIZED, "unauthorized", message);
+    engine.callers.authenticate(headers).ok_or_else(refused)
 }
 
-/// A body that is wholly there.
-struct Arrived {
+/// A complete request body.
+struct ReceivedBody {
     body: Bytes,
-    /// Its share of the memory for requests.
-    _share: Option<OwnedSemaphorePermit>,
+    /// Counts the body against `request_memory`.
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
-async fn read_body(engine: &Engine, request: Request) -> Result<Arrived, Refused> {
+async fn read_body(engine: &Engine, request: Request) -> Result<ReceivedBody, ErrorResponse> {
     if !is_json(request.headers()) {
         let message = "send JSON, with `Content-Type: application/json`";
-        return Err(Refused::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", message));
+        return Err(ErrorResponse::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", message));
     }
-    if announced(request.headers()) > limits::BODY_BYTES {
-        return Err(Refused::too_large());
+    if content_length(request.headers()) > limits::BODY_BYTES {
+        return Err(ErrorResponse::too_large());
     }
     let reading = collect(engine, request.into_body());
     match tokio::time::timeout(engine.limits.request_within, reading).await {
-        Ok(arrived) => arrived,
-        Err(_) => {
-            Err(Refused::new(StatusCode::REQUEST_TIMEOUT, "too_slow", "the request took too long to arrive"))
-        }
+        Ok(received) => received,
+        Err(_) => Err(ErrorResponse::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "too_slow",
+            "the request took too long to arrive",
+        )),
     }
 }
 
-/// Reads a body chunk by chunk. Each chunk takes its share of the memory for all of them. One that is the whole body,
-/// as with most invocations, is not copied.
-async fn collect(engine: &Engine, mut body: Body) -> Result<Arrived, Refused> {
+/// Reads a body chunk by chunk, and counts each chunk against `request_memory`. A body of one chunk, the common case,
+/// is not copied.
+async fn collect(engine: &Engine, mut body: Body) -> Result<ReceivedBody, ErrorResponse> {
     let mut collected = Bytes::new();
-    let mut share: Option<OwnedSemaphorePermit> = None;
+    let mut permit: Option<OwnedSemaphorePermit> = None;
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else {
-            return Err(Refused::new(
+            return Err(ErrorResponse::new(
                 StatusCode::BAD_REQUEST,
                 "cut_off",
-                "the request ended before its body did",
+                "the request ended before its body was complete",
             ));
         };
         let Ok(chunk) = frame.into_data() else { continue };
         if collected.len() + chunk.len() > limits::BODY_BYTES {
-            return Err(Refused::too_large());
+            return Err(ErrorResponse::too_large());
         }
         let bytes = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
-        let Ok(more) = Arc::clone(&engine.arriving).try_acquire_many_owned(bytes) else {
-            return Err(Refused::for_now("overloaded", "too much is arriving at once; try again later"));
+        let Ok(more) = Arc::clone(&engine.request_memory).try_acquire_many_owned(bytes) else {
+            return Err(ErrorResponse::unavailable(
+                "overloaded",
+                "too many requests at once; try again later",
+            ));
         };
-        match &mut share {
-            Some(share) => share.merge(more),
-            None => share = Some(more),
+        match &mut permit {
+            Some(permit) => permit.merge(more),
+            None => permit = Some(more),
         }
         if collected.is_empty() {
             collected = chunk;
@@ -259,7 +291,7 @@ async fn collect(engine: &Engine, mut body: Body) -> Result<Arrived, Refused> {
             collected = longer.freeze();
         }
     }
-    Ok(Arrived { body: collected, _share: share })
+    Ok(ReceivedBody { body: collected, _permit: permit })
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
@@ -268,40 +300,40 @@ fn is_json(headers: &HeaderMap) -> bool {
     essence.eq_ignore_ascii_case("application/json")
 }
 
-fn announced(headers: &HeaderMap) -> usize {
+fn content_length(headers: &HeaderMap) -> usize {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
     length.and_then(|length| length.parse().ok()).unwrap_or(0)
 }
 
-/// An error with a stable code and a sentence that tells what to do.
-pub(crate) struct Refused {
+/// An error response: a status, a stable code and a message that says what to do.
+pub(crate) struct ErrorResponse {
     status: StatusCode,
     code: &'static str,
     message: Cow<'static, str>,
 }
 
-impl Refused {
+impl ErrorResponse {
     pub(crate) fn new(status: StatusCode, code: &'static str, message: &'static str) -> Self {
-        Refused { status, code, message: message.into() }
+        ErrorResponse { status, code, message: message.into() }
     }
 
-    /// Not now, but later.
-    fn for_now(code: &'static str, message: &'static str) -> Self {
-        Refused::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
+    /// A 503: the client may try again later.
+    fn unavailable(code: &'static str, message: &'static str) -> Self {
+        ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
     }
 
-    fn unreadable(invalid: &Invalid) -> Self {
+    fn invalid(invalid: &Invalid) -> Self {
         let message = invalid.to_string().into();
-        Refused { status: StatusCode::BAD_REQUEST, code: "invalid", message }
+        ErrorResponse { status: StatusCode::BAD_REQUEST, code: "invalid", message }
     }
 
     fn too_large() -> Self {
         let message = format!("a body has at most {} bytes", limits::BODY_BYTES).into();
-        Refused { status: StatusCode::PAYLOAD_TOO_LARGE, code: "too_large", message }
+        ErrorResponse { status: StatusCode::PAYLOAD_TOO_LARGE, code: "too_large", message }
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
         let body = json!({"error": {"code": self.code, "message": self.message}});
         let mut response = (self.status, Json(body)).into_response();

@@ -1,10 +1,10 @@
-//! What a tool server remembers, in SQLite. The functions here run inside the writer's transactions.
+//! The journal: the SQLite database of a tool server. The functions here run inside the writer's transactions.
 //!
-//! The journal decides nothing about the life of a call: it loads a head, asks [`rules::step`], and writes all
-//! that follows at once. It never stores a callback URL in the clear, and forgets it when the call is settled.
+//! The journal makes no decisions about calls. It loads a head, calls [`rules::step`], and writes the result in the
+//! same transaction. It stores callback URLs only encrypted, and deletes them when the call is settled.
 
 pub(crate) mod keys;
-mod letter;
+mod message;
 pub(crate) mod outbox;
 pub(crate) mod questions;
 pub(crate) mod recovery;
@@ -19,22 +19,22 @@ use serde_json::{Map, Value};
 use url::Url;
 
 use keys::Keys;
-use threads::{Expired, LookedUpTo};
+use threads::{Expired, ScanPosition};
 
 use crate::auth::Caller;
-use crate::rules::{self, Dropped, Head, Ignored, Input, Kind, Post, State};
+use crate::rules::{self, Dropped, Head, Ignored, Input, MessageKind, Post, State};
 
-/// The numbered steps from an empty file to the schema of today.
+/// The schema migrations, in order.
 pub(crate) const MIGRATIONS: &[&str] = &[include_str!("journal.sql")];
 
-/// The number of a call in this journal.
-pub(crate) type Seq = i64;
+/// Row number of a call in the journal. A later call has a greater number.
+pub(crate) type CallSeq = i64;
 
-/// What a call is known by: 8 bytes for caller and thread, 8 for the id, 16 for the callback URL, each a keyed hash.
-/// So one index finds a call, all calls of an id, and all calls of a thread.
+/// Key of a call: keyed hashes of caller and thread (8 bytes), of the call id (8 bytes) and of the callback URL (16
+/// bytes). A call, all calls with an id, and all calls of a thread are each a range of one index.
 pub(crate) type Identity = [u8; 32];
 
-/// A call that is to be remembered, ready to be written.
+/// A call to be inserted.
 pub(crate) struct NewCall {
     pub(crate) identity: Identity,
     pub(crate) caller: Caller,
@@ -47,9 +47,9 @@ pub(crate) struct NewCall {
     user_id: Option<UserId>,
 }
 
-/// A call as its handler needs it.
+/// A call with the data that its handler needs.
 pub(crate) struct StoredCall {
-    pub(crate) seq: Seq,
+    pub(crate) seq: CallSeq,
     pub(crate) identity: Identity,
     pub(crate) caller: Caller,
     pub(crate) thread: ThreadId,
@@ -62,51 +62,51 @@ pub(crate) struct StoredCall {
     pub(crate) cursor: Option<Value>,
 }
 
-/// A message on its way, with all that it takes to send it.
-pub(crate) struct Letter {
+/// An outbox message, with all data that is needed to send it.
+pub(crate) struct OutboxMessage {
     pub(crate) seq: i64,
-    pub(crate) call: Seq,
-    pub(crate) kind: Kind,
+    pub(crate) call: CallSeq,
+    pub(crate) kind: MessageKind,
     pub(crate) body: Vec<u8>,
     pub(crate) attempts: u32,
     pub(crate) created_at: Timestamp,
     pub(crate) origin: i64,
-    /// The sealed callback URL, and the identity of the call, which it is sealed for.
+    /// The encrypted callback URL. It is bound to `identity`, which is needed to decrypt it.
     pub(crate) callback: Vec<u8>,
     pub(crate) identity: Identity,
 }
 
-/// What a step has changed.
+/// A step that was written.
 pub(crate) struct Applied {
     pub(crate) before: Head,
     pub(crate) head: Head,
     pub(crate) dropped: Dropped,
-    /// The message that may go out at once, since nothing else of this call waits.
-    pub(crate) first: Option<Letter>,
+    /// The message that the step has added, if it is the only one of the call and may be sent at once.
+    pub(crate) first: Option<OutboxMessage>,
 }
 
 impl Applied {
-    /// Whether this step took the word from the handler.
+    /// Returns true if the handler can no longer affect the call because of this step.
     pub(crate) fn stops_handler(&self) -> bool {
         self.before.state.is_live() && !self.head.state.is_live()
     }
 }
 
-/// What it takes to keep the journal: its key, its bounds, and which call is which.
-pub(crate) struct Book {
+/// State of the journal outside the database: the encryption key, limits and the cache of call keys.
+pub(crate) struct Journal {
     pub(crate) key: Key,
-    pub(crate) most_events: u32,
-    /// Only used by jobs of the writer.
+    pub(crate) max_events: u32,
+    /// Locked only by jobs of the writer.
     pub(crate) keys: Arc<Mutex<Keys>>,
 }
 
 type Result<T> = rusqlite::Result<T>;
 
-/// What came of a step: a change, or the reason why there is none.
+/// Result of a step: the change, or why the input was ignored.
 pub(crate) type Stepped = Result<std::result::Result<Applied, Ignored>>;
 
-impl Book {
-    /// Makes a call ready to be written. What is known of a defective one is its address.
+impl Journal {
+    /// Prepares a call for insertion. `invocation` is `None` if it is invalid; then only its address is known.
     pub(crate) fn new_call(
         &self,
         caller: Caller,
@@ -130,13 +130,12 @@ impl Book {
         }
     }
 
-    /// Whether a call is already known.
-    pub(crate) fn knows(&self, db: &Connection, identity: &Identity) -> Result<bool> {
+    pub(crate) fn contains(&self, db: &Connection, identity: &Identity) -> Result<bool> {
         Ok(self.keys().find(db, identity)?.is_some())
     }
 
-    /// Writes down a call as running, if it is new.
-    pub(crate) fn insert(&self, db: &Connection, call: &NewCall, now: Timestamp) -> Result<Option<Seq>> {
+    /// Inserts a call in the state running. Returns `None` if it exists already.
+    pub(crate) fn insert(&self, db: &Connection, call: &NewCall, now: Timestamp) -> Result<Option<CallSeq>> {
         let mut keys = self.keys();
         if keys.find(db, &call.identity)?.is_some() {
             return Ok(None);
@@ -146,35 +145,35 @@ impl Book {
         Ok(Some(seq))
     }
 
-    /// The call of this identity, if its handler has not finished.
+    /// Returns the call with this identity, if its handler has not finished.
     pub(crate) fn unfinished_call(&self, db: &Connection, identity: &Identity) -> Result<Option<StoredCall>> {
         let call = self.keys().find(db, identity)?;
         call.map_or(Ok(None), |call| recovery::unfinished_call(db, call))
     }
 
-    /// Forgets some of the calls that were settled before `before`; how many.
-    pub(crate) fn forget_settled(&self, db: &Connection, before: Timestamp, most: u32) -> Result<usize> {
-        let forgotten = recovery::forget_settled(db, before, most)?;
+    /// Deletes at most `limit` calls that were settled before `before`. Returns how many.
+    pub(crate) fn delete_settled(&self, db: &Connection, before: Timestamp, limit: u32) -> Result<usize> {
+        let forgotten = recovery::delete_settled(db, before, limit)?;
         self.keys().remove(db, &forgotten)?;
         Ok(forgotten.len())
     }
 
-    /// Looks on for threads that have expired.
+    /// Finds threads that have expired, from `after` on.
     pub(crate) fn expired(
         &self,
         db: &Connection,
-        after: LookedUpTo,
+        after: ScanPosition,
         before: Timestamp,
-        most: u32,
+        limit: u32,
     ) -> Result<Expired> {
-        threads::expired(db, &mut self.keys(), (after, before), most)
+        threads::expired(db, &mut self.keys(), (after, before), limit)
     }
 
     fn keys(&self) -> MutexGuard<'_, Keys> {
         self.keys.lock().expect("bug: nothing panics under a lock")
     }
 
-    /// A call is known by its caller, callback URL, thread and id: two runtimes never meet.
+    /// Identifies a call by caller, callback URL, thread and id, so that calls of two runtimes never collide.
     fn identity(&self, caller: &Caller, address: &Address) -> Identity {
         let mut identity = [0; 32];
         let url = address.callback_url.expose().as_bytes();
@@ -184,13 +183,13 @@ impl Book {
         identity
     }
 
-    /// What the identities of all calls of a caller's thread begin with.
+    /// Common prefix of the identities of all calls of a caller's thread.
     fn thread_key(&self, caller: &Caller, thread: &ThreadId) -> [u8; 8] {
         let mac = self.key.mac(&[b"thread of calls", caller.bytes(), thread.as_str().as_bytes()]);
         *mac.first_chunk().expect("bug: a MAC has 32 bytes")
     }
 
-    /// What the identities of all calls with this id in a caller's thread begin with.
+    /// Common prefix of the identities of all calls with this id in a caller's thread.
     fn call_key(&self, caller: &Caller, thread: &ThreadId, id: &CallId) -> [u8; 16] {
         let thread = self.thread_key(caller, thread);
         let mac = self.key.mac(&[b"call", &thread, id.as_str().as_bytes()]);
@@ -206,43 +205,43 @@ impl Book {
         i64::from_le_bytes(*mac.first_chunk().expect("bug: a MAC has 32 bytes"))
     }
 
-    /// Takes a call one step further: load, decide, write.
-    pub(crate) fn step(&self, db: &Connection, call: Seq, input: Input, now: Timestamp) -> Stepped {
+    /// Loads a call, applies an input and writes the result.
+    pub(crate) fn step(&self, db: &Connection, call: CallSeq, input: Input, now: Timestamp) -> Stepped {
         self.advance(db, call, input, None, now)
     }
 
-    /// The same for what came of a letter. One that was dropped meanwhile has no say any more.
-    pub(crate) fn answered(
+    /// Like [`Journal::step`], for the end of a delivery. Ignored if the message was dropped meanwhile.
+    pub(crate) fn step_delivered(
         &self,
         db: &Connection,
-        letter: (i64, Seq),
+        message: (i64, CallSeq),
         input: Input,
         now: Timestamp,
     ) -> Stepped {
-        self.advance(db, letter.1, input, Some(letter.0), now)
+        self.advance(db, message.1, input, Some(message.0), now)
     }
 
     fn advance(
         &self,
         db: &Connection,
-        call: Seq,
+        call: CallSeq,
         input: Input,
-        letter: Option<i64>,
+        message: Option<i64>,
         now: Timestamp,
     ) -> Stepped {
-        if let Some(letter) = letter
-            && !outbox::take(db, letter, &input)?
+        if let Some(message) = message
+            && !outbox::remove(db, message, &input)?
         {
-            return Ok(Err(Ignored::Over));
+            return Ok(Err(Ignored::Ended));
         }
-        let Some(mut row) = load(db, call)? else { return Ok(Err(Ignored::Over)) };
+        let Some(mut row) = load(db, call)? else { return Ok(Err(Ignored::Ended)) };
         if let Input::Aside(aside) = &input
             && row.head.state.is_live()
         {
-            // Only the latest content of a view counts.
-            row.head.asides_wait -= outbox::forget_view(db, call, aside)?;
+            // New content of a view replaces content that was not sent yet.
+            row.head.asides_wait -= outbox::delete_view(db, call, aside)?;
         }
-        let step = match rules::step(row.head, input, self.most_events) {
+        let step = match rules::step(row.head, input, self.max_events) {
             Ok(step) => step,
             Err(ignored) => return Ok(Err(ignored)),
         };
@@ -250,9 +249,9 @@ impl Book {
             db.prepare_cached("DELETE FROM outbox WHERE call = ?1")?.execute([call])?;
         }
         let posted = step.post.map(|post| self.post(db, &row, post, now)).transpose()?;
-        // What stands first keeps its appointment; another first one may go at once.
+        // The head of the queue keeps its retry time. A new head may be sent at once.
         let alone = row.deliver_at.is_none() || step.drop == Dropped::Everything;
-        let first_at = if alone || letter.is_some() { Some(now) } else { row.deliver_at };
+        let first_at = if alone || message.is_some() { Some(now) } else { row.deliver_at };
         save(db, &row, &step.head, first_at.filter(|_| !step.head.outbox_is_empty()), now)?;
         Ok(Ok(Applied {
             before: row.head,
@@ -262,10 +261,10 @@ impl Book {
         }))
     }
 
-    fn post(&self, db: &Connection, row: &CallRow, post: Post, now: Timestamp) -> Result<Letter> {
-        let kind = letter::kind(&post);
-        let topic = if let Post::Aside(aside) = &post { Some(letter::topic(aside)) } else { None };
-        let body = to_json(&letter::message(row, post)).into_bytes();
+    fn post(&self, db: &Connection, row: &CallRow, post: Post, now: Timestamp) -> Result<OutboxMessage> {
+        let kind = message::kind(&post);
+        let topic = if let Post::Aside(aside) = &post { Some(message::topic(aside)) } else { None };
+        let body = to_json(&message::to_callback(row, post)).into_bytes();
         db.prepare_cached(
             "INSERT INTO outbox (call, kind, topic, body, created_at) VALUES (?1, ?2, ?3, ?4, ?5)",
         )?
@@ -273,16 +272,16 @@ impl Book {
         let seq = db.last_insert_rowid();
         let (callback, identity) = (row.callback.clone(), row.identity);
         let (call, origin) = (row.seq, row.origin);
-        Ok(Letter { seq, call, kind, body, attempts: 0, created_at: now, origin, callback, identity })
+        Ok(OutboxMessage { seq, call, kind, body, attempts: 0, created_at: now, origin, callback, identity })
     }
 
-    /// Where a letter goes; nowhere if it was sealed with another key.
-    pub(crate) fn callback_url(&self, letter: &Letter) -> Option<CallbackUrl> {
-        let plain = self.key.open(&letter.callback, &letter.identity).ok()?;
+    /// Decrypts the callback URL of a message. `None` if it was encrypted with another key.
+    pub(crate) fn callback_url(&self, message: &OutboxMessage) -> Option<CallbackUrl> {
+        let plain = self.key.open(&message.callback, &message.identity).ok()?;
         CallbackUrl::new(String::from_utf8(plain).ok()?).ok()
     }
 
-    /// Cancels what a caller has under these names. `None`: nothing is known by them.
+    /// Cancels a caller's calls with this id. `None` if there are none.
     pub(crate) fn cancel(
         &self,
         db: &Connection,
@@ -290,7 +289,7 @@ impl Book {
         thread: &ThreadId,
         call: &CallId,
         now: Timestamp,
-    ) -> Result<Option<Vec<(Seq, Applied)>>> {
+    ) -> Result<Option<Vec<(CallSeq, Applied)>>> {
         let seqs = self.alive(db, &self.call_key(caller, thread, call))?;
         let mut applied = Vec::new();
         for seq in &seqs {
@@ -299,14 +298,14 @@ impl Book {
         Ok((!seqs.is_empty()).then_some(applied))
     }
 
-    /// Closes a caller's thread. `None`: the thread is not known, or is closed already.
+    /// Closes a caller's thread. `None` if the thread is unknown or already closed.
     pub(crate) fn close(
         &self,
         db: &Connection,
         caller: &Caller,
         thread: &ThreadId,
         now: Timestamp,
-    ) -> Result<Option<Vec<(Seq, Applied)>>> {
+    ) -> Result<Option<Vec<(CallSeq, Applied)>>> {
         let key = self.thread_key(caller, thread);
         let last_call = threads::last_call(db, &mut self.keys(), &key)?;
         if !threads::begin_closing(db, &key, last_call, (caller, thread), now)? {
@@ -319,28 +318,28 @@ impl Book {
         Ok(Some(applied))
     }
 
-    /// What belongs to a thread that was closed has been cleared away.
-    pub(crate) fn cleared(
+    /// Records that the close hook of a thread has finished.
+    pub(crate) fn finish_closing(
         &self,
         db: &Connection,
         caller: &Caller,
         thread: &ThreadId,
-        closing: Option<Seq>,
+        closing: Option<CallSeq>,
     ) -> Result<()> {
-        threads::cleared(db, &self.thread_key(caller, thread), closing)
+        threads::finish_closing(db, &self.thread_key(caller, thread), closing)
     }
 
-    /// The call that a thread's last closing came after.
-    pub(crate) fn last_closing(
+    /// Returns the last call before the thread was last closed.
+    pub(crate) fn last_closed_call(
         &self,
         db: &Connection,
         caller: &Caller,
         thread: &ThreadId,
-    ) -> Result<Option<Seq>> {
-        threads::last_closing(db, &self.thread_key(caller, thread))
+    ) -> Result<Option<CallSeq>> {
+        threads::last_closed_call(db, &self.thread_key(caller, thread))
     }
 
-    /// Will a result, or further events, of this call still come?
+    /// Returns true if a result or further events of the call may still be sent.
     pub(crate) fn is_alive(
         &self,
         db: &Connection,
@@ -351,11 +350,11 @@ impl Book {
         Ok(!self.alive(db, &self.call_key(caller, thread, call))?.is_empty())
     }
 
-    /// The calls whose identity begins so and that are not settled.
-    fn alive(&self, db: &Connection, key: &[u8]) -> Result<Vec<Seq>> {
+    /// Returns the calls that have this key prefix and are not settled.
+    fn alive(&self, db: &Connection, key: &[u8]) -> Result<Vec<CallSeq>> {
         let mut statement = db.prepare_cached("SELECT 1 FROM calls WHERE seq = ?1 AND state < 3")?;
         let mut alive = Vec::new();
-        for call in self.keys().beginning_with(db, key)? {
+        for call in self.keys().with_prefix(db, key)? {
             if statement.exists([call])? {
                 alive.push(call);
             }
@@ -364,7 +363,7 @@ impl Book {
     }
 }
 
-fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<Seq> {
+fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<CallSeq> {
     db.prepare_cached(
         "INSERT INTO calls (key, caller, thread, call_id, secondary_id, operation, arguments, callback, origin,
                             user_id, ancestors, state, accepted_at)
@@ -387,9 +386,9 @@ fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<Seq> {
     Ok(db.last_insert_rowid())
 }
 
-/// Everything about a call that a step reads or writes.
+/// The columns of a call that a step reads or writes.
 struct CallRow {
-    seq: Seq,
+    seq: CallSeq,
     identity: Identity,
     thread: ThreadId,
     id: CallId,
@@ -400,7 +399,7 @@ struct CallRow {
     head: Head,
 }
 
-fn load(db: &Connection, call: Seq) -> Result<Option<CallRow>> {
+fn load(db: &Connection, call: CallSeq) -> Result<Option<CallRow>> {
     db.prepare_cached(
         "SELECT seq, key, thread, call_id, secondary_id, callback, origin, deliver_at, state,
                 result_waits, events_wait, asides_wait, next_event, subscription, apologised, restarts
@@ -423,7 +422,7 @@ fn load(db: &Connection, call: Seq) -> Result<Option<CallRow>> {
                 asides_wait: row.get(11)?,
                 next_event: row.get::<_, i64>(12)?.unsigned_abs(),
                 subscription: row.get(13)?,
-                apologised: row.get(14)?,
+                refusal_reported: row.get(14)?,
                 restarts: row.get(15)?,
             },
         })
@@ -450,7 +449,7 @@ fn save(
         head.events_wait,
         head.next_event.cast_signed(),
         head.subscription,
-        head.apologised,
+        head.refusal_reported,
         head.restarts,
         deliver_at.map(|at| at.0),
         head.asides_wait,
@@ -462,7 +461,7 @@ fn save(
              WHERE seq = ?1",
         )?
         .execute(params![row.seq, now.0])?;
-        questions::forget(db, row.seq)?;
+        questions::delete_for_call(db, row.seq)?;
     }
     Ok(())
 }
@@ -477,10 +476,10 @@ fn state(number: u8) -> State {
 }
 
 fn to_json<T: serde::Serialize + ?Sized>(value: &T) -> String {
-    serde_json::to_string(value).expect("bug: what has string keys can be written as JSON")
+    serde_json::to_string(value).expect("bug: a value with string keys can be serialized")
 }
 
-/// An id that was validated before it was stored.
+/// Reads an id, which was validated before it was stored.
 fn id<T: TryFrom<String, Error = rap_protocol::id::Error>>(row: &Row<'_>, column: usize) -> Result<T> {
     T::try_from(row.get(column)?).map_err(|error| broken(column, error))
 }

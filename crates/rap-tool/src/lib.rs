@@ -1,6 +1,6 @@
-//! Write tool servers for the Reactive Agent Protocol.
+//! Write tool servers for the Reactive Agent Protocol (RAP).
 //!
-//! A few lines of Rust, and what runs is correct, durable and safe:
+//! A minimal server:
 //!
 //! ```no_run
 //! use rap_tool::prelude::*;
@@ -21,12 +21,18 @@
 //! }
 //! ```
 //!
-//! An invocation is answered 200 when it is on disk, and not before. Its arguments are checked against the
-//! schema of the type; its result is delivered with retries, for days if need be, and across restarts. A call
-//! that comes twice runs once. What goes wrong becomes a result that a model can act on.
+//! The server answers an invocation with 200 only after it has written the invocation to disk. It validates the
+//! arguments against the schema of the argument type. It delivers the result with retries, for up to 72 hours by
+//! default and across restarts. An invocation that arrives twice runs once. Every failure becomes an error result
+//! that the model can act on.
 //!
-//! [`Subscribe`] shows how to write a subscription, [`Tool`] how to say more about a tool, [`TestRuntime`] how to test
-//! it, [`Limits`] lists every bound, and [`ToolServer`] the rest.
+//! Where to go next:
+//!
+//! - [`ToolServer`]: configuration, authentication and how to run the server
+//! - [`Tool`]: descriptions, annotations and restart behaviour of a tool
+//! - [`Subscribe`]: tools that send events
+//! - [`TestRuntime`]: tests without a socket
+//! - [`Limits`]: every limit, with its default
 
 mod auth;
 mod call;
@@ -50,7 +56,7 @@ pub use call::{Call, Consent, Thread};
 pub use error::{Error, Result, ServeError};
 pub use limits::Limits;
 pub use output::{IntoOutput, Json, Output};
-pub use rap_protocol::retry::Patience;
+pub use rap_protocol::retry::RetryPolicy;
 pub use rap_protocol::{
     CallId, Callback, Content, Image, Oauth, Segment, SubscriptionEvent, ThreadId, ToolResult, UrlPolicy,
     UserChoice, UserId, ViewUpdate,
@@ -63,7 +69,7 @@ pub use subscription::{Event, SendError, Subscribe, Subscription};
 pub use testing::{Outcome, TestRuntime};
 pub use tool::{Arguments, Tool};
 
-/// What a tool's author needs on most days.
+/// The types that most tool servers need, for a glob import.
 pub mod prelude {
     pub use crate::{
         Auth, Call, Error, Event, Json, Output, Result, Subscribe, Subscription, Thread, Tool, ToolServer,
@@ -72,7 +78,7 @@ pub mod prelude {
     pub use serde::{Deserialize, Serialize};
 }
 
-/// The code in the guide and in the README, as tests.
+/// Runs the code blocks of the guide and of the README as doc tests.
 #[cfg(doctest)]
 mod guide {
     #[doc = include_str!("../../../docs/write-a-tool.md")]

@@ -1,14 +1,14 @@
-//! Every bound of a tool server, with its default.
+//! All limits of a tool server, with their defaults.
 
 use std::time::Duration;
 
 use rap_protocol::UrlPolicy;
-use rap_protocol::retry::Patience;
+use rap_protocol::retry::RetryPolicy;
 use tokio::sync::Semaphore;
 
 use crate::rate::Rate;
 
-/// The bounds of a tool server. Change those that do not fit:
+/// The limits of a tool server. Start from the defaults and change single fields:
 ///
 /// ```
 /// use rap_tool::Limits;
@@ -19,45 +19,47 @@ use crate::rate::Rate;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Limits {
-    /// How many calls run at the same time; past it invocations are answered 503. Default: 10,000.
+    /// Maximum number of calls that run at the same time. Further invocations are answered with 503. Default: 10,000.
     pub calls: usize,
-    /// How many subscriptions are active; past it a new one ends in an error. Default: 1,000,000.
+    /// Maximum number of active subscriptions. A further one ends with an error result. Default: 1,000,000.
     pub subscriptions: usize,
-    /// How many events of one subscription wait to be delivered; past it sending waits. Default: 1,000.
+    /// Maximum number of undelivered events of one subscription. Sending a further one waits. Default: 1,000.
     pub waiting_events: u32,
-    /// How often one subscription may send an event; past it sending waits. Default: 100 a second, 200 at once.
+    /// Rate at which one subscription may send events. Sending faster waits. Default: 100 per second, bursts of 200.
     pub event_rate: Rate,
-    /// How often one caller may invoke; past it invocations are answered 503. Default: 20,000 a second.
+    /// Rate of invocations per caller. Further ones are answered with 503. Default: 20,000 per second.
     pub invocation_rate: Rate,
-    /// How often one caller may close, cancel and ask; past it 429. Default: 100 a second, 200 at once.
+    /// Rate per caller of requests to close threads, cancel calls and query the status of calls. Further ones are
+    /// answered with 429. Default: 100 per second, bursts of 200.
     pub notification_rate: Rate,
-    /// How long a cancelled handler has to come to its end before it is dropped. Default: 5 seconds.
+    /// Time that a cancelled handler has to return before its future is dropped. Default: 5 seconds.
     pub cancel_grace: Duration,
-    /// How long running calls have to finish when the server is told to stop. Default: 30 seconds.
+    /// Time that running calls have to finish when the server shuts down. Default: 30 seconds.
     pub stop_within: Duration,
-    /// After this long without a call, a thread whose closing never came is closed. Default: 7 days.
+    /// Time without a call after which the server closes a thread that no runtime has closed. Default: 7 days.
     pub thread_ttl: Duration,
-    /// How long a call that is over is remembered, so that a repeat is recognised; never shorter than
-    /// `thread_ttl`. Default: 7 days.
+    /// Time for which a settled call is kept, so that a repeated invocation is recognised. If `thread_ttl` is longer,
+    /// that is used instead. Default: 7 days.
     pub remember: Duration,
-    /// How long a user has to authorise a call. Default: 1 hour.
+    /// Time that a user has to answer [`Call::authorize`](crate::Call::authorize). Default: 1 hour.
     pub authorize_within: Duration,
-    /// How often, and for how long, a callback is tried. Default: for 72 hours.
-    pub delivery: Patience,
-    /// How long a callback may take to be answered; past it, it is tried again. Default: 30 seconds.
+    /// Retry policy of callbacks. Default: retries for 72 hours.
+    pub delivery: RetryPolicy,
+    /// Time-out of one callback request. The callback is retried after it. Default: 30 seconds.
     pub callback_within: Duration,
-    /// How many callbacks are under way at the same time. Default: 1,024.
+    /// Maximum number of concurrent callback requests. Default: 1,024.
     pub deliveries: usize,
-    /// How many of them go to the same host. Default: 64.
+    /// Maximum number of concurrent callback requests to one host. Default: 64.
     pub deliveries_per_host: usize,
-    /// Where callback URLs may lead. Default: anywhere but link-local and metadata addresses.
+    /// Addresses that callback URLs may have. Default: all but link-local and metadata addresses.
     pub callbacks_to: UrlPolicy,
-    /// How long the head of a request, and then its body, may take to arrive; an idle connection is kept as
-    /// long. Default: 30 seconds.
+    /// Time that the head of a request may take to arrive, and then its body. Also the time after which an idle
+    /// connection is closed. Default: 30 seconds.
     pub request_within: Duration,
-    /// How many bytes of requests may be in memory while they arrive; past it 503. Default: 256 MiB.
+    /// Maximum total size of request bodies in memory, in bytes. Further requests are answered with 503. Default:
+    /// 256 MiB.
     pub arriving_bytes: usize,
-    /// How many connections may be open. Default: 10,000.
+    /// Maximum number of open connections. Further ones wait to be accepted. Default: 10,000.
     pub connections: usize,
 }
 
@@ -76,7 +78,7 @@ impl Default for Limits {
             thread_ttl: WEEK,
             remember: WEEK,
             authorize_within: Duration::from_secs(3600),
-            delivery: Patience::CALLBACK,
+            delivery: RetryPolicy::CALLBACK,
             callback_within: Duration::from_secs(30),
             deliveries: 1_024,
             deliveries_per_host: 64,
@@ -89,8 +91,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The same, as far as counters and clocks reach; nobody will notice the rest.
-    pub(crate) fn within_reach(mut self) -> Self {
+    /// Clamps values to what semaphores and clocks can represent.
+    pub(crate) fn clamped(mut self) -> Self {
         const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
         let counts = [
             &mut self.calls,

@@ -1,4 +1,4 @@
-//! What a handler may return.
+//! Return types of handlers.
 
 use rap_protocol::{
     Body, CallId, Callback, Content, Invalid, Segment, ThreadId, ToolResult, limits, parse_callback,
@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::error::Error;
 use crate::rules::Returned;
 
-/// The result of a call: what the model sees, and what people see instead.
+/// The result of a call: content for the model and, optionally, other content to display to people.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Output {
     body: Body,
@@ -16,48 +16,48 @@ pub struct Output {
 }
 
 impl Output {
-    /// A plain text.
+    /// Creates a result of plain text.
     pub fn text(text: impl Into<String>) -> Self {
         Output { body: Body::Text(text.into()), display_as: Vec::new() }
     }
 
-    /// Several items, images among them.
+    /// Creates a result of several content items, such as texts and images.
     pub fn content(items: Vec<Content>) -> Self {
         Output { body: Body::Content(items), display_as: Vec::new() }
     }
 
-    /// Adds a way to show it to people; the first that their client can show is shown.
+    /// Adds a representation for people. A client shows the first one that it supports.
     #[must_use]
     pub fn display(mut self, segment: Segment) -> Self {
         self.display_as.push(segment);
         self
     }
 
-    /// A result that no runtime could take becomes an error that says so.
+    /// Converts the result. A result that every runtime would refuse becomes an error that says so.
     pub(crate) fn into_returned(self) -> Returned {
         let Output { body, display_as } = self;
-        let bytes = counted(&body) + counted(&display_as);
+        let bytes = json_len(&body) + json_len(&display_as);
         if bytes + ENVELOPE_BYTES > limits::BODY_BYTES {
             let most = limits::BODY_BYTES / (1024 * 1024);
             return Returned::Error(format!(
-                "the result is too large: {bytes} bytes, where {most} MiB are allowed"
+                "the result is too large: {bytes} bytes; at most {most} MiB are allowed"
             ));
         }
-        match refused(&body, &display_as) {
-            Some(invalid) => Returned::Error(format!("the tool made a result that is not valid: {invalid}")),
+        match validation_error(&body, &display_as) {
+            Some(invalid) => Returned::Error(format!("the tool returned an invalid result: {invalid}")),
             None => Returned::Result { body, display_as },
         }
     }
 }
 
-/// Why a runtime would not take it. A text alone is always taken.
-fn refused(body: &Body, display_as: &[Segment]) -> Option<Invalid> {
+/// Returns why a runtime would refuse the result. A plain text is always valid.
+fn validation_error(body: &Body, display_as: &[Segment]) -> Option<Invalid> {
     if matches!(body, Body::Text(_)) && display_as.is_empty() {
         return None;
     }
     let result = ToolResult {
-        group_id: ThreadId::new("t").expect("bug: an id"),
-        id: CallId::new("c").expect("bug: an id"),
+        group_id: ThreadId::new("t").expect("bug: a valid id"),
+        id: CallId::new("c").expect("bug: a valid id"),
         call_id: None,
         body: body.clone(),
         display_as: display_as.to_vec(),
@@ -67,11 +67,11 @@ fn refused(body: &Body, display_as: &[Segment]) -> Option<Invalid> {
     parse_callback(&bytes).err()
 }
 
-/// Room for the names and ids around a result or an event.
+/// Bytes reserved for the field names and ids around a result or an event.
 pub(crate) const ENVELOPE_BYTES: usize = 4 * 1024;
 
-/// How many bytes a value takes as JSON.
-pub(crate) fn counted<T: Serialize>(value: &T) -> usize {
+/// Returns the length of a value as JSON, in bytes.
+pub(crate) fn json_len<T: Serialize>(value: &T) -> usize {
     struct Counter(usize);
     impl std::io::Write for Counter {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -83,22 +83,22 @@ pub(crate) fn counted<T: Serialize>(value: &T) -> usize {
         }
     }
     let mut counter = Counter(0);
-    serde_json::to_writer(&mut counter, value).expect("bug: counting can not fail");
+    serde_json::to_writer(&mut counter, value).expect("bug: counting cannot fail");
     counter.0
 }
 
-/// Anything serialisable, as JSON text.
+/// Returns a serialisable value as JSON text.
 #[derive(Debug, Clone, Copy)]
 pub struct Json<T>(pub T);
 
-/// What can be the result of a call.
+/// Types that a handler can return.
 #[diagnostic::on_unimplemented(
-    message = "a tool can not return `{Self}`",
-    label = "this is not something a model can be given",
+    message = "a tool cannot return `{Self}`",
+    label = "this type cannot be converted to a tool result",
     note = "return a `String`, `Json(value)` for anything serialisable, `Vec<Content>`, or an `Output`"
 )]
 pub trait IntoOutput {
-    /// Turns it into a result.
+    /// Converts the value to a result.
     fn into_output(self) -> Result<Output, Error>;
 }
 
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_large_for_any_runtime_becomes_an_error() {
+    fn a_result_that_is_too_large_becomes_an_error() {
         let fits = Output::text("x".repeat(limits::BODY_BYTES - ENVELOPE_BYTES - 32)).into_returned();
         assert!(matches!(fits, Returned::Result { .. }));
         // A control character takes six bytes of JSON.
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_given_as_text() {
+    fn json_is_returned_as_text() {
         assert_eq!(Json([1, 2]).into_output().unwrap(), Output::text("[1,2]"));
     }
 }

@@ -1,4 +1,4 @@
-//! Rates: how often something may happen, with room for a burst.
+//! Rate limits with bursts.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// So many a second in the long run, and so many at once.
+/// A rate limit: an average rate, and a burst after a pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
-    /// How many a second. At least one.
+    /// Average number per second. 0 counts as 1.
     pub per_second: u32,
-    /// How many at once after a pause. At least one.
+    /// Number that may happen at once after a pause. 0 counts as 1.
     pub burst: u32,
 }
 
 impl Rate {
-    /// So many a second, and so many at once.
+    /// Creates a rate of `per_second` with bursts of `burst`.
     pub const fn new(per_second: u32, burst: u32) -> Self {
         Rate { per_second, burst }
     }
@@ -27,29 +27,30 @@ impl Rate {
     }
 }
 
-/// One stream of happenings, held to a rate. All it remembers is when the stream would be even again.
+/// State of one rate limit, as in the generic cell rate algorithm (GCRA).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pace {
-    even_at: Instant,
+pub(crate) struct Throttle {
+    /// When the next item would be due at the average rate.
+    next_at: Instant,
 }
 
-impl Pace {
+impl Throttle {
     pub(crate) fn new() -> Self {
-        Pace { even_at: Instant::now() }
+        Throttle { next_at: Instant::now() }
     }
 
-    /// Takes the next place in the stream: how long to wait for it.
-    pub(crate) fn take(&mut self, rate: Rate, now: Instant) -> Duration {
-        let even_at = self.even_at.max(now);
-        self.even_at = even_at + rate.interval();
+    /// Counts one item and returns how long to wait before it.
+    pub(crate) fn reserve(&mut self, rate: Rate, now: Instant) -> Duration {
+        let next_at = self.next_at.max(now);
+        self.next_at = next_at + rate.interval();
         let credit = rate.interval() * rate.burst.max(1).saturating_sub(1);
-        even_at.saturating_duration_since(now + credit)
+        next_at.saturating_duration_since(now + credit)
     }
 
-    /// Takes the next place if it is free at once.
-    fn try_take(&mut self, rate: Rate, now: Instant) -> bool {
+    /// Counts one item if it need not wait. Returns false otherwise.
+    fn try_reserve(&mut self, rate: Rate, now: Instant) -> bool {
         let mut next = *self;
-        let free = next.take(rate, now).is_zero();
+        let free = next.reserve(rate, now).is_zero();
         if free {
             *self = next;
         }
@@ -57,24 +58,24 @@ impl Pace {
     }
 }
 
-/// A rate for each of a bounded set of keys.
+/// A rate limit for each key. The caller bounds the set of keys.
 pub(crate) struct Limiter<K> {
     rate: Rate,
-    paces: Mutex<HashMap<K, Pace>>,
+    throttles: Mutex<HashMap<K, Throttle>>,
 }
 
 impl<K: Eq + Hash + Clone> Limiter<K> {
     pub(crate) fn new(rate: Rate) -> Self {
-        Limiter { rate, paces: Mutex::default() }
+        Limiter { rate, throttles: Mutex::default() }
     }
 
-    /// Whether one more may happen now.
+    /// Counts one item of this key. Returns false if the rate is exceeded.
     pub(crate) fn admits(&self, key: &K) -> bool {
-        let mut paces = self.paces.lock().expect("bug: a pace can not panic");
+        let mut throttles = self.throttles.lock().expect("bug: nothing panics under this lock");
         let now = Instant::now();
-        match paces.get_mut(key) {
-            Some(pace) => pace.try_take(self.rate, now),
-            None => paces.entry(key.clone()).or_insert_with(Pace::new).try_take(self.rate, now),
+        match throttles.get_mut(key) {
+            Some(throttle) => throttle.try_reserve(self.rate, now),
+            None => throttles.entry(key.clone()).or_insert_with(Throttle::new).try_reserve(self.rate, now),
         }
     }
 }
@@ -85,14 +86,14 @@ mod tests {
 
     /// Proves: SE-24
     #[test]
-    fn a_pace_lets_a_burst_through_and_then_spreads() {
+    fn a_throttle_allows_a_burst_and_then_limits_the_rate() {
         let rate = Rate::new(10, 3);
         let start = Instant::now();
-        let mut pace = Pace { even_at: start };
-        let waits: Vec<u128> = (0..5).map(|_| pace.take(rate, start).as_millis()).collect();
+        let mut throttle = Throttle { next_at: start };
+        let waits: Vec<u128> = (0..5).map(|_| throttle.reserve(rate, start).as_millis()).collect();
         assert_eq!(waits, [0, 0, 0, 100, 200]);
         let later = start + Duration::from_secs(10);
-        assert_eq!(pace.take(rate, later), Duration::ZERO);
+        assert_eq!(throttle.reserve(rate, later), Duration::ZERO);
     }
 
     /// Proves: TC-20, CN-22, LC-32

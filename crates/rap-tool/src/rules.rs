@@ -1,59 +1,58 @@
-//! The life of one call, as a pure function: what has happened so far, what happens now, what follows.
+//! The state machine of one call, as a pure function.
 //!
-//! Nothing here reads a clock, a database or the network. The journal loads a [`Head`], asks [`step`], and
-//! writes what comes out in one transaction; see `journal.rs`.
+//! Nothing here reads a clock, a database or the network. The journal loads a [`Head`], calls [`step`], and writes
+//! the result in one transaction; see `journal.rs`.
 //!
-//! What always holds:
-//! - A call yields one result, or, when its thread is closed, none.
-//! - Events follow the confirmation of a subscription; after a final event, a cancellation or the closing of
-//!   the thread there are none.
-//! - What is not [`State::Running`] or [`State::Subscribed`] produces nothing more.
+//! Invariants:
+//! - A call has exactly one result, or none if its thread is closed first.
+//! - Events come after the confirmation of a subscription. None come after a final event, a cancellation or the
+//!   closing of the thread.
+//! - A call that is neither [`State::Running`] nor [`State::Subscribed`] accepts no input from its handler.
 
 use rap_protocol::{AuthUrl, Body, ERROR_PREFIX, ResponseUrl, Segment};
 use serde_json::Value;
 
-/// How far a call has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Its handler is at work and there is no result yet.
+    /// The handler is running and there is no result yet.
     Running,
-    /// It is a confirmed subscription that may still produce events.
+    /// A confirmed subscription that may still send events.
     Subscribed,
-    /// Its handler is done; what it said is still on its way.
+    /// The handler has finished, or its output is no longer wanted. The outbox is not empty yet.
     Ending,
-    /// Everything was delivered, refused, given up or dropped.
+    /// All messages were delivered, refused, given up or dropped.
     Settled,
 }
 
 impl State {
-    /// Whether the handler still has a say.
+    /// Returns true if the call accepts input from its handler.
     pub(crate) fn is_live(self) -> bool {
         matches!(self, State::Running | State::Subscribed)
     }
 }
 
-/// All that the rules know about a call.
+/// The state of a call, as far as the rules need it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) state: State,
-    /// Its result, or its confirmation, has not been delivered yet.
+    /// The result or the confirmation is in the outbox.
     pub(crate) result_waits: bool,
-    /// So many events have not been delivered yet.
+    /// Number of events in the outbox.
     pub(crate) events_wait: u32,
-    /// So many asides have not been delivered yet.
+    /// Number of asides in the outbox.
     pub(crate) asides_wait: u32,
-    /// The number of the next event.
+    /// Number of the next event, from 1.
     pub(crate) next_event: u64,
-    /// It was confirmed as a subscription.
+    /// The call was confirmed as a subscription.
     pub(crate) subscription: bool,
-    /// Its result was refused, and the error result that says so has been written.
-    pub(crate) apologised: bool,
-    /// How often the server restarted without having been told to stop while it was running.
+    /// The result was refused, and was replaced by an error result that says so.
+    pub(crate) refusal_reported: bool,
+    /// Number of crashes of the server while the call was running, since the last graceful shutdown.
     pub(crate) restarts: u32,
 }
 
 impl Head {
-    /// A call that was just accepted; the journal's columns default to this.
+    /// A call that was just accepted. Equals the defaults of the journal's columns.
     #[cfg(test)]
     pub(crate) const NEW: Head = Head {
         state: State::Running,
@@ -62,7 +61,7 @@ impl Head {
         asides_wait: 0,
         next_event: 1,
         subscription: false,
-        apologised: false,
+        refusal_reported: false,
         restarts: 0,
     };
 
@@ -71,7 +70,6 @@ impl Head {
     }
 }
 
-/// What can happen to a call.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Input {
     /// The handler returned.
@@ -79,26 +77,25 @@ pub(crate) enum Input {
     /// The handler confirmed the subscription.
     Confirmed(String),
     /// The handler sends an event.
-    Happened { text: String, associative: bool },
-    /// The handler sends the last event.
-    Finished { text: String, associative: bool },
-    /// The handler shows or asks something while the call goes on.
+    Event { text: String, associative: bool },
+    /// The handler sends the final event.
+    FinalEvent { text: String, associative: bool },
+    /// The handler shows something to the user or asks the user.
     Aside(Aside),
     /// The runtime cancelled the call.
     Cancelled,
     /// The runtime closed the thread.
     Closed,
-    /// The server has started and finds the call unfinished.
+    /// The server was restarted, and the call is unfinished.
     Restarted(OnRestart),
-    /// The runtime took a message of this call, which has left the outbox.
-    Delivered(Kind),
-    /// The runtime will not have a message of this call, which has left the outbox.
-    Refused(Kind, u16),
-    /// The runtime could not be reached for too long; the message has left the outbox.
-    GaveUp(Kind),
+    /// A message was delivered and removed from the outbox.
+    Delivered(MessageKind),
+    /// A message was refused with this HTTP status and removed from the outbox.
+    Refused(MessageKind, u16),
+    /// A message could not be delivered in time and was removed from the outbox.
+    GaveUp(MessageKind),
 }
 
-/// How a handler returned.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Returned {
     Result {
@@ -106,26 +103,25 @@ pub(crate) enum Returned {
         display_as: Vec<Segment>,
     },
     Error(String),
-    /// A subscription's handler is done and has nothing more to say.
+    /// The handler of a subscription returned without a final event.
     Nothing,
 }
 
-/// What the tool said about being interrupted by a restart.
+/// What happens to an unfinished call after a restart; see `Tool::restartable`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnRestart {
     RunAgain,
-    Apologise,
+    Fail,
 }
 
-/// What a message in the outbox is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MessageKind {
     Result,
     Event,
     Aside,
 }
 
-/// What is said to people while a call goes on.
+/// A message to the user while the call is running. The model does not see it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Aside {
     View {
@@ -133,26 +129,26 @@ pub(crate) enum Aside {
         content: Value,
     },
     Choice {
-        question: Question,
+        question: QuestionName,
         prompt: String,
         choices: Vec<String>,
         default: usize,
         response_url: ResponseUrl,
     },
     Authorise {
-        question: Question,
+        question: QuestionName,
         auth_url: AuthUrl,
     },
 }
 
-/// The name of a question: a hash of what makes its URL unguessable.
-pub(crate) type Question = [u8; 32];
+/// Key of a question: a hash of the secret token in its URL.
+pub(crate) type QuestionName = [u8; 32];
 
-/// What follows.
+/// The result of [`step`].
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Step {
     pub(crate) head: Head,
-    /// What leaves the outbox unsent, before `post` enters it.
+    /// Messages to delete from the outbox, before `post` is added.
     pub(crate) drop: Dropped,
     pub(crate) post: Option<Post>,
 }
@@ -163,7 +159,7 @@ pub(crate) enum Dropped {
     Everything,
 }
 
-/// A message for the runtime.
+/// A message to add to the outbox.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Post {
     Result { body: Body, display_as: Vec<Segment>, subscription: bool },
@@ -171,47 +167,47 @@ pub(crate) enum Post {
     Aside(Aside),
 }
 
-/// Why nothing follows. Each of these is expected to happen.
+/// Why an input has no effect. Each of these is a normal case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ignored {
-    /// The call is over, or has said its last word.
-    Over,
-    /// As many events, or asides, wait as may wait.
+    /// The call has ended, or the input does not apply in its state.
+    Ended,
+    /// The outbox has the maximum number of events or asides of this call.
     Full,
-    /// It is to be run again.
+    /// The handler has to be started again.
     RunAgain,
 }
 
-/// So many asides of one call may wait.
-pub(crate) const ASIDES: u32 = 64;
+/// Maximum number of asides of one call in the outbox.
+pub(crate) const MAX_ASIDES: u32 = 64;
 
-/// A call whose server died this often while it ran is not started again.
-pub(crate) const RESTARTS: u32 = 20;
+/// Number of crashes during a call after which it is not started again.
+pub(crate) const MAX_RESTARTS: u32 = 20;
 
 const RESTARTED: &str = "the server restarted during the call, so its outcome is unknown; \
                          check what was done before you call it again";
-const KEEPS_CRASHING: &str = "the server went down each time it tried this call, and gave up";
+const KEEPS_CRASHING: &str = "the server crashed each time it ran this call, so it will not be tried again";
 
-/// What follows when `input` happens to a call. `most_events` may wait in the outbox.
-pub(crate) fn step(head: Head, input: Input, most_events: u32) -> Result<Step, Ignored> {
+/// Applies `input` to a call. At most `max_events` events may be in the outbox.
+pub(crate) fn step(head: Head, input: Input, max_events: u32) -> Result<Step, Ignored> {
     match input {
-        _ if head.state == State::Settled => Err(Ignored::Over),
+        _ if head.state == State::Settled => Err(Ignored::Ended),
         Input::Closed => Ok(head.settle()),
-        Input::Delivered(kind) => Ok(head.taken(kind)),
+        Input::Delivered(kind) => Ok(head.left_outbox(kind)),
         Input::Refused(kind, status) => Ok(head.refused(kind, status)),
-        Input::GaveUp(Kind::Result) => Ok(head.settle()),
-        Input::GaveUp(kind) => Ok(head.taken(kind)),
+        Input::GaveUp(MessageKind::Result) => Ok(head.settle()),
+        Input::GaveUp(kind) => Ok(head.left_outbox(kind)),
         Input::Cancelled => head.cancel(),
-        _ if head.state == State::Ending => Err(Ignored::Over),
+        _ if head.state == State::Ending => Err(Ignored::Ended),
         Input::Restarted(on_restart) => head.restart(on_restart),
         Input::Returned(returned) => Ok(head.end(returned)),
-        Input::Confirmed(_) if head.subscription => Err(Ignored::Over),
+        Input::Confirmed(_) if head.subscription => Err(Ignored::Ended),
         Input::Confirmed(text) => Ok(head.confirm(text)),
-        Input::Happened { .. } | Input::Finished { .. } if !head.subscription => Err(Ignored::Over),
-        Input::Happened { .. } if head.events_wait >= most_events => Err(Ignored::Full),
-        Input::Happened { text, associative } => Ok(head.event(text, associative, false)),
-        Input::Finished { text, associative } => Ok(head.event(text, associative, true)),
-        Input::Aside(_) if head.asides_wait >= ASIDES => Err(Ignored::Full),
+        Input::Event { .. } | Input::FinalEvent { .. } if !head.subscription => Err(Ignored::Ended),
+        Input::Event { .. } if head.events_wait >= max_events => Err(Ignored::Full),
+        Input::Event { text, associative } => Ok(head.event(text, associative, false)),
+        Input::FinalEvent { text, associative } => Ok(head.event(text, associative, true)),
+        Input::Aside(_) if head.asides_wait >= MAX_ASIDES => Err(Ignored::Full),
         Input::Aside(aside) => Ok(head.aside(aside)),
     }
 }
@@ -221,7 +217,7 @@ impl Head {
         Step { head: self, drop, post }
     }
 
-    /// The end: nothing is sent any more.
+    /// Ends the call and drops its outbox.
     fn settle(mut self) -> Step {
         (self.state, self.result_waits) = (State::Settled, false);
         (self.events_wait, self.asides_wait) = (0, 0);
@@ -269,22 +265,24 @@ impl Head {
         match returned {
             Returned::Result { body, display_as } => self.result(Dropped::Nothing, body, display_as),
             Returned::Error(message) => self.error(Dropped::Nothing, &message),
-            Returned::Nothing => self.error(Dropped::Nothing, "the subscription ended before it began"),
+            Returned::Nothing => {
+                self.error(Dropped::Nothing, "the subscription ended before it was confirmed")
+            }
         }
     }
 
-    /// A result that is on its way stays there; a subscription sends nothing more.
+    /// Cancels the call. A result in the outbox is still delivered; a subscription sends nothing more.
     fn cancel(self) -> Result<Step, Ignored> {
         if self.state == State::Running {
             return Ok(self.error(Dropped::Nothing, "cancelled"));
         }
         if !self.subscription {
-            return Err(Ignored::Over);
+            return Err(Ignored::Ended);
         }
         if !self.result_waits {
             return Ok(self.settle());
         }
-        // The runtime has not seen the confirmation: the one result of this call is that it was cancelled.
+        // The confirmation was not delivered, so the one result of this call is that it was cancelled.
         let head = Head { events_wait: 0, asides_wait: 0, subscription: false, ..self };
         Ok(head.error(Dropped::Everything, "cancelled"))
     }
@@ -293,22 +291,22 @@ impl Head {
         if self.state == State::Subscribed {
             return Err(Ignored::RunAgain);
         }
-        if on_restart == OnRestart::Apologise {
+        if on_restart == OnRestart::Fail {
             return Ok(self.error(Dropped::Nothing, RESTARTED));
         }
         self.restarts += 1;
-        if self.restarts > RESTARTS {
+        if self.restarts > MAX_RESTARTS {
             return Ok(self.error(Dropped::Nothing, KEEPS_CRASHING));
         }
         Ok(self.then(Dropped::Nothing, None))
     }
 
-    /// One message has left the outbox.
-    fn taken(mut self, kind: Kind) -> Step {
+    /// A message was removed from the outbox.
+    fn left_outbox(mut self, kind: MessageKind) -> Step {
         match kind {
-            Kind::Result => self.result_waits = false,
-            Kind::Event => self.events_wait = self.events_wait.saturating_sub(1),
-            Kind::Aside => self.asides_wait = self.asides_wait.saturating_sub(1),
+            MessageKind::Result => self.result_waits = false,
+            MessageKind::Event => self.events_wait = self.events_wait.saturating_sub(1),
+            MessageKind::Aside => self.asides_wait = self.asides_wait.saturating_sub(1),
         }
         if self.state == State::Ending && self.outbox_is_empty() {
             self.state = State::Settled;
@@ -316,16 +314,21 @@ impl Head {
         self.then(Dropped::Nothing, None)
     }
 
-    fn refused(self, kind: Kind, status: u16) -> Step {
+    fn refused(self, kind: MessageKind, status: u16) -> Step {
         match (kind, status) {
-            (Kind::Event, 404 | 410) => self.settle(),
-            (Kind::Event | Kind::Aside, _) => self.taken(kind),
-            (Kind::Result, 400 | 413) if !self.apologised => {
-                let head =
-                    Head { apologised: true, subscription: false, events_wait: 0, asides_wait: 0, ..self };
+            (MessageKind::Event, 404 | 410) => self.settle(),
+            (MessageKind::Event | MessageKind::Aside, _) => self.left_outbox(kind),
+            (MessageKind::Result, 400 | 413) if !self.refusal_reported => {
+                let head = Head {
+                    refusal_reported: true,
+                    subscription: false,
+                    events_wait: 0,
+                    asides_wait: 0,
+                    ..self
+                };
                 head.error(Dropped::Everything, &format!("the result was refused ({status})"))
             }
-            (Kind::Result, _) => self.settle(),
+            (MessageKind::Result, _) => self.settle(),
         }
     }
 }
@@ -334,26 +337,26 @@ impl Head {
 mod tests {
     use super::*;
 
-    const MOST: u32 = 3;
+    const MAX_EVENTS: u32 = 3;
 
-    /// Plays inputs against a fresh call and notes what is posted and dropped, and where it ends.
+    /// Applies inputs to a new call, and lists the messages, drops and ignored inputs, and the last state.
     fn play(inputs: &[Input]) -> String {
         let mut head = Head::NEW;
-        let mut story = Vec::new();
+        let mut log = Vec::new();
         for input in inputs {
-            match step(head, input.clone(), MOST) {
-                Err(ignored) => story.push(format!("{ignored:?}")),
+            match step(head, input.clone(), MAX_EVENTS) {
+                Err(ignored) => log.push(format!("{ignored:?}")),
                 Ok(next) => {
                     head = next.head;
-                    story.extend((next.drop == Dropped::Everything).then(|| "drop all".to_owned()));
-                    story.extend(next.post.map(told));
+                    log.extend((next.drop == Dropped::Everything).then(|| "drop all".to_owned()));
+                    log.extend(next.post.map(describe));
                 }
             }
         }
-        format!("{} -> {:?}", story.join(", "), head.state)
+        format!("{} -> {:?}", log.join(", "), head.state)
     }
 
-    fn told(post: Post) -> String {
+    fn describe(post: Post) -> String {
         match post {
             Post::Result { body: Body::Text(text), subscription, .. } => {
                 format!("{}[{text}]", if subscription { "confirm" } else { "result" })
@@ -376,13 +379,13 @@ mod tests {
         Input::Confirmed("ok".into())
     }
     fn event() -> Input {
-        Input::Happened { text: "e".into(), associative: false }
+        Input::Event { text: "e".into(), associative: false }
     }
     fn finished() -> Input {
-        Input::Finished { text: "f".into(), associative: false }
+        Input::FinalEvent { text: "f".into(), associative: false }
     }
-    const GOT_RESULT: Input = Input::Delivered(Kind::Result);
-    const GOT_EVENT: Input = Input::Delivered(Kind::Event);
+    const GOT_RESULT: Input = Input::Delivered(MessageKind::Result);
+    const GOT_EVENT: Input = Input::Delivered(MessageKind::Event);
 
     fn check(inputs: &[Input], expected: &str) {
         assert_eq!(play(inputs), expected, "{inputs:?}");
@@ -390,39 +393,39 @@ mod tests {
 
     /// Proves: LC-08, LC-10, LC-26, LC-27
     #[test]
-    fn a_call_yields_one_result() {
+    fn a_call_has_one_result() {
         check(&[returned("r")], "result[r] -> Ending");
         check(&[returned("r"), GOT_RESULT], "result[r] -> Settled");
-        check(&[returned("r"), returned("again")], "result[r], Over -> Ending");
+        check(&[returned("r"), returned("again")], "result[r], Ended -> Ending");
         check(&[failed("no")], "result[Error: no] -> Ending");
-        check(&[event()], "Over -> Running");
+        check(&[event()], "Ended -> Running");
     }
 
     /// Proves: CN-03, CN-08, CN-09
     #[test]
-    fn a_cancelled_call_says_so_once_and_a_result_on_its_way_stays() {
+    fn a_cancelled_call_reports_it_once_and_a_result_in_the_outbox_is_kept() {
         check(&[Input::Cancelled], "result[Error: cancelled] -> Ending");
-        check(&[Input::Cancelled, Input::Cancelled], "result[Error: cancelled], Over -> Ending");
-        check(&[Input::Cancelled, returned("late")], "result[Error: cancelled], Over -> Ending");
-        check(&[returned("r"), Input::Cancelled, GOT_RESULT], "result[r], Over -> Settled");
-        check(&[returned("r"), GOT_RESULT, Input::Cancelled], "result[r], Over -> Settled");
+        check(&[Input::Cancelled, Input::Cancelled], "result[Error: cancelled], Ended -> Ending");
+        check(&[Input::Cancelled, returned("late")], "result[Error: cancelled], Ended -> Ending");
+        check(&[returned("r"), Input::Cancelled, GOT_RESULT], "result[r], Ended -> Settled");
+        check(&[returned("r"), GOT_RESULT, Input::Cancelled], "result[r], Ended -> Settled");
     }
 
     /// Proves: TC-09, TC-11
     #[test]
-    fn a_closed_thread_hears_nothing_more() {
+    fn a_closed_thread_receives_nothing_more() {
         check(&[Input::Closed], "drop all -> Settled");
-        check(&[Input::Closed, returned("late"), Input::Closed], "drop all, Over, Over -> Settled");
+        check(&[Input::Closed, returned("late"), Input::Closed], "drop all, Ended, Ended -> Settled");
         check(&[returned("r"), Input::Closed], "result[r], drop all -> Settled");
         check(&[confirmed(), event(), Input::Closed], "confirm[ok], event1[e], drop all -> Settled");
     }
 
     /// Proves: SE-04, SE-11
     #[test]
-    fn events_lie_between_the_confirmation_and_the_final_one() {
+    fn events_come_after_the_confirmation_and_before_the_final_event() {
         check(&[confirmed(), event(), event()], "confirm[ok], event1[e], event2[e] -> Subscribed");
-        check(&[confirmed(), confirmed()], "confirm[ok], Over -> Subscribed");
-        check(&[confirmed(), finished(), event()], "confirm[ok], final1[f], Over -> Ending");
+        check(&[confirmed(), confirmed()], "confirm[ok], Ended -> Subscribed");
+        check(&[confirmed(), finished(), event()], "confirm[ok], final1[f], Ended -> Ending");
         check(&[confirmed(), finished(), GOT_RESULT, GOT_EVENT], "confirm[ok], final1[f] -> Settled");
         let ended = "confirm[ok], final1[the subscription has ended] -> Ending";
         check(&[confirmed(), Input::Returned(Returned::Nothing)], ended);
@@ -436,17 +439,17 @@ mod tests {
         let started = [confirmed(), GOT_RESULT, event()];
         let after = |inputs: &[Input]| [&started[..], inputs].concat();
         check(&after(&[Input::Cancelled]), "confirm[ok], event1[e], drop all -> Settled");
-        check(&after(&[Input::Cancelled, event()]), "confirm[ok], event1[e], drop all, Over -> Settled");
+        check(&after(&[Input::Cancelled, event()]), "confirm[ok], event1[e], drop all, Ended -> Settled");
         let final_waits = "confirm[ok], event1[e], final2[f], drop all -> Settled";
         check(&after(&[finished(), Input::Cancelled]), final_waits);
-        // Before the confirmation was delivered, its place is taken by the one result of a cancelled call.
+        // An undelivered confirmation is replaced by the result "cancelled".
         let unseen = "confirm[ok], event1[e], drop all, result[Error: cancelled] -> Ending";
         check(&[confirmed(), event(), Input::Cancelled], unseen);
         check(&[confirmed(), event(), Input::Cancelled, GOT_RESULT], &unseen.replace("Ending", "Settled"));
     }
 
     #[test]
-    fn only_so_many_events_wait() {
+    fn the_number_of_events_in_the_outbox_is_limited() {
         let full = "confirm[ok], event1[e], event2[e], event3[e], Full -> Subscribed";
         check(&[confirmed(), event(), event(), event(), event()], full);
         let room = "confirm[ok], event1[e], event2[e], event3[e], event4[e] -> Subscribed";
@@ -454,41 +457,41 @@ mod tests {
     }
 
     #[test]
-    fn asides_are_said_while_the_call_goes_on_and_change_nothing_else() {
+    fn asides_are_sent_while_the_call_runs_and_do_not_change_its_state() {
         let aside = || Input::Aside(Aside::View { view_type: "v".into(), content: Value::Null });
         let shown = r#"aside[View { view_type: "v", content: Null }]"#;
         check(&[aside()], &format!("{shown} -> Running"));
         check(&[aside(), returned("r")], &format!("{shown}, result[r] -> Ending"));
-        check(&[returned("r"), aside()], "result[r], Over -> Ending");
-        let delivered = [aside(), returned("r"), Input::Delivered(Kind::Aside), GOT_RESULT];
+        check(&[returned("r"), aside()], "result[r], Ended -> Ending");
+        let delivered = [aside(), returned("r"), Input::Delivered(MessageKind::Aside), GOT_RESULT];
         check(&delivered, &format!("{shown}, result[r] -> Settled"));
-        let refused = [aside(), returned("r"), Input::Refused(Kind::Aside, 410), GOT_RESULT];
+        let refused = [aside(), returned("r"), Input::Refused(MessageKind::Aside, 410), GOT_RESULT];
         check(&refused, &format!("{shown}, result[r] -> Settled"));
-        let full = vec![aside(); ASIDES as usize + 1];
+        let full = vec![aside(); MAX_ASIDES as usize + 1];
         assert!(play(&full).ends_with(", Full -> Running"));
     }
 
     /// Proves: LC-13, LC-14
     #[test]
-    fn a_restart_runs_again_what_may_run_again() {
+    fn a_restart_runs_only_restartable_calls_again() {
         let again = Input::Restarted(OnRestart::RunAgain);
-        let apologise = Input::Restarted(OnRestart::Apologise);
+        let fail = Input::Restarted(OnRestart::Fail);
         check(std::slice::from_ref(&again), " -> Running");
         check(&[confirmed(), again.clone()], "confirm[ok], RunAgain -> Subscribed");
-        check(&[confirmed(), apologise.clone()], "confirm[ok], RunAgain -> Subscribed");
-        check(std::slice::from_ref(&apologise), &format!("result[Error: {RESTARTED}] -> Ending"));
-        check(&[returned("r"), apologise], "result[r], Over -> Ending");
-        let many = vec![again; RESTARTS as usize + 1];
+        check(&[confirmed(), fail.clone()], "confirm[ok], RunAgain -> Subscribed");
+        check(std::slice::from_ref(&fail), &format!("result[Error: {RESTARTED}] -> Ending"));
+        check(&[returned("r"), fail], "result[r], Ended -> Ending");
+        let many = vec![again; MAX_RESTARTS as usize + 1];
         check(&many, &format!("result[Error: {KEEPS_CRASHING}] -> Ending"));
     }
 
     #[test]
-    fn a_refused_result_is_followed_once_by_one_that_says_so() {
-        let refused = |status| Input::Refused(Kind::Result, status);
-        let sorry = "result[r], drop all, result[Error: the result was refused (413)]";
-        check(&[returned("r"), refused(413)], &format!("{sorry} -> Ending"));
-        check(&[returned("r"), refused(413), GOT_RESULT], &format!("{sorry} -> Settled"));
-        check(&[returned("r"), refused(413), refused(400)], &format!("{sorry}, drop all -> Settled"));
+    fn a_refused_result_is_replaced_once_by_an_error_result() {
+        let refused = |status| Input::Refused(MessageKind::Result, status);
+        let reported = "result[r], drop all, result[Error: the result was refused (413)]";
+        check(&[returned("r"), refused(413)], &format!("{reported} -> Ending"));
+        check(&[returned("r"), refused(413), GOT_RESULT], &format!("{reported} -> Settled"));
+        check(&[returned("r"), refused(413), refused(400)], &format!("{reported}, drop all -> Settled"));
         for status in [301, 401, 403, 404, 409, 410, 429] {
             check(&[returned("r"), refused(status)], "result[r], drop all -> Settled");
         }
@@ -499,17 +502,17 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_finds_no_thread_ends_its_subscription() {
+    fn an_event_refused_with_404_or_410_ends_its_subscription() {
         let started = [confirmed(), GOT_RESULT, event(), event()];
         let after = |input: Input| [&started[..], &[input]].concat();
-        let story = "confirm[ok], event1[e], event2[e]";
+        let log = "confirm[ok], event1[e], event2[e]";
         for status in [404, 410] {
-            check(&after(Input::Refused(Kind::Event, status)), &format!("{story}, drop all -> Settled"));
+            check(&after(Input::Refused(MessageKind::Event, status)), &format!("{log}, drop all -> Settled"));
         }
         for status in [400, 401, 403, 413, 429] {
-            check(&after(Input::Refused(Kind::Event, status)), &format!("{story} -> Subscribed"));
+            check(&after(Input::Refused(MessageKind::Event, status)), &format!("{log} -> Subscribed"));
         }
-        check(&after(Input::GaveUp(Kind::Event)), &format!("{story} -> Subscribed"));
-        check(&[returned("r"), Input::GaveUp(Kind::Result)], "result[r], drop all -> Settled");
+        check(&after(Input::GaveUp(MessageKind::Event)), &format!("{log} -> Subscribed"));
+        check(&[returned("r"), Input::GaveUp(MessageKind::Result)], "result[r], drop all -> Settled");
     }
 }

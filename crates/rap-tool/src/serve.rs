@@ -1,4 +1,4 @@
-//! Sockets and signals: from a bound address to an orderly end.
+//! Binding to an address, serving, and graceful shutdown.
 
 use std::future::Future;
 use std::io::IsTerminal;
@@ -15,10 +15,10 @@ use tokio::net::TcpListener;
 
 use crate::engine::Engine;
 use crate::error::ServeError;
-use crate::http::{self, Refused};
+use crate::http::{self, ErrorResponse};
 use crate::server::{ToolServer, checked_public_url};
 
-/// A server that is bound to its address, has resumed its calls, and is ready to run.
+/// A server that is bound to its address and has resumed its unfinished calls. Call [`Bound::run`] to serve.
 pub struct Bound {
     listener: TcpListener,
     address: SocketAddr,
@@ -34,7 +34,7 @@ pub(crate) async fn bind(server: ToolServer, address: String) -> Result<Bound, S
     if server.is_open() && !server.open_to_anyone && !bound.ip().is_loopback() {
         return Err(ServeError::OpenToTheNetwork(bound));
     }
-    let url = match server.public_url_given() {
+    let url = match server.configured_public_url() {
         Some(given) => checked_public_url(given)?,
         None if bound.ip().is_unspecified() => return Err(ServeError::NoPublicUrl(bound.to_string())),
         None => format!("http://{bound}"),
@@ -48,8 +48,11 @@ pub(crate) async fn bind(server: ToolServer, address: String) -> Result<Bound, S
     Ok(Bound { listener, address: bound, url, engine, router })
 }
 
-/// Without authentication, being on this machine is the only credential. A page in a browser here could borrow
-/// it by pointing a name of its own to loopback; the `Host` header gives it away.
+/// Rejects requests whose `Host` is neither loopback nor the public URL.
+///
+/// A server without authentication accepts requests from its own machine only. A web page in a browser on this
+/// machine could still reach it by DNS rebinding, with a domain that resolves to loopback. The `Host` header reveals
+/// that.
 async fn from_this_machine(
     axum::extract::State(public_url): axum::extract::State<Arc<str>>,
     request: Request,
@@ -61,37 +64,39 @@ async fn from_this_machine(
     {
         return next.run(request).await;
     }
-    let message = "this server takes requests from its own machine only; set RAP_TOOL_BEARER to open it";
-    Refused::new(StatusCode::MISDIRECTED_REQUEST, "not_local", message).into_response()
+    let message =
+        "this server accepts requests from its own machine only; set RAP_TOOL_BEARER to accept others";
+    ErrorResponse::new(StatusCode::MISDIRECTED_REQUEST, "not_local", message).into_response()
 }
 
 impl Bound {
-    /// The public URL: what to give to a runtime.
+    /// Returns the public URL of the server, which a runtime needs to find it.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The address it listens on.
+    /// Returns the address that the server listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until SIGTERM or SIGINT, then stops in order. A second signal ends the process at once.
+    /// Serves until SIGTERM or SIGINT, then shuts down gracefully. A second signal ends the process at once.
     pub async fn run(self) {
         let mut signals = Signals::listen();
         self.run_until(async {
             signals.next().await;
             tokio::spawn(async move {
                 signals.next().await;
-                tracing::warn!("stopping at once");
+                tracing::warn!("second signal: exiting immediately");
                 std::process::exit(1);
             });
         })
         .await;
     }
 
-    /// Serves until `stop` resolves, then stops in order: takes no more requests, lets running calls finish
-    /// within [`Limits::stop_within`](crate::Limits::stop_within), and loses nothing.
+    /// Serves until `stop` resolves, then shuts down gracefully: accepts no more requests and lets running calls
+    /// finish within [`Limits::stop_within`](crate::Limits::stop_within). Everything that was accepted stays in the
+    /// journal.
     pub async fn run_until(self, stop: impl Future<Output = ()>) {
         let Bound { listener, url, engine, router, .. } = self;
         tracing::info!(%url, "listening");
@@ -102,26 +107,26 @@ impl Bound {
         let answered = tokio::time::timeout(engine.limits.stop_within, connections.shutdown());
         let ((), answered) = tokio::join!(engine.shut_down(), answered);
         if answered.is_err() {
-            tracing::warn!("some connections were still open when the time to finish was over");
+            tracing::warn!("some connections were still open at the end of the shutdown time");
         }
         tracing::info!("stopped");
     }
 }
 
-/// `PORT` replaces the port of an address.
-pub(crate) fn with_port_of_environment(address: String) -> Result<String, ServeError> {
+/// Replaces the port of an address by the environment variable `PORT`, if set.
+pub(crate) fn with_port_from_environment(address: String) -> Result<String, ServeError> {
     let Some(port) = std::env::var("PORT").ok().filter(|port| !port.is_empty()) else { return Ok(address) };
     let port: u16 = port.parse().map_err(|_| ServeError::BadPort)?;
     let host = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host);
     Ok(format!("{host}:{port}"))
 }
 
-/// Logs to stderr unless the program has made other arrangements.
+/// Logs to stderr, unless the program has already set a tracing subscriber.
 pub(crate) fn log_to_stderr() {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let stderr = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if stderr.with_ansi(std::io::stderr().is_terminal()).try_init().is_err() {
-        tracing::debug!("the program logs in its own way");
+        tracing::debug!("the program has its own tracing subscriber");
     }
 }

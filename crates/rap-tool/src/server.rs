@@ -1,4 +1,4 @@
-//! Putting a tool server together.
+//! [`ToolServer`]: the builder of a tool server.
 
 use std::any::TypeId;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use crate::auth::Auth;
 use crate::call::{Call, Thread};
 use crate::clock::Clock;
-use crate::engine::{CloseHook, Engine, Offered, Outgoing, Parts, Place, States, open};
+use crate::engine::{CloseHook, Engine, EngineConfig, Externals, Offered, Outgoing, States, open};
 use crate::error::{Error, ServeError};
 use crate::http::INVOKE_PATH;
 use crate::limits::Limits;
@@ -25,7 +25,7 @@ use crate::serve::Bound;
 use crate::subscription::Subscribe;
 use crate::tool::{Arguments, Tool};
 
-/// A tool server: some tools, and how they are offered.
+/// A tool server: its tools and its configuration.
 ///
 /// ```no_run
 /// use rap_tool::prelude::*;
@@ -61,7 +61,7 @@ pub struct ToolServer {
 }
 
 impl ToolServer {
-    /// A server without tools. Its name, of 1 to 128 characters, is the toolset's.
+    /// Creates a server without tools. `name` has 1 to 128 characters and is also the name of the toolset.
     pub fn new(name: impl Into<String>) -> Self {
         ToolServer {
             name: name.into(),
@@ -78,14 +78,14 @@ impl ToolServer {
         }
     }
 
-    /// Says what the tools are for.
+    /// Sets the description of the toolset.
     #[must_use]
     pub fn description(mut self, text: impl Into<String>) -> Self {
         self.description = Some(text.into());
         self
     }
 
-    /// Adds a tool that is called and returns; see [`Tool::new`].
+    /// Adds a tool that is called and returns a result; see [`Tool::new`].
     #[must_use]
     pub fn tool<A, F, R, T>(self, name: impl Into<String>, handler: F) -> Self
     where
@@ -108,15 +108,18 @@ impl ToolServer {
         self.offer(Tool::subscription(name, handler))
     }
 
-    /// Adds a tool that was made with [`Tool::new`] or [`Tool::subscription`].
+    /// Adds a tool that was created with [`Tool::new`] or [`Tool::subscription`].
     #[must_use]
     pub fn offer(mut self, tool: Tool) -> Self {
         self.tools.push(tool);
         self
     }
 
-    /// Runs when a thread is closed, or has not been used for long: the time to clear away what belongs to it,
-    /// best kept under [`Thread::key`]. It may run twice for the same thread, and runs again after a crash.
+    /// Sets a hook that runs when a thread was closed or has expired ([`Limits::thread_ttl`]). Use it to delete the
+    /// data that you keep for the thread, which is best stored under [`Thread::key`].
+    ///
+    /// The hook may run more than once for the same thread. It runs again if the server stops before it has
+    /// finished.
     #[must_use]
     pub fn on_close_thread<F, R>(mut self, hook: F) -> Self
     where
@@ -127,20 +130,20 @@ impl ToolServer {
         self
     }
 
-    /// Shares a value with the handlers, which find it by its type with [`Call::state`].
+    /// Shares a value with all handlers, which get it by its type from [`Call::state`].
     #[must_use]
     pub fn state<S: Send + Sync + 'static>(mut self, state: S) -> Self {
         self.states.insert(TypeId::of::<S>(), Arc::new(state));
         self
     }
 
-    /// Callers have to show this token; short for [`Auth::Bearer`].
+    /// Requires this token from callers; short for [`Auth::Bearer`]. Can be called several times.
     #[must_use]
     pub fn bearer(self, token: impl Into<String>) -> Self {
         self.auth(Auth::Bearer(token.into()))
     }
 
-    /// How the server knows its callers.
+    /// Sets how callers authenticate.
     #[must_use]
     pub fn auth(mut self, auth: Auth) -> Self {
         match auth {
@@ -150,41 +153,42 @@ impl ToolServer {
         self
     }
 
-    /// Where runtimes reach the server, if not under the address it is bound to.
+    /// Sets the URL under which runtimes reach the server. Default: the address that it is bound to.
     #[must_use]
     pub fn public_url(mut self, url: impl Into<String>) -> Self {
         self.public_url = Some(url.into());
         self
     }
 
-    /// The directory of its journal. Default: `rap-data/NAME`, below the working directory.
+    /// Sets the directory of the journal. Default: `rap-data/NAME` in the working directory.
     #[must_use]
     pub fn data(mut self, directory: impl Into<PathBuf>) -> Self {
         self.data = Some(directory.into());
         self
     }
 
-    /// The key that callback URLs are encrypted with: 64 hexadecimal digits, or the base64 of 32 bytes. Default:
-    /// a file `journal.key` in the data directory, made at the first start, that only its owner can read.
+    /// Sets the key that encrypts callback URLs in the journal: 64 hexadecimal digits, or the base64 of 32 bytes.
+    /// Default: the file `journal.key` in the data directory, which is created at the first start and readable by its
+    /// owner only.
     #[must_use]
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.key = Some(Secret::new(key));
         self
     }
 
-    /// Other bounds than the default ones.
+    /// Sets the limits.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Takes over what the environment says, which wins over what was said so far: `RAP_TOOL_DATA`,
-    /// `RAP_TOOL_KEY`, `RAP_TOOL_URL`, and a further token in `RAP_TOOL_BEARER`.
+    /// Applies the environment variables `RAP_TOOL_DATA`, `RAP_TOOL_KEY` and `RAP_TOOL_URL`, which override the
+    /// settings made so far, and adds the token in `RAP_TOOL_BEARER`.
     #[must_use]
     pub fn with_environment(mut self) -> Self {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
-        // What is no text must not be passed over: with the replacement character in it, it is refused later.
+        // A value that is not UTF-8 must not be ignored. With the replacement character in it, it is rejected later.
         let text = |name| variable(name).map(|value| value.to_string_lossy().into_owned());
         self.data = variable("RAP_TOOL_DATA").map(PathBuf::from).or(self.data);
         self.key = text("RAP_TOOL_KEY").map(Secret::new).or(self.key);
@@ -193,24 +197,26 @@ impl ToolServer {
         self
     }
 
-    /// Runs the server until it is told to stop by SIGTERM or SIGINT. This is for a program that is nothing but
-    /// a tool server: it takes the environment into account ([`ToolServer::with_environment`]; `PORT` replaces
-    /// the port), and logs to stderr where no other subscriber was set (`RUST_LOG` says how much).
+    /// Runs the server until SIGTERM or SIGINT. For a program that is only a tool server.
+    ///
+    /// Applies the environment ([`ToolServer::with_environment`]; `PORT` replaces the port of `address`). Logs to
+    /// stderr if no tracing subscriber is set; `RUST_LOG` sets the level.
     pub async fn serve(self, address: impl Into<String>) -> Result<(), Error> {
         crate::serve::log_to_stderr();
-        let address = crate::serve::with_port_of_environment(address.into())?;
+        let address = crate::serve::with_port_from_environment(address.into())?;
         self.with_environment().bind(address).await?.run().await;
         Ok(())
     }
 
-    /// Binds to an address and resumes what an earlier process has left. The environment is not looked at.
+    /// Binds to an address, opens the journal and resumes unfinished calls. Does not read the environment.
     pub async fn bind(self, address: impl Into<String>) -> Result<Bound, ServeError> {
         crate::serve::bind(self, address.into()).await
     }
 
-    /// The endpoints as a router, to be nested in an axum application at the path of the public URL, with layers of
-    /// its own. Since this can not know who reaches the application, it wants a token, or
-    /// [`Auth::OpenToAnyone`] where a layer authenticates. Use [`ToolServer::mount`] to stop in order as well.
+    /// Returns the endpoints as a router, to be nested in an axum application at the path of the public URL.
+    ///
+    /// Requires a token, or [`Auth::OpenToAnyone`] if a layer of the application authenticates callers. Use
+    /// [`ToolServer::mount`] instead if you also need graceful shutdown.
     ///
     /// ```
     /// use rap_tool::prelude::*;
@@ -237,8 +243,8 @@ impl ToolServer {
         Ok(self.mount().await?.router())
     }
 
-    /// Opens the journal and resumes what an earlier process has left, for a server that is part of another
-    /// application; see [`ToolServer::router`].
+    /// Opens the journal and resumes unfinished calls, for a server that is part of another application; see
+    /// [`ToolServer::router`].
     pub async fn mount(self) -> Result<Mounted, ServeError> {
         if self.is_open() && !self.open_to_anyone {
             return Err(ServeError::OpenRouter);
@@ -248,7 +254,7 @@ impl ToolServer {
         Ok(Mounted { engine: self.start(url).await? })
     }
 
-    /// Whether nobody has to authenticate.
+    /// Returns true if no token is required.
     pub(crate) fn is_open(&self) -> bool {
         self.tokens.is_empty()
     }
@@ -257,29 +263,29 @@ impl ToolServer {
         self.tokens.first().map(Secret::expose)
     }
 
-    pub(crate) fn public_url_given(&self) -> Option<&str> {
+    pub(crate) fn configured_public_url(&self) -> Option<&str> {
         self.public_url.as_deref()
     }
 
-    /// Opens the journal of a server that is reached under this URL, and resumes what it finds.
+    /// Opens the journal and resumes unfinished calls.
     pub(crate) async fn start(self, public_url: String) -> Result<Arc<Engine>, ServeError> {
         let policy = self.limits.callbacks_to;
         let limits = ClientLimits { total: self.limits.callback_within, ..ClientLimits::default() };
         let opening = tokio::task::spawn_blocking(move || {
             let outgoing = Outgoing::Http(Box::new(Client::new(policy, limits)));
-            self.open(Place { public_url, outgoing, clock: Clock::System })
+            self.open(Externals { public_url, outgoing, clock: Clock::System })
         });
         let engine = opening.await.map_err(|error| ServeError::Journal(error.to_string()))??;
         engine.resume().await?;
         Ok(engine)
     }
 
-    /// Opens the journal; nothing runs yet. This blocks.
-    pub(crate) fn open(self, place: Place) -> Result<Arc<Engine>, ServeError> {
+    /// Opens the journal without resuming anything. Blocks.
+    pub(crate) fn open(self, externals: Externals) -> Result<Arc<Engine>, ServeError> {
         if self.tokens.iter().any(|token| !is_token(token.expose())) {
             return Err(ServeError::BadToken);
         }
-        let toolset = self.toolset(&place.public_url)?;
+        let toolset = self.toolset(&externals.public_url)?;
         let version = toolset.version.clone().unwrap_or_default();
         let manifest =
             serde_json::to_vec(&toolset).map_err(|error| ServeError::Toolset(error.to_string()))?;
@@ -290,7 +296,7 @@ impl ToolServer {
             (tool.name().to_owned(), Offered { name: tool.name().into(), tool, schema })
         };
         let tools: HashMap<String, Offered> = self.tools.into_iter().zip(schemas).map(offered).collect();
-        let parts = Parts {
+        let config = EngineConfig {
             data,
             key: self.key,
             tokens: self.tokens,
@@ -301,7 +307,7 @@ impl ToolServer {
             states: self.states,
             limits: self.limits,
         };
-        open(parts, place)
+        open(config, externals)
     }
 
     fn toolset(&self, public_url: &str) -> Result<Toolset, ServeError> {
@@ -314,24 +320,25 @@ impl ToolServer {
     }
 }
 
-/// A tool server as a part of another application.
+/// A tool server that is part of another application; see [`ToolServer::mount`].
 pub struct Mounted {
     engine: Arc<Engine>,
 }
 
 impl Mounted {
-    /// The endpoints, to be nested in the application at the path of the public URL.
+    /// Returns the endpoints, to be nested in the application at the path of the public URL.
     pub fn router(&self) -> Router {
         crate::http::router(Arc::clone(&self.engine))
     }
 
-    /// Stops in order: lets running calls finish within [`Limits::stop_within`], and loses nothing.
+    /// Shuts down gracefully: lets running calls finish within [`Limits::stop_within`]. Everything that was accepted
+    /// stays in the journal.
     pub async fn shut_down(self) {
         self.engine.shut_down().await;
     }
 }
 
-/// A public URL without the slash at its end.
+/// Validates a public URL and removes trailing slashes.
 pub(crate) fn checked_public_url(given: &str) -> Result<String, ServeError> {
     let url = EndpointUrl::new(given).map_err(|_| ServeError::BadPublicUrl)?.to_url();
     if url.query().is_some() || url.fragment().is_some() {
@@ -340,7 +347,7 @@ pub(crate) fn checked_public_url(given: &str) -> Result<String, ServeError> {
     Ok(given.trim_end_matches('/').to_owned())
 }
 
-/// Changes with what a runtime has to know: where a schema, a name or a description does.
+/// Hash of the toolset: changes when a name, a description or a schema changes.
 fn version(content: &str) -> String {
     let digest = Sha256::digest(content.as_bytes());
     digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
@@ -350,7 +357,7 @@ fn is_token(token: &str) -> bool {
     !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// A server's name may be any text; a directory's had better not.
+/// Replaces characters of a server's name that are unsafe in a directory name.
 fn directory_name(name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_') { c } else { '-' };
     name.chars().map(plain).collect()

@@ -1,4 +1,4 @@
-//! Subscriptions: calls that go on to send events.
+//! Subscriptions: calls that are confirmed first and then send events.
 
 use std::fmt;
 use std::ops::Deref;
@@ -12,16 +12,17 @@ use tokio::time::Instant;
 
 use crate::call::Call;
 use crate::error::Error;
-use crate::output::{ENVELOPE_BYTES, counted};
-use crate::rate::Pace;
+use crate::output::{ENVELOPE_BYTES, json_len};
+use crate::rate::Throttle;
 use crate::rules::{Ignored, Input};
 
 /// A subscription that has not been confirmed yet.
 ///
-/// The handler looks whether it can watch what it is asked to watch (an error now is the result of the call),
-/// then confirms, and has a [`Subscription`] to send events with. After a restart of the server the handler is
-/// called again with the same arguments; [`Subscribe::cursor`] then tells how far it had come, and confirming
-/// again sends nothing.
+/// The handler first checks that it can serve the subscription; an error at this point is the result of the call. It
+/// then calls [`Subscribe::confirm`], which returns the [`Subscription`] to send events with.
+///
+/// After a restart of the server, the handler is called again with the same arguments. [`Subscribe::cursor`] then
+/// returns the last stored position, and confirming again sends nothing.
 ///
 /// ```
 /// use rap_tool::prelude::*;
@@ -52,13 +53,13 @@ pub struct Subscribe {
     cursor: Option<Value>,
 }
 
-/// A confirmed subscription: the way to send events.
+/// A confirmed subscription, which sends events.
 pub struct Subscription {
     call: Call,
-    pace: Mutex<Pace>,
+    throttle: Mutex<Throttle>,
 }
 
-/// Something that happened.
+/// An event of a subscription.
 #[derive(Debug)]
 pub struct Event {
     text: String,
@@ -66,42 +67,43 @@ pub struct Event {
     cursor: Option<serde_json::Result<String>>,
 }
 
-/// Why an event was not taken.
+/// Why an event was not sent.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The subscription was cancelled, its thread closed, or the runtime does not know it any more.
+    /// The subscription was cancelled, its thread was closed, or the runtime no longer knows it.
     #[error("the subscription has ended")]
     Ended,
-    /// No runtime would take it.
+    /// The event is larger than the protocol allows. Contains its size as JSON, in bytes.
     #[error("the event is too large: {0} bytes as JSON")]
     TooLarge(usize),
-    /// The cursor can not be stored.
-    #[error("the cursor can not be written as JSON: {0}")]
+    /// The cursor could not be serialized.
+    #[error("the cursor cannot be serialized as JSON: {0}")]
     Cursor(#[source] serde_json::Error),
 }
 
 impl Event {
-    /// An event with this text.
+    /// Creates an event with this text.
     pub fn new(text: impl Into<String>) -> Self {
         Event { text: text.into(), associative: false, cursor: None }
     }
 
-    /// An event with structured data, as JSON.
+    /// Creates an event whose text is `value` as JSON.
     pub fn json<T: Serialize>(value: &T) -> Result<Self, Error> {
         Ok(Event::new(serde_json::to_string(value)?))
     }
 
-    /// It belongs into the subscribing thread itself, such as the output of a command that goes on. Any other
-    /// event is handled in a thread of its own.
+    /// Marks the event as associative: the runtime adds it to the subscribing thread, for example as further output
+    /// of a running command. The runtime handles any other event in a separate thread.
     #[must_use]
     pub fn associative(mut self) -> Self {
         self.associative = true;
         self
     }
 
-    /// Where the subscription stands after this event. It is stored together with the event, so that a restart
-    /// neither repeats nor skips one.
+    /// Sets the position of the subscription after this event; see [`Subscribe::cursor`].
+    ///
+    /// It is stored in the same transaction as the event, so that a restart neither repeats nor skips an event.
     #[must_use]
     pub fn cursor(mut self, cursor: impl Serialize) -> Self {
         self.cursor = Some(serde_json::to_string(&cursor));
@@ -126,13 +128,13 @@ impl Subscribe {
         Subscribe { call, confirmed, cursor }
     }
 
-    /// Where the subscription stood when the server stopped: the last cursor that was sent with an event or
-    /// saved. None at its beginning.
+    /// Returns the last cursor that was sent with an event or saved, or `None` if there is none yet.
     pub fn cursor<T: DeserializeOwned>(&self) -> Result<Option<T>, Error> {
         Ok(self.cursor.clone().map(serde_json::from_value).transpose()?)
     }
 
-    /// Confirms the subscription to the agent. The id that the agent cancels it by is added to the text.
+    /// Confirms the subscription with a text for the agent. The id with which the agent can cancel the subscription
+    /// is appended to the text.
     pub async fn confirm(self, text: impl Into<String>) -> Result<Subscription, Error> {
         if !self.confirmed {
             self.call.engine().admit_subscription(self.call.run())?;
@@ -141,51 +143,54 @@ impl Subscribe {
             let commit = self.call.engine().commit(self.call.seq(), Input::Confirmed(text), None);
             Box::pin(commit).await.map_err(ended)?;
         }
-        Ok(Subscription { call: self.call, pace: Mutex::new(Pace::new()) })
+        Ok(Subscription { call: self.call, throttle: Mutex::new(Throttle::new()) })
     }
 }
 
 impl Subscription {
-    /// Sends an event: resolves when it is on disk, from where it is delivered in order, with retries, across
-    /// restarts. Waits while the subscription is ahead of its rate, or while too many of its events wait.
+    /// Sends an event. Returns when the event is on disk. The server then delivers it in order, with retries, also
+    /// after a restart.
+    ///
+    /// Waits while the subscription exceeds [`Limits::event_rate`](crate::Limits::event_rate), or while
+    /// [`Limits::waiting_events`](crate::Limits::waiting_events) of its events are undelivered.
     pub async fn send(&self, event: impl Into<Event>) -> Result<(), SendError> {
         let event = event.into();
-        // Boxed, here and below, so that a subscription that waits for its next event is small.
-        Box::pin(self.post(event, |text, associative| Input::Happened { text, associative })).await
+        // Boxed, here and below, to keep the future of an idle subscription small.
+        Box::pin(self.post(event, |text, associative| Input::Event { text, associative })).await
     }
 
-    /// Sends the last event.
+    /// Sends the final event, which ends the subscription.
     pub async fn finish(self, event: impl Into<Event>) -> Result<(), Error> {
         let event = event.into();
-        Ok(Box::pin(self.post(event, |text, associative| Input::Finished { text, associative })).await?)
+        Ok(Box::pin(self.post(event, |text, associative| Input::FinalEvent { text, associative })).await?)
     }
 
-    /// Stores where the subscription stands, without an event.
+    /// Stores a cursor without sending an event; see [`Subscribe::cursor`].
     pub async fn save(&self, cursor: impl Serialize) -> Result<(), SendError> {
         let cursor = serde_json::to_string(&cursor).map_err(SendError::Cursor)?;
         Box::pin(self.call.engine().save_cursor(self.call.seq(), cursor)).await;
         Ok(())
     }
 
-    // Argued: SE-23 an event is what the handler sends and nothing else; the guide tells authors to check its source.
+    // Argued: SE-23 only the handler sends events; the guide tells authors to verify the source of an event.
     async fn post(&self, event: Event, input: impl Fn(String, bool) -> Input) -> Result<(), SendError> {
         let cursor = event.cursor.transpose().map_err(SendError::Cursor)?;
-        let bytes = counted(&event.text);
+        let bytes = json_len(&event.text);
         if bytes + ENVELOPE_BYTES > limits::BODY_BYTES {
             return Err(SendError::TooLarge(bytes));
         }
-        // Held until the event is on disk: events of one subscription are sent in the order of these calls.
-        let mut pace = self.pace.lock().await;
-        let wait = pace.take(self.call.engine().limits.event_rate, Instant::now());
+        // Held until the event is on disk, so that events are sent in the order in which `send` was called.
+        let mut throttle = self.throttle.lock().await;
+        let wait = throttle.reserve(self.call.engine().limits.event_rate, Instant::now());
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
         loop {
-            let news = self.call.run().news.notified();
+            let changed = self.call.run().changed.notified();
             let input = input(event.text.clone(), event.associative);
             match self.call.engine().commit(self.call.seq(), input, cursor.clone()).await {
                 Ok(()) => return Ok(()),
-                Err(Ignored::Full) => news.await,
+                Err(Ignored::Full) => changed.await,
                 Err(_) => return Err(SendError::Ended),
             }
         }

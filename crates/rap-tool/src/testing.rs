@@ -1,4 +1,4 @@
-//! Testing a tool server: without a socket, and with the test's own clock.
+//! [`TestRuntime`]: tests of a tool server without a socket and with a virtual clock.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -19,22 +19,22 @@ use tokio::sync::mpsc;
 use tower::ServiceExt;
 
 use crate::clock::Clock;
-use crate::engine::{Engine, Outgoing, Place};
+use crate::engine::{Engine, Externals, Outgoing};
 use crate::error::ServeError;
 use crate::http;
 use crate::server::ToolServer;
 
-/// How much time of the test's clock may pass before a callback comes.
-const PATIENCE: Duration = Duration::from_secs(400 * 24 * 3600);
+/// Virtual time that [`TestRuntime::next`] waits for a callback.
+const CALLBACK_TIMEOUT: Duration = Duration::from_secs(400 * 24 * 3600);
 
-/// The thread that calls are made in, unless told otherwise.
+/// The default thread of calls.
 const THREAD: &str = "test-thread";
 
-/// A runtime for tests: calls the tools of a server and sees every callback.
+/// A runtime for tests: calls the tools of a server and receives every callback.
 ///
-/// There is no socket, the journal lies in a directory of its own, and time is the test's: with
-/// `start_paused = true` (tokio's feature `test-util`) it jumps from one event to the next, so that a week takes
-/// milliseconds. Everything else is real: the endpoints, the journal, retries and restarts.
+/// It uses no socket, and keeps the journal in a temporary directory. Time is tokio's clock: with `start_paused =
+/// true` (tokio's feature `test-util`) it jumps to the next timer whenever nothing else can run, so that a week takes
+/// milliseconds. The endpoints, the journal, retries and restarts are those of a real server.
 ///
 /// ```
 /// use std::time::Duration;
@@ -51,12 +51,12 @@ const THREAD: &str = "test-thread";
 /// }
 ///
 /// async fn chime(args: Chime, subscribe: Subscribe) -> Result<()> {
-///     let mut told: u64 = subscribe.cursor()?.unwrap_or(0);
+///     let mut hour: u64 = subscribe.cursor()?.unwrap_or(0);
 ///     let subscription = subscribe.confirm("You will hear from me.").await?;
-///     while told < args.hours {
+///     while hour < args.hours {
 ///         tokio::time::sleep(Duration::from_secs(3600)).await;
-///         told += 1;
-///         subscription.send(Event::new(format!("hour {told}")).cursor(told)).await?;
+///         hour += 1;
+///         subscription.send(Event::new(format!("hour {hour}")).cursor(hour)).await?;
 ///     }
 ///     subscription.finish("That was it.").await
 /// }
@@ -72,10 +72,10 @@ const THREAD: &str = "test-thread";
 ///             runtime.crash().await;
 ///             runtime.restart().await?;
 ///         }
-///         let Callback::SubscriptionEvent(event) = runtime.next().await else { panic!("an event") };
+///         let Callback::SubscriptionEvent(event) = runtime.next().await else { panic!("expected an event") };
 ///         assert_eq!(event.text, format!("hour {hour}"));
 ///     }
-///     let Callback::SubscriptionEvent(event) = runtime.next().await else { panic!("an event") };
+///     let Callback::SubscriptionEvent(event) = runtime.next().await else { panic!("expected an event") };
 ///     assert!(event.is_final);
 ///     Ok(())
 /// }
@@ -87,19 +87,19 @@ pub struct TestRuntime {
     running: Option<(Arc<Engine>, Router)>,
     script: Arc<Script>,
     received: mpsc::UnboundedReceiver<Callback>,
-    /// Came while something else was waited for.
-    passed_over: VecDeque<Callback>,
+    /// Callbacks that arrived while the test waited for another one.
+    deferred: VecDeque<Callback>,
     calls: u64,
     _data: TempDir,
 }
 
-/// What happens to the callbacks that come next.
+/// Faults to apply to the next callbacks, and where to send accepted callbacks.
 struct Script {
-    next: Mutex<VecDeque<Twist>>,
+    next: Mutex<VecDeque<CallbackFault>>,
     received: mpsc::UnboundedSender<Callback>,
 }
 
-enum Twist {
+enum CallbackFault {
     Refuse(u16),
     Delay(Duration),
     LoseAnswer,
@@ -108,16 +108,16 @@ enum Twist {
 /// The result of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// The message as it came.
+    /// The callback message.
     pub result: ToolResult,
 }
 
 impl Outcome {
-    /// The text of the result.
+    /// Returns the text of the result.
     ///
     /// # Panics
     ///
-    /// If the result has content instead of text.
+    /// Panics if the result has content instead of text.
     pub fn text(&self) -> &str {
         match &self.result.body {
             ResultBody::Text(text) => text,
@@ -125,14 +125,14 @@ impl Outcome {
         }
     }
 
-    /// Whether the result says that something went wrong.
+    /// Returns true if the result is an error.
     pub fn is_error(&self) -> bool {
         matches!(&self.result.body, ResultBody::Text(text) if text.starts_with(ERROR_PREFIX))
     }
 }
 
 impl TestRuntime {
-    /// Starts a server. Its data directory and the environment are not used.
+    /// Starts a server. Ignores its data directory and the environment.
     pub async fn start(server: ToolServer) -> Result<Self, ServeError> {
         let data =
             tempfile::tempdir().map_err(|source| ServeError::Data { path: std::env::temp_dir(), source })?;
@@ -144,7 +144,7 @@ impl TestRuntime {
             running: None,
             script: Arc::new(Script { next: Mutex::default(), received: sender }),
             received,
-            passed_over: VecDeque::new(),
+            deferred: VecDeque::new(),
             calls: 0,
             _data: data,
         };
@@ -152,46 +152,45 @@ impl TestRuntime {
         Ok(runtime)
     }
 
-    /// Kills the server: what it had not written down is lost, as with `kill -9`.
+    /// Kills the server: everything that is not on disk is lost, as with `kill -9`.
     pub async fn crash(&mut self) {
         if let Some((engine, _)) = self.running.take() {
             engine.crash().await;
         }
     }
 
-    /// Stops the server in order.
+    /// Shuts the server down gracefully.
     pub async fn stop(&mut self) {
         if let Some((engine, _)) = self.running.take() {
             engine.shut_down().await;
         }
     }
 
-    /// Starts the server again, with the journal that it left.
+    /// Starts the server again with the same journal. Kills it first if it is running.
     pub async fn restart(&mut self) -> Result<(), ServeError> {
         self.crash().await;
         let script = Arc::clone(&self.script);
         let outgoing =
-            Outgoing::Memory(Arc::new(move |url, body| Box::pin(take(Arc::clone(&script), url, body))));
-        let public_url = self.server.public_url_given().unwrap_or("https://tool.test").to_owned();
-        let engine = self.server.clone().open(Place { public_url, outgoing, clock: self.clock })?;
+            Outgoing::Memory(Arc::new(move |url, body| Box::pin(receive(Arc::clone(&script), url, body))));
+        let public_url = self.server.configured_public_url().unwrap_or("https://tool.test").to_owned();
+        let engine = self.server.clone().open(Externals { public_url, outgoing, clock: self.clock })?;
         engine.resume().await?;
         self.running = Some((Arc::clone(&engine), http::router(engine)));
         Ok(())
     }
 
-    /// Calls a tool and waits for its result. Other callbacks that come meanwhile are kept for
-    /// [`TestRuntime::next`].
+    /// Calls a tool and waits for its result. Keeps other callbacks that arrive meanwhile for [`TestRuntime::next`].
     pub async fn call(&mut self, tool: &str, arguments: Value) -> Outcome {
         let id = self.invoke(tool, arguments).await;
         self.result_of(&id).await
     }
 
-    /// Calls a tool and does not wait.
+    /// Calls a tool without waiting for its result.
     pub async fn invoke(&mut self, tool: &str, arguments: Value) -> CallId {
         self.invoke_in(THREAD, tool, arguments).await
     }
 
-    /// Calls a tool in a thread of this name.
+    /// Calls a tool in the thread with this id, without waiting for its result.
     pub async fn invoke_in(&mut self, thread: &str, tool: &str, arguments: Value) -> CallId {
         self.calls += 1;
         let id = format!("call-{}", self.calls);
@@ -200,7 +199,7 @@ impl TestRuntime {
         CallId::new(id).expect("bug: such ids are well-formed")
     }
 
-    /// Sends an invocation under a given id, such as one that was sent before; the status of the answer.
+    /// Sends an invocation with a given id, for example one that was sent before. Returns the HTTP status.
     pub async fn send_again(&self, thread: &str, id: &str, tool: &str, arguments: Value) -> u16 {
         let invocation = json!({
             "operation": tool,
@@ -212,15 +211,15 @@ impl TestRuntime {
         self.post(http::INVOKE_PATH, &invocation).await.0
     }
 
-    /// Waits for the result of a call. Other callbacks that come meanwhile are kept for [`TestRuntime::next`].
+    /// Waits for the result of a call. Keeps other callbacks that arrive meanwhile for [`TestRuntime::next`].
     pub async fn result_of(&mut self, call: &CallId) -> Outcome {
         let mut others = VecDeque::new();
         loop {
             let callback = self.next().await;
             match callback {
                 Callback::ToolResult(result) if result.id == *call => {
-                    others.append(&mut self.passed_over);
-                    self.passed_over = others;
+                    others.append(&mut self.deferred);
+                    self.deferred = others;
                     return Outcome { result };
                 }
                 other => others.push_back(other),
@@ -228,83 +227,84 @@ impl TestRuntime {
         }
     }
 
-    /// The next callback that was accepted.
+    /// Waits for the next callback that was accepted.
     pub async fn next(&mut self) -> Callback {
-        if let Some(callback) = self.passed_over.pop_front() {
+        if let Some(callback) = self.deferred.pop_front() {
             return callback;
         }
-        let next = tokio::time::timeout(PATIENCE, self.received.recv()).await;
-        next.expect("no callback came in more than a year").expect("bug: this runtime holds the sender")
+        let next = tokio::time::timeout(CALLBACK_TIMEOUT, self.received.recv()).await;
+        next.expect("no callback arrived in 400 days").expect("bug: this runtime holds the sender")
     }
 
-    /// The callbacks that have been accepted and not been looked at.
+    /// Returns the accepted callbacks that the test has not received yet.
     pub fn pending(&mut self) -> Vec<Callback> {
-        let mut pending: Vec<Callback> = self.passed_over.drain(..).collect();
+        let mut pending: Vec<Callback> = self.deferred.drain(..).collect();
         pending.extend(std::iter::from_fn(|| self.received.try_recv().ok()));
         pending
     }
 
-    /// The next callback is answered with this status, and not seen.
+    /// Answers the next callback with this status instead of accepting it.
     pub fn refuse_next(&self, status: u16) {
-        self.twist(Twist::Refuse(status));
+        self.add_fault(CallbackFault::Refuse(status));
     }
 
-    /// The next callback takes this long to be answered.
+    /// Delays the answer to the next callback.
     pub fn delay_next(&self, by: Duration) {
-        self.twist(Twist::Delay(by));
+        self.add_fault(CallbackFault::Delay(by));
     }
 
-    /// The next callback is taken, but the answer is lost on its way, so that it comes a second time.
+    /// Accepts the next callback but loses the answer, so that the server sends it again.
     pub fn duplicate_next(&self) {
-        self.twist(Twist::LoseAnswer);
+        self.add_fault(CallbackFault::LoseAnswer);
     }
 
-    fn twist(&self, twist: Twist) {
-        self.script.next.lock().expect("bug: nothing panics under this lock").push_back(twist);
+    fn add_fault(&self, fault: CallbackFault) {
+        self.script.next.lock().expect("bug: nothing panics under this lock").push_back(fault);
     }
 
-    /// Answers a question, as the user would; the status that the server answers with.
+    /// Answers a question, as the user would. Returns the HTTP status.
     pub async fn answer(&self, question: &UserChoice, selected: usize) -> u16 {
         let path = question.response_url.to_url().path().to_owned();
         let path = self.below_public_url(&path);
         self.post(&path, &json!({"id": question.id, "selected": selected})).await.0
     }
 
-    /// Opens a URL of the server, as a user's browser would; status and page.
+    /// Opens a URL of the server, as a user's browser would. Returns the HTTP status and the page.
     pub async fn visit(&self, url: &str) -> (u16, String) {
-        let path = match url.strip_prefix(self.server.public_url_given().unwrap_or("https://tool.test")) {
+        let path = match url.strip_prefix(self.server.configured_public_url().unwrap_or("https://tool.test"))
+        {
             Some(path) => path,
             None => panic!("{url} is not on this server"),
         };
         self.request(Method::GET, path, Body::empty()).await
     }
 
-    /// Cancels a call of the usual thread.
+    /// Cancels a call of the default thread.
     pub async fn cancel(&self, call: &CallId) {
         let body = json!({"thread_id": THREAD, "tool_call_id": call});
         assert_eq!(self.post(CANCEL_TOOL_CALL_PATH, &body).await.0, 200);
     }
 
-    /// Closes the usual thread.
+    /// Closes the default thread.
     pub async fn close(&self) {
         self.close_thread(THREAD).await;
     }
 
-    /// Closes a thread of this name.
+    /// Closes the thread with this id.
     pub async fn close_thread(&self, thread: &str) {
         assert_eq!(self.post(CLOSE_THREAD_PATH, &json!({"thread_id": thread})).await.0, 200);
     }
 
-    /// Whether a result, or further events, of a call in the usual thread will still come.
+    /// Asks the server whether it will still send a result or events for a call of the default thread.
     pub async fn is_alive(&self, call: &CallId) -> bool {
         let body = json!({"thread_id": THREAD, "tool_call_id": call});
         let (_, answer) = self.post(TOOL_CALL_STATUS_PATH, &body).await;
         serde_json::from_str::<Value>(&answer).is_ok_and(|answer| answer["alive"] == true)
     }
 
-    /// The path of a URL of the server, as its router sees it.
+    /// Strips the path of the public URL, which the router does not see.
     fn below_public_url(&self, path: &str) -> String {
-        let base = self.server.public_url_given().and_then(|url| url.parse::<axum::http::Uri>().ok());
+        let base = self.server.configured_public_url().and_then(|url| url.parse::<axum::http::Uri>().ok());
         let prefix = base.as_ref().map_or("", |base| base.path().trim_end_matches('/'));
         path.strip_prefix(prefix).unwrap_or(path).to_owned()
     }
@@ -331,18 +331,18 @@ impl TestRuntime {
     }
 }
 
-/// Takes a callback from the server, as a runtime's endpoint would.
-async fn take(script: Arc<Script>, _: CallbackUrl, body: Bytes) -> Result<Reply, client::Error> {
+/// Receives a callback from the server, as the endpoint of a runtime would.
+async fn receive(script: Arc<Script>, _: CallbackUrl, body: Bytes) -> Result<Reply, client::Error> {
     let answer = |status| Ok(Reply { status, retry_after: None, body: Bytes::new() });
-    let twist = script.next.lock().expect("bug: nothing panics under this lock").pop_front();
+    let fault = script.next.lock().expect("bug: nothing panics under this lock").pop_front();
     let callback = parse_callback(&body).expect("bug: the server sent a callback that is not valid");
-    match &twist {
-        Some(Twist::Refuse(status)) => return answer(*status),
-        Some(Twist::Delay(by)) => tokio::time::sleep(*by).await,
-        Some(Twist::LoseAnswer) | None => {}
+    match &fault {
+        Some(CallbackFault::Refuse(status)) => return answer(*status),
+        Some(CallbackFault::Delay(by)) => tokio::time::sleep(*by).await,
+        Some(CallbackFault::LoseAnswer) | None => {}
     }
     if script.received.send(callback).is_err() {
         return answer(StatusCode::GONE.as_u16());
     }
-    if matches!(twist, Some(Twist::LoseAnswer)) { Err(client::Error::TimedOut) } else { answer(200) }
+    if matches!(fault, Some(CallbackFault::LoseAnswer)) { Err(client::Error::TimedOut) } else { answer(200) }
 }

@@ -1,4 +1,4 @@
-//! A tool: its name, its schema and its handler.
+//! [`Tool`]: a name, an input schema and a handler.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -16,12 +16,15 @@ use crate::output::{IntoOutput, Output};
 use crate::rules::OnRestart;
 use crate::subscription::Subscribe;
 
-type Started<T> = Result<BoxFuture<'static, Result<T, Error>>, Error>;
+type StartResult<T> = Result<BoxFuture<'static, Result<T, Error>>, Error>;
 
-/// What can be the arguments of a tool: a struct that derives `Deserialize` and `JsonSchema`.
+/// Types that a tool can take as its arguments.
+///
+/// Implemented for every type that derives `Deserialize` and `JsonSchema`. The type has to be a struct with named
+/// fields.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` can not be the arguments of a tool",
-    label = "this type has no schema, or can not be read from JSON",
+    message = "`{Self}` cannot be the arguments of a tool",
+    label = "this type has no schema, or cannot be deserialized from JSON",
     note = "put `#[derive(Deserialize, JsonSchema)]` on a struct with named fields"
 )]
 pub trait Arguments: DeserializeOwned + JsonSchema {}
@@ -29,17 +32,16 @@ pub trait Arguments: DeserializeOwned + JsonSchema {}
 #[diagnostic::do_not_recommend]
 impl<A: DeserializeOwned + JsonSchema> Arguments for A {}
 
-/// What a tool does when it is called.
 #[derive(Clone)]
 pub(crate) enum Handler {
-    Call(Arc<dyn Fn(Value, Call) -> Started<Output> + Send + Sync>),
-    Subscription(Arc<dyn Fn(Value, Subscribe) -> Started<()> + Send + Sync>),
+    Call(Arc<dyn Fn(Value, Call) -> StartResult<Output> + Send + Sync>),
+    Subscription(Arc<dyn Fn(Value, Subscribe) -> StartResult<()> + Send + Sync>),
 }
 
 /// One tool of a server.
 ///
 /// [`ToolServer::tool`](crate::ToolServer::tool) and [`ToolServer::subscription`](crate::ToolServer::subscription)
-/// make one of a name and a handler; this is for saying more about it:
+/// build a tool from a name and a handler. Use this type to set a description, annotations or the restart behaviour:
 ///
 /// ```
 /// use rap_tool::prelude::*;
@@ -67,8 +69,10 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// A tool that is called and returns. Its schema, and the description that the model reads, come from the
-    /// type of its arguments and its doc comments.
+    /// Creates a tool whose handler is called and returns a result.
+    ///
+    /// The input schema comes from the argument type, and the description that the model reads comes from that
+    /// type's doc comment.
     pub fn new<A, F, R, T>(name: impl Into<String>, handler: F) -> Self
     where
         A: Arguments,
@@ -76,87 +80,91 @@ impl Tool {
         R: Future<Output = Result<T, Error>> + Send + 'static,
         T: IntoOutput,
     {
-        let run = move |arguments, call| -> Started<Output> {
+        let run = move |arguments, call| -> StartResult<Output> {
             let running = handler(deserialise(arguments)?, call);
             Ok(Box::pin(async move { running.await?.into_output() }))
         };
         Tool::with_handler::<A>(name.into(), Handler::Call(Arc::new(run)))
     }
 
-    /// A tool that subscribes the agent to events; see [`Subscribe`].
+    /// Creates a tool that subscribes the agent to events; see [`Subscribe`].
     pub fn subscription<A, F, R>(name: impl Into<String>, handler: F) -> Self
     where
         A: Arguments,
         F: Fn(A, Subscribe) -> R + Send + Sync + 'static,
         R: Future<Output = Result<(), Error>> + Send + 'static,
     {
-        let run = move |arguments, subscribe| -> Started<()> {
+        let run = move |arguments, subscribe| -> StartResult<()> {
             Ok(Box::pin(handler(deserialise(arguments)?, subscribe)))
         };
-        // Its handler expects to be called again.
+        // The handler of a subscription is always called again after a restart.
         Tool::with_handler::<A>(name.into(), Handler::Subscription(Arc::new(run))).restartable()
     }
 
     fn with_handler<A: JsonSchema>(name: String, handler: Handler) -> Self {
         let (schema, description) = schema_of::<A>();
         let (annotations, display_script) = (Annotations::default(), None);
-        let on_restart = OnRestart::Apologise;
+        let on_restart = OnRestart::Fail;
         Tool { name, description, schema, handler, on_restart, annotations, display_script }
     }
 
-    /// Says what the tool does, instead of the doc comment of its arguments.
+    /// Sets the description, which otherwise is the doc comment of the argument type.
     #[must_use]
     pub fn description(mut self, text: impl Into<String>) -> Self {
         self.description = text.into();
         self
     }
 
-    /// Running it twice does no harm: when the server dies during a call, the call is run again from its
-    /// beginning. Any other tool's call ends with an error that says that its outcome is unknown. A subscription
-    /// always begins again.
+    /// Declares that a call can safely run twice.
+    ///
+    /// If the server stops during a call, it runs the call again from the beginning after the restart. A call of a
+    /// tool that is not restartable ends with an error result instead, which says that the outcome is unknown. A
+    /// subscription is always restartable.
     #[must_use]
     pub fn restartable(mut self) -> Self {
         self.on_restart = OnRestart::RunAgain;
         self
     }
 
-    /// It changes nothing.
+    /// Annotates the tool as read-only: a call has no side effects.
     #[must_use]
     pub fn read_only(mut self) -> Self {
         self.annotations.read_only = Some(true);
         self
     }
 
-    /// It may destroy something; a runtime may ask a person first.
+    /// Annotates the tool as destructive. A runtime may ask a person before it calls the tool.
     #[must_use]
     pub fn destructive(mut self) -> Self {
         self.annotations.destructive = Some(true);
         self
     }
 
-    /// Calling it twice with the same arguments is the same as once.
+    /// Annotates the tool as idempotent: a second call with the same arguments has no further effect.
     #[must_use]
     pub fn idempotent(mut self) -> Self {
         self.annotations.idempotent = Some(true);
         self
     }
 
-    /// It takes its time.
+    /// Annotates the tool as long-running.
     #[must_use]
     pub fn long_running(mut self) -> Self {
         self.annotations.long_running = Some(true);
         self
     }
 
-    /// Which authorisation the user has to give.
+    /// Annotates the tool with the authorisation that it needs from the user, such as the name of a service.
     #[must_use]
     pub fn requires_auth(mut self, what: impl Into<String>) -> Self {
         self.annotations.requires_auth = Some(what.into());
         self
     }
 
-    /// How long a call usually takes, so that runtimes know when to wonder. It stands in the manifest as the
-    /// annotation `x-expectedDuration`, in seconds.
+    /// Annotates the tool with the usual duration of a call.
+    ///
+    /// The manifest carries it as `x-expectedDuration`, in seconds. A runtime can use it to decide when a call is
+    /// overdue.
     #[must_use]
     pub fn expected_duration(mut self, range: std::ops::RangeInclusive<std::time::Duration>) -> Self {
         let seconds = json!({"min": range.start().as_secs_f64(), "max": range.end().as_secs_f64()});
@@ -164,7 +172,7 @@ impl Tool {
         self
     }
 
-    /// A Rhai expression over `args` that shows a call to people in one line; cosmetic.
+    /// Sets a Rhai expression over `args` that renders a call as one line for display. It does not affect the call.
     #[must_use]
     pub fn display_script(mut self, script: impl Into<String>) -> Self {
         self.display_script = Some(script.into());
@@ -183,7 +191,7 @@ impl Tool {
         &self.handler
     }
 
-    /// As the toolset describes it.
+    /// Returns the tool's entry in the toolset.
     pub(crate) fn describe(&self) -> Result<rap_protocol::Tool, ServeError> {
         let wrong = |why: String| ServeError::Toolset(format!("tool {:?}: {why}", self.name));
         Ok(rap_protocol::Tool {
@@ -197,7 +205,7 @@ impl Tool {
 
     fn input_schema(&self) -> Result<InputSchema, String> {
         if self.schema.get("type").is_some_and(|kind| kind != "object") {
-            return Err("its arguments have to be a struct with named fields".into());
+            return Err("its arguments must be a struct with named fields".into());
         }
         InputSchema::new(self.schema.clone()).map_err(|error| format!("its schema does not compile: {error}"))
     }
@@ -205,16 +213,16 @@ impl Tool {
 
 fn deserialise<A: DeserializeOwned>(arguments: Value) -> Result<A, Error> {
     serde_json::from_value(arguments)
-        .map_err(|error| Error::Told(format!("the arguments do not fit: {error}")))
+        .map_err(|error| Error::Message(format!("the arguments could not be deserialized: {error}")))
 }
 
-/// The schema of a type, and its doc comment.
+/// Returns the schema of a type and, separately, its doc comment.
 fn schema_of<A: JsonSchema>() -> (Value, String) {
     let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<A>();
     let mut schema = schema.to_value();
     let mut description = String::new();
     if let Value::Object(fields) = &mut schema {
-        // The type's name means nothing to a model, and the draft is the protocol's default.
+        // The title is the Rust type name, which a model does not need. The draft is the protocol's default.
         fields.remove("title");
         fields.remove("$schema");
         if let Some(Value::String(text)) = fields.remove("description") {
@@ -260,13 +268,13 @@ mod tests {
     }
 
     #[test]
-    fn what_no_runtime_could_load_is_refused_by_name() {
+    fn an_invalid_tool_is_rejected_with_its_name() {
         let bad_name = Tool::new("no spaces", |_: Send, _: Call| async { Ok("") }).describe();
         let expected = "the toolset is not valid: tool \"no spaces\": a tool's name has 1 to 128 letters, digits, `_` and `-`";
         assert_eq!(bad_name.unwrap_err().to_string(), expected);
         let no_object = Tool::new("list", |_: Vec<u8>, _: Call| async { Ok("") }).describe();
         let expected =
-            "the toolset is not valid: tool \"list\": its arguments have to be a struct with named fields";
+            "the toolset is not valid: tool \"list\": its arguments must be a struct with named fields";
         assert_eq!(no_object.unwrap_err().to_string(), expected);
     }
 }

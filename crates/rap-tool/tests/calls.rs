@@ -1,6 +1,6 @@
-//! Calls: accepted, validated, run and answered.
+//! Calls: acceptance, validation, execution and results.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod support;
 
@@ -12,12 +12,12 @@ use rap_protocol::parse_toolset;
 use rap_tool::prelude::*;
 use rap_tool::{Content, Image, Limits, Segment};
 use serde_json::{Value, json};
-use support::{Gate, Journal, Process, Received, Runtime, Server, data_dir, exchange, quick, request};
+use support::{Gate, Journal, Process, Received, Runtime, Server, data_dir, exchange, request, short_pauses};
 
-/// Says back what it is told.
+/// Returns its text.
 #[derive(Deserialize, JsonSchema)]
 struct Echo {
-    /// What to say.
+    /// The text to return.
     text: String,
 }
 
@@ -48,10 +48,10 @@ async fn book(_: Book, _: Call) -> Result<String> {
 }
 
 fn server() -> ToolServer {
-    ToolServer::new("test").limits(quick()).tool("echo", echo).tool("book", book)
+    ToolServer::new("test").limits(short_pauses()).tool("echo", echo).tool("book", book)
 }
 
-/// A tool `wait` that waits at the gate and counts how often it was called.
+/// A server with a tool `wait` that waits at the gate and counts its runs.
 fn waiting(gate: &Gate, runs: &Arc<AtomicUsize>) -> ToolServer {
     let (gate, runs) = (gate.clone(), Arc::clone(runs));
     server().tool("wait", move |_: Nothing, _: Call| {
@@ -72,7 +72,7 @@ async fn discover(url: &str) -> Value {
     serde_json::from_str(&answer.body).unwrap()
 }
 
-/// An error that a model can act on, and that tells nothing about the inside of the server.
+/// Checks that a result is an error without internal details of the server.
 #[track_caller]
 fn assert_plain_error(result: &Received) {
     assert_eq!(result.body["type"], "tool_result");
@@ -83,7 +83,7 @@ fn assert_plain_error(result: &Received) {
     }
 }
 
-/// A call whose result shows that everything before it has been dealt with.
+/// Makes a call whose result shows that everything before it has been processed.
 async fn barrier(server: &Server, runtime: &mut Runtime) {
     server.caller().accepted(&runtime.invocation("echo", "last", "last", json!({"text": "end"}))).await;
     let last = runtime.next().await;
@@ -115,7 +115,7 @@ async fn the_toolset_is_served_without_a_token_and_names_an_endpoint_that_works(
     assert_eq!(toolset.name, "test");
     let names: Vec<&str> = toolset.tools.iter().map(|tool| tool.name.as_str()).collect();
     assert_eq!(names, ["echo", "book"]);
-    assert_eq!(toolset.tools[0].description, "Says back what it is told.");
+    assert_eq!(toolset.tools[0].description, "Returns its text.");
     assert_eq!(manifest["tools"][0]["inputSchema"]["required"], json!(["text"]));
 
     let (base, path) = toolset.endpoint.expose().split_at(server.url.len());
@@ -128,7 +128,7 @@ async fn the_toolset_is_served_without_a_token_and_names_an_endpoint_that_works(
 
 /// Proves: TR-03, TR-04, LC-05, LC-07
 #[tokio::test]
-async fn an_invocation_is_acknowledged_while_its_handler_has_not_even_begun_to_finish() {
+async fn an_invocation_is_acknowledged_before_its_handler_finishes() {
     let (data, gate, runs) = (data_dir(), Gate::closed(), Arc::default());
     let server = Server::start(waiting(&gate, &runs), data.path()).await;
     let mut runtime = Runtime::start().await;
@@ -136,7 +136,7 @@ async fn an_invocation_is_acknowledged_while_its_handler_has_not_even_begun_to_f
     caller.accepted(&runtime.invocation("wait", "t", "slow", json!({}))).await;
     gate.reached().await;
     assert!(caller.is_alive("t", "slow").await);
-    // Another call overtakes it, and still there is no result of the first.
+    // Another call overtakes it, and the first still has no result.
     caller.accepted(&runtime.invocation("echo", "t", "quick", json!({"text": "x"}))).await;
     assert_eq!(runtime.next().await.name, "quick");
     gate.open(1);
@@ -145,7 +145,7 @@ async fn an_invocation_is_acknowledged_while_its_handler_has_not_even_begun_to_f
 
 /// Proves: LC-13
 #[tokio::test]
-async fn an_acknowledged_invocation_is_in_the_journal_before_the_acknowledgement() {
+async fn an_invocation_is_in_the_journal_before_it_is_acknowledged() {
     let (data, gate, runs) = (data_dir(), Gate::closed(), Arc::default());
     let server = Server::start(waiting(&gate, &runs), data.path()).await;
     let runtime = Runtime::start().await;
@@ -158,7 +158,7 @@ async fn an_acknowledged_invocation_is_in_the_journal_before_the_acknowledgement
 }
 
 #[tokio::test]
-async fn what_can_not_be_written_is_answered_503_and_never_runs() {
+async fn an_invocation_that_cannot_be_written_is_answered_503_and_never_runs() {
     let (data, gate, runs) = (data_dir(), Gate::closed(), Arc::<AtomicUsize>::default());
     let server = Server::start(waiting(&gate, &runs), data.path()).await;
     let mut runtime = Runtime::start().await;
@@ -182,20 +182,20 @@ async fn what_can_not_be_written_is_answered_503_and_never_runs() {
 
 /// Proves: LC-24, TR-09, LC-27
 #[tokio::test]
-async fn an_unknown_operation_is_an_error_that_names_the_tools_there_are() {
+async fn an_unknown_operation_is_an_error_that_lists_the_tools() {
     let data = data_dir();
     let server = Server::start(server(), data.path()).await;
     let mut runtime = Runtime::start().await;
     server.caller().accepted(&runtime.invocation("ecoh", "t", "c", json!({}))).await;
     let result = runtime.next().await;
     assert_plain_error(&result);
-    assert_eq!(result.text(), "Error: there is no tool \"ecoh\" here; there is book, echo");
+    assert_eq!(result.text(), "Error: there is no tool \"ecoh\"; the tools of this server are: book, echo");
     barrier(&server, &mut runtime).await;
 }
 
 /// Proves: LC-25, LC-31, TR-09, TR-23
 #[tokio::test]
-async fn invalid_arguments_are_an_error_that_names_what_is_wrong_and_where() {
+async fn invalid_arguments_are_an_error_that_names_each_violation() {
     let data = data_dir();
     let server = Server::start(server(), data.path()).await;
     let mut runtime = Runtime::start().await;
@@ -211,7 +211,7 @@ async fn invalid_arguments_are_an_error_that_names_what_is_wrong_and_where() {
         let result = runtime.next().await;
         assert_eq!(result.name, id);
         let text = result.text();
-        assert!(text.starts_with("Error: the arguments do not fit the schema of book: "), "{text}");
+        assert!(text.starts_with("Error: the arguments do not match the schema of book: "), "{text}");
         assert!(text.contains(named), "{text}");
     }
     server
@@ -225,12 +225,12 @@ async fn invalid_arguments_are_an_error_that_names_what_is_wrong_and_where() {
 
 /// Proves: LC-10, LC-26, LC-27, LC-33
 #[tokio::test]
-async fn what_goes_wrong_in_a_handler_is_one_error_result_that_leaks_nothing() {
-    async fn told(_: Nothing, _: Call) -> Result<String> {
+async fn a_handler_failure_is_one_error_result_that_leaks_nothing() {
+    async fn message(_: Nothing, _: Call) -> Result<String> {
         Err(Error::new("there is no such city; ask for a larger one nearby"))
     }
-    async fn caused(_: Nothing, _: Call) -> Result<String> {
-        let why = "can not open /var/lib/secret/token.txt at src/store.rs:10:5\n   0: backtrace::capture";
+    async fn io_error(_: Nothing, _: Call) -> Result<String> {
+        let why = "cannot open /var/lib/secret/token.txt at src/store.rs:10:5\n   0: backtrace::capture";
         Err(std::io::Error::other(why))?
     }
     async fn missing(_: Nothing, _: Call) -> Result<String> {
@@ -245,8 +245,8 @@ async fn what_goes_wrong_in_a_handler_is_one_error_result_that_leaks_nothing() {
     }
     let data = data_dir();
     let tools = server()
-        .tool("told", told)
-        .tool("caused", caused)
+        .tool("message", message)
+        .tool("io_error", io_error)
         .tool("missing", missing)
         .tool("panics", panics)
         .tool("silent", silent)
@@ -257,10 +257,10 @@ async fn what_goes_wrong_in_a_handler_is_one_error_result_that_leaks_nothing() {
     let server = Server::start(tools, data.path()).await;
     let mut runtime = Runtime::start().await;
     let table = [
-        ("told", "Error: there is no such city; ask for a larger one nearby"),
-        ("caused", "Error: can not open [path] at [path]"),
+        ("message", "Error: there is no such city; ask for a larger one nearby"),
+        ("io_error", "Error: cannot open [path] at [path]"),
         ("missing", "Error: No such file or directory (os error 2)"),
-        ("silent", "Error: the tool failed and did not say why"),
+        ("silent", "Error: the tool failed without an error message"),
         ("panics", "Error: the tool failed unexpectedly; "),
         ("panics_at_once", "Error: the tool failed unexpectedly; "),
     ];
@@ -298,7 +298,7 @@ async fn an_invocation_for_another_version_of_the_toolset_is_a_conflict() {
     caller.accepted(&null).await;
     assert_eq!(runtime.next().await.text(), "echo c2");
 
-    // A repeat is recognised before the version is compared.
+    // A repeat is recognised before the version is checked.
     let mut repeat = current.clone();
     repeat["toolset_version"] = json!("0");
     caller.accepted(&repeat).await;
@@ -306,7 +306,7 @@ async fn an_invocation_for_another_version_of_the_toolset_is_a_conflict() {
 }
 
 #[tokio::test]
-async fn the_version_changes_with_a_schema_and_with_nothing_else() {
+async fn the_version_changes_only_with_the_content_of_the_toolset() {
     /// Books a room.
     #[derive(Deserialize, JsonSchema)]
     #[schemars(rename = "Book")]
@@ -334,7 +334,7 @@ async fn the_version_changes_with_a_schema_and_with_nothing_else() {
 
 /// Proves: LC-09, LC-12, LC-27, TR-09, TR-23
 #[tokio::test]
-async fn the_defect_of_an_invocation_with_an_address_is_delivered_there() {
+async fn an_invalid_invocation_with_a_valid_address_gets_an_error_result() {
     let data = data_dir();
     let server = Server::start(server(), data.path()).await;
     let mut runtime = Runtime::start().await;
@@ -368,7 +368,7 @@ async fn the_defect_of_an_invocation_with_an_address_is_delivered_there() {
         assert_eq!(result.body["call_id"], "second");
         let expected = format!("Error: the invocation is not valid: {path}: expected ");
         assert!(result.text().starts_with(&expected), "{field}: {}", result.text());
-        // The same again is a repeat.
+        // Sending it again is a repeat.
         server.caller().accepted(&call).await;
     }
     barrier(&server, &mut runtime).await;
@@ -376,7 +376,7 @@ async fn the_defect_of_an_invocation_with_an_address_is_delivered_there() {
 
 /// Proves: TR-23
 #[tokio::test]
-async fn an_invocation_without_an_address_is_400_and_the_answer_names_the_path() {
+async fn an_invocation_without_a_valid_address_is_400_and_the_answer_names_the_field() {
     let data = data_dir();
     let server = Server::start(server(), data.path()).await;
     let mut runtime = Runtime::start().await;
@@ -407,7 +407,7 @@ async fn an_invocation_without_an_address_is_400_and_the_answer_names_the_path()
         assert_eq!(error["error"]["code"], "invalid");
         let message = error["error"]["message"].as_str().unwrap();
         assert!(message.starts_with(&format!("{path}: expected ")), "{body}: {message}");
-        assert!(!message.contains("callback/c"), "a URL is a secret: {message}");
+        assert!(!message.contains("callback/c"), "the message contains the callback URL: {message}");
     }
     assert_eq!(Journal::open(data.path()).rows(), [0, 0, 0]);
     barrier(&server, &mut runtime).await;
@@ -415,7 +415,7 @@ async fn an_invocation_without_an_address_is_400_and_the_answer_names_the_path()
 
 /// Proves: LC-08, LC-30
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_call_fifty_times_at_once_runs_once_and_yields_one_result() {
+async fn the_same_call_fifty_times_at_once_runs_once_and_has_one_result() {
     let (data, gate, runs) = (data_dir(), Gate::closed(), Arc::<AtomicUsize>::default());
     let server = Server::start(waiting(&gate, &runs), data.path()).await;
     let mut runtime = Runtime::start().await;
@@ -430,7 +430,7 @@ async fn the_same_call_fifty_times_at_once_runs_once_and_yields_one_result() {
     gate.open(50);
     assert_eq!(runtime.next().await.text(), "waited");
     server.caller().until_settled("t", "c").await;
-    // Also when it was delivered long ago, and with other arguments under the same names.
+    // Also after the delivery, and with other arguments under the same id.
     server.caller().accepted(&call).await;
     server.caller().accepted(&runtime.invocation("echo", "t", "c", json!({"text": "other"}))).await;
     barrier(&server, &mut runtime).await;
@@ -442,9 +442,9 @@ async fn the_same_call_fifty_times_at_once_runs_once_and_yields_one_result() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_concurrent_calls_never_mix_callback_urls_or_ids() {
     let (data, gate) = (data_dir(), Gate::closed());
-    let waits = gate.clone();
+    let gate_of_tool = gate.clone();
     let tools = server().tool("echo_late", move |args: Echo, call: Call| {
-        let gate = waits.clone();
+        let gate = gate_of_tool.clone();
         async move {
             gate.pass().await;
             echo(args, call).await
@@ -473,7 +473,7 @@ async fn a_thousand_concurrent_calls_never_mix_callback_urls_or_ids() {
     for _ in 0..1_000 {
         gate.reached().await;
     }
-    // All of them are at work at the same time, and end at the same time.
+    // All handlers run at the same time and end at the same time.
     gate.open(1_000);
     let mut seen = HashSet::new();
     for _ in 0..1_000 {
@@ -481,12 +481,12 @@ async fn a_thousand_concurrent_calls_never_mix_callback_urls_or_ids() {
         let (thread, id) = (result.body["group_id"].as_str().unwrap(), result.body["id"].as_str().unwrap());
         assert_eq!(result.name, id);
         assert_eq!(result.text(), format!("echo {thread} {id}"));
-        assert!(seen.insert(result.name.clone()), "{} came twice", result.name);
+        assert!(seen.insert(result.name.clone()), "{} arrived twice", result.name);
     }
 }
 
 #[tokio::test]
-async fn a_handler_learns_who_calls_and_the_secondary_id_is_echoed() {
+async fn a_handler_knows_its_caller_and_the_secondary_id_is_echoed() {
     let data = data_dir();
     let tools = server().tool("who", |_: Nothing, call: Call| async move {
         Ok(Json((
@@ -555,7 +555,7 @@ async fn results_are_texts_json_or_content_with_a_display_for_people() {
 
 /// Proves: LC-10
 #[tokio::test]
-async fn a_result_that_no_runtime_would_take_is_an_error_that_says_so() {
+async fn a_result_that_every_runtime_would_refuse_becomes_an_error() {
     let data = data_dir();
     let tools = server()
         .tool("large", |_: Nothing, _: Call| async { Ok("x".repeat(8 * 1024 * 1024)) })
@@ -577,7 +577,7 @@ async fn a_result_that_no_runtime_would_take_is_an_error_that_says_so() {
 
 /// Proves: LC-09, LC-13
 #[tokio::test]
-async fn a_backlog_that_is_larger_than_the_places_for_deliveries_is_worked_off() {
+async fn more_due_results_than_delivery_slots_are_all_delivered() {
     let data = data_dir();
     let mut runtime = Runtime::start().await;
     runtime.answer_always(503);
@@ -595,7 +595,7 @@ async fn a_backlog_that_is_larger_than_the_places_for_deliveries_is_worked_off()
     Journal::open(data.path()).until(due, 30).await;
 
     runtime.answer_always(200);
-    let mut limits = quick();
+    let mut limits = short_pauses();
     limits.deliveries = 2;
     let second = Server::start(server().limits(limits), data.path()).await;
     let mut names = HashSet::new();

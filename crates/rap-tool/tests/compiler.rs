@@ -1,12 +1,12 @@
-//! What the compiler says to a handler that is wrong: it has to help.
+//! Compiler errors for wrong handlers, which have to be helpful.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::path::Path;
 use std::process::Command;
 
-/// Checks a program in a package of its own, with this workspace's lock file and profile so that what is already
-/// built is used, and returns what the compiler says.
+/// Runs `cargo check` on a program in a temporary package and returns the compiler's output. Uses the lock file and
+/// the profile of this workspace, so that dependencies are not built again.
 fn compile(program: &str) -> String {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let package = tempfile::tempdir().unwrap();
@@ -37,21 +37,21 @@ fn program(handler: &str) -> String {
 }
 
 #[test]
-fn the_compiler_says_what_is_wrong_with_a_handler() {
+fn compiler_errors_explain_what_is_wrong_with_a_handler() {
     let cases = [
         (
             "|_: Args, _: Call| async { Ok(vec![1, 2]) }",
-            vec!["a tool can not return `Vec<{integer}>`", "return a `String`, `Json(value)`"],
+            vec!["a tool cannot return `Vec<{integer}>`", "return a `String`, `Json(value)`"],
         ),
         (
             "|_: Plain, _: Call| async { Ok(\"\") }",
-            vec!["`Plain` can not be the arguments of a tool", "#[derive(Deserialize, JsonSchema)]"],
+            vec!["`Plain` cannot be the arguments of a tool", "#[derive(Deserialize, JsonSchema)]"],
         ),
     ];
     for (handler, expected) in cases {
-        let said = compile(&program(handler));
+        let output = compile(&program(handler));
         for words in expected {
-            assert!(said.contains(words), "{handler}\n{said}");
+            assert!(output.contains(words), "{handler}\n{output}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Delivery of results: tried until it is taken, refused or given up, and never at another's expense.
+//! Delivery of results: retries, refusals, giving up, and isolation between hosts.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod support;
 
@@ -13,11 +13,11 @@ use futures_util::{StreamExt, stream};
 use rap_tool::Rate;
 use rap_tool::prelude::*;
 use serde_json::json;
-use support::{Caller, Runtime, Server, data_dir, let_retries_pass, quick};
+use support::{Caller, Runtime, Server, data_dir, short_pauses, wait_past_retries};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::Barrier;
 
-/// Says back what it is told.
+/// Returns its text.
 #[derive(Deserialize, JsonSchema)]
 struct Say {
     text: String,
@@ -28,13 +28,13 @@ struct Say {
 struct Wait {}
 
 fn tools() -> ToolServer {
-    ToolServer::new("parrot").limits(quick()).tool("say", |args: Say, _: Call| async { Ok(args.text) }).tool(
-        "wait",
-        |_: Wait, call: Call| async move {
+    ToolServer::new("parrot")
+        .limits(short_pauses())
+        .tool("say", |args: Say, _: Call| async { Ok(args.text) })
+        .tool("wait", |_: Wait, call: Call| async move {
             call.cancelled().await;
             Ok("stopped")
-        },
-    )
+        })
 }
 
 async fn say(caller: &Caller, runtime: &Runtime, id: &str) {
@@ -43,7 +43,7 @@ async fn say(caller: &Caller, runtime: &Runtime, id: &str) {
 
 /// Proves: TR-01, TR-14
 #[tokio::test]
-async fn a_result_is_tried_again_with_growing_pauses_after_an_error_of_the_runtime() {
+async fn a_result_is_retried_with_growing_pauses_after_5xx_answers() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
     let server = Server::start(tools(), data.path()).await;
     runtime.answer_next(&[500, 502, 503, 504]);
@@ -55,26 +55,26 @@ async fn a_result_is_tried_again_with_growing_pauses_after_an_error_of_the_runti
     let statuses: Vec<u16> = attempts.iter().map(|attempt| attempt.status).collect();
     assert_eq!(statuses, [500, 502, 503, 504, 200]);
     assert!(attempts.iter().all(|attempt| attempt.raw == attempts[0].raw), "{attempts:?}");
-    // Pauses of 20, 40, 80 and 100 ms, give or take a quarter.
+    // Pauses of 20, 40, 80 and 100 ms, plus or minus 25 %.
     for (pair, least) in attempts.windows(2).zip([15, 30, 60, 75]) {
         let pause = pair[1].at - pair[0].at;
         assert!(pause >= Duration::from_millis(least), "{pause:?} instead of {least} ms");
     }
     server.caller().until_settled("thread_1", "call_1").await;
-    assert!(let_retries_pass(&server.caller(), &mut runtime).await.is_empty());
+    assert!(wait_past_retries(&server.caller(), &mut runtime).await.is_empty());
 }
 
 /// Proves: TR-14
 #[tokio::test]
-async fn a_result_waits_for_a_runtime_that_is_not_there() {
+async fn a_result_is_retried_until_the_runtime_is_reachable() {
     let (data, runtime) = (data_dir(), Runtime::start().await);
     let server = Server::start(tools(), data.path()).await;
     let call = runtime.invocation("say", "thread_1", "call_1", json!({"text": "hi"}));
     let address = runtime.stop().await;
     server.caller().accepted(&call).await;
-    // Several attempts find nobody, as long as a runtime elsewhere takes its time.
+    // Several attempts fail while this waits.
     let mut elsewhere = Runtime::start().await;
-    let_retries_pass(&server.caller(), &mut elsewhere).await;
+    wait_past_retries(&server.caller(), &mut elsewhere).await;
     assert!(server.caller().is_alive("thread_1", "call_1").await);
     let mut runtime = Runtime::start_on(&address).await;
     assert_eq!(runtime.next().await.text(), "hi");
@@ -83,25 +83,25 @@ async fn a_result_waits_for_a_runtime_that_is_not_there() {
 
 /// Proves: TR-14
 #[tokio::test]
-async fn a_runtime_that_does_not_answer_in_time_is_tried_again() {
+async fn a_callback_that_is_not_answered_in_time_is_retried() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let mut limits = quick();
+    let mut limits = short_pauses();
     limits.callback_within = Duration::from_millis(200);
     let server = Server::start(tools().limits(limits), data.path()).await;
-    runtime.hang();
+    runtime.stop_answering();
     say(&server.caller(), &runtime, "call_1").await;
     let first = runtime.next().await;
     let second = runtime.next().await;
     assert!(second.at - first.at >= Duration::from_millis(200));
     assert_eq!(first.raw, second.raw);
     assert!(server.caller().is_alive("thread_1", "call_1").await);
-    runtime.answer_again();
+    runtime.resume_answering();
     server.caller().until_settled("thread_1", "call_1").await;
 }
 
 /// Proves: TR-15
 #[tokio::test]
-async fn a_result_that_is_refused_is_not_sent_again() {
+async fn a_refused_result_is_not_sent_again() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
     let server = Server::start(tools(), data.path()).await;
     for status in [401, 403, 404, 405, 408, 409, 410, 422, 425, 429, 451] {
@@ -111,7 +111,7 @@ async fn a_result_that_is_refused_is_not_sent_again() {
         assert_eq!(runtime.next().await.name, id);
         server.caller().until_settled("thread_1", &id).await;
     }
-    assert!(let_retries_pass(&server.caller(), &mut runtime).await.is_empty());
+    assert!(wait_past_retries(&server.caller(), &mut runtime).await.is_empty());
 }
 
 #[tokio::test]
@@ -126,13 +126,13 @@ async fn a_redirect_is_not_followed() {
         assert_eq!(runtime.next().await.name, id);
         server.caller().until_settled("thread_1", &id).await;
     }
-    assert!(let_retries_pass(&server.caller(), &mut runtime).await.is_empty());
+    assert!(wait_past_retries(&server.caller(), &mut runtime).await.is_empty());
     assert!(elsewhere.pending().is_empty());
 }
 
 /// Proves: LC-09
 #[tokio::test]
-async fn a_result_that_the_runtime_can_not_take_is_followed_once_by_an_error_that_it_can() {
+async fn a_result_refused_with_400_or_413_is_replaced_once_by_an_error() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
     let server = Server::start(tools(), data.path()).await;
     for (number, status) in [400, 413].into_iter().cycle().take(10).enumerate() {
@@ -145,18 +145,18 @@ async fn a_result_that_the_runtime_can_not_take_is_followed_once_by_an_error_tha
         assert_eq!((taken.status, &taken.raw), (200, &tried.raw));
         server.caller().until_settled("thread_1", &id).await;
     }
-    // The error itself is refused: that is the end.
+    // If the error is refused as well, the call is settled.
     runtime.answer_next(&[413, 413]);
     say(&server.caller(), &runtime, "refused_twice").await;
     assert_eq!([runtime.next().await.status, runtime.next().await.status], [413, 413]);
     server.caller().until_settled("thread_1", "refused_twice").await;
-    assert!(let_retries_pass(&server.caller(), &mut runtime).await.is_empty());
+    assert!(wait_past_retries(&server.caller(), &mut runtime).await.is_empty());
 }
 
 #[tokio::test]
-async fn patience_ends() {
+async fn delivery_is_given_up_after_the_time_limit() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let mut limits = quick();
+    let mut limits = short_pauses();
     limits.delivery.give_up_after = Duration::from_millis(300);
     let server = Server::start(tools().limits(limits), data.path()).await;
     runtime.answer_always(503);
@@ -173,9 +173,9 @@ async fn patience_ends() {
 }
 
 #[tokio::test]
-async fn a_runtime_may_say_when_to_come_back() {
+async fn retry_after_is_respected() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let mut limits = quick();
+    let mut limits = short_pauses();
     limits.delivery.longest_pause = Duration::from_secs(60);
     let server = Server::start(tools().limits(limits), data.path()).await;
     runtime.answer_next_with(503, RETRY_AFTER, "1");
@@ -185,27 +185,27 @@ async fn a_runtime_may_say_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_hangs_delays_nobody_else() {
+async fn a_runtime_that_does_not_answer_does_not_delay_others() {
     let (data, mut hanging, mut sound) = (data_dir(), Runtime::start().await, Runtime::start().await);
-    let mut limits = quick();
+    let mut limits = short_pauses();
     (limits.deliveries, limits.deliveries_per_host) = (8, 2);
     let server = Server::start(tools().limits(limits), data.path()).await;
-    hanging.hang();
+    hanging.stop_answering();
     for number in 0..20 {
         say(&server.caller(), &hanging, &format!("hanging_{number}")).await;
     }
     hanging.next().await;
     hanging.next().await;
-    // First attempts and retries: the one that hangs is in the way of neither.
+    // Neither first attempts nor retries are delayed.
     for number in 0..10 {
         sound.answer_next(&[503]);
         let id = format!("sound_{number}");
         say(&server.caller(), &sound, &id).await;
         assert_eq!(sound.accepted().await.name, id);
     }
-    // It had no more than its share, and has all of it when it comes back.
+    // The other host had no more than its slots, and gets all results when it answers again.
     assert!(hanging.pending().is_empty());
-    hanging.answer_again();
+    hanging.resume_answering();
     let mut names = Vec::new();
     for _ in 2..20 {
         names.push(hanging.next().await.name);
@@ -215,32 +215,33 @@ async fn a_runtime_that_hangs_delays_nobody_else() {
     assert_eq!(names.len(), 18);
 }
 
-/// The dispatcher looks at what is due while a host has no place free; what waits for a place is found later.
+/// The dispatcher scans while a host has no free slot, and must find the waiting message later.
 #[tokio::test]
-async fn what_waits_for_a_place_is_sent_when_there_is_one() {
+async fn a_message_without_a_slot_is_sent_when_one_is_free() {
     let (data, mut slow, mut other) = (data_dir(), Runtime::start().await, Runtime::start().await);
-    let mut limits = quick();
+    let mut limits = short_pauses();
     limits.deliveries_per_host = 1;
     let server = Server::start(tools().limits(limits), data.path()).await;
-    slow.hang();
+    slow.stop_answering();
     say(&server.caller(), &slow, "first").await;
     assert_eq!(slow.next().await.name, "first");
     say(&server.caller(), &slow, "second").await;
-    let_retries_pass(&server.caller(), &mut other).await;
-    slow.answer_again();
+    wait_past_retries(&server.caller(), &mut other).await;
+    slow.resume_answering();
     assert_eq!(slow.next().await.name, "second");
 }
 
-/// After a restart more is due for a host that hangs than the dispatcher reads at once, and all of it is older.
+/// After a restart, one host that does not answer has more due messages than the dispatcher reads at once, and all of
+/// them are older than the message for the other host.
 #[tokio::test]
-async fn a_host_with_a_long_queue_does_not_hide_what_is_due_for_others() {
+async fn a_host_with_a_long_queue_does_not_block_messages_for_others() {
     let (data, mut hanging, mut other) = (data_dir(), Runtime::start().await, Runtime::start().await);
-    let mut limits = quick();
+    let mut limits = short_pauses();
     (limits.deliveries, limits.deliveries_per_host) = (4, 1);
     limits.stop_within = Duration::from_millis(50);
     let server = Server::start(tools().limits(limits.clone()), data.path()).await;
-    hanging.hang();
-    other.hang();
+    hanging.stop_answering();
+    other.stop_answering();
     for number in 0..30 {
         say(&server.caller(), &hanging, &format!("hanging_{number}")).await;
     }
@@ -248,7 +249,7 @@ async fn a_host_with_a_long_queue_does_not_hide_what_is_due_for_others() {
     hanging.next().await;
     other.next().await;
     server.stop().await;
-    other.answer_again();
+    other.resume_answering();
     let server = Server::start(tools().limits(limits), data.path()).await;
     assert_eq!(other.next().await.name, "call_1");
     server.caller().until_settled("thread_1", "call_1").await;
@@ -307,11 +308,11 @@ async fn a_thousand_concurrent_calls_of_many_threads_never_mix_callback_urls_or_
     }
 }
 
-/// Some of them overtake their call, some are written in the same transaction, some come later.
+/// Some cancellations arrive before their call, some are written in the same transaction, some arrive later.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancellation_that_races_with_its_call_always_meets_it() {
+async fn a_cancellation_that_races_with_its_call_always_takes_effect() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let mut limits = quick();
+    let mut limits = short_pauses();
     limits.notification_rate = Rate::new(10_000, 10_000);
     let server = Server::start(tools().limits(limits), data.path()).await;
     let caller = server.caller();
@@ -334,7 +335,7 @@ async fn a_cancellation_that_races_with_its_call_always_meets_it() {
 
 /// Proves: TC-11
 #[tokio::test]
-async fn a_notification_counts_even_if_its_sender_does_not_wait_for_the_answer() {
+async fn a_notification_takes_effect_even_if_its_sender_disconnects() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
     let (closed, mut closings) = tokio::sync::mpsc::unbounded_channel();
     let tools = tools().on_close_thread(move |thread| {
@@ -345,15 +346,16 @@ async fn a_notification_counts_even_if_its_sender_does_not_wait_for_the_answer()
     for number in 0..20 {
         let (thread, id) = (format!("thread_{number}"), format!("call_{number}"));
         server.caller().accepted(&runtime.invocation("wait", &thread, &id, json!({}))).await;
-        hang_up(&server, "/cancel_tool_call", &json!({"thread_id": thread, "tool_call_id": id})).await;
+        send_and_disconnect(&server, "/cancel_tool_call", &json!({"thread_id": thread, "tool_call_id": id}))
+            .await;
         assert_eq!(runtime.next().await.text(), "Error: cancelled");
-        hang_up(&server, "/close_thread", &json!({"thread_id": thread})).await;
+        send_and_disconnect(&server, "/close_thread", &json!({"thread_id": thread})).await;
         assert_eq!(closings.recv().await.unwrap(), thread);
     }
 }
 
 /// Sends a request and closes the connection at once.
-async fn hang_up(server: &Server, path: &str, body: &serde_json::Value) {
+async fn send_and_disconnect(server: &Server, path: &str, body: &serde_json::Value) {
     let address = server.url.trim_start_matches("http://");
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let (body, head) = (body.to_string(), format!("POST {path} HTTP/1.1\r\nHost: {address}\r\n"));

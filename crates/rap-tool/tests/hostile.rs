@@ -1,6 +1,6 @@
-//! Hostile input, at every endpoint: it costs bounded work, changes nothing, and the server goes on.
+//! Hostile input at every endpoint: it costs bounded work, changes nothing, and the server keeps working.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod support;
 
@@ -11,7 +11,7 @@ use rap_tool::prelude::*;
 use rap_tool::{Limits, Rate, UrlPolicy};
 use serde_json::{Value, json};
 use support::{
-    Gate, Journal, PATIENCE, Runtime, Server, connect, data_dir, exchange, quick, read_answer, request,
+    Gate, Journal, Runtime, Server, TIMEOUT, connect, data_dir, exchange, read_answer, request, short_pauses,
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -19,14 +19,14 @@ use tokio::net::TcpStream;
 
 const POSTS: [&str; 4] = ["/invoke", "/close_thread", "/cancel_tool_call", "/tool_call_status"];
 const DISCOVERY: &str = "/.well-known/rap-toolset";
-const MOST: usize = 8 * 1024 * 1024;
+const MAX_BYTES: usize = 8 * 1024 * 1024;
 
 #[derive(Deserialize, JsonSchema)]
 struct Text {
     text: String,
 }
 
-/// A server under attack, and a runtime that goes on using it.
+/// A server under attack, and a runtime that uses it meanwhile.
 struct Target {
     server: Server,
     runtime: Runtime,
@@ -38,19 +38,19 @@ struct Target {
 }
 
 impl Target {
-    /// Tools: `length` of a text, and `wait`, which waits at the gate.
+    /// Starts a server with the tools `length` (of a text) and `wait` (at the gate).
     async fn start(limits: Limits) -> Target {
         Target::start_with(limits, |server| server).await
     }
 
     async fn start_with(limits: Limits, more: impl Fn(ToolServer) -> ToolServer) -> Target {
         let (data, gate) = (data_dir(), Gate::closed());
-        let waits = gate.clone();
+        let gate_of_tool = gate.clone();
         let tools = ToolServer::new("test")
             .limits(limits)
             .tool("length", |args: Text, _: Call| async move { Ok(args.text.len().to_string()) })
             .tool("wait", move |_: Text, _: Call| {
-                let gate = waits.clone();
+                let gate = gate_of_tool.clone();
                 async move {
                     gate.pass().await;
                     Ok("waited")
@@ -66,7 +66,7 @@ impl Target {
         exchange(&self.server.url, request).await.status
     }
 
-    /// A valid body for each endpoint; the calls that it names do not exist.
+    /// Returns a valid body for an endpoint. The calls that it names do not exist.
     fn body(&self, path: &str) -> String {
         match path {
             "/invoke" => self.call("hostile", "x").to_string(),
@@ -78,8 +78,8 @@ impl Target {
         self.runtime.invocation("length", "t", id, json!({"text": text}))
     }
 
-    /// Nothing has changed, and the server answers a normal call.
-    async fn is_unharmed(&mut self) {
+    /// Checks that nothing has changed and that the server answers a normal call.
+    async fn check_unharmed(&mut self) {
         assert_eq!(self.journal.rows(), self.rows);
         self.calls += 1;
         let id = format!("normal{}", self.calls);
@@ -102,44 +102,46 @@ fn post(path: &str, content_type: &str, body: &[u8]) -> Vec<u8> {
 const JSON: &str = "content-type: application/json\r\n";
 
 #[tokio::test]
-async fn a_body_of_more_than_8_mib_is_413_whether_it_is_announced_or_not() {
-    let mut target = Target::start(quick()).await;
+async fn a_body_of_more_than_8_mib_is_413_with_and_without_a_content_length() {
+    let mut target = Target::start(short_pauses()).await;
     for path in POSTS {
-        let head =
-            format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{JSON}content-length: {}\r\n\r\n", MOST + 1);
-        assert_eq!(target.send(head).await, 413, "{path}, before any of the body is there");
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\n{JSON}content-length: {}\r\n\r\n",
+            MAX_BYTES + 1
+        );
+        assert_eq!(target.send(head).await, 413, "{path}, before the body is sent");
         let huge = format!(
             "POST {path} HTTP/1.1\r\nhost: localhost\r\n{JSON}content-length: {}\r\n\r\n",
             1_u64 << 50
         );
-        assert_eq!(target.send(huge).await, 413, "{path}, announced to be endless");
+        assert_eq!(target.send(huge).await, 413, "{path}, with a huge content length");
         let mut chunked =
             format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{JSON}transfer-encoding: chunked\r\n\r\n")
                 .into_bytes();
-        for _ in 0..=MOST / 0x10000 {
+        for _ in 0..=MAX_BYTES / 0x10000 {
             chunked.extend(b"10000\r\n");
             chunked.extend([b' '; 0x10000]);
             chunked.extend(b"\r\n");
         }
         assert_eq!(target.send(chunked).await, 413, "{path}, in chunks");
-        target.is_unharmed().await;
+        target.check_unharmed().await;
     }
 }
 
 #[tokio::test]
-async fn a_body_of_just_8_mib_is_taken() {
-    let mut target = Target::start(quick()).await;
+async fn a_body_of_exactly_8_mib_is_accepted() {
+    let mut target = Target::start(short_pauses()).await;
     let empty = target.call("c", "").to_string().len();
-    let body = target.call("c", &"x".repeat(MOST - empty)).to_string();
-    assert_eq!(body.len(), MOST);
+    let body = target.call("c", &"x".repeat(MAX_BYTES - empty)).to_string();
+    assert_eq!(body.len(), MAX_BYTES);
     assert_eq!(target.send(request("/invoke", "", &body)).await, 200);
-    assert_eq!(target.runtime.next().await.text(), (MOST - empty).to_string());
+    assert_eq!(target.runtime.next().await.text(), (MAX_BYTES - empty).to_string());
 }
 
 /// Proves: TR-01
 #[tokio::test]
-async fn a_body_that_does_not_call_itself_json_is_415() {
-    let mut target = Target::start(quick()).await;
+async fn a_body_without_a_json_content_type_is_415() {
+    let mut target = Target::start(short_pauses()).await;
     let types = [
         "",
         "content-type: \r\n",
@@ -156,19 +158,19 @@ async fn a_body_that_does_not_call_itself_json_is_415() {
             assert_eq!(status, 415, "{path} {content_type:?}");
         }
     }
-    target.is_unharmed().await;
+    target.check_unharmed().await;
     for content_type in ["Application/JSON", "application/json; charset=utf-8", "application/json;charset=x"]
     {
         let content_type = format!("content-type: {content_type}\r\n");
         let body = target.body("/close_thread");
         assert_eq!(target.send(post("/close_thread", &content_type, body.as_bytes())).await, 200);
     }
-    target.is_unharmed().await;
+    target.check_unharmed().await;
 }
 
 #[tokio::test]
 async fn other_methods_are_405_and_other_paths_404() {
-    let mut target = Target::start(quick()).await;
+    let mut target = Target::start(short_pauses()).await;
     let ask = |method: &str, path: &str| {
         let body = target.body(path);
         let length = body.len();
@@ -208,13 +210,13 @@ async fn other_methods_are_405_and_other_paths_404() {
     for (expected, request) in requests {
         assert_eq!(target.send(&request).await, expected, "{request}");
     }
-    target.is_unharmed().await;
+    target.check_unharmed().await;
 }
 
 /// Proves: TR-23
 #[tokio::test]
-async fn what_is_no_json_or_too_much_of_it_is_400() {
-    let mut target = Target::start(quick()).await;
+async fn malformed_or_deeply_nested_json_is_400() {
+    let mut target = Target::start(short_pauses()).await;
     let deep = |open: &str, close: &str, levels: usize| {
         format!("{}{}", open.repeat(levels), close.repeat(levels)).into_bytes()
     };
@@ -232,7 +234,7 @@ async fn what_is_no_json_or_too_much_of_it_is_400() {
         deep("{\"a\":", "}", 4_000_000 / 7),
         format!("\"{}", "\\u0000".repeat(10_000)).into_bytes(),
     ];
-    // The same in the place of a value in an otherwise valid message.
+    // Malformed values in otherwise valid messages.
     let values: [&[u8]; 8] = [
         b"\"\xc3\x28\"",
         b"\"a\0b\"",
@@ -258,13 +260,13 @@ async fn what_is_no_json_or_too_much_of_it_is_400() {
             assert_eq!(answer.status, 400, "{path} {shown:?}");
             assert!(answer.body.len() < 1_000, "{path} {shown:?}: {}", answer.body);
         }
-        target.is_unharmed().await;
+        target.check_unharmed().await;
     }
 }
 
 #[tokio::test]
-async fn of_a_key_that_comes_twice_the_last_counts_everywhere() {
-    let mut target = Target::start(quick()).await;
+async fn the_last_of_duplicate_keys_counts() {
+    let mut target = Target::start(short_pauses()).await;
     let mut call = target.call("first", "x").to_string();
     call.pop();
     call.push_str(r#", "id": "second", "arguments": {"text": "ab", "text": "abc"}}"#);
@@ -275,8 +277,8 @@ async fn of_a_key_that_comes_twice_the_last_counts_everywhere() {
 }
 
 #[tokio::test]
-async fn numbers_of_any_size_are_only_numbers() {
-    let mut target = Target::start(quick()).await;
+async fn numbers_of_any_size_are_handled() {
+    let mut target = Target::start(short_pauses()).await;
     for (round, number) in
         ["18446744073709551616", "-9223372036854775809", "1e308", "0.1e-999", &"9".repeat(300)]
             .iter()
@@ -285,14 +287,14 @@ async fn numbers_of_any_size_are_only_numbers() {
         let call = target.call(&format!("c{round}"), "x").to_string().replace("\"x\"", number);
         assert_eq!(target.send(request("/invoke", "", &call)).await, 200, "{number}");
         let result = target.runtime.next().await;
-        assert!(result.text().starts_with("Error: the arguments do not fit"), "{}", result.text());
+        assert!(result.text().starts_with("Error: the arguments do not match"), "{}", result.text());
         assert!(result.text().len() < 1_000, "{}", result.text());
     }
 }
 
 #[tokio::test]
-async fn requests_that_are_no_http_or_could_be_read_in_two_ways_are_refused() {
-    let mut target = Target::start(quick()).await;
+async fn malformed_or_ambiguous_http_requests_are_refused() {
+    let mut target = Target::start(short_pauses()).await;
     let body = target.body("/close_thread");
     let length = body.len();
     let head = format!("POST /close_thread HTTP/1.1\r\nhost: localhost\r\n{JSON}connection: close\r\n");
@@ -313,12 +315,12 @@ async fn requests_that_are_no_http_or_could_be_read_in_two_ways_are_refused() {
         let shown: String = request.chars().take(300).collect();
         assert!((400..500).contains(&answer.status), "{shown:?}: {answer:?}");
     }
-    target.is_unharmed().await;
+    target.check_unharmed().await;
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_arrive_in_time_is_408_and_its_connection_is_freed() {
-    let mut limits = quick();
+async fn a_body_that_does_not_arrive_in_time_is_408_and_its_connection_is_closed() {
+    let mut limits = short_pauses();
     limits.request_within = Duration::from_millis(300);
     let mut target = Target::start(limits).await;
     for path in POSTS {
@@ -327,7 +329,7 @@ async fn a_body_that_does_not_arrive_in_time_is_408_and_its_connection_is_freed(
             assert_eq!(target.send(&whole[..part]).await, 408, "{path}");
         }
     }
-    // Drop by drop does not help either.
+    // Sending one byte at a time does not help.
     let whole = request("/invoke", "", &target.body("/invoke")).replace("connection: close\r\n", "");
     let (head, body) = whole.split_at(whole.len() - target.body("/invoke").len());
     let (mut reading, mut writing) = connect(&target.server.url).await.into_split();
@@ -344,38 +346,38 @@ async fn a_body_that_does_not_arrive_in_time_is_408_and_its_connection_is_freed(
         }
     });
     let mut answer = Vec::new();
-    let read = tokio::time::timeout(PATIENCE, reading.read_to_end(&mut answer)).await;
+    let read = tokio::time::timeout(TIMEOUT, reading.read_to_end(&mut answer)).await;
     drop(read.expect("the connection was not closed"));
     assert!(String::from_utf8_lossy(&answer).starts_with("HTTP/1.1 408 "));
     drops.abort();
-    target.is_unharmed().await;
+    target.check_unharmed().await;
 }
 
 #[tokio::test]
 async fn a_head_that_does_not_arrive_in_time_and_an_idle_connection_are_closed() {
-    let mut limits = quick();
+    let mut limits = short_pauses();
     limits.request_within = Duration::from_millis(300);
     let mut target = Target::start(limits).await;
     for part in ["", "P", "POST /invoke HTTP/1.1\r\n", "POST /invoke HTTP/1.1\r\nhost: localhost\r\nx"] {
         let mut stream = connect(&target.server.url).await;
         stream.write_all(part.as_bytes()).await.unwrap();
-        is_closed(&mut stream).await;
+        wait_until_closed(&mut stream).await;
     }
     let mut kept = connect(&target.server.url).await;
     let get = format!("GET {DISCOVERY} HTTP/1.1\r\nhost: localhost\r\n\r\n");
     kept.write_all(get.as_bytes()).await.unwrap();
-    is_closed(&mut kept).await;
-    target.is_unharmed().await;
+    wait_until_closed(&mut kept).await;
+    target.check_unharmed().await;
 }
 
-async fn is_closed(stream: &mut TcpStream) {
-    let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await;
+async fn wait_until_closed(stream: &mut TcpStream) {
+    let end = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut Vec::new())).await;
     drop(end.expect("the connection was not closed"));
 }
 
 #[tokio::test]
-async fn more_idle_connections_than_there_are_places_do_not_keep_anyone_out_for_long() {
-    let mut limits = quick();
+async fn more_idle_connections_than_allowed_do_not_block_the_server_for_long() {
+    let mut limits = short_pauses();
     limits.request_within = Duration::from_millis(200);
     limits.connections = 40;
     let mut target = Target::start(limits).await;
@@ -383,14 +385,14 @@ async fn more_idle_connections_than_there_are_places_do_not_keep_anyone_out_for_
     for _ in 0..300 {
         idle.push(connect(&target.server.url).await);
     }
-    target.is_unharmed().await;
+    target.check_unharmed().await;
     drop(idle);
-    target.is_unharmed().await;
+    target.check_unharmed().await;
 }
 
 #[tokio::test]
-async fn the_memory_for_bodies_that_arrive_is_bounded() {
-    let mut limits = quick();
+async fn the_memory_for_request_bodies_is_bounded() {
+    let mut limits = short_pauses();
     limits.arriving_bytes = 100_000;
     let mut target = Target::start(limits).await;
     let whole = request("/invoke", "", &target.call("large", &"x".repeat(60_000)).to_string());
@@ -400,42 +402,42 @@ async fn the_memory_for_bodies_that_arrive_is_bounded() {
         stream.write_all(&whole.as_bytes()[..whole.len() - 1]).await.unwrap();
         arriving.spawn(read_answer(stream));
     }
-    let answer = tokio::time::timeout(PATIENCE, arriving.join_next()).await.unwrap().unwrap().unwrap();
-    assert_eq!(answer.status, 503, "there is room for one of them");
+    let answer = tokio::time::timeout(TIMEOUT, arriving.join_next()).await.unwrap().unwrap().unwrap();
+    assert_eq!(answer.status, 503, "there is memory for one of them");
     assert!(answer.head.contains("retry-after: 1"), "{}", answer.head);
-    // What is smaller still finds room.
-    target.is_unharmed().await;
+    // There is still memory for a smaller body.
+    target.check_unharmed().await;
     arriving.shutdown().await;
     let room_again = async {
         while target.send(&whole).await == 503 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, room_again).await.unwrap();
+    tokio::time::timeout(TIMEOUT, room_again).await.unwrap();
     assert_eq!(target.runtime.next().await.text(), "60000");
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_within_a_body_leaves_nothing_behind() {
-    let mut target = Target::start(quick()).await;
+async fn a_client_that_disconnects_within_a_body_changes_nothing() {
+    let mut target = Target::start(short_pauses()).await;
     for path in POSTS {
         let whole = request(path, "", &target.body(path));
         for part in [1, 20, whole.len() / 2, whole.len() - 1] {
             let mut stream = connect(&target.server.url).await;
             stream.write_all(&whole.as_bytes()[..part]).await.unwrap();
             stream.shutdown().await.unwrap();
-            // The server has seen the end when it closes, too.
-            is_closed(&mut stream).await;
+            // The server closes the connection after it has seen the end.
+            wait_until_closed(&mut stream).await;
         }
-        target.is_unharmed().await;
+        target.check_unharmed().await;
     }
 }
 
 /// Proves: LC-08, LC-09
 #[tokio::test]
-async fn a_client_that_hangs_up_without_waiting_for_the_answer_loses_nothing_and_gets_nothing_twice() {
-    let mut target = Target::start(quick()).await;
-    // What was accepted goes on when its client is gone.
+async fn a_client_that_disconnects_before_the_answer_gets_each_result_once() {
+    let mut target = Target::start(short_pauses()).await;
+    // An accepted call continues after its client has disconnected.
     let call = target.runtime.invocation("wait", "t", "accepted", json!({"text": ""})).to_string();
     let mut stream = connect(&target.server.url).await;
     stream.write_all(request("/invoke", "", &call).as_bytes()).await.unwrap();
@@ -444,7 +446,7 @@ async fn a_client_that_hangs_up_without_waiting_for_the_answer_loses_nothing_and
     target.gate.open(1);
     assert_eq!(target.runtime.next().await.text(), "waited");
 
-    // Whether or not these were accepted, a runtime that had no answer tries again.
+    // A runtime that has no answer tries again, whether or not these were accepted.
     let calls: Vec<Value> = (0..50).map(|number| target.call(&format!("c{number}"), "x")).collect();
     for call in &calls {
         let mut stream = connect(&target.server.url).await;
@@ -458,12 +460,12 @@ async fn a_client_that_hangs_up_without_waiting_for_the_answer_loses_nothing_and
         assert!(results.insert(target.runtime.next().await.name));
     }
     target.rows = target.journal.rows();
-    target.is_unharmed().await;
+    target.check_unharmed().await;
 }
 
 #[tokio::test]
-async fn a_callback_url_that_nobody_may_send_to_is_refused() {
-    let mut target = Target::start(quick()).await;
+async fn a_forbidden_callback_url_is_refused() {
+    let mut target = Target::start(short_pauses()).await;
     let urls = [
         "ftp://127.0.0.1/x",
         "file:///etc/passwd",
@@ -503,18 +505,18 @@ async fn a_callback_url_that_nobody_may_send_to_is_refused() {
         assert_eq!(status, 400, "{url}");
         assert!(answer.contains("$.callback_url: expected "), "{url}: {answer}");
     }
-    target.is_unharmed().await;
-    // Also where the rest of the invocation is wrong.
+    target.check_unharmed().await;
+    // Also if the rest of the invocation is invalid.
     let mut call = target.call("c", "x");
     call["callback_url"] = json!("http://169.254.169.254/");
     call["arguments"] = json!(7);
     assert_eq!(target.server.caller().invoke(&call).await.0, 400);
-    target.is_unharmed().await;
+    target.check_unharmed().await;
 }
 
 #[tokio::test]
-async fn a_host_name_that_leads_where_nobody_may_send_to_is_never_connected() {
-    let mut limits = quick();
+async fn a_host_name_with_a_forbidden_address_is_never_connected_to() {
+    let mut limits = short_pauses();
     limits.callbacks_to = UrlPolicy::Public;
     let mut target = Target::start(limits).await;
     assert_eq!(target.server.caller().invoke(&target.call("c", "x")).await.0, 400, "loopback is not public");
@@ -527,8 +529,8 @@ async fn a_host_name_that_leads_where_nobody_may_send_to_is_never_connected() {
 }
 
 #[tokio::test]
-async fn a_callback_url_may_hold_credentials() {
-    let mut target = Target::start(quick()).await;
+async fn a_callback_url_may_contain_credentials() {
+    let mut target = Target::start(short_pauses()).await;
     let mut call = target.call("c", "x");
     call["callback_url"] = json!(target.runtime.callback_url("c").replace("http://", "http://user:secret@"));
     target.server.caller().accepted(&call).await;
@@ -536,8 +538,8 @@ async fn a_callback_url_may_hold_credentials() {
 }
 
 #[tokio::test]
-async fn more_calls_than_may_run_are_503_until_there_is_room_again() {
-    let mut limits = quick();
+async fn calls_above_the_limit_are_503_until_one_has_ended() {
+    let mut limits = short_pauses();
     limits.calls = 3;
     let mut target = Target::start(limits).await;
     let waiting: Vec<String> = (0..4)
@@ -553,7 +555,7 @@ async fn more_calls_than_may_run_are_503_until_there_is_room_again() {
         assert!(answer.head.contains("retry-after: 1"), "{}", answer.head);
     }
     assert_eq!(target.journal.rows()[0], 3);
-    assert_eq!(target.server.caller().close("other").await.0, 200, "there is room for what is no call");
+    assert_eq!(target.server.caller().close("other").await.0, 200, "other requests are still accepted");
     target.gate.open(1);
     assert_eq!(target.runtime.next().await.text(), "waited");
     let room_again = async {
@@ -561,7 +563,7 @@ async fn more_calls_than_may_run_are_503_until_there_is_room_again() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, room_again).await.unwrap();
+    tokio::time::timeout(TIMEOUT, room_again).await.unwrap();
     target.gate.open(3);
     for _ in 0..3 {
         assert_eq!(target.runtime.next().await.text(), "waited");
@@ -570,12 +572,12 @@ async fn more_calls_than_may_run_are_503_until_there_is_room_again() {
         target.server.caller().until_settled("t", &format!("w{number}")).await;
     }
     target.rows = target.journal.rows();
-    target.is_unharmed().await;
+    target.check_unharmed().await;
 }
 
 #[tokio::test]
-async fn without_authentication_a_foreign_host_name_is_misdirected() {
-    let mut target = Target::start(quick()).await;
+async fn without_authentication_a_foreign_host_header_is_421() {
+    let mut target = Target::start(short_pauses()).await;
     let port = target.server.url.rsplit(':').next().unwrap().to_owned();
     let with_host = |target: &Target, path: &str, host: &str| {
         let lines = if host.is_empty() { String::new() } else { format!("host: {host}\r\n") };
@@ -592,17 +594,17 @@ async fn without_authentication_a_foreign_host_name_is_misdirected() {
             assert_eq!(target.send(&request).await, 421, "{path} {host}");
         }
     }
-    target.is_unharmed().await;
+    target.check_unharmed().await;
     for host in ["localhost", "LOCALHOST", "127.0.0.1", "[::1]"] {
         for host in [host.to_owned(), format!("{host}:{port}")] {
             assert_eq!(target.send(with_host(&target, DISCOVERY, &host)).await, 200, "{host}");
         }
     }
 
-    let open = Target::start_with(quick(), |server| server.auth(Auth::OpenToAnyone)).await;
-    let guarded = Target::start_with(quick(), |server| server.bearer("t")).await;
+    let open = Target::start_with(short_pauses(), |server| server.auth(Auth::OpenToAnyone)).await;
+    let guarded = Target::start_with(short_pauses(), |server| server.bearer("t")).await;
     let public =
-        Target::start_with(quick(), |server| server.public_url("https://tools.example/hello/")).await;
+        Target::start_with(short_pauses(), |server| server.public_url("https://tools.example/hello/")).await;
     assert_eq!(open.send(with_host(&open, DISCOVERY, "any.example")).await, 200);
     assert_eq!(guarded.send(with_host(&guarded, DISCOVERY, "any.example")).await, 200);
     assert_eq!(public.send(with_host(&public, DISCOVERY, "any.example")).await, 421);
@@ -610,8 +612,8 @@ async fn without_authentication_a_foreign_host_name_is_misdirected() {
 }
 
 #[tokio::test]
-async fn broken_bytes_anywhere_in_a_message_never_make_the_server_fail() {
-    let mut limits = quick();
+async fn random_bytes_in_a_message_never_make_the_server_fail() {
+    let mut limits = short_pauses();
     limits.notification_rate = Rate::new(10_000, 10_000);
     let mut target = Target::start(limits).await;
     let mut random = 0x2545_f491_4f6c_dd1d_u64;
@@ -623,7 +625,7 @@ async fn broken_bytes_anywhere_in_a_message_never_make_the_server_fail() {
     };
     for round in 0..600 {
         let path = POSTS[round % POSTS.len()];
-        // Nothing that is accepted may lead out of this machine.
+        // The callback URL is not changed, so that no callback leaves this machine.
         let mut body = target.body(path).replace("\"hostile\"", &format!("\"h{round}\"")).into_bytes();
         let url = body.windows(4).position(|bytes| bytes == b"http").unwrap_or(0);
         for _ in 0..=next(4) {
@@ -639,5 +641,5 @@ async fn broken_bytes_anywhere_in_a_message_never_make_the_server_fail() {
     target.journal.until(all_settled, 0).await;
     target.runtime.pending();
     target.rows = target.journal.rows();
-    target.is_unharmed().await;
+    target.check_unharmed().await;
 }

@@ -1,6 +1,6 @@
-//! Who is who: a call is known by its caller, callback URL, thread and id, and nobody touches another's.
+//! Identity: a call is identified by caller, callback URL, thread and id, and callers are isolated from each other.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod support;
 
@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex};
 
 use rap_tool::prelude::*;
 use serde_json::json;
-use support::{Caller, Gate, Journal, Runtime, Server, data_dir, quick};
+use support::{Caller, Gate, Journal, Runtime, Server, data_dir, short_pauses};
 use tokio::sync::mpsc;
 
 #[derive(Deserialize, JsonSchema)]
 struct Nothing {}
 
-/// Names that a careless server would trip over.
-const HOSTILE: [&str; 8] = [
+/// Ids that are dangerous in paths, queries and commands.
+const HOSTILE_IDS: [&str; 8] = [
     "../../etc/passwd",
     "..",
     "/",
@@ -29,14 +29,14 @@ const HOSTILE: [&str; 8] = [
 
 fn server(gate: &Gate) -> ToolServer {
     let gate = gate.clone();
-    ToolServer::new("test").limits(quick()).bearer("one").bearer("two").tool(
+    ToolServer::new("test").limits(short_pauses()).bearer("one").bearer("two").tool(
         "wait",
         move |_: Nothing, call: Call| {
             let gate = gate.clone();
             async move {
                 tokio::select! {
                     () = gate.pass() => Ok(call.thread().key().to_owned()),
-                    () = call.cancelled() => Ok("nobody hears this".into()),
+                    () = call.cancelled() => Ok("ignored".into()),
                 }
             }
         },
@@ -49,7 +49,7 @@ fn callers(server: &Server) -> [Caller; 2] {
 
 /// Proves: LC-18
 #[tokio::test]
-async fn another_caller_another_url_or_another_thread_makes_it_another_call() {
+async fn a_call_is_identified_by_caller_callback_url_thread_and_id() {
     let (data, gate) = (data_dir(), Gate::closed());
     let server = Server::start(server(&gate), data.path()).await;
     let mut runtime = Runtime::start().await;
@@ -67,7 +67,7 @@ async fn another_caller_another_url_or_another_thread_makes_it_another_call() {
     for _ in 0..4 {
         gate.reached().await;
     }
-    // Each of them again is a repeat.
+    // Sending each of them again is a repeat.
     one.accepted(&call).await;
     two.accepted(&call).await;
     one.accepted(&elsewhere).await;
@@ -88,7 +88,7 @@ async fn another_caller_another_url_or_another_thread_makes_it_another_call() {
 
 /// Proves: CN-20, CN-23
 #[tokio::test]
-async fn a_cancellation_touches_only_the_callers_own() {
+async fn a_cancellation_affects_only_calls_of_the_caller() {
     let (data, gate) = (data_dir(), Gate::closed());
     let server = Server::start(server(&gate), data.path()).await;
     let (mut first, mut second) = (Runtime::start().await, Runtime::start().await);
@@ -114,7 +114,7 @@ async fn a_cancellation_touches_only_the_callers_own() {
 
 /// Proves: TC-18, TC-21
 #[tokio::test]
-async fn a_closing_touches_only_the_callers_own() {
+async fn closing_a_thread_affects_only_the_thread_of_the_caller() {
     let (data, gate) = (data_dir(), Gate::closed());
     let (closed, mut closings) = mpsc::unbounded_channel();
     let tools = server(&gate).on_close_thread(move |thread| {
@@ -142,7 +142,7 @@ async fn a_closing_touches_only_the_callers_own() {
 }
 
 #[tokio::test]
-async fn a_caller_can_ask_only_about_its_own_calls() {
+async fn a_caller_can_query_only_its_own_calls() {
     let (data, gate) = (data_dir(), Gate::closed());
     let server = Server::start(server(&gate), data.path()).await;
     let mut runtime = Runtime::start().await;
@@ -158,14 +158,14 @@ async fn a_caller_can_ask_only_about_its_own_calls() {
 
 /// Proves: TC-21, CN-23
 #[tokio::test]
-async fn the_key_of_a_thread_is_another_one_for_each_caller_and_safe_as_a_file_name() {
+async fn thread_keys_differ_between_callers_and_are_safe_as_file_names() {
     let (data, gate) = (data_dir(), Gate::closed());
     let server = Server::start(server(&gate), data.path()).await;
     let mut runtime = Runtime::start().await;
     gate.open(1_000);
     let mut keys = HashSet::new();
     for caller in callers(&server) {
-        for thread in HOSTILE {
+        for thread in HOSTILE_IDS {
             let mut key = None;
             for round in 0..2 {
                 let mut call = runtime.invocation("wait", thread, &format!("c{round}"), json!({}));
@@ -175,17 +175,17 @@ async fn the_key_of_a_thread_is_another_one_for_each_caller_and_safe_as_a_file_n
                 assert_eq!(result.body["group_id"], thread);
                 let found = result.text().to_owned();
                 assert!(found.len() == 32 && found.bytes().all(|byte| byte.is_ascii_hexdigit()), "{found}");
-                assert_eq!(*key.get_or_insert_with(|| found.clone()), found, "always the same");
+                assert_eq!(*key.get_or_insert_with(|| found.clone()), found, "the key is stable");
             }
             assert!(keys.insert(key.unwrap()), "{thread} shares its key");
         }
     }
-    assert_eq!(keys.len(), 2 * HOSTILE.len());
+    assert_eq!(keys.len(), 2 * HOSTILE_IDS.len());
 }
 
 /// Proves: TC-21, CN-23, LC-11
 #[tokio::test]
-async fn hostile_names_are_names_like_any_other() {
+async fn hostile_ids_are_handled_like_any_other() {
     let (data, gate) = (data_dir(), Gate::closed());
     let closings = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&closings);
@@ -197,7 +197,7 @@ async fn hostile_names_are_names_like_any_other() {
     let mut runtime = Runtime::start().await;
     let caller = server.caller().with_token("one");
     let before: Vec<_> = std::fs::read_dir(data.path()).unwrap().map(|file| file.unwrap().path()).collect();
-    for name in HOSTILE {
+    for name in HOSTILE_IDS {
         for id in [name, "kept"] {
             let mut call = runtime.invocation("wait", name, id, json!({}));
             call["callback_url"] = json!(runtime.callback_url("x"));
@@ -213,8 +213,8 @@ async fn hostile_names_are_names_like_any_other() {
         assert!(!caller.is_alive(name, "kept").await, "{name}");
     }
     let after: Vec<_> = std::fs::read_dir(data.path()).unwrap().map(|file| file.unwrap().path()).collect();
-    assert_eq!(before, after, "no name has become a file");
+    assert_eq!(before, after, "no id was used as a file name");
     Journal::open(data.path()).until("SELECT count(*) FROM closings WHERE pending = 1", 0).await;
-    assert_eq!(*closings.lock().unwrap(), HOSTILE);
+    assert_eq!(*closings.lock().unwrap(), HOSTILE_IDS);
     assert!(runtime.pending().is_empty());
 }

@@ -1,6 +1,6 @@
-//! Tool servers as parts of an application, what they tell about themselves, and the examples over real HTTP.
+//! Tool servers in an axum application, health and metrics endpoints, and examples over real HTTP.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod support;
 
@@ -8,9 +8,9 @@ use rap_protocol::{Callback, parse_toolset};
 use rap_tool::ServeError;
 use rap_tool::prelude::*;
 use serde_json::{Value, json};
-use support::{Caller, Process, Runtime, Server, data_dir, exchange, quick};
+use support::{Caller, Process, Runtime, Server, data_dir, exchange, short_pauses};
 
-/// The answer to a GET: status and body.
+/// Sends a GET request and returns status and body.
 async fn get(base: &str, path: &str) -> (u16, String) {
     let host = base.trim_start_matches("http://");
     let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
@@ -19,7 +19,7 @@ async fn get(base: &str, path: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn two_toolsets_live_in_one_process_with_tokens_state_and_layers_of_their_own() {
+async fn two_servers_in_one_process_have_separate_tokens_state_and_layers() {
     let data = data_dir();
     let process = Process::start("mounted", data.path(), &[]);
     let mut runtime = Runtime::start().await;
@@ -32,7 +32,7 @@ async fn two_toolsets_live_in_one_process_with_tokens_state_and_layers_of_their_
     numbers.clone().with_token("numbers-token").accepted(&first).await;
     assert_eq!(runtime.next().await.text(), "2");
     numbers.with_token("numbers-token").accepted(&second).await;
-    assert_eq!(runtime.next().await.text(), "4", "the state is shared by the calls of a server");
+    assert_eq!(runtime.next().await.text(), "4", "the calls of a server share its state");
 
     texts.accepted(&runtime.invocation("reverse", "t", "c", json!({"text": "abc"}))).await;
     assert_eq!(runtime.next().await.text(), "cba");
@@ -45,7 +45,7 @@ async fn two_toolsets_live_in_one_process_with_tokens_state_and_layers_of_their_
 }
 
 #[tokio::test]
-async fn a_router_wants_a_token_and_a_public_url() {
+async fn a_router_requires_a_token_and_a_public_url() {
     #[derive(Deserialize, JsonSchema)]
     struct Nothing {}
     let data = data_dir();
@@ -62,7 +62,7 @@ async fn a_router_wants_a_token_and_a_public_url() {
 }
 
 #[tokio::test]
-async fn a_server_tells_how_it_is() {
+async fn health_and_metrics_are_served() {
     #[derive(Deserialize, JsonSchema)]
     struct Nothing {}
     let server = ToolServer::new("metrics")
@@ -73,7 +73,7 @@ async fn a_server_tells_how_it_is() {
             std::future::pending().await
         });
     let data = data_dir();
-    let server = Server::start(server.limits(quick()), data.path()).await;
+    let server = Server::start(server.limits(short_pauses()), data.path()).await;
     let (mut runtime, caller) = (Runtime::start().await, server.caller());
     assert_eq!(get(&server.url, "/healthz").await, (200, "ok\n".into()));
 
@@ -107,7 +107,7 @@ async fn a_server_tells_how_it_is() {
 }
 
 #[tokio::test]
-async fn the_kitchen_sink_asks_shows_and_waits_for_consent() {
+async fn the_kitchen_sink_asks_questions_shows_views_and_waits_for_consent() {
     let data = data_dir();
     let process = Process::start("kitchen_sink", data.path(), &[]);
     let (mut runtime, caller) = (Runtime::start().await, process.caller());
@@ -116,10 +116,14 @@ async fn the_kitchen_sink_asks_shows_and_waits_for_consent() {
     let Callback::UserChoice(question) = runtime.next().await.message else { panic!("a question") };
     let path = question.response_url.to_url().path().to_owned();
     let answer = json!({"id": "1", "selected": 2}).to_string();
-    assert_eq!(caller.post(&path, answer.clone()).await.0, 200, "no token is needed: the URL is one");
+    assert_eq!(
+        caller.post(&path, answer.clone()).await.0,
+        200,
+        "no token is needed, because the URL contains one"
+    );
     assert_eq!(runtime.next().await.text(), "chose blue");
     caller.until_settled("t", "1").await;
-    assert_eq!(caller.post(&path, answer).await.0, 404, "the question is over");
+    assert_eq!(caller.post(&path, answer).await.0, 404, "the question has ended with its call");
 
     caller.accepted(&runtime.invocation("authorize", "t", "2", json!({}))).await;
     let Callback::Oauth(oauth) = runtime.next().await.message else { panic!("an authorisation") };
@@ -142,7 +146,7 @@ async fn the_kitchen_sink_asks_shows_and_waits_for_consent() {
 
 /// Proves: LC-41
 #[tokio::test]
-async fn what_is_said_about_a_tool_stands_in_the_manifest() {
+async fn the_manifest_contains_annotations_and_schema_of_a_tool() {
     /// Ship a parcel.
     #[derive(Deserialize, JsonSchema)]
     #[allow(dead_code)]

@@ -1,6 +1,6 @@
-//! Notifications and questions: cancelling, closing, and what is still alive.
+//! Cancelling calls, closing threads and querying the status of calls.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod support;
 
@@ -11,8 +11,8 @@ use rap_tool::prelude::*;
 use rap_tool::{Limits, Rate};
 use serde_json::{Value, json};
 use support::{
-    Answer, Caller, Gate, Journal, PATIENCE, Process, RawAnswer, Runtime, Server, data_dir, exchange, quick,
-    request,
+    Answer, Caller, Gate, Journal, Process, RawAnswer, Runtime, Server, TIMEOUT, data_dir, exchange, request,
+    short_pauses,
 };
 use tokio::sync::mpsc;
 
@@ -28,66 +28,66 @@ struct Echo {
 #[derive(Deserialize, JsonSchema)]
 struct Nothing {}
 
-/// What handlers and hooks tell the test.
+/// Sends reports of handlers and hooks to the test.
 #[derive(Clone)]
-struct Teller(mpsc::UnboundedSender<String>);
+struct Reporter(mpsc::UnboundedSender<String>);
 
-struct Told(mpsc::UnboundedReceiver<String>);
+struct Reports(mpsc::UnboundedReceiver<String>);
 
-fn notes() -> (Teller, Told) {
-    let (teller, told) = mpsc::unbounded_channel();
-    (Teller(teller), Told(told))
+fn reports_channel() -> (Reporter, Reports) {
+    let (reporter, reports) = mpsc::unbounded_channel();
+    (Reporter(reporter), Reports(reports))
 }
 
-impl Teller {
-    fn tell(&self, what: &str) {
-        // A test that is over does not listen any more.
+impl Reporter {
+    fn report(&self, what: &str) {
+        // The test may have ended.
         drop(self.0.send(what.to_owned()));
     }
 }
 
-impl Told {
+impl Reports {
     async fn next(&mut self) -> String {
-        tokio::time::timeout(PATIENCE, self.0.recv()).await.expect("nothing was told").unwrap()
+        tokio::time::timeout(TIMEOUT, self.0.recv()).await.expect("nothing was reported").unwrap()
     }
 
-    fn is_silent(&mut self) -> bool {
+    fn is_empty(&mut self) -> bool {
         self.0.try_recv().is_err()
     }
 }
 
-/// Tells when it is dropped.
-struct Guard(Teller);
+/// Reports when it is dropped.
+struct Guard(Reporter);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.0.tell("dropped");
+        self.0.report("dropped");
     }
 }
 
-/// Tools: `echo`; `polite` ends when it is cancelled; `stubborn` never ends; `wait` ends at the gate; `watch`
-/// sends an event for each opening of the gate. All tell when they run.
-fn server(teller: &Teller, gate: &Gate) -> ToolServer {
-    let (polite, stubborn, waits, watches) = (teller.clone(), teller.clone(), gate.clone(), gate.clone());
-    let watcher = teller.clone();
+/// Tools: `echo`; `polite` returns when it is cancelled; `stubborn` never returns; `wait` waits at the gate; `watch`
+/// sends an event each time the gate opens. `polite` and `stubborn` report when they run.
+fn server(reporter: &Reporter, gate: &Gate) -> ToolServer {
+    let (polite, stubborn, waits, watches) = (reporter.clone(), reporter.clone(), gate.clone(), gate.clone());
+    let watcher = reporter.clone();
     ToolServer::new("test")
-        .limits(quick())
+        .limits(short_pauses())
         .tool("echo", |args: Echo, _: Call| async move { Ok(format!("echo {}", args.text)) })
         .tool("polite", move |_: Nothing, call: Call| {
-            let teller = polite.clone();
+            let reporter = polite.clone();
             async move {
-                teller.tell("running");
+                reporter.report("running");
                 call.cancelled().await;
                 assert!(call.is_cancelled());
-                teller.tell("heard");
+                reporter.report("heard");
                 Ok("too late")
             }
         })
         .tool("stubborn", move |_: Nothing, _: Call| {
-            let teller = stubborn.clone();
+            let reporter = stubborn.clone();
             async move {
-                let _guard = Guard(teller.clone());
-                teller.tell("running");
+                let _guard = Guard(reporter.clone());
+                reporter.report("running");
                 std::future::pending::<Result<String>>().await
             }
         })
@@ -111,16 +111,16 @@ fn server(teller: &Teller, gate: &Gate) -> ToolServer {
         })
 }
 
-/// Tells the id of each thread that is closed.
-fn telling_closings(server: ToolServer, teller: &Teller) -> ToolServer {
-    let teller = teller.clone();
+/// Reports the id of each thread that is closed.
+fn reporting_closings(server: ToolServer, reporter: &Reporter) -> ToolServer {
+    let reporter = reporter.clone();
     server.on_close_thread(move |thread| {
-        teller.tell(&format!("closed {}", thread.id()));
+        reporter.report(&format!("closed {}", thread.id()));
         async { Ok(()) }
     })
 }
 
-/// A call whose result shows that there is nothing else to come before it.
+/// Makes a call whose result shows that no other callback was pending before it.
 async fn barrier(caller: &Caller, runtime: &mut Runtime) {
     caller.accepted(&runtime.invocation("echo", "last", "last", json!({"text": "end"}))).await;
     let last = runtime.next().await;
@@ -129,14 +129,14 @@ async fn barrier(caller: &Caller, runtime: &mut Runtime) {
 
 /// Proves: CN-12, CN-13
 #[tokio::test]
-async fn a_cancellation_reaches_the_handler_and_yields_one_result() {
-    let (data, gate, (teller, mut told)) = (data_dir(), Gate::closed(), notes());
-    let server = Server::start(server(&teller, &gate), data.path()).await;
+async fn a_cancellation_reaches_the_handler_and_gives_one_result() {
+    let (data, gate, (reporter, mut reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let server = Server::start(server(&reporter, &gate), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     caller.accepted(&runtime.invocation("polite", "t", "c", json!({}))).await;
-    assert_eq!(told.next().await, "running");
+    assert_eq!(reports.next().await, "running");
     assert_eq!(caller.cancel("t", "c").await, OK);
-    assert_eq!(told.next().await, "heard");
+    assert_eq!(reports.next().await, "heard");
     let result = runtime.next().await;
     let expected = json!({"type": "tool_result", "group_id": "t", "id": "c", "text": "Error: cancelled"});
     assert_eq!(result.body, expected);
@@ -146,17 +146,17 @@ async fn a_cancellation_reaches_the_handler_and_yields_one_result() {
 
 /// Proves: CN-11, CN-12
 #[tokio::test]
-async fn a_cancelled_handler_that_goes_on_is_dropped_after_the_grace_time() {
-    let (data, gate, (teller, mut told)) = (data_dir(), Gate::closed(), notes());
-    let mut limits = quick();
+async fn a_cancelled_handler_that_does_not_return_is_dropped_after_the_grace_time() {
+    let (data, gate, (reporter, mut reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let mut limits = short_pauses();
     limits.cancel_grace = Duration::from_millis(400);
-    let server = Server::start(server(&teller, &gate).limits(limits), data.path()).await;
+    let server = Server::start(server(&reporter, &gate).limits(limits), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     caller.accepted(&runtime.invocation("stubborn", "t", "c", json!({}))).await;
-    assert_eq!(told.next().await, "running");
+    assert_eq!(reports.next().await, "running");
     let cancelled = Instant::now();
     assert_eq!(caller.cancel("t", "c").await, OK);
-    assert_eq!(told.next().await, "dropped");
+    assert_eq!(reports.next().await, "dropped");
     assert!(cancelled.elapsed() >= Duration::from_millis(400), "{:?}", cancelled.elapsed());
     assert_eq!(runtime.next().await.text(), "Error: cancelled");
     barrier(&caller, &mut runtime).await;
@@ -164,31 +164,31 @@ async fn a_cancelled_handler_that_goes_on_is_dropped_after_the_grace_time() {
 
 #[tokio::test]
 async fn the_result_of_a_cancelled_call_does_not_wait_for_its_handler() {
-    let (data, gate, (teller, mut told)) = (data_dir(), Gate::closed(), notes());
-    let mut limits = quick();
+    let (data, gate, (reporter, mut reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let mut limits = short_pauses();
     limits.cancel_grace = NEVER;
-    let server = Server::start(server(&teller, &gate).limits(limits), data.path()).await;
+    let server = Server::start(server(&reporter, &gate).limits(limits), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     caller.accepted(&runtime.invocation("stubborn", "t", "c", json!({}))).await;
-    assert_eq!(told.next().await, "running");
+    assert_eq!(reports.next().await, "running");
     assert_eq!(caller.cancel("t", "c").await, OK);
     assert_eq!(runtime.next().await.text(), "Error: cancelled");
     caller.until_settled("t", "c").await;
-    assert!(told.is_silent(), "the handler has its grace time");
+    assert!(reports.is_empty(), "the handler still has its grace time");
 }
 
 /// Proves: CN-04, CN-05, CN-08, CN-16
 #[tokio::test]
-async fn cancellations_that_repeat_or_name_nothing_are_harmless() {
-    let (data, gate, (teller, mut told)) = (data_dir(), Gate::closed(), notes());
-    let server = Server::start(server(&teller, &gate), data.path()).await;
+async fn repeated_and_unknown_cancellations_are_harmless() {
+    let (data, gate, (reporter, mut reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let server = Server::start(server(&reporter, &gate), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     caller.accepted(&runtime.invocation("polite", "t", "c", json!({}))).await;
-    assert_eq!(told.next().await, "running");
+    assert_eq!(reports.next().await, "running");
     for (thread, call) in [("t", "other"), ("other", "c"), ("other", "other")] {
         assert_eq!(caller.cancel(thread, call).await, OK);
     }
-    assert!(caller.is_alive("t", "c").await && told.is_silent());
+    assert!(caller.is_alive("t", "c").await && reports.is_empty());
     for _ in 0..3 {
         assert_eq!(caller.cancel("t", "c").await, OK);
     }
@@ -199,9 +199,9 @@ async fn cancellations_that_repeat_or_name_nothing_are_harmless() {
 }
 
 #[tokio::test]
-async fn a_cancellation_that_overtakes_its_invocation_is_not_forgotten() {
-    let (data, gate, (teller, mut told)) = (data_dir(), Gate::closed(), notes());
-    let server = Server::start(server(&teller, &gate), data.path()).await;
+async fn a_cancellation_that_arrives_before_its_invocation_takes_effect() {
+    let (data, gate, (reporter, mut reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let server = Server::start(server(&reporter, &gate), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     assert_eq!(caller.cancel("t", "c").await, OK);
     assert_eq!(caller.cancel("t", "s").await, OK);
@@ -211,20 +211,20 @@ async fn a_cancellation_that_overtakes_its_invocation_is_not_forgotten() {
     caller.accepted(&subscription).await;
     let result = runtime.next().await;
     assert_eq!((result.text(), result.body.get("subscription")), ("Error: cancelled", None));
-    // Another thread's call of the same name is meant by nobody.
+    // A call with the same id in another thread is not affected.
     let mut other = runtime.invocation("echo", "t2", "c", json!({"text": "x"}));
     other["callback_url"] = json!(runtime.callback_url("other"));
     caller.accepted(&other).await;
     assert_eq!(runtime.next().await.text(), "echo x");
-    assert!(told.is_silent(), "no handler has run");
+    assert!(reports.is_empty(), "no handler has run");
     barrier(&caller, &mut runtime).await;
 }
 
 /// Proves: CN-03, CN-09
 #[tokio::test]
-async fn a_cancellation_after_the_handler_is_done_changes_nothing() {
-    let (data, gate, (teller, _told)) = (data_dir(), Gate::closed(), notes());
-    let server = Server::start(server(&teller, &gate), data.path()).await;
+async fn a_cancellation_after_the_handler_has_returned_changes_nothing() {
+    let (data, gate, (reporter, _reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let server = Server::start(server(&reporter, &gate), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     caller.accepted(&runtime.invocation("echo", "t", "c1", json!({"text": "delivered"}))).await;
     assert_eq!(runtime.next().await.text(), "echo delivered");
@@ -244,10 +244,10 @@ async fn a_cancellation_after_the_handler_is_done_changes_nothing() {
 /// Proves: SE-19, SE-26
 #[tokio::test]
 async fn a_cancelled_subscription_stops_and_sends_nothing_more() {
-    let (data, gate, (teller, mut told)) = (data_dir(), Gate::closed(), notes());
-    let mut limits = quick();
+    let (data, gate, (reporter, mut reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let mut limits = short_pauses();
     limits.cancel_grace = Duration::from_millis(100);
-    let server = Server::start(server(&teller, &gate).limits(limits), data.path()).await;
+    let server = Server::start(server(&reporter, &gate).limits(limits), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     caller.accepted(&runtime.invocation("watch", "t", "s", json!({}))).await;
     assert_eq!(runtime.next().await.body["subscription"], true);
@@ -255,29 +255,29 @@ async fn a_cancelled_subscription_stops_and_sends_nothing_more() {
     assert_eq!(runtime.next().await.text(), "something");
     assert!(caller.is_alive("t", "s").await);
     assert_eq!(caller.cancel("t", "s").await, OK);
-    // It still has its grace time to try.
+    // The handler still has its grace time to send events.
     gate.open(5);
-    assert_eq!(told.next().await, "dropped");
+    assert_eq!(reports.next().await, "dropped");
     assert!(!caller.is_alive("t", "s").await);
     barrier(&caller, &mut runtime).await;
 }
 
 /// Proves: TC-04, TC-11, TC-12, LC-03
 #[tokio::test]
-async fn closing_a_thread_ends_its_calls_and_subscriptions_in_silence_and_runs_the_hook_once() {
-    let (data, gate, (teller, mut told)) = (data_dir(), Gate::closed(), notes());
-    let mut limits = quick();
+async fn closing_a_thread_ends_its_calls_and_subscriptions_without_callbacks_and_runs_the_hook_once() {
+    let (data, gate, (reporter, mut reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let mut limits = short_pauses();
     limits.cancel_grace = Duration::from_millis(100);
     (limits.delivery.first_pause, limits.delivery.longest_pause) = (NEVER, NEVER);
-    let tools = telling_closings(server(&teller, &gate).limits(limits), &teller);
+    let tools = reporting_closings(server(&reporter, &gate).limits(limits), &reporter);
     let server = Server::start(tools, data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     caller.accepted(&runtime.invocation("watch", "t", "s", json!({}))).await;
     assert_eq!(runtime.next().await.body["subscription"], true);
     caller.accepted(&runtime.invocation("polite", "t", "c1", json!({}))).await;
     caller.accepted(&runtime.invocation("stubborn", "t", "c2", json!({}))).await;
-    assert_eq!([told.next().await, told.next().await], ["running", "running"]);
-    // A result that is still on its way is not sent any more either.
+    assert_eq!([reports.next().await, reports.next().await], ["running", "running"]);
+    // An undelivered result is not sent any more either.
     runtime.answer_always(503);
     caller.accepted(&runtime.invocation("echo", "t", "c3", json!({"text": "x"}))).await;
     assert_eq!(runtime.next().await.name, "c3");
@@ -286,7 +286,7 @@ async fn closing_a_thread_ends_its_calls_and_subscriptions_in_silence_and_runs_t
     for call in ["s", "c1", "c2", "c3"] {
         assert!(!caller.is_alive("t", call).await, "{call}");
     }
-    let mut heard = [told.next().await, told.next().await, told.next().await, told.next().await];
+    let mut heard = [reports.next().await, reports.next().await, reports.next().await, reports.next().await];
     heard.sort();
     assert_eq!(heard, ["closed t", "dropped", "dropped", "heard"]);
     runtime.answer_always(200);
@@ -297,17 +297,17 @@ async fn closing_a_thread_ends_its_calls_and_subscriptions_in_silence_and_runs_t
     journal.until("SELECT count(*) FROM closings WHERE pending = 1", 0).await;
     assert_eq!(journal.number("SELECT count(*) FROM outbox"), 0);
     barrier(&caller, &mut runtime).await;
-    assert!(told.is_silent());
+    assert!(reports.is_empty());
 }
 
 /// Proves: TC-04, TC-05, TC-09, TC-12
 #[tokio::test]
-async fn a_hook_that_fails_panics_or_hangs_changes_nothing_about_the_answer() {
-    let (data, gate, (teller, mut told)) = (data_dir(), Gate::closed(), notes());
-    let hook = teller.clone();
-    let tools = server(&teller, &gate).on_close_thread(move |thread| {
+async fn a_hook_that_fails_panics_or_hangs_does_not_change_the_answer() {
+    let (data, gate, (reporter, mut reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let hook = reporter.clone();
+    let tools = server(&reporter, &gate).on_close_thread(move |thread| {
         let name = thread.id().as_str().to_owned();
-        hook.tell(&name);
+        hook.report(&name);
         assert_ne!(name, "panics at once");
         async move {
             match name.as_str() {
@@ -328,67 +328,67 @@ async fn a_hook_that_fails_panics_or_hangs_changes_nothing_about_the_answer() {
         runtime.next().await;
         caller.until_settled(thread, "c").await;
         assert_eq!(caller.close(thread).await, OK);
-        assert_eq!(told.next().await, thread);
+        assert_eq!(reports.next().await, thread);
         if thread != "hangs" {
             journal.until("SELECT count(*) FROM closings WHERE pending = 1", 0).await;
         }
     }
-    // One that is being closed is not closed twice at the same time.
+    // A thread that is being closed is not closed again at the same time.
     assert_eq!(caller.close("hangs").await, OK);
     assert_eq!(caller.close("hangs").await, OK);
     barrier(&caller, &mut runtime).await;
-    assert!(told.is_silent());
+    assert!(reports.is_empty());
 }
 
 /// Proves: TC-09, TC-14
 #[tokio::test]
-async fn closing_a_thread_that_is_not_known_is_acknowledged_and_does_nothing() {
-    let (data, gate, (teller, mut told)) = (data_dir(), Gate::closed(), notes());
-    let server = Server::start(telling_closings(server(&teller, &gate), &teller), data.path()).await;
+async fn closing_an_unknown_thread_is_acknowledged_and_does_nothing() {
+    let (data, gate, (reporter, mut reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let server = Server::start(reporting_closings(server(&reporter, &gate), &reporter), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     for _ in 0..2 {
         assert_eq!(caller.close("nobody").await, OK);
     }
     assert_eq!(Journal::open(data.path()).rows(), [0, 0, 0]);
     barrier(&caller, &mut runtime).await;
-    assert!(told.is_silent());
+    assert!(reports.is_empty());
 }
 
 /// Proves: TC-08
 #[tokio::test]
-async fn an_invocation_after_the_closing_of_its_thread_runs_normally() {
-    let (data, gate, (teller, mut told)) = (data_dir(), Gate::closed(), notes());
-    let server = Server::start(telling_closings(server(&teller, &gate), &teller), data.path()).await;
+async fn an_invocation_after_its_thread_was_closed_runs_normally() {
+    let (data, gate, (reporter, mut reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let server = Server::start(reporting_closings(server(&reporter, &gate), &reporter), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
-    // A closing before anything else, one in between, and a repeat of what was closed.
+    // Closes the thread before any call and between two calls, and repeats a call of the closed thread.
     assert_eq!(caller.close("t").await, OK);
     caller.accepted(&runtime.invocation("echo", "t", "c1", json!({"text": "1"}))).await;
     assert_eq!(runtime.next().await.text(), "echo 1");
     assert_eq!(caller.close("t").await, OK);
-    assert_eq!(told.next().await, "closed t");
+    assert_eq!(reports.next().await, "closed t");
     caller.accepted(&runtime.invocation("echo", "t", "c2", json!({"text": "2"}))).await;
     assert_eq!(runtime.next().await.text(), "echo 2");
     caller.accepted(&runtime.invocation("echo", "t", "c1", json!({"text": "1"}))).await;
     barrier(&caller, &mut runtime).await;
     assert_eq!(caller.close("t").await, OK);
-    assert_eq!(told.next().await, "closed t");
+    assert_eq!(reports.next().await, "closed t");
 }
 
 const CRASHING: &str = "RAP_TEST_CRASHING";
 
 /// Proves: TC-11
 #[tokio::test]
-async fn a_hook_that_was_cut_off_by_a_crash_runs_again() {
+async fn a_hook_that_was_interrupted_by_a_crash_runs_again() {
     if std::env::var_os(CRASHING).is_some() {
-        let (teller, _told) = notes();
-        let tools = server(&teller, &Gate::closed()).on_close_thread(|_| async {
+        let (reporter, _reports) = reports_channel();
+        let tools = server(&reporter, &Gate::closed()).on_close_thread(|_| async {
             std::fs::write(Path::new(&std::env::var(CRASHING)?).join("begun"), "")?;
             std::future::pending().await
         });
         return tools.serve("127.0.0.1:0").await.unwrap();
     }
     let (data, begun) = (data_dir(), data_dir());
-    let this = "a_hook_that_was_cut_off_by_a_crash_runs_again";
+    let this = "a_hook_that_was_interrupted_by_a_crash_runs_again";
     let process = Process::start_test(this, data.path(), &[(CRASHING, begun.path().to_str().unwrap())]);
     let mut runtime = Runtime::start().await;
     let caller = process.caller();
@@ -400,33 +400,33 @@ async fn a_hook_that_was_cut_off_by_a_crash_runs_again() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, has_begun).await.unwrap();
+    tokio::time::timeout(TIMEOUT, has_begun).await.unwrap();
     process.kill();
 
-    let (gate, (teller, mut told)) = (Gate::closed(), notes());
-    let _server = Server::start(telling_closings(server(&teller, &gate), &teller), data.path()).await;
-    assert_eq!(told.next().await, "closed t");
+    let (gate, (reporter, mut reports)) = (Gate::closed(), reports_channel());
+    let _server = Server::start(reporting_closings(server(&reporter, &gate), &reporter), data.path()).await;
+    assert_eq!(reports.next().await, "closed t");
     Journal::open(data.path()).until("SELECT count(*) FROM closings WHERE pending = 1", 0).await;
 }
 
 /// Proves: TC-03, TC-10, TC-22, CN-25
 #[tokio::test]
-async fn a_thread_whose_closing_never_comes_is_cleaned_up_unless_it_is_in_use() {
-    let (data, gate, (teller, mut told)) = (data_dir(), Gate::closed(), notes());
-    let mut limits = quick();
+async fn a_thread_that_is_never_closed_expires_unless_it_is_in_use() {
+    let (data, gate, (reporter, mut reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let mut limits = short_pauses();
     limits.thread_ttl = Duration::from_millis(200);
     limits.cancel_grace = NEVER;
-    let tools = telling_closings(server(&teller, &gate).limits(limits), &teller);
+    let tools = reporting_closings(server(&reporter, &gate).limits(limits), &reporter);
     let server = Server::start(tools, data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     caller.accepted(&runtime.invocation("wait", "calls", "c", json!({}))).await;
     caller.accepted(&runtime.invocation("watch", "subscribes", "s", json!({}))).await;
     assert_eq!(runtime.next().await.body["subscription"], true);
-    // Each idle thread that expires shows that those before it, which are in use, did not.
+    // Each idle thread that expires shows that the older threads, which are in use, did not.
     for idle in ["idle1", "idle2", "idle3"] {
         caller.accepted(&runtime.invocation("echo", idle, idle, json!({"text": "x"}))).await;
         assert_eq!(runtime.next().await.name, idle);
-        assert_eq!(told.next().await, format!("closed {idle}"));
+        assert_eq!(reports.next().await, format!("closed {idle}"));
     }
     assert!(caller.is_alive("calls", "c").await && caller.is_alive("subscribes", "s").await);
     gate.open(100_000);
@@ -437,19 +437,19 @@ async fn a_thread_whose_closing_never_comes_is_cleaned_up_unless_it_is_in_use() 
             names.push(next.name);
         }
     }
-    assert_eq!(told.next().await, "closed calls");
+    assert_eq!(reports.next().await, "closed calls");
     assert!(caller.is_alive("subscribes", "s").await);
     caller.cancel("subscribes", "s").await;
-    assert_eq!([told.next().await, told.next().await], ["dropped", "closed subscribes"]);
+    assert_eq!([reports.next().await, reports.next().await], ["dropped", "closed subscribes"]);
 }
 
 #[tokio::test]
-async fn a_settled_call_is_remembered_for_a_time_and_then_forgotten() {
-    let (data, gate, (teller, _told)) = (data_dir(), Gate::closed(), notes());
-    let mut limits = quick();
+async fn a_settled_call_is_kept_for_a_time_and_then_deleted() {
+    let (data, gate, (reporter, _reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let mut limits = short_pauses();
     limits.remember = Duration::from_millis(1_500);
     limits.thread_ttl = limits.remember;
-    let server = Server::start(server(&teller, &gate).limits(limits), data.path()).await;
+    let server = Server::start(server(&reporter, &gate).limits(limits), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     let call = runtime.invocation("echo", "t", "c", json!({"text": "x"}));
     caller.accepted(&runtime.invocation("wait", "t", "running", json!({}))).await;
@@ -459,9 +459,9 @@ async fn a_settled_call_is_remembered_for_a_time_and_then_forgotten() {
     journal.until("SELECT count(*) FROM calls WHERE call_id = 'c' AND state = 3", 1).await;
     let sensitive = "arguments IS NULL AND callback IS NULL AND user_id IS NULL AND cursor IS NULL";
     let kept = format!("SELECT count(*) FROM calls WHERE call_id = 'c' AND NOT ({sensitive})");
-    assert_eq!(journal.number(&kept), 0, "what is sensitive is not remembered");
+    assert_eq!(journal.number(&kept), 0, "sensitive data is deleted");
     journal.until("SELECT count(*) FROM calls WHERE call_id = 'c'", 0).await;
-    assert!(caller.is_alive("t", "running").await, "what is not settled is not forgotten");
+    assert!(caller.is_alive("t", "running").await, "a call that is not settled is kept");
     caller.accepted(&call).await;
     assert_eq!(runtime.next().await.text(), "echo x");
     gate.open(1);
@@ -470,8 +470,8 @@ async fn a_settled_call_is_remembered_for_a_time_and_then_forgotten() {
 
 #[tokio::test]
 async fn a_call_is_alive_until_its_callback_was_accepted() {
-    let (data, gate, (teller, _told)) = (data_dir(), Gate::closed(), notes());
-    let server = Server::start(server(&teller, &gate), data.path()).await;
+    let (data, gate, (reporter, _reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let server = Server::start(server(&reporter, &gate), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     assert!(!caller.is_alive("t", "c").await);
     caller.accepted(&runtime.invocation("wait", "t", "c", json!({}))).await;
@@ -480,7 +480,7 @@ async fn a_call_is_alive_until_its_callback_was_accepted() {
     runtime.answer_always(503);
     gate.open(1);
     assert_eq!(runtime.next().await.status, 503);
-    assert!(caller.is_alive("t", "c").await, "the result has still to come");
+    assert!(caller.is_alive("t", "c").await, "the result is not delivered yet");
     runtime.answer_always(200);
     assert_eq!(runtime.accepted().await.text(), "waited");
     caller.until_settled("t", "c").await;
@@ -489,7 +489,7 @@ async fn a_call_is_alive_until_its_callback_was_accepted() {
     assert_eq!((answer.status, answer.body.as_str()), (200, r#"{"alive":false}"#));
 }
 
-/// A running call and a subscription: what nobody may change by mistake.
+/// Starts a call and a subscription, which the test then must not change.
 async fn busy(caller: &Caller, runtime: &mut Runtime, gate: &Gate) {
     caller.accepted(&runtime.invocation("wait", "t", "c", json!({}))).await;
     gate.reached().await;
@@ -498,7 +498,7 @@ async fn busy(caller: &Caller, runtime: &mut Runtime, gate: &Gate) {
     gate.reached().await;
 }
 
-async fn assert_untouched(caller: &Caller, runtime: &mut Runtime, gate: &Gate) {
+async fn assert_unchanged(caller: &Caller, runtime: &mut Runtime, gate: &Gate) {
     assert!(caller.is_alive("t", "c").await && caller.is_alive("t", "s").await);
     assert!(runtime.pending().is_empty());
     gate.open(2);
@@ -509,11 +509,11 @@ async fn assert_untouched(caller: &Caller, runtime: &mut Runtime, gate: &Gate) {
 
 /// Proves: TC-21, CN-23, CN-05
 #[tokio::test]
-async fn ill_formed_ids_are_acknowledged_and_touch_nothing() {
-    let (data, gate, (teller, mut told)) = (data_dir(), Gate::closed(), notes());
-    let mut limits = quick();
+async fn invalid_ids_are_acknowledged_and_change_nothing() {
+    let (data, gate, (reporter, mut reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let mut limits = short_pauses();
     limits.notification_rate = Rate::new(1_000, 1_000);
-    let tools = telling_closings(server(&teller, &gate).limits(limits), &teller);
+    let tools = reporting_closings(server(&reporter, &gate).limits(limits), &reporter);
     let server = Server::start(tools, data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     busy(&caller, &mut runtime, &gate).await;
@@ -551,14 +551,14 @@ async fn ill_formed_ids_are_acknowledged_and_touch_nothing() {
         assert_eq!(caller.close(id).await, OK, "{id:?}");
     }
     assert_eq!(journal.rows(), before);
-    assert!(told.is_silent());
-    assert_untouched(&caller, &mut runtime, &gate).await;
+    assert!(reports.is_empty());
+    assert_unchanged(&caller, &mut runtime, &gate).await;
 }
 
 #[tokio::test]
-async fn a_notification_that_can_not_be_read_is_400_and_touches_nothing() {
-    let (data, gate, (teller, mut told)) = (data_dir(), Gate::closed(), notes());
-    let tools = telling_closings(server(&teller, &gate), &teller);
+async fn a_malformed_notification_is_400_and_changes_nothing() {
+    let (data, gate, (reporter, mut reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let tools = reporting_closings(server(&reporter, &gate), &reporter);
     let server = Server::start(tools, data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     busy(&caller, &mut runtime, &gate).await;
@@ -593,15 +593,15 @@ async fn a_notification_that_can_not_be_read_is_400_and_touches_nothing() {
             refused(path, body, caller.post(path, body).await, named);
         }
     }
-    assert!(told.is_silent());
-    assert_untouched(&caller, &mut runtime, &gate).await;
+    assert!(reports.is_empty());
+    assert_unchanged(&caller, &mut runtime, &gate).await;
 }
 
 /// Proves: TC-18, CN-20, TR-19
 #[tokio::test]
-async fn without_the_right_token_every_post_is_401_and_touches_nothing() {
-    let (data, gate, (teller, mut told)) = (data_dir(), Gate::closed(), notes());
-    let tools = telling_closings(server(&teller, &gate), &teller).bearer("right");
+async fn without_the_right_token_every_post_is_401_and_changes_nothing() {
+    let (data, gate, (reporter, mut reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let tools = reporting_closings(server(&reporter, &gate), &reporter).bearer("right");
     let server = Server::start(tools, data.path()).await;
     let (caller, mut runtime) = (server.caller().with_token("right"), Runtime::start().await);
     busy(&caller, &mut runtime, &gate).await;
@@ -632,18 +632,18 @@ async fn without_the_right_token_every_post_is_401_and_touches_nothing() {
         }
     }
     assert_eq!(journal.rows(), before);
-    assert!(told.is_silent());
-    assert_untouched(&caller, &mut runtime, &gate).await;
+    assert!(reports.is_empty());
+    assert_unchanged(&caller, &mut runtime, &gate).await;
 }
 
 /// Proves: TC-20, CN-22
 #[tokio::test]
-async fn past_the_burst_notifications_are_429_and_invocations_are_not() {
+async fn notifications_above_their_rate_are_429_and_invocations_are_not() {
     assert_eq!(Limits::default().notification_rate, Rate::new(100, 200));
-    let (data, gate, (teller, _told)) = (data_dir(), Gate::closed(), notes());
-    let mut limits = quick();
+    let (data, gate, (reporter, _reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let mut limits = short_pauses();
     limits.notification_rate = Rate::new(1, 200);
-    let tools = server(&teller, &gate).limits(limits).bearer("one").bearer("two");
+    let tools = server(&reporter, &gate).limits(limits).bearer("one").bearer("two");
     let server = Server::start(tools, data.path()).await;
     let mut runtime = Runtime::start().await;
     let caller = server.caller().with_token("one");
@@ -656,7 +656,7 @@ async fn past_the_burst_notifications_are_429_and_invocations_are_not() {
     for number in 0..60 {
         refused[number % 3] |= caller.post(PATHS[number % 3], body.clone()).await.0 == 429;
     }
-    assert_eq!(refused, [true; 3], "they share the rate");
+    assert_eq!(refused, [true; 3], "they share one rate");
     for number in 0..50 {
         caller.accepted(&runtime.invocation("echo", "t2", &format!("c{number}"), json!({"text": "x"}))).await;
         runtime.next().await;
@@ -666,11 +666,11 @@ async fn past_the_burst_notifications_are_429_and_invocations_are_not() {
 
 /// Proves: LC-32
 #[tokio::test]
-async fn past_their_rate_invocations_are_503_and_can_be_tried_again() {
-    let (data, gate, (teller, _told)) = (data_dir(), Gate::closed(), notes());
-    let mut limits = quick();
+async fn invocations_above_their_rate_are_503_and_can_be_repeated() {
+    let (data, gate, (reporter, _reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let mut limits = short_pauses();
     limits.invocation_rate = Rate::new(2, 5);
-    let server = Server::start(server(&teller, &gate).limits(limits), data.path()).await;
+    let server = Server::start(server(&reporter, &gate).limits(limits), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     let mut refused = None;
     for number in 0..30 {
@@ -682,27 +682,27 @@ async fn past_their_rate_invocations_are_503_and_can_be_tried_again() {
         }
         runtime.next().await;
     }
-    let (answer, call) = refused.expect("there is a rate");
+    let (answer, call) = refused.expect("the rate limit applies");
     assert_eq!(answer.status, 503);
     assert!(answer.head.contains("retry-after: 1"), "{}", answer.head);
-    assert_eq!(caller.close("t").await, OK, "notifications have a rate of their own");
+    assert_eq!(caller.close("t").await, OK, "notifications have a separate rate");
     let again = async {
         while caller.invoke(&call).await.0 == 503 {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, again).await.unwrap();
+    tokio::time::timeout(TIMEOUT, again).await.unwrap();
     assert_eq!(runtime.next().await.text(), "echo x");
 }
 
 /// Proves: TC-19, CN-21
 #[tokio::test]
-async fn the_answer_to_a_notification_does_not_tell_whether_anything_is_known() {
-    let (data, gate, (teller, _told)) = (data_dir(), Gate::closed(), notes());
-    let server = Server::start(server(&teller, &gate), data.path()).await;
+async fn the_answer_to_a_notification_does_not_reveal_what_exists() {
+    let (data, gate, (reporter, _reports)) = (data_dir(), Gate::closed(), reports_channel());
+    let server = Server::start(server(&reporter, &gate), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     busy(&caller, &mut runtime, &gate).await;
-    let told = |answer: RawAnswer| {
+    let comparable = |answer: RawAnswer| {
         let head =
             answer.head.lines().filter(|line| !line.starts_with("date:")).collect::<Vec<_>>().join("\n");
         assert!(head.contains("content-length: 0"), "{head}");
@@ -712,7 +712,7 @@ async fn the_answer_to_a_notification_does_not_tell_whether_anything_is_known() 
         let mut answers = Vec::new();
         for (thread, call) in [("nobody", "c"), ("t", "nothing"), ("t", "c"), ("t", "c"), ("", "\n")] {
             let body = json!({"thread_id": thread, "tool_call_id": call}).to_string();
-            answers.push(told(exchange(&server.url, request(path, "", &body)).await));
+            answers.push(comparable(exchange(&server.url, request(path, "", &body)).await));
         }
         answers.dedup();
         assert_eq!(answers.len(), 1, "{answers:?}");

@@ -1,6 +1,6 @@
-//! The tool server in plain Python, `examples/python-tool`, run as it is by a real `python3`.
+//! Tests of the Python tool server in `examples/python-tool`, run by `python3`.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod support;
 
@@ -19,12 +19,12 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Longer than any test: what waits for it is waiting until it is stopped.
+/// Longer than any test.
 const A_DAY: u32 = 86_400;
-/// How many calls the server works on at once.
-const RUNNING: usize = 64;
+/// Maximum number of concurrent calls of the server.
+const MAX_RUNNING: usize = 64;
 
-/// The example as a process.
+/// A process that runs the example.
 struct Python {
     url: String,
     child: Child,
@@ -32,12 +32,12 @@ struct Python {
 }
 
 impl Python {
-    /// Starts it on a port that the system picks, and waits until it listens.
+    /// Starts the example on a free port, and waits until it listens.
     fn start() -> Python {
         Python::run(&program(), &[])
     }
 
-    /// The same, after a change of its source.
+    /// Starts the example with a change in its source.
     fn start_changed(from: &str, to: &str) -> Python {
         let source = std::fs::read_to_string(program()).unwrap();
         assert_eq!(source.matches(from).count(), 1, "{from}");
@@ -54,7 +54,7 @@ impl Python {
         let child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
         let mut child = child.unwrap_or_else(|error| match error.kind() {
             ErrorKind::NotFound => {
-                panic!("there is no python3: install Python 3.9 or later, as by `apt install python3`")
+                panic!("python3 was not found: install Python 3.9 or later, for example with `apt install python3`")
             }
             _ => panic!("python3 does not start: {error}"),
         });
@@ -73,13 +73,13 @@ impl Python {
         Caller::new(&self.url)
     }
 
-    /// Ends it, and returns all that it has printed.
+    /// Kills the process and returns its stderr.
     fn log(mut self) -> String {
         self.child.kill().unwrap();
         self.log.take().unwrap().join().unwrap()
     }
 
-    /// Sends a request head as it stands, and a body; returns head and body of the answer.
+    /// Sends a raw request head and a body, and returns head and body of the answer.
     async fn raw(&self, head: &str, body: &str) -> String {
         let mut stream = TcpStream::connect(self.url.trim_start_matches("http://")).await.unwrap();
         stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).await.unwrap();
@@ -115,18 +115,18 @@ fn countdown(runtime: &Runtime, thread: &str, id: &str, from: u32, every_seconds
     runtime.invocation("countdown", thread, id, json!({"from": from, "every_seconds": every_seconds}))
 }
 
-/// A call that works until it is stopped.
-fn waiting(runtime: &Runtime, thread: &str, id: &str) -> Value {
+/// A call that runs until it is cancelled.
+fn long(runtime: &Runtime, thread: &str, id: &str) -> Value {
     runtime.invocation("wait", thread, id, json!({"seconds": A_DAY}))
 }
 
-/// A call that is done at once.
-fn quick(runtime: &Runtime, thread: &str, id: &str) -> Value {
+/// A call that returns at once.
+fn instant(runtime: &Runtime, thread: &str, id: &str) -> Value {
     runtime.invocation("wait", thread, id, json!({"seconds": 0}))
 }
 
 #[test]
-fn it_can_be_read_in_a_minute() {
+fn the_source_is_short() {
     let source = std::fs::read_to_string(program()).unwrap();
     assert!(source.lines().count() <= 150, "{} lines", source.lines().count());
     for line in source.lines() {
@@ -135,7 +135,7 @@ fn it_can_be_read_in_a_minute() {
 }
 
 #[tokio::test]
-async fn its_toolset_is_valid_and_has_a_version_that_its_content_decides() {
+async fn the_toolset_is_valid_and_its_version_depends_on_its_content() {
     let (one, two) = (Python::start(), Python::start());
     let three = Python::start_changed("Waits for some seconds.", "Waits.");
     let toolset = parse_toolset(one.toolset().await.to_string().as_bytes()).unwrap();
@@ -159,18 +159,18 @@ async fn a_call_is_acknowledged_and_its_result_delivered() {
                           "text": "waited 0.05", "subscription": false});
     assert_eq!((result.name.as_str(), result.body), ("call_1", expected));
     server.caller().until_settled("thread_1", "call_1").await;
-    // What is no id is not echoed, or the runtime could not take the result.
-    let mut call = quick(&runtime, "thread_1", "call_2");
+    // An invalid id is not echoed, because the runtime would refuse the result.
+    let mut call = instant(&runtime, "thread_1", "call_2");
     call["call_id"] = json!(["fc_2"]);
     server.caller().accepted(&call).await;
     assert_eq!(runtime.next().await.body["call_id"], Value::Null);
 }
 
 #[tokio::test]
-async fn a_repeat_runs_nothing_even_when_its_version_is_stale_by_now() {
+async fn a_repeat_does_not_run_even_with_a_stale_version() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
     let caller = server.caller();
-    let mut call = waiting(&runtime, "thread_1", "call_1");
+    let mut call = long(&runtime, "thread_1", "call_1");
     caller.accepted(&call).await;
     caller.accepted(&call).await;
     caller.cancel("thread_1", "call_1").await;
@@ -180,7 +180,7 @@ async fn a_repeat_runs_nothing_even_when_its_version_is_stale_by_now() {
     caller.accepted(&call).await;
     assert!(!caller.is_alive("thread_1", "call_1").await);
     // The same id in another thread is another call.
-    let other = quick(&runtime, "thread_2", "call_1");
+    let other = instant(&runtime, "thread_2", "call_1");
     caller.accepted(&other).await;
     let result = runtime.next().await;
     assert_eq!((result.body["group_id"].as_str(), result.text()), (Some("thread_2"), "waited 0"));
@@ -189,13 +189,13 @@ async fn a_repeat_runs_nothing_even_when_its_version_is_stale_by_now() {
 }
 
 #[tokio::test]
-async fn what_is_over_is_remembered_within_bounds() {
+async fn a_bounded_number_of_settled_calls_is_kept() {
     let (server, mut runtime) =
         (Python::start_changed("64, 10_000, 60", "64, 2, 60"), Runtime::start().await);
     let caller = server.caller();
     let run = ["call_1", "call_2", "call_2", "call_1", "call_3", "call_1"];
     for (number, id) in run.iter().enumerate() {
-        caller.accepted(&quick(&runtime, "thread_1", id)).await;
+        caller.accepted(&instant(&runtime, "thread_1", id)).await;
         caller.until_settled("thread_1", id).await;
         let is_new = [0, 1, 4, 5].contains(&number);
         assert_eq!(runtime.pending().len(), usize::from(is_new), "{number}");
@@ -205,7 +205,7 @@ async fn what_is_over_is_remembered_within_bounds() {
 #[tokio::test]
 async fn a_stale_toolset_version_is_a_conflict() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
-    let mut call = quick(&runtime, "thread_1", "call_1");
+    let mut call = instant(&runtime, "thread_1", "call_1");
     call["toolset_version"] = json!("of yesterday");
     assert_eq!(server.caller().invoke(&call).await.0, 409);
     call["toolset_version"] = server.toolset().await["version"].clone();
@@ -214,7 +214,7 @@ async fn a_stale_toolset_version_is_a_conflict() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_call_is_told_to_the_model() {
+async fn an_invalid_call_gets_an_error_result() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
     let cases = [
         (json!("no_such_tool"), json!({}), "there are wait, countdown"),
@@ -243,11 +243,11 @@ async fn what_is_wrong_with_a_call_is_told_to_the_model() {
 }
 
 #[tokio::test]
-async fn a_failure_is_told_without_its_details() {
+async fn a_failure_is_reported_without_details() {
     let mut runtime = Runtime::start().await;
     let server =
         Python::start_changed("    call.stop.wait(arguments[\"seconds\"])\n", "    open('/secret')\n");
-    server.caller().accepted(&quick(&runtime, "thread_1", "call_1")).await;
+    server.caller().accepted(&instant(&runtime, "thread_1", "call_1")).await;
     let result = runtime.next().await;
     assert!(result.text().starts_with("Error: the tool failed; "), "{}", result.text());
     server.caller().until_settled("thread_1", "call_1").await;
@@ -267,9 +267,9 @@ async fn a_failure_is_told_without_its_details() {
 }
 
 #[tokio::test]
-async fn a_call_without_a_readable_address_is_refused() {
+async fn a_call_without_a_valid_address_is_refused() {
     let (server, runtime) = (Python::start(), Runtime::start().await);
-    let good = quick(&runtime, "thread_1", "call_1");
+    let good = instant(&runtime, "thread_1", "call_1");
     let mut bodies: Vec<Vec<u8>> =
         [&b""[..], b"[]", b"{", b"{\"id\": NaN}", b"\xff\xfe", b"{\"group_id\": \"a\"}", &[b'['; 100_000]]
             .map(<[u8]>::to_vec)
@@ -302,7 +302,7 @@ async fn a_call_without_a_readable_address_is_refused() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_no_json_or_too_large_or_elsewhere_is_refused() {
+async fn a_request_that_is_not_json_or_too_large_or_to_an_unknown_path_is_refused() {
     let server = Python::start();
     for length in [limits::BODY_BYTES + 1, 3 * limits::BODY_BYTES] {
         assert_eq!(server.caller().post("/invoke", vec![b' '; length]).await.0, 413);
@@ -324,7 +324,7 @@ async fn a_request_that_is_no_json_or_too_large_or_elsewhere_is_refused() {
 }
 
 #[tokio::test]
-async fn a_token_is_asked_for_on_every_post() {
+async fn every_post_requires_the_token() {
     let server = Python::run(&program(), &[("RAP_TOOL_BEARER", "sesame")]);
     let mut runtime = Runtime::start().await;
     for path in ["/invoke", "/cancel_tool_call", "/close_thread", "/tool_call_status"] {
@@ -335,23 +335,23 @@ async fn a_token_is_asked_for_on_every_post() {
         assert_eq!(server.caller().with_token("sesame").post(path, "{}").await.0, 400, "{path}");
     }
     server.toolset().await;
-    let call = quick(&runtime, "thread_1", "call_1");
+    let call = instant(&runtime, "thread_1", "call_1");
     server.caller().with_token("sesame").accepted(&call).await;
     assert_eq!(runtime.next().await.text(), "waited 0");
 }
 
 #[tokio::test]
-async fn a_result_is_sent_again_until_the_runtime_takes_it() {
+async fn a_result_is_retried_until_it_is_delivered() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
     runtime.answer_next(&[503, 500]);
-    let call = quick(&runtime, "thread_1", "call_1");
+    let call = instant(&runtime, "thread_1", "call_1");
     server.caller().accepted(&call).await;
     let (first, second, third) = (runtime.next().await, runtime.next().await, runtime.next().await);
     assert_eq!([first.status, second.status, third.status], [503, 500, 200]);
     assert_eq!((&first.body, &second.body), (&third.body, &third.body));
     server.caller().until_settled("thread_1", "call_1").await;
 
-    let call = quick(&runtime, "thread_1", "call_2");
+    let call = instant(&runtime, "thread_1", "call_2");
     let address = runtime.stop().await;
     server.caller().accepted(&call).await;
     assert!(server.caller().is_alive("thread_1", "call_2").await);
@@ -360,10 +360,10 @@ async fn a_result_is_sent_again_until_the_runtime_takes_it() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_never_answers_is_given_up() {
+async fn delivery_is_given_up_after_the_time_limit() {
     let (server, mut runtime) = (Python::start_changed("10_000, 60", "10_000, 2"), Runtime::start().await);
     runtime.answer_always(503);
-    server.caller().accepted(&quick(&runtime, "thread_1", "call_1")).await;
+    server.caller().accepted(&instant(&runtime, "thread_1", "call_1")).await;
     server.caller().until_settled("thread_1", "call_1").await;
     assert_eq!(runtime.pending().len(), 2);
     runtime.answer_next(&[200]);
@@ -374,12 +374,12 @@ async fn a_runtime_that_never_answers_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_result_that_is_refused_is_not_sent_again() {
+async fn a_refused_result_is_not_sent_again() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
     for status in [304, 401, 404, 410, 429] {
         runtime.answer_next(&[status]);
         let id = format!("call_{status}");
-        let call = quick(&runtime, "thread_1", &id);
+        let call = instant(&runtime, "thread_1", &id);
         server.caller().accepted(&call).await;
         server.caller().until_settled("thread_1", &id).await;
         assert_eq!(runtime.pending().len(), 1, "{status}");
@@ -387,7 +387,7 @@ async fn a_result_that_is_refused_is_not_sent_again() {
     for status in [400, 413] {
         runtime.answer_next(&[status, status]);
         let id = format!("call_{status}");
-        let call = quick(&runtime, "thread_1", &id);
+        let call = instant(&runtime, "thread_1", &id);
         server.caller().accepted(&call).await;
         server.caller().until_settled("thread_1", &id).await;
         let texts: Vec<String> = runtime.pending().iter().map(|sent| sent.text().to_owned()).collect();
@@ -400,7 +400,7 @@ async fn no_redirect_is_followed() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
     let elsewhere = runtime.callback_url("elsewhere");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let mut call = quick(&runtime, "thread_1", "call_1");
+    let mut call = instant(&runtime, "thread_1", "call_1");
     call["callback_url"] = json!(format!("http://{}/", listener.local_addr().unwrap()));
     let router = Router::new().route("/", post(move || async move { Redirect::temporary(&elsewhere) }));
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
@@ -410,11 +410,11 @@ async fn no_redirect_is_followed() {
 }
 
 #[tokio::test]
-async fn a_cancelled_call_stops_and_says_so_once() {
+async fn a_cancelled_call_stops_and_reports_it_once() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
     let caller = server.caller();
-    caller.accepted(&waiting(&runtime, "thread_1", "call_1")).await;
-    caller.accepted(&waiting(&runtime, "thread_1", "call_2")).await;
+    caller.accepted(&long(&runtime, "thread_1", "call_1")).await;
+    caller.accepted(&long(&runtime, "thread_1", "call_2")).await;
     assert!(caller.is_alive("thread_1", "call_1").await);
     assert_eq!(caller.cancel("thread_1", "call_1").await, (200, String::new()));
     assert_eq!(caller.cancel("thread_1", "call_1").await, (200, String::new()));
@@ -427,10 +427,10 @@ async fn a_cancelled_call_stops_and_says_so_once() {
 }
 
 #[tokio::test]
-async fn a_result_on_its_way_is_not_replaced_by_a_cancellation() {
+async fn an_undelivered_result_is_not_replaced_by_a_cancellation() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
     runtime.answer_next(&[503]);
-    let call = quick(&runtime, "thread_1", "call_1");
+    let call = instant(&runtime, "thread_1", "call_1");
     server.caller().accepted(&call).await;
     assert_eq!(runtime.next().await.status, 503);
     server.caller().cancel("thread_1", "call_1").await;
@@ -440,30 +440,30 @@ async fn a_result_on_its_way_is_not_replaced_by_a_cancellation() {
 }
 
 #[tokio::test]
-async fn a_closed_thread_hears_nothing_more() {
+async fn a_closed_thread_receives_nothing_more() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
     let caller = server.caller();
-    caller.accepted(&waiting(&runtime, "thread_1", "working")).await;
+    caller.accepted(&long(&runtime, "thread_1", "working")).await;
     caller.accepted(&countdown(&runtime, "thread_1", "subscribed", 3, A_DAY)).await;
     assert_eq!(runtime.next().await.name, "subscribed");
     runtime.answer_always(503);
-    let call = quick(&runtime, "thread_1", "delivering");
+    let call = instant(&runtime, "thread_1", "delivering");
     caller.accepted(&call).await;
     assert_eq!(runtime.next().await.name, "delivering");
     assert_eq!(caller.close("thread_1").await, (200, String::new()));
     for id in ["working", "subscribed", "delivering"] {
         caller.until_settled("thread_1", id).await;
     }
-    // A retry may have been under way when the thread was closed.
+    // A retry may have been in progress when the thread was closed.
     assert!(runtime.pending().iter().all(|sent| sent.name == "delivering"));
     runtime.answer_always(200);
-    let call = quick(&runtime, "thread_1", "later");
+    let call = instant(&runtime, "thread_1", "later");
     caller.accepted(&call).await;
     assert_eq!(runtime.next().await.name, "later");
 }
 
 #[tokio::test]
-async fn a_notification_is_acknowledged_whatever_it_names() {
+async fn a_notification_with_any_id_is_acknowledged() {
     let server = Python::start();
     let caller = server.caller();
     for id in ["unknown", "", "../../etc/passwd", "a\nb", &"x".repeat(10_000)] {
@@ -481,9 +481,9 @@ async fn a_notification_is_acknowledged_whatever_it_names() {
 }
 
 #[tokio::test]
-async fn a_subscription_is_confirmed_and_its_events_come_in_order_to_the_final_one() {
+async fn a_subscription_is_confirmed_and_sends_its_events_in_order() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
-    // The confirmation is taken, and the first event has to be sent again.
+    // The confirmation is accepted, and the first event has to be sent again.
     runtime.answer_next(&[200, 503]);
     server.caller().accepted(&countdown(&runtime, "thread_1", "call_1", 2, 0)).await;
     let confirmation = runtime.next().await;
@@ -502,7 +502,7 @@ async fn a_subscription_is_confirmed_and_its_events_come_in_order_to_the_final_o
 }
 
 #[tokio::test]
-async fn its_readme_shows_what_arrives() {
+async fn the_readme_shows_the_actual_messages() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
     let readme = std::fs::read_to_string(program().with_file_name("README.md")).unwrap();
     let shown: Vec<Value> = readme
@@ -532,13 +532,13 @@ async fn a_cancelled_subscription_sends_nothing_more() {
 }
 
 #[tokio::test]
-async fn a_subscription_that_is_cancelled_before_its_confirmation_was_taken_is_a_cancelled_call() {
+async fn a_subscription_that_is_cancelled_before_its_confirmation_was_delivered_is_a_cancelled_call() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
     runtime.answer_always(503);
     server.caller().accepted(&countdown(&runtime, "thread_1", "call_1", 3, 0)).await;
     assert_eq!(runtime.next().await.body["subscription"], true);
     server.caller().cancel("thread_1", "call_1").await;
-    // The confirmation may have been sent once more by then.
+    // The confirmation may have been retried before that.
     while runtime.next().await.text() != "Error: cancelled" {}
     runtime.answer_always(200);
     let result = runtime.accepted().await;
@@ -548,7 +548,7 @@ async fn a_subscription_that_is_cancelled_before_its_confirmation_was_taken_is_a
 }
 
 #[tokio::test]
-async fn a_runtime_ends_a_subscription_by_404_or_410() {
+async fn an_event_refused_with_404_or_410_ends_its_subscription() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
     runtime.answer_next(&[403]);
     server.caller().accepted(&countdown(&runtime, "thread_1", "unconfirmed", 5, 0)).await;
@@ -565,15 +565,15 @@ async fn a_runtime_ends_a_subscription_by_404_or_410() {
 }
 
 #[tokio::test]
-async fn a_full_server_says_when_to_come_back() {
+async fn a_server_at_its_limit_answers_503_with_retry_after() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
     let caller = server.caller();
     let calls: Vec<Value> =
-        (0..RUNNING).map(|number| waiting(&runtime, "thread_1", &format!("call_{number}"))).collect();
+        (0..MAX_RUNNING).map(|number| long(&runtime, "thread_1", &format!("call_{number}"))).collect();
     for call in &calls {
         caller.accepted(call).await;
     }
-    let one_more = quick(&runtime, "thread_2", "one_more").to_string();
+    let one_more = instant(&runtime, "thread_2", "one_more").to_string();
     let head = format!(
         "POST /invoke HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}",
         one_more.len()
@@ -589,17 +589,17 @@ async fn a_full_server_says_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_callback_url_is_never_printed() {
+async fn a_callback_url_is_never_logged() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
     let caller = server.caller();
     for (id, status) in [("taken", 200), ("refused", 404), ("failing", 500)] {
         runtime.answer_always(status);
-        let mut call = quick(&runtime, "thread_1", id);
+        let mut call = instant(&runtime, "thread_1", id);
         call["callback_url"] = json!(runtime.callback_url("of-a-secret-path?and=query"));
         caller.accepted(&call).await;
         runtime.next().await;
     }
-    let mut call = quick(&runtime, "thread_1", "unreadable");
+    let mut call = instant(&runtime, "thread_1", "unreadable");
     call["callback_url"] = json!("ftp://host.example/of-a-secret-path");
     let (status, answer) = caller.invoke(&call).await;
     assert_eq!((status, answer.contains("secret")), (400, false));

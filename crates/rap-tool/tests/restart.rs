@@ -1,6 +1,6 @@
-//! Restarts: whatever the end of a server was like, what it acknowledged ends in a callback.
+//! Restarts: every acknowledged call ends in a callback, however the server was stopped.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod support;
 
@@ -16,16 +16,18 @@ use std::time::Duration;
 use axum::body::Bytes;
 use rap_tool::prelude::*;
 use serde_json::json;
-use support::{PATIENCE, Process, Received, Runtime, command, data_dir, example_path, is_child, quick};
+use support::{
+    Process, Received, Runtime, TIMEOUT, command, data_dir, example_path, is_server_process, short_pauses,
+};
 
-/// Takes note that it was called, and never returns by itself.
+/// Writes to a file that it was called, and returns only when it is cancelled.
 #[derive(Deserialize, JsonSchema)]
 struct Note {
-    /// Where to write it down.
+    /// The file to write to.
     file: PathBuf,
 }
 
-/// Counts, an event for each number.
+/// Counts, with one event per number.
 #[derive(Deserialize, JsonSchema)]
 struct Count {
     to: u32,
@@ -46,11 +48,11 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, held).await.unwrap_or_else(|_| panic!("never: {what}"));
+    tokio::time::timeout(TIMEOUT, held).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
-/// A tool that is not to be run twice, and a thread's end that takes for ever the first time.
-async fn serve_notes() {
+/// Serves the tools of these tests. The close hook never finishes when it runs for the first time.
+async fn serve_test_tools() {
     let note = |args: Note, call: Call| async move {
         append(&args.file, "called");
         call.cancelled().await;
@@ -84,7 +86,7 @@ async fn serve_notes() {
         }
         subscription.finish(args.to.to_string()).await
     };
-    let tools = ToolServer::new("notes").limits(quick()).tool("note", note).on_close_thread(on_close);
+    let tools = ToolServer::new("notes").limits(short_pauses()).tool("note", note).on_close_thread(on_close);
     let tools = tools.subscription("hesitate", hesitate).subscription("count", count);
     tools.serve("127.0.0.1:0").await.unwrap();
 }
@@ -105,7 +107,7 @@ async fn a_restartable_call_that_was_killed_runs_again_and_delivers_one_result()
     assert!(server.caller().is_alive("thread_1", "call_1").await);
     assert_eq!(runtime.next().await.text(), "slept 0.5");
     server.caller().until_settled("thread_1", "call_1").await;
-    // Whatever happens now, the call is over.
+    // From now on the call is settled.
     server.kill();
     let server = Process::start("kitchen_sink", data.path(), &[]);
     server.caller().accepted(&call).await;
@@ -116,11 +118,11 @@ async fn a_restartable_call_that_was_killed_runs_again_and_delivers_one_result()
 
 /// Proves: LC-09, LC-13
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_must_not_run_twice_ends_with_an_honest_error() {
-    if is_child() {
-        return serve_notes().await;
+async fn a_call_that_is_not_restartable_ends_with_an_error_after_a_kill() {
+    if is_server_process() {
+        return serve_test_tools().await;
     }
-    const THIS: &str = "a_call_that_must_not_run_twice_ends_with_an_honest_error";
+    const THIS: &str = "a_call_that_is_not_restartable_ends_with_an_error_after_a_kill";
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
     let file = data.path().join("notes");
     let server = Process::start_test(THIS, data.path(), &[]);
@@ -139,19 +141,19 @@ async fn a_call_that_must_not_run_twice_ends_with_an_honest_error() {
 
 /// Proves: LC-13
 #[tokio::test(flavor = "multi_thread")]
-async fn a_subscription_that_was_not_confirmed_yet_begins_again() {
-    if is_child() {
-        return serve_notes().await;
+async fn an_unconfirmed_subscription_is_started_again() {
+    if is_server_process() {
+        return serve_test_tools().await;
     }
-    const THIS: &str = "a_subscription_that_was_not_confirmed_yet_begins_again";
-    for in_order in [false, true] {
+    const THIS: &str = "an_unconfirmed_subscription_is_started_again";
+    for gracefully in [false, true] {
         let (data, mut runtime) = (data_dir(), Runtime::start().await);
         let file = data.path().join("notes");
         let server = Process::start_test(THIS, data.path(), &[]);
         let call = runtime.invocation("hesitate", "thread_1", "sub_1", json!({"file": file}));
         server.caller().accepted(&call).await;
         until("the call has begun", || lines(&file) == 1).await;
-        if in_order {
+        if gracefully {
             assert!(server.terminate());
         } else {
             server.kill();
@@ -164,11 +166,11 @@ async fn a_subscription_that_was_not_confirmed_yet_begins_again() {
 
 /// Proves: TC-11
 #[tokio::test(flavor = "multi_thread")]
-async fn the_clearing_up_after_a_thread_is_finished_after_a_crash() {
-    if is_child() {
-        return serve_notes().await;
+async fn an_unfinished_close_hook_runs_again_after_a_crash() {
+    if is_server_process() {
+        return serve_test_tools().await;
     }
-    const THIS: &str = "the_clearing_up_after_a_thread_is_finished_after_a_crash";
+    const THIS: &str = "an_unfinished_close_hook_runs_again_after_a_crash";
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
     let (notes, closings) = (data.path().join("notes"), data.path().join("closings"));
     let environment = [("CLOSINGS", closings.to_str().unwrap())];
@@ -176,18 +178,18 @@ async fn the_clearing_up_after_a_thread_is_finished_after_a_crash() {
     let call = runtime.invocation("note", "thread_1", "call_1", json!({"file": notes}));
     server.caller().accepted(&call).await;
     assert_eq!(server.caller().close("thread_1").await, (200, String::new()));
-    until("the clearing up has begun", || lines(&closings) == 1).await;
+    until("the close hook has started", || lines(&closings) == 1).await;
     server.kill();
     let server = Process::start_test(THIS, data.path(), &environment);
-    until("the clearing up is done again", || lines(&closings) == 2).await;
-    // It was closed, so nobody hears of the call.
+    until("the close hook has run again", || lines(&closings) == 2).await;
+    // The thread was closed, so the call has no result.
     assert!(!server.caller().is_alive("thread_1", "call_1").await);
     assert!(runtime.pending().is_empty());
 }
 
 /// Proves: LC-09, LC-13, TR-14
 #[tokio::test(flavor = "multi_thread")]
-async fn a_result_that_was_not_delivered_is_delivered_after_the_restart() {
+async fn an_undelivered_result_is_delivered_after_the_restart() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
     let server = Process::start("kitchen_sink", data.path(), &[]);
     runtime.answer_always(503);
@@ -212,7 +214,7 @@ async fn a_repeat_is_recognised_after_a_restart() {
     server.caller().until_settled("thread_1", "call_1").await;
     server.kill();
     let server = Process::start("kitchen_sink", data.path(), &[]);
-    // Also when the toolset has changed since then.
+    // Also recognised if the toolset has changed since then.
     let mut stale = echo(&runtime, "call_1");
     stale["toolset_version"] = "another".into();
     server.caller().accepted(&echo(&runtime, "call_1")).await;
@@ -222,11 +224,11 @@ async fn a_repeat_is_recognised_after_a_restart() {
     assert!(!server.caller().is_alive("thread_1", "call_1").await);
 }
 
-/// Every invocation that was answered 200 yields one result, however often the server is killed.
+/// Every invocation that was answered with 200 has one result, however often the server is killed.
 ///
 /// Proves: LC-08, LC-09, LC-13, LC-18
 #[tokio::test(flavor = "multi_thread")]
-async fn a_storm_of_kills_loses_and_doubles_nothing() {
+async fn repeated_kills_neither_lose_nor_duplicate_results() {
     const KILLS: u64 = 10;
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
     let mut server = Process::start("kitchen_sink", data.path(), &[]);
@@ -245,7 +247,7 @@ async fn a_storm_of_kills_loses_and_doubles_nothing() {
                     let Some(now) = url.borrow().clone() else { return };
                     caller = caller.moved_to(&now);
                     let (id, thread) = (format!("call_{worker}_{number}"), format!("thread_{}", number % 5));
-                    let (call, expected) = a_call(number, &id, &thread, &base);
+                    let (call, expected) = call_number(number, &id, &thread, &base);
                     sent.lock().unwrap().insert(id.clone(), (thread, expected.clone()));
                     let reply = caller.try_post("/invoke", call.to_string()).await;
                     match reply.map(|reply| reply.status) {
@@ -258,7 +260,7 @@ async fn a_storm_of_kills_loses_and_doubles_nothing() {
         })
         .collect();
     for kill in 1..=KILLS {
-        // At any moment after some more calls were acknowledged.
+        // Kills at an arbitrary moment after some more calls were acknowledged.
         let enough = acknowledged.lock().unwrap().len() + kill as usize * 3;
         until("calls are acknowledged", || acknowledged.lock().unwrap().len() >= enough).await;
         let moment = (u64::from(std::process::id()) * 31 + kill * 7_919) % 60_000;
@@ -293,7 +295,7 @@ async fn a_storm_of_kills_loses_and_doubles_nothing() {
     }
 }
 
-fn a_call(number: u64, id: &str, thread: &str, base: &str) -> (serde_json::Value, String) {
+fn call_number(number: u64, id: &str, thread: &str, base: &str) -> (serde_json::Value, String) {
     let (operation, arguments, expected) = match number % 3 {
         0 => ("echo", json!({"text": id}), format!("echo {id}")),
         1 => ("fail", json!({"message": id}), format!("Error: {id}")),
@@ -314,11 +316,11 @@ fn check_result(raw: &Bytes, id: &str, thread: &str, expected: &str) {
     );
     let text = body["text"].as_str().unwrap();
     // `echo` and `fail` are not restartable.
-    let honest = text.starts_with("Error: the server restarted") && !expected.starts_with("slept");
-    assert!(text == expected || honest, "{id}: {text}");
+    let restarted = text.starts_with("Error: the server restarted") && !expected.starts_with("slept");
+    assert!(text == expected || restarted, "{id}: {text}");
 }
 
-/// Events as an agent sees them: what comes again with the same id is no news.
+/// Removes repeated events, which have the same event id.
 fn distinct(events: impl IntoIterator<Item = Received>) -> Vec<Received> {
     let mut seen = BTreeSet::new();
     events.into_iter().filter(|event| seen.insert(event.event_id().to_owned())).collect()
@@ -326,7 +328,7 @@ fn distinct(events: impl IntoIterator<Item = Received>) -> Vec<Received> {
 
 /// Proves: LC-14, SE-10, TR-18
 #[tokio::test(flavor = "multi_thread")]
-async fn a_subscription_loses_and_repeats_nothing_over_kills() {
+async fn repeated_kills_neither_lose_nor_repeat_events() {
     const LINES: usize = 60;
     let (data, files, mut runtime) = (data_dir(), data_dir(), Runtime::start().await);
     let file = files.path().join("log.txt");
@@ -340,7 +342,7 @@ async fn a_subscription_loses_and_repeats_nothing_over_kills() {
     for number in 0..LINES {
         append(&file, &format!("line {number}"));
         match number % 15 {
-            // Sometimes while the events are on their way, sometimes while the file has just changed.
+            // Kills the server sometimes during delivery, sometimes right after the file has changed.
             7 => events.push(runtime.next().await),
             14 => {
                 server.kill();
@@ -361,7 +363,7 @@ async fn a_subscription_loses_and_repeats_nothing_over_kills() {
 
 /// Proves: LC-14, SE-04
 #[tokio::test(flavor = "multi_thread")]
-async fn a_subscription_goes_on_to_its_final_event_over_kills() {
+async fn a_subscription_reaches_its_final_event_despite_kills() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
     let mut server = Process::start("kitchen_sink", data.path(), &[]);
     let call = runtime.invocation("tick", "thread_1", "sub_1", json!({"count": 20, "every_ms": 20}));
@@ -384,11 +386,11 @@ async fn a_subscription_goes_on_to_its_final_event_over_kills() {
 
 /// Proves: LC-14, SE-01, SE-04, SE-11
 #[tokio::test(flavor = "multi_thread")]
-async fn a_storm_of_kills_and_outages_leaves_every_subscription_whole() {
-    if is_child() {
-        return serve_notes().await;
+async fn kills_and_outages_neither_lose_nor_repeat_events_of_many_subscriptions() {
+    if is_server_process() {
+        return serve_test_tools().await;
     }
-    const THIS: &str = "a_storm_of_kills_and_outages_leaves_every_subscription_whole";
+    const THIS: &str = "kills_and_outages_neither_lose_nor_repeat_events_of_many_subscriptions";
     const TO: usize = 40;
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
     runtime.answer_next(&[200, 200, 503, 200, 500, 503, 200].repeat(100));
@@ -428,7 +430,7 @@ async fn a_storm_of_kills_and_outages_leaves_every_subscription_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_told_to_stop_finishes_what_it_does_and_goes_on_after_the_restart() {
+async fn a_graceful_shutdown_finishes_calls_and_subscriptions_continue_after_the_restart() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
     let server = Process::start("kitchen_sink", data.path(), &[]);
     let tick = runtime.invocation("tick", "thread_1", "sub_1", json!({"count": 1_000, "every_ms": 30}));
@@ -437,7 +439,7 @@ async fn a_server_that_is_told_to_stop_finishes_what_it_does_and_goes_on_after_t
     runtime.expect_text("tick 1").await;
     let slow = runtime.invocation("slow", "thread_1", "call_1", json!({"seconds": 0.7}));
     server.caller().accepted(&slow).await;
-    assert!(server.terminate(), "it did not end with success");
+    assert!(server.terminate(), "it did not exit with success");
     let mut received = runtime.pending();
     let results: Vec<Received> = received.extract_if(.., |it| it.name == "call_1").collect();
     assert_eq!(results.iter().map(Received::text).collect::<Vec<_>>(), ["slept 0.7"]);
@@ -452,18 +454,18 @@ async fn a_server_that_is_told_to_stop_finishes_what_it_does_and_goes_on_after_t
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_server_on_the_same_data_is_refused() {
+async fn a_second_server_on_the_same_data_directory_is_refused() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
     let server = Process::start("kitchen_sink", data.path(), &[]);
-    let said = Process::refused("kitchen_sink", data.path(), &[]);
-    assert!(said.contains("another process is using this directory; stop it first"), "{said}");
-    // The first one does not mind.
+    let stderr = Process::refused("kitchen_sink", data.path(), &[]);
+    assert!(stderr.contains("another process is using this directory; stop it first"), "{stderr}");
+    // The first server still works.
     server.caller().accepted(&echo(&runtime, "call_1")).await;
     runtime.expect_text("echo call_1").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_journal_is_opened_with_its_own_key_only() {
+async fn a_journal_can_only_be_opened_with_its_own_key() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
     let (right, wrong) = ("ab".repeat(32), "cd".repeat(32));
     let server = Process::start("kitchen_sink", data.path(), &[("RAP_TOOL_KEY", &right)]);
@@ -472,12 +474,12 @@ async fn a_journal_is_opened_with_its_own_key_only() {
     runtime.next().await;
     server.kill();
     for environment in [&[("RAP_TOOL_KEY", &*wrong)][..], &[]] {
-        let said = Process::refused("kitchen_sink", data.path(), environment);
-        assert!(said.contains("was written with another key; give the same RAP_TOOL_KEY"), "{said}");
-        assert!(!said.contains(&right) && !said.contains(&wrong), "{said}");
+        let stderr = Process::refused("kitchen_sink", data.path(), environment);
+        assert!(stderr.contains("was written with another key; use the RAP_TOOL_KEY"), "{stderr}");
+        assert!(!stderr.contains(&right) && !stderr.contains(&wrong), "{stderr}");
     }
-    let said = Process::refused("kitchen_sink", data.path(), &[("RAP_TOOL_KEY", "not a key")]);
-    assert!(said.contains("64 hexadecimal digits") && !said.contains("not a key"), "{said}");
+    let stderr = Process::refused("kitchen_sink", data.path(), &[("RAP_TOOL_KEY", "not a key")]);
+    assert!(stderr.contains("64 hexadecimal digits") && !stderr.contains("not a key"), "{stderr}");
     runtime.answer_always(200);
     let _server = Process::start("kitchen_sink", data.path(), &[("RAP_TOOL_KEY", &right)]);
     runtime.expect_text("echo call_1").await;
@@ -490,16 +492,16 @@ async fn a_journal_of_a_newer_version_is_refused() {
     let journal = rusqlite::Connection::open(data.path().join("journal.db")).unwrap();
     journal.pragma_update(None, "user_version", 99).unwrap();
     drop(journal);
-    let said = Process::refused("kitchen_sink", data.path(), &[]);
-    assert!(said.contains("version 99"), "{said}");
+    let stderr = Process::refused("kitchen_sink", data.path(), &[]);
+    assert!(stderr.contains("version 99"), "{stderr}");
 }
 
 const SECRET: &str = "s3cr3t-part-of-the-callback-url";
 const TOKEN: &str = "t0ken-that-opens-this-server";
 
-/// Runs a server through all that it does with a callback URL: taken, tried again, refused, followed by events,
-/// nobody there.
-async fn with_secrets(data: &Path, environment: &[(&str, &str)]) -> (Process, Runtime) {
+/// Runs a server through all uses of a callback URL: delivered, retried, refused, followed by events, and
+/// unreachable.
+async fn run_with_secrets(data: &Path, environment: &[(&str, &str)]) -> (Process, Runtime) {
     let environment = [environment, &[("RAP_TOOL_BEARER", TOKEN)]].concat();
     let server = Process::start("kitchen_sink", data, &environment);
     let caller = server.caller().with_token(TOKEN);
@@ -518,28 +520,28 @@ async fn with_secrets(data: &Path, environment: &[(&str, &str)]) -> (Process, Ru
     caller.until_settled("thread_1", "tried_again").await;
     caller.accepted(&call(&runtime, "nonsense", "unknown", json!({}))).await;
     caller.accepted(&call(&runtime, "tick", "sub_1", json!({"count": 1_000_000, "every_ms": 10}))).await;
-    let mut nobody_there = call(&gone, "echo", "nobody_there", json!({"text": "hi"}));
+    let mut unreachable = call(&gone, "echo", "unreachable", json!({"text": "hi"}));
     gone.stop().await;
-    caller.accepted(&nobody_there).await;
-    nobody_there["callback_url"] = format!("ftp://example.com/{SECRET}").into();
-    assert_eq!(caller.invoke(&nobody_there).await.0, 400);
+    caller.accepted(&unreachable).await;
+    unreachable["callback_url"] = format!("ftp://example.com/{SECRET}").into();
+    assert_eq!(caller.invoke(&unreachable).await.0, 400);
     while !runtime.next().await.text().starts_with("tick 3") {}
     (server, runtime)
 }
 
-fn files_below(directory: &Path) -> Vec<PathBuf> {
+fn files_in(directory: &Path) -> Vec<PathBuf> {
     fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
 /// Proves: LC-34
 #[tokio::test(flavor = "multi_thread")]
-async fn callback_urls_and_tokens_are_not_on_disk_in_the_clear() {
+async fn callback_urls_and_tokens_are_not_on_disk_in_plain_text() {
     let data = data_dir();
     let data = data.path().join("made by the server");
-    let (server, _runtime) = with_secrets(&data, &[]).await;
+    let (server, _runtime) = run_with_secrets(&data, &[]).await;
     let check = || {
         let mut bytes = 0;
-        for file in files_below(&data) {
+        for file in files_in(&data) {
             let content = fs::read(&file).unwrap();
             bytes += content.len();
             for secret in [SECRET, TOKEN] {
@@ -547,7 +549,7 @@ async fn callback_urls_and_tokens_are_not_on_disk_in_the_clear() {
                 assert!(!found, "{} holds {secret}", file.display());
             }
         }
-        assert!(bytes > 10_000, "there is nothing in {}", data.display());
+        assert!(bytes > 10_000, "{} is empty", data.display());
     };
     check();
     server.kill();
@@ -560,7 +562,7 @@ async fn callback_urls_and_tokens_are_not_on_disk_in_the_clear() {
 #[tokio::test(flavor = "multi_thread")]
 async fn callback_urls_and_tokens_are_not_in_the_log_at_any_level() {
     let data = data_dir();
-    let (server, _runtime) = with_secrets(data.path(), &[("RUST_LOG", "trace")]).await;
+    let (server, _runtime) = run_with_secrets(data.path(), &[("RUST_LOG", "trace")]).await;
     until("it logs", || server.log().contains("was refused")).await;
     let log = server.log();
     for secret in [SECRET, TOKEN] {
@@ -569,15 +571,15 @@ async fn callback_urls_and_tokens_are_not_in_the_log_at_any_level() {
     }
 }
 
-/// There is no room on the disk: what is acknowledged is kept, nothing else is acknowledged, and it goes on by
-/// itself when there is room.
+/// While the disk is full, the server keeps what it has acknowledged and acknowledges nothing else. It recovers by
+/// itself when there is space again.
 ///
 /// Proves: LC-09
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_without_room_on_its_disk_takes_nothing_and_loses_nothing() {
+async fn a_server_on_a_full_disk_accepts_nothing_and_loses_nothing() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    // A limit on the size of files stands for the full disk. Its signal is ignored, so that writing fails.
+    // A file size limit simulates the full disk. Its signal is ignored, so that writes fail with an error.
     let mut shell = command(Path::new("/bin/sh"), data.path(), &[]);
     let program = example_path("kitchen_sink");
     shell.args(["-c", "trap '' XFSZ; exec \"$0\"", program.to_str().unwrap()]);
@@ -598,16 +600,16 @@ async fn a_server_without_room_on_its_disk_takes_nothing_and_loses_nothing() {
         let reply = caller.try_post("/invoke", call.to_string()).await.unwrap();
         assert_eq!((reply.status, reply.retry_after), (503, Some(Duration::from_secs(1))));
     }
-    // A notification is acknowledged all the same.
+    // A notification is acknowledged anyway.
     assert_eq!(caller.cancel("thread_1", "refused_1").await, (200, String::new()));
-    until("the result can not be written", || server.log().contains("the journal can not be written")).await;
+    until("the result cannot be written", || server.log().contains("the journal cannot be written")).await;
     limit("unlimited");
     let room = async {
         while caller.invoke(&echo(&runtime, "taken")).await.0 != 200 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, room).await.expect("it never recovered");
+    tokio::time::timeout(TIMEOUT, room).await.expect("it never recovered");
     for id in ["slow", "tick", "taken"] {
         caller.until_settled("thread_1", id).await;
     }

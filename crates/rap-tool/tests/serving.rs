@@ -1,6 +1,6 @@
-//! Serving: where a server binds, what it takes from its environment, how it ends, and the examples.
+//! Binding, environment variables, shutdown, and the examples.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod support;
 
@@ -14,7 +14,8 @@ use rap_tool::prelude::*;
 use rap_tool::{Bound, ServeError};
 use serde_json::{Value, json};
 use support::{
-    Caller, Gate, Journal, PATIENCE, Process, Runtime, Server, data_dir, example_command, exchange, quick,
+    Caller, Gate, Journal, Process, Runtime, Server, TIMEOUT, data_dir, example_command, exchange,
+    short_pauses,
 };
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -29,11 +30,11 @@ async fn echo(args: Echo, _: Call) -> Result<String> {
 }
 
 fn server(data: &Path) -> ToolServer {
-    ToolServer::new("test").limits(quick()).data(data).tool("echo", echo)
+    ToolServer::new("test").limits(short_pauses()).data(data).tool("echo", echo)
 }
 
-/// Why a server does not start on this address.
-async fn refusal(server: ToolServer, address: &str) -> ServeError {
+/// Returns the error of a server that does not start on this address.
+async fn bind_error(server: ToolServer, address: &str) -> ServeError {
     server.bind(address).await.map(|bound: Bound| bound.local_addr()).unwrap_err()
 }
 
@@ -45,24 +46,24 @@ async fn discover(url: &str) -> Value {
     serde_json::from_str(&answer.body).unwrap()
 }
 
-async fn answers(caller: &Caller, runtime: &mut Runtime, id: &str) {
+async fn check_call(caller: &Caller, runtime: &mut Runtime, id: &str) {
     caller.accepted(&runtime.invocation("echo", "t", id, json!({"text": id}))).await;
     assert_eq!(runtime.next().await.text(), format!("echo {id}"));
 }
 
-/// A port that was free a moment ago.
+/// Returns a port that was free a moment ago.
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// What a program that does not start says about it.
-fn complaint(mut command: Command) -> String {
+/// Runs a program that must fail to start, and returns its stderr.
+fn start_error(mut command: Command) -> String {
     let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let begun = Instant::now();
     while child.try_wait().unwrap().is_none() {
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > TIMEOUT {
             child.kill().unwrap();
-            panic!("it has started");
+            panic!("the program has started");
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -73,7 +74,7 @@ fn complaint(mut command: Command) -> String {
 
 /// Proves: TR-19
 #[tokio::test]
-async fn without_a_token_a_server_does_not_bind_beyond_this_machine() {
+async fn a_server_without_a_token_binds_only_to_loopback() {
     let data = data_dir();
     let journal = data.path().join("journal");
     for with_url in [false, true] {
@@ -81,7 +82,7 @@ async fn without_a_token_a_server_does_not_bind_beyond_this_machine() {
         if with_url {
             tools = tools.public_url("https://tools.example");
         }
-        let error = refusal(tools, "0.0.0.0:0").await;
+        let error = bind_error(tools, "0.0.0.0:0").await;
         assert!(matches!(error, ServeError::OpenToTheNetwork(_)), "{error}");
         for way_out in ["RAP_TOOL_BEARER", ".bearer(token)", "Auth::OpenToAnyone"] {
             assert!(error.to_string().contains(way_out), "{error}");
@@ -91,7 +92,7 @@ async fn without_a_token_a_server_does_not_bind_beyond_this_machine() {
 }
 
 #[tokio::test]
-async fn said_in_so_many_words_a_server_is_open_to_anyone() {
+async fn open_to_anyone_allows_other_addresses() {
     let data = data_dir();
     let tools = server(data.path()).auth(Auth::OpenToAnyone).public_url("https://tools.example/here/");
     let bound = tools.bind("0.0.0.0:0").await.unwrap();
@@ -99,14 +100,14 @@ async fn said_in_so_many_words_a_server_is_open_to_anyone() {
     let address = format!("http://127.0.0.1:{}", bound.local_addr().port());
     tokio::spawn(bound.run_until(std::future::pending()));
     assert_eq!(discover(&address).await["endpoint"], "https://tools.example/here/invoke");
-    answers(&Caller::new(&address), &mut Runtime::start().await, "c").await;
+    check_call(&Caller::new(&address), &mut Runtime::start().await, "c").await;
 }
 
 #[tokio::test]
-async fn an_address_that_nobody_can_call_needs_a_public_url() {
+async fn an_unspecified_address_needs_a_public_url() {
     let data = data_dir();
     for tools in [server(data.path()).bearer("t"), server(data.path()).auth(Auth::OpenToAnyone)] {
-        let error = refusal(tools, "0.0.0.0:0").await;
+        let error = bind_error(tools, "0.0.0.0:0").await;
         assert!(matches!(error, ServeError::NoPublicUrl(_)), "{error}");
         assert!(error.to_string().contains("RAP_TOOL_URL"), "{error}");
     }
@@ -120,7 +121,7 @@ async fn an_address_that_nobody_can_call_needs_a_public_url() {
         "https://h /",
     ];
     for url in bad {
-        let error = refusal(server(data.path()).public_url(url), "127.0.0.1:0").await;
+        let error = bind_error(server(data.path()).public_url(url), "127.0.0.1:0").await;
         assert!(matches!(error, ServeError::BadPublicUrl), "{url:?}: {error}");
     }
     let bound = server(data.path()).bearer("t").public_url("https://h").bind("0.0.0.0:0").await.unwrap();
@@ -128,16 +129,16 @@ async fn an_address_that_nobody_can_call_needs_a_public_url() {
 }
 
 #[tokio::test]
-async fn a_token_that_no_header_can_hold_is_refused() {
+async fn a_token_that_is_not_valid_in_a_header_is_refused() {
     let data = data_dir();
     for token in ["", " ", "two words", "tab\t", "é", "line\n"] {
-        let error = refusal(server(data.path()).bearer(token), "127.0.0.1:0").await;
+        let error = bind_error(server(data.path()).bearer(token), "127.0.0.1:0").await;
         assert!(matches!(error, ServeError::BadToken), "{token:?}: {error}");
     }
 }
 
 #[tokio::test]
-async fn a_toolset_that_no_runtime_would_load_is_refused() {
+async fn an_invalid_toolset_is_refused() {
     let data = data_dir();
     let base = || ToolServer::new("test").data(data.path());
     let long = "x".repeat(129);
@@ -153,7 +154,7 @@ async fn a_toolset_that_no_runtime_would_load_is_refused() {
         (base().tool("number", |_: u32, _: Call| async { Ok("") }), "a struct with named fields"),
     ];
     for (tools, named) in table {
-        let error = refusal(tools, "127.0.0.1:0").await;
+        let error = bind_error(tools, "127.0.0.1:0").await;
         assert!(matches!(error, ServeError::Toolset(_)), "{error}");
         let text = error.to_string();
         assert!(text.starts_with("the toolset is not valid: ") && text.contains(named), "{named}: {text}");
@@ -162,49 +163,49 @@ async fn a_toolset_that_no_runtime_would_load_is_refused() {
 }
 
 #[tokio::test]
-async fn a_data_directory_that_can_not_be_used_is_refused_by_name() {
+async fn an_unusable_data_directory_is_an_error_that_names_it() {
     let data = data_dir();
     let file = data.path().join("file");
     std::fs::write(&file, "").unwrap();
-    let error = refusal(server(&file.join("journal")), "127.0.0.1:0").await;
+    let error = bind_error(server(&file.join("journal")), "127.0.0.1:0").await;
     assert!(matches!(error, ServeError::Data { .. }), "{error}");
     assert!(error.to_string().contains(file.to_str().unwrap()), "{error}");
-    // One that is there and can not be written, even by root.
-    let error = refusal(server(Path::new("/proc/self")), "127.0.0.1:0").await;
+    // A directory that exists and cannot be written, even by root.
+    let error = bind_error(server(Path::new("/proc/self")), "127.0.0.1:0").await;
     assert!(error.to_string().contains("/proc/self"), "{error}");
 
     let garbage = data.path().join("garbage");
     std::fs::create_dir(&garbage).unwrap();
-    std::fs::write(garbage.join("journal.db"), "this is no database, however long one reads on".repeat(100))
+    std::fs::write(garbage.join("journal.db"), "this is not a database; it only contains text.".repeat(100))
         .unwrap();
-    let error = refusal(server(&garbage), "127.0.0.1:0").await;
+    let error = bind_error(server(&garbage), "127.0.0.1:0").await;
     assert!(matches!(error, ServeError::Journal(_)), "{error}");
 }
 
 #[tokio::test]
-async fn a_journal_belongs_to_one_server_and_one_key() {
+async fn a_journal_can_be_used_by_one_server_with_one_key() {
     let data = data_dir();
     let running = Server::start(server(data.path()), data.path()).await;
-    let error = refusal(server(data.path()), "127.0.0.1:0").await;
+    let error = bind_error(server(data.path()), "127.0.0.1:0").await;
     assert!(matches!(error, ServeError::Locked(_)), "{error}");
     assert!(error.to_string().contains("another process is using this directory"), "{error}");
     running.stop().await;
 
-    let error = refusal(server(data.path()).key("ab".repeat(32)), "127.0.0.1:0").await;
+    let error = bind_error(server(data.path()).key("ab".repeat(32)), "127.0.0.1:0").await;
     assert!(matches!(error, ServeError::WrongKey(_)), "{error}");
-    let error = refusal(server(data.path()).key("short"), "127.0.0.1:0").await;
+    let error = bind_error(server(data.path()).key("short"), "127.0.0.1:0").await;
     assert!(matches!(error, ServeError::BadKey), "{error}");
     assert!(!error.to_string().contains("short"), "{error}");
     server(data.path()).bind("127.0.0.1:0").await.map(|bound| bound.local_addr()).unwrap();
 }
 
 #[tokio::test]
-async fn an_address_that_is_taken_or_none_is_refused_by_name() {
+async fn an_invalid_or_used_address_is_an_error_that_names_it() {
     let data = data_dir();
     let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = taken.local_addr().unwrap().to_string();
     for address in [address.as_str(), "127.0.0.1", "nowhere", "127.0.0.1:99999"] {
-        let error = refusal(server(data.path()), address).await;
+        let error = bind_error(server(data.path()), address).await;
         assert!(matches!(error, ServeError::Bind { .. }), "{error}");
         assert!(error.to_string().contains(address), "{error}");
     }
@@ -212,7 +213,7 @@ async fn an_address_that_is_taken_or_none_is_refused_by_name() {
 
 /// Proves: TR-19
 #[tokio::test]
-async fn a_token_of_the_environment_is_asked_for() {
+async fn a_token_from_the_environment_is_required() {
     let data = data_dir();
     let process = Process::start("kitchen_sink", data.path(), &[("RAP_TOOL_BEARER", "from-outside")]);
     let mut runtime = Runtime::start().await;
@@ -220,58 +221,58 @@ async fn a_token_of_the_environment_is_asked_for() {
     let call = runtime.invocation("echo", "t", "c", json!({"text": "x"}));
     assert_eq!(process.caller().invoke(&call).await.0, 401);
     assert_eq!(process.caller().with_token("other").invoke(&call).await.0, 401);
-    answers(&process.caller().with_token("from-outside"), &mut runtime, "c").await;
+    check_call(&process.caller().with_token("from-outside"), &mut runtime, "c").await;
     assert!(!process.log().contains("from-outside"), "a token is not logged");
 }
 
 #[tokio::test]
-async fn port_and_url_of_the_environment_are_used() {
+async fn port_and_url_from_the_environment_are_used() {
     let (data, port) = (data_dir(), free_port());
     let environment = [("PORT", &*port.to_string()), ("RAP_TOOL_URL", "https://tools.example/sink")];
     let process = Process::start("kitchen_sink", data.path(), &environment);
     assert_eq!(process.url, "https://tools.example/sink");
     let address = format!("http://127.0.0.1:{port}");
     assert_eq!(discover(&address).await["endpoint"], "https://tools.example/sink/invoke");
-    answers(&Caller::new(&address), &mut Runtime::start().await, "c").await;
+    check_call(&Caller::new(&address), &mut Runtime::start().await, "c").await;
     process.kill();
 
     for port in ["x", "-1", "65536", "80 80"] {
         let mut command = example_command("kitchen_sink", data.path());
         command.env("PORT", port);
-        let complaint = complaint(command);
-        assert!(complaint.contains("PORT has to be a number from 0 to 65535"), "{complaint}");
+        let start_error = start_error(command);
+        assert!(start_error.contains("PORT must be a number from 0 to 65535"), "{start_error}");
     }
     let mut command = example_command("kitchen_sink", data.path());
     command.env("RAP_TOOL_URL", "no url");
-    assert!(complaint(command).contains("the public URL has to be"));
+    assert!(start_error(command).contains("the public URL must be"));
 }
 
 /// Proves: LC-34
 #[tokio::test]
-async fn the_journal_lies_where_the_environment_says_and_is_private() {
+async fn the_data_directory_from_the_environment_is_used_and_private() {
     let data = data_dir();
     let directory = data.path().join("deep/down");
     let process = Process::start("kitchen_sink", &directory, &[]);
     let mut runtime = Runtime::start().await;
-    answers(&process.caller(), &mut runtime, "c").await;
+    check_call(&process.caller(), &mut runtime, "c").await;
     assert_eq!(Journal::open(&directory).rows()[0], 1);
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&directory), 0o700);
     assert_eq!(mode(&directory.join("journal.key")), 0o600);
     process.kill();
 
-    // With a key of the environment there is no file, and without it the journal can not be opened.
+    // With a key from the environment there is no key file, and without that key the journal cannot be opened.
     let (keyed, key) = (data.path().join("keyed"), "cd".repeat(32));
     let process = Process::start("kitchen_sink", &keyed, &[("RAP_TOOL_KEY", &key)]);
-    answers(&process.caller(), &mut runtime, "c").await;
+    check_call(&process.caller(), &mut runtime, "c").await;
     assert!(!keyed.join("journal.key").exists());
     process.kill();
-    let complaint = complaint(example_command("kitchen_sink", &keyed));
-    assert!(complaint.contains("was written with another key"), "{complaint}");
+    let start_error = start_error(example_command("kitchen_sink", &keyed));
+    assert!(start_error.contains("was written with another key"), "{start_error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_word_about_it_the_journal_lies_below_the_working_directory() {
+async fn the_default_data_directory_is_in_the_working_directory() {
     let data = data_dir();
     let mut command = example_command("hello", data.path());
     command.env_remove("RAP_TOOL_DATA").current_dir(data.path());
@@ -282,7 +283,7 @@ async fn without_a_word_about_it_the_journal_lies_below_the_working_directory() 
 
 /// Proves: LC-01, LC-05
 #[tokio::test(flavor = "multi_thread")]
-async fn the_hello_example_is_twelve_lines_and_greets() {
+async fn the_hello_example_has_at_most_twelve_lines_and_works() {
     let source = include_str!("../examples/hello.rs");
     let code = |line: &&str| !line.is_empty() && !line.starts_with("//") && !line.starts_with("use ");
     let lines = source.lines().map(str::trim).filter(code).count();
@@ -304,7 +305,7 @@ async fn the_hello_example_is_twelve_lines_and_greets() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_kitchen_sink_does_what_other_programs_rely_on() {
+async fn the_tools_of_the_kitchen_sink_work() {
     let data = data_dir();
     let process = Process::start("kitchen_sink", data.path(), &[]);
     let mut runtime = Runtime::start().await;
@@ -344,7 +345,7 @@ async fn the_kitchen_sink_does_what_other_programs_rely_on() {
     }
     caller.until_settled("t", "s").await;
 
-    // `slow` is restartable: it is run again by the next process.
+    // `slow` is restartable, so the next process runs it again.
     caller.accepted(&runtime.invocation("slow", "t", "again", json!({"seconds": 0.5}))).await;
     process.kill();
     let process = Process::start("kitchen_sink", data.path(), &[]);
@@ -359,12 +360,12 @@ async fn until_refused(url: &str) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, refused).await.expect("it still takes connections");
+    tokio::time::timeout(TIMEOUT, refused).await.expect("it still accepts connections");
 }
 
 /// Proves: LC-13
 #[tokio::test(flavor = "multi_thread")]
-async fn a_signal_ends_the_taking_of_connections_and_lets_running_calls_finish() {
+async fn a_signal_stops_accepting_connections_and_lets_running_calls_finish() {
     tokio::join!(finishes_after("TERM"), finishes_after("INT"));
 }
 
@@ -383,7 +384,7 @@ async fn finishes_after(signal: &str) {
 
 /// Proves: LC-13
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_signal_ends_the_process_at_once_and_loses_nothing() {
+async fn a_second_signal_exits_at_once_and_loses_nothing() {
     let data = data_dir();
     let process = Process::start("kitchen_sink", data.path(), &[]);
     let mut runtime = Runtime::start().await;
@@ -393,7 +394,7 @@ async fn a_second_signal_ends_the_process_at_once_and_loses_nothing() {
     let begun = Instant::now();
     process.signal("TERM");
     assert_eq!(process.wait().code(), Some(1));
-    assert!(begun.elapsed() < Duration::from_secs(15), "it did not wait for the call");
+    assert!(begun.elapsed() < Duration::from_secs(15), "it has waited for the call");
 
     let process = Process::start("kitchen_sink", data.path(), &[]);
     assert!(process.caller().is_alive("t", "c").await);
@@ -403,11 +404,11 @@ async fn a_second_signal_ends_the_process_at_once_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_server_that_runs_until_a_future_resolves_finishes_its_calls_first() {
+async fn run_until_finishes_running_calls_before_it_returns() {
     let (data, gate) = (data_dir(), Gate::closed());
-    let waits = gate.clone();
+    let gate_of_tool = gate.clone();
     let tools = server(data.path()).tool("wait", move |_: Echo, _: Call| {
-        let gate = waits.clone();
+        let gate = gate_of_tool.clone();
         async move {
             gate.pass().await;
             Ok("waited")
@@ -427,16 +428,16 @@ async fn a_server_that_runs_until_a_future_resolves_finishes_its_calls_first() {
     gate.open(1);
     assert_eq!(runtime.next().await.text(), "waited");
     running.await.unwrap();
-    // Address and journal are free again.
+    // Address and journal can be used again.
     let bound = server(data.path()).bind(address.to_string()).await.unwrap();
     assert_eq!(bound.local_addr(), address);
 }
 
 /// Proves: LC-09, LC-13
 #[tokio::test]
-async fn a_call_that_does_not_finish_in_time_has_its_result_after_the_next_start() {
+async fn a_call_that_does_not_finish_before_shutdown_has_its_result_after_the_next_start() {
     let data = data_dir();
-    let mut limits = quick();
+    let mut limits = short_pauses();
     limits.stop_within = Duration::from_millis(200);
     let tools = || {
         let stuck = |_: Echo, _: Call| std::future::pending::<Result<String>>();
@@ -450,13 +451,13 @@ async fn a_call_that_does_not_finish_in_time_has_its_result_after_the_next_start
     let second = Server::start(tools(), data.path()).await;
     let result = runtime.next().await;
     assert!(result.text().starts_with("Error: the server restarted during the call"), "{}", result.text());
-    answers(&second.caller(), &mut runtime, "last").await;
+    check_call(&second.caller(), &mut runtime, "last").await;
 }
 
 #[tokio::test]
-async fn limits_without_end_are_no_limits() {
+async fn maximum_values_of_limits_are_accepted() {
     let data = data_dir();
-    let mut limits = quick();
+    let mut limits = short_pauses();
     limits.calls = usize::MAX;
     limits.subscriptions = usize::MAX;
     limits.waiting_events = u32::MAX;
@@ -479,12 +480,12 @@ async fn limits_without_end_are_no_limits() {
 }
 
 #[tokio::test]
-async fn a_variable_of_the_environment_that_is_no_text_is_not_passed_over() {
+async fn an_environment_variable_that_is_not_utf8_is_not_ignored() {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
     let data = data_dir();
     let mut command = example_command("kitchen_sink", data.path());
     command.env("RAP_TOOL_BEARER", OsStr::from_bytes(b"t\xff"));
-    let complaint = complaint(command);
-    assert!(complaint.contains("a bearer token has to be"), "{complaint}");
+    let start_error = start_error(command);
+    assert!(start_error.contains("a bearer token must have"), "{start_error}");
 }

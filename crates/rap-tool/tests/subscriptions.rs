@@ -1,6 +1,6 @@
-//! Subscriptions: confirmed, then events in order, then nothing more.
+//! Subscriptions: confirmation, events in order, and the end.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod support;
 
@@ -12,25 +12,25 @@ use futures_util::{FutureExt, poll};
 use rap_tool::prelude::*;
 use rap_tool::{Limits, Rate, SendError};
 use serde_json::{Value, json};
-use support::{Caller, Runtime, Server, data_dir, let_retries_pass, quick};
+use support::{Caller, Runtime, Server, data_dir, short_pauses, wait_past_retries};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
-/// Subscribes to what a test makes happen.
+/// Subscribes to events that the test triggers.
 #[derive(Deserialize, JsonSchema)]
 struct Feed {
     topic: String,
 }
 
-/// Says back what it is told.
+/// Returns its text.
 #[derive(Deserialize, JsonSchema)]
 struct Say {
     text: String,
 }
 
-/// What a test has the handler do.
-enum Order {
+/// A command of the test to the handler.
+enum Command {
     Send(Event),
-    /// Begins to send an event and does not wait for it.
+    /// Starts to send an event and drops the future.
     BeginToSend(Event),
     Finish(Event),
     Save(u64),
@@ -38,53 +38,53 @@ enum Order {
     Fail(&'static str),
 }
 
-/// What a handler has met with.
+/// An observation of the handler.
 #[derive(Debug, PartialEq)]
-enum Met {
+enum Observed {
     Start { topic: String, cursor: Option<u64> },
     Cancelled,
 }
 
 type Answer = Result<(), SendError>;
 
-/// A server with a subscription that does as it is told, and the two ends of the wire to its handler.
-struct Stage {
+/// A server with a subscription whose handler runs the commands of the test.
+struct Fixture {
     server: Server,
     caller: Caller,
-    orders: mpsc::UnboundedSender<(Order, oneshot::Sender<Answer>)>,
-    met: mpsc::UnboundedReceiver<Met>,
+    commands: mpsc::UnboundedSender<(Command, oneshot::Sender<Answer>)>,
+    observed: mpsc::UnboundedReceiver<Observed>,
 }
 
-impl Stage {
-    async fn set(data: &Path, limits: Limits) -> Stage {
-        let (orders, received) = mpsc::unbounded_channel();
-        let (meets, met) = mpsc::unbounded_channel();
+impl Fixture {
+    async fn set(data: &Path, limits: Limits) -> Fixture {
+        let (commands, received) = mpsc::unbounded_channel();
+        let (observer, observed) = mpsc::unbounded_channel();
         let received = Arc::new(Mutex::new(received));
         let feed = move |args: Feed, subscribe: Subscribe| {
-            let (received, meets) = (Arc::clone(&received), meets.clone());
+            let (received, observer) = (Arc::clone(&received), observer.clone());
             async move {
                 let cursor = subscribe.cursor()?;
-                meets.send(Met::Start { topic: args.topic.clone(), cursor })?;
+                observer.send(Observed::Start { topic: args.topic.clone(), cursor })?;
                 if args.topic == "nothing" {
                     return Err(Error::new("there is no such feed"));
                 }
                 let subscription = subscribe.confirm(format!("Watching {}.", args.topic)).await?;
-                let (mut orders, call) = (received.lock().await, Call::clone(&subscription));
+                let (mut commands, call) = (received.lock().await, Call::clone(&subscription));
                 tokio::select! {
-                    ended = obey(&mut orders, subscription) => ended,
+                    ended = run_commands(&mut commands, subscription) => ended,
                     () = call.cancelled() => {
-                        meets.send(Met::Cancelled)?;
+                        observer.send(Observed::Cancelled)?;
                         Ok(())
                     }
                 }
             }
         };
-        let tools = ToolServer::new("stage")
+        let tools = ToolServer::new("fixture")
             .limits(limits)
             .tool("say", |args: Say, _: Call| async { Ok(args.text) })
             .subscription("feed", feed);
         let server = Server::start(tools, data).await;
-        Stage { caller: server.caller(), server, orders, met }
+        Fixture { caller: server.caller(), server, commands, observed }
     }
 
     async fn subscribe(&self, runtime: &Runtime) {
@@ -96,7 +96,8 @@ impl Stage {
         self.caller.accepted(&call).await;
     }
 
-    /// Subscribes and takes the confirmation, and a first event: then the confirmation has been noted as taken.
+    /// Subscribes and waits for the confirmation and a first event. Then the delivery of the confirmation is
+    /// recorded.
     async fn subscribed(&self, runtime: &mut Runtime) {
         self.subscribe(runtime).await;
         assert_eq!(runtime.accepted().await.body["subscription"], true);
@@ -104,37 +105,37 @@ impl Stage {
         runtime.expect_text("begun").await;
     }
 
-    fn order(&self, order: Order) -> oneshot::Receiver<Answer> {
+    fn command(&self, command: Command) -> oneshot::Receiver<Answer> {
         let (answer, answered) = oneshot::channel();
-        assert!(self.orders.send((order, answer)).is_ok(), "no handler listens");
+        assert!(self.commands.send((command, answer)).is_ok(), "no handler listens");
         answered
     }
 
     async fn send(&self, event: impl Into<Event>) {
-        self.order(Order::Send(event.into())).await.unwrap().unwrap();
+        self.command(Command::Send(event.into())).await.unwrap().unwrap();
     }
 
-    async fn until_over(&self) {
+    async fn until_settled(&self) {
         self.caller.until_settled("thread_1", "sub_1").await;
     }
 }
 
-async fn obey(
-    orders: &mut mpsc::UnboundedReceiver<(Order, oneshot::Sender<Answer>)>,
+async fn run_commands(
+    commands: &mut mpsc::UnboundedReceiver<(Command, oneshot::Sender<Answer>)>,
     subscription: Subscription,
 ) -> Result<()> {
-    while let Some((order, answer)) = orders.recv().await {
-        let done = match order {
-            Order::Send(event) => subscription.send(event).await,
-            Order::BeginToSend(event) => {
+    while let Some((command, answer)) = commands.recv().await {
+        let done = match command {
+            Command::Send(event) => subscription.send(event).await,
+            Command::BeginToSend(event) => {
                 let mut sending = Box::pin(subscription.send(event));
                 assert!(poll!(&mut sending).is_pending());
                 Ok(())
             }
-            Order::Save(cursor) => subscription.save(cursor).await,
-            Order::Finish(event) => return subscription.finish(event).await,
-            Order::Return => return Ok(()),
-            Order::Fail(message) => return Err(Error::new(message)),
+            Command::Save(cursor) => subscription.save(cursor).await,
+            Command::Finish(event) => return subscription.finish(event).await,
+            Command::Return => return Ok(()),
+            Command::Fail(message) => return Err(Error::new(message)),
         };
         answer.send(done).ok();
     }
@@ -143,14 +144,14 @@ async fn obey(
 
 /// Proves: SE-11, SE-12, SE-01, LC-08
 #[tokio::test]
-async fn a_subscription_is_confirmed_by_name_before_any_event() {
+async fn the_confirmation_contains_the_id_and_comes_before_any_event() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let mut stage = Stage::set(data.path(), quick()).await;
-    // The confirmation is slow to be taken, and the event is there already.
+    let mut fixture = Fixture::set(data.path(), short_pauses()).await;
+    // The confirmation is retried while the event already waits.
     runtime.answer_next(&[503, 503, 503]);
-    stage.subscribe(&runtime).await;
-    assert_eq!(stage.met.recv().await, Some(Met::Start { topic: "birds".into(), cursor: None }));
-    stage.send("a wren").await;
+    fixture.subscribe(&runtime).await;
+    assert_eq!(fixture.observed.recv().await, Some(Observed::Start { topic: "birds".into(), cursor: None }));
+    fixture.send("a wren").await;
     let confirmation = json!({
         "type": "tool_result", "group_id": "thread_1", "id": "sub_1", "subscription": true,
         "text": "Watching birds. Subscription ID: sub_1",
@@ -165,10 +166,10 @@ async fn a_subscription_is_confirmed_by_name_before_any_event() {
         "event_id": event.event_id(),
     });
     assert_eq!(without_defaults(&event.body), expected);
-    assert!(stage.caller.is_alive("thread_1", "sub_1").await);
+    assert!(fixture.caller.is_alive("thread_1", "sub_1").await);
 }
 
-/// `associative` and `final` may be left out where they are false.
+/// Removes fields that are false, which may also be missing.
 fn without_defaults(event: &Value) -> Value {
     let mut event = event.clone();
     event.as_object_mut().unwrap().retain(|_, value| *value != json!(false));
@@ -177,14 +178,14 @@ fn without_defaults(event: &Value) -> Value {
 
 /// Proves: SE-01, TR-14
 #[tokio::test]
-async fn events_keep_their_order_and_their_ids_while_some_are_tried_again() {
+async fn events_keep_their_order_and_their_ids_when_some_are_retried() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let stage = Stage::set(data.path(), quick()).await;
-    stage.subscribed(&mut runtime).await;
+    let fixture = Fixture::set(data.path(), short_pauses()).await;
+    fixture.subscribed(&mut runtime).await;
     let script = [200, 503, 200, 503, 503, 200, 200, 500, 200, 504, 503, 502, 200];
     runtime.answer_next(&script);
     for number in 0..20 {
-        stage.send(format!("event {number}")).await;
+        fixture.send(format!("event {number}")).await;
     }
     let mut ids = Vec::new();
     for number in 0..20 {
@@ -203,30 +204,30 @@ async fn events_keep_their_order_and_their_ids_while_some_are_tried_again() {
 
 /// Proves: SE-04
 #[tokio::test]
-async fn the_final_event_is_the_last_one() {
+async fn nothing_is_sent_after_the_final_event() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let stage = Stage::set(data.path(), quick()).await;
-    stage.subscribed(&mut runtime).await;
+    let fixture = Fixture::set(data.path(), short_pauses()).await;
+    fixture.subscribed(&mut runtime).await;
     runtime.answer_next(&[503, 503]);
-    stage.send("one").await;
-    stage.order(Order::Finish("two".into()));
+    fixture.send("one").await;
+    fixture.command(Command::Finish("two".into()));
     let one = runtime.expect_text("one").await;
     let two = runtime.expect_text("two").await;
     assert!(one.body.get("final").is_none_or(|it| *it == false) && two.body["final"] == true);
-    stage.until_over().await;
-    let others = let_retries_pass(&stage.caller, &mut runtime).await;
+    fixture.until_settled().await;
+    let others = wait_past_retries(&fixture.caller, &mut runtime).await;
     assert!(others.is_empty(), "{others:?}");
 }
 
 /// Proves: SE-27
 #[tokio::test]
-async fn events_say_whether_they_belong_into_the_thread_and_structured_data_is_json() {
+async fn events_can_be_associative_and_contain_json() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let stage = Stage::set(data.path(), quick()).await;
-    stage.subscribed(&mut runtime).await;
+    let fixture = Fixture::set(data.path(), short_pauses()).await;
+    fixture.subscribed(&mut runtime).await;
     let bird = json!({"name": "wren", "notes": ["\"tic\"", "é"]});
-    stage.send(Event::json(&bird).unwrap().associative()).await;
-    stage.order(Order::Finish(Event::new("gone").associative()));
+    fixture.send(Event::json(&bird).unwrap().associative()).await;
+    fixture.command(Command::Finish(Event::new("gone").associative()));
     let event = runtime.next().await;
     assert_eq!(serde_json::from_str::<Value>(event.text()).unwrap(), bird);
     assert_eq!(event.body["associative"], true);
@@ -238,169 +239,170 @@ async fn events_say_whether_they_belong_into_the_thread_and_structured_data_is_j
 #[tokio::test]
 async fn an_error_before_the_confirmation_is_the_result_of_the_call() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let stage = Stage::set(data.path(), quick()).await;
-    stage.subscribe_to(&runtime, "nothing").await;
+    let fixture = Fixture::set(data.path(), short_pauses()).await;
+    fixture.subscribe_to(&runtime, "nothing").await;
     let result = runtime.expect_text("Error: there is no such feed").await;
     assert_eq!(result.body["type"], "tool_result");
     assert!(result.body.get("subscription").is_none_or(|it| *it == false));
-    stage.until_over().await;
-    assert!(let_retries_pass(&stage.caller, &mut runtime).await.is_empty());
+    fixture.until_settled().await;
+    assert!(wait_past_retries(&fixture.caller, &mut runtime).await.is_empty());
 }
 
 /// Proves: LC-27
 #[tokio::test]
-async fn a_handler_that_ends_after_the_confirmation_sends_a_final_event() {
-    let endings = [(Order::Return, "the subscription has ended"), (Order::Fail("no more"), "Error: no more")];
-    for (order, text) in endings {
+async fn a_handler_that_returns_after_the_confirmation_causes_a_final_event() {
+    let endings =
+        [(Command::Return, "the subscription has ended"), (Command::Fail("no more"), "Error: no more")];
+    for (command, text) in endings {
         let (data, mut runtime) = (data_dir(), Runtime::start().await);
-        let stage = Stage::set(data.path(), quick()).await;
-        stage.subscribed(&mut runtime).await;
-        stage.order(order);
+        let fixture = Fixture::set(data.path(), short_pauses()).await;
+        fixture.subscribed(&mut runtime).await;
+        fixture.command(command);
         let last = runtime.expect_text(text).await;
         assert!(last.is_event() && last.body["final"] == true, "{last:?}");
-        stage.until_over().await;
+        fixture.until_settled().await;
     }
 }
 
 /// Proves: SE-19, SE-26, TC-11
 #[tokio::test]
-async fn nothing_is_sent_after_a_cancellation_or_the_closing_of_the_thread() {
+async fn nothing_is_sent_after_a_cancellation_or_after_the_thread_was_closed() {
     for path in ["/cancel_tool_call", "/close_thread"] {
         let (data, mut runtime) = (data_dir(), Runtime::start().await);
-        let mut stage = Stage::set(data.path(), quick()).await;
-        stage.subscribed(&mut runtime).await;
-        stage.met.recv().await;
-        // These wait in the outbox, on disk.
+        let mut fixture = Fixture::set(data.path(), short_pauses()).await;
+        fixture.subscribed(&mut runtime).await;
+        fixture.observed.recv().await;
+        // These events wait in the outbox.
         runtime.answer_always(503);
         for number in 0..3 {
-            stage.send(format!("late {number}")).await;
+            fixture.send(format!("late {number}")).await;
         }
         assert_eq!(runtime.next().await.text(), "late 0");
         let end = json!({"thread_id": "thread_1", "tool_call_id": "sub_1"});
-        assert_eq!(stage.caller.post(path, end.to_string()).await, (200, String::new()));
+        assert_eq!(fixture.caller.post(path, end.to_string()).await, (200, String::new()));
         runtime.answer_always(200);
-        assert_eq!(stage.met.recv().await, Some(Met::Cancelled));
-        assert!(!stage.caller.is_alive("thread_1", "sub_1").await);
+        assert_eq!(fixture.observed.recv().await, Some(Observed::Cancelled));
+        assert!(!fixture.caller.is_alive("thread_1", "sub_1").await);
         runtime.pending();
-        let others = let_retries_pass(&stage.caller, &mut runtime).await;
+        let others = wait_past_retries(&fixture.caller, &mut runtime).await;
         assert!(others.is_empty(), "{others:?}");
     }
 }
 
 /// Proves: SE-26
 #[tokio::test]
-async fn an_event_that_is_being_sent_is_let_go_when_its_subscription_is_cancelled() {
+async fn an_event_that_is_being_sent_is_aborted_when_its_subscription_is_cancelled() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let mut limits = quick();
+    let mut limits = short_pauses();
     limits.deliveries_per_host = 1;
-    let stage = Stage::set(data.path(), limits).await;
-    stage.subscribed(&mut runtime).await;
-    runtime.hang();
-    stage.send("stuck").await;
-    stage.send("never sent").await;
+    let fixture = Fixture::set(data.path(), limits).await;
+    fixture.subscribed(&mut runtime).await;
+    runtime.stop_answering();
+    fixture.send("stuck").await;
+    fixture.send("never sent").await;
     assert_eq!(runtime.next().await.text(), "stuck");
-    stage.caller.cancel("thread_1", "sub_1").await;
-    assert!(!stage.caller.is_alive("thread_1", "sub_1").await);
-    // Its place is free, although nobody has answered.
+    fixture.caller.cancel("thread_1", "sub_1").await;
+    assert!(!fixture.caller.is_alive("thread_1", "sub_1").await);
+    // Its delivery slot is free, although the runtime has not answered.
     let say = runtime.invocation("say", "thread_2", "call_2", json!({"text": "free"}));
-    stage.caller.accepted(&say).await;
+    fixture.caller.accepted(&say).await;
     assert_eq!(runtime.next().await.text(), "free");
-    runtime.answer_again();
-    assert!(let_retries_pass(&stage.caller, &mut runtime).await.is_empty());
+    runtime.resume_answering();
+    assert!(wait_past_retries(&fixture.caller, &mut runtime).await.is_empty());
 }
 
 /// Proves: LC-08
 #[tokio::test]
-async fn a_cancellation_before_the_confirmation_was_taken_gives_one_error() {
+async fn a_cancellation_before_the_confirmation_was_delivered_gives_one_error() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let mut stage = Stage::set(data.path(), quick()).await;
+    let mut fixture = Fixture::set(data.path(), short_pauses()).await;
     runtime.answer_always(503);
-    stage.subscribe(&runtime).await;
-    stage.met.recv().await;
-    stage.send("a wren").await;
+    fixture.subscribe(&runtime).await;
+    fixture.observed.recv().await;
+    fixture.send("a wren").await;
     runtime.next().await;
-    stage.caller.cancel("thread_1", "sub_1").await;
-    assert_eq!(stage.met.recv().await, Some(Met::Cancelled));
+    fixture.caller.cancel("thread_1", "sub_1").await;
+    assert_eq!(fixture.observed.recv().await, Some(Observed::Cancelled));
     runtime.answer_always(200);
     runtime.expect_text("Error: cancelled").await;
-    stage.until_over().await;
-    assert!(let_retries_pass(&stage.caller, &mut runtime).await.is_empty());
+    fixture.until_settled().await;
+    assert!(wait_past_retries(&fixture.caller, &mut runtime).await.is_empty());
 }
 
 /// Proves: LC-08
 #[tokio::test]
-async fn a_confirmation_that_nobody_answers_gives_way_to_the_error_of_a_cancelled_call() {
+async fn an_unanswered_confirmation_is_replaced_by_the_error_of_a_cancelled_call() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let stage = Stage::set(data.path(), quick()).await;
-    runtime.hang();
-    stage.subscribe(&runtime).await;
+    let fixture = Fixture::set(data.path(), short_pauses()).await;
+    runtime.stop_answering();
+    fixture.subscribe(&runtime).await;
     assert_eq!(runtime.next().await.body["subscription"], true);
     runtime.answer_next(&[503]);
-    stage.caller.cancel("thread_1", "sub_1").await;
+    fixture.caller.cancel("thread_1", "sub_1").await;
     let tried = runtime.next().await;
     assert_eq!(tried.text(), "Error: cancelled");
-    runtime.answer_again();
+    runtime.resume_answering();
     let taken = runtime.next().await;
     assert_eq!((tried.status, taken.status, &tried.raw), (503, 200, &taken.raw));
-    assert!(taken.at - tried.at >= Duration::from_millis(15), "tried again without a pause");
-    stage.until_over().await;
-    assert!(let_retries_pass(&stage.caller, &mut runtime).await.is_empty());
+    assert!(taken.at - tried.at >= Duration::from_millis(15), "retried without a pause");
+    fixture.until_settled().await;
+    assert!(wait_past_retries(&fixture.caller, &mut runtime).await.is_empty());
 }
 
 #[tokio::test]
-async fn an_event_that_finds_no_thread_ends_its_subscription() {
+async fn an_event_refused_with_404_or_410_ends_its_subscription() {
     for status in [404, 410] {
         let (data, mut runtime) = (data_dir(), Runtime::start().await);
-        let mut stage = Stage::set(data.path(), quick()).await;
-        stage.subscribed(&mut runtime).await;
-        stage.met.recv().await;
+        let mut fixture = Fixture::set(data.path(), short_pauses()).await;
+        fixture.subscribed(&mut runtime).await;
+        fixture.observed.recv().await;
         runtime.answer_next(&[status]);
-        runtime.hang();
+        runtime.stop_answering();
         for text in ["into the void", "never sent", "nor this"] {
-            stage.send(text).await;
+            fixture.send(text).await;
         }
         assert_eq!(runtime.next().await.text(), "into the void");
-        runtime.answer_again();
-        assert_eq!(stage.met.recv().await, Some(Met::Cancelled));
-        assert!(!stage.caller.is_alive("thread_1", "sub_1").await);
-        assert!(let_retries_pass(&stage.caller, &mut runtime).await.is_empty());
+        runtime.resume_answering();
+        assert_eq!(fixture.observed.recv().await, Some(Observed::Cancelled));
+        assert!(!fixture.caller.is_alive("thread_1", "sub_1").await);
+        assert!(wait_past_retries(&fixture.caller, &mut runtime).await.is_empty());
     }
 }
 
 /// Proves: TR-15
 #[tokio::test]
-async fn an_event_that_is_refused_is_dropped_and_the_next_one_sent() {
+async fn a_refused_event_is_dropped_and_the_next_one_is_sent() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let stage = Stage::set(data.path(), quick()).await;
-    stage.subscribed(&mut runtime).await;
+    let fixture = Fixture::set(data.path(), short_pauses()).await;
+    fixture.subscribed(&mut runtime).await;
     let statuses = [400, 401, 403, 409, 413, 422, 429, 302];
     runtime.answer_next(&statuses);
     for status in statuses {
-        stage.send(format!("answered {status}")).await;
+        fixture.send(format!("answered {status}")).await;
     }
-    stage.order(Order::Finish("taken".into()));
+    fixture.command(Command::Finish("taken".into()));
     for status in statuses {
         let refused = runtime.next().await;
         assert_eq!((refused.status, refused.text()), (status, &*format!("answered {status}")));
     }
     let taken = runtime.next().await;
     assert_eq!((taken.status, taken.text()), (200, "taken"));
-    stage.until_over().await;
+    fixture.until_settled().await;
 }
 
 /// Proves: SE-24
 #[tokio::test]
-async fn events_are_held_to_a_rate() {
+async fn the_rate_of_events_is_limited() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let mut limits = quick();
+    let mut limits = short_pauses();
     limits.event_rate = Rate::new(10, 2);
-    let stage = Stage::set(data.path(), limits).await;
+    let fixture = Fixture::set(data.path(), limits).await;
     let begun = Instant::now();
-    stage.subscribed(&mut runtime).await;
+    fixture.subscribed(&mut runtime).await;
     for number in 0..5 {
-        stage.send(format!("event {number}")).await;
+        fixture.send(format!("event {number}")).await;
     }
-    // Two of the six at once, the others every 100 ms.
+    // Two of the six events are sent at once, the others every 100 ms.
     assert!(begun.elapsed() >= Duration::from_millis(400), "{:?}", begun.elapsed());
     for number in 0..5 {
         runtime.expect_text(&format!("event {number}")).await;
@@ -408,21 +410,21 @@ async fn events_are_held_to_a_rate() {
 }
 
 #[tokio::test]
-async fn sending_waits_while_too_many_events_wait_and_none_is_lost() {
+async fn sending_waits_while_the_outbox_is_full_and_no_event_is_lost() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let mut limits = quick();
+    let mut limits = short_pauses();
     limits.waiting_events = 2;
-    let stage = Stage::set(data.path(), limits).await;
-    stage.subscribed(&mut runtime).await;
+    let fixture = Fixture::set(data.path(), limits).await;
+    fixture.subscribed(&mut runtime).await;
     runtime.answer_always(503);
     let mut answers: Vec<_> =
-        (0..6).map(|number| stage.order(Order::Send(format!("event {number}").into()))).collect();
+        (0..6).map(|number| fixture.command(Command::Send(format!("event {number}").into()))).collect();
     for answer in answers.drain(..2) {
         answer.await.unwrap().unwrap();
     }
     let mut other = Runtime::start().await;
-    let_retries_pass(&stage.caller, &mut other).await;
-    assert!((&mut answers[0]).now_or_never().is_none(), "a third event was let in");
+    wait_past_retries(&fixture.caller, &mut other).await;
+    assert!((&mut answers[0]).now_or_never().is_none(), "a third event was accepted");
     runtime.answer_always(200);
     for number in 0..6 {
         runtime.expect_text(&format!("event {number}")).await;
@@ -430,64 +432,64 @@ async fn sending_waits_while_too_many_events_wait_and_none_is_lost() {
     for answer in answers {
         answer.await.unwrap().unwrap();
     }
-    // A handler that waits for room is woken by a cancellation, too.
+    // A cancellation also wakes a handler that waits for room in the outbox.
     runtime.answer_always(503);
-    let answers: Vec<_> = (0..3).map(|_| stage.order(Order::Send("last".into()))).collect();
+    let answers: Vec<_> = (0..3).map(|_| fixture.command(Command::Send("last".into()))).collect();
     runtime.next().await;
-    stage.caller.cancel("thread_1", "sub_1").await;
-    stage.until_over().await;
+    fixture.caller.cancel("thread_1", "sub_1").await;
+    fixture.until_settled().await;
     for answer in answers {
-        // Sent, refused as ended, or dropped with its handler: in any case it does not hang.
+        // Sent, refused or dropped with its handler, but it must not hang.
         answer.await.ok();
     }
 }
 
 #[tokio::test]
-async fn an_event_is_delivered_even_if_its_handler_does_not_wait_until_it_is_on_disk() {
+async fn an_event_is_delivered_even_if_its_handler_drops_the_future() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let stage = Stage::set(data.path(), quick()).await;
-    stage.subscribed(&mut runtime).await;
-    // Nothing of the subscription is under way that could take the event along.
-    let_retries_pass(&stage.caller, &mut Runtime::start().await).await;
-    stage.order(Order::BeginToSend("a wren".into())).await.unwrap().unwrap();
+    let fixture = Fixture::set(data.path(), short_pauses()).await;
+    fixture.subscribed(&mut runtime).await;
+    // No other delivery of the subscription is active that could also send the event.
+    wait_past_retries(&fixture.caller, &mut Runtime::start().await).await;
+    fixture.command(Command::BeginToSend("a wren".into())).await.unwrap().unwrap();
     runtime.expect_text("a wren").await;
 }
 
 /// Proves: LC-14, SE-10, TR-18
 #[tokio::test]
-async fn a_subscription_goes_on_after_a_restart_from_where_its_last_event_left_it() {
+async fn a_subscription_continues_from_its_cursor_after_a_restart() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
-    let start = |cursor| Some(Met::Start { topic: "birds".into(), cursor });
-    let mut stage = Stage::set(data.path(), quick()).await;
-    stage.subscribed(&mut runtime).await;
-    assert_eq!(stage.met.recv().await, start(None));
-    stage.send(Event::new("one").cursor(1)).await;
+    let start = |cursor| Some(Observed::Start { topic: "birds".into(), cursor });
+    let mut fixture = Fixture::set(data.path(), short_pauses()).await;
+    fixture.subscribed(&mut runtime).await;
+    assert_eq!(fixture.observed.recv().await, start(None));
+    fixture.send(Event::new("one").cursor(1)).await;
     let mut ids = vec![runtime.expect_text("one").await.event_id().to_owned()];
-    // An event that was not taken before the restart is taken after it.
+    // An event that was not delivered before the restart is delivered after it.
     runtime.answer_always(503);
-    stage.send(Event::new("two").cursor(2)).await;
+    fixture.send(Event::new("two").cursor(2)).await;
     let tried = runtime.next().await;
-    stage.server.stop().await;
+    fixture.server.stop().await;
     runtime.answer_always(200);
     runtime.pending();
 
-    let mut stage = Stage::set(data.path(), quick()).await;
-    assert_eq!(stage.met.recv().await, start(Some(2)));
+    let mut fixture = Fixture::set(data.path(), short_pauses()).await;
+    assert_eq!(fixture.observed.recv().await, start(Some(2)));
     let taken = runtime.expect_text("two").await;
     assert_eq!(taken.raw, tried.raw);
-    stage.send("three").await;
-    stage.order(Order::Save(7)).await.unwrap().unwrap();
+    fixture.send("three").await;
+    fixture.command(Command::Save(7)).await.unwrap().unwrap();
     ids.extend([taken, runtime.expect_text("three").await].map(|event| event.event_id().to_owned()));
-    stage.server.stop().await;
+    fixture.server.stop().await;
 
-    let mut stage = Stage::set(data.path(), quick()).await;
-    assert_eq!(stage.met.recv().await, start(Some(7)));
-    // The same subscription again is the same subscription.
-    stage.subscribe(&runtime).await;
-    stage.order(Order::Finish("four".into()));
+    let mut fixture = Fixture::set(data.path(), short_pauses()).await;
+    assert_eq!(fixture.observed.recv().await, start(Some(7)));
+    // Subscribing again with the same id is a repeat.
+    fixture.subscribe(&runtime).await;
+    fixture.command(Command::Finish("four".into()));
     ids.push(runtime.expect_text("four").await.event_id().to_owned());
-    stage.until_over().await;
+    fixture.until_settled().await;
     ids.dedup();
     assert_eq!(ids.len(), 4);
-    assert!(let_retries_pass(&stage.caller, &mut runtime).await.is_empty());
+    assert!(wait_past_retries(&fixture.caller, &mut runtime).await.is_empty());
 }

@@ -1,4 +1,4 @@
-//! The copy of the work tree that is broken and tested.
+//! The copy of the work tree that breaks are applied to.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::{Break, Outcome, TIME_LIMIT, Tests, broken, failed_tests};
 use crate::{cargo, root};
 
-/// The first build compiles all dependencies.
+/// Time limit of a build. The first one compiles all dependencies.
 const BUILD_TIME_LIMIT: Duration = Duration::from_secs(3600);
-/// Seeds in each part of the simulation.
+/// Number of seeds in each part of the simulation.
 const SEEDS: &str = "40";
 const POLL: Duration = Duration::from_millis(50);
 
@@ -27,7 +27,7 @@ pub(super) struct Copy {
 
 impl Copy {
     pub(super) fn of_work_tree() -> io::Result<Copy> {
-        // This program is TARGET/debug/xtask.
+        // The path of this program is TARGET/debug/xtask.
         let program = env::current_exe()?;
         let target = program.ancestors().nth(2).ok_or_else(|| io::Error::other("no target directory"))?;
         let scratch = target.join("breaks");
@@ -43,7 +43,7 @@ impl Copy {
         git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(root());
         let listed = git.output()?;
         if !listed.status.success() {
-            return Err(io::Error::other("git does not list the files of the work tree"));
+            return Err(io::Error::other("git could not list the files of the work tree"));
         }
         let listed = String::from_utf8(listed.stdout).map_err(io::Error::other)?;
         for file in listed.split_terminator('\0').filter(|file| root().join(file).is_file()) {
@@ -78,13 +78,13 @@ impl Copy {
         })
     }
 
-    /// Runs `cargo test`. Returns whether it succeeded; none if it did not end in time.
+    /// Runs `cargo test`. Returns whether it succeeded; `None` if it did not end in time.
     fn cargo_test(&self, tests: Tests, option: &str, limit: Duration) -> io::Result<Option<bool>> {
         let output = File::create(&self.output)?;
         let mut command = cargo();
         command.arg("test").args(tests.arguments()).arg(option).current_dir(&self.tree);
         command.env("CARGO_TARGET_DIR", &self.target).env("CARGO_TERM_COLOR", "never");
-        // The same random inputs in every run, and no search for the shortest ones.
+        // The same random inputs in every run, and no shrinking.
         command.env("PROPTEST_RNG_SEED", "1").env("PROPTEST_MAX_SHRINK_ITERS", "0");
         command.env("RAP_SIM_SEEDS", SEEDS);
         command.stdout(output.try_clone()?).stderr(output);
@@ -92,7 +92,7 @@ impl Copy {
     }
 }
 
-/// Waits for a command as long as it may take, then ends it and what it has started.
+/// Runs a command. After the time limit, kills it and all its child processes.
 fn wait(mut command: Command, limit: Duration) -> io::Result<Option<bool>> {
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let (mut child, started) = (command.spawn()?, Instant::now());
@@ -122,19 +122,19 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_ends_in_time_says_how() {
+    fn a_command_that_ends_in_time_returns_its_result() {
         assert_eq!(wait(shell("exit 0"), BUILD_TIME_LIMIT).unwrap(), Some(true));
         assert_eq!(wait(shell("exit 1"), BUILD_TIME_LIMIT).unwrap(), Some(false));
     }
 
-    /// Cargo starts the tests, so ending cargo alone would leave them running.
+    /// Cargo starts the tests, so killing only cargo would leave them running.
     #[test]
-    fn a_command_that_takes_too_long_is_ended_with_what_it_has_started() {
+    fn a_command_that_takes_too_long_is_killed_with_its_children() {
         let (mut reader, writer) = io::pipe().unwrap();
         let mut command = shell("sleep 600 & wait");
         command.stdout(writer).stderr(Stdio::null());
         assert_eq!(wait(command, POLL).unwrap(), None);
-        // The pipe ends when no process can write to it any more.
+        // The pipe ends when all processes that can write to it are gone.
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     }
 }

@@ -1,6 +1,6 @@
-//! What a source file says about requirements. Pure: text in, evidence out.
+//! Finds evidence for requirements in a source file. Pure functions on text.
 
-/// Something that shows that a requirement is met, or how it is checked.
+/// A test, an argument or a probe for one requirement.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Evidence {
     pub(crate) id: String,
@@ -19,8 +19,8 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// As a line of the page, which lies one folder below the root.
-    pub(crate) fn in_words(&self, file: &str) -> String {
+    /// Formats a line of the page, which is in a directory below the root.
+    pub(crate) fn to_markdown(&self, file: &str) -> String {
         let link = format!("[{file}](../{file})");
         match self {
             Kind::Test { name } => format!("test `{name}` in {link}"),
@@ -30,9 +30,9 @@ impl Kind {
     }
 }
 
-/// The evidence in a file.
+/// Finds the evidence in a file.
 pub(crate) fn of(file: &str, text: &str) -> Vec<Evidence> {
-    // Those of tests look for nothing.
+    // Probes in test files are fixtures and do not count.
     let has_probes = file.starts_with("crates/rap-conformance/src/") && !file.ends_with("tests.rs");
     let found = comments(text).chain(has_probes.then(|| probes(text)).into_iter().flatten());
     let named = |(ids, kind): (Vec<String>, Kind)| ids.into_iter().map(move |id| (id, kind.clone()));
@@ -43,7 +43,7 @@ fn comments(text: &str) -> impl Iterator<Item = (Vec<String>, Kind)> {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     (0..lines.len()).filter_map(move |number| {
         if let Some(listed) = lines[number].strip_prefix("/// Proves: ") {
-            let name = lines[number..].iter().find_map(|line| function(line)).unwrap_or("of an unknown name");
+            let name = lines[number..].iter().find_map(|line| function(line)).unwrap_or("unknown");
             return Some((ids(listed).0, Kind::Test { name: name.to_owned() }));
         }
         let argued = lines[number].trim_start_matches('/').trim_start().strip_prefix("Argued: ");
@@ -55,7 +55,7 @@ fn comments(text: &str) -> impl Iterator<Item = (Vec<String>, Kind)> {
     })
 }
 
-/// The ids at the beginning of a text, and the rest of it.
+/// Splits a text into the ids at its beginning and the rest.
 fn ids(text: &str) -> (Vec<String>, &str) {
     let mut rest = text;
     let mut ids = Vec::new();
@@ -79,7 +79,7 @@ fn function(line: &str) -> Option<&str> {
     after.split(|c: char| !c.is_alphanumeric() && c != '_').next()
 }
 
-/// Each `Probe { name: "…", requirements: &["…", …], … }`.
+/// Finds each `Probe { name: "…", requirements: &["…", …], … }`.
 fn probes(text: &str) -> impl Iterator<Item = (Vec<String>, Kind)> {
     text.split("Probe {").skip(1).filter_map(|probe| {
         let (_, name) = probe.split_once("name: \"")?;

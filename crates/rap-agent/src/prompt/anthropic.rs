@@ -1,63 +1,63 @@
 //! Requests for `/v1/messages`: Anthropic's API.
 //!
-//! User and assistant alternate; the results of a batch stand at the beginning of the user's message behind it.
+//! User and assistant messages alternate. The results of a batch are at the beginning of the user message that follows.
 //!
-//! What is marked for the provider's cache is a prefix of every later request of the same history: the tools, the
-//! system prompt, the last answer that settled everything before it, and the last thing that is new.
+//! Cache breakpoints are set after the tools, the system prompt, the last answer that settled everything before it, and
+//! the newest block. Everything up to a breakpoint is a prefix of every later request of the same history.
 //!
-//! Where the model always thinks, the API takes the results of calls only in a turn that begins with a thought. A turn
-//! that does not, because the runtime itself or another model made its calls, is closed by a word of the assistant, and
-//! the user begins another one.
+//! If the model always thinks, the API accepts results only in a turn that begins with a thinking block. A turn that does
+//! not, because the runtime or another model made its calls, is closed by a short assistant message, and a user
+//! message starts another turn.
 
 use serde_json::{Map, Value, json};
 
 use super::names::Ids;
 use super::schema::Dialect;
-use super::turns::{CLOSING, Call, Part, Said, Turn, spoken, turns};
-use super::{Names, Prompt, Request, Shelf, Thinking};
+use super::turns::{Block, CONTINUE, Call, Part, Turn, non_blank, turns};
+use super::{Names, Prompt, Request, Thinking, ToolRules};
 use crate::{Thought, ThoughtKind};
 
 const NAME_CHARS: usize = 64;
 const ID_CHARS: usize = 64;
-const TOOLS: usize = 1_024;
-/// Offered where the history has calls and nothing else is offered, which the API would refuse.
+const MAX_TOOLS: usize = 1_024;
+/// Name of a tool that is offered if the history has calls but no tool is offered. The API would refuse such a request.
 const NO_TOOL: &str = "no_tool_available";
-/// Said for the assistant where a turn without a thought has to end.
+/// Assistant message that closes a turn that does not begin with a thinking block.
 const NOTED: &str = "(Noted.)";
 
-/// The request for a prompt.
+/// Builds the request for a prompt.
 pub fn request(prompt: &Prompt<'_>) -> Request {
     let mut names = Names::new(NAME_CHARS);
-    let shelf = Shelf { dialect: Dialect::Anthropic, most: TOOLS, render: tool };
-    let (mut tools, left_out) = shelf.fill(prompt.tools, &mut names);
+    let rules = ToolRules { dialect: Dialect::Anthropic, max_tools: MAX_TOOLS, render: tool };
+    let (mut tools, omitted_tools) = rules.offer(prompt.tools, &mut names);
     let mut writer = Writer::new(names, prompt.thinking);
     let turns = turns(prompt);
     for turn in &turns {
         writer.turn(turn);
     }
-    writer.end();
+    writer.finish();
     let calls = |turn: &Turn<'_>| matches!(turn, Turn::Assistant { calls, .. } if !calls.is_empty());
     if tools.is_empty() && turns.iter().any(calls) {
         let schema = json!({"type": "object", "properties": {}});
-        tools.push(tool(&writer.names.fit(NO_TOOL), "This is no tool. Do not call it.", schema));
+        tools.push(tool(&writer.names.fit(NO_TOOL), "This is not a tool. Do not call it.", schema));
     }
     let mut body = Map::new();
     body.insert("messages".into(), writer.messages.into());
     if let Some(last) = tools.last_mut() {
-        cache(last);
+        set_cache_breakpoint(last);
         body.insert("tools".into(), tools.into());
     }
-    if let Some(system) = spoken(prompt.system) {
+    if let Some(system) = non_blank(prompt.system) {
         let mut system = text_block(&system);
-        cache(&mut system);
+        set_cache_breakpoint(&mut system);
         body.insert("system".into(), json!([system]));
     }
-    Request { body, names: writer.names, left_out }
+    Request { body, names: writer.names, omitted_tools }
 }
 
 fn tool(name: &str, description: &str, schema: Value) -> Value {
     let mut tool = json!({"name": name, "input_schema": schema});
-    if let Some(description) = spoken(description) {
+    if let Some(description) = non_blank(description) {
         tool["description"] = description.into();
     }
     tool
@@ -67,8 +67,8 @@ fn text_block(text: &str) -> Value {
     json!({"type": "text", "text": text})
 }
 
-/// The provider keeps what ends here.
-fn cache(block: &mut Value) {
+/// Sets a cache breakpoint after the block.
+fn set_cache_breakpoint(block: &mut Value) {
     block["cache_control"] = json!({"type": "ephemeral"});
 }
 
@@ -76,24 +76,24 @@ struct Writer {
     names: Names,
     ids: Ids,
     messages: Vec<Value>,
-    /// Results that the next message of the user begins with.
+    /// Results at the beginning of the next user message.
     results: Vec<Value>,
-    /// Whether every turn with calls has to begin with a thought.
-    thought_first: bool,
-    /// Where the turn stands that is being written.
-    begin: Begin,
-    /// The message and the block behind which everything before was settled.
+    /// Whether every turn with calls has to begin with a thinking block.
+    always_thinks: bool,
+    /// How the current assistant turn began.
+    turn_start: TurnStart,
+    /// Message and block of the last answer at which everything before was settled.
     settled: Option<(usize, usize)>,
 }
 
-/// How a turn of the assistant, which goes on over its calls and their results, has begun.
+/// How an assistant turn, which includes its calls and their results, began.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Begin {
-    /// Not yet: the user has spoken.
+enum TurnStart {
+    /// It has not begun: the last message is the user's.
     Open,
     Thought,
     Other,
-    /// It was closed by [`NOTED`], and the user has to speak.
+    /// It was closed by [`NOTED`]; a user message must follow.
     Closed,
 }
 
@@ -104,8 +104,8 @@ impl Writer {
             ids: Ids::new(ID_CHARS),
             messages: Vec::new(),
             results: Vec::new(),
-            thought_first: matches!(thinking, Thinking::First { .. }),
-            begin: Begin::Open,
+            always_thinks: matches!(thinking, Thinking::Always { .. }),
+            turn_start: TurnStart::Open,
             settled: None,
         }
     }
@@ -113,44 +113,45 @@ impl Writer {
     fn turn(&mut self, turn: &Turn<'_>) {
         match turn {
             Turn::User(texts) => self.user(texts.iter().map(|text| text_block(text)).collect()),
-            Turn::Assistant { said, calls } => {
-                self.answer_results();
-                self.assistant(said, calls);
+            Turn::Assistant { blocks, calls } => {
+                self.push_results();
+                self.assistant(blocks, calls);
             }
         }
     }
 
-    fn assistant(&mut self, said: &[Said<'_>], calls: &[Call<'_>]) {
-        if self.begin == Begin::Open {
-            let thought = matches!(said.first(), Some(Said::Thought(_)));
-            self.begin = if thought { Begin::Thought } else { Begin::Other };
+    fn assistant(&mut self, blocks: &[Block<'_>], calls: &[Call<'_>]) {
+        if self.turn_start == TurnStart::Open {
+            let thought = matches!(blocks.first(), Some(Block::Thought(_)));
+            self.turn_start = if thought { TurnStart::Thought } else { TurnStart::Other };
         }
-        let mut content: Vec<_> = said.iter().map(said_block).collect();
-        // An answer that called nothing, with what woke the thread afterwards.
+        let mut content: Vec<_> = blocks.iter().map(block_json).collect();
+        // The answer made no calls; only the synthetic calls of later input may follow it in the same message.
         let settles = calls.first().is_none_or(|call| call.synthetic);
-        if settles && matches!(said.last(), Some(Said::Text(_))) {
+        if settles && matches!(blocks.last(), Some(Block::Text(_))) {
             self.settled = Some((self.messages.len(), content.len() - 1));
         }
         for call in calls {
             content.push(self.call(call));
         }
         self.messages.push(json!({"role": "assistant", "content": content}));
-        if self.thought_first && self.begin == Begin::Other && !calls.is_empty() {
-            self.answer_results();
+        if self.always_thinks && self.turn_start == TurnStart::Other && !calls.is_empty() {
+            self.push_results();
             self.messages.push(json!({"role": "assistant", "content": [text_block(NOTED)]}));
-            self.begin = Begin::Closed;
+            self.turn_start = TurnStart::Closed;
         }
     }
 
-    /// The results of the batch before, and nothing else, so that the assistant can go on.
-    fn answer_results(&mut self) {
-        let texts = if self.begin == Begin::Closed { vec![text_block(CLOSING)] } else { Vec::new() };
+    /// Writes the results of the previous batch as a user message, so that an assistant message can follow.
+    fn push_results(&mut self) {
+        let texts =
+            if self.turn_start == TurnStart::Closed { vec![text_block(CONTINUE)] } else { Vec::new() };
         self.user(texts);
     }
 
     fn user(&mut self, texts: Vec<Value>) {
         if !texts.is_empty() {
-            self.begin = Begin::Open;
+            self.turn_start = TurnStart::Open;
         }
         let mut content = std::mem::take(&mut self.results);
         content.extend(texts);
@@ -161,41 +162,41 @@ impl Writer {
 
     fn call(&mut self, call: &Call<'_>) -> Value {
         let id = self.ids.fit(call.id);
-        let content: Vec<_> = call.result.iter().map(result_block).collect();
+        let content: Vec<_> = call.result.iter().map(result_json).collect();
         self.results.push(json!({"type": "tool_result", "tool_use_id": id, "content": content}));
         let input = Value::Object(call.arguments.clone().into_owned());
         json!({"type": "tool_use", "id": id, "name": self.names.fit(call.name), "input": input})
     }
 
-    /// What is still to be said, and the marks for the cache.
-    fn end(&mut self) {
-        self.answer_results();
+    /// Writes the remaining results and sets the cache breakpoints in the messages.
+    fn finish(&mut self) {
+        self.push_results();
         if let Some((message, block)) = self.settled {
-            cache(&mut self.messages[message]["content"][block]);
+            set_cache_breakpoint(&mut self.messages[message]["content"][block]);
         }
-        // What stands there only because something has to would not be there again.
-        let filler = |message: &Value| message["content"][0] == text_block(CLOSING);
+        // Filler messages are not part of later requests, so no breakpoint is set after them.
+        let filler = |message: &Value| message["content"][0] == text_block(CONTINUE);
         if let Some(last) = self.messages.iter_mut().rev().find(|message| !filler(message))
             && let Some(block) = last["content"].as_array_mut().and_then(|blocks| blocks.last_mut())
         {
-            cache(block);
+            set_cache_breakpoint(block);
         }
     }
 }
 
-fn said_block(said: &Said<'_>) -> Value {
-    match said {
-        Said::Text(text) => text_block(text),
-        Said::Thought(Thought { kind: ThoughtKind::Open { text, signature }, .. }) => {
+fn block_json(block: &Block<'_>) -> Value {
+    match block {
+        Block::Text(text) => text_block(text),
+        Block::Thought(Thought { kind: ThoughtKind::Readable { text, signature }, .. }) => {
             json!({"type": "thinking", "thinking": text, "signature": signature})
         }
-        Said::Thought(Thought { kind: ThoughtKind::Sealed { data }, .. }) => {
+        Block::Thought(Thought { kind: ThoughtKind::Redacted { data }, .. }) => {
             json!({"type": "redacted_thinking", "data": data})
         }
     }
 }
 
-fn result_block(part: &Part<'_>) -> Value {
+fn result_json(part: &Part<'_>) -> Value {
     match part {
         Part::Text(text) => text_block(text),
         Part::Image(image) => json!({

@@ -1,14 +1,14 @@
-//! Names and ids that fit a provider's rules: letters, digits, `_` and `-`, up to a length.
+//! Adapts names and ids to a provider's rules: letters, digits, `_` and `-`, up to a maximum length.
 //!
-//! What fits stays as it is. Anything else becomes what fits of it and a hash of all of it, so that two of
-//! them do not meet; if they do, the later one gets another hash.
+//! A name that follows the rules is not changed. Any other name becomes its allowed part and a hash of the whole name. If
+//! the result is already in use, another hash is tried.
 
 use std::collections::{HashMap, HashSet};
 
 /// `_` and 16 hexadecimal digits.
 const TAIL_CHARS: usize = 17;
 
-/// From real names of tools to those in a request, and back.
+/// Mapping between real tool names and the names in a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names {
     longest: usize,
@@ -21,12 +21,12 @@ impl Names {
         Names { longest, fitted: HashMap::new(), real: HashMap::new() }
     }
 
-    /// The name to use in the request; the same one each time.
+    /// Returns the name in the request. The same real name always gives the same result.
     pub(super) fn fit(&mut self, real: &str) -> String {
         if let Some(fitted) = self.fitted.get(real) {
             return fitted.clone();
         }
-        let fitted = fresh(real, self.longest, |name| self.real.contains_key(name));
+        let fitted = unique(real, self.longest, |name| self.real.contains_key(name));
         self.fitted.insert(real.into(), fitted.clone());
         self.real.insert(fitted.clone(), real.into());
         fitted
@@ -36,14 +36,14 @@ impl Names {
         self.fitted.contains_key(real)
     }
 
-    /// The real name behind one from the request. A name that the request does not hold is the model's own and
-    /// stays as it is.
+    /// Returns the real name for a name from the request. A name that is not in the request was invented by the model and
+    /// is returned unchanged.
     pub fn real<'a>(&'a self, fitted: &'a str) -> &'a str {
         self.real.get(fitted).map_or(fitted, String::as_str)
     }
 }
 
-/// The ids of a request. Each is given out once, even if a history repeats it.
+/// Call ids of a request. Every id is unique, even if a history repeats one.
 pub(super) struct Ids {
     longest: usize,
     taken: HashSet<String>,
@@ -55,13 +55,13 @@ impl Ids {
     }
 
     pub(super) fn fit(&mut self, id: &str) -> String {
-        let fitted = fresh(id, self.longest, |id| self.taken.contains(id));
+        let fitted = unique(id, self.longest, |id| self.taken.contains(id));
         self.taken.insert(fitted.clone());
         fitted
     }
 }
 
-fn fresh(text: &str, longest: usize, taken: impl Fn(&str) -> bool) -> String {
+fn unique(text: &str, longest: usize, taken: impl Fn(&str) -> bool) -> String {
     if fits(text, longest) && !taken(text) {
         return text.into();
     }
@@ -85,7 +85,7 @@ fn hashed(text: &str, attempt: u64, longest: usize) -> String {
     format!("{head}_{:016x}", fnv(text.as_bytes(), attempt))
 }
 
-/// FNV-1a. The standard library's hash may change with its version, and with it every cached prompt.
+/// FNV-1a. The standard library's hash may change between versions, which would invalidate every cached prompt.
 fn fnv(bytes: &[u8], seed: u64) -> u64 {
     let start = 0xcbf2_9ce4_8422_2325 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     bytes.iter().fold(start, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_fits_stays_and_any_other_is_told_apart() {
+    fn a_valid_name_is_not_changed_and_other_names_become_unique() {
         let mut names = Names::new(20);
         assert_eq!(names.fit("read-file_2"), "read-file_2");
         let (dot, slash) = (names.fit("a.b"), names.fit("a/b"));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_looks_like_a_fitted_one_is_told_apart() {
+    fn a_name_that_equals_an_adapted_one_becomes_unique() {
         let mut names = Names::new(64);
         let first = names.fit("a.b");
         let second = names.fit(&first);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_given_out_once() {
+    fn every_id_is_unique() {
         let mut ids = Ids::new(40);
         let all: HashSet<_> = (0..50).map(|_| ids.fit("call_1")).collect();
         assert_eq!(all.len(), 50);

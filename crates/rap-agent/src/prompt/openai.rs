@@ -1,47 +1,47 @@
-//! Requests for `/chat/completions`: OpenAI and the many servers that speak like it.
+//! Requests for `/chat/completions`: the API of OpenAI and compatible servers.
 //!
-//! Where servers differ, the form that all of them take is used: roles alternate, a result is text alone, and
-//! its images follow in a message of the user.
+//! Where servers differ, the form that all of them accept is used: roles alternate, results contain only text, and the
+//! images of results follow in a user message.
 
 use serde_json::{Map, Value, json};
 
 use super::names::Ids;
 use super::schema::Dialect;
-use super::turns::{Call, Part, Turn, joined, spoken, told, turns};
-use super::{Names, Prompt, Request, Shelf};
+use super::turns::{Call, Part, Turn, join_paragraphs, non_blank, text_of, turns};
+use super::{Names, Prompt, Request, ToolRules};
 
 const NAME_CHARS: usize = 64;
 const ID_CHARS: usize = 40;
-/// The most calls of one assistant message; more are told in several.
-const CALLS: usize = 128;
-const TOOLS: usize = 128;
-/// The longest description of a tool, in characters.
+/// Maximum number of calls in one assistant message. More calls are split into several messages.
+const MAX_CALLS: usize = 128;
+const MAX_TOOLS: usize = 128;
+/// Maximum length of a tool's description, in characters.
 const DESCRIPTION_CHARS: usize = 1_024;
 
-/// The request for a prompt.
+/// Builds the request for a prompt.
 pub fn request(prompt: &Prompt<'_>) -> Request {
     let mut names = Names::new(NAME_CHARS);
-    let shelf = Shelf { dialect: Dialect::OpenAi, most: TOOLS, render: tool };
-    let (tools, left_out) = shelf.fill(prompt.tools, &mut names);
-    let mut writer = Writer { names, ids: Ids::new(ID_CHARS), messages: Vec::new(), pictures: Vec::new() };
-    if let Some(system) = spoken(prompt.system) {
+    let rules = ToolRules { dialect: Dialect::OpenAi, max_tools: MAX_TOOLS, render: tool };
+    let (tools, omitted_tools) = rules.offer(prompt.tools, &mut names);
+    let mut writer = Writer { names, ids: Ids::new(ID_CHARS), messages: Vec::new(), images: Vec::new() };
+    if let Some(system) = non_blank(prompt.system) {
         writer.messages.push(json!({"role": "system", "content": system}));
     }
     for turn in turns(prompt) {
         writer.turn(&turn);
     }
-    writer.show_pictures(None);
+    writer.push_images(None);
     let mut body = Map::new();
     body.insert("messages".into(), writer.messages.into());
     if !tools.is_empty() {
         body.insert("tools".into(), tools.into());
     }
-    Request { body, names: writer.names, left_out }
+    Request { body, names: writer.names, omitted_tools }
 }
 
 fn tool(name: &str, description: &str, schema: Value) -> Value {
     let mut function = json!({"name": name, "parameters": schema});
-    if let Some(description) = spoken(description.trim()) {
+    if let Some(description) = non_blank(description.trim()) {
         function["description"] = description.chars().take(DESCRIPTION_CHARS).collect::<String>().into();
     }
     json!({"type": "function", "function": function})
@@ -51,20 +51,20 @@ struct Writer {
     names: Names,
     ids: Ids,
     messages: Vec<Value>,
-    /// Images of results, to be shown in the next message of the user.
-    pictures: Vec<Value>,
+    /// Images of results, for the next user message.
+    images: Vec<Value>,
 }
 
 impl Writer {
     fn turn(&mut self, turn: &Turn<'_>) {
         match turn {
-            Turn::User(texts) if self.pictures.is_empty() => {
-                self.messages.push(json!({"role": "user", "content": joined(texts)}));
+            Turn::User(texts) if self.images.is_empty() => {
+                self.messages.push(json!({"role": "user", "content": join_paragraphs(texts)}));
             }
-            Turn::User(texts) => self.show_pictures(Some(joined(texts))),
-            Turn::Assistant { said, calls } => {
-                self.show_pictures(None);
-                self.assistant(&told(said), calls);
+            Turn::User(texts) => self.push_images(Some(join_paragraphs(texts))),
+            Turn::Assistant { blocks, calls } => {
+                self.push_images(None);
+                self.assistant(&text_of(blocks), calls);
             }
         }
     }
@@ -75,7 +75,7 @@ impl Writer {
             return;
         }
         let content = if text.is_empty() { Value::Null } else { text.into() };
-        for (index, batch) in calls.chunks(CALLS).enumerate() {
+        for (index, batch) in calls.chunks(MAX_CALLS).enumerate() {
             let content = if index == 0 { content.clone() } else { Value::Null };
             self.batch(content, batch);
         }
@@ -83,8 +83,8 @@ impl Writer {
 
     fn batch(&mut self, content: Value, calls: &[Call<'_>]) {
         let ids: Vec<_> = calls.iter().map(|call| self.ids.fit(call.id)).collect();
-        let told: Vec<_> = calls.iter().zip(&ids).map(|(call, id)| self.call(call, id)).collect();
-        self.messages.push(json!({"role": "assistant", "content": content, "tool_calls": told}));
+        let tool_calls: Vec<_> = calls.iter().zip(&ids).map(|(call, id)| self.call(call, id)).collect();
+        self.messages.push(json!({"role": "assistant", "content": content, "tool_calls": tool_calls}));
         for (call, id) in calls.iter().zip(ids) {
             let content = self.result(&call.result, &id);
             self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
@@ -105,16 +105,16 @@ impl Writer {
                 Part::Image(image) => {
                     texts.push("[an image; it is shown below]".into());
                     let url = format!("data:{};base64,{}", image.media_type, image.data);
-                    self.pictures.push(json!({"type": "text", "text": format!("[an image of {id}:]")}));
-                    self.pictures.push(json!({"type": "image_url", "image_url": {"url": url}}));
+                    self.images.push(json!({"type": "text", "text": format!("[an image of {id}:]")}));
+                    self.images.push(json!({"type": "image_url", "image_url": {"url": url}}));
                 }
             }
         }
         texts.join("\n")
     }
 
-    fn show_pictures(&mut self, text: Option<String>) {
-        let mut content = std::mem::take(&mut self.pictures);
+    fn push_images(&mut self, text: Option<String>) {
+        let mut content = std::mem::take(&mut self.images);
         content.extend(text.map(|text| json!({"type": "text", "text": text})));
         if !content.is_empty() {
             self.messages.push(json!({"role": "user", "content": content}));

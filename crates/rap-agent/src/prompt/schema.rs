@@ -1,12 +1,12 @@
-//! Schemas that providers take.
+//! Adapts the JSON Schemas of tools to what providers accept.
 //!
-//! A schema is changed only where its meaning stays the same, given that arguments are always an object. One
-//! that needs more than that is refused, with the reason.
+//! A schema is changed only in ways that keep its meaning, given that arguments are always an object. A schema that would
+//! need other changes is refused, with the reason.
 
 use rap_protocol::InputSchema;
 use serde_json::{Map, Value, json};
 
-/// Whose rules apply.
+/// Provider whose rules apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
     OpenAi,
@@ -21,18 +21,18 @@ const SINGLE: [&str; 8] =
     ["items", "contains", "not", "if", "then", "else", "propertyNames", "contentSchema"];
 /// Keywords whose value is a list of schemas.
 const LISTS: [&str; 4] = ["oneOf", "anyOf", "allOf", "prefixItems"];
-/// Keywords whose value is a schema or, commonly, a bare true or false.
+/// Keywords whose value is a schema or a boolean. Booleans are kept.
 const SWITCHES: [&str; 3] = ["additionalProperties", "unevaluatedProperties", "unevaluatedItems"];
-/// The longest name of an argument in Anthropic's API.
+/// Maximum length of an argument's name in Anthropic's API, in bytes.
 const KEY_CHARS: usize = 64;
 
-/// The schema as the provider takes it, or why it does not.
+/// Returns the schema in a form that the provider accepts, or the reason why there is none.
 pub(super) fn fitted(schema: &Value, dialect: Dialect) -> Result<Value, String> {
     let Value::Object(top) = schema else { return Err("the schema is not an object".into()) };
     let mut top = top.clone();
     let draft = top.remove("$schema");
     if let Some(keyword) = NOT_AT_TOP.iter().find(|keyword| top.contains_key(**keyword)) {
-        return Err(format!("the model takes no `{keyword}` at the top of a schema"));
+        return Err(format!("the model does not accept `{keyword}` at the top level of a schema"));
     }
     let object = match top.get("type") {
         None => true,
@@ -47,7 +47,7 @@ pub(super) fn fitted(schema: &Value, dialect: Dialect) -> Result<Value, String> 
     keywords(&mut top, dialect)?;
     let fitted = Value::Object(top);
     if draft.is_some_and(|draft| draft != "https://json-schema.org/draft/2020-12/schema") {
-        // It was checked against the draft that it names; providers know but one.
+        // The schema was checked against the draft that it names, but providers support only this one.
         InputSchema::new(fitted.clone())
             .map_err(|error| format!("not a schema of draft 2020-12: {error}"))?;
     }
@@ -87,7 +87,7 @@ fn keywords(object: &mut Map<String, Value>, dialect: Dialect) -> Result<(), Str
             Value::Bool(_) if SWITCHES.contains(&keyword) => {}
             part if SINGLE.contains(&keyword) || SWITCHES.contains(&keyword) => subschema(part, dialect)?,
             _ if MAPS.contains(&keyword) || LISTS.contains(&keyword) => {
-                return Err(format!("`{keyword}` holds no schemas"));
+                return Err(format!("`{keyword}` does not contain schemas"));
             }
             _ => {}
         }
@@ -100,7 +100,7 @@ fn argument_name(key: &str) -> Result<(), String> {
     if (1..=KEY_CHARS).contains(&key.len()) && key.chars().all(plain) {
         return Ok(());
     }
-    Err(format!("the model takes no argument of the name {key:?}"))
+    Err(format!("the model does not accept an argument with the name {key:?}"))
 }
 
 #[cfg(test)]
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_schema_is_changed_only_where_its_meaning_stays() {
+    fn a_schema_is_changed_only_in_ways_that_keep_its_meaning() {
         let table = [
             (json!({}), json!({"type": "object", "properties": {}})),
             (json!({"type": ["object", "null"]}), json!({"type": "object", "properties": {}})),
@@ -139,15 +139,15 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_kept_is_refused_by_name() {
+    fn a_schema_that_cannot_be_adapted_is_refused_with_the_reason() {
         let table = [
             (json!(true), "not an object"),
             (json!({"type": "string"}), "type is not `object`"),
             (json!({"type": ["string"]}), "type is not `object`"),
-            (json!({"type": "object", "oneOf": []}), "`oneOf` at the top"),
-            (json!({"$ref": "#/$defs/A", "$defs": {}}), "`$ref` at the top"),
+            (json!({"type": "object", "oneOf": []}), "`oneOf` at the top level"),
+            (json!({"$ref": "#/$defs/A", "$defs": {}}), "`$ref` at the top level"),
             (json!({"properties": {"a": {"items": [{}]}}}), "not a schema"),
-            (json!({"properties": []}), "holds no schemas"),
+            (json!({"properties": []}), "does not contain schemas"),
             (
                 json!({"$schema": "http://json-schema.org/draft-04/schema#",
                     "properties": {"a": {"type": "number", "minimum": 1, "exclusiveMinimum": true}}}),

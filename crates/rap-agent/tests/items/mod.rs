@@ -1,10 +1,10 @@
-//! Histories in short, for the tests of prompts.
+//! Short constructors of history entries, for the tests of prompts.
 
-#![allow(dead_code, reason = "each test program uses another part of this")]
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(dead_code, reason = "each test program uses a different part of this module")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use rap_agent::prompt::Request;
-use rap_agent::words::event_kind;
+use rap_agent::texts::event_kind;
 use rap_agent::{Arguments, CallEntry, Entry, Item, Thought, ThoughtKind, Thoughts};
 use rap_protocol::{Body, CallId, Content, Image, Timestamp};
 use serde_json::Value;
@@ -17,18 +17,18 @@ pub fn entries(items: Vec<Item>) -> Vec<Entry> {
     items.into_iter().map(|item| Entry { at: Timestamp(0), item }).collect()
 }
 
-pub fn says(text: &str) -> Item {
-    Item::answered(text, Vec::new())
+pub fn answer(text: &str) -> Item {
+    Item::assistant(text, Vec::new())
 }
 
 pub fn calls(text: &str, calls: Vec<CallEntry>) -> Item {
-    Item::answered(text, calls)
+    Item::assistant(text, calls)
 }
 
-/// The same by a model that has thought before, and before each of these places in its text.
-pub fn thinks(text: &str, places: &[usize], calls: Vec<CallEntry>) -> Item {
-    let kind = |at| ThoughtKind::Open { text: format!("thought {at}"), signature: "sig".into() };
-    let parts = places.iter().map(|at| Thought { at: *at, kind: kind(at) }).collect();
+/// An answer with a readable thinking block at each of these positions in its text, by model `m`.
+pub fn answer_with_thinking(text: &str, positions: &[usize], calls: Vec<CallEntry>) -> Item {
+    let kind = |at| ThoughtKind::Readable { text: format!("thought {at}"), signature: "sig".into() };
+    let parts = positions.iter().map(|at| Thought { at: *at, kind: kind(at) }).collect();
     Item::Assistant { text: text.into(), calls, thoughts: Some(Thoughts { model: "m".into(), parts }) }
 }
 
@@ -41,9 +41,9 @@ pub fn call_with(call_id: &str, name: &str, arguments: Arguments) -> CallEntry {
     CallEntry { id: id(call_id), call_id: None, name: name.into(), arguments, display: None }
 }
 
-pub fn echo(call_id: &str, of: &str, arguments: Option<Value>) -> CallEntry {
+pub fn synthetic_call(call_id: &str, of: &str, arguments: Option<Value>) -> CallEntry {
     let arguments = arguments.map(|value| value.as_object().unwrap().clone());
-    let arguments = Arguments::Echo { of: id(of), kind: event_kind(&id(of)), arguments };
+    let arguments = Arguments::Synthetic { of: id(of), kind: event_kind(&id(of)), arguments };
     call_with(call_id, "echoed", arguments)
 }
 
@@ -63,7 +63,7 @@ pub fn body(request: Request) -> Value {
     Value::Object(request.body)
 }
 
-pub fn unmarked(body: Value) -> Value {
+pub fn without_cache_breakpoints(body: Value) -> Value {
     let text = body.to_string();
     let mark = "\"cache_control\":{\"type\":\"ephemeral\"}";
     serde_json::from_str(&text.replace(&format!("{mark},"), "").replace(&format!(",{mark}"), "")).unwrap()

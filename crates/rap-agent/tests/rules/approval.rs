@@ -1,14 +1,14 @@
-//! Calls that a person has to allow, as tables in the notation of the rules.
+//! Calls that the user has to allow.
 
-use crate::notation::{check, from};
+use crate::notation::{check, check_each_from};
 
-/// Two calls wait to be allowed, one goes on.
-const ASKED: &[&str] = &["said hi", "answer: a=approve b=approve c"];
+/// Two calls wait for approval, one is sent.
+const WAITING: &[&str] = &["said hi", "answer: a=approve b=approve c"];
 
 #[test]
-fn what_becomes_of_a_call_that_waits_to_be_allowed() {
-    from(
-        ASKED,
+fn every_input_is_handled_while_a_call_waits_for_approval() {
+    check_each_from(
+        WAITING,
         "
         chose a 0                  -> waiting; approve a; drop questions of a; invoke a
         chose a 1                  -> waiting; drop questions of a; settle a Interrupted; a: refused: the user did not allow this call; nothing was done
@@ -30,7 +30,7 @@ fn what_becomes_of_a_call_that_waits_to_be_allowed() {
 }
 
 #[test]
-fn a_call_that_was_allowed_is_sent_and_times_out_like_any_other() {
+fn an_approved_call_is_sent_and_times_out_like_any_other() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -47,7 +47,7 @@ fn a_call_that_was_allowed_is_sent_and_times_out_like_any_other() {
 }
 
 #[test]
-fn a_call_that_nobody_allows_lapses() {
+fn a_call_that_nobody_allows_expires() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -61,7 +61,7 @@ fn a_call_that_nobody_allows_lapses() {
 }
 
 #[test]
-fn a_refusal_behind_a_placeholder_is_told_as_a_late_result() {
+fn a_refused_background_call_enters_as_a_synthetic_call() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -76,7 +76,7 @@ fn a_refusal_behind_a_placeholder_is_told_as_a_late_result() {
 }
 
 #[test]
-fn only_so_many_questions_wait_for_a_person() {
+fn approvals_beyond_the_limit_of_questions_get_an_error() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1

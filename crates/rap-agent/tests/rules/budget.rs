@@ -1,22 +1,22 @@
-//! The session's budget: what counts against it, what happens when it is spent, and how it is lifted.
+//! The session's budget: what counts against it, what happens when it is exceeded, and how it is renewed.
 
-use crate::notation::{Thread, check_spending, check_with, event_child, narrow, spawned_child};
+use crate::notation::{Thread, check_spending, check_with, event_child, small_limits, spawned_child};
 use rap_agent::{Bounds, Budgets, Limits, Status};
 
-/// Bounds of an hour: turns, tokens, wakes.
+/// Returns limits with an hourly budget.
 fn per_hour(turns: Option<u64>, tokens: Option<u64>, wakes: Option<u64>) -> Limits {
     let per_hour = Bounds { turns, tokens, wakes };
     let budgets = Budgets { per_hour, ..Budgets::default() };
-    Limits { budgets, turns_per_wake: 50, ..narrow() }
+    Limits { budgets, turns_per_wake: 50, ..small_limits() }
 }
 
-/// So many wakes in an hour, nothing else is bounded.
+/// Returns limits whose budget limits only the wakes per hour.
 fn wakes(bound: u64) -> Limits {
     per_hour(None, None, Some(bound))
 }
 
 #[test]
-fn a_question_is_a_turn_and_people_are_no_wakes() {
+fn a_request_to_the_model_is_a_turn_and_a_user_message_is_not_a_wake() {
     check_spending(
         "
         said hi                    -> 1, 0, 0
@@ -60,7 +60,7 @@ fn events_reports_late_results_and_schedules_are_wakes() {
 }
 
 #[test]
-fn a_question_that_is_asked_again_is_no_wake() {
+fn a_retried_turn_is_not_a_wake() {
     check_spending(
         "
         said hi                    -> 1, 0, 0
@@ -76,25 +76,25 @@ fn a_question_that_is_asked_again_is_no_wake() {
         event s: ding              -> 0, 0, 0
         after 3600s                -> prepared
         due                        -> 1, 0, 1
-        failed for good            -> 0, 0, 0
+        failed permanently         -> 0, 0, 0
         resume                     -> 1, 0, 0
         ",
     );
 }
 
 #[test]
-fn tokens_count_also_where_nobody_waits_for_the_answer_any_more() {
+fn tokens_of_an_unused_answer_count() {
     check_spending(
         "
         said hi                    -> 1, 0, 0
         said hi                    -> 1, 0, 0
-        spent                      -> 0, 4, 0
+        unused answer              -> 0, 4, 0
         ",
     );
 }
 
 #[test]
-fn the_first_question_of_a_child_counts_when_it_is_spawned() {
+fn the_first_turn_of_a_child_counts_when_it_is_spawned() {
     check_spending(
         "
         said hi                    -> 1, 0, 0
@@ -111,7 +111,7 @@ fn the_first_question_of_a_child_counts_when_it_is_spawned() {
 }
 
 #[test]
-fn a_long_sleep_wakes_and_a_short_one_does_not() {
+fn a_long_sleep_is_a_wake_and_a_short_one_is_not() {
     check_spending(
         "
         said hi                    -> 1, 0, 0
@@ -126,7 +126,7 @@ fn a_long_sleep_wakes_and_a_short_one_does_not() {
 }
 
 #[test]
-fn a_session_with_a_spent_budget_waits_for_somebody_to_resume_it() {
+fn a_session_that_exceeds_its_budget_is_paused_until_it_is_resumed() {
     check_with(
         per_hour(Some(2), None, None),
         "
@@ -147,12 +147,12 @@ fn a_session_with_a_spent_budget_waits_for_somebody_to_resume_it() {
 }
 
 #[test]
-fn tokens_are_a_bound_of_their_own() {
+fn tokens_are_limited_separately() {
     check_with(
         per_hour(None, Some(3), None),
         "
         said hi                    -> asking 1; user hi; hour 1, 0, 0; ask 1
-        spent                      -> asking 1; hour 1, 4, 0
+        unused answer              -> asking 1; hour 1, 4, 0
         answer: a                  -> waiting; assistant [a]; open a; invoke a
         returned a: 1              -> session paused; settle a Returned; a: 1; notice the budget of this session is spent: 3 t…; hour 2, 4, 0
         resume                     -> asking 2; hour 3, 0, 0; ask 2
@@ -160,9 +160,9 @@ fn tokens_are_a_bound_of_their_own() {
     );
 }
 
-/// At the limit the thread holds its input until the hour is over, and then goes on by itself.
+/// At the limit the thread holds its input until the hour is over, and then continues.
 #[test]
-fn a_session_that_was_woken_too_often_goes_on_after_the_hour() {
+fn a_session_at_the_limit_of_wakes_continues_after_the_hour() {
     check_with(
         wakes(1),
         "
@@ -173,7 +173,7 @@ fn a_session_that_was_woken_too_often_goes_on_after_the_hour() {
         after 100s                 -> prepared
         event s: one               -> asking 3; assistant [rap_1 interrupt:s (subscription remains active)]; rap_1: one; hour 1, 0, 1; ask 3
         answer done:               -> idle; assistant done
-        event s: two               -> session paused until 3600s; assistant [rap_2 interrupt:s (subscription remains active)]; rap_2: two; notice this session has reached its limit of 1 …; hour 2, 0, 2
+        event s: two               -> session paused until 3600s; assistant [rap_2 interrupt:s (subscription remains active)]; rap_2: two; notice this session has reached its limit of 1 …; hour 1, 0, 2
         event s: three             -> session paused until 3600s; hold assistant [rap_3 interrupt:s (subscription remains active)]; hold rap_3: three
         after 3499s                -> prepared
         due                        -> ignored: NotDue
@@ -181,7 +181,7 @@ fn a_session_that_was_woken_too_often_goes_on_after_the_hour() {
         due                        -> asking 4; release 2 Held; hour 1, 0, 1; ask 4
         due                        -> ignored: NotDue
         answer done:               -> idle; assistant done
-        event s: four              -> session paused until 7200s; assistant [rap_4 interrupt:s (subscription remains active)]; rap_4: four; notice this session has reached its limit of 1 …; hour 2, 0, 2
+        event s: four              -> session paused until 7200s; assistant [rap_4 interrupt:s (subscription remains active)]; rap_4: four; notice this session has reached its limit of 1 …; hour 1, 0, 2
         after 3600s                -> prepared
         due                        -> asking 5; hour 1, 0, 1; ask 5
         ",
@@ -189,24 +189,24 @@ fn a_session_that_was_woken_too_often_goes_on_after_the_hour() {
 }
 
 #[test]
-fn a_person_is_answered_at_once_though_the_session_was_woken_too_often() {
+fn a_user_message_is_answered_at_once_at_the_limit_of_wakes() {
     for limits in [wakes(0), per_hour(Some(1000), Some(1000), Some(0))] {
         for message in ["said hello", "said hello, enqueue", "said hello, reject", "said hello, interrupt"] {
             let lines = ["said hi", "answer: s", "subscribed s: ok", "answer done:", "event s: x"];
             let mut thread = Thread::after(limits.clone(), &lines);
             assert_eq!(thread.head.status(), Status::NeedsYou);
-            thread.take_all(&["event s: y", message]);
-            assert_eq!(thread.head.asking(), Some(3), "{message}");
+            thread.apply_all(&["event s: y", message]);
+            assert_eq!(thread.head.turn_in_progress(), Some(3), "{message}");
             assert!(thread.head.held().is_empty());
-            // What it does about it is not held back either.
-            thread.take_all(&["answer: a", "returned a: 1"]);
-            assert_eq!(thread.head.asking(), Some(4), "{message}");
+            // The turns that follow are not held back either.
+            thread.apply_all(&["answer: a", "returned a: 1"]);
+            assert_eq!(thread.head.turn_in_progress(), Some(4), "{message}");
         }
     }
 }
 
 #[test]
-fn resuming_lifts_the_budget_for_all_threads_of_the_session() {
+fn resuming_renews_the_budget_for_all_threads_of_the_session() {
     check_with(
         wakes(1),
         "
@@ -215,18 +215,17 @@ fn resuming_lifts_the_budget_for_all_threads_of_the_session() {
         subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
         event s: one, child        -> asking 2; spawn t1 at 0 (asking 1, assistant [rap_1 interrupt:s (subscription remains active)], rap_1: one, runtime you are a thread of your own, made for t…); hour 1, 0, 1
         answer done:               -> idle; assistant done
-        event s: two               -> session paused until 3600s; assistant [rap_2 interrupt:s (subscription remains active)]; rap_2: two; notice this session has reached its limit of 1 …; hour 2, 0, 2
+        event s: two               -> session paused until 3600s; assistant [rap_2 interrupt:s (subscription remains active)]; rap_2: two; notice this session has reached its limit of 1 …; hour 1, 0, 2
         paused elsewhere t8 t9     -> prepared
-        resume                     -> asking 3; send to t8: resume; send to t9: resume; hour 2, 0, 0; ask 3; deliver
+        resume                     -> asking 3; send to t8: resume; send to t9: resume; hour 1, 0, 0; ask 3; deliver
         answer done:               -> idle; assistant done
-        event s: three             -> asking 4; assistant [rap_3 interrupt:s (subscription remains active)]; rap_3: three; hour 3, 0, 1; ask 4
+        event s: three             -> asking 4; assistant [rap_3 interrupt:s (subscription remains active)]; rap_3: three; hour 2, 0, 1; ask 4
         ",
     );
 }
 
-/// Only what the budget has paused is lifted with it.
 #[test]
-fn resuming_a_thread_that_paused_itself_lifts_no_budget() {
+fn resuming_a_thread_at_its_own_limit_does_not_renew_the_budget() {
     check_with(
         Limits { turns_per_wake: 1, ..wakes(1) },
         "
@@ -239,12 +238,12 @@ fn resuming_a_thread_that_paused_itself_lifts_no_budget() {
 }
 
 #[test]
-fn a_thread_whose_session_was_resumed_goes_on() {
+fn a_paused_thread_resumes_with_its_session() {
     let mut thread = Thread::after(wakes(0), &["said hi", "answer: s", "subscribed s: ok", "answer done:"]);
-    thread.play(
+    thread.check(
         "
         resumed                    -> ignored: NothingToResume
-        event s: one               -> session paused until 3600s; assistant [rap_1 interrupt:s (subscription remains active)]; rap_1: one; notice this session has reached its limit of 0 …; hour 1, 0, 1
+        event s: one               -> session paused until 3600s; assistant [rap_1 interrupt:s (subscription remains active)]; rap_1: one; notice this session has reached its limit of 0 …; hour 0, 0, 1
         event s: two               -> session paused until 3600s; hold assistant [rap_2 interrupt:s (subscription remains active)]; hold rap_2: two
         paused elsewhere t8 t9     -> prepared
         resumed                    -> asking 3; release 2 Held; ask 3
@@ -252,23 +251,22 @@ fn a_thread_whose_session_was_resumed_goes_on() {
     );
 }
 
-/// It was told to go on because of the budget, which has not stopped it.
 #[test]
-fn a_thread_that_something_else_has_stopped_does_not_go_on_with_its_session() {
-    for lines in [["said hi", "failed"], ["said hi", "failed for good"], ["said hi", "too long: much"]] {
+fn a_thread_that_the_budget_did_not_pause_is_not_resumed_with_its_session() {
+    for lines in [["said hi", "failed"], ["said hi", "failed permanently"], ["said hi", "too long: much"]] {
         let mut thread = Thread::after(wakes(1), &lines);
         assert_eq!(thread.take("resumed"), "ignored: NothingToResume", "{lines:?}");
     }
 }
 
-/// Children that are spawned at the limit wait for the end of the hour, and count when they begin.
+/// The first turn of such a child counts as a wake when it starts.
 #[test]
 fn a_child_that_is_spawned_at_the_limit_is_paused_until_the_hour_is_over() {
     let limits = wakes(0);
     for mut child in [event_child(limits.clone()), spawned_child(limits)] {
         assert_eq!(child.head.due(&child.limits), Some(rap_protocol::Timestamp(3_600_000)));
         child.limits.budgets.per_hour.wakes = Some(1);
-        child.play(
+        child.check(
             "
             due                        -> ignored: NotDue
             after 3600s                -> prepared
@@ -278,23 +276,23 @@ fn a_child_that_is_spawned_at_the_limit_is_paused_until_the_hour_is_over() {
     }
 }
 
-/// While the budget is spent, another child would be paused as well: the events wait.
+/// Another child would be paused as well, so further events wait.
 #[test]
-fn an_events_child_that_the_budget_paused_is_still_at_work() {
+fn an_event_child_spawned_paused_by_the_budget_keeps_its_slot() {
     check_with(
         Limits { children: 4, ..wakes(0) },
         "
         said hi                    -> asking 1; user hi; ask 1
         answer: s                  -> waiting; assistant [s]; open s; invoke s
         subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
-        event s: one, child        -> asking 2; spawn t1 at 0 (session paused until 3600s, assistant [rap_1 interrupt:s (subscription remains active)], rap_1: one, runtime you are a thread of your own, made for t…, notice this session has reached its limit of 0 …); hour 1, 0, 1
+        event s: one, child        -> asking 2; spawn t1 at 0 (session paused until 3600s, assistant [rap_1 interrupt:s (subscription remains active)], rap_1: one, runtime you are a thread of your own, made for t…, notice this session has reached its limit of 0 …); hour 0, 0, 1
         event s: two, child        -> asking 2; backlog of s assistant [rap_2 interrupt:s (subscription remains active)]; backlog of s rap_2: two
         ",
     );
 }
 
 #[test]
-fn a_session_that_is_resumed_may_ask_as_often_again() {
+fn a_resumed_session_may_use_its_budget_of_turns_again() {
     check_with(
         per_hour(Some(1), None, None),
         "
@@ -306,12 +304,12 @@ fn a_session_that_is_resumed_may_ask_as_often_again() {
     );
 }
 
-/// It does not tell its parent that it is idle.
+/// The child does not report itself idle.
 #[test]
-fn an_events_child_that_the_budget_pauses_later_is_still_at_work() {
-    let mut child = event_child(narrow());
+fn an_event_child_paused_by_the_budget_keeps_its_slot() {
+    let mut child = event_child(small_limits());
     child.limits.budgets.in_total.turns = Some(0);
-    child.play(
+    child.check(
         "
         answer: x=refuse           -> session paused; assistant [x]; x: Error: no such tool; notice the budget of this session is spent: 0 t…; hour 1, 0, 0
         ",
@@ -319,7 +317,7 @@ fn an_events_child_that_the_budget_pauses_later_is_still_at_work() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_does_not_make_the_hour_longer() {
+fn setting_the_clock_back_does_not_make_the_hour_longer() {
     check_with(
         wakes(1),
         "
@@ -333,18 +331,17 @@ fn a_clock_that_is_set_back_does_not_make_the_hour_longer() {
         clock back 80000s          -> prepared
         event s: two               -> asking 4; assistant [rap_2 interrupt:s (subscription remains active)]; rap_2: two; hour 1, 0, 1; ask 4
         answer done:               -> idle; assistant done
-        event s: three             -> session paused until 10000s; assistant [rap_3 interrupt:s (subscription remains active)]; rap_3: three; notice this session has reached its limit of 1 …; hour 2, 0, 2
+        event s: three             -> session paused until 10000s; assistant [rap_3 interrupt:s (subscription remains active)]; rap_3: three; notice this session has reached its limit of 1 …; hour 1, 0, 2
         ",
     );
 }
 
-/// Events at the limit of wakes wait, and people's own work goes on.
 #[test]
-fn events_that_have_to_wait_delay_no_work_of_people() {
+fn held_events_at_the_limit_of_wakes_do_not_delay_user_messages() {
     let woken =
         ["said hi", "answer: s", "subscribed s: ok", "answer done:", "event s: w", "answer done:", "said go"];
     let mut thread = Thread::after(wakes(1), &woken);
-    thread.play(
+    thread.check(
         "
         answer: a                  -> waiting; assistant [a]; open a; invoke a
         event s: x                 -> waiting; hold assistant [rap_2 interrupt:s (subscription remains active)]; hold rap_2: x
@@ -356,21 +353,20 @@ fn events_that_have_to_wait_delay_no_work_of_people() {
         answer: b=sleep(9000)      -> waiting; assistant [b]; open b
         event s: y                 -> waiting; hold assistant [rap_3 interrupt:s (subscription remains active)]; hold rap_3: y
         after 3600s                -> prepared
-        due                        -> asking 7; b: something happened; it follows; settle b Returned; release 4 Held; hour 1, 0, 1; ask 7
+        due                        -> asking 7; b: ended because something else happened; settle b Returned; release 4 Held; hour 1, 0, 1; ask 7
         ",
     );
 }
 
-/// Without any other work the thread is paused.
 #[test]
-fn events_that_have_to_wait_pause_a_thread_that_is_done() {
+fn held_events_at_the_limit_of_wakes_pause_a_thread_without_other_work() {
     let woken =
         ["said hi", "answer: s", "subscribed s: ok", "answer done:", "event s: w", "answer done:", "said go"];
     let mut thread = Thread::after(wakes(1), &woken);
-    thread.play(
+    thread.check(
         "
         event s: x                 -> asking 4; hold assistant [rap_2 interrupt:s (subscription remains active)]; hold rap_2: x
-        answer done:               -> session paused until 3600s; assistant done; release 2 Held; notice this session has reached its limit of 1 …; hour 2, 0, 2
+        answer done:               -> session paused until 3600s; assistant done; release 2 Held; notice this session has reached its limit of 1 …; hour 1, 0, 2
         after 3600s                -> prepared
         due                        -> asking 5; hour 1, 0, 1; ask 5
         ",
@@ -378,7 +374,7 @@ fn events_that_have_to_wait_pause_a_thread_that_is_done() {
 }
 
 #[test]
-fn a_thread_that_is_not_paused_lifts_the_pause_of_its_session() {
+fn resuming_an_unpaused_thread_resumes_the_paused_threads_of_its_session() {
     check_with(
         wakes(0),
         "
@@ -387,16 +383,16 @@ fn a_thread_that_is_not_paused_lifts_the_pause_of_its_session() {
         subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
         answer done:               -> idle; assistant done
         resume                     -> ignored: NothingToResume
-        event s: one, child        -> idle; spawn t1 at 4 (session paused until 3600s, assistant [rap_1 interrupt:s (subscription remains active)], rap_1: one, runtime you are a thread of your own, made for t…, notice this session has reached its limit of 0 …); hour 1, 0, 1
+        event s: one, child        -> idle; spawn t1 at 4 (session paused until 3600s, assistant [rap_1 interrupt:s (subscription remains active)], rap_1: one, runtime you are a thread of your own, made for t…, notice this session has reached its limit of 0 …); hour 0, 0, 1
         paused elsewhere t1        -> prepared
-        resume                     -> idle; send to t1: resume; hour 1, 0, 0; deliver
+        resume                     -> idle; send to t1: resume; hour 0, 0, 0; deliver
         resume                     -> ignored: NothingToResume
         ",
     );
 }
 
 #[test]
-fn a_message_that_may_wait_does_not_overtake_earlier_ones() {
+fn an_enqueued_message_does_not_overtake_earlier_ones() {
     check_with(
         wakes(0),
         "

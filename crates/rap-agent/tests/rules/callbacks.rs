@@ -1,14 +1,14 @@
-//! Callbacks that were refused, views behind a result, subscriptions that were lost.
+//! Refused callbacks, views after a result, lost subscriptions.
 
 use std::time::Duration;
 
 use rap_agent::Limits;
 
-use crate::notation::{Thread, check, check_with, narrow};
+use crate::notation::{Thread, check, check_with, small_limits};
 
-/// How long a call may take, in seconds.
+/// Returns limits with this call timeout.
 fn timeout(seconds: Option<u64>) -> Limits {
-    Limits { call_timeout: seconds.map(Duration::from_secs), ..narrow() }
+    Limits { call_timeout: seconds.map(Duration::from_secs), ..small_limits() }
 }
 
 #[test]
@@ -36,21 +36,21 @@ fn a_call_whose_callback_was_refused_is_settled_after_five_minutes() {
 }
 
 #[test]
-fn people_see_the_problem_of_a_call() {
+fn the_head_shows_the_problem_of_a_call() {
     let mut thread = Thread::after(timeout(None), &["said hi", "answer: a"]);
     let why = |thread: &Thread| {
         let problem = thread.head.batch()[0].problem.clone();
         problem.map(|problem| problem.why)
     };
     assert_eq!(why(&thread), None);
-    thread.take_all(&["refused a: 413: too large"]);
+    thread.apply_all(&["refused a: 413: too large"]);
     assert_eq!(why(&thread).as_deref(), Some("413: too large"));
-    thread.take_all(&["view a"]);
+    thread.apply_all(&["view a"]);
     assert_eq!(why(&thread), None);
 }
 
 #[test]
-fn anything_valid_clears_the_problem() {
+fn any_valid_callback_clears_the_problem() {
     for (valid, shown) in [
         ("view a", "waiting; a never; view progress"),
         ("sign in a", "waiting; a never; a wants sign-in #1"),
@@ -58,13 +58,13 @@ fn anything_valid_clears_the_problem() {
     ] {
         let mut thread = Thread::after(timeout(None), &["said hi", "answer: a", "refused a: 413: too large"]);
         assert_eq!(thread.take(valid), shown);
-        thread.take_all(&["after 300s"]);
+        thread.apply_all(&["after 300s"]);
         assert_eq!(thread.take("timed out a"), "ignored: NotDue", "{valid}");
-        // The time begins anew with the next one.
+        // The next refused callback starts a new grace period.
         assert_eq!(thread.take("refused a: 413: too large"), "waiting; a at 600s", "{valid}");
     }
     let mut thread = Thread::after(timeout(None), &["said hi", "answer: a b", "refused a: 413: too large"]);
-    thread.play(
+    thread.check(
         "
         returned a: 1              -> waiting; settle a Returned; a: 1
         after 300s                 -> prepared
@@ -74,9 +74,9 @@ fn anything_valid_clears_the_problem() {
 }
 
 #[test]
-fn a_problem_keeps_the_time_out_of_its_call() {
+fn a_refused_callback_does_not_change_the_time_out_of_its_call() {
     let mut thread = Thread::after(timeout(Some(400)), &["said hi", "answer: a"]);
-    thread.play(
+    thread.check(
         "
         refused a: 413: too large  -> waiting; a at 300s
         view a                     -> waiting; a at 400s; view progress
@@ -88,9 +88,9 @@ fn a_problem_keeps_the_time_out_of_its_call() {
     );
 }
 
-/// Also when the timer fires late, when both times have passed.
+/// Even if the timer fires late, after both times.
 #[test]
-fn the_earlier_of_time_out_and_problem_decides() {
+fn the_earlier_of_time_out_and_grace_period_decides() {
     for (call_timeout, state) in [(299, "TimedOut"), (301, "Failed")] {
         let lines = ["said hi", "answer: a", "refused a: 413: too large", "after 5000s"];
         let mut thread = Thread::after(timeout(Some(call_timeout)), &lines);
@@ -100,7 +100,7 @@ fn the_earlier_of_time_out_and_problem_decides() {
 }
 
 #[test]
-fn the_problem_of_a_call_in_the_background_is_told_as_a_late_result() {
+fn the_problem_of_a_background_call_enters_as_a_synthetic_call() {
     check_with(
         timeout(None),
         "
@@ -183,7 +183,7 @@ fn a_lost_subscription_ends_with_a_last_event() {
 }
 
 #[test]
-fn a_lost_subscription_waits_for_room() {
+fn a_lost_subscription_is_kept_while_held_input_is_full() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -200,9 +200,9 @@ fn a_lost_subscription_waits_for_room() {
 
 #[test]
 fn a_repeated_choice_clears_the_problem_of_its_call() {
-    let mut thread = Thread::after(narrow(), &["said hi", "answer: a", "choice a 1", "refused a: 400"]);
+    let mut thread = Thread::after(small_limits(), &["said hi", "answer: a", "choice a 1", "refused a: 400"]);
     assert!(thread.head.batch()[0].problem.is_some());
-    thread.take_all(&["choice a 1"]);
+    thread.apply_all(&["choice a 1"]);
     assert!(thread.head.batch()[0].problem.is_none());
     assert_eq!(thread.take("choice a 1"), "ignored: Duplicate");
 }

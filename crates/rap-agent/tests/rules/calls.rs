@@ -1,10 +1,10 @@
-//! Calls: time-outs, failures, questions of their tools, views.
+//! Calls: time-outs, failures, questions to the user, views.
 
 use crate::notation::check;
 
 /// Proves: LC-15
 #[test]
-fn a_call_that_could_not_be_delivered_has_an_error_and_its_late_result_still_comes() {
+fn a_call_that_could_not_be_delivered_gets_an_error_and_its_late_result_is_accepted() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -20,7 +20,7 @@ fn a_call_that_could_not_be_delivered_has_an_error_and_its_late_result_still_com
 
 /// Proves: LC-28
 #[test]
-fn a_call_times_out_when_its_time_has_come() {
+fn a_call_times_out_after_the_call_timeout() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -37,7 +37,7 @@ fn a_call_times_out_when_its_time_has_come() {
 }
 
 #[test]
-fn a_call_behind_a_placeholder_fails_by_a_synthetic_call() {
+fn a_background_call_that_fails_enters_as_a_synthetic_call() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -53,7 +53,7 @@ fn a_call_behind_a_placeholder_fails_by_a_synthetic_call() {
 }
 
 #[test]
-fn a_late_result_finds_no_room_where_all_is_held() {
+fn a_late_result_is_refused_if_held_input_is_full() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -68,9 +68,9 @@ fn a_late_result_finds_no_room_where_all_is_held() {
     );
 }
 
-/// The model may use an id twice, use one that looks like the runtime's, or none that is well-formed.
+/// The model may repeat an id, or use one that looks like an id of the runtime or is malformed.
 #[test]
-fn the_runtime_makes_every_id_whatever_the_models_own_is() {
+fn the_runtime_makes_every_id_whatever_id_the_model_gave() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -83,11 +83,11 @@ fn the_runtime_makes_every_id_whatever_the_models_own_is() {
 }
 
 #[test]
-fn calls_beyond_the_limit_and_without_arguments_have_an_error() {
+fn calls_beyond_the_limit_or_without_valid_arguments_get_an_error() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
-        answer: o=odd a b c d      -> waiting; assistant [o a b c d]; o: Error: the arguments are not a JSON object; open a; open b; open c; d: Error: this thread has 3 open calls, the most it may have; call again when some have returned; invoke a; invoke b; invoke c
+        answer: o=malformed a b c d -> waiting; assistant [o a b c d]; o: Error: the arguments are not a JSON object; open a; open b; open c; d: Error: this thread has 3 open calls, the most it may have; call again when some have returned; invoke a; invoke b; invoke c
         said hurry                 -> asking 2; a: still running; the result will follow; b: still running; the result will follow; c: still running; the result will follow; user hurry; ask 2
         answer: e                  -> asking 3; assistant [e]; e: Error: this thread has 3 open calls, the most it may have; call again when some have returned; ask 3
         ",
@@ -95,7 +95,7 @@ fn calls_beyond_the_limit_and_without_arguments_have_an_error() {
 }
 
 #[test]
-fn a_person_answers_the_oldest_question_of_a_call() {
+fn an_answer_belongs_to_the_oldest_question_of_a_call() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -103,8 +103,8 @@ fn a_person_answers_the_oldest_question_of_a_call() {
         choice a 1                 -> waiting; a wants choice #1
         choice a 1                 -> ignored: Duplicate
         choice a 2                 -> waiting; a wants choice #2
-        choice b 3                 -> ignored: Full(too many questions wait for a person)
-        sign in b                  -> ignored: Full(too many questions wait for a person)
+        choice b 3                 -> ignored: Full(too many questions wait for the user)
+        sign in b                  -> ignored: Full(too many questions wait for the user)
         chose a 2                  -> ignored: NoSuchChoice(2)
         chose a 0                  -> waiting; #1 is 0; deliver #1
         dismissed a                -> waiting; #2 is 1; deliver #2

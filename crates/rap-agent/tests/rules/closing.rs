@@ -1,8 +1,8 @@
-//! Closing: what is settled, and who is told in which order.
+//! Closing: what is settled, and the order of the notifications.
 
 use rap_agent::Limits;
 
-use crate::notation::{Thread, check, narrow};
+use crate::notation::{Thread, check, small_limits};
 
 /// Proves: SE-20
 #[test]
@@ -26,8 +26,8 @@ fn closing_settles_everything_and_cancels_no_subscription() {
     );
 }
 
-/// A thread with everything that can be open: calls that were sent, in the batch and in the background, one that waits
-/// to be allowed, a sleep, a subscription, a schedule.
+/// A thread with everything that can be open: sent calls in the batch and in the background, a call that waits for approval,
+/// a sleep, a subscription and a schedule.
 const EVERYTHING: &[&str] = &[
     "said hi",
     "answer: s t=schedule(60) r",
@@ -40,9 +40,9 @@ const EVERYTHING: &[&str] = &[
 
 /// Proves: SE-20
 #[test]
-fn closing_is_told_first_and_then_each_call_that_was_sent_is_cancelled() {
-    let limits = Limits { open_calls: 10, ..narrow() };
-    Thread::after(limits, EVERYTHING).play(
+fn closing_is_notified_first_and_then_each_sent_call_is_cancelled() {
+    let limits = Limits { open_calls: 10, ..small_limits() };
+    Thread::after(limits, EVERYTHING).check(
         "
         close                      -> closed; b: interrupted; settle b Interrupted; w: interrupted; settle w Interrupted; settle r Interrupted; settle a Interrupted; drop questions of u; settle u Interrupted; settle t Ended; settle s Ended; notice the thread was closed; notify close; notify cancel b; notify cancel r; notify cancel a
         ",
@@ -51,7 +51,7 @@ fn closing_is_told_first_and_then_each_call_that_was_sent_is_cancelled() {
 
 #[test]
 fn a_thread_is_closed_in_the_same_way_whoever_closes_it() {
-    let limits = Limits { open_calls: 10, ..narrow() };
+    let limits = Limits { open_calls: 10, ..small_limits() };
     let notified = |line: &str| {
         let mut thread = Thread::after(limits.clone(), EVERYTHING);
         let mut shown = thread.take(line);
@@ -70,7 +70,7 @@ fn a_thread_is_closed_in_the_same_way_whoever_closes_it() {
 
 /// Proves: SE-28
 #[test]
-fn calls_that_are_made_together_with_close_thread_are_neither_carried_out_nor_cancelled() {
+fn calls_in_the_same_answer_as_close_thread_are_neither_executed_nor_cancelled() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1

@@ -1,10 +1,10 @@
-//! The conversation of a person and the model: batches of calls, joining, interrupting, waiting in line, failures.
+//! Conversations between the user and the model: batches of calls, joining, interrupting, enqueued messages, failures.
 
 use crate::notation::check;
 
 /// Proves: LC-30
 #[test]
-fn a_batch_closes_with_its_last_result_and_a_repeat_changes_nothing() {
+fn a_batch_closes_with_its_last_result_and_repeated_results_are_ignored() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -21,7 +21,7 @@ fn a_batch_closes_with_its_last_result_and_a_repeat_changes_nothing() {
 
 /// Proves: SE-22, TR-22
 #[test]
-fn a_result_of_a_call_that_was_never_made_enters_nothing() {
+fn a_result_of_a_call_that_was_never_made_is_ignored() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -57,7 +57,7 @@ fn a_late_result_of_an_interrupted_call_is_ignored() {
 
 /// Proves: LC-19
 #[test]
-fn a_user_joins_and_the_real_result_follows_as_a_synthetic_call() {
+fn a_joined_call_gets_a_placeholder_and_its_result_follows_as_a_synthetic_call() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -73,7 +73,7 @@ fn a_user_joins_and_the_real_result_follows_as_a_synthetic_call() {
 }
 
 #[test]
-fn a_result_behind_a_placeholder_waits_while_the_thread_is_busy() {
+fn a_result_of_a_background_call_is_held_while_the_thread_is_busy() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -87,7 +87,7 @@ fn a_result_behind_a_placeholder_waits_while_the_thread_is_busy() {
 }
 
 #[test]
-fn what_was_held_comes_before_what_is_said_later() {
+fn held_input_comes_before_a_later_message() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -101,7 +101,7 @@ fn what_was_held_comes_before_what_is_said_later() {
 }
 
 #[test]
-fn a_batch_closes_also_with_a_cancelled_call() {
+fn a_batch_closes_when_its_last_call_is_cancelled() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -113,7 +113,7 @@ fn a_batch_closes_also_with_a_cancelled_call() {
 }
 
 #[test]
-fn a_user_drops_two_answers_in_a_row_then_waits_and_does_not_wait_for_calls() {
+fn user_messages_drop_at_most_two_answers_in_a_row_and_do_not_wait_for_calls() {
     check(
         "
         said one                   -> asking 1; user one; ask 1
@@ -129,7 +129,7 @@ fn a_user_drops_two_answers_in_a_row_then_waits_and_does_not_wait_for_calls() {
 }
 
 #[test]
-fn an_answer_without_calls_lets_a_waiting_user_in() {
+fn an_answer_without_calls_releases_a_held_message() {
     check(
         "
         said one                   -> asking 1; user one; ask 1
@@ -143,7 +143,7 @@ fn an_answer_without_calls_lets_a_waiting_user_in() {
 }
 
 #[test]
-fn a_user_who_interrupts_ends_every_open_call() {
+fn an_interrupting_message_cancels_every_open_call() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -158,7 +158,7 @@ fn a_user_who_interrupts_ends_every_open_call() {
 }
 
 #[test]
-fn enqueued_words_wait_until_the_thread_would_be_idle() {
+fn enqueued_messages_wait_until_the_thread_would_be_idle() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -175,7 +175,7 @@ fn enqueued_words_wait_until_the_thread_would_be_idle() {
 }
 
 #[test]
-fn an_interrupt_lets_enqueued_words_in() {
+fn an_interrupt_releases_enqueued_messages() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -188,7 +188,7 @@ fn an_interrupt_lets_enqueued_words_in() {
 
 /// Proves: LC-22
 #[test]
-fn a_model_that_fails_is_asked_again_and_the_words_stay() {
+fn a_failed_turn_is_retried_and_the_user_message_stays() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -212,13 +212,12 @@ fn a_model_that_fails_is_asked_again_and_the_words_stay() {
     );
 }
 
-/// A person's word begins the time anew for which a failed question is asked again.
 #[test]
-fn a_failing_thread_has_its_full_time_again_after_a_person_spoke() {
+fn a_user_message_restarts_the_retry_period_of_a_failed_thread() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
-        failed for good            -> failed; notice the model could not be asked: 503
+        failed permanently         -> failed; notice the model could not be asked: 503
         after 4000s                -> prepared
         said try again             -> asking 2; user try again; ask 2
         failed                     -> failed until 4030s; notice the model could not be asked: 503
@@ -230,9 +229,8 @@ fn a_failing_thread_has_its_full_time_again_after_a_person_spoke() {
     );
 }
 
-/// A model that cannot be reached is not one that talks to itself.
 #[test]
-fn failed_questions_do_not_count_as_turns_alone() {
+fn failed_turns_do_not_count_as_turns_without_external_input() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -255,9 +253,8 @@ fn failed_questions_do_not_count_as_turns_alone() {
     );
 }
 
-/// What was held by a failed thread is news.
 #[test]
-fn a_failed_thread_that_held_something_is_woken_by_it() {
+fn input_held_by_a_failed_thread_resets_the_turn_count() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -276,7 +273,7 @@ fn a_failed_thread_that_held_something_is_woken_by_it() {
 }
 
 #[test]
-fn a_model_that_talks_to_itself_is_paused_until_it_is_resumed() {
+fn a_thread_is_paused_after_too_many_turns_without_external_input() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1

@@ -1,12 +1,14 @@
-//! Subscriptions and their events, and children that are spawned for events.
+//! Subscriptions, their events, and event children.
 
 use rap_agent::{Cause, Limits};
 
-use crate::notation::{Thread, check, check_child, check_with, event_child, narrow, spawned_child};
+use crate::notation::{
+    Thread, check, check_event_child, check_with, event_child, small_limits, spawned_child,
+};
 
 /// Proves: SE-06, SE-07, SE-08, SE-13, SE-22
 #[test]
-fn an_event_enters_by_a_synthetic_call() {
+fn an_event_enters_the_history_as_a_synthetic_call() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -41,7 +43,7 @@ fn a_final_event_ends_its_subscription() {
 
 /// Proves: LC-30
 #[test]
-fn an_event_with_an_id_counts_once() {
+fn a_repeated_event_id_is_ignored() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -73,7 +75,7 @@ fn held_events_do_not_stand_between_a_call_and_its_result() {
 }
 
 #[test]
-fn held_events_join_when_the_oldest_has_waited_long() {
+fn held_events_join_after_hold_max() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -95,7 +97,7 @@ fn held_events_join_when_the_oldest_has_waited_long() {
 
 /// Proves: SE-09
 #[test]
-fn an_event_that_is_not_associative_makes_a_child_at_the_last_settled_point() {
+fn an_event_that_is_not_associative_spawns_a_child_at_the_last_settled_point() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -111,13 +113,13 @@ fn an_event_that_is_not_associative_makes_a_child_at_the_last_settled_point() {
         child closed t2            -> ignored: Duplicate
         event s: dong, child, final -> idle; backlog of s assistant [rap_4 interrupt:s (subscription has ended)]; backlog of s rap_4: dong; settle s Ended
         event s: dang, child       -> ignored: EndedSubscription
-        close                      -> closed; drop backlog of s; notice of the events of s, 1 that waited for a …; notice the thread was closed; send to t3: close; notify close; deliver
+        close                      -> closed; drop backlog of s; notice dropped waiting events of s: 1; notice the thread was closed; send to t3: close; notify close; deliver
         ",
     );
 }
 
 #[test]
-fn an_open_call_behind_a_placeholder_holds_the_settled_point_back() {
+fn the_settled_point_does_not_advance_while_a_background_call_is_open() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -145,7 +147,7 @@ fn cancel_subscription_runs_inside_the_step() {
         said hi                    -> asking 1; user hi; ask 1
         answer: s                  -> waiting; assistant [s]; open s; invoke s
         subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
-        answer: x=cancel(t) y=cancel(s) z=cancel(s) -> asking 3; assistant [x y z]; x: Error: this thread has no active subscription `t`; active are: s; settle s Ended; y: subscription s was cancelled; z: Error: this thread has no active subscription `s`; it has none; notify cancel s; ask 3
+        answer: x=cancel(t) y=cancel(s) z=cancel(s) -> asking 3; assistant [x y z]; x: Error: this thread has no active subscription `t`; active subscriptions: s; settle s Ended; y: subscription s was cancelled; z: Error: this thread has no active subscription `s`; it has none; notify cancel s; ask 3
         event s: late              -> ignored: EndedSubscription
         answer: b c=cancel(b)      -> waiting; assistant [b c]; open b; c: Error: this thread has no active subscription `b`; it has none; invoke b
         ",
@@ -173,8 +175,8 @@ fn a_subscription_beyond_the_limit_is_not_kept() {
 
 /// Proves: SE-15
 #[test]
-fn an_events_child_cannot_cancel_the_subscription_and_is_closed_when_it_has_answered() {
-    check_child(
+fn an_event_child_cannot_cancel_the_subscription_and_is_closed_after_its_answer() {
+    check_event_child(
         "
         answer: x=cancel(s)        -> asking 2; assistant [x]; x: Error: this thread has no active subscription `s`; it has none; ask 2
         answer done:               -> closed; assistant done; notice the thread was closed; send to t0: child closed; notify close; deliver
@@ -184,8 +186,8 @@ fn an_events_child_cannot_cancel_the_subscription_and_is_closed_when_it_has_answ
 }
 
 #[test]
-fn an_events_child_with_a_call_in_the_background_is_closed_when_that_ends() {
-    check_child(
+fn an_event_child_with_a_background_call_is_closed_when_the_call_ends() {
+    check_event_child(
         "
         answer: r q                -> waiting; assistant [r q]; open r; open q; invoke r; invoke q
         said hurry                 -> asking 2; r: still running; the result will follow; q: still running; the result will follow; user hurry; ask 2
@@ -194,7 +196,7 @@ fn an_events_child_with_a_call_in_the_background_is_closed_when_that_ends() {
         cancel r                   -> closed; notice call r of look was cancelled; settle r Interrupted; notice the thread was closed; send to t0: child closed; notify cancel r; notify close; deliver
         ",
     );
-    check_child(
+    check_event_child(
         "
         answer: r                  -> waiting; assistant [r]; open r; invoke r
         said hurry                 -> asking 2; r: still running; the result will follow; user hurry; ask 2
@@ -206,8 +208,8 @@ fn an_events_child_with_a_call_in_the_background_is_closed_when_that_ends() {
 }
 
 #[test]
-fn an_events_child_with_a_subscription_is_closed_when_that_ends() {
-    check_child(
+fn an_event_child_with_a_subscription_is_closed_when_the_subscription_ends() {
+    check_event_child(
         "
         answer: u                  -> waiting; assistant [u]; open u; invoke u
         subscribed u: ok           -> asking 2; settle u Subscribed; u: ok; ask 2
@@ -215,7 +217,7 @@ fn an_events_child_with_a_subscription_is_closed_when_that_ends() {
         cancel u                   -> closed; settle u Ended; notice subscription u was cancelled; notice the thread was closed; send to t0: child closed; notify cancel u; notify close; deliver
         ",
     );
-    check_child(
+    check_event_child(
         "
         answer: u                  -> waiting; assistant [u]; open u; invoke u
         subscribed u: ok           -> asking 2; settle u Subscribed; u: ok; ask 2
@@ -227,8 +229,8 @@ fn an_events_child_with_a_subscription_is_closed_when_that_ends() {
 }
 
 #[test]
-fn an_events_child_with_a_child_of_its_own_is_closed_after_it() {
-    check_child(
+fn an_event_child_with_a_child_is_closed_after_the_child() {
+    check_event_child(
         "
         answer: u                  -> waiting; assistant [u]; open u; invoke u
         subscribed u: ok           -> asking 2; settle u Subscribed; u: ok; ask 2
@@ -240,8 +242,8 @@ fn an_events_child_with_a_child_of_its_own_is_closed_after_it() {
 }
 
 #[test]
-fn an_events_child_that_was_interrupted_has_nothing_left_to_do() {
-    check_child(
+fn an_interrupted_event_child_is_closed() {
+    check_event_child(
         "
         interrupt                  -> closed; notice the thread was closed; send to t0: child closed; abandon 1; notify close; deliver
         ",
@@ -249,9 +251,9 @@ fn an_events_child_that_was_interrupted_has_nothing_left_to_do() {
 }
 
 #[test]
-fn the_oldest_event_ids_are_forgotten_beyond_the_bound_and_people_are_told_once() {
+fn the_oldest_event_ids_are_forgotten_beyond_the_limit_with_one_notice() {
     check_with(
-        Limits { event_marks: 2, held: 100, ..narrow() },
+        Limits { event_marks: 2, held: 100, ..small_limits() },
         "
         said hi                    -> asking 1; user hi; ask 1
         answer: s t                -> waiting; assistant [s t]; open s; open t; invoke s; invoke t
@@ -273,17 +275,17 @@ fn the_oldest_event_ids_are_forgotten_beyond_the_bound_and_people_are_told_once(
     );
 }
 
-/// A thread that was made by an event does not have the rights of a client, nor do the threads that it spawns.
+/// An event child does not have the rights of a client, and neither do the threads that it spawns.
 #[test]
 fn only_a_root_was_caused_by_a_client() {
-    assert_eq!(Thread::new(narrow()).head.origin().cause(), Some(Cause::Client));
-    assert_eq!(event_child(narrow()).head.origin().cause(), Some(Cause::Event));
-    assert_eq!(spawned_child(narrow()).head.origin().cause(), None);
+    assert_eq!(Thread::new(small_limits()).head.origin().cause(), Some(Cause::Client));
+    assert_eq!(event_child(small_limits()).head.origin().cause(), Some(Cause::Event));
+    assert_eq!(spawned_child(small_limits()).head.origin().cause(), None);
 }
 
-/// Its number is bounded otherwise, and a report must not be lost.
+/// A report must not be lost. The number of such messages is limited by the number of threads and turns.
 #[test]
-fn a_message_of_the_session_takes_no_room_of_other_input() {
+fn a_message_of_the_session_does_not_count_as_held_input() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -300,8 +302,8 @@ fn a_message_of_the_session_takes_no_room_of_other_input() {
 }
 
 #[test]
-fn the_deepest_thread_has_no_children_and_takes_its_events_itself() {
-    spawned_child(Limits { depth: 1, ..narrow() }).play(
+fn a_thread_at_the_depth_limit_spawns_no_children_and_handles_its_events_itself() {
+    spawned_child(Limits { depth: 1, ..small_limits() }).check(
         "
         answer: q=spawn(dig) s     -> waiting; assistant [q s]; q: Error: threads nest 1 deep at most; do the work in this thread; open s; invoke s
         subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2

@@ -1,11 +1,11 @@
-//! Facts that a step asks for, by input and state.
+//! Facts that a step needs, by input and state.
 
-use rap_agent::{Bounds, Budgets, Head, Limits, Needs, facts_needed};
+use rap_agent::{Bounds, Budgets, FactsNeeded, Head, Limits, facts_needed};
 
-use crate::notation::{Thread, narrow, read};
+use crate::notation::{Thread, read, small_limits};
 
-/// All that can be open: background call `r`, subscriptions `s` and `t` (a schedule), batch `a` and `b` (a sleep). Call `p`
-/// has returned.
+/// A thread with a background call `r`, subscriptions `s` and `t` (a schedule), and a batch of `a` and `b` (a sleep). Call
+/// `p` has returned.
 const WAITING: &[&str] = &[
     "said hi",
     "answer: s t=schedule(60) r",
@@ -25,11 +25,11 @@ const IDLE: &[&str] = &[
     "answer ok:",
 ];
 const ASKING: &[&str] = &["said hi", "answer: s", "subscribed s: ok"];
-/// The model is asked, and an event is held.
+/// A call is open, and an event is held.
 const HOLDING: &[&str] = &["said hi", "answer: s", "subscribed s: ok", "answer: a", "event s: x"];
 
 fn with(budgets: Budgets) -> Limits {
-    Limits { budgets, turns_per_wake: 50, ..narrow() }
+    Limits { budgets, turns_per_wake: 50, ..small_limits() }
 }
 
 fn per_hour(bounds: Bounds) -> Limits {
@@ -40,8 +40,8 @@ fn wakes() -> Limits {
     per_hour(Bounds { wakes: Some(1000), ..Bounds::default() })
 }
 
-fn show(needs: Needs, thread: &mut Thread) -> String {
-    let Needs { call, event, arguments, schedule, spending, paused } = needs;
+fn show(needs: FactsNeeded, thread: &mut Thread) -> String {
+    let FactsNeeded { call, event, arguments, schedule, spending, paused } = needs;
     let mut parts = Vec::new();
     parts.extend(call.map(|call| format!("call {call}")));
     parts.extend(event.map(|(call, event)| format!("event {event} of {call}")));
@@ -65,7 +65,7 @@ fn check(limits: Limits, lines: &[&str], table: &str) {
 }
 
 #[test]
-fn the_facts_about_calls() {
+fn facts_about_calls_are_needed_only_if_the_head_lacks_them() {
     check(
         with(Budgets::default()),
         WAITING,
@@ -126,10 +126,10 @@ fn a_closed_thread_needs_no_facts() {
     );
 }
 
-/// The usual case: the row that a session shares is not touched by people's messages and by results that close a
-/// batch.
+/// This is the default configuration. User messages and results that close a batch do not touch the row that all threads
+/// of a session share.
 #[test]
-fn what_the_session_has_spent_where_only_wakes_are_bounded() {
+fn spending_is_needed_for_wakes_if_only_wakes_are_limited() {
     check(
         wakes(),
         WAITING,
@@ -147,7 +147,7 @@ fn what_the_session_has_spent_where_only_wakes_are_bounded() {
         failed                     -> nothing
         too long: x                -> nothing
         summarised: x              -> nothing
-        spent                      -> nothing
+        unused answer              -> nothing
         refused a: 400             -> nothing
         sign in a                  -> nothing
         choice a 1                 -> nothing
@@ -167,7 +167,7 @@ fn what_the_session_has_spent_where_only_wakes_are_bounded() {
         child closed t1            -> spending
         child idle t1              -> spending
         report t1 p: x             -> spending
-        told: x                    -> spending
+        from parent: x             -> spending
         resumed                    -> spending
         resume                     -> spending, paused
         ",
@@ -175,7 +175,7 @@ fn what_the_session_has_spent_where_only_wakes_are_bounded() {
 }
 
 #[test]
-fn an_answer_counts_where_it_spawns_a_child_or_lets_held_input_in() {
+fn an_answer_needs_the_spending_if_it_spawns_a_child_or_releases_held_input() {
     check(
         wakes(),
         ASKING,
@@ -200,7 +200,7 @@ fn an_answer_counts_where_it_spawns_a_child_or_lets_held_input_in() {
 }
 
 #[test]
-fn what_the_session_has_spent_where_turns_or_tokens_are_bounded() {
+fn spending_is_always_needed_if_turns_or_tokens_are_limited() {
     for bounds in [
         Bounds { turns: Some(10), ..Bounds::default() },
         Bounds { tokens: Some(10_000), ..Bounds::default() },
@@ -213,7 +213,7 @@ fn what_the_session_has_spent_where_turns_or_tokens_are_bounded() {
                 said more                  -> spending
                 answer done:               -> spending
                 returned r: 1              -> spending
-                spent                      -> spending
+                unused answer              -> spending
                 resume                     -> spending, paused
                 ",
             );
@@ -226,19 +226,19 @@ fn resuming_a_session_needs_its_paused_threads() {
     let none = per_hour(Bounds { wakes: Some(0), ..Bounds::default() });
     let paused = ["said hi", "answer: s", "subscribed s: ok", "answer done:", "event s: x"];
     check(none, &paused, "resume -> spending, paused");
-    // Also when the bounds were removed since.
+    // Also if the limits were removed meanwhile.
     let mut thread = Thread::after(per_hour(Bounds { wakes: Some(0), ..Bounds::default() }), &paused);
     thread.limits.budgets = Budgets::default();
     let (input, _) = read::input(&thread, "resume");
     let needs = facts_needed(&thread.head, &input, &thread.limits);
-    assert_eq!(needs, Needs { spending: true, paused: true, ..Needs::default() });
-    // A thread that is not paused lifts the pause of the others.
+    assert_eq!(needs, FactsNeeded { spending: true, paused: true, ..FactsNeeded::default() });
+    // Resuming a thread that the budget did not pause resumes the others.
     check(wakes(), &["said hi", "too long: x"], "resume -> spending, paused");
     check(wakes(), &["said hi", "failed"], "resume -> spending, paused");
 }
 
 #[test]
-fn a_new_thread_needs_nothing_to_begin() {
+fn a_new_thread_needs_no_facts() {
     let (input, _) = read::input(&Thread::new(wakes()), "begin: hi");
-    assert_eq!(facts_needed(&Head::new(), &input, &Limits::default()), Needs::default());
+    assert_eq!(facts_needed(&Head::new(), &input, &Limits::default()), FactsNeeded::default());
 }

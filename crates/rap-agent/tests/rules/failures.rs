@@ -1,37 +1,37 @@
-//! Threads that cannot ask the model, and children for events that are not at work any more.
+//! Failed requests to the model, and event children that stop working.
 
 use std::time::Duration;
 
 use rap_agent::{Limits, Phase, Status, Write};
 use rap_protocol::ThreadId;
 
-use crate::notation::{Thread, check, check_child, check_with, event_child, narrow, thread_id};
+use crate::notation::{Thread, check, check_event_child, check_with, event_child, small_limits, thread_id};
 
-/// Whatever the reason: nobody looks after such a thread.
+/// An event child retries whatever the reason, because no user looks after it.
 #[test]
-fn an_events_child_that_failed_tries_again_and_is_closed_after_a_while() {
-    check_child(
+fn an_event_child_that_failed_retries_and_is_closed_after_a_while() {
+    check_event_child(
         "
-        failed for good            -> failed until 30s; notice the model could not be asked: 503; send to t0: child idle; deliver
+        failed permanently         -> failed until 30s; notice the model could not be asked: 503; send to t0: child idle; deliver
         due                        -> ignored: NotDue
         after 30s                  -> prepared
         due                        -> asking 2; ask 2
-        failed for good            -> failed until 60s; notice the model could not be asked: 503
+        failed permanently         -> failed until 60s; notice the model could not be asked: 503
         after 3569s                -> prepared
         due                        -> asking 3; ask 3
         failed                     -> failed until 7198s; notice the model could not be asked: 503
         after 3599s                -> prepared
         due                        -> asking 4; ask 4
-        failed                     -> closed; notice the model could not be asked: 503; send to t0: notice a thread for events of look (s) could not ask the model and was closed: 503; notice the thread was closed; send to t0: child closed; notify close; deliver
+        failed                     -> closed; notice the model could not be asked: 503; send to t0: notice an event thread of look (s) was closed because its requests to the model failed: 503; notice the thread was closed; send to t0: child closed; notify close; deliver
         ",
     );
 }
 
 #[test]
-fn an_events_child_that_is_answered_in_the_end_is_closed_as_usual() {
-    check_child(
+fn an_event_child_whose_retry_succeeds_is_closed_as_usual() {
+    check_event_child(
         "
-        failed for good            -> failed until 30s; notice the model could not be asked: 503; send to t0: child idle; deliver
+        failed permanently         -> failed until 30s; notice the model could not be asked: 503; send to t0: child idle; deliver
         after 30s                  -> prepared
         due                        -> asking 2; ask 2
         answer: a                  -> waiting; assistant [a]; open a; invoke a
@@ -45,13 +45,13 @@ fn an_events_child_that_is_answered_in_the_end_is_closed_as_usual() {
     );
 }
 
-/// Only those for events: a person can resume any other.
+/// Only event children retry after a final failure.
 #[test]
-fn any_other_thread_that_failed_for_good_waits_for_a_person() {
+fn a_thread_whose_failure_is_final_waits_for_the_user() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
-        failed for good            -> failed; notice the model could not be asked: 503
+        failed permanently         -> failed; notice the model could not be asked: 503
         after 90000s               -> prepared
         due                        -> ignored: NotDue
         resume                     -> asking 2; ask 2
@@ -63,9 +63,9 @@ fn any_other_thread_that_failed_for_good_waits_for_a_person() {
     );
 }
 
-/// Also when the next question follows at once.
+/// Even if the next turn follows at once.
 #[test]
-fn an_answer_ends_a_failure() {
+fn an_answer_ends_a_series_of_failures() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -79,9 +79,9 @@ fn an_answer_ends_a_failure() {
 }
 
 #[test]
-fn a_failed_thread_tries_again_at_least_once_an_hour() {
+fn a_failed_thread_retries_at_least_once_an_hour() {
     check_with(
-        Limits { failed_retry_for: Duration::from_secs(24 * 3600), ..narrow() },
+        Limits { failed_retry_for: Duration::from_secs(24 * 3600), ..small_limits() },
         "
         said hi                    -> asking 1; user hi; ask 1
         failed                     -> failed until 30s; notice the model could not be asked: 503
@@ -93,7 +93,7 @@ fn a_failed_thread_tries_again_at_least_once_an_hour() {
 }
 
 #[test]
-fn the_parent_shows_people_that_a_child_for_events_was_given_up() {
+fn a_notice_of_an_event_child_is_written_into_the_parents_history() {
     check(
         "
         child notice t1: gone      -> idle; notice gone
@@ -119,13 +119,13 @@ fn children_that_failed_do_not_block_later_events() {
     );
 }
 
-/// A spawned thread that is idle stays open until its model closes it.
+/// A spawned thread stays open until its model closes it.
 #[test]
-fn spawned_children_do_not_block_events() {
+fn spawned_children_do_not_occupy_slots_of_event_children() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
-        answer: s p=spawn(dig)     -> waiting; assistant [s p]; open s; spawn t1 at 2 (asking 1, s: the thread that started you deals with this call, p: do dig); open p; settle p Returned; p: thread t1 was started and works on it. Its reports will come by themselves, as calls of spawn_thread; send_message_to_child reaches it.; invoke s
+        answer: s p=spawn(dig)     -> waiting; assistant [s p]; open s; spawn t1 at 2 (asking 1, s: the thread that started you deals with this call, p: do dig); open p; settle p Returned; p: thread t1 was started and works on it. Its reports will arrive as calls of spawn_thread; use send_message_to_child to send it a message.; invoke s
         subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
         child idle t1              -> ignored: Duplicate
         event s: a, child          -> asking 2; spawn t2 at 0 (asking 1, assistant [rap_1 interrupt:s (subscription remains active)], rap_1: a, runtime you are a thread of your own, made for t…)
@@ -136,23 +136,23 @@ fn spawned_children_do_not_block_events() {
     );
 }
 
-/// Events that are worked on do not keep the model from spawning.
 #[test]
-fn children_for_events_do_not_block_spawned_ones() {
+fn event_children_do_not_count_against_the_limit_of_spawned_children() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
         answer: s                  -> waiting; assistant [s]; open s; invoke s
         subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
         event s: a, child          -> asking 2; spawn t1 at 0 (asking 1, assistant [rap_1 interrupt:s (subscription remains active)], rap_1: a, runtime you are a thread of your own, made for t…)
-        answer: p=spawn(dig)       -> asking 3; assistant [p]; spawn t2 at 4 (asking 1, p: do dig); open p; settle p Returned; p: thread t2 was started and works on it. Its reports will come by themselves, as calls of spawn_thread; send_message_to_child reaches it.; ask 3
+        answer: p=spawn(dig)       -> asking 3; assistant [p]; spawn t2 at 4 (asking 1, p: do dig); open p; settle p Returned; p: thread t2 was started and works on it. Its reports will arrive as calls of spawn_thread; use send_message_to_child to send it a message.; ask 3
         ",
     );
 }
 
 #[test]
-fn of_too_many_children_that_are_not_at_work_the_oldest_is_closed() {
-    let mut parent = Thread::after(narrow(), &["said hi", "answer: s", "subscribed s: ok", "answer done:"]);
+fn the_oldest_of_too_many_idle_event_children_is_closed() {
+    let mut parent =
+        Thread::after(small_limits(), &["said hi", "answer: s", "subscribed s: ok", "answer done:"]);
     let children: Vec<ThreadId> = (0..1023).map(|number| thread_id(&format!("c{number}"))).collect();
     let mut stored = serde_json::to_value(&parent.head).unwrap();
     stored["resting"] = serde_json::to_value(&children).unwrap();
@@ -174,15 +174,15 @@ fn of_too_many_children_that_are_not_at_work_the_oldest_is_closed() {
         assert_eq!(closed, [oldest]);
         assert_eq!(parent.head.children().count(), 1024);
         assert!(parent.head.children().any(|child| *child == last));
-        // When it is closed there is nothing left to do.
+        // The parent has already removed the child.
         assert_eq!(parent.take(&format!("child closed {oldest}")), "ignored: Duplicate");
     }
 }
 
 #[test]
-fn a_prompt_that_cannot_be_made_short_enough_waits_for_a_person() {
+fn a_prompt_that_is_too_long_pauses_the_thread() {
     check_with(
-        narrow(),
+        small_limits(),
         "
         said hi                    -> asking 1; user hi; ask 1
         too long: 9000 of 8000     -> paused; notice 9000 of 8000
@@ -196,14 +196,14 @@ fn a_prompt_that_cannot_be_made_short_enough_waits_for_a_person() {
         too long: 9000 of 8000     -> ignored: StaleTurn
         ",
     );
-    let thread = Thread::after(narrow(), &["said hi", "too long: 9000 of 8000"]);
+    let thread = Thread::after(small_limits(), &["said hi", "too long: 9000 of 8000"]);
     assert_eq!(thread.head.status(), Status::NeedsYou);
     assert!(matches!(thread.head.phase(), Phase::Paused(pause) if pause.why == "9000 of 8000"));
 }
 
 #[test]
-fn an_events_child_with_too_long_a_prompt_is_not_at_work() {
-    event_child(narrow()).play(
+fn an_event_child_whose_prompt_is_too_long_reports_itself_idle() {
+    event_child(small_limits()).check(
         "
         too long: 9000 of 8000     -> paused; notice 9000 of 8000; send to t0: child idle; deliver
         ",

@@ -1,74 +1,74 @@
-//! Forks: where they begin, and what they know of what they inherit.
+//! Forks: the point at which they begin, and their heads.
 
-use crate::items::{call, calls, echo, result, says};
-use crate::notation::{Thread, event_child, narrow, spawned_child};
+use crate::items::{answer, call, calls, result, synthetic_call};
+use crate::notation::{Thread, event_child, small_limits, spawned_child};
 use rap_agent::{ForkPoint, ForkSearch, Head, Item, Origin, Phase, Seq};
 use serde_json::json;
 
-/// Where a fork of a history begins that is forked at an entry, looked for as a store does it.
+/// Searches the fork point for an entry in the same way as the store.
 fn fork(history: &[Item], at: Seq) -> ForkPoint {
     let mut search = ForkSearch::new(at);
     let backwards = (1..=at).rev().map(|seq| (seq, &history[seq as usize - 1]));
     for (seq, item) in backwards {
-        if let Some(point) = search.look(seq, item) {
+        if let Some(point) = search.visit(seq, item) {
             return point;
         }
     }
-    search.end()
+    search.finish()
 }
 
-/// Where forks at each entry begin, and what a summary of each could cover.
+/// Checks, for a fork at each entry, the fork point and the last entry that a summary could cover.
 fn check(history: &[Item], expected: &[(Seq, Option<Seq>)]) {
     let forks = (0..=history.len() as Seq).map(|at| fork(history, at));
-    let forks: Vec<_> = forks.map(|point| (point.at, Head::new().fork(point).coverable())).collect();
+    let forks: Vec<_> = forks.map(|point| (point.at, Head::new().fork(point).summarisable_up_to())).collect();
     assert_eq!(forks, expected);
 }
 
-fn look(id: &str) -> rap_agent::CallEntry {
+fn look_call(id: &str) -> rap_agent::CallEntry {
     call(id, "look", json!({}))
 }
 
 #[test]
-fn a_fork_begins_where_no_call_lacks_its_result() {
+fn a_fork_begins_at_a_point_where_every_call_has_a_result() {
     let history = [
-        Item::said("one"),
-        calls("", vec![look("a"), look("b")]),
+        Item::user("one"),
+        calls("", vec![look_call("a"), look_call("b")]),
         result("b", "2"),
         Item::notice("for people"),
         result("a", "1"),
-        says("done"),
+        answer("done"),
     ];
     let before = (1, None);
     check(&history, &[(0, None), before, before, before, before, (5, Some(1)), (6, Some(5))]);
 }
 
-/// What the model answered later, in the other thread, is not answered here.
+/// Answers after the fork point do not count in the fork.
 #[test]
 fn a_fork_can_be_summarised_as_far_as_the_model_has_answered_in_it() {
     let history = [
-        Item::said("one"),
-        says("first"),
-        Item::said("two"),
-        says("second"),
-        calls("", vec![echo("e", "s", None)]),
+        Item::user("one"),
+        answer("first"),
+        Item::user("two"),
+        answer("second"),
+        calls("", vec![synthetic_call("e", "s", None)]),
         result("e", "ding"),
-        Item::said("three"),
-        says("third"),
+        Item::user("three"),
+        answer("third"),
     ];
     let answered = [None, None, Some(1), Some(1), Some(3), Some(3), Some(3), Some(3), Some(7)];
     let points = [0, 1, 2, 3, 4, 4, 6, 7, 8];
     check(&history, &points.into_iter().zip(answered).collect::<Vec<_>>());
 }
 
-/// Between what a summary covers and where it stands, a fork does not see it, and has to be able to make one.
+/// A fork between the last covered entry and the summary itself does not inherit the summary, and must be able to make one.
 #[test]
-fn a_fork_knows_of_a_summary_if_it_sees_it() {
+fn a_fork_inherits_a_summary_only_if_it_is_in_its_history() {
     let history = [
-        Item::said("one"),
-        says("first"),
-        Item::said("two"),
+        Item::user("one"),
+        answer("first"),
+        Item::user("two"),
         Item::Summary { text: "S".into(), covers: 1 },
-        says("second"),
+        answer("second"),
     ];
     let covered = [(0, None), (1, None), (2, Some(1)), (3, Some(1)), (4, None), (5, Some(4))];
     check(&history, &covered);
@@ -76,14 +76,14 @@ fn a_fork_knows_of_a_summary_if_it_sees_it() {
 
 /// Its ids are its own, since its incarnation is.
 #[test]
-fn a_fork_inherits_nothing_that_is_open() {
+fn a_fork_inherits_no_calls_subscriptions_or_children() {
     let lines = ["said one", "answer: s p=spawn(dig)", "subscribed s: ok", "answer: a", "said more"];
-    let source = Thread::after(narrow(), &lines).head;
+    let source = Thread::after(small_limits(), &lines).head;
     assert_eq!(
         (source.children().count(), source.subscriptions().len(), source.background().len()),
         (1, 1, 1)
     );
-    let history = [Item::said("one"), says("first")];
+    let history = [Item::user("one"), answer("first")];
     let head = source.fork(fork(&history, 2));
     assert_eq!((head.seq(), head.settled(), head.answered()), (2, 2, 1));
     assert_eq!((head.phase(), head.origin(), head.turn()), (&Phase::Idle, &Origin::Root, 0));
@@ -92,17 +92,18 @@ fn a_fork_inherits_nothing_that_is_open() {
 
 #[test]
 fn a_fork_of_a_child_is_a_root() {
-    for source in [event_child(narrow()), spawned_child(narrow())] {
-        let head = source.head.fork(fork(&[Item::said("one"), says("first")], 2));
+    for source in [event_child(small_limits()), spawned_child(small_limits())] {
+        let head = source.head.fork(fork(&[Item::user("one"), answer("first")], 2));
         assert_eq!(head.origin(), &Origin::Root);
     }
 }
 
-/// What the source answered and summarised later does not count here.
+/// Later answers and summaries of the source thread do not count in the fork.
 #[test]
 fn a_fork_before_a_summary_can_make_one() {
-    let source = Thread::after(narrow(), &["said one", "answer first:", "said two", "summarised: S"]).head;
+    let source =
+        Thread::after(small_limits(), &["said one", "answer first:", "said two", "summarised: S"]).head;
     assert_eq!(source.summarised(), 1);
-    let head = source.fork(fork(&[Item::said("one"), says("first")], 2));
-    assert_eq!((head.summarised(), head.coverable()), (0, Some(1)));
+    let head = source.fork(fork(&[Item::user("one"), answer("first")], 2));
+    assert_eq!((head.summarised(), head.summarisable_up_to()), (0, Some(1)));
 }

@@ -1,11 +1,11 @@
-//! Ids of calls and children: made by the runtime, different in all threads.
+//! Ids of calls and children. The runtime makes them, and they are unique in all threads.
 
 use std::collections::BTreeSet;
 
 use rap_agent::{Head, Identity, Input, Item, OnBusy, Step, Write};
 use rap_protocol::{CallId, Timestamp};
 
-use crate::notation::{Thread, narrow, thread_id};
+use crate::notation::{Thread, small_limits, thread_id};
 
 const LINES: &[&str] = &[
     "said hi",
@@ -21,10 +21,10 @@ const LINES: &[&str] = &[
 ];
 
 fn with_incarnation(incarnation: u64) -> Thread {
-    Thread::with(Identity { id: thread_id("t0"), incarnation, depth: 0 }, narrow())
+    Thread::with(Identity { id: thread_id("t0"), incarnation, depth: 0 }, small_limits())
 }
 
-/// The calls that an entry makes.
+/// Returns the ids of the calls in an entry.
 fn calls(item: &Item) -> Vec<CallId> {
     match item {
         Item::Assistant { calls, .. } => calls.iter().map(|call| call.id.clone()).collect(),
@@ -32,7 +32,7 @@ fn calls(item: &Item) -> Vec<CallId> {
     }
 }
 
-/// The calls that a step makes, in the thread itself and for its children.
+/// Returns the ids of the calls that a step makes, in the thread itself and for its children.
 fn made(step: &Step) -> Vec<CallId> {
     let of_write = |write: &Write| match write {
         Write::Append { entry, .. } | Write::Hold { entry, .. } | Write::Backlog { entry, .. } => {
@@ -73,7 +73,7 @@ fn a_call_id_is_short_enough_after_any_number_of_ids() {
 fn no_id_is_made_twice_in_a_thread() {
     let mut thread = with_incarnation(7);
     let mut ids = ids_of(&mut thread, LINES);
-    // Also not by a model that repeats its own ids.
+    // Not even if the model repeats its ids.
     ids.extend(ids_of(
         &mut thread,
         &["interrupt", "said more", "answer: a a", "interrupt", "said more", "answer: a"],
@@ -92,7 +92,7 @@ fn two_threads_that_do_the_same_make_different_ids() {
 #[test]
 fn the_models_own_id_stays_with_its_call() {
     let mut thread = with_incarnation(7);
-    thread.take_all(&["said hi"]);
+    thread.apply_all(&["said hi"]);
     let step = thread.step_line("answer: a ?").unwrap();
     let open: Vec<_> = step
         .writes
@@ -105,30 +105,30 @@ fn the_models_own_id_stays_with_its_call() {
     assert_eq!(open, [("rap_0000000000000007_1", Some("a")), ("rap_0000000000000007_2", None)]);
 }
 
-/// Ids and incarnations of children are derived, so that a step that is repeated makes the same ones.
+/// Ids and incarnations of children are derived, so that a repeated step makes the same ones.
 #[test]
 fn children_have_ids_and_incarnations_of_their_own() {
     let mut ids = BTreeSet::new();
     let mut incarnations = BTreeSet::from([7]);
     let mut parent = with_incarnation(7);
-    parent.take_all(&["said hi", "answer: s", "subscribed s: ok", "answer done:"]);
+    parent.apply_all(&["said hi", "answer: s", "subscribed s: ok", "answer done:"]);
     for number in 0..100 {
         let before = parent.clone();
         let child = parent.spawn("event s: ding, child");
         assert_eq!(before.clone().spawn("event s: ding, child").identity, child.identity);
         let mut grandchild = child.clone();
-        grandchild.take_all(&["answer: u", "subscribed u: ok", "answer done:"]);
+        grandchild.apply_all(&["answer: u", "subscribed u: ok", "answer done:"]);
         let grandchild = grandchild.spawn("event u: ding, child");
         for identity in [&child.identity, &grandchild.identity] {
             assert!(ids.insert(identity.id.clone()), "{identity:?} after {number}");
             assert!(incarnations.insert(identity.incarnation), "{identity:?} after {number}");
         }
         assert_eq!((child.identity.depth, grandchild.identity.depth), (1, 2));
-        parent.take_all(&[&format!("child closed {}", child.identity.id)]);
+        parent.apply_all(&[&format!("child closed {}", child.identity.id)]);
     }
 }
 
-/// The runtime's time is part of it, so that lists of threads are in order of age.
+/// Lists that are sorted by id are therefore in order of age.
 #[test]
 fn the_id_of_a_child_begins_with_the_time() {
     let mut parent = with_incarnation(7);

@@ -1,11 +1,9 @@
-//! The rules, as tables: what each input does to a thread in each phase, and a table for each rule. How a line is read is
-//! described in [`notation`].
+//! Tests of the rules as tables: the effect of each input in each phase, and a table for each rule. [`notation`] describes
+//! the format of the tables.
 
 #![allow(clippy::unwrap_used)]
 
-mod any;
 mod approval;
-mod awake;
 mod backlog;
 mod budget;
 mod built_in;
@@ -22,7 +20,9 @@ mod ids;
 mod items;
 mod notation;
 mod phases;
+mod random;
 mod schedules;
 mod sleeps;
 mod stored;
 mod summary;
+mod turn_limit;

@@ -1,13 +1,13 @@
-//! What each input does to a thread in each phase.
+//! Effect of each input in each phase.
 
 use rap_agent::{Limits, Status};
 
-use crate::notation::{Thread, check_with, from, narrow};
+use crate::notation::{Thread, check_each_from, check_with, small_limits};
 
 const IDLE: &[&str] = &["said hi", "answer hello:"];
-/// Two calls are open, one result of the batch is there.
+/// A batch with two open calls and one result.
 const WAITING: &[&str] = &["said hi", "answer: a b c", "returned a: 1"];
-/// The model is asked; call `r` goes on behind a placeholder, `s` is a subscription.
+/// A turn is in progress. `r` is a background call, `s` a subscription.
 const ASKING: &[&str] = &["said hi", "answer: s", "subscribed s: ok", "answer: r", "said more"];
 const FAILED: &[&str] = &["said hi", "answer: r", "said more", "failed"];
 const PAUSED: &[&str] =
@@ -15,8 +15,8 @@ const PAUSED: &[&str] =
 const CLOSED: &[&str] = &["said hi", "close"];
 
 #[test]
-fn what_an_idle_thread_does() {
-    from(
+fn an_idle_thread_handles_every_input() {
+    check_each_from(
         IDLE,
         "
         said more                  -> asking 2; user more; ask 2
@@ -26,7 +26,7 @@ fn what_an_idle_thread_does() {
         answer late:               -> ignored: StaleTurn
         answer of 1 late:          -> ignored: StaleTurn
         failed                     -> ignored: StaleTurn
-        spent                      -> idle
+        unused answer              -> idle
         returned a: 1              -> ignored: UnknownCall
         call failed a              -> ignored: SettledCall
         timed out a                -> ignored: SettledCall
@@ -47,8 +47,8 @@ fn what_an_idle_thread_does() {
 
 /// Proves: LC-19
 #[test]
-fn what_an_asking_thread_does() {
-    from(
+fn an_asking_thread_handles_every_input() {
+    check_each_from(
         ASKING,
         "
         said again                 -> asking 4; user again; abandon 3; ask 4
@@ -61,8 +61,8 @@ fn what_an_asking_thread_does() {
         answer: d=cancel(s)        -> asking 4; assistant [d]; settle s Ended; d: subscription s was cancelled; notify cancel s; ask 4
         answer of 3 late:          -> idle; assistant late
         failed                     -> failed until 30s; notice the model could not be asked: 503
-        failed for good            -> failed; notice the model could not be asked: 503
-        spent                      -> asking 3
+        failed permanently         -> failed; notice the model could not be asked: 503
+        unused answer              -> asking 3
         returned r: 1              -> asking 3; settle r Returned; hold assistant [rap_1 interrupt:r (result of a call that was still running)]; hold rap_1: 1
         subscribed r: ok           -> asking 3; settle r Subscribed; hold assistant [rap_1 interrupt:r (result of a call that was still running)]; hold rap_1: ok
         returned s: 1              -> ignored: Duplicate
@@ -95,8 +95,8 @@ fn what_an_asking_thread_does() {
 
 /// Proves: LC-19
 #[test]
-fn what_a_waiting_thread_does() {
-    from(
+fn a_waiting_thread_handles_every_input() {
+    check_each_from(
         WAITING,
         "
         said more                  -> asking 2; b: still running; the result will follow; c: still running; the result will follow; user more; ask 2
@@ -106,7 +106,7 @@ fn what_a_waiting_thread_does() {
         answer late:               -> ignored: StaleTurn
         answer of 1 late:          -> ignored: StaleTurn
         failed                     -> ignored: StaleTurn
-        spent                      -> waiting
+        unused answer              -> waiting
         returned a: 2              -> ignored: Duplicate
         returned b: 2              -> waiting; settle b Returned; b: 2
         subscribed b: ok           -> waiting; settle b Subscribed; b: ok
@@ -131,8 +131,8 @@ fn what_a_waiting_thread_does() {
 
 /// Proves: LC-22
 #[test]
-fn what_a_failed_thread_does() {
-    from(
+fn a_failed_thread_handles_every_input() {
+    check_each_from(
         FAILED,
         "
         said again                 -> asking 3; user again; ask 3
@@ -141,7 +141,7 @@ fn what_a_failed_thread_does() {
         said again, reject         -> asking 3; user again; ask 3
         answer late:               -> ignored: StaleTurn
         failed                     -> ignored: StaleTurn
-        spent                      -> failed until 30s
+        unused answer              -> failed until 30s
         returned r: 1              -> failed until 30s; settle r Returned; hold assistant [rap_1 interrupt:r (result of a call that was still running)]; hold rap_1: 1
         call failed r              -> failed until 30s; settle r Failed; hold assistant [rap_1 interrupt:r (result of a call that was still running)]; hold rap_1: Error: refused
         timed out r                -> ignored: NotDue
@@ -161,8 +161,8 @@ fn what_a_failed_thread_does() {
 }
 
 #[test]
-fn what_a_paused_thread_does() {
-    from(
+fn a_paused_thread_handles_every_input() {
+    check_each_from(
         PAUSED,
         "
         said again                 -> paused; hold user again
@@ -171,7 +171,7 @@ fn what_a_paused_thread_does() {
         said again, reject         -> ignored: Busy
         answer late:               -> ignored: StaleTurn
         failed                     -> ignored: StaleTurn
-        spent                      -> paused
+        unused answer              -> paused
         returned r: 1              -> paused; settle r Returned; hold assistant [rap_1 interrupt:r (result of a call that was still running)]; hold rap_1: 1
         call failed r              -> paused; settle r Failed; hold assistant [rap_1 interrupt:r (result of a call that was still running)]; hold rap_1: Error: refused
         timed out r                -> ignored: NotDue
@@ -191,8 +191,8 @@ fn what_a_paused_thread_does() {
 }
 
 #[test]
-fn a_closed_thread_takes_no_message() {
-    from(
+fn a_closed_thread_ignores_all_input() {
+    check_each_from(
         CLOSED,
         "
         said again                 -> ignored: Closed
@@ -201,7 +201,7 @@ fn a_closed_thread_takes_no_message() {
         said again, reject         -> ignored: Closed
         answer late:               -> ignored: Closed
         failed                     -> ignored: Closed
-        spent                      -> ignored: Closed
+        unused answer              -> ignored: Closed
         returned r: 1              -> ignored: Closed
         call failed r              -> ignored: Closed
         timed out r                -> ignored: Closed
@@ -220,9 +220,8 @@ fn a_closed_thread_takes_no_message() {
     );
 }
 
-/// Everything that a thread holds stays within its limits, whatever arrives.
 #[test]
-fn limits_of_zero_refuse_instead_of_failing() {
+fn limits_of_zero_refuse_input() {
     let none = Limits {
         subscriptions: 0,
         open_calls: 0,
@@ -230,7 +229,7 @@ fn limits_of_zero_refuse_instead_of_failing() {
         questions: 0,
         children: 0,
         turns_per_wake: 0,
-        ..narrow()
+        ..small_limits()
     };
     check_with(
         none,
@@ -245,12 +244,12 @@ fn limits_of_zero_refuse_instead_of_failing() {
 }
 
 #[test]
-fn a_status_is_the_first_that_applies() {
-    let status = |way: &[&str]| {
-        let mut thread = Thread::new(narrow());
-        for message in way {
-            let outcome = thread.take(message);
-            assert!(!outcome.starts_with("ignored"), "{message} -> {outcome}");
+fn the_status_is_the_first_that_applies() {
+    let status = |lines: &[&str]| {
+        let mut thread = Thread::new(small_limits());
+        for line in lines {
+            let outcome = thread.take(line);
+            assert!(!outcome.starts_with("ignored"), "{line} -> {outcome}");
         }
         thread.head.status()
     };

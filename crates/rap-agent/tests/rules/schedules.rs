@@ -1,17 +1,17 @@
-//! Schedules: subscriptions of the runtime itself. Whatever becomes of an occurrence, the timer is set anew.
+//! Schedules, which are subscriptions of the runtime itself. The timer is set again whether or not an occurrence is skipped.
 
-use crate::notation::{Thread, check, narrow};
+use crate::notation::{Thread, check, small_limits};
 
-/// A schedule `s` and a subscription `e`; the thread is asking and holds as much as it may.
+/// Returns a thread with a schedule `s` and a subscription `e`, in a turn, whose held input is full.
 fn full(lines: &[&str]) -> Thread {
     let mut all = vec!["said hi", "answer: s=schedule(60) e", "subscribed e: ok", "event e: 1", "event e: 2"];
     all.extend(lines);
-    Thread::after(narrow(), &all)
+    Thread::after(small_limits(), &all)
 }
 
 #[test]
-fn an_occurrence_that_finds_no_room_is_skipped_and_the_next_one_comes() {
-    full(&["after 60s"]).play(
+fn an_occurrence_is_skipped_if_held_input_is_full() {
+    full(&["after 60s"]).check(
         "
         ticked s: tea, next 120    -> asking 2; s at 120s
         ticked s: tea, next 120    -> ignored: NotDue
@@ -23,8 +23,8 @@ fn an_occurrence_that_finds_no_room_is_skipped_and_the_next_one_comes() {
 }
 
 #[test]
-fn the_last_occurrence_waits_for_room() {
-    full(&["after 60s"]).play(
+fn the_last_occurrence_is_tried_again_if_held_input_is_full() {
+    full(&["after 60s"]).check(
         "
         ticked s: tea              -> asking 2; s at 120s
         ticked s: tea              -> ignored: NotDue
@@ -59,7 +59,7 @@ fn a_schedule_whose_next_time_is_unknown_is_kept_and_does_not_fire_until_it_is_k
 }
 
 #[test]
-fn a_schedule_that_cannot_be_read_fires_nothing_and_is_kept() {
+fn a_schedule_that_cannot_be_read_is_kept_without_an_event() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -71,9 +71,8 @@ fn a_schedule_that_cannot_be_read_fires_nothing_and_is_kept() {
     );
 }
 
-/// The agent has to learn of the end.
 #[test]
-fn a_schedule_that_turns_out_to_be_over_says_so() {
+fn a_schedule_that_turns_out_to_be_over_sends_a_last_event() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -89,7 +88,7 @@ fn a_schedule_that_turns_out_to_be_over_says_so() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_does_not_end_a_schedule() {
+fn setting_the_clock_back_does_not_end_a_schedule() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
@@ -104,11 +103,10 @@ fn a_clock_that_is_set_back_does_not_end_a_schedule() {
     );
 }
 
-/// A thread that is paused holds them as any other input.
 #[test]
 fn a_paused_thread_holds_its_occurrences() {
     let lines = ["said hi", "answer: s=schedule(60)", "too long: much", "after 60s"];
-    Thread::after(narrow(), &lines).play(
+    Thread::after(small_limits(), &lines).check(
         "
         ticked s: tea, next 120    -> paused; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: tea; s at 120s
         resume                     -> asking 3; release 2 Held; ask 3

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::notation;
 
-/// Heads that the first release has stored, one in each line.
+/// Heads that the first release stored, one per line.
 const FIRST_RELEASE: &str = include_str!("fixtures/heads-of-the-first-release.jsonl");
 
 fn head_of_the_first_release(line: usize) -> Head {
@@ -18,11 +18,11 @@ fn head_of_the_first_release(line: usize) -> Head {
 
 fn take(head: &Head, input: Input, now: i64) -> Result<Step, Ignored> {
     let thread = Identity { id: notation::thread_id("t0"), incarnation: 7, depth: 0 };
-    step(head.clone(), input, Facts::of(thread), Timestamp(now), &notation::narrow())
+    step(head.clone(), input, Facts::of(thread), Timestamp(now), &notation::small_limits())
 }
 
 #[test]
-fn heads_of_the_first_release_mean_the_same() {
+fn heads_of_the_first_release_can_be_read() {
     use Status::{Closed, Failed, Idle, NeedsYou, Running, Waiting};
     let expected = [
         (Idle, 0, 0),
@@ -48,7 +48,7 @@ fn heads_of_the_first_release_mean_the_same() {
 }
 
 #[test]
-fn threads_of_the_first_release_go_on() {
+fn threads_of_the_first_release_continue() {
     let asking = head_of_the_first_release(1);
     assert_eq!((asking.held().entries(), asking.queued().entries(), asking.subscriptions().len()), (2, 1, 2));
     let returned = |call: &str| Input::ToolResult { call: notation::id(call), result: ToolResult::text("1") };
@@ -65,25 +65,25 @@ fn threads_of_the_first_release_go_on() {
     assert_eq!(take(&dropped, more, 0).unwrap().effects, [], "a third answer in a row is not dropped");
     let failed = head_of_the_first_release(3);
     assert_eq!(take(&failed, Input::Due, 29_999).unwrap_err(), Ignored::NotDue);
-    assert_eq!(take(&failed, Input::Due, 30_000).unwrap().head.asking(), Some(3));
+    assert_eq!(take(&failed, Input::Due, 30_000).unwrap().head.turn_in_progress(), Some(3));
     let asleep = head_of_the_first_release(9);
     let timer = Input::TimerFired { call: notation::id("a") };
-    assert_eq!(take(&asleep, timer, 50_000).unwrap().head.asking(), Some(4));
+    assert_eq!(take(&asleep, timer, 50_000).unwrap().head.turn_in_progress(), Some(4));
 }
 
-/// Nobody would ever look after them, and their parents would wait for them.
+/// No user looks after event children, and their parents would wait for them for ever.
 #[test]
-fn threads_for_events_that_the_first_release_left_failed_try_again() {
+fn failed_event_children_of_the_first_release_retry() {
     let child = head_of_the_first_release(11);
     assert!(matches!(child.phase(), Phase::Failed { .. }));
     assert_eq!(child.due(&Limits::default()), Some(Timestamp(0)));
-    assert_eq!(take(&child, Input::Due, 0).unwrap().head.asking(), Some(2));
+    assert_eq!(take(&child, Input::Due, 0).unwrap().head.turn_in_progress(), Some(2));
     let root = head_of_the_first_release(4);
     assert_eq!(root.due(&Limits::default()), None);
 }
 
 #[test]
-fn every_kind_of_entry_reads_back_as_it_was_written() {
+fn every_kind_of_entry_survives_a_round_trip() {
     let call = |id: &str, arguments| CallEntry {
         id: notation::id(id),
         call_id: Some(notation::id("own")),
@@ -92,30 +92,31 @@ fn every_kind_of_entry_reads_back_as_it_was_written() {
         display: Some("a look".into()),
     };
     let given = Map::from_iter([("kind".to_owned(), Value::from("mine"))]);
-    let echo = |arguments| Arguments::Echo { of: notation::id("a"), kind: "interrupt:a".into(), arguments };
+    let synthetic =
+        |arguments| Arguments::Synthetic { of: notation::id("a"), kind: "interrupt:a".into(), arguments };
     let image = Image { data: "aGk=".into(), media_type: "image/png".into() };
     let content = Body::Content(vec![Content::Text { text: "see".into() }, Content::Image(image.clone())]);
     let diff = Segment::Diff { path: "a.txt".into(), patch: "+1".into() };
     let display = vec![Segment::Text("short".into()), diff, Segment::Image(image)];
-    let open = ThoughtKind::Open { text: "hm".into(), signature: "s".into() };
-    let sealed = ThoughtKind::Sealed { data: "d".into() };
+    let open = ThoughtKind::Readable { text: "hm".into(), signature: "s".into() };
+    let sealed = ThoughtKind::Redacted { data: "d".into() };
     let thoughts = vec![Thought { at: 0, kind: open }, Thought { at: 3, kind: sealed }];
     let items = [
-        Item::said("hi"),
+        Item::user("hi"),
         Item::User { text: "you are a child".into(), from: Speaker::Runtime },
-        Item::answered("", Vec::new()),
+        Item::assistant("", Vec::new()),
         Item::Assistant {
             text: "looking".into(),
             calls: vec![
                 call("a", Arguments::Given(given.clone())),
                 call("b", Arguments::Unusable("{".into())),
-                call("c", echo(None)),
-                call("d", echo(Some(given))),
+                call("c", synthetic(None)),
+                call("d", synthetic(Some(given))),
             ],
             thoughts: Some(Thoughts { model: "m".into(), parts: thoughts }),
         },
         Item::Result { call_id: notation::id("a"), content, display, synthetic: false },
-        Item::made(notation::id("b"), "Error: no"),
+        Item::runtime_result(notation::id("b"), "Error: no"),
         Item::Summary { text: "much was said".into(), covers: 4 },
         Item::notice("a notice"),
     ];

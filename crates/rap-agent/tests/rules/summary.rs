@@ -1,11 +1,11 @@
-//! Summaries: when one may be made, and what it covers.
+//! Summaries: when they are accepted, and what they cover.
 
 use rap_agent::{Answer, Input, Usage};
 
-use crate::notation::{Thread, check, check_child, check_spawned, from, narrow};
+use crate::notation::{Thread, check, check_each_from, check_event_child, check_spawned_child, small_limits};
 
 #[test]
-fn a_summary_covers_what_was_answered_and_the_question_is_asked_again() {
+fn a_summary_covers_the_answered_entries_and_the_turn_is_repeated() {
     check(
         "
         said one                   -> asking 1; user one; ask 1
@@ -42,10 +42,10 @@ fn results_that_the_model_has_not_seen_are_not_covered() {
 }
 
 #[test]
-fn what_is_open_is_named_with_its_id() {
-    let way = ["said go", "answer: s", "subscribed s: ok", "answer: a k=spawn(dig)", "said and?"];
-    from(
-        &way,
+fn a_summary_lists_open_calls_subscriptions_and_children() {
+    let lines = ["said go", "answer: s", "subscribed s: ok", "answer: a k=spawn(dig)", "said and?"];
+    check_each_from(
+        &lines,
         "
         summarised: S              -> asking 4; summary to 3: S Calls that are still running; their results will follow: - a (look) Active subscriptions, which cancel_subscription ends: - s (look) Threads that this one started, which send_message_to_child reaches: - t1; ask 4
         ",
@@ -53,10 +53,10 @@ fn what_is_open_is_named_with_its_id() {
 }
 
 #[test]
-fn summaries_are_not_the_model_talking_to_itself() {
-    let way = ["said go", "answer: a=refuse", "answer: b=refuse", "summarised: S", "failed", "resume"];
-    from(
-        &way,
+fn summaries_do_not_count_as_turns_without_external_input() {
+    let lines = ["said go", "answer: a=refuse", "answer: b=refuse", "summarised: S", "failed", "resume"];
+    check_each_from(
+        &lines,
         "
         answer: c=refuse           -> asking 6; assistant [c]; c: Error: no such tool; ask 6
         ",
@@ -75,16 +75,16 @@ fn summaries_are_not_the_model_talking_to_itself() {
 
 #[test]
 fn input_that_comes_while_a_summary_is_made_is_not_lost() {
-    let way = ["said go", "answer: s", "subscribed s: ok", "answer done:", "said more"];
-    from(&way, "said again -> asking 4; user again; abandon 3; ask 4");
-    let mut way = way.to_vec();
-    way.extend(["event s: ding", "summarised: S"]);
-    from(&way, "answer done: -> asking 5; assistant done; release 2 Held; ask 5");
+    let lines = ["said go", "answer: s", "subscribed s: ok", "answer done:", "said more"];
+    check_each_from(&lines, "said again -> asking 4; user again; abandon 3; ask 4");
+    let mut lines = lines.to_vec();
+    lines.extend(["event s: ding", "summarised: S"]);
+    check_each_from(&lines, "answer done: -> asking 5; assistant done; release 2 Held; ask 5");
 }
 
 #[test]
-fn a_child_of_an_event_can_summarise_all_that_it_inherits() {
-    check_child(
+fn an_event_child_can_summarise_everything_that_it_inherits() {
+    check_event_child(
         "
         summarised: S              -> asking 2; summary to 4: S; ask 2
         summarised: S              -> ignored: Duplicate
@@ -92,11 +92,11 @@ fn a_child_of_an_event_can_summarise_all_that_it_inherits() {
     );
 }
 
-/// Of a summary that stands behind the point at which it was spawned, a child knows nothing, even if it covers all up to
-/// that point: the child inherits the long history and has to be able to shorten it.
+/// A summary that was written after the point at which a child was spawned is not inherited, even if it covers everything up
+/// to that point. The child inherits the long history and must be able to summarise it.
 #[test]
-fn a_child_that_does_not_see_its_parents_summary_can_make_one() {
-    let mut thread = Thread::new(narrow());
+fn a_child_that_does_not_inherit_a_summary_can_make_one() {
+    let mut thread = Thread::new(small_limits());
     for message in ["said hi", "answer: s", "subscribed s: ok", "answer done:"] {
         thread.take(message);
     }
@@ -105,12 +105,12 @@ fn a_child_that_does_not_see_its_parents_summary_can_make_one() {
         child.take(message);
     }
     assert_eq!((child.head.settled(), child.head.summarised()), (4, 4));
-    assert_eq!(child.spawn("event z: dong, child").head.coverable(), Some(4));
+    assert_eq!(child.spawn("event z: dong, child").head.summarisable_up_to(), Some(4));
 }
 
 #[test]
 fn a_spawned_child_can_summarise_what_was_answered_before_it_was_spawned() {
-    check_spawned(
+    check_spawned_child(
         "
         summarised: S              -> asking 2; summary to 1: S; ask 2
         answer: a                  -> waiting; assistant [a]; open a; invoke a
@@ -121,8 +121,8 @@ fn a_spawned_child_can_summarise_what_was_answered_before_it_was_spawned() {
 }
 
 #[test]
-fn a_long_summary_is_cut() {
-    let mut thread = Thread::new(narrow());
+fn a_long_summary_is_truncated() {
+    let mut thread = Thread::new(small_limits());
     for message in ["said go", "answer fine:", "said go"] {
         thread.take(message);
     }
@@ -131,9 +131,9 @@ fn a_long_summary_is_cut() {
     assert_eq!(length, 32 * 1024);
 }
 
-/// The next failure waits as short as the first one.
+/// The pause after the next failure is the shortest one again.
 #[test]
-fn a_summary_ends_a_failure() {
+fn a_summary_ends_a_series_of_failures() {
     check(
         "
         said one                   -> asking 1; user one; ask 1
@@ -148,14 +148,14 @@ fn a_summary_ends_a_failure() {
     );
 }
 
-/// The size of the last prompt says nothing about the next one, which has the summary in it.
+/// The token count of the last prompt does not apply to the next one, which contains the summary.
 #[test]
 fn the_size_of_the_prompt_is_unknown_after_a_summary() {
-    let mut thread = Thread::after(narrow(), &["said one"]);
+    let mut thread = Thread::after(small_limits(), &["said one"]);
     let usage = Usage { input: 900, output: 1, cached: 0 };
     thread.step(Input::TurnEnded { turn: 1, answer: Answer { usage, ..Answer::default() } }).unwrap();
-    thread.take_all(&["said two"]);
+    thread.apply_all(&["said two"]);
     assert_eq!(thread.head.prompt_tokens(), 900);
-    thread.take_all(&["summarised: S"]);
+    thread.apply_all(&["summarised: S"]);
     assert_eq!(thread.head.prompt_tokens(), 0);
 }

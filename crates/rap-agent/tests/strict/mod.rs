@@ -1,7 +1,7 @@
-//! Strict models of what providers accept. They share nothing with the code that builds requests, and are
-//! stricter than any one server: what passes here passes everywhere we know of.
+//! Strict models of what providers accept. They share no code with the builders of requests, and are stricter than any
+//! real server, so that a request that passes here is accepted by all known servers.
 
-// Each test that includes this file uses its own part of it.
+// Each test program uses a different part of this module.
 #![allow(dead_code)]
 
 use std::collections::HashSet;
@@ -32,7 +32,7 @@ fn string<'a>(value: &'a Value, key: &str) -> Result<&'a str, String> {
     value[key].as_str().ok_or_else(|| format!("{key} is not a string in {value}"))
 }
 
-fn spoken(value: &Value, key: &str) -> Checked {
+fn non_blank(value: &Value, key: &str) -> Checked {
     let text = string(value, key)?;
     ensure(!text.trim().is_empty(), || format!("{key} is blank in {value}"))?;
     ensure(!text.contains('\0'), || format!("{key} holds a NUL"))
@@ -44,7 +44,7 @@ fn plain(value: &Value, key: &str, longest: usize) -> Checked {
     ensure(rest.is_empty() && !text.is_empty() && text.len() <= longest, || format!("bad {key} {text:?}"))
 }
 
-fn picture(media_type: &str, data: &str) -> Checked {
+fn image(media_type: &str, data: &str) -> Checked {
     let known = ["image/jpeg", "image/png", "image/gif", "image/webp"].contains(&media_type);
     ensure(known, || format!("bad media type {media_type:?}"))?;
     let groups: Vec<_> = data.as_bytes().chunks(4).collect();
@@ -59,21 +59,21 @@ fn picture(media_type: &str, data: &str) -> Checked {
     Ok(())
 }
 
-/// Whether a body for `/chat/completions`, without model and settings, is accepted.
+/// Checks that a body for `/chat/completions`, without model and settings, is accepted.
 pub fn openai_accepts(body: &Value) -> Checked {
     object(body, &["messages", "tools"])?;
     if body.get("tools").is_some() {
         openai_tools(array(body, "tools")?)?;
     }
     let messages = array(body, "messages")?;
-    let mut seen = HashSet::new();
+    let mut ids = HashSet::new();
     let mut waiting: HashSet<&str> = HashSet::new();
     let mut last = "system";
     for (index, message) in messages.iter().enumerate() {
         let role = string(message, "role")?;
         if role == "tool" {
             object(message, &["role", "tool_call_id", "content"])?;
-            spoken(message, "content")?;
+            non_blank(message, "content")?;
             let id = string(message, "tool_call_id")?;
             ensure(waiting.remove(id), || format!("a result without a call: {id}"))?;
             last = role;
@@ -83,17 +83,17 @@ pub fn openai_accepts(body: &Value) -> Checked {
         match role {
             "system" => {
                 object(message, &["role", "content"])?;
-                ensure(index == 0, || "system is not the first".into())?;
-                spoken(message, "content")?;
+                ensure(index == 0, || "the system message is not the first".into())?;
+                non_blank(message, "content")?;
             }
             "user" => {
-                ensure(last != "user", || "the user twice in a row".into())?;
+                ensure(last != "user", || "two user messages in a row".into())?;
                 openai_user(message)?;
             }
             "assistant" => {
-                ensure(last == "user" || last == "tool", || format!("the assistant after {last}"))?;
+                ensure(last == "user" || last == "tool", || format!("an assistant message after {last}"))?;
                 for id in openai_assistant(message)? {
-                    ensure(seen.insert(id), || format!("the id {id} twice"))?;
+                    ensure(ids.insert(id), || format!("the id {id} is not unique"))?;
                     waiting.insert(id);
                 }
             }
@@ -102,18 +102,18 @@ pub fn openai_accepts(body: &Value) -> Checked {
         last = role;
     }
     ensure(waiting.is_empty(), || format!("calls without results at the end: {waiting:?}"))?;
-    ensure(last == "user" || last == "tool", || format!("{last} is the last"))
+    ensure(last == "user" || last == "tool", || format!("the last message is of role {last}"))
 }
 
 fn openai_user(message: &Value) -> Checked {
     object(message, &["role", "content"])?;
     if message["content"].is_string() {
-        return spoken(message, "content");
+        return non_blank(message, "content");
     }
     for part in array(message, "content")? {
         if part["type"] == "text" {
             object(part, &["type", "text"])?;
-            spoken(part, "text")?;
+            non_blank(part, "text")?;
             continue;
         }
         ensure(part["type"] == "image_url", || format!("bad part {part}"))?;
@@ -121,7 +121,7 @@ fn openai_user(message: &Value) -> Checked {
         let url = string(object(&part["image_url"], &["url"]).map(|_| &part["image_url"])?, "url")?;
         let data = url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,"));
         let (media_type, data) = data.ok_or("not a data URL")?;
-        picture(media_type, data)?;
+        image(media_type, data)?;
     }
     Ok(())
 }
@@ -129,11 +129,11 @@ fn openai_user(message: &Value) -> Checked {
 fn openai_assistant(message: &Value) -> Result<Vec<&str>, String> {
     object(message, &["role", "content", "tool_calls"])?;
     if message.get("tool_calls").is_none() {
-        spoken(message, "content")?;
+        non_blank(message, "content")?;
         return Ok(Vec::new());
     }
     if !message["content"].is_null() {
-        spoken(message, "content")?;
+        non_blank(message, "content")?;
     }
     let calls = array(message, "tool_calls")?;
     ensure(calls.len() <= 128, || "too many calls".into())?;
@@ -161,10 +161,12 @@ fn openai_tools(tools: &[Value]) -> Checked {
         let function = &tool["function"];
         object(function, &["name", "description", "parameters"])?;
         plain(function, "name", 64)?;
-        ensure(names.insert(string(function, "name")?), || format!("a tool twice: {function}"))?;
+        ensure(names.insert(string(function, "name")?), || format!("a tool name is not unique: {function}"))?;
         if function.get("description").is_some() {
-            spoken(function, "description")?;
-            ensure(string(function, "description")?.chars().count() <= 1024, || "a long description".into())?;
+            non_blank(function, "description")?;
+            ensure(string(function, "description")?.chars().count() <= 1024, || {
+                "a description is too long".into()
+            })?;
         }
         top_schema(&function["parameters"])?;
         schema(&function["parameters"], false)?;
@@ -203,36 +205,36 @@ fn schema(part: &Value, plain_keys: bool) -> Checked {
     Ok(())
 }
 
-/// Whether a model thinks, and what of it has to be in a request.
+/// Whether the model thinks, which determines the rules for thinking blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thinking {
     Off,
-    Free,
-    First,
+    Optional,
+    Always,
 }
 
-/// Whether a body for `/v1/messages`, without model and settings, is accepted.
+/// Checks that a body for `/v1/messages`, without model and settings, is accepted.
 pub fn anthropic_accepts(body: &Value, thinking: Thinking) -> Checked {
     object(body, &["messages", "tools", "system"])?;
     if body.get("system").is_some() {
         for block in array(body, "system")? {
             object(block, &["type", "text", "cache_control"])?;
             ensure(block["type"] == "text", || format!("bad block {block}"))?;
-            spoken(block, "text")?;
+            non_blank(block, "text")?;
         }
     }
     let marks = body.to_string().matches("\"cache_control\":{\"type\":\"ephemeral\"}").count();
-    ensure(marks <= 4, || format!("{marks} marks for the cache"))?;
+    ensure(marks <= 4, || format!("{marks} cache breakpoints"))?;
     if body.get("tools").is_some() {
         anthropic_tools(array(body, "tools")?)?;
     }
-    let mut seen = HashSet::new();
+    let mut ids = HashSet::new();
     let mut waiting = HashSet::new();
     let messages = array(body, "messages")?;
     for (index, message) in messages.iter().enumerate() {
         object(message, &["role", "content"])?;
         let expected = if index % 2 == 0 { "user" } else { "assistant" };
-        ensure(message["role"] == expected, || format!("message {index} is not the {expected}'s"))?;
+        ensure(message["role"] == expected, || format!("message {index} is not of role {expected}"))?;
         let content = array(message, "content")?;
         if expected == "user" {
             anthropic_user(content, &mut waiting)?;
@@ -240,24 +242,24 @@ pub fn anthropic_accepts(body: &Value, thinking: Thinking) -> Checked {
         } else {
             waiting = anthropic_assistant(content, thinking)?;
             for id in &waiting {
-                ensure(seen.insert(*id), || format!("the id {id} twice"))?;
+                ensure(ids.insert(*id), || format!("the id {id} is not unique"))?;
             }
         }
     }
-    ensure(messages.len() % 2 == 1, || "the assistant is the last".into())?;
-    if thinking == Thinking::First {
-        thought_first(messages)?;
+    ensure(messages.len() % 2 == 1, || "the last message is the assistant's".into())?;
+    if thinking == Thinking::Always {
+        begins_with_thinking(messages)?;
     }
-    ensure(seen.is_empty() || body.get("tools").is_some(), || "calls without tools".into())
+    ensure(ids.is_empty() || body.get("tools").is_some(), || "calls without tools".into())
 }
 
 fn has(message: &Value, kind: &str) -> bool {
     message["content"].as_array().is_some_and(|blocks| blocks.iter().any(|block| block["type"] == kind))
 }
 
-/// Results at the end answer calls of a turn that begins with a thought, wherever one thinks that a turn begins: behind
-/// the last message with a text, or behind the last one without results.
-fn thought_first(messages: &[Value]) -> Checked {
+/// Checks that results at the end belong to a turn that begins with thinking. A turn may be taken to begin after the last
+/// user message with a text or after the last one without results; the rule holds for both.
+fn begins_with_thinking(messages: &[Value]) -> Checked {
     if messages.last().is_none_or(|last| !has(last, "tool_result")) {
         return Ok(());
     }
@@ -280,7 +282,7 @@ fn anthropic_user(content: &[Value], waiting: &mut HashSet<&str>) -> Checked {
         match string(block, "type")? {
             "text" => {
                 object(block, &["type", "text", "cache_control"])?;
-                spoken(block, "text")?;
+                non_blank(block, "text")?;
                 texts += 1;
             }
             "tool_result" => {
@@ -299,14 +301,14 @@ fn anthropic_user(content: &[Value], waiting: &mut HashSet<&str>) -> Checked {
 fn anthropic_result(block: &Value) -> Checked {
     if block["type"] == "text" {
         object(block, &["type", "text"])?;
-        return spoken(block, "text");
+        return non_blank(block, "text");
     }
     ensure(block["type"] == "image", || format!("bad block {block}"))?;
     object(block, &["type", "source"])?;
     let source = &block["source"];
     object(source, &["type", "media_type", "data"])?;
     ensure(source["type"] == "base64", || format!("bad source {source}"))?;
-    picture(string(source, "media_type")?, string(source, "data")?)
+    image(string(source, "media_type")?, string(source, "data")?)
 }
 
 fn anthropic_assistant(content: &[Value], thinking: Thinking) -> Result<HashSet<&str>, String> {
@@ -317,12 +319,12 @@ fn anthropic_assistant(content: &[Value], thinking: Thinking) -> Result<HashSet<
         match string(block, "type")? {
             "text" => {
                 object(block, &["type", "text", "cache_control"])?;
-                ensure(ids.is_empty(), || "a text behind a call".into())?;
-                spoken(block, "text")?;
+                ensure(ids.is_empty(), || "a text after a call".into())?;
+                non_blank(block, "text")?;
             }
             "thinking" | "redacted_thinking" => {
-                ensure(thinking != Thinking::Off, || "a thought of a model that does not think".into())?;
-                ensure(ids.is_empty(), || "a thought behind a call".into())?;
+                ensure(thinking != Thinking::Off, || "thinking of a model that does not think".into())?;
+                ensure(ids.is_empty(), || "thinking after a call".into())?;
                 let proof = if block["type"] == "thinking" { "signature" } else { "data" };
                 object(block, &["type", "thinking", proof])?;
                 ensure(!string(block, proof)?.is_empty(), || format!("no {proof} in {block}"))?;
@@ -332,7 +334,7 @@ fn anthropic_assistant(content: &[Value], thinking: Thinking) -> Result<HashSet<
                 plain(block, "id", 64)?;
                 plain(block, "name", 64)?;
                 ensure(block["input"].is_object(), || format!("bad input in {block}"))?;
-                ensure(ids.insert(string(block, "id")?), || format!("an id twice: {block}"))?;
+                ensure(ids.insert(string(block, "id")?), || format!("an id is not unique: {block}"))?;
             }
             other => return Err(format!("bad block {other}")),
         }
@@ -345,9 +347,9 @@ fn anthropic_tools(tools: &[Value]) -> Checked {
     for tool in tools {
         object(tool, &["name", "description", "input_schema", "cache_control"])?;
         plain(tool, "name", 64)?;
-        ensure(names.insert(string(tool, "name")?), || format!("a tool twice: {tool}"))?;
+        ensure(names.insert(string(tool, "name")?), || format!("a tool name is not unique: {tool}"))?;
         if tool.get("description").is_some() {
-            spoken(tool, "description")?;
+            non_blank(tool, "description")?;
         }
         top_schema(&tool["input_schema"])?;
         schema(&tool["input_schema"], true)?;

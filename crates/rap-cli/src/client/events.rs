@@ -1,4 +1,4 @@
-//! Events of a thread as they come, and again after a break.
+//! The event stream of a thread, with automatic reconnection.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -9,41 +9,41 @@ use rap_io::sse::{self, Parser, TooLong};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{Client, Error, Pauses};
-use crate::api::{CallNews, Delta, Entry, Question, StatusNews};
+use super::{Backoff, Client, Error};
+use crate::api::{CallEvent, Delta, Entry, Question, StatusEvent};
 
-/// Largest event that is read, in bytes: a result of 8 MiB, which is the most that a runtime can be configured to take
-/// (`limits.body`), with every byte of it escaped as six, and room for what is around it.
+/// Maximum size of an event, in bytes: a result of 8 MiB (the upper bound of `limits.body`) with every byte escaped as
+/// six, and room for the surrounding JSON.
 const EVENT_BYTES: usize = 64 * MIB;
 const MIB: usize = 1024 * 1024;
 
-/// Name of the events that have ids of their own.
+/// Name of the events that carry a history entry. Only these have an id.
 pub const ENTRY: &str = "entry";
-/// Name of the event behind which the runtime ends the stream.
+/// Name of the last event before the runtime ends the stream.
 const END: &str = "end";
 
-/// Something that happened in a thread.
+/// An event of a thread.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// A new entry of its history.
+    /// A new entry of the history.
     Entry(Entry),
-    /// A piece of an answer in progress. The entry that follows is the truth.
+    /// A piece of an answer in progress. The entry that follows it is authoritative.
     Delta(Delta),
-    /// What the thread is at. The first one says that everything before it has been told.
-    Status(StatusNews),
-    /// A call that was made or has settled.
-    Call(CallNews),
-    /// Somebody has to answer, or to sign in.
+    /// The status of the thread. The first one marks the end of the replayed entries.
+    Status(StatusEvent),
+    /// A call was made or has settled.
+    Call(CallEvent),
+    /// A tool asks the user to choose or to sign in.
     Question(Question),
-    /// Something for people that is not kept.
+    /// A message to people that is not stored in the history.
     Notice(String),
-    /// Something is shown to people.
+    /// A view that a tool shows to people.
     View(Value),
 }
 
 impl Event {
-    /// Reads an event. What is unknown to this version is passed over.
-    pub fn read(event: &sse::Event) -> Option<Event> {
+    /// Parses an event. Returns `None` for an event that this version does not know.
+    pub fn parse(event: &sse::Event) -> Option<Event> {
         fn of<T: serde::de::DeserializeOwned>(data: &str) -> Option<T> {
             serde_json::from_str(data).ok()
         }
@@ -61,22 +61,26 @@ impl Event {
     }
 }
 
-/// A stream of events, over one connection.
+/// Events of one connection.
 pub struct Events {
     stream: Streaming,
     parser: Parser,
     ready: VecDeque<Result<sse::Event, TooLong>>,
-    /// When the connection was made.
-    since: Instant,
+    connected_at: Instant,
 }
 
 impl Events {
     pub(super) fn new(stream: Streaming) -> Events {
-        Events { stream, parser: Parser::new(EVENT_BYTES), ready: VecDeque::new(), since: Instant::now() }
+        Events {
+            stream,
+            parser: Parser::new(EVENT_BYTES),
+            ready: VecDeque::new(),
+            connected_at: Instant::now(),
+        }
     }
 
-    /// Waits until an event is ready; false when the stream has ended or broken.
-    async fn wait(&mut self) -> bool {
+    /// Waits until an event is ready. Returns false if the stream has ended or failed.
+    async fn wait_ready(&mut self) -> bool {
         while self.ready.is_empty() {
             let Ok(Some(chunk)) = self.stream.chunk().await else { return false };
             self.ready.extend(self.parser.push(&chunk));
@@ -85,134 +89,133 @@ impl Events {
     }
 }
 
-/// What a follower of a thread learns.
+/// An item that a [`Follower`] returns.
 #[derive(Debug, Clone, PartialEq)]
-pub enum News<E = Event> {
-    /// Something happened.
+pub enum Update<E = Event> {
     Event(E),
-    /// An event is too large to be read. The follower goes on behind it.
-    LeftOut(LeftOut),
-    /// The connection is gone; it is being made again. Told once, however many attempts that takes.
-    Lost,
-    /// It is there again. What follows is what happened meanwhile, then the state of things.
-    Back,
+    /// An event was too large and was skipped.
+    Skipped(Skipped),
+    /// The connection is lost and the follower reconnects. Returned once, however many attempts that takes.
+    Disconnected,
+    /// The connection is established again. The entries since then follow, then the current state.
+    Reconnected,
 }
 
-impl<E> News<E> {
-    /// What to tell a person, unless it is an event.
-    pub fn words(&self) -> Option<String> {
+impl<E> Update<E> {
+    /// Returns a message for people; `None` for an event.
+    pub fn message(&self) -> Option<String> {
         match self {
-            News::Event(_) => None,
-            News::LeftOut(left_out) => Some(left_out.to_string()),
-            News::Lost => Some("the connection is lost; connecting again".into()),
-            News::Back => Some("connected again".into()),
+            Update::Event(_) => None,
+            Update::Skipped(skipped) => Some(skipped.to_string()),
+            Update::Disconnected => Some("connection lost; reconnecting".into()),
+            Update::Reconnected => Some("reconnected".into()),
         }
     }
 
-    fn map<T>(self, map: impl FnOnce(E) -> Option<T>) -> Option<News<T>> {
+    fn map<T>(self, map: impl FnOnce(E) -> Option<T>) -> Option<Update<T>> {
         Some(match self {
-            News::Event(event) => News::Event(map(event)?),
-            News::LeftOut(left_out) => News::LeftOut(left_out),
-            News::Lost => News::Lost,
-            News::Back => News::Back,
+            Update::Event(event) => Update::Event(map(event)?),
+            Update::Skipped(skipped) => Update::Skipped(skipped),
+            Update::Disconnected => Update::Disconnected,
+            Update::Reconnected => Update::Reconnected,
         })
     }
 }
 
-/// An event that was too large to be read.
+/// An event that was too large and was skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftOut(TooLong);
+pub struct Skipped(TooLong);
 
-impl Display for LeftOut {
+impl Display for Skipped {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let LeftOut(TooLong { limit, name, id }) = self;
+        let Skipped(TooLong { limit, name, id }) = self;
         match name.as_str() {
             ENTRY => write!(f, "entry {id} ")?,
             _ => write!(f, "an event `{name}` ")?,
         }
-        write!(f, "is left out: it has more than {} MiB", limit / MIB)
+        write!(f, "was skipped: it is larger than {} MiB", limit / MIB)
     }
 }
 
-/// Follows a thread across breaks and restarts: every entry once, in order.
+/// Follows a thread across disconnections and restarts of the runtime. It returns every entry once, in order.
 ///
-/// There is a pause before every new connection. The pauses grow until there is a new entry, or a connection has lasted
-/// for a while: a stream that always begins and ends at once is no success.
+/// The delay before each reconnection grows. It is reset by a new entry, or when a connection has lasted for
+/// [`Backoff::MAX`]: a stream that always ends at once does not count as a success.
 pub struct Follower {
     client: Client,
     thread: String,
-    /// Id of the last event, which is the place of an entry.
+    /// Sequence number of the last entry received.
     after: u64,
     link: Link,
-    /// What was told of the connection; nothing before the first one.
-    told: Option<Told>,
-    pauses: Pauses,
+    /// State of the connection as last reported to the caller; `None` before the first connection.
+    reported: Option<Reported>,
+    backoff: Backoff,
 }
 
 enum Link {
-    Pausing(Instant),
+    /// No connection until this time.
+    Waiting(Instant),
     Connecting(Pin<Box<dyn Future<Output = Result<Events, Error>> + Send>>),
-    Up(Box<Events>),
+    Connected(Box<Events>),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Told {
-    Up,
-    Lost,
+enum Reported {
+    Connected,
+    Disconnected,
 }
 
 impl Follower {
-    /// Begins behind the entry `after`.
+    /// Begins after the entry `after`.
     pub fn new(client: Client, thread: impl Into<String>, after: u64) -> Follower {
-        let link = Link::Pausing(Instant::now());
-        Follower { client, thread: thread.into(), after, link, told: None, pauses: Pauses::default() }
+        let link = Link::Waiting(Instant::now());
+        Follower { client, thread: thread.into(), after, link, reported: None, backoff: Backoff::default() }
     }
 
-    /// The next news. An error is one that waiting does not mend, or the very first connection fails. May be dropped
-    /// and called again without losing anything.
-    pub async fn next(&mut self) -> Result<News, Error> {
+    /// Returns the next update. Fails if the first connection fails, or with an error that is not transient. Cancel safe.
+    pub async fn next(&mut self) -> Result<Update, Error> {
         loop {
-            let news = self.next_as_sent().await?;
-            if let Some(news) = news.map(|event| Event::read(&event)) {
-                return Ok(news);
+            let update = self.next_raw().await?;
+            if let Some(update) = update.map(|event| Event::parse(&event)) {
+                return Ok(update);
             }
         }
     }
 
-    /// The same, with events as the runtime sent them.
-    pub async fn next_as_sent(&mut self) -> Result<News<sse::Event>, Error> {
+    /// Like [`Follower::next`], with unparsed events.
+    pub async fn next_raw(&mut self) -> Result<Update<sse::Event>, Error> {
         loop {
             match &mut self.link {
-                Link::Pausing(until) => {
+                Link::Waiting(until) => {
                     tokio::time::sleep_until(*until).await;
                     self.connect();
                 }
                 Link::Connecting(attempt) => match attempt.as_mut().await {
                     Ok(events) => {
-                        self.link = Link::Up(Box::new(events));
-                        self.told.get_or_insert(Told::Up);
+                        self.link = Link::Connected(Box::new(events));
+                        self.reported.get_or_insert(Reported::Connected);
                     }
                     Err(error) => {
-                        self.pause();
-                        if !error.is_passing() || self.told.is_none() {
+                        self.wait_before_reconnect();
+                        if !error.is_transient() || self.reported.is_none() {
                             return Err(error);
                         }
                     }
                 },
-                Link::Up(events) => {
-                    let is_up = events.wait().await;
-                    if let Some(news) = self.look(is_up) {
-                        return Ok(news);
+                Link::Connected(events) => {
+                    let is_connected = events.wait_ready().await;
+                    if let Some(update) = self.take_update(is_connected) {
+                        return Ok(update);
                     }
                 }
             }
         }
     }
 
-    /// Connects without a pause, because the runtime is known to be there.
-    pub fn hurry(&mut self) {
-        self.pauses.reset();
-        if let Link::Pausing(until) = &mut self.link {
+    /// Connects without delay, because the runtime is known to be up.
+    pub fn connect_now(&mut self) {
+        self.backoff.reset();
+        if let Link::Waiting(until) = &mut self.link {
             *until = Instant::now();
         }
     }
@@ -222,30 +225,31 @@ impl Follower {
         self.link = Link::Connecting(Box::pin(async move { client.events(&thread, after).await }));
     }
 
-    fn pause(&mut self) {
-        if matches!(&self.link, Link::Up(events) if events.since.elapsed() >= Pauses::LONGEST) {
-            self.pauses.reset();
+    fn wait_before_reconnect(&mut self) {
+        if matches!(&self.link, Link::Connected(events) if events.connected_at.elapsed() >= Backoff::MAX) {
+            self.backoff.reset();
         }
-        self.link = Link::Pausing(Instant::now() + self.pauses.take());
+        self.link = Link::Waiting(Instant::now() + self.backoff.next_delay());
     }
 
-    /// Looks at what has come over the connection, or that it has ended.
-    fn look(&mut self, is_up: bool) -> Option<News<sse::Event>> {
-        let before = self.told.replace(if is_up { Told::Up } else { Told::Lost });
-        if !is_up {
-            self.pause();
-            return (before != Some(Told::Lost)).then_some(News::Lost);
+    /// Handles the next event of the connection, or its end.
+    fn take_update(&mut self, is_connected: bool) -> Option<Update<sse::Event>> {
+        let before =
+            self.reported.replace(if is_connected { Reported::Connected } else { Reported::Disconnected });
+        if !is_connected {
+            self.wait_before_reconnect();
+            return (before != Some(Reported::Disconnected)).then_some(Update::Disconnected);
         }
-        if before == Some(Told::Lost) {
-            return Some(News::Back);
+        if before == Some(Reported::Disconnected) {
+            return Some(Update::Reconnected);
         }
-        let Link::Up(events) = &mut self.link else { return None };
+        let Link::Connected(events) = &mut self.link else { return None };
         let event = events.ready.pop_front()?;
         let id = event.as_ref().map_or_else(|too_long| &too_long.id, |event| &event.id);
         if let Some(id) = id.parse().ok().filter(|id| *id > self.after) {
             self.after = id;
-            self.pauses.reset();
+            self.backoff.reset();
         }
-        Some(event.map_or_else(|too_long| News::LeftOut(LeftOut(too_long)), News::Event))
+        Some(event.map_or_else(|too_long| Update::Skipped(Skipped(too_long)), Update::Event))
     }
 }

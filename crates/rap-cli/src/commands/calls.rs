@@ -1,39 +1,39 @@
-//! `rap calls`: what agents have called and wait for.
+//! `rap calls`: lists and cancels open tool calls.
 
 use clap::Subcommand;
 use serde::Deserialize;
 
 use super::{Connection, Listing, print};
-use crate::age::{self, span};
-use crate::api::Waiting;
+use crate::api::OpenCall;
 use crate::table::{Table, terminal_width};
+use crate::time_format::{self, short_duration};
 
-/// What to do with calls.
+/// Subcommands of `rap calls`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// List the open calls of all threads, the oldest first.
+    /// List the open calls of all threads, oldest first.
     Ls(Listing),
-    /// Cancel an open call; its tool is told, and the agent sees that it was interrupted.
+    /// Cancel an open call. Its tool server is notified, and the agent sees the result `interrupted`.
     #[command(after_help = "Example: rap calls cancel t019 3")]
     Cancel {
-        /// The thread that made it.
+        /// Thread that made the call.
         thread: String,
-        /// The call: its id, or the number at the end of it.
+        /// Id of the call, or the number at its end.
         call: String,
     },
 }
 
 #[derive(Deserialize)]
-struct OpenCall {
+struct CallRow {
     thread_id: String,
     #[serde(flatten)]
-    call: Waiting,
+    call: OpenCall,
     acknowledged_at: Option<String>,
     attempts: u64,
     last_attempt: Option<String>,
 }
 
-/// Does it.
+/// Runs the command.
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
@@ -42,32 +42,32 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
     }
 }
 
-fn show(calls: &[OpenCall]) -> anyhow::Result<()> {
+fn show(calls: &[CallRow]) -> anyhow::Result<()> {
     if calls.is_empty() {
-        return Ok(print("no call is open\n")?);
+        return Ok(print("no open calls\n")?);
     }
-    let now = age::now();
-    let mut table = Table::new(["THREAD", "CALL", "TOOL", "FOR", "TIME-OUT", "DELIVERY"]);
-    for OpenCall { thread_id, call, acknowledged_at, attempts, last_attempt } in calls {
-        let until = call.until.map_or("none".into(), |until| age::ago(until, now));
+    let now = time_format::now();
+    let mut table = Table::new(["THREAD", "CALL", "TOOL", "AGE", "TIMEOUT", "DELIVERY"]);
+    for CallRow { thread_id, call, acknowledged_at, attempts, last_attempt } in calls {
+        let until = call.until.map_or("none".into(), |until| time_format::relative(until, now));
         let delivery = match (acknowledged_at, last_attempt) {
-            (Some(_), _) => "taken".into(),
-            (None, Some(outcome)) => format!("not taken yet, {attempts} tries: {outcome}"),
-            (None, None) => "on its way".into(),
+            (Some(_), _) => "acknowledged".into(),
+            (None, Some(outcome)) => format!("not acknowledged, {attempts} attempts: {outcome}"),
+            (None, None) => "sending".into(),
         };
-        let since = span(now.since(call.since));
+        let since = short_duration(now.since(call.since));
         table.row([thread_id.clone(), call.call_id.clone(), call.tool.clone(), since, until, delivery]);
     }
     Ok(print(&table.render(terminal_width()))?)
 }
 
-/// So that a listing never fails for a field that it does not need.
+/// A listing must not fail because of a field that it does not need.
 #[cfg(test)]
 #[test]
-fn a_call_is_read_as_the_api_writes_it() {
+fn a_call_of_the_api_is_deserialized() {
     let call = serde_json::json!({"thread_id": "t", "call_id": "c", "tool": "slow", "server": "s",
         "since": "1970-01-01T00:00:00.000Z", "until": null, "acknowledged_at": null, "attempts": 0,
         "last_attempt": null});
-    let call: OpenCall = serde_json::from_value(call).unwrap();
+    let call: CallRow = serde_json::from_value(call).unwrap();
     assert_eq!((call.call.tool.as_str(), call.call.until), ("slow", None));
 }

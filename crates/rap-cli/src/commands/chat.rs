@@ -1,6 +1,6 @@
-//! `rap chat`: talk to an agent, and see what it does.
+//! `rap chat`: an interactive conversation with an agent.
 //!
-//! What is shown comes from the event stream alone, which goes on where it was after the runtime has restarted.
+//! Everything shown comes from the event stream, which resumes at the last entry after a restart of the runtime.
 
 mod console;
 mod editor;
@@ -23,67 +23,69 @@ use tokio::task::JoinSet;
 use self::console::Console;
 use self::editor::Input;
 use self::view::View;
-use super::inbox::{meant, numbered};
-use super::{Connection, known};
-use crate::api::{Asked, CallState, Question, Status, StatusNews};
-use crate::client::{Client, Error, Event, Follower, News, Pauses, idempotency_key};
-use crate::rest::Rest;
+use super::inbox::{numbered, parse_choice};
+use super::{Connection, with_suggestion};
+use crate::api::{CallState, Question, QuestionKind, Status, StatusEvent};
+use crate::client::{Backoff, Client, Error, Event, Follower, Update, idempotency_key};
+use crate::idle::IdleDetector;
 use crate::table::{DIM, one_line, styled};
 
-/// A second ^C within this time leaves.
+/// A second ^C within this time exits.
 const TWICE: Duration = Duration::from_secs(2);
-/// How often it is said anew how long calls have been running, and looked whether it is time to try again to say what
-/// was not taken.
+/// Interval at which the durations of open calls are updated and unsent messages are retried.
 const TICK: Duration = Duration::from_millis(500);
-/// How much that was said may wait for the runtime.
-const OUTGOING: usize = 100;
-/// How long leaving waits for the runtime to take what was said.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// Maximum number of messages that wait for the runtime.
+const MAX_UNSENT: usize = 100;
+/// Time that exiting waits for requests in progress.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whom to talk to.
+/// Arguments of `rap chat`.
 #[derive(Args)]
 #[command(
-    after_help = "On a pipe, each line is said when the agent has come to rest, or answers its question.\n\
+    after_help = "If stdin is not a terminal, each line is sent when the agent is idle, or answers its question.\n\
                         Example: echo 'say hello' | rap chat"
 )]
 pub struct Chat {
-    /// The thread; a new one is made if none is given.
+    /// Id of the thread [default: a new thread].
     pub thread: Option<String>,
-    /// The agent of a new thread.
+    /// Name of the agent of a new thread [default: the first one in the configuration].
     #[arg(long, conflicts_with = "thread")]
     pub agent: Option<String>,
-    /// Which runtime.
+    /// Runtime to talk to.
     #[command(flatten)]
     pub connection: Connection,
 }
 
-/// Talks until somebody leaves.
+/// Runs the command until the user exits or the thread is closed.
 pub async fn run(chat: Chat) -> anyhow::Result<()> {
     let client = chat.connection.client()?;
     let thread = match &chat.thread {
-        Some(id) => known(&client, id, client.thread(id).await).await?,
+        Some(id) => with_suggestion(&client, id, client.thread(id).await).await?,
         None => {
             let new = chat.agent.as_ref().map_or(json!({}), |agent| json!({"agent": agent}));
             client.create_thread(&new).await?
         }
     };
     if thread.status == Status::Closed {
-        bail!("thread {} is closed; rap chat makes a new one", thread.id);
+        bail!("thread {} is closed; start a new one with: rap chat", thread.id);
     }
     let mut view = View::new(Console::open()?);
-    view.hello(&thread.id, &thread.agent)?;
+    view.greet(&thread.id, &thread.agent)?;
+    if client.is_scripted(&thread.agent).await {
+        view.warn_scripted()?;
+    }
     Conversation {
         follower: Follower::new(client.clone(), &thread.id, 0),
         client,
         id: thread.id,
         view,
-        rest: Rest::default(),
+        idle: IdleDetector::default(),
         questions: VecDeque::new(),
-        outgoing: VecDeque::new(),
-        saying: false,
-        say_at: Instant::now(),
-        pauses: Pauses::default(),
-        under_way: JoinSet::new(),
+        unsent: VecDeque::new(),
+        sending: false,
+        send_at: Instant::now(),
+        backoff: Backoff::default(),
+        requests: JoinSet::new(),
         interrupted: None,
         ended: false,
         why: None,
@@ -97,34 +99,36 @@ struct Conversation {
     id: String,
     follower: Follower,
     view: View,
-    rest: Rest,
+    idle: IdleDetector,
     questions: VecDeque<Question>,
-    /// What the runtime has not taken yet, and whether the first of it is on its way.
-    outgoing: VecDeque<(String, HeaderValue)>,
-    saying: bool,
-    /// When it is sent, and the pauses between attempts.
-    say_at: Instant,
-    pauses: Pauses,
-    /// Requests, beside which keys are read and news told.
-    under_way: JoinSet<Done>,
+    /// Messages that the runtime has not accepted yet, with their idempotency keys.
+    unsent: VecDeque<(String, HeaderValue)>,
+    /// True while the first of them is being sent.
+    sending: bool,
+    /// Time of the next attempt to send it.
+    send_at: Instant,
+    backoff: Backoff,
+    /// Requests in progress. Input and events are handled meanwhile.
+    requests: JoinSet<Response>,
+    /// Time of the last ^C.
     interrupted: Option<Instant>,
-    /// Whether the input is at its end.
+    /// True if the input has ended.
     ended: bool,
+    /// Last reason why the thread failed or is paused.
     why: Option<String>,
 }
 
-/// A request that has an answer.
-enum Done {
-    Said(Result<(), Error>),
+/// Response to a request.
+enum Response {
+    Sent(Result<(), Error>),
     Answered(Box<Question>, Result<(), Error>),
-    Stopped(Result<(), Error>),
+    Interrupted(Result<(), Error>),
 }
 
-/// Whether the chat goes on.
 #[derive(PartialEq)]
 enum Flow {
-    On,
-    Leave,
+    Continue,
+    Exit,
 }
 
 impl Conversation {
@@ -134,101 +138,102 @@ impl Conversation {
         loop {
             let reads = self.wants_input();
             let flow = tokio::select! {
-                news = self.follower.next() => self.learn(news?)?,
-                input = self.view.console.next(), if reads => self.act(input?)?,
-                Some(done) = self.under_way.join_next() => {
-                    self.done(done?)?;
-                    Flow::On
+                update = self.follower.next() => self.on_update(update?)?,
+                input = self.view.console.next(), if reads => self.on_input(input?)?,
+                Some(response) = self.requests.join_next() => {
+                    self.on_response(response?)?;
+                    Flow::Continue
                 }
-                _ = interrupts.recv() => self.stop()?,
+                _ = interrupts.recv() => self.interrupt()?,
                 _ = tick.tick() => {
-                    self.say_next();
-                    Flow::On
+                    self.send_next();
+                    Flow::Continue
                 }
             };
-            if flow == Flow::Leave {
-                return self.leave().await;
+            if flow == Flow::Exit {
+                return self.exit().await;
             }
             self.view.refresh()?;
-            if self.ended && self.outgoing.is_empty() {
-                if self.rest.is_reached() {
-                    return self.leave().await;
+            if self.ended && self.unsent.is_empty() {
+                if self.idle.is_idle() {
+                    return self.exit().await;
                 }
-                self.nobody_answers()?;
+                self.fail_if_question_is_open()?;
             }
         }
     }
 
-    /// A person can speak at any time; the lines of a pipe wait for their turn.
+    /// A terminal is always read. Lines of a pipe are read one at a time, when the agent is idle or asks something.
     fn wants_input(&self) -> bool {
-        let choice = self.questions.iter().any(|question| matches!(question.asked, Asked::Choice { .. }));
-        let turn = self.outgoing.is_empty() && (self.rest.is_reached() || choice);
-        !self.ended && (self.view.console.is_terminal() || turn)
+        let choice =
+            self.questions.iter().any(|question| matches!(question.kind, QuestionKind::Choice { .. }));
+        let ready = self.unsent.is_empty() && (self.idle.is_idle() || choice);
+        !self.ended && (self.view.console.is_terminal() || ready)
     }
 
-    /// What is on its way arrives; what the runtime did not take is told.
-    async fn leave(mut self) -> anyhow::Result<()> {
-        let farewell = async {
-            while let Some(done) = self.under_way.join_next().await {
-                self.done(done?)?;
+    /// Waits for requests in progress, and reports messages that were not sent.
+    async fn exit(mut self) -> anyhow::Result<()> {
+        let finish = async {
+            while let Some(response) = self.requests.join_next().await {
+                self.on_response(response?)?;
             }
             anyhow::Ok(())
         };
-        if let Ok(outcome) = tokio::time::timeout(FAREWELL, farewell).await {
+        if let Ok(outcome) = tokio::time::timeout(EXIT_TIMEOUT, finish).await {
             outcome?;
         }
-        for (text, _) in &self.outgoing {
-            self.view.warn(&format!("not said, since the runtime is away: {}", one_line(text)))?;
+        for (text, _) in &self.unsent {
+            self.view.warn(&format!("not sent, because the runtime is down: {}", one_line(text)))?;
         }
         if self.view.console.is_terminal() {
-            let hint = format!("the agent goes on without you; come back with: rap chat {}", self.id);
-            self.view.put(&styled(DIM, &hint))?;
-        } else if self.rest.status() == Some(Status::Failed) {
+            let hint = format!("the agent keeps running; come back with: rap chat {}", self.id);
+            self.view.print(&styled(DIM, &hint))?;
+        } else if self.idle.status() == Some(Status::Failed) {
             bail!("the agent failed: {}", self.why.unwrap_or_default());
         }
         Ok(())
     }
 
-    /// At the end of a pipe, a question stays open for ever.
-    fn nobody_answers(&self) -> anyhow::Result<()> {
-        for Question { call_id, asked, .. } in &self.questions {
-            if let Asked::Choice { prompt, choices, .. } = asked {
+    /// Fails if the agent waits for an answer: after the end of a pipe, none can come.
+    fn fail_if_question_is_open(&self) -> anyhow::Result<()> {
+        for Question { call_id, kind, .. } in &self.questions {
+            if let QuestionKind::Choice { prompt, choices, .. } = kind {
                 let choices = numbered(choices).join(", ");
-                let how = format!("rap inbox answer {} {call_id} CHOICE", self.id);
-                bail!("the agent needs an answer: {prompt} {choices}\nanswer with: {how}");
+                let command = format!("rap inbox answer {} {call_id} CHOICE", self.id);
+                bail!("the agent waits for an answer: {prompt} {choices}\nanswer with: {command}");
             }
         }
         Ok(())
     }
 
-    fn learn(&mut self, news: News) -> anyhow::Result<Flow> {
-        if let Some(words) = news.words() {
-            self.view.note(&words)?;
+    fn on_update(&mut self, update: Update) -> anyhow::Result<Flow> {
+        if let Some(message) = update.message() {
+            self.view.note(&message)?;
         }
-        let event = match news {
-            News::Event(event) => event,
-            News::LeftOut(_) => return Ok(Flow::On),
-            News::Lost => {
+        let event = match update {
+            Update::Event(event) => event,
+            Update::Skipped(_) => return Ok(Flow::Continue),
+            Update::Disconnected => {
                 self.view.drop_answer();
-                return Ok(Flow::On);
+                return Ok(Flow::Continue);
             }
-            News::Back => {
-                self.rest.start_over();
+            Update::Reconnected => {
+                self.idle.reconnected();
                 self.questions.clear();
-                self.view.start_over();
-                self.say_at = Instant::now();
-                return Ok(Flow::On);
+                self.view.reconnected();
+                self.send_at = Instant::now();
+                return Ok(Flow::Continue);
             }
         };
-        self.rest.see(&event);
+        self.idle.observe(&event);
         match event {
             Event::Entry(entry) => self.view.entry(&entry)?,
             Event::Delta(delta) => self.view.delta(&delta),
-            Event::Call(news) => {
-                if news.state == CallState::Settled {
-                    self.questions.retain(|question| question.call_id != news.call.call_id);
+            Event::Call(update) => {
+                if update.state == CallState::Settled {
+                    self.questions.retain(|question| question.call_id != update.call.call_id);
                 }
-                self.view.call(news);
+                self.view.call(update);
             }
             Event::Question(question) => {
                 self.view.question(&question)?;
@@ -238,125 +243,128 @@ impl Conversation {
                 self.view.drop_answer();
                 self.view.note(&one_line(&text))?;
             }
-            Event::Status(news) => return self.learn_status(news),
+            Event::Status(update) => return self.on_status(update),
             Event::View(_) => {}
         }
-        Ok(Flow::On)
+        Ok(Flow::Continue)
     }
 
-    fn learn_status(&mut self, news: StatusNews) -> anyhow::Result<Flow> {
-        self.view.status(&news)?;
-        if news.status != Status::NeedsYou {
+    fn on_status(&mut self, update: StatusEvent) -> anyhow::Result<Flow> {
+        self.view.status(&update)?;
+        if update.status != Status::NeedsYou {
             self.questions.clear();
         }
-        if let Some(why) = news.why.as_ref().filter(|_| news.why != self.why) {
-            self.view.why(&self.id, news.status, why)?;
+        if let Some(why) = update.why.as_ref().filter(|_| update.why != self.why) {
+            self.view.why(&self.id, update.status, why)?;
         }
-        self.why = news.why;
-        if news.status == Status::Closed {
+        self.why = update.why;
+        if update.status == Status::Closed {
             self.view.note("the thread is closed")?;
-            return Ok(Flow::Leave);
+            return Ok(Flow::Exit);
         }
-        Ok(Flow::On)
+        Ok(Flow::Continue)
     }
 
-    fn act(&mut self, input: Input) -> anyhow::Result<Flow> {
+    fn on_input(&mut self, input: Input) -> anyhow::Result<Flow> {
         match input {
             Input::Line(line) => self.take_line(line.trim())?,
-            Input::Interrupt => return self.stop(),
-            Input::End if self.view.console.is_terminal() => return Ok(Flow::Leave),
+            Input::Interrupt => return self.interrupt(),
+            Input::End if self.view.console.is_terminal() => return Ok(Flow::Exit),
             Input::End => self.ended = true,
         }
-        Ok(Flow::On)
+        Ok(Flow::Continue)
     }
 
     fn take_line(&mut self, line: &str) -> anyhow::Result<()> {
         if line.is_empty() || self.answer(line)? {
             return Ok(());
         }
-        if self.outgoing.len() >= OUTGOING {
-            return self.view.warn("not said: too much waits for the runtime already");
+        if self.unsent.len() >= MAX_UNSENT {
+            return self.view.warn("not sent: too many messages wait for the runtime");
         }
-        self.view.say(line)?;
-        self.rest.expect(line);
-        self.outgoing.push_back((line.to_owned(), idempotency_key()));
-        self.say_next();
+        self.view.message(line)?;
+        self.idle.expect(line);
+        self.unsent.push_back((line.to_owned(), idempotency_key()));
+        self.send_next();
         Ok(())
     }
 
-    /// Takes a line as the answer to the oldest question, if it is one.
+    /// Answers the first question that the line is a valid choice for. Returns false if there is none.
     fn answer(&mut self, line: &str) -> anyhow::Result<bool> {
-        let open = self.questions.iter().enumerate().find_map(|(place, question)| match &question.asked {
-            Asked::Choice { choices, .. } => {
-                let selected = meant(choices, line)?;
-                Some((place, selected, choices[selected].clone()))
+        let open = self.questions.iter().enumerate().find_map(|(index, question)| match &question.kind {
+            QuestionKind::Choice { choices, .. } => {
+                let selected = parse_choice(choices, line)?;
+                Some((index, selected, choices[selected].clone()))
             }
-            Asked::SignIn { .. } => None,
+            QuestionKind::SignIn { .. } => None,
         });
-        let Some((place, selected, choice)) = open else { return Ok(false) };
-        let Some(question) = self.questions.remove(place) else { return Ok(false) };
+        let Some((index, selected, choice)) = open else { return Ok(false) };
+        let Some(question) = self.questions.remove(index) else { return Ok(false) };
         self.view.answered(&choice)?;
-        self.rest.wait_for_status();
+        self.idle.forget_status();
         let (client, id) = (self.client.clone(), self.id.clone());
-        self.under_way.spawn(async move {
-            let outcome = client.choose(&id, &question.call_id, Some(selected)).await;
-            Done::Answered(Box::new(question), outcome.map(drop))
+        self.requests.spawn(async move {
+            let outcome = client.answer_choice(&id, &question.call_id, Some(selected)).await;
+            Response::Answered(Box::new(question), outcome.map(drop))
         });
         Ok(true)
     }
 
-    /// Says what was not taken yet, one after the other. The runtime may be away; then it is said when it is back.
-    fn say_next(&mut self) {
-        let may = !self.saying && Instant::now() >= self.say_at;
-        let Some((text, key)) = self.outgoing.front().cloned().filter(|_| may) else { return };
-        self.saying = true;
+    /// Sends the first unsent message, unless one is being sent or the next attempt is not due yet.
+    fn send_next(&mut self) {
+        let may = !self.sending && Instant::now() >= self.send_at;
+        let Some((text, key)) = self.unsent.front().cloned().filter(|_| may) else { return };
+        self.sending = true;
         let (client, id) = (self.client.clone(), self.id.clone());
-        self.under_way
-            .spawn(async move { Done::Said(client.say(&id, &json!({"text": text}), &key).await.map(drop)) });
+        self.requests.spawn(async move {
+            Response::Sent(client.send_message(&id, &json!({"text": text}), &key).await.map(drop))
+        });
     }
 
-    fn done(&mut self, done: Done) -> anyhow::Result<()> {
-        match done {
-            Done::Said(outcome) => {
-                self.saying = false;
-                if outcome.as_ref().is_err_and(Error::is_passing) {
-                    self.say_at = Instant::now() + self.pauses.take();
+    fn on_response(&mut self, response: Response) -> anyhow::Result<()> {
+        match response {
+            Response::Sent(outcome) => {
+                self.sending = false;
+                if outcome.as_ref().is_err_and(Error::is_transient) {
+                    self.send_at = Instant::now() + self.backoff.next_delay();
                     return Ok(());
                 }
-                self.pauses.reset();
-                self.follower.hurry();
-                let said = self.outgoing.pop_front();
-                if let (Err(error), Some((text, _))) = (outcome, said) {
-                    self.rest.forget(&text);
-                    self.view.unsay(&text, &error.to_string())?;
+                self.backoff.reset();
+                self.follower.connect_now();
+                let sent = self.unsent.pop_front();
+                if let (Err(error), Some((text, _))) = (outcome, sent) {
+                    self.idle.cancel_expected(&text);
+                    self.view.message_refused(&text, &error.to_string())?;
                 }
-                self.say_next();
+                self.send_next();
             }
-            Done::Answered(question, Err(error)) => {
-                if error.is_passing() {
+            Response::Answered(question, Err(error)) => {
+                if error.is_transient() {
                     self.questions.push_front(*question);
                 }
-                self.view.warn(&format!("not answered: {error}"))?;
+                self.view.warn(&format!("the answer was not accepted: {error}"))?;
             }
-            Done::Stopped(Ok(())) => self.view.note("stopped; ^C again or ^D leaves")?,
-            Done::Stopped(Err(error)) => self.view.warn(&format!("not stopped: {error}"))?,
-            Done::Answered(_, Ok(())) => {}
+            Response::Interrupted(Ok(())) => self.view.note("interrupted; press ^C again or ^D to exit")?,
+            Response::Interrupted(Err(error)) => self.view.warn(&format!("not interrupted: {error}"))?,
+            Response::Answered(_, Ok(())) => {}
         }
         Ok(())
     }
 
-    /// The first ^C stops the agent, a second one soon after leaves.
-    fn stop(&mut self) -> anyhow::Result<Flow> {
+    /// Handles ^C: the first one interrupts the agent, a second one within [`TWICE`] exits.
+    fn interrupt(&mut self) -> anyhow::Result<Flow> {
         if self.interrupted.is_some_and(|at| at.elapsed() < TWICE) {
-            return Ok(Flow::Leave);
+            return Ok(Flow::Exit);
         }
         self.interrupted = Some(Instant::now());
-        if self.rest.is_reached() {
-            self.view.note("the agent does nothing; ^C again or ^D leaves")?;
-            return Ok(Flow::On);
+        if self.idle.is_idle() {
+            self.view.note("the agent is idle; press ^C again or ^D to exit")?;
+            return Ok(Flow::Continue);
         }
         let (client, id) = (self.client.clone(), self.id.clone());
-        self.under_way.spawn(async move { Done::Stopped(client.order(&id, "interrupt").await.map(drop)) });
-        Ok(Flow::On)
+        self.requests.spawn(async move {
+            Response::Interrupted(client.thread_action(&id, "interrupt").await.map(drop))
+        });
+        Ok(Flow::Continue)
     }
 }

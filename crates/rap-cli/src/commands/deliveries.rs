@@ -1,60 +1,60 @@
-//! `rap deliveries`: what was refused, retried or given up, of what was sent and of what was received.
+//! `rap deliveries`: lists deliveries, sent and received, that were refused, retried or given up.
 
 use clap::{Subcommand, ValueEnum};
 use rap_protocol::Timestamp;
 use serde::Deserialize;
 
 use super::{Connection, Listing, print, print_json};
-use crate::age;
-use crate::api::{maybe_time, time};
+use crate::api::{optional_time, time};
 use crate::table::{GREEN, RED, Table, YELLOW, one_line, terminal_width};
+use crate::time_format;
 
-/// What to do with deliveries.
+/// Subcommands of `rap deliveries`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// List deliveries that did not succeed at their first attempt, the newest first.
+    /// List deliveries that did not succeed at the first attempt, newest first.
     #[command(after_help = "Example: rap deliveries ls --outcome given-up")]
     Ls {
-        /// Only those of this thread.
+        /// Only deliveries of this thread.
         #[arg(long)]
         thread: Option<String>,
-        /// Only those that went like this.
+        /// Only deliveries with this outcome.
         #[arg(long)]
         outcome: Option<Outcome>,
-        /// How many, and how they are shown.
+        /// Number of rows and output format.
         #[command(flatten)]
         listing: Listing,
     },
-    /// Say how one delivery went.
+    /// Show one delivery and its last attempt.
     Show {
-        /// The delivery.
+        /// Id of the delivery.
         delivery: String,
-        /// How it is shown.
+        /// Output format.
         #[command(flatten)]
-        shape: super::Shape,
+        output: super::OutputFormat,
     },
-    /// Send an invocation at once that waits to be tried again.
+    /// Retry an invocation now instead of at its next due time.
     #[command(after_help = "Example: rap deliveries redeliver 17")]
     Redeliver {
-        /// The delivery.
+        /// Id of the delivery.
         delivery: String,
     },
 }
 
-/// How a delivery goes.
+/// Outcome of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It is tried again.
+    /// It will be retried.
     Retrying,
-    /// It arrived in the end.
+    /// It succeeded after a retry.
     Delivered,
-    /// The receiver does not want it.
+    /// The receiver refused it.
     Refused,
-    /// The receiver could not be reached for too long.
+    /// All attempts failed within the retry period.
     #[value(alias = "given_up")]
     GivenUp,
-    /// Nobody needs it any more, or there was no room for it.
+    /// It was no longer needed, or the queue was full.
     Dropped,
 }
 
@@ -85,13 +85,13 @@ struct Delivery {
     first_at: Timestamp,
     #[serde(deserialize_with = "time")]
     last_at: Timestamp,
-    #[serde(default, deserialize_with = "maybe_time")]
+    #[serde(default, deserialize_with = "optional_time")]
     next_at: Option<Timestamp>,
 }
 
 impl Delivery {
-    /// `notification close_thread`, `callback`.
-    fn what(&self) -> String {
+    /// Kind of the delivery, with the topic of a notification: `notification close_thread`, `callback`.
+    fn label(&self) -> String {
         match (self.kind.as_str(), &self.topic) {
             ("notification", Some(topic)) => format!("notification {topic}"),
             (kind, _) => kind.to_owned(),
@@ -99,7 +99,7 @@ impl Delivery {
     }
 }
 
-/// Does it.
+/// Runs the command.
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
@@ -108,30 +108,30 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
             let filters = [("thread", thread.as_deref()), ("outcome", outcome.as_deref())];
             listing.show(&client, "deliveries", &filters, list).await
         }
-        Command::Show { delivery, shape } => {
+        Command::Show { delivery, output } => {
             let answer = client.get(&["v1", "deliveries", &delivery], &[]).await?;
-            if shape.json { print_json(&answer) } else { show(&client.typed(answer)?) }
+            if output.json { print_json(&answer) } else { show(&client.typed(answer)?) }
         }
         Command::Redeliver { delivery } => {
             let path = ["v1", "deliveries", &delivery, "redeliver"];
             client.post(&path, &serde_json::json!({})).await?;
-            Ok(print(&format!("delivery {delivery} is tried now\n"))?)
+            Ok(print(&format!("retrying delivery {delivery} now\n"))?)
         }
     }
 }
 
 fn list(deliveries: &[Delivery]) -> anyhow::Result<()> {
     if deliveries.is_empty() {
-        return Ok(print("nothing was refused, retried or given up\n")?);
+        return Ok(print("no deliveries were refused, retried or given up\n")?);
     }
-    let now = age::now();
-    let mut table = Table::new(["ID", "WHAT", "OUTCOME", "TRIES", "LAST", "THREAD", "CALL", "DETAIL"]);
+    let now = time_format::now();
+    let mut table = Table::new(["ID", "KIND", "OUTCOME", "ATTEMPTS", "LAST", "THREAD", "CALL", "DETAIL"]);
     for delivery in deliveries {
         let Delivery { id, thread_id, call_id, outcome, attempts, detail, .. } = delivery;
         let [thread, call] = [thread_id, call_id].map(|id| id.clone().unwrap_or_default());
-        let (tries, last) = (attempts.to_string(), age::ago(delivery.last_at, now));
+        let (attempts, last) = (attempts.to_string(), time_format::relative(delivery.last_at, now));
         let word = outcome.word().to_owned();
-        table.row([id.clone(), delivery.what(), word, tries, last, thread, call, detail.clone()]);
+        table.row([id.clone(), delivery.label(), word, attempts, last, thread, call, detail.clone()]);
         match outcome {
             Outcome::Retrying => table.style(2, YELLOW),
             Outcome::Delivered => table.style(2, GREEN),
@@ -142,9 +142,8 @@ fn list(deliveries: &[Delivery]) -> anyhow::Result<()> {
     Ok(print(&table.render(terminal_width()))?)
 }
 
-/// Everything about a delivery, and what can be done about it.
 fn show(delivery: &Delivery) -> anyhow::Result<()> {
-    let now = age::now();
+    let now = time_format::now();
     let Delivery { id, call_id, thread_id, server, outcome, attempts, detail, .. } = delivery;
     let to = server.as_ref().map(|server| format!(" to {}", one_line(server))).unwrap_or_default();
     let about = match (call_id, thread_id) {
@@ -152,17 +151,17 @@ fn show(delivery: &Delivery) -> anyhow::Result<()> {
         (None, Some(thread)) => format!(" for thread {thread}"),
         _ => String::new(),
     };
-    let tries = if *attempts == 1 { "once".into() } else { format!("{attempts} times") };
+    let attempts = if *attempts == 1 { "1 attempt".into() } else { format!("{attempts} attempts") };
     let mut text = format!(
-        "{id}: {}{to}{about}\n  {}; tried {tries}, first {}, last {}\n  the last attempt: {}\n",
-        delivery.what(),
+        "{id}: {}{to}{about}\n  {}; {attempts}, first {}, last {}\n  last attempt: {}\n",
+        delivery.label(),
         outcome.word(),
-        age::ago(delivery.first_at, now),
-        age::ago(delivery.last_at, now),
+        time_format::relative(delivery.first_at, now),
+        time_format::relative(delivery.last_at, now),
         one_line(detail),
     );
     if let Some(next) = delivery.next_at {
-        text.push_str(&format!("  tried again {}", age::ago(next, now)));
+        text.push_str(&format!("  next attempt {}", time_format::relative(next, now)));
         if delivery.kind == "invocation" {
             text.push_str(&format!(", or at once with: rap deliveries redeliver {id}"));
         }

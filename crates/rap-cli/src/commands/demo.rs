@@ -1,12 +1,12 @@
-//! `rap demo`: the story of an agent that sleeps, told while it happens.
+//! `rap demo`: runs an agent through a fixed scenario and prints what happens.
 //!
-//! Nothing of it is staged: the runtime is a process of its own on a database of its own, the tools are servers, and
-//! every line is told when the runtime or a tool says that it happened. All of it is gone at the end.
+//! The demo uses a real runtime in a separate process with its own database, and real tool servers. Every line is printed
+//! when the runtime or a tool reports the event. Processes and files are removed at the end.
 
-mod chapters;
-mod kitchen;
+mod driver;
 mod runtime;
-mod story;
+mod sections;
+mod tools;
 
 use std::io;
 use std::path::Path;
@@ -17,42 +17,44 @@ use clap::Args;
 use rap_io::serve::Signals;
 use tempfile::TempDir;
 
-use self::kitchen::Kitchen;
+use self::driver::{Driver, THREAD, paragraph, print_line};
 use self::runtime::{Model, Runtime};
-use self::story::{Story, THREAD, paragraph, tell};
+use self::tools::DemoTools;
 use super::print;
 use crate::table::{BOLD, DIM, styled};
 
-/// How to tell it.
+/// Arguments of `rap demo`.
 #[derive(Args)]
 pub struct Demo {
-    /// Keep it running at the end, to be looked at with the other commands; ^C ends it.
+    /// Keep the runtime running at the end, for use with the other commands, until ^C.
     #[arg(long)]
     pub stay: bool,
 }
 
-/// Tells the story. However it ends, all processes are ended and everything it wrote is removed.
+/// Runs the demo. All its processes are ended and its files are removed, also if it fails.
 pub async fn run(demo: Demo) -> anyhow::Result<()> {
-    let directory =
-        tempfile::Builder::new().prefix("rap-demo-").tempdir().context("no temporary directory")?;
+    let directory = tempfile::Builder::new()
+        .prefix("rap-demo-")
+        .tempdir()
+        .context("cannot create a temporary directory")?;
     let mut signals = Signals::listen();
-    let told = tokio::select! {
-        told = play(directory.path()) => told,
-        _ = signals.next() => Err(anyhow!("stopped before its end")),
+    let played = tokio::select! {
+        played = play(directory.path()) => played,
+        _ = signals.next() => Err(anyhow!("the demo was interrupted")),
     };
-    let outcome = match told {
-        Ok(story) if demo.stay => tokio::select! {
-            outcome = stay(story) => outcome,
+    let outcome = match played {
+        Ok(driver) if demo.stay => tokio::select! {
+            outcome = stay(driver) => outcome,
             _ = signals.next() => Ok(()),
         },
-        Ok(mut story) => story.runtime.kill().await,
+        Ok(mut driver) => driver.runtime.kill().await,
         Err(error) => Err(error),
     };
     remove(directory).await?;
     outcome
 }
 
-/// A process that was killed a moment ago may still have been writing.
+/// Removes the directory. Several attempts may be needed while a killed process still writes to it.
 async fn remove(directory: TempDir) -> anyhow::Result<()> {
     for _ in 0..50 {
         if std::fs::remove_dir_all(directory.path()).is_ok() {
@@ -68,33 +70,38 @@ async fn remove(directory: TempDir) -> anyhow::Result<()> {
     }
 }
 
-async fn play(directory: &Path) -> anyhow::Result<Story> {
-    let intro = "A runtime keeps agents in a database and asks a model what they do next; here it is a scripted \
-                 one. Tools are servers of their own: they are called, and call back when they are done. In \
-                 between nothing runs for the agent, no loop and no polling, and all that it is stands on \
-                 disk. See it sleep and wake:";
+async fn play(directory: &Path) -> anyhow::Result<Driver> {
+    let intro = "A runtime keeps agents in a database and asks a model what to do next; in this demo, a scripted \
+                 model. Tools are separate servers: the runtime calls them, and they call back when they are \
+                 done. In between nothing runs for the agent, no loop and no polling; its whole state is on \
+                 disk. Watch it sleep and wake:";
     let title = styled(BOLD, "An agent that sleeps while it waits");
     print(&format!("{title}\n{}\n\n", paragraph(intro, 0, DIM)))?;
     let began = Instant::now();
-    let kitchen = Kitchen::open(directory).await?;
-    let runtime = Runtime::start(directory, &kitchen).await?;
+    let tools = DemoTools::start(directory).await?;
+    let runtime = Runtime::start(directory, &tools).await?;
     let (url, process) = (&runtime.url, runtime.process());
-    tell(began, "runtime", BOLD, &format!("listens on {url}, process {process}, with an empty database"))?;
-    tell(began, "tools", BOLD, "two servers: an oven, which takes its time, and a doorbell")?;
-    let mut story = Story::begin(began, runtime, kitchen).await?;
-    chapters::tell_all(&mut story).await?;
-    Ok(story)
+    print_line(
+        began,
+        "runtime",
+        BOLD,
+        &format!("listening on {url}, process {process}, with an empty database"),
+    )?;
+    print_line(began, "tools", BOLD, "two servers: an oven, which is slow, and a doorbell")?;
+    let mut driver = Driver::start(began, runtime, tools).await?;
+    sections::run_all(&mut driver).await?;
+    Ok(driver)
 }
 
-/// From here on the model does what it is told.
-async fn stay(mut story: Story) -> anyhow::Result<()> {
-    story.runtime.kill().await?;
-    story.runtime.configure(&Model::Obedient, &story.kitchen)?;
-    story.runtime.start_again().await?;
-    let url = &story.runtime.url;
+/// Restarts the runtime with a model that follows instructions, and keeps it running.
+async fn stay(mut driver: Driver) -> anyhow::Result<()> {
+    driver.runtime.kill().await?;
+    driver.runtime.configure(&Model::Interactive, &driver.tools)?;
+    driver.runtime.restart().await?;
+    let url = &driver.runtime.url;
     print(&format!(
-        "\nIt stays at {url} until ^C. In another terminal:\n  export RAP_URL={url}\n  rap threads show {THREAD}\n  \
-         rap chat    then say: call bake {{\"what\": \"bread\", \"seconds\": 20}}\n"
+        "\nThe runtime stays at {url} until ^C. In another terminal:\n  export RAP_URL={url}\n  rap threads show {THREAD}\n  \
+         rap chat    then type: call bake {{\"what\": \"bread\", \"seconds\": 20}}\n"
     ))?;
     std::future::pending().await
 }

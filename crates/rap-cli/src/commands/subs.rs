@@ -1,39 +1,40 @@
-//! `rap subs`: what agents are subscribed to.
+//! `rap subs`: lists and cancels subscriptions.
 
 use clap::Subcommand;
 use serde::Deserialize;
 
 use super::{Connection, Listing, print};
-use crate::age::{self, span};
 use crate::api::Subscription;
 use crate::table::{Table, terminal_width};
+use crate::time_format::{self, short_duration};
 
-/// What to do with subscriptions.
+/// Subcommands of `rap subs`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// List the subscriptions of all threads, the oldest first.
+    /// List the subscriptions of all threads, oldest first.
     Ls(Listing),
-    /// End a subscription; its tool is told, and sends no more events.
+    /// Cancel a subscription. Its tool server is notified, and no more events are accepted.
     #[command(after_help = "Example: rap subs cancel t019 3")]
     Cancel {
-        /// The thread that subscribed.
+        /// Thread that subscribed.
         thread: String,
-        /// The call that made the subscription.
+        /// Id of the call that made the subscription, or the number at its end.
         call: String,
     },
 }
 
 #[derive(Deserialize)]
-struct Held {
+struct SubscriptionRow {
     thread_id: String,
     server: String,
+    /// Number of events that wait for an event child.
     #[serde(default)]
     waiting: u64,
     #[serde(flatten)]
     subscription: Subscription,
 }
 
-/// Does it.
+/// Runs the command.
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
@@ -42,19 +43,19 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
     }
 }
 
-fn show(held: &[Held]) -> anyhow::Result<()> {
-    if held.is_empty() {
-        return Ok(print("nothing is subscribed to\n")?);
+fn show(rows: &[SubscriptionRow]) -> anyhow::Result<()> {
+    if rows.is_empty() {
+        return Ok(print("no subscriptions\n")?);
     }
-    let now = age::now();
-    let mut table = Table::new(["THREAD", "CALL", "TOOL", "FOR", "WAITING", "SERVER"]);
-    for Held { thread_id, server, waiting, subscription } in held {
+    let now = time_format::now();
+    let mut table = Table::new(["THREAD", "CALL", "TOOL", "AGE", "QUEUED", "SERVER"]);
+    for SubscriptionRow { thread_id, server, waiting, subscription } in rows {
         let Subscription { call_id, tool, since } = subscription;
         table.row([
             thread_id.clone(),
             call_id.clone(),
             tool.clone(),
-            span(now.since(*since)),
+            short_duration(now.since(*since)),
             waiting.to_string(),
             server.clone(),
         ]);

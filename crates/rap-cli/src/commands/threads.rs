@@ -1,4 +1,4 @@
-//! `rap threads`: what agents are at, and what they are told.
+//! `rap threads`: lists, creates and controls threads.
 
 mod tail;
 
@@ -6,135 +6,137 @@ use std::io::Read;
 
 use anyhow::Context;
 use clap::{Subcommand, ValueEnum};
-use rap_agent::words;
+use rap_agent::texts;
 use serde_json::{Value, json};
 
-use super::{Connection, Listing, Shape, known, print, print_json};
-use crate::age;
+use super::{Connection, Listing, OutputFormat, print, print_json, with_suggestion};
 use crate::api::{Status, Thread};
 use crate::client::{Client, idempotency_key};
+use crate::status_text::{self, Related};
 use crate::table::{BOLD, RED, Table, YELLOW, one_line, styled, terminal_width};
-use crate::waits::{self, Around};
+use crate::time_format;
 
-/// How many children are asked for, and how many are shown.
-const CHILDREN: (&str, usize) = ("1000", 8);
+/// Number of children that are requested.
+const CHILDREN_REQUESTED: &str = "1000";
+/// Maximum number of children that are shown.
+const CHILDREN_SHOWN: usize = 8;
 
-/// What to do with threads.
+/// Subcommands of `rap threads`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// List threads, the oldest first.
+    /// List threads, oldest first.
     #[command(after_help = "Example: rap threads ls --status needs-you")]
     Ls {
-        /// Only those that are at this.
+        /// Only threads with this status.
         #[arg(long)]
         status: Option<StatusName>,
-        /// Only the children of this thread.
+        /// Only children of this thread.
         #[arg(long, value_name = "THREAD")]
         parent: Option<String>,
-        /// How many, and how they are shown.
+        /// Number of rows and output format.
         #[command(flatten)]
         listing: Listing,
     },
-    /// Make a thread, and say something in it if there is something to say.
+    /// Create a thread, and send it a first message if one is given.
     #[command(after_help = "Example: rap threads new \"Good morning\" --wait")]
     New {
-        /// What to say first; - reads it from stdin.
+        /// First message; - reads it from stdin.
         text: Option<String>,
-        /// An id of your own, instead of a made-up one.
+        /// Id of the thread [default: generated].
         #[arg(long)]
         id: Option<String>,
-        /// Which agent of the configuration; its first one if not given.
+        /// Name of the agent [default: the first one in the configuration].
         #[arg(long)]
         agent: Option<String>,
-        /// What to call it.
+        /// Title of the thread.
         #[arg(long)]
         title: Option<String>,
-        /// Print what the agent says until it comes to rest, instead of the thread's id.
+        /// Print the agent's messages until it is idle, instead of the id of the thread.
         #[arg(long, requires = "text")]
         wait: bool,
     },
-    /// Say in words what a thread is at and what it waits on.
+    /// Show the status of a thread and what it waits for.
     Show {
-        /// The thread.
+        /// Id of the thread.
         thread: String,
-        /// How it is shown.
+        /// Output format.
         #[command(flatten)]
-        shape: Shape,
+        output: OutputFormat,
     },
-    /// Print a thread's history, and what happens in it from now on.
+    /// Print the history of a thread, then follow it.
     #[command(after_help = "Example: rap threads tail t019 --once")]
     Tail {
-        /// The thread.
+        /// Id of the thread.
         thread: String,
-        /// Begin behind this entry.
+        /// Begin after this entry.
         #[arg(long, value_name = "SEQ", default_value_t = 0)]
         after: u64,
-        /// End when everything that happened so far has been told.
+        /// Exit after the existing history.
         #[arg(long)]
         once: bool,
-        /// How it is shown.
+        /// Output format.
         #[command(flatten)]
-        shape: Shape,
+        output: OutputFormat,
     },
-    /// Say something to an agent.
+    /// Send a message to a thread.
     #[command(after_help = "Example: rap threads send t019 \"What is new?\" --wait")]
     Send {
-        /// The thread.
+        /// Id of the thread.
         thread: String,
-        /// What to say; - reads it from stdin.
+        /// Message; - reads it from stdin.
         text: String,
-        /// What to do if the agent is busy.
+        /// What to do if the thread is busy.
         #[arg(long, default_value = "join")]
         on_busy: OnBusy,
-        /// Print what the agent says until it comes to rest.
+        /// Print the agent's messages until it is idle.
         #[arg(long)]
         wait: bool,
     },
-    /// Stop what an agent does: its calls are cancelled, its answer is dropped.
+    /// Interrupt a thread: cancel its open calls and discard the answer in progress.
     Interrupt {
-        /// The thread.
+        /// Id of the thread.
         thread: String,
     },
-    /// Close a thread and its children for good.
+    /// Close a thread and its descendants permanently.
     Close {
-        /// The thread.
+        /// Id of the thread.
         thread: String,
     },
-    /// Make a thread that begins with the history of another one.
+    /// Create a thread that begins with the history of another one.
     #[command(after_help = "Example: rap threads fork t019 --at 12")]
     Fork {
-        /// The thread.
+        /// Id of the thread.
         thread: String,
-        /// The last entry that the fork inherits; the last one of all if none is given. Where calls lack their results,
-        /// it is the nearest before that.
+        /// Last entry that the fork inherits [default: the last entry]. If a call has no result there, the fork ends at
+        /// the nearest earlier entry where it can.
         #[arg(long)]
         at: Option<u64>,
-        /// How to print it.
+        /// Output format.
         #[command(flatten)]
-        shape: Shape,
+        output: OutputFormat,
     },
-    /// Let a thread go on that has failed or is paused.
+    /// Continue a thread that failed or is paused.
     Resume {
-        /// The thread.
+        /// Id of the thread.
         thread: String,
     },
 }
 
-/// What a thread can be at.
+/// Status to filter by.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum StatusName {
-    /// It takes nothing any more.
+    /// Accepts no input any more.
     Closed,
-    /// The model could not be asked.
+    /// The model request failed.
     Failed,
-    /// The model is being asked.
+    /// A model request is in progress.
     Running,
-    /// Somebody has to answer.
+    /// Waits for an answer or for `resume`.
     #[value(alias = "needs_you")]
     NeedsYou,
-    /// It waits for calls.
+    /// Waits for open calls.
     Waiting,
-    /// It waits for somebody to say something.
+    /// Waits for input.
     Idle,
 }
 
@@ -151,16 +153,16 @@ impl StatusName {
     }
 }
 
-/// What becomes of a message to a busy agent.
+/// What to do with a message to a busy thread.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum OnBusy {
-    /// It is answered at once; calls go on.
+    /// Answer it now; open calls continue in the background.
     Join,
-    /// What the agent does is stopped first.
+    /// Cancel open calls and the answer in progress, then answer it.
     Interrupt,
-    /// It waits until the agent has come to rest.
+    /// Keep it until the thread is idle.
     Enqueue,
-    /// It is refused.
+    /// Refuse it.
     Reject,
 }
 
@@ -175,7 +177,7 @@ impl OnBusy {
     }
 }
 
-/// Does it.
+/// Runs the command.
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
@@ -184,39 +186,39 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
             listing.show(&client, "threads", &filters, list).await
         }
         Command::New { text, id, agent, title, wait } => {
-            let text = text.map(given).transpose()?;
+            let text = text.map(text_or_stdin).transpose()?;
             let new = json!({"id": id, "agent": agent, "title": title});
-            make(&client, &new, text, wait).await
+            create(&client, &new, text, wait).await
         }
-        Command::Show { thread, shape } => show(&client, &thread, shape).await,
-        Command::Tail { thread, after, once, shape } => {
-            known(&client, &thread, client.thread(&thread).await).await?;
-            tail::tail(&client, &thread, tail::Tail { after, once, json: shape.json }).await
+        Command::Show { thread, output } => show(&client, &thread, output).await,
+        Command::Tail { thread, after, once, output } => {
+            with_suggestion(&client, &thread, client.thread(&thread).await).await?;
+            tail::tail(&client, &thread, tail::Tail { after, once, json: output.json }).await
         }
         Command::Send { thread, text, on_busy, wait } => {
-            send(&client, &thread, &given(text)?, on_busy, wait).await
+            send(&client, &thread, &text_or_stdin(text)?, on_busy, wait).await
         }
-        Command::Interrupt { thread } => order(&client, &thread, "interrupt", "is interrupted").await,
-        Command::Close { thread } => order(&client, &thread, "close", "is closed").await,
-        Command::Fork { thread, at, shape } => fork(&client, &thread, at, shape).await,
-        Command::Resume { thread } => order(&client, &thread, "resume", "goes on").await,
+        Command::Interrupt { thread } => act(&client, &thread, "interrupt", "interrupted").await,
+        Command::Close { thread } => act(&client, &thread, "close", "closed").await,
+        Command::Fork { thread, at, output } => fork(&client, &thread, at, output).await,
+        Command::Resume { thread } => act(&client, &thread, "resume", "resumed").await,
     }
 }
 
-/// The text that was given, or all of stdin.
-fn given(text: String) -> anyhow::Result<String> {
+/// Returns the text, or all of stdin for `-`.
+fn text_or_stdin(text: String) -> anyhow::Result<String> {
     if text != "-" {
         return Ok(text);
     }
     let mut read = String::new();
-    std::io::stdin().read_to_string(&mut read).context("can not read stdin")?;
+    std::io::stdin().read_to_string(&mut read).context("cannot read stdin")?;
     Ok(read.trim_end().to_owned())
 }
 
-async fn fork(client: &Client, thread: &str, at: Option<u64>, shape: Shape) -> anyhow::Result<()> {
+async fn fork(client: &Client, thread: &str, at: Option<u64>, output: OutputFormat) -> anyhow::Result<()> {
     let forked = client.post(&["v1", "threads", thread, "fork"], &json!({"at": at})).await;
-    let forked = known(client, thread, forked).await?;
-    if shape.json {
+    let forked = with_suggestion(client, thread, forked).await?;
+    if output.json {
         return print_json(&forked);
     }
     Ok(print(&format!("{}\n", forked["id"].as_str().unwrap_or_default()))?)
@@ -224,16 +226,16 @@ async fn fork(client: &Client, thread: &str, at: Option<u64>, shape: Shape) -> a
 
 fn list(threads: &[Thread]) -> anyhow::Result<()> {
     if threads.is_empty() {
-        return Ok(print("there are no such threads; rap chat makes one\n")?);
+        return Ok(print("no threads; start one with: rap chat\n")?);
     }
-    let now = age::now();
-    let mut table = Table::new(["ID", "STATUS", "AGENT", "UPDATED", "TITLE", "WAITS FOR"]);
+    let now = time_format::now();
+    let mut table = Table::new(["ID", "STATUS", "AGENT", "UPDATED", "TITLE", "WAITING FOR"]);
     for thread in threads {
         let title = thread.title.clone().unwrap_or_default();
-        let updated = age::ago(thread.updated_at, now);
+        let updated = time_format::relative(thread.updated_at, now);
         let status = thread.status.word().to_owned();
         let (id, agent) = (thread.id.clone(), thread.agent.clone());
-        table.row([id, status, agent, updated, title, waits::brief(thread, now)]);
+        table.row([id, status, agent, updated, title, status_text::waiting_for(thread, now)]);
         match thread.status {
             Status::Failed => table.style(1, RED),
             Status::NeedsYou => table.style(1, YELLOW),
@@ -243,7 +245,7 @@ fn list(threads: &[Thread]) -> anyhow::Result<()> {
     Ok(print(&table.render(terminal_width()))?)
 }
 
-async fn make(client: &Client, new: &Value, text: Option<String>, wait: bool) -> anyhow::Result<()> {
+async fn create(client: &Client, new: &Value, text: Option<String>, wait: bool) -> anyhow::Result<()> {
     let mut new = new.clone();
     if let Value::Object(fields) = &mut new {
         fields.retain(|_, value| !value.is_null());
@@ -258,65 +260,65 @@ async fn make(client: &Client, new: &Value, text: Option<String>, wait: bool) ->
     }
 }
 
-async fn show(client: &Client, id: &str, shape: Shape) -> anyhow::Result<()> {
-    let answer = known(client, id, client.get(&["v1", "threads", id], &[]).await).await?;
-    if shape.json {
+async fn show(client: &Client, id: &str, output: OutputFormat) -> anyhow::Result<()> {
+    let answer = with_suggestion(client, id, client.get(&["v1", "threads", id], &[]).await).await?;
+    if output.json {
         return print_json(&answer);
     }
     let thread: Thread = client.typed(answer)?;
-    let around = around(client, &thread).await?;
-    let now = age::now();
+    let related = fetch_related(client, &thread).await?;
+    let now = time_format::now();
     let title = thread.title.as_ref().map_or(String::new(), |title| format!(" “{}”", one_line(title)));
     let child = thread.parent.as_ref().map_or(String::new(), |parent| format!(", a child of {parent}"));
     let mut text = format!(
-        "{}{title}\nagent {}, {}, made {}{child}\n",
+        "{}{title}\nagent {}, {}, created {}{child}\n",
         styled(BOLD, id),
         thread.agent,
         turns(thread.turn),
-        age::ago(thread.created_at, now)
+        time_format::relative(thread.created_at, now)
     );
-    for (number, sentence) in waits::sentences(&thread, &around, now).iter().enumerate() {
+    for (number, sentence) in status_text::describe(&thread, &related, now).iter().enumerate() {
         let indent = if number == 0 { "" } else { "  " };
         text.push_str(&format!("{indent}{}\n", one_line(sentence)));
     }
     Ok(print(&text)?)
 }
 
-/// What is told about a thread besides itself; asked for only where there is something.
-async fn around(client: &Client, thread: &Thread) -> anyhow::Result<Around> {
+/// Fetches the related objects that the thread has.
+async fn fetch_related(client: &Client, thread: &Thread) -> anyhow::Result<Related> {
     let id = thread.id.as_str();
-    let mut around = Around::default();
+    let mut related = Related::default();
     if thread.status == Status::NeedsYou {
-        around.questions = client.inbox().await?;
-        around.questions.retain(|question| question.thread_id == id);
+        related.questions = client.inbox().await?;
+        related.questions.retain(|question| question.thread_id == id);
     }
     if thread.children > 0 {
-        let children = client.threads(&[("parent", id), ("limit", CHILDREN.0)]).await?.threads;
+        let children = client.threads(&[("parent", id), ("limit", CHILDREN_REQUESTED)]).await?.threads;
         let open = children.into_iter().filter(|child| child.status != Status::Closed);
-        around.children = open.take(CHILDREN.1).collect();
+        related.children = open.take(CHILDREN_SHOWN).collect();
     }
-    if thread.subscriptions.iter().any(|held| held.tool == words::SCHEDULE) {
+    if thread.subscriptions.iter().any(|subscription| subscription.tool == texts::SCHEDULE) {
         let timers = client.timers().await?.into_iter().filter(|timer| timer.thread_id == id);
-        around.timers = timers.filter_map(|timer| Some((timer.call_id?, timer.at))).collect();
+        related.timers = timers.filter_map(|timer| Some((timer.call_id?, timer.at))).collect();
     }
-    Ok(around)
+    Ok(related)
 }
 
 async fn send(client: &Client, id: &str, text: &str, on_busy: OnBusy, wait: bool) -> anyhow::Result<()> {
-    // Where the history stands before, so that only what follows is told.
+    // Only entries after the current end of the history are printed.
     let before = if wait { tail::last_entry(client, id).await } else { Ok(0) };
-    let before = known(client, id, before).await?;
+    let before = with_suggestion(client, id, before).await?;
     let body = json!({"text": text, "on_busy": on_busy.word()});
-    let turn = known(client, id, client.say(id, &body, &idempotency_key()).await).await?;
+    let turn = with_suggestion(client, id, client.send_message(id, &body, &idempotency_key()).await).await?;
     if wait {
         return tail::answer(client, id, before, text).await;
     }
-    Ok(print(&format!("said in turn {}; follow it with: rap threads tail {id}\n", turn["turn"]))?)
+    Ok(print(&format!("sent in turn {}; follow it with: rap threads tail {id}\n", turn["turn"]))?)
 }
 
-async fn order(client: &Client, id: &str, order: &str, done: &str) -> anyhow::Result<()> {
-    known(client, id, client.order(id, order).await).await?;
-    Ok(print(&format!("{id} {done}\n"))?)
+async fn act(client: &Client, id: &str, action: &str, done: &str) -> anyhow::Result<()> {
+    with_suggestion(client, id, client.thread_action(id, action).await).await?;
+    Ok(print(&format!("{done} thread {id}\n"))?)
 }
 
 fn turns(count: u64) -> String {

@@ -1,20 +1,20 @@
-//! `rap timers`: what happens by itself at a time.
+//! `rap timers`: lists timers.
 
 use clap::Subcommand;
 
 use super::{Connection, Listing, print};
-use crate::age;
 use crate::api::Timer;
 use crate::table::{Table, terminal_width};
+use crate::time_format;
 
-/// What to do with timers.
+/// Subcommands of `rap timers`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// List what happens by itself in all threads, the next first.
+    /// List the timers of all threads, next first: sleeps, schedules, timeouts and retries.
     Ls(Listing),
 }
 
-/// Does it.
+/// Runs the command.
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     let Command::Ls(listing) = command;
@@ -23,13 +23,19 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
 
 fn show(timers: &[Timer]) -> anyhow::Result<()> {
     if timers.is_empty() {
-        return Ok(print("nothing happens by itself\n")?);
+        return Ok(print("no timers\n")?);
     }
-    let now = age::now();
+    let now = time_format::now();
     let mut table = Table::new(["WHEN", "KIND", "THREAD", "CALL", "TOOL"]);
     for Timer { thread_id, call_id, tool, kind, at } in timers {
         let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
-        table.row([age::ago(*at, now), kind.clone(), thread_id.clone(), text(call_id), text(tool)]);
+        table.row([
+            time_format::relative(*at, now),
+            kind.clone(),
+            thread_id.clone(),
+            text(call_id),
+            text(tool),
+        ]);
     }
     Ok(print(&table.render(terminal_width()))?)
 }

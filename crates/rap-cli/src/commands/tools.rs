@@ -1,21 +1,21 @@
-//! `rap tools`: which tools there are, and what is wrong with the others.
+//! `rap tools`: lists tool servers, their tools and their errors.
 
 use clap::Subcommand;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Connection, Shape, print, print_json};
-use crate::client::taken;
+use super::{Connection, OutputFormat, print, print_json};
+use crate::client::take_at;
 use crate::table::{RED, Table, one_line, styled, terminal_width};
 
-/// What to do with tools.
+/// Subcommands of `rap tools`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// List the tool servers, their tools, and their errors.
+    /// List the tools of all tool servers, and the errors of servers that could not be read.
     Ls {
-        /// How it is shown.
+        /// Output format.
         #[command(flatten)]
-        shape: Shape,
+        output: OutputFormat,
     },
 }
 
@@ -35,17 +35,17 @@ struct Tool {
     annotations: Value,
 }
 
-/// Does it.
+/// Runs the command.
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
-    let Command::Ls { shape } = command;
+    let Command::Ls { output } = command;
     let client = connection.client()?;
     let mut answer = client.get(&["v1", "tools"], &[]).await?;
-    if shape.json {
+    if output.json {
         return print_json(&answer);
     }
-    let servers: Vec<Server> = client.typed(taken(&mut answer, "/servers"))?;
+    let servers: Vec<Server> = client.typed(take_at(&mut answer, "/servers"))?;
     if servers.is_empty() {
-        return Ok(print("no tool server is configured; add a [[tool_server]] to rap.toml\n")?);
+        return Ok(print("no tool servers; add a [[tool_server]] to rap.toml\n")?);
     }
     let mut table = Table::new(["TOOL", "SERVER", "TRAITS", "DESCRIPTION"]);
     for server in &servers {
@@ -65,7 +65,7 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
     Ok(())
 }
 
-/// What a server says about its tool.
+/// Formats the annotations of a tool.
 fn traits(annotations: &Value) -> String {
     let known = [
         ("readOnly", "read-only"),
@@ -73,7 +73,7 @@ fn traits(annotations: &Value) -> String {
         ("longRunning", "slow"),
         ("idempotent", "idempotent"),
     ];
-    let said = known.iter().filter(|(key, _)| annotations[key] == true).map(|(_, word)| *word);
+    let traits = known.iter().filter(|(key, _)| annotations[key] == true).map(|(_, word)| *word);
     let auth = annotations["requiresAuth"].is_string().then_some("sign-in");
-    said.chain(auth).collect::<Vec<_>>().join(", ")
+    traits.chain(auth).collect::<Vec<_>>().join(", ")
 }

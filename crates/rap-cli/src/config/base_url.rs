@@ -1,21 +1,21 @@
-//! URLs under which there is more: of the runtime itself, a model, a tool server.
+//! Base URLs of the runtime, of a model and of tool servers.
 
 use std::fmt;
 
 use rap_protocol::EndpointUrl;
 use url::Url;
 
-/// An http or https URL without user, query, fragment and slash at its end, so that a path can be appended and
-/// anyone may see it.
+/// An http or https URL without user, query, fragment and trailing slash. A path can be appended to it, and it contains
+/// no secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BaseUrl(String);
 
 impl BaseUrl {
-    /// What a text has to be.
+    /// Description of a valid URL, for errors.
     pub(super) const EXPECTED: &str =
         "an http or https URL without user, query and fragment, such as \"http://127.0.0.1:7501\"";
 
-    /// Takes a URL. None if it is something else.
+    /// Parses a URL. Returns `None` if it is not a valid base URL.
     pub fn new(text: &str) -> Option<Self> {
         let url = EndpointUrl::new(text).ok()?.to_url();
         let bare = url.query().is_none() && url.fragment().is_none();
@@ -23,14 +23,14 @@ impl BaseUrl {
         (bare && anonymous).then(|| BaseUrl(text.trim_end_matches('/').to_owned()))
     }
 
-    /// The URL as it was written, without slash at its end.
+    /// Returns the URL as written, without a trailing slash.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The parsed URL: two that lead to the same place are equal.
+    /// Returns the parsed and normalised URL.
     pub fn to_url(&self) -> Url {
-        Url::parse(&self.0).expect("bug: a URL was checked when it was made")
+        Url::parse(&self.0).expect("bug: the URL was validated when it was created")
     }
 }
 
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slash_at_the_end_goes() {
+    fn trailing_slashes_are_removed() {
         for (text, expected) in [
             ("http://127.0.0.1:7501", "http://127.0.0.1:7501"),
             ("http://127.0.0.1:7501/", "http://127.0.0.1:7501"),
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_base_is_refused() {
+    fn other_urls_are_refused() {
         for bad in [
             "",
             "/tools",

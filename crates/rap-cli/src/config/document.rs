@@ -1,6 +1,6 @@
-//! A configuration before anyone knows its keys: values, each with the place where it was written.
+//! A parsed but not yet validated configuration: values, each with its location.
 //!
-//! These values may be secrets, so they have no `Debug`.
+//! The values have no `Debug` because they may be secrets.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,39 +8,38 @@ use std::sync::Arc;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::mistake::{Error, Place};
+use super::mistake::{Error, Location};
 use super::{Environment, Flag};
 
-/// The sections whose keys a variable can override: one table each.
+/// Sections whose keys an environment variable can override.
 const OVERRIDABLE: [&str; 4] = ["server", "store", "model", "limits"];
 
-/// Keys and what was set.
+/// Settings by key.
 pub(super) type Table = BTreeMap<String, Setting>;
 
-/// A value and where it was written.
+/// A value and its location.
 pub(super) struct Setting {
     pub(super) value: Value,
-    pub(super) place: Place,
+    pub(super) location: Location,
 }
 
-/// What was set.
 pub(super) enum Value {
     Text(String),
-    /// The text of a variable or a flag: it is of whatever type its key has.
-    Loose(String),
+    /// Text of a variable or a flag. It is parsed as the type of its key.
+    Untyped(String),
     Integer(i64),
     Boolean(bool),
     List(Vec<Setting>),
     Table(Table),
-    /// A type that no key has.
+    /// A type that no key has, as named in errors.
     Other(&'static str),
 }
 
 impl Value {
-    /// The type, with its article.
+    /// Returns the name of the type, with its article.
     pub(super) fn kind(&self) -> &'static str {
         match self {
-            Value::Text(_) | Value::Loose(_) => "a string",
+            Value::Text(_) | Value::Untyped(_) => "a string",
             Value::Integer(_) => "an integer",
             Value::Boolean(_) => "a boolean",
             Value::List(_) => "an array",
@@ -50,36 +49,36 @@ impl Value {
     }
 }
 
-/// Reads TOML. `name` is what places call the file.
+/// Parses TOML. `name` is the file name in locations.
 pub(super) fn parse(text: &str, name: &str) -> Result<Table, Error> {
     let lines = Lines::new(text, name);
     match DeTable::parse(text) {
         Ok(table) => Ok(lines.table(table.into_inner())),
         Err(error) => {
-            let place = lines.place(error.span().map_or(0, |span| span.start));
-            Err(Error::Syntax { place, message: error.message().to_owned() })
+            let location = lines.location(error.span().map_or(0, |span| span.start));
+            Err(Error::Syntax { location, message: error.message().to_owned() })
         }
     }
 }
 
-/// Lays the variables over what the file says. An empty variable says nothing.
-pub(super) fn lay_variables(document: &mut Table, environment: &Environment) {
+/// Applies environment variables to the document. An empty variable counts as not set.
+pub(super) fn apply_variables(document: &mut Table, environment: &Environment) {
     for (name, text) in environment.iter().filter(|(_, text)| !text.is_empty()) {
         if let Some((section, key)) = key_of(name) {
-            set(document, section, &key, loose(text, Place::Variable(name.clone())));
+            set(document, section, &key, untyped(text, Location::Variable(name.clone())));
         }
     }
 }
 
-/// Lays the flags over what file and variables say.
-pub(super) fn lay_flags(document: &mut Table, flags: &[Flag]) {
+/// Applies flags to the document.
+pub(super) fn apply_flags(document: &mut Table, flags: &[Flag]) {
     for flag in flags {
-        let (section, key) = flag.key.split_once('.').expect("bug: a flag names section and key");
-        set(document, section, key, loose(&flag.value, Place::Flag(flag.name)));
+        let (section, key) = flag.key.split_once('.').expect("bug: the key of a flag has a section");
+        set(document, section, key, untyped(&flag.value, Location::Flag(flag.name)));
     }
 }
 
-/// `RAP_SECTION_KEY`.
+/// Splits `RAP_SECTION_KEY` into section and key.
 fn key_of(variable: &str) -> Option<(&'static str, String)> {
     let rest = variable.strip_prefix("RAP_")?.to_ascii_lowercase();
     OVERRIDABLE.into_iter().find_map(|section| {
@@ -88,22 +87,22 @@ fn key_of(variable: &str) -> Option<(&'static str, String)> {
     })
 }
 
-fn loose(text: &str, place: Place) -> Setting {
-    Setting { value: Value::Loose(text.to_owned()), place }
+fn untyped(text: &str, location: Location) -> Setting {
+    Setting { value: Value::Untyped(text.to_owned()), location }
 }
 
-/// Where the file has something else than a table, that mistake is told instead.
+/// Sets a key. If the section in the file is not a table, nothing is set; that mistake is reported later.
 fn set(document: &mut Table, section: &str, key: &str, setting: Setting) {
-    let place = setting.place.clone();
+    let location = setting.location.clone();
     let section = document
         .entry(section.to_owned())
-        .or_insert_with(|| Setting { value: Value::Table(Table::new()), place });
+        .or_insert_with(|| Setting { value: Value::Table(Table::new()), location });
     if let Value::Table(table) = &mut section.value {
         table.insert(key.to_owned(), setting);
     }
 }
 
-/// Where the lines of a file begin.
+/// Offsets of the lines of a file, to compute locations.
 struct Lines {
     file: Arc<str>,
     starts: Vec<usize>,
@@ -115,16 +114,16 @@ impl Lines {
         Lines { file: file.into(), starts: std::iter::once(0).chain(after_breaks).collect() }
     }
 
-    fn place(&self, offset: usize) -> Place {
+    fn location(&self, offset: usize) -> Location {
         let line = self.starts.partition_point(|start| *start <= offset);
-        Place::Line { file: Arc::clone(&self.file), line }
+        Location::Line { file: Arc::clone(&self.file), line }
     }
 
     fn table(&self, table: DeTable<'_>) -> Table {
         let setting = |(key, value): (Spanned<_>, Spanned<DeValue<'_>>)| {
-            let place = self.place(key.span().start);
+            let location = self.location(key.span().start);
             let key: std::borrow::Cow<'_, str> = key.into_inner();
-            (key.into_owned(), Setting { value: self.value(value.into_inner()), place })
+            (key.into_owned(), Setting { value: self.value(value.into_inner()), location })
         };
         table.into_iter().map(setting).collect()
     }
@@ -143,7 +142,7 @@ impl Lines {
     }
 
     fn item(&self, item: Spanned<DeValue<'_>>) -> Setting {
-        let place = self.place(item.span().start);
-        Setting { value: self.value(item.into_inner()), place }
+        let location = self.location(item.span().start);
+        Setting { value: self.value(item.into_inner()), location }
     }
 }

@@ -1,31 +1,31 @@
-//! What can be wrong with a configuration, and where. A secret is never repeated, and neither is a URL, since
-//! it may hold a password.
+//! Errors of a configuration and their locations. An error never contains a secret, nor a URL, which may contain a
+//! password.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Why there is no configuration.
+/// Reason why a configuration could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file can not be read.
-    #[error("can not read {}: {why}", path.display())]
+    /// The configuration file cannot be read.
+    #[error("cannot read {}: {why}", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the system.
         why: std::io::Error,
     },
     /// The file is not TOML.
-    #[error("{place}: {message}")]
+    #[error("{location}: {message}")]
     Syntax {
-        /// Where it stops to be.
-        place: Place,
-        /// What the parser says, without the line itself.
+        /// Location of the syntax error.
+        location: Location,
+        /// Message of the parser, without the source line.
         message: String,
     },
-    /// There are mistakes; each is a line of its own.
+    /// Invalid settings. Each is printed on a line of its own.
     #[error("{}", lines(.0))]
     Mistakes(Vec<Mistake>),
 }
@@ -34,103 +34,103 @@ fn lines(mistakes: &[Mistake]) -> String {
     mistakes.iter().map(Mistake::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// One thing that is wrong.
+/// An invalid setting.
 #[derive(Debug, thiserror::Error)]
-#[error("{place}: {key}: {problem}")]
+#[error("{location}: {key}: {problem}")]
 pub struct Mistake {
-    /// Where it was written.
-    pub place: Place,
-    /// The key, with its section.
+    /// Location of the setting.
+    pub location: Location,
+    /// Key with its section.
     pub key: String,
-    /// What is wrong with it.
+    /// Description of the problem.
     pub problem: Problem,
 }
 
-/// Where a setting was written.
+/// Location of a setting.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
-    /// In the file.
+pub enum Location {
+    /// A line of the configuration file.
     Line {
-        /// The file's path, as it was given.
+        /// Path of the file as given.
         file: Arc<str>,
-        /// The line, counted from 1.
+        /// Line number, from 1.
         line: usize,
     },
-    /// In this environment variable.
+    /// An environment variable.
     Variable(String),
-    /// In this flag.
+    /// A flag.
     Flag(&'static str),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Line { file, line } => write!(f, "{file}:{line}"),
-            Place::Variable(name) => f.write_str(name),
-            Place::Flag(name) => f.write_str(name),
+            Location::Line { file, line } => write!(f, "{file}:{line}"),
+            Location::Variable(name) => f.write_str(name),
+            Location::Flag(name) => f.write_str(name),
         }
     }
 }
 
-/// What is wrong with a setting.
+/// Problem of a setting.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// No such key, but one that looks like it.
+    /// An unknown key, with a similar known one.
     #[error("unknown key; did you mean {0}?")]
     Misspelt(&'static str),
-    /// No such key.
+    /// An unknown key.
     #[error("unknown key; `rap init` writes a file with every key")]
     Unknown,
-    /// Another type, or a value out of bounds.
+    /// A value of the wrong type or out of range.
     #[error("expected {expected}, found {found}")]
     Found {
-        /// What would do.
+        /// Description of valid values.
         expected: String,
-        /// What is there.
+        /// The value found.
         found: String,
     },
-    /// The same, of a value that may be secret.
+    /// Like `Found`, for a value that may be secret and is not shown.
     #[error("expected {0}")]
     Expected(&'static str),
-    /// It has to be there.
+    /// A required key is missing.
     #[error("missing; {0}")]
     Missing(&'static str),
-    /// Planned, not built.
-    #[error("{what} is not in this version yet; {instead}")]
-    NotYet {
-        /// What was asked for.
+    /// A planned feature that does not exist yet.
+    #[error("{what} is not supported yet; {instead}")]
+    Unsupported {
+        /// Name of the feature.
         what: &'static str,
-        /// What to do now.
+        /// Advice for what to use instead.
         instead: &'static str,
     },
-    /// `env:NAME` of a variable that is not there.
+    /// `env:NAME` with a variable that is not set.
     #[error("the environment variable {0} is not set")]
     NotSet(String),
-    /// `env:NAME` of a variable without a value.
+    /// `env:NAME` with an empty variable.
     #[error("the environment variable {0} is empty")]
     Empty(String),
-    /// `file:PATH` of a file that can not be read, or a script.
-    #[error("can not read {}: {why}", path.display())]
+    /// `file:PATH`, or a script, with a file that cannot be read.
+    #[error("cannot read {}: {why}", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the system.
         why: std::io::Error,
     },
-    /// What has to be there once is there twice.
-    #[error("there already is one at {0}")]
-    Repeated(Place),
-    /// A bound of the runtime as a whole, set for one agent.
-    #[error("an agent can not have this for itself; set it in [limits]")]
-    OfAll,
-    /// Other machines could reach a server that asks nobody for a token.
+    /// A value that must be unique occurs twice.
+    #[error("already used at {0}")]
+    Repeated(Location),
+    /// A limit of the runtime as a whole, set for one agent.
+    #[error("this limit cannot be set for one agent; set it in [limits]")]
+    RuntimeOnly,
+    /// The server would be reachable from other machines without a token.
     #[error(
-        "{0} can be reached from other machines, and no token is set: set server.tokens, or listen on 127.0.0.1"
+        "{0} is reachable from other machines, but server.tokens is empty: set server.tokens, or listen on 127.0.0.1"
     )]
     OpenToTheNetwork(SocketAddr),
-    /// There is no address to hand to tool servers.
+    /// `listen` is an unspecified address, so there is no address for callback URLs.
     #[error(
-        "tool servers can not call back to {0}: set server.public_url to an address that they can reach, such as \
+        "tool servers cannot call back to {0}: set server.public_url to a URL that they can reach, such as \
          \"http://rap.example.com:7420\""
     )]
     NoPublicUrl(SocketAddr),

@@ -1,42 +1,42 @@
-//! What a model is told about itself. Every key is checked as far as its provider uses it.
+//! Reads `[model]` tables. Keys that the provider does not use are read but not required.
 
 use std::path::PathBuf;
 
 use rap_protocol::Secret;
-use rap_runtime::model::anthropic::{self, LEAST_THINKING, MAX_TOKENS, Thinking};
+use rap_runtime::model::anthropic::{self, MAX_TOKENS, MIN_THINKING_TOKENS, Thinking};
 use rap_runtime::model::{Kind, Options, Provider, openai, scripted};
 
 use super::document::{Setting, Value};
-use super::outside::Outside;
+use super::resolver::Resolver;
 use super::section::Section;
 use super::value::count;
-use super::{BaseUrl, Config, Model, Place, Problem, Window, value};
+use super::{BaseUrl, Config, Location, Model, Problem, Window, value};
 
-/// Providers that a configuration can name. Another one is a line here.
+/// Providers that a configuration can name.
 static PROVIDERS: [&Provider; 3] = [&anthropic::PROVIDER, &openai::PROVIDER, &scripted::PROVIDER];
 
-/// The most tokens that an answer can be allowed.
-const TOKENS: u32 = 10_000_000;
-/// The least that a model is said to read, in tokens.
-const LEAST_WINDOW: u32 = 1_000;
+/// Upper bound of `max_tokens` and `window`.
+const MAX_TOKEN_COUNT: u32 = 10_000_000;
+/// Lower bound of `window`, in tokens.
+const MIN_WINDOW: u32 = 1_000;
 
-pub(super) fn read_model(section: &mut Section<'_>, outside: &Outside<'_>) -> Model {
-    let usual = Config::default().model;
-    let place = section.place_of("provider");
-    let provider = section.read("provider", provider).unwrap_or(usual.provider);
-    if let Some(place) = place {
-        require(section, &place, provider.kind);
+pub(super) fn read_model(section: &mut Section<'_>, resolver: &Resolver<'_>) -> Model {
+    let defaults = Config::default().model;
+    let location = section.location_of("provider");
+    let provider = section.read("provider", provider).unwrap_or(defaults.provider);
+    if let Some(location) = location {
+        require(section, &location, provider.kind);
     }
-    let name = section.read("name", filled_text).unwrap_or_default();
+    let name = section.read("name", non_empty_text).unwrap_or_default();
     let base_url = section.read("base_url", value::base_url).as_ref().map(BaseUrl::to_url);
-    let api_key = section.read("api_key", |setting| api_key(setting, provider.kind, outside)).flatten();
-    let max_tokens = section.read("max_tokens", count(1..=TOKENS)).unwrap_or(MAX_TOKENS);
+    let api_key = section.read("api_key", |setting| api_key(setting, provider.kind, resolver)).flatten();
+    let max_tokens = section.read("max_tokens", count(1..=MAX_TOKEN_COUNT)).unwrap_or(MAX_TOKENS);
     let thinking = section.read("thinking", |setting| thinking(setting, max_tokens)).unwrap_or_default();
-    let script = section.read("script", |setting| script(setting, provider.kind, outside)).flatten();
-    let images = section.read("images", value::boolean).unwrap_or(usual.images);
+    let script = section.read("script", |setting| script(setting, provider.kind, resolver)).flatten();
+    let images = section.read("images", value::boolean).unwrap_or(defaults.images);
     let window = Window {
-        tokens: section.read("window", count(LEAST_WINDOW..=TOKENS)),
-        summarise_at: section.read("summarise_at", value::percent).unwrap_or(usual.window.summarise_at),
+        tokens: section.read("window", count(MIN_WINDOW..=MAX_TOKEN_COUNT)),
+        summarise_at: section.read("summarise_at", value::percent).unwrap_or(defaults.window.summarise_at),
     };
     let options = match provider.kind {
         Kind::Local => Options { script, ..Options::default() },
@@ -45,13 +45,13 @@ pub(super) fn read_model(section: &mut Section<'_>, outside: &Outside<'_>) -> Mo
     Model { provider, options, images, window }
 }
 
-fn require(section: &mut Section<'_>, place: &Place, kind: Kind) {
+fn require(section: &mut Section<'_>, location: &Location, kind: Kind) {
     let Kind::Remote { key_hint } = kind else { return };
-    if section.place_of("name").is_none() {
-        section.refuse("name", place.clone(), Problem::Missing("which model of the provider is it?"));
+    if section.location_of("name").is_none() {
+        section.refuse("name", location.clone(), Problem::Missing("name a model of the provider"));
     }
-    if section.place_of("base_url").is_none() && section.place_of("api_key").is_none() {
-        section.refuse("api_key", place.clone(), Problem::Missing(key_hint));
+    if section.location_of("base_url").is_none() && section.location_of("api_key").is_none() {
+        section.refuse("api_key", location.clone(), Problem::Missing(key_hint));
     }
 }
 
@@ -59,41 +59,41 @@ fn provider(setting: &Setting) -> Result<&'static Provider, Problem> {
     let quoted = PROVIDERS.map(|provider| format!("\"{}\"", provider.name));
     let [others @ .., last] = &quoted;
     let expected = format!("{} or {last}", others.join(", "));
-    value::shown(setting, &expected, |text| PROVIDERS.into_iter().find(|provider| provider.name == text))
+    value::parse_text(setting, &expected, |text| PROVIDERS.into_iter().find(|provider| provider.name == text))
 }
 
-fn api_key(setting: &Setting, kind: Kind, outside: &Outside<'_>) -> Result<Option<Secret>, Problem> {
+fn api_key(setting: &Setting, kind: Kind, resolver: &Resolver<'_>) -> Result<Option<Secret>, Problem> {
     match kind {
-        Kind::Remote { .. } => outside.secret(setting).map(Some),
+        Kind::Remote { .. } => resolver.secret(setting).map(Some),
         Kind::Local => Ok(None),
     }
 }
 
-/// Thinking is a part of the answer, and the rest needs room too.
+/// Reads `thinking`. Thinking tokens count as part of the answer, so their number must be below `max_tokens`.
 fn thinking(setting: &Setting, max_tokens: u32) -> Result<Thinking, Problem> {
     match &setting.value {
-        Value::Text(text) | Value::Loose(text) if text == "off" => Ok(Thinking::Off),
-        Value::Text(text) | Value::Loose(text) if text == "adaptive" => Ok(Thinking::Adaptive),
+        Value::Text(text) | Value::Untyped(text) if text == "off" => Ok(Thinking::Off),
+        Value::Text(text) | Value::Untyped(text) if text == "adaptive" => Ok(Thinking::Adaptive),
         _ => {
             let most = max_tokens.saturating_sub(1);
-            let tokens = count(LEAST_THINKING..=most)(setting).ok().map(Thinking::Tokens);
+            let tokens = count(MIN_THINKING_TOKENS..=most)(setting).ok().map(Thinking::Tokens);
             let expected = format!(
-                "\"off\", \"adaptive\", or a number of tokens from {LEAST_THINKING} to {most}, below max_tokens"
+                "\"off\", \"adaptive\", or a number of tokens from {MIN_THINKING_TOKENS} to {most}, below max_tokens"
             );
-            tokens.ok_or_else(|| value::wrong(&expected, setting))
+            tokens.ok_or_else(|| value::unexpected(&expected, setting))
         }
     }
 }
 
-fn script(setting: &Setting, kind: Kind, outside: &Outside<'_>) -> Result<Option<PathBuf>, Problem> {
+fn script(setting: &Setting, kind: Kind, resolver: &Resolver<'_>) -> Result<Option<PathBuf>, Problem> {
     match kind {
-        Kind::Local => outside.readable(setting).map(Some),
+        Kind::Local => resolver.readable(setting).map(Some),
         Kind::Remote { .. } => Ok(None),
     }
 }
 
-fn filled_text(setting: &Setting) -> Result<String, Problem> {
-    value::shown(setting, "a string that is not empty", |text| {
+fn non_empty_text(setting: &Setting) -> Result<String, Problem> {
+    value::parse_text(setting, "a string that is not empty", |text| {
         (!text.trim().is_empty()).then(|| text.to_owned())
     })
 }

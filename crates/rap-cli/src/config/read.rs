@@ -1,47 +1,47 @@
-//! From a document to a configuration, section by section.
+//! Converts a document to a configuration, section by section.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
 use super::agent::{Common, read_agents};
 use super::document::{Setting, Table};
 use super::model::read_model;
-use super::outside::Outside;
-use super::section::{Notes, Section};
-use super::{Config, Error, Limits, Place, Problem, Server, Store, ToolServer, value};
+use super::resolver::Resolver;
+use super::section::{Diagnostics, Section};
+use super::{Config, Error, Limits, Location, Problem, Server, Store, ToolServer, value};
 
-/// A configuration, and what was noted on the way to it. It is good only if no mistake was.
-pub(super) struct Reading {
+/// A configuration with the diagnostics of reading it. It is valid only if there are no mistakes.
+pub(super) struct Draft {
     pub(super) config: Config,
-    pub(super) notes: Notes,
+    pub(super) diagnostics: Diagnostics,
 }
 
-impl Reading {
-    pub(super) fn of(document: Table, outside: &Outside<'_>) -> Self {
-        let mut notes = Notes::default();
-        let mut root = Section::new("", document, &mut notes);
+impl Draft {
+    pub(super) fn from_document(document: Table, resolver: &Resolver<'_>) -> Self {
+        let mut diagnostics = Diagnostics::default();
+        let mut root = Section::new("", document, &mut diagnostics);
         let [server, store, model, limits] =
             ["server", "store", "model", "limits"].map(|key| root.table(key));
         let [agents, tool_servers] = ["agent", "tool_server"].map(|key| root.tables(key));
         root.finish();
-        let usual = Limits::default();
-        let limits = read_in("limits", limits, &mut notes, |section| Limits::read(section, usual));
-        let model = read_in("model", model, &mut notes, |section| read_model(section, outside));
-        let common = Common { model: &model, limits: &limits, outside };
+        let defaults = Limits::default();
+        let limits = read_in("limits", limits, &mut diagnostics, |section| Limits::read(section, defaults));
+        let model = read_in("model", model, &mut diagnostics, |section| read_model(section, resolver));
+        let common = Common { model: &model, limits: &limits, resolver };
         let config = Config {
-            server: read_in("server", server, &mut notes, |section| read_server(section, outside)),
-            store: read_in("store", store, &mut notes, |section| read_store(section, outside)),
-            agents: read_agents(agents, &mut notes, &common),
-            tool_servers: read_tool_servers(tool_servers, &mut notes, outside),
+            server: read_in("server", server, &mut diagnostics, |section| read_server(section, resolver)),
+            store: read_in("store", store, &mut diagnostics, |section| read_store(section, resolver)),
+            agents: read_agents(agents, &mut diagnostics, &common),
+            tool_servers: read_tool_servers(tool_servers, &mut diagnostics, resolver),
             model,
             limits,
         };
-        Reading { config, notes }
+        Draft { config, diagnostics }
     }
 
-    /// The configuration, or every mistake in the order of its place.
-    pub(super) fn outcome(self) -> Result<Config, Error> {
-        let mut mistakes = self.notes.mistakes;
-        mistakes.sort_by(|a, b| a.place.cmp(&b.place));
+    /// Returns the configuration, or all mistakes in the order of their locations.
+    pub(super) fn into_result(self) -> Result<Config, Error> {
+        let mut mistakes = self.diagnostics.mistakes;
+        mistakes.sort_by(|a, b| a.location.cmp(&b.location));
         if mistakes.is_empty() { Ok(self.config) } else { Err(Error::Mistakes(mistakes)) }
     }
 }
@@ -49,32 +49,32 @@ impl Reading {
 pub(super) fn read_in<T>(
     name: &'static str,
     table: Table,
-    notes: &mut Notes,
+    diagnostics: &mut Diagnostics,
     read: impl FnOnce(&mut Section<'_>) -> T,
 ) -> T {
-    let mut section = Section::new(name, table, notes);
+    let mut section = Section::new(name, table, diagnostics);
     let value = read(&mut section);
     section.finish();
     value
 }
 
-fn read_server(section: &mut Section<'_>, outside: &Outside<'_>) -> Server {
-    let listen_at = section.place_of("listen");
+fn read_server(section: &mut Section<'_>, resolver: &Resolver<'_>) -> Server {
+    let listen_at = section.location_of("listen");
     let listen = section.read("listen", address).unwrap_or(Server::default().listen);
-    let has_url = section.place_of("public_url").is_some();
+    let has_url = section.location_of("public_url").is_some();
     let public_url = section.read("public_url", value::base_url);
-    let has_tokens = section.place_of("tokens").is_some();
+    let has_tokens = section.location_of("tokens").is_some();
     let expected = "an array of strings such as [\"env:RAP_TOKEN\"]";
-    let tokens = section.read_list("tokens", expected, |item| outside.secret(item));
-    // Tokens that are there and wrong are told already.
+    let tokens = section.read_list("tokens", expected, |item| resolver.secret(item));
+    // Invalid tokens have been reported already.
     let open = tokens.as_ref().map_or(!has_tokens, Vec::is_empty);
     let ip = listen.ip().to_canonical();
-    if let Some(place) = listen_at {
+    if let Some(location) = listen_at {
         if open && !ip.is_loopback() {
-            section.refuse("listen", place.clone(), Problem::OpenToTheNetwork(listen));
+            section.refuse("listen", location.clone(), Problem::OpenToTheNetwork(listen));
         }
         if !has_url && ip.is_unspecified() {
-            section.refuse("listen", place, Problem::NoPublicUrl(listen));
+            section.refuse("listen", location, Problem::NoPublicUrl(listen));
         }
     }
     let tokens = tokens.unwrap_or_default();
@@ -82,7 +82,7 @@ fn read_server(section: &mut Section<'_>, outside: &Outside<'_>) -> Server {
 }
 
 fn address(setting: &Setting) -> Result<SocketAddr, Problem> {
-    value::shown(setting, "an address and a port such as \"127.0.0.1:7420\"", |text| {
+    value::parse_text(setting, "an address and a port such as \"127.0.0.1:7420\"", |text| {
         match text.strip_prefix("localhost:") {
             Some(port) => Some((Ipv4Addr::LOCALHOST, port.parse().ok()?).into()),
             None => text.parse().ok(),
@@ -90,16 +90,16 @@ fn address(setting: &Setting) -> Result<SocketAddr, Problem> {
     })
 }
 
-fn read_store(section: &mut Section<'_>, outside: &Outside<'_>) -> Store {
-    section.read("url", |setting| store_url(setting, outside)).unwrap_or(Config::default().store)
+fn read_store(section: &mut Section<'_>, resolver: &Resolver<'_>) -> Store {
+    section.read("url", |setting| store_url(setting, resolver)).unwrap_or(Config::default().store)
 }
 
-/// `sqlite:PATH`. The URL is not repeated, since that of another database may hold a password.
-fn store_url(setting: &Setting, outside: &Outside<'_>) -> Result<Store, Problem> {
+/// Parses `sqlite:PATH`. Errors do not contain the URL, since that of another database may contain a password.
+fn store_url(setting: &Setting, resolver: &Resolver<'_>) -> Result<Store, Problem> {
     let url = value::text(setting)?;
     if url.starts_with("postgres:") || url.starts_with("postgresql:") {
         let instead = "use \"sqlite:PATH\"";
-        return Err(Problem::NotYet { what: "PostgreSQL", instead });
+        return Err(Problem::Unsupported { what: "PostgreSQL", instead });
     }
     let path = url.strip_prefix("sqlite:").map(|path| path.strip_prefix("//").unwrap_or(path));
     match path {
@@ -107,27 +107,27 @@ fn store_url(setting: &Setting, outside: &Outside<'_>) -> Result<Store, Problem>
         Some(path) if path.starts_with(':') || path.contains('?') => {
             Err(Problem::Expected("the path of a file after sqlite:, without parameters"))
         }
-        Some(path) => Ok(Store::Sqlite(outside.path(path, &setting.place))),
+        Some(path) => Ok(Store::Sqlite(resolver.path(path, &setting.location))),
     }
 }
 
-/// Where a table has this key; without it, where the table begins.
-pub(super) fn place_in(table: &Table, key: &str, begin: Place) -> Place {
-    table.get(key).map_or(begin, |setting| setting.place.clone())
+/// Returns the location of a key; without the key, that of the table.
+pub(super) fn location_in(table: &Table, key: &str, begin: Location) -> Location {
+    table.get(key).map_or(begin, |setting| setting.location.clone())
 }
 
 fn read_tool_servers(
-    tables: Vec<(Place, Table)>,
-    notes: &mut Notes,
-    outside: &Outside<'_>,
+    tables: Vec<(Location, Table)>,
+    diagnostics: &mut Diagnostics,
+    resolver: &Resolver<'_>,
 ) -> Vec<ToolServer> {
-    let mut servers: Vec<(Place, ToolServer)> = Vec::new();
+    let mut servers: Vec<(Location, ToolServer)> = Vec::new();
     for (begin, table) in tables {
-        let at = place_in(&table, "url", begin);
-        let server = read_in("tool_server", table, notes, |section| {
-            let server = read_tool_server(section, &at, outside)?;
-            let twin = servers.iter().find(|(_, other)| other.url.to_url() == server.url.to_url());
-            if let Some((other, _)) = twin {
+        let at = location_in(&table, "url", begin);
+        let server = read_in("tool_server", table, diagnostics, |section| {
+            let server = read_tool_server(section, &at, resolver)?;
+            let duplicate = servers.iter().find(|(_, other)| other.url.to_url() == server.url.to_url());
+            if let Some((other, _)) = duplicate {
                 section.refuse("url", at.clone(), Problem::Repeated(other.clone()));
             }
             Some(server)
@@ -137,14 +137,14 @@ fn read_tool_servers(
     servers.into_iter().map(|(_, server)| server).collect()
 }
 
-fn read_tool_server(section: &mut Section<'_>, at: &Place, outside: &Outside<'_>) -> Option<ToolServer> {
-    if section.place_of("url").is_none() {
-        section.refuse("url", at.clone(), Problem::Missing("where is the tool server?"));
+fn read_tool_server(section: &mut Section<'_>, at: &Location, resolver: &Resolver<'_>) -> Option<ToolServer> {
+    if section.location_of("url").is_none() {
+        section.refuse("url", at.clone(), Problem::Missing("every tool server needs a URL"));
     }
     let url = section.read("url", value::base_url);
-    let bearer = section.read("bearer", |setting| outside.secret(setting));
+    let bearer = section.read("bearer", |setting| resolver.secret(setting));
     for key in ["hmac", "mtls", "sigv4"] {
-        section.not_yet(key, key, "use bearer");
+        section.unsupported(key, key, "use bearer");
     }
     Some(ToolServer { url: url?, bearer })
 }

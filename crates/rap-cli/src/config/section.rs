@@ -1,37 +1,37 @@
-//! Reading a table key by key. A mistake is noted and reading goes on, so that all of them are told at once.
+//! Reads a table key by key. A mistake is recorded and reading continues, so that all mistakes are reported at once.
 //!
-//! Every key that is asked for is a known key; what nobody asked for is a mistake.
+//! Every key that is read becomes a known key; any other key in the table is a mistake.
 
 use std::collections::BTreeSet;
 
 use super::document::{Setting, Table, Value};
-use super::mistake::{Mistake, Place, Problem};
-use crate::nearest::nearest;
+use super::mistake::{Location, Mistake, Problem};
+use crate::suggestion::closest;
 
-/// What is noted while tables are read.
+/// Mistakes and known keys, collected while tables are read.
 #[derive(Default)]
-pub(super) struct Notes {
+pub(super) struct Diagnostics {
     pub(super) mistakes: Vec<Mistake>,
-    /// Every key that was asked for, with its section.
+    /// Every key that was read, with its section.
     pub(super) known: BTreeSet<String>,
 }
 
-/// A table that is being read. To be finished, or unknown keys go unnoticed.
+/// A table that is being read. [`Section::finish`] reports unknown keys.
 #[must_use]
 pub(super) struct Section<'a> {
     name: &'static str,
     table: Table,
     known: Vec<&'static str>,
-    notes: &'a mut Notes,
+    diagnostics: &'a mut Diagnostics,
 }
 
 impl<'a> Section<'a> {
-    /// The name is empty for the whole document.
-    pub(super) fn new(name: &'static str, table: Table, notes: &'a mut Notes) -> Self {
-        Section { name, table, known: Vec::new(), notes }
+    /// `name` is empty for the root of the document.
+    pub(super) fn new(name: &'static str, table: Table, diagnostics: &'a mut Diagnostics) -> Self {
+        Section { name, table, known: Vec::new(), diagnostics }
     }
 
-    /// What `parse` makes of a key. None if it is not set, and none if it is wrong.
+    /// Reads a key with `parse`. Returns `None` if the key is not set or invalid.
     pub(super) fn read<T>(
         &mut self,
         key: &'static str,
@@ -41,7 +41,7 @@ impl<'a> Section<'a> {
         self.parsed(key, &setting, parse)
     }
 
-    /// The same with a list, each of whose items has to be right. A variable and a flag separate their items by commas.
+    /// Reads a list whose items are all valid. In a variable or flag, items are separated by commas.
     pub(super) fn read_list<T>(
         &mut self,
         key: &'static str,
@@ -51,7 +51,7 @@ impl<'a> Section<'a> {
         let setting = self.take(key)?;
         let items = match setting.value {
             Value::List(items) => items,
-            Value::Loose(text) => split(&text, &setting.place),
+            Value::Untyped(text) => split(&text, &setting.location),
             _ => {
                 self.refuse_kind(key, &setting, expected);
                 return None;
@@ -61,7 +61,7 @@ impl<'a> Section<'a> {
         parsed.into_iter().collect()
     }
 
-    /// A table within this one; empty if there is none.
+    /// Reads a nested table; empty if there is none.
     pub(super) fn table(&mut self, key: &'static str) -> Table {
         match self.take(key) {
             None => Table::new(),
@@ -73,8 +73,8 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// The tables of an array, each with its place.
-    pub(super) fn tables(&mut self, key: &'static str) -> Vec<(Place, Table)> {
+    /// Reads an array of tables, each with its location.
+    pub(super) fn tables(&mut self, key: &'static str) -> Vec<(Location, Table)> {
         let mut tables = Vec::new();
         let Some(setting) = self.take(key) else { return tables };
         let expected = format!("an array of tables, written [[{key}]]");
@@ -82,48 +82,48 @@ impl<'a> Section<'a> {
             self.refuse_kind(key, &setting, &expected);
             return tables;
         };
-        for Setting { value, place } in items {
+        for Setting { value, location } in items {
             match value {
-                Value::Table(table) => tables.push((place, table)),
-                value => self.refuse_kind(key, &Setting { value, place }, &expected),
+                Value::Table(table) => tables.push((location, table)),
+                value => self.refuse_kind(key, &Setting { value, location }, &expected),
             }
         }
         tables
     }
 
-    /// Refuses a key that is planned and not built.
-    pub(super) fn not_yet(&mut self, key: &'static str, what: &'static str, instead: &'static str) {
+    /// Refuses a key of a planned feature.
+    pub(super) fn unsupported(&mut self, key: &'static str, what: &'static str, instead: &'static str) {
         if let Some(setting) = self.table.remove(key) {
-            self.refuse(key, setting.place, Problem::NotYet { what, instead });
+            self.refuse(key, setting.location, Problem::Unsupported { what, instead });
         }
     }
 
-    /// Takes keys for known that are read elsewhere.
-    pub(super) fn know(&mut self, keys: &[&'static str]) {
+    /// Adds known keys that are read elsewhere.
+    pub(super) fn mark_known(&mut self, keys: &[&'static str]) {
         self.known.extend(keys);
     }
 
-    /// Where a key that was not read yet was set.
-    pub(super) fn place_of(&self, key: &str) -> Option<Place> {
-        self.table.get(key).map(|setting| setting.place.clone())
+    /// Returns the location of a key that is set and was not read yet.
+    pub(super) fn location_of(&self, key: &str) -> Option<Location> {
+        self.table.get(key).map(|setting| setting.location.clone())
     }
 
-    /// Notes a mistake.
-    pub(super) fn refuse(&mut self, key: &str, place: Place, problem: Problem) {
-        self.notes.mistakes.push(Mistake { place, key: full(self.name, key), problem });
+    /// Records a mistake.
+    pub(super) fn refuse(&mut self, key: &str, location: Location, problem: Problem) {
+        self.diagnostics.mistakes.push(Mistake { location, key: full_key(self.name, key), problem });
     }
 
-    /// Notes every key that nobody asked for.
+    /// Records every remaining key as unknown.
     pub(super) fn finish(mut self) {
         for (key, setting) in std::mem::take(&mut self.table) {
-            match nearest(&key, &self.known) {
-                Some(known) => self.refuse(&key, setting.place, Problem::Misspelt(known)),
-                // A name like RAP_SERVER_PORT may have been set by something else, a cluster for instance.
-                None if matches!(setting.place, Place::Variable(_)) => {}
-                None => self.refuse(&key, setting.place, Problem::Unknown),
+            match closest(&key, &self.known) {
+                Some(known) => self.refuse(&key, setting.location, Problem::Misspelt(known)),
+                // Other software may set a variable such as RAP_SERVER_PORT; Kubernetes does for a service.
+                None if matches!(setting.location, Location::Variable(_)) => {}
+                None => self.refuse(&key, setting.location, Problem::Unknown),
             }
         }
-        self.notes.known.extend(self.known.iter().map(|key| full(self.name, key)));
+        self.diagnostics.known.extend(self.known.iter().map(|key| full_key(self.name, key)));
     }
 
     fn take(&mut self, key: &'static str) -> Option<Setting> {
@@ -137,21 +137,22 @@ impl<'a> Section<'a> {
         setting: &Setting,
         parse: impl FnOnce(&Setting) -> Result<T, Problem>,
     ) -> Option<T> {
-        let refuse = |problem| self.refuse(key, setting.place.clone(), problem);
+        let refuse = |problem| self.refuse(key, setting.location.clone(), problem);
         parse(setting).map_err(refuse).ok()
     }
 
     fn refuse_kind(&mut self, key: &str, setting: &Setting, expected: &str) {
         let (expected, found) = (expected.to_owned(), setting.value.kind().to_owned());
-        self.refuse(key, setting.place.clone(), Problem::Found { expected, found });
+        self.refuse(key, setting.location.clone(), Problem::Found { expected, found });
     }
 }
 
-fn full(section: &str, key: &str) -> String {
+fn full_key(section: &str, key: &str) -> String {
     if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
 }
 
-fn split(text: &str, place: &Place) -> Vec<Setting> {
-    let item = |text: &str| Setting { value: Value::Loose(text.trim().to_owned()), place: place.clone() };
+fn split(text: &str, location: &Location) -> Vec<Setting> {
+    let item =
+        |text: &str| Setting { value: Value::Untyped(text.trim().to_owned()), location: location.clone() };
     text.split(',').map(item).collect()
 }

@@ -1,4 +1,4 @@
-//! Tables of files, variables and flags: what they come to, or what is said about them.
+//! Tables of files, variables and flags with the expected configuration or error.
 
 mod agents;
 
@@ -13,7 +13,7 @@ use super::document::{Table, Value};
 use super::*;
 use crate::init;
 
-/// A directory with files in it, and what lies around it.
+/// A directory with files, and an environment and flags.
 struct Setup {
     directory: TempDir,
     environment: Environment,
@@ -57,7 +57,7 @@ impl Setup {
         self.load().unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The error, with the directory left out.
+    /// Returns the error without the path of the directory.
     fn error(&self) -> String {
         let error = self.load().expect_err("a mistake");
         let directory = format!("{}/", self.directory.path().display());
@@ -81,12 +81,12 @@ fn an_empty_file_is_the_default() {
 }
 
 #[test]
-fn a_file_that_was_named_has_to_be_there() {
+fn a_file_given_by_name_must_exist() {
     let directory = tempfile::tempdir().unwrap();
     let load = |file| Config::load(&Sources { file, environment: Environment::new(), flags: Vec::new() });
     let path = directory.path().join("rap.toml");
     let error = load(File::Given(path.clone())).unwrap_err().to_string();
-    assert_eq!(error, format!("can not read {}: No such file or directory (os error 2)", path.display()));
+    assert_eq!(error, format!("cannot read {}: No such file or directory (os error 2)", path.display()));
     assert_eq!(load(File::IfPresent("there-is-none.toml".into())).unwrap(), Config::default());
     let error = load(File::IfPresent(directory.path().into())).unwrap_err();
     assert!(matches!(error, Error::Unreadable { .. }), "{error}");
@@ -196,7 +196,7 @@ fn types_are_checked() {
         ),
         (
             "[server]\ntokens = [\n  \"a\",\n  5,\n]",
-            "rap.toml:4: server.tokens: expected a secret of visible ASCII letters, 4096 at most, or env:NAME, or \
+            "rap.toml:4: server.tokens: expected a secret of at most 4096 visible ASCII characters, or env:NAME, or \
              file:PATH, found an integer",
         ),
         ("[store]\nurl = true", "rap.toml:2: store.url: expected a string, found true"),
@@ -207,7 +207,7 @@ fn types_are_checked() {
         ),
         (
             "[model]\nsummarise_at = \"0%\"",
-            "rap.toml:2: model.summarise_at: expected a share from \"1%\" to \"100%\", found \"0%\"",
+            "rap.toml:2: model.summarise_at: expected a percentage from \"1%\" to \"100%\", found \"0%\"",
         ),
         (
             "[[agent]]\nname = \"a\"\nsystem = 1.5",
@@ -266,64 +266,64 @@ fn values_have_bounds() {
         ),
         (
             "[[agent]]\nname = \"a\"\ntools = [\"b?\"]",
-            "rap.toml:3: agent.tools: expected the name of a tool, in which * stands for any letters, found \"b?\"",
+            "rap.toml:3: agent.tools: expected a tool name, in which * matches any characters, found \"b?\"",
         ),
     ]);
 }
 
 #[test]
-fn what_is_missing_or_there_twice_is_told() {
+fn missing_and_repeated_values_are_reported() {
     mistakes(&[
-        ("\n[[agent]]\nsystem = \"\"", "rap.toml:2: agent.name: missing; every agent has a name"),
+        ("\n[[agent]]\nsystem = \"\"", "rap.toml:2: agent.name: missing; every agent needs a name"),
         (
             "[[agent]]\nname = \"a\"\n[[agent]]\nname = \"a\"",
-            "rap.toml:4: agent.name: there already is one at rap.toml:2",
+            "rap.toml:4: agent.name: already used at rap.toml:2",
         ),
         (
             "[[tool_server]]\nbearer = \"s3cr3t\"",
-            "rap.toml:1: tool_server.url: missing; where is the tool server?",
+            "rap.toml:1: tool_server.url: missing; every tool server needs a URL",
         ),
         (
             "[[tool_server]]\nurl = \"http://h/\"\n[[tool_server]]\nurl = \"HTTP://H:80\"",
-            "rap.toml:4: tool_server.url: there already is one at rap.toml:2",
+            "rap.toml:4: tool_server.url: already used at rap.toml:2",
         ),
         (
             "[model]\nprovider = \"openai\"\nbase_url = \"http://h\"",
-            "rap.toml:2: model.name: missing; which model of the provider is it?",
+            "rap.toml:2: model.name: missing; name a model of the provider",
         ),
         (
             "[model]\nprovider = \"openai\"\nname = \"m\"",
-            "rap.toml:2: model.api_key: missing; api.openai.com wants a key, such as \"env:OPENAI_API_KEY\"",
+            "rap.toml:2: model.api_key: missing; api.openai.com requires a key, such as \"env:OPENAI_API_KEY\"",
         ),
         (
             "[model]\nprovider = \"anthropic\"",
-            "rap.toml:2: model.name: missing; which model of the provider is it?\n\
-             rap.toml:2: model.api_key: missing; api.anthropic.com wants a key, such as \"env:ANTHROPIC_API_KEY\"",
+            "rap.toml:2: model.name: missing; name a model of the provider\n\
+             rap.toml:2: model.api_key: missing; api.anthropic.com requires a key, such as \"env:ANTHROPIC_API_KEY\"",
         ),
     ]);
 }
 
 #[test]
-fn what_is_not_built_yet_is_said_so() {
+fn planned_features_are_refused_by_name() {
     mistakes(&[
         (
             "[store]\nurl = \"postgres://u:s3cr3t@h/db\"",
-            "rap.toml:2: store.url: PostgreSQL is not in this version yet; use \"sqlite:PATH\"",
+            "rap.toml:2: store.url: PostgreSQL is not supported yet; use \"sqlite:PATH\"",
         ),
         (
             "[[tool_server]]\nurl = \"http://h\"\nhmac = \"s3cr3t\"",
-            "rap.toml:3: tool_server.hmac: hmac is not in this version yet; use bearer",
+            "rap.toml:3: tool_server.hmac: hmac is not supported yet; use bearer",
         ),
         (
             "[[tool_server]]\nurl = \"http://h\"\nmtls = {}\nsigv4 = 5",
-            "rap.toml:3: tool_server.mtls: mtls is not in this version yet; use bearer\n\
-             rap.toml:4: tool_server.sigv4: sigv4 is not in this version yet; use bearer",
+            "rap.toml:3: tool_server.mtls: mtls is not supported yet; use bearer\n\
+             rap.toml:4: tool_server.sigv4: sigv4 is not supported yet; use bearer",
         ),
     ]);
 }
 
 #[test]
-fn urls_are_checked_and_never_repeated() {
+fn urls_are_checked_and_do_not_appear_in_errors() {
     let expected =
         "expected an http or https URL without user, query and fragment, such as \"http://127.0.0.1:7501\"";
     for url in ["s3cr3t", "ftp://h", "http://u:s3cr3t@h", "http://h/?token=s3cr3t"] {
@@ -343,7 +343,7 @@ fn urls_are_checked_and_never_repeated() {
 }
 
 #[test]
-fn a_path_begins_where_it_was_written() {
+fn a_relative_path_depends_on_where_it_was_written() {
     let setup = Setup::new("[store]\nurl = \"sqlite:data/rap.db\"\n[model]\nscript = \"scene.toml\"");
     let setup = setup.file("scene.toml", "");
     let here = setup.directory.path().to_owned();
@@ -356,11 +356,11 @@ fn a_path_begins_where_it_was_written() {
 }
 
 #[test]
-fn a_script_has_to_be_readable_if_it_is_used() {
+fn a_script_must_be_readable_if_it_is_used() {
     let text = "[model]\nscript = \"scene.toml\"\nname = \"m\"\napi_key = \"k\"";
     assert_eq!(
         Setup::new(text).error(),
-        "rap.toml:2: model.script: can not read scene.toml: No such file or directory (os error 2)"
+        "rap.toml:2: model.script: cannot read scene.toml: No such file or directory (os error 2)"
     );
     Setup::new(text).variable("RAP_MODEL_PROVIDER", "openai").config();
 }
@@ -376,19 +376,19 @@ fn secrets_are_found_outside_and_never_shown() {
 }
 
 #[test]
-fn a_secret_that_is_not_there_is_a_mistake() {
-    let secret = "expected a secret of visible ASCII letters, 4096 at most, or env:NAME, or file:PATH";
+fn a_missing_or_invalid_secret_is_a_mistake() {
+    let secret = "expected a secret of at most 4096 visible ASCII characters, or env:NAME, or file:PATH";
     let table = [
         ("env:NONE", "the environment variable NONE is not set"),
         ("env:EMPTY", "the environment variable EMPTY is empty"),
         ("env:", "expected the name of an environment variable after env:"),
         ("env:s3cr3t-key", "expected the name of an environment variable after env:"),
         ("env:SPACE", secret),
-        ("file:none", "can not read none: No such file or directory (os error 2)"),
+        ("file:none", "cannot read none: No such file or directory (os error 2)"),
         ("file:two", secret),
         ("file:long", secret),
         ("file:nothing", secret),
-        ("file:binary", "can not read binary: stream did not contain valid UTF-8"),
+        ("file:binary", "cannot read binary: stream did not contain valid UTF-8"),
         ("s3cr3t s3cr3t", secret),
         ("", secret),
     ];
@@ -405,7 +405,7 @@ fn a_secret_that_is_not_there_is_a_mistake() {
 }
 
 #[test]
-fn a_provider_that_is_not_chosen_needs_no_key() {
+fn a_provider_that_is_not_selected_needs_no_key() {
     let text = "[model]\nprovider = \"openai\"\nname = \"m\"\napi_key = \"env:NONE\"";
     assert_eq!(
         Setup::new(text).error(),
@@ -416,7 +416,7 @@ fn a_provider_that_is_not_chosen_needs_no_key() {
 }
 
 #[test]
-fn all_mistakes_are_told_at_once_in_their_order() {
+fn all_mistakes_are_reported_at_once_in_order() {
     let text = "[limits]\nbody = 1\nx = 1\n[server]\nlisten = \"y\"\n";
     let setup = Setup::new(text).variable("RAP_LIMITS_DEPTH", "z").flag("store.url", "s3cr3t", "--store");
     assert_eq!(
@@ -430,7 +430,7 @@ fn all_mistakes_are_told_at_once_in_their_order() {
 }
 
 #[test]
-fn a_file_that_is_not_toml_is_named_with_the_line() {
+fn a_syntax_error_is_reported_with_its_line() {
     for text in ["[server\n", "a = s3cr3t", "x = \"s3cr3t\n", "a = 1\na = 2"] {
         let setup = Setup::new(&format!("\n{text}"));
         let error = setup.error();
@@ -443,7 +443,7 @@ fn a_file_that_is_not_toml_is_named_with_the_line() {
 }
 
 #[test]
-fn variables_go_over_the_file_and_flags_over_both() {
+fn variables_override_the_file_and_flags_override_both() {
     let text = "[server]\nlisten = \"wrong\"\n[limits]\ndepth = 1\nhold_max = \"1s\"";
     let setup = Setup::new(text)
         .variable("RAP_SERVER_LISTEN", "127.0.0.1:1")
@@ -463,7 +463,7 @@ fn variables_go_over_the_file_and_flags_over_both() {
 }
 
 #[test]
-fn every_key_of_the_single_sections_has_its_variable() {
+fn variables_set_keys_of_every_section_that_is_one_table() {
     let setup = Setup::new("")
         .variable("RAP_SERVER_PUBLIC_URL", "https://h")
         .variable("RAP_STORE_URL", "sqlite:/a")
@@ -481,7 +481,7 @@ fn every_key_of_the_single_sections_has_its_variable() {
 }
 
 #[test]
-fn a_misspelt_variable_is_told_and_a_foreign_one_ignored() {
+fn a_misspelt_variable_is_reported_and_an_unrelated_one_ignored() {
     let setup = Setup::new("").variable("RAP_LIMITS_HOLD_MAXX", "60s");
     assert_eq!(setup.error(), "RAP_LIMITS_HOLD_MAXX: limits.hold_maxx: unknown key; did you mean hold_max?");
     for name in
@@ -492,12 +492,11 @@ fn a_misspelt_variable_is_told_and_a_foreign_one_ignored() {
 }
 
 #[test]
-fn a_server_without_tokens_stays_on_this_machine() {
+fn a_server_without_tokens_must_listen_on_loopback() {
     for local in ["127.0.0.1:0", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1", "localhost:1"] {
         Setup::new(&format!("[server]\nlisten = \"{local}\"")).config();
     }
-    let problem =
-        "can be reached from other machines, and no token is set: set server.tokens, or listen on 127.0.0.1";
+    let problem = "is reachable from other machines, but server.tokens is empty: set server.tokens, or listen on 127.0.0.1";
     for tokens in ["", "tokens = []"] {
         let setup = Setup::new(&format!("[server]\nlisten = \"10.0.0.1:1\"\n{tokens}"));
         assert_eq!(setup.error(), format!("rap.toml:2: server.listen: 10.0.0.1:1 {problem}"));
@@ -516,13 +515,13 @@ fn a_server_on_every_address_needs_a_public_url() {
     let text = "[server]\nlisten = \"0.0.0.0:7420\"\ntokens = [\"t\"]\n";
     assert_eq!(
         Setup::new(text).error(),
-        "rap.toml:2: server.listen: tool servers can not call back to 0.0.0.0:7420: set server.public_url to an \
-         address that they can reach, such as \"http://rap.example.com:7420\""
+        "rap.toml:2: server.listen: tool servers cannot call back to 0.0.0.0:7420: set server.public_url to a \
+         URL that they can reach, such as \"http://rap.example.com:7420\""
     );
     Setup::new(&format!("{text}public_url = \"http://h\"")).config();
 }
 
-/// The lines that `rap init` comments out, for settings that have a default.
+/// Uncomments the settings with a default in the text of `rap init`.
 fn uncommented(text: &str) -> String {
     let line = |line: &str| match line.strip_prefix('#') {
         Some(setting) if setting.starts_with(|c: char| c == '[' || c.is_ascii_lowercase()) => {
@@ -535,7 +534,8 @@ fn uncommented(text: &str) -> String {
 
 fn loaded_here(text: &str) -> Result<Config, Error> {
     let document = document::parse(text, FILE_NAME)?;
-    Reading::of(document, &Outside { environment: &Environment::new(), directory: Path::new("") }).outcome()
+    Draft::from_document(document, &Resolver { environment: &Environment::new(), directory: Path::new("") })
+        .into_result()
 }
 
 fn keys(document: &Table) -> BTreeSet<String> {
@@ -557,7 +557,7 @@ fn as_table(value: &Value) -> Option<&Table> {
 }
 
 #[test]
-fn the_file_of_rap_init_is_the_default_commented_or_not() {
+fn the_file_of_rap_init_is_the_default_with_and_without_comments() {
     assert_eq!(loaded_here(init::TEXT).unwrap(), Config::default());
     let text = uncommented(init::TEXT);
     assert!(text.contains("\n[[agent]]\n") && text.contains("\nhold_max = "), "{text}");
@@ -569,14 +569,14 @@ fn the_file_of_rap_init_lists_every_key() {
     let text = uncommented(init::TEXT).replace("# Example: ", "");
     let document = document::parse(&text, FILE_NAME).unwrap_or_else(|error| panic!("{error}"));
     let listed = keys(&document);
-    let outside = Outside { environment: &Environment::new(), directory: Path::new("") };
-    let reading = Reading::of(document, &outside);
-    assert_eq!(listed, reading.notes.known);
+    let resolver = Resolver { environment: &Environment::new(), directory: Path::new("") };
+    let draft = Draft::from_document(document, &resolver);
+    assert_eq!(listed, draft.diagnostics.known);
     assert!(listed.contains("tool_server.bearer") && listed.contains("limits.depth"), "{listed:?}");
 }
 
 #[test]
-fn the_examples_of_rap_init_are_right() {
+fn the_examples_of_rap_init_are_valid() {
     let text = uncommented(init::TEXT).replace("# Example: ", "");
     let text = text.replace("provider = \"scripted\"", "provider = \"openai\"");
     let setup = Setup::new(&text).variable("OPENAI_API_KEY", "k").variable("TOOLS_TOKEN", "t");

@@ -1,4 +1,4 @@
-//! From a setting to a value of its type, or a problem that says what was expected.
+//! Parses settings into typed values. A problem says what was expected.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -9,45 +9,44 @@ use super::base_url::BaseUrl;
 use super::document::{Setting, Value};
 use super::mistake::Problem;
 
-/// Longer than anyone waits, and short enough to be added to any clock.
-const LONGEST: Duration = Duration::from_hours(36_500 * 24);
+/// Longest duration: 100 years. It can be added to any point in time without overflow.
+const MAX_DURATION: Duration = Duration::from_hours(36_500 * 24);
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 const GIB: u64 = 1024 * MIB;
 
-/// Whether a duration may be zero.
+/// Says whether a duration may be zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Zero {
     Allowed,
     Refused,
 }
 
-/// Any text.
 pub(super) fn text(setting: &Setting) -> Result<&str, Problem> {
     match &setting.value {
-        Value::Text(text) | Value::Loose(text) => Ok(text),
-        _ => Err(wrong("a string", setting)),
+        Value::Text(text) | Value::Untyped(text) => Ok(text),
+        _ => Err(unexpected("a string", setting)),
     }
 }
 
-/// A text of which anything may be shown, read by `parse`.
-pub(super) fn shown<T>(
+/// Parses a text that is not secret: errors show it.
+pub(super) fn parse_text<T>(
     setting: &Setting,
     expected: &str,
     parse: impl FnOnce(&str) -> Option<T>,
 ) -> Result<T, Problem> {
     match &setting.value {
-        Value::Text(text) | Value::Loose(text) => parse(text).ok_or_else(|| wrong(expected, setting)),
-        _ => Err(wrong(expected, setting)),
+        Value::Text(text) | Value::Untyped(text) => parse(text).ok_or_else(|| unexpected(expected, setting)),
+        _ => Err(unexpected(expected, setting)),
     }
 }
 
 pub(super) fn boolean(setting: &Setting) -> Result<bool, Problem> {
     match &setting.value {
         Value::Boolean(boolean) => Ok(*boolean),
-        Value::Loose(text) => text.parse().map_err(|_| wrong("true or false", setting)),
-        _ => Err(wrong("true or false", setting)),
+        Value::Untyped(text) => text.parse().map_err(|_| unexpected("true or false", setting)),
+        _ => Err(unexpected("true or false", setting)),
     }
 }
 
@@ -55,47 +54,46 @@ pub(super) fn base_url(setting: &Setting) -> Result<BaseUrl, Problem> {
     BaseUrl::new(text(setting)?).ok_or(Problem::Expected(BaseUrl::EXPECTED))
 }
 
-/// A whole number within bounds.
+/// Parses an integer within bounds.
 pub(super) fn count(bounds: RangeInclusive<u32>) -> impl FnOnce(&Setting) -> Result<u32, Problem> {
     move |setting| {
         let number = match &setting.value {
             Value::Integer(number) => u32::try_from(*number).ok(),
-            Value::Loose(text) => text.parse().ok(),
+            Value::Untyped(text) => text.parse().ok(),
             _ => None,
         };
         let (least, most) = (bounds.start(), bounds.end());
         number
             .filter(|number| bounds.contains(number))
-            .ok_or_else(|| wrong(&format!("a whole number from {least} to {most}"), setting))
+            .ok_or_else(|| unexpected(&format!("a whole number from {least} to {most}"), setting))
     }
 }
 
-/// A share of something.
+/// Parses a percentage.
 pub(super) fn percent(setting: &Setting) -> Result<u32, Problem> {
-    shown(setting, "a share from \"1%\" to \"100%\"", |text| {
+    parse_text(setting, "a percentage from \"1%\" to \"100%\"", |text| {
         let (number, unit) = number_and_unit(text)?;
         let number = u32::try_from(number).ok()?;
         (unit == "%" && (1..=100).contains(&number)).then_some(number)
     })
 }
 
-/// A number of bytes within bounds.
+/// Parses a number of bytes within bounds.
 pub(super) fn size(bounds: RangeInclusive<u64>) -> impl FnOnce(&Setting) -> Result<usize, Problem> {
     move |setting| {
         let bytes = match &setting.value {
             Value::Integer(bytes) => u64::try_from(*bytes).ok(),
-            Value::Text(text) | Value::Loose(text) => parse_size(text),
+            Value::Text(text) | Value::Untyped(text) => parse_size(text),
             _ => None,
         };
         let fits = bytes.filter(|bytes| bounds.contains(bytes)).and_then(|bytes| usize::try_from(bytes).ok());
         fits.ok_or_else(|| {
             let (least, most) = (write_size(*bounds.start()), write_size(*bounds.end()));
-            wrong(&format!("a size from \"{least}\" to \"{most}\""), setting)
+            unexpected(&format!("a size from \"{least}\" to \"{most}\""), setting)
         })
     }
 }
 
-/// A duration.
 pub(super) fn duration(zero: Zero) -> impl FnOnce(&Setting) -> Result<Duration, Problem> {
     move |setting| {
         let expected = match zero {
@@ -103,33 +101,33 @@ pub(super) fn duration(zero: Zero) -> impl FnOnce(&Setting) -> Result<Duration, 
             Zero::Refused => "a duration above zero such as \"250ms\", \"60s\", \"10m\", \"2h\" or \"7d\"",
         };
         let fits = |duration: &Duration| zero == Zero::Allowed || !duration.is_zero();
-        shown(setting, expected, |text| parse_duration(text).filter(fits))
+        parse_text(setting, expected, |text| parse_duration(text).filter(fits))
     }
 }
 
-/// A whole number above zero, or none.
+/// Parses an integer above zero, or `"none"`.
 pub(super) fn optional_count(setting: &Setting) -> Result<Option<u32>, Problem> {
     let none = match &setting.value {
-        Value::Text(text) | Value::Loose(text) => text == "none",
+        Value::Text(text) | Value::Untyped(text) => text == "none",
         _ => false,
     };
     if none {
         return Ok(None);
     }
     let expected = format!("\"none\", or a whole number from 1 to {}", u32::MAX);
-    count(1..=u32::MAX)(setting).map(Some).map_err(|_| wrong(&expected, setting))
+    count(1..=u32::MAX)(setting).map(Some).map_err(|_| unexpected(&expected, setting))
 }
 
-/// A duration above zero, or none.
+/// Parses a duration above zero, or `"none"`.
 pub(super) fn optional_duration(setting: &Setting) -> Result<Option<Duration>, Problem> {
     let expected = "\"none\", or a duration above zero such as \"60s\", \"10m\" or \"2h\"";
-    shown(setting, expected, |text| match text {
+    parse_text(setting, expected, |text| match text {
         "none" => Some(None),
         _ => parse_duration(text).filter(|duration| !duration.is_zero()).map(Some),
     })
 }
 
-/// Digits and a unit: `250ms`, `60s`, `10m`, `2h`, `7d`.
+/// Parses digits and a unit: `250ms`, `60s`, `10m`, `2h`, `7d`.
 fn parse_duration(text: &str) -> Option<Duration> {
     let (number, unit) = number_and_unit(text)?;
     let milliseconds = match unit {
@@ -141,10 +139,10 @@ fn parse_duration(text: &str) -> Option<Duration> {
         _ => return None,
     };
     let duration = Duration::from_millis(number.checked_mul(milliseconds)?);
-    (duration <= LONGEST).then_some(duration)
+    (duration <= MAX_DURATION).then_some(duration)
 }
 
-/// Digits and a unit, or digits alone: `8MiB`, `256KiB`, `4096`.
+/// Parses digits and a unit, or digits alone: `8MiB`, `256KiB`, `4096`.
 fn parse_size(text: &str) -> Option<u64> {
     let (number, unit) = number_and_unit(text)?;
     let bytes = match unit {
@@ -171,10 +169,10 @@ fn write_size(bytes: u64) -> String {
     }
 }
 
-/// Not for secrets: a text or number is repeated.
-pub(super) fn wrong(expected: &str, setting: &Setting) -> Problem {
+/// A problem that shows the value. Not for secrets.
+pub(super) fn unexpected(expected: &str, setting: &Setting) -> Problem {
     let found = match &setting.value {
-        Value::Text(text) | Value::Loose(text) => format!("{:?}", shortened(text)),
+        Value::Text(text) | Value::Untyped(text) => format!("{:?}", shortened(text)),
         Value::Integer(number) => number.to_string(),
         Value::Boolean(boolean) => boolean.to_string(),
         other => other.kind().to_owned(),
@@ -201,11 +199,11 @@ mod tests {
             assert_eq!(parse_duration(text), Some(Duration::from_millis(expected)), "{text}");
         }
         assert_eq!(parse_duration("7d"), Some(Duration::from_hours(7 * 24)));
-        assert_eq!(parse_duration("36500d"), Some(LONGEST));
+        assert_eq!(parse_duration("36500d"), Some(MAX_DURATION));
     }
 
     #[test]
-    fn other_texts_are_no_durations() {
+    fn other_texts_are_not_durations() {
         let bad = [
             "",
             "s",
@@ -226,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_have_a_number_and_perhaps_a_unit() {
+    fn sizes_have_a_number_and_an_optional_unit() {
         let table =
             [("0", 0), ("4096", 4096), ("12B", 12), ("256KiB", 262_144), ("8MiB", 8_388_608), ("1GiB", GIB)];
         for (text, expected) in table {

@@ -1,4 +1,4 @@
-//! Talking to an agent on a terminal: what stands there, and that it is as it was afterwards.
+//! `rap chat` on a terminal: what is on the screen, and that the modes of the terminal are restored.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ fn agent_says(screen: &str, text: &str) -> bool {
     screen.contains(&format!("agent   {text}"))
 }
 
-/// A chat with a model whose answers the test gives, piece by piece.
+/// Starts a chat with a model whose answers the test sends in pieces.
 fn with_a_model() -> (Runtime, ModelServer, Running) {
     let model = ModelServer::start();
     let runtime = Runtime::start_with(&model.lines());
@@ -19,7 +19,7 @@ fn with_a_model() -> (Runtime, ModelServer, Running) {
 }
 
 #[test]
-fn every_piece_of_an_answer_is_shown_as_it_comes() {
+fn every_piece_of_an_answer_is_shown_at_once() {
     let (_runtime, model, mut chat) = with_a_model();
     chat.type_in("Hello?\r");
     let mut answer = model.next_answer();
@@ -34,6 +34,7 @@ fn every_piece_of_an_answer_is_shown_as_it_comes() {
     chat.until_screen("what is typed", |screen| screen.ends_with("\n> next"));
     let screen = chat.screen();
     assert_eq!(screen.matches("Hello, world.").count(), 1, "{screen}");
+    assert!(!screen.contains("a scripted model answers"), "{screen}");
     assert!(
         screen.contains("you     Hello?\nagent   Hello, world.\n        Second line\n> next"),
         "{screen}"
@@ -41,7 +42,7 @@ fn every_piece_of_an_answer_is_shown_as_it_comes() {
 }
 
 #[test]
-fn nothing_stays_of_an_answer_that_was_dropped() {
+fn a_dropped_answer_is_removed_from_the_screen() {
     let (_runtime, model, mut chat) = with_a_model();
     chat.type_in("Which?\r");
     let mut answer = model.next_answer();
@@ -60,20 +61,20 @@ fn nothing_stays_of_an_answer_that_was_dropped() {
 }
 
 #[test]
-fn an_answer_that_somebody_interrupts_is_not_left_behind() {
+fn an_interrupted_answer_is_removed_from_the_screen() {
     let (_runtime, model, mut chat) = with_a_model();
     chat.type_in("Tell me everything.\r");
     let mut answer = model.next_answer();
     answer.say("Once upon a time");
     chat.until_screen("the beginning", |screen| agent_says(screen, "Once upon a time\n"));
     chat.type_in("\x03");
-    chat.until_screen("the end", |screen| screen.contains("stopped; ^C again or ^D leaves"));
+    chat.until_screen("the end", |screen| screen.contains("interrupted; press ^C again or ^D to exit"));
     chat.until_screen("nothing of it", |screen| !screen.contains("Once upon"));
     chat.type_in("Less.\r");
     let mut answer = model.next_answer();
     answer.say("Fine");
     chat.until_screen("the answer", |screen| agent_says(screen, "Fine\n"));
-    // Whoever joins in makes the agent begin again, with what was said.
+    // A message to a running thread restarts the model request.
     chat.type_in("Even less.\r");
     let mut answer = model.next_answer();
     chat.until_screen("nothing of the second", |screen| !screen.contains("agent   Fine"));
@@ -85,14 +86,14 @@ fn an_answer_that_somebody_interrupts_is_not_left_behind() {
 }
 
 #[test]
-fn an_answer_that_is_longer_than_the_terminal_is_there_in_full() {
+fn an_answer_longer_than_the_terminal_is_printed_in_full() {
     let (_runtime, model, mut chat) = with_a_model();
     chat.type_in("Count.\r");
     let mut answer = model.next_answer();
     for number in 1..=40 {
         answer.say(&format!("number {number}\n"));
     }
-    // As long as it goes on, its end is shown; then all of it.
+    // While the answer is in progress its end is shown; then all of it is printed.
     chat.until_screen("the end of it", |screen| screen.contains("number 40\n> "));
     chat.expect("number 40");
     answer.end();
@@ -106,8 +107,8 @@ fn an_answer_that_is_longer_than_the_terminal_is_there_in_full() {
     }
 }
 
-/// For how long a call has been running, as its row says; it is the row above the line that is typed.
-fn counted(screen: &str) -> Option<u64> {
+/// Returns the duration in the row of the open call, which is directly above the input line.
+fn shown_duration(screen: &str) -> Option<u64> {
     assert!(screen.matches("has been running").count() <= 1, "{screen}");
     let (_, rest) = screen.split_once("        … slow (call_1) has been running for ")?;
     let (seconds, rest) = rest.split_once(" s")?;
@@ -116,31 +117,32 @@ fn counted(screen: &str) -> Option<u64> {
 }
 
 #[test]
-fn a_running_call_counts_its_seconds_in_place() {
+fn the_duration_of_an_open_call_is_updated_in_place() {
     let runtime = Runtime::start();
     let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
     chat.expect("> ");
     chat.type_in("call slow {\"seconds\": 1000}\r");
     for at_least in 0..3 {
-        chat.until_screen("it counts", |screen| counted(screen) >= Some(at_least));
+        chat.until_screen("it counts", |screen| shown_duration(screen) >= Some(at_least));
     }
     chat.type_in("\x03");
     chat.until_screen("its end", |screen| screen.contains("slow") && screen.contains(": interrupted"));
-    chat.until_screen("no row of it", |screen| counted(screen).is_none());
+    chat.until_screen("no row of it", |screen| shown_duration(screen).is_none());
     chat.type_in("call sleep {\"seconds\": 1000}\r");
     chat.until_screen("it sleeps", |screen| {
-        screen.contains("… sleeps (") && screen.contains("; wakes in 16 min")
+        screen.contains("… sleeping (") && screen.contains("; wakes in 16 min")
     });
     chat.type_in("half a li");
-    chat.until_screen("both", |screen| screen.contains("… sleeps (") && screen.ends_with("\n> half a li"));
+    chat.until_screen("both", |screen| screen.contains("… sleeping (") && screen.ends_with("\n> half a li"));
 }
 
 #[test]
-fn a_terminal_asks_shows_links_stops_and_leaves() {
+fn questions_are_answered_and_calls_interrupted_on_a_terminal() {
     let runtime = Runtime::start();
     runtime.ok(&["threads", "new", "say before", "--id", "t", "--wait"]);
     let mut chat = Running::on_a_terminal(runtime.command(&["chat", "t"]), 80);
-    chat.expect("thread t, agent default; ^C stops the agent, ^C twice or ^D leaves");
+    chat.expect("thread t, agent default; ^C interrupts the agent, ^C twice or ^D exits");
+    chat.expect("note    a scripted model answers, not a language model");
     chat.expect("agent   before");
     chat.type_in("say one\r");
     chat.expect("agent   one");
@@ -150,10 +152,10 @@ fn a_terminal_asks_shows_links_stops_and_leaves() {
     chat.expect("you     answer: blue");
     chat.expect("agent   choose: chose blue");
     chat.type_in("call authorize\r");
-    chat.expect("authorize wants you to sign in: open http://127.0.0.1:");
+    chat.expect("authorize asks you to sign in: open http://127.0.0.1:");
     chat.type_in("\x03");
-    chat.expect("stopped; ^C again or ^D leaves");
-    chat.until_screen("its end", |screen| screen.contains("interrupted"));
+    chat.expect("interrupted; press ^C again or ^D to exit");
+    chat.until_screen("its end", |screen| screen.contains(": interrupted"));
     chat.type_in("say two\r");
     chat.until_screen("the answer", |screen| agent_says(screen, "two"));
     chat.type_in("\x04");
@@ -163,35 +165,35 @@ fn a_terminal_asks_shows_links_stops_and_leaves() {
 }
 
 #[test]
-fn interrupting_twice_leaves_a_terminal() {
+fn interrupting_twice_exits() {
     let runtime = Runtime::start();
     let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
     chat.expect("> ");
     chat.type_in("\x03");
-    chat.expect("^C again or ^D leaves");
+    chat.expect("press ^C again or ^D to exit");
     chat.type_in("\x03");
     assert_eq!(chat.exit(), Some(0));
 }
 
 #[test]
-fn a_terminal_connects_again_and_says_so() {
+fn a_chat_on_a_terminal_reconnects() {
     let mut runtime = Runtime::start();
     let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
     chat.expect("> ");
     chat.type_in("call slow {\"seconds\": 2}\r");
     chat.until_screen("it runs", |screen| screen.contains("slow (call_1) has been running"));
     runtime.kill();
-    chat.until_screen("it is gone", |screen| screen.contains("the connection is lost; connecting again"));
+    chat.until_screen("it is gone", |screen| screen.contains("connection lost; reconnecting"));
     chat.type_in("say meanwhile\r");
     chat.until_screen("it was typed", |screen| screen.contains("you     say meanwhile"));
     runtime.start_again();
-    chat.until_screen("it is back", |screen| screen.contains("connected again"));
+    chat.until_screen("it is back", |screen| screen.contains("reconnected"));
     chat.until_screen("both", |screen| agent_says(screen, "meanwhile") && screen.contains("slept 2"));
     assert_eq!(chat.screen().matches("say meanwhile").count(), 1, "{}", chat.screen());
 }
 
 #[test]
-fn what_the_runtime_did_not_take_is_told_when_somebody_leaves() {
+fn unsent_messages_are_reported_on_exit() {
     let mut runtime = Runtime::start();
     let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
     chat.expect("> ");
@@ -203,7 +205,7 @@ fn what_the_runtime_did_not_take_is_told_when_somebody_leaves() {
     chat.type_in("\x04");
     assert_eq!(chat.exit(), Some(0));
     let screen = chat.screen();
-    assert!(screen.contains("not said, since the runtime is away: say lost"), "{screen}");
+    assert!(screen.contains("not sent, because the runtime is down: say lost"), "{screen}");
 }
 
 #[test]
@@ -219,12 +221,12 @@ fn a_paste_of_several_lines_is_one_message() {
 }
 
 #[test]
-fn a_chat_that_was_suspended_goes_on() {
+fn a_suspended_chat_continues() {
     let runtime = Runtime::start();
     let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
     chat.expect("> ");
     chat.type_in("\x1ahere");
-    // A process may refuse to stop where no shell would let it go on; both are right.
+    // The system may ignore SIGTSTP for a process without a controlling shell. Both cases are correct.
     chat.until_screen("it is back", |screen| {
         kill("-CONT", &chat);
         screen.ends_with("\n> here")
@@ -238,8 +240,8 @@ fn kill(signal: &str, chat: &Running) {
     assert!(status.success());
 }
 
-/// Runs a chat, ends it this way, and compares how the terminal treats what is typed with how it did before.
-fn leaves_as_it_was(end: impl Fn(&mut Runtime, &mut Running)) {
+/// Runs a chat, ends it with `end`, and checks that the modes of the terminal are restored.
+fn restores_the_terminal(end: impl Fn(&mut Runtime, &mut Running)) {
     let mut runtime = Runtime::start();
     let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
     let before = chat.modes();
@@ -265,16 +267,16 @@ fn leaves_as_it_was(end: impl Fn(&mut Runtime, &mut Running)) {
 }
 
 #[test]
-fn the_terminal_is_as_it_was_whatever_ended_the_chat() {
-    leaves_as_it_was(|_, chat| chat.type_in("\x04"));
-    leaves_as_it_was(|_, chat| kill("-TERM", chat));
-    leaves_as_it_was(|_, chat| kill("-HUP", chat));
-    // An error: another runtime is there, which does not know the thread.
-    leaves_as_it_was(|runtime, _| runtime.replace());
+fn the_terminal_is_restored_however_the_chat_ends() {
+    restores_the_terminal(|_, chat| chat.type_in("\x04"));
+    restores_the_terminal(|_, chat| kill("-TERM", chat));
+    restores_the_terminal(|_, chat| kill("-HUP", chat));
+    // An error: the database is empty, and the runtime does not know the thread.
+    restores_the_terminal(|runtime, _| runtime.replace());
 }
 
 #[test]
-fn a_terminal_that_changes_its_width_is_drawn_anew() {
+fn a_resized_terminal_is_redrawn() {
     let runtime = Runtime::start();
     let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
     chat.expect("> ");

@@ -1,79 +1,81 @@
-//! The story that `rap demo` tells.
+//! `rap demo`.
 
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::alone;
-use crate::support::{Running, rap, told, until};
+use crate::standalone;
+use crate::support::{Running, output, rap, until};
 
-/// The address of the demo's runtime, from what it told.
-fn address(story: &str) -> String {
-    let rest = story.split("listens on http://").nth(1).unwrap_or_else(|| panic!("{story}"));
+/// Finds the address of the demo's runtime in its output.
+fn address(output: &str) -> String {
+    let rest = output.split("listening on http://").nth(1).unwrap_or_else(|| panic!("{output}"));
     rest.split(',').next().unwrap().to_owned()
 }
 
-fn nothing_is_left(story: &str, temporary: &Path) {
+fn nothing_is_left(output: &str, temporary: &Path) {
     assert_eq!(std::fs::read_dir(temporary).unwrap().count(), 0);
-    let address = address(story);
+    let address = address(output);
     until("the runtime is gone", || TcpStream::connect(&address).is_err());
 }
 
-/// It is a lone copy of the binary that tells it.
+/// Runs a copy of the binary in an empty directory.
 #[test]
-fn the_demo_tells_its_story_to_the_end() {
+fn the_demo_runs_to_its_end() {
     let (place, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let mut demo = Command::new(alone::copy(place.path()));
+    let mut demo = Command::new(standalone::copy(place.path()));
     demo.arg("demo").current_dir(place.path()).env_clear().stdin(Stdio::null());
-    let told = told(demo.env("PATH", "").env("TMPDIR", temporary.path()));
-    assert_eq!((told.code, told.err.as_str()), (Some(0), ""), "{}", told.out);
+    let output = output(demo.env("PATH", "").env("TMPDIR", temporary.path()));
+    assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{}", output.out);
     let flat = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let story = flat(&told.out);
-    let mut rest = story.as_str();
+    let text = flat(&output.out);
+    let mut rest = text.as_str();
     for expected in [
         "An agent that sleeps while it waits",
         "1. A slow call",
         "SLEEPS  until the call returns",
         "a thread that is waiting, 2 entries of history, 1 open call",
-        "of processor time and wrote 0 bytes to its database",
+        "of CPU time and wrote 0 bytes to its database",
         "WAKES   after 6.",
         "“Your bread is ready.”",
         "2. An event",
         "because the doorbell rang",
-        "3. A word in between",
+        "3. A message during a call",
         "“42. The cake is still in the oven.”",
         "“And now the cake is ready.”",
         "4. A cancellation",
         "a pizza: cancelled, taken out again",
         "5. kill -9",
-        "was killed with kill -9, in the middle of the call",
-        "is started again on the same database",
+        "was killed with kill -9 during the call",
+        "restarted on the same database",
         "croissants: golden brown",
-        "6. A child, and a sleep",
+        "6. A child and a sleep",
         "calls spawn_thread (instructions: Bake a tart.)",
-        "SLEEPS  for 600 s, or until something happens",
+        "SLEEPS  for 600 s, or until any input",
         "a tart: baking for 2 s",
-        "A child is a thread of its own, t",
+        "A child is a separate thread, t",
         "report  The tart is done, with apples.",
         "because its child reports",
-        "SLEEPS  for 2 s, or until something happens",
-        "clock   the time is over",
-        "because its time has come",
+        "SLEEPS  for 2 s, or until any input",
+        "clock   the sleep is over",
+        "because its sleep is over",
         "“Tea is ready.”",
-        "Nothing was lost and nothing came twice",
+        "Nothing was lost or duplicated",
         "Shown: ",
-        "Next:  rap init",
-        "Or:    rap demo --stay",
+        "Next:  write a rap.toml with rap init",
+        "Or:    keep this runtime with rap demo --stay",
     ] {
-        let Some((_, after)) = rest.split_once(&flat(expected)) else { panic!("`{expected}`: {}", told.out) };
+        let Some((_, after)) = rest.split_once(&flat(expected)) else {
+            panic!("`{expected}`: {}", output.out)
+        };
         rest = after;
     }
-    assert!(!told.out.contains('\x1b'));
-    nothing_is_left(&told.out, temporary.path());
+    assert!(!output.out.contains('\x1b'));
+    nothing_is_left(&output.out, temporary.path());
 }
 
 #[test]
-fn a_demo_that_is_stopped_leaves_nothing_behind() {
+fn an_interrupted_demo_leaves_nothing_behind() {
     let temporary = tempfile::tempdir().unwrap();
     let mut command = rap(&["demo"]);
     command.env("TMPDIR", temporary.path());
@@ -82,13 +84,13 @@ fn a_demo_that_is_stopped_leaves_nothing_behind() {
     let kill = Command::new("kill").args(["-INT", &demo.id().to_string()]).stdin(Stdio::null()).status();
     assert!(kill.unwrap().success());
     assert_eq!(demo.exit(), Some(1));
-    assert!(demo.seen.ends_with("rap: stopped before its end\n"), "{}", demo.seen);
+    assert!(demo.seen.ends_with("rap: the demo was interrupted\n"), "{}", demo.seen);
     nothing_is_left(&demo.seen, temporary.path());
 }
 
-/// The runtime notices by itself that nobody is there any more.
+/// The runtime stops when its stdin is closed.
 #[test]
-fn a_demo_that_is_killed_takes_its_runtime_along() {
+fn the_runtime_of_a_killed_demo_stops() {
     let temporary = tempfile::tempdir().unwrap();
     let mut command = rap(&["demo"]);
     command.env("TMPDIR", temporary.path());

@@ -1,5 +1,5 @@
-//! What the README and the guides say: every command is executed, every piece of configuration read, and the settings are
-//! those that there are.
+//! Tests of the README and the guides: every command is executed, every configuration is loaded, and the table of settings
+//! is up to date.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,11 +14,13 @@ use std::time::Duration;
 use rap_cli::config::{Config, File, Sources};
 use tempfile::TempDir;
 
-use crate::support::{free_port, told, until};
+use crate::support::{free_port, output, until};
 
-/// The pages whose commands are executed here.
-const EXECUTED: [&str; 7] = [
+/// Pages whose commands are executed here.
+const EXECUTED: [&str; 9] = [
     "README.md",
+    "CONTRIBUTING.md",
+    "docs/performance.md",
     "docs/run-an-agent.md",
     "docs/ARCHITECTURE.md",
     "docs/write-a-tool.md",
@@ -26,20 +28,21 @@ const EXECUTED: [&str; 7] = [
     "docs/conformance.md",
     "docs/testing.md",
 ];
-/// And one whose commands crates/rap-tool/tests/python.rs executes.
+/// Page whose commands crates/rap-tool/tests/python.rs executes.
 const PYTHON: &str = "examples/python-tool/README.md";
 
-/// What is not executed here, each with its reason. Something that is no longer in the pages does not belong here.
-const NOT_HERE: [(&str, &str); 20] = [
-    ("cargo run --release -- demo", "tests/commands/demo.rs tells the story"),
+/// Commands that are not executed here, with the reason. Every entry must still occur in a page.
+const NOT_EXECUTED: [(&str, &str); 21] = [
+    ("cargo run --release -- demo", "tests/commands/demo.rs runs the demo"),
     ("cargo xtask test", "it would run this test"),
     ("cargo xtask lint", "it builds everything again"),
     ("cargo xtask breaks", "it compiles for an hour"),
+    ("cargo xtask picture", "it builds the release binary"),
     ("cargo bench -p rap-tool", "it measures for minutes"),
     ("cargo bench -p rap-runtime", "it measures for minutes"),
     (
         "cargo install --path crates/rap-cli",
-        "it builds for minutes; tests/commands/alone.rs runs a lone copy",
+        "it builds for minutes; tests/commands/standalone.rs runs a copy of the binary",
     ),
     ("cargo new weather && cd weather", "the code of that page is compiled and run as doc tests"),
     ("cargo add rap-tool --git <the address of this repository>", "the address is the reader's"),
@@ -64,7 +67,7 @@ fn page(name: &str) -> String {
     fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// A command of a page, and what the page shows that it prints.
+/// A command in a page, with the output that the page shows.
 #[derive(Debug)]
 struct Shown {
     command: String,
@@ -72,11 +75,11 @@ struct Shown {
     inline: bool,
 }
 
-/// The commands of a page: lines of `sh` blocks, lines with a `$` of `console` blocks, and `rap …` or `cargo …` in the text.
+/// Finds the commands of a page: lines of `sh` blocks, lines with `$` in `console` blocks, and inline `rap …` or `cargo …`.
 fn commands(text: &str) -> Vec<Shown> {
     let mut shown: Vec<Shown> = Vec::new();
     let mut language: Option<String> = None;
-    // A command goes on while a quote is open or a line ends with a backslash.
+    // A command continues while a quote is open or a line ends with a backslash.
     let mut open = false;
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("```") {
@@ -121,9 +124,9 @@ fn spans(line: &str) -> impl Iterator<Item = Shown> {
     spans.map(|span| Shown { command: span.into(), prints: Vec::new(), inline: true })
 }
 
-/// Where the commands of a page are executed: a directory, a `cargo` that runs what is built already, and ports that
-/// nobody else has.
-struct Stage {
+/// Environment in which the commands of a page are executed: a directory, a fake `cargo` that runs existing builds, and
+/// free ports.
+struct Sandbox {
     directory: TempDir,
     runtime: u16,
     tools: u16,
@@ -140,8 +143,8 @@ case \"$*\" in
 esac
 ";
 
-impl Stage {
-    fn new() -> Stage {
+impl Sandbox {
+    fn new() -> Sandbox {
         let directory = tempfile::tempdir().unwrap();
         let bin = directory.path().join("bin");
         fs::create_dir_all(directory.path().join("work")).unwrap();
@@ -156,7 +159,7 @@ impl Stage {
         std::thread::spawn(move || {
             callbacks.incoming().for_each(|stream| take_callback(stream.unwrap(), &sender))
         });
-        Stage { directory, runtime, tools, callback, called_back, running: BTreeMap::new() }
+        Sandbox { directory, runtime, tools, callback, called_back, running: BTreeMap::new() }
     }
 
     fn shell(&self, command: &str) -> Command {
@@ -177,7 +180,7 @@ impl Stage {
         shell
     }
 
-    /// Starts what goes on until it is stopped. What does the same, is stopped before.
+    /// Starts a server. A running server of the same kind is stopped first.
     fn start(&mut self, what: &'static str, command: &str) {
         if let Some(mut before) = self.running.remove(what) {
             before.kill().unwrap();
@@ -190,7 +193,7 @@ impl Stage {
         until(command, || TcpStream::connect(("127.0.0.1", port)).is_ok());
     }
 
-    /// A stream never ends: its beginning is what counts.
+    /// Executes a command that prints an endless stream. Only its beginning is checked.
     fn stream(&self, command: &str) {
         let mut child = self.shell(&format!("exec {command}")).stdout(Stdio::piped()).spawn().unwrap();
         let mut begin = [0; 16];
@@ -209,7 +212,7 @@ impl Stage {
         } else if command.starts_with("curl -sN") {
             self.stream(command);
         } else if shown.inline {
-            // It may be named without what it needs; that it exists is what counts.
+            // An inline command may lack arguments, so only its existence is checked.
             let named: Vec<&str> = command.split(' ').take_while(|word| !word.contains(['…', '-'])).collect();
             let named = named.iter().filter(|word| word.chars().any(char::is_lowercase));
             let help = format!("{} --help", named.copied().collect::<Vec<_>>().join(" "));
@@ -220,8 +223,8 @@ impl Stage {
     }
 
     fn run(&self, command: &str, prints: &[String]) {
-        let told = told(&mut self.shell(command));
-        assert_eq!(told.code, Some(0), "{command}: {told:?}");
+        let output = output(&mut self.shell(command));
+        assert_eq!(output.code, Some(0), "{command}: {output:?}");
         for line in prints {
             if let Some((_, body)) = line.split_once("POST /callback  ") {
                 let sent = self.called_back.recv_timeout(Duration::from_secs(20)).unwrap();
@@ -229,12 +232,12 @@ impl Stage {
                 continue;
             }
             let shown = line.split('…').next().unwrap().replace("7501", &self.tools.to_string());
-            assert!(told.out.contains(&shown), "{command} prints:\n{}\nand not:\n{line}", told.out);
+            assert!(output.out.contains(&shown), "{command} printed:\n{}\ninstead of:\n{line}", output.out);
         }
     }
 }
 
-impl Drop for Stage {
+impl Drop for Sandbox {
     fn drop(&mut self) {
         for child in self.running.values_mut() {
             child.kill().ok();
@@ -243,7 +246,7 @@ impl Drop for Stage {
     }
 }
 
-/// Answers 200 and passes the body on.
+/// Answers 200 and sends the body to the channel.
 fn take_callback(mut stream: TcpStream, sender: &mpsc::Sender<String>) {
     let (mut text, mut bytes) = (String::new(), [0; 4096]);
     while let Ok(count @ 1..) = stream.read(&mut bytes) {
@@ -256,24 +259,23 @@ fn take_callback(mut stream: TcpStream, sender: &mpsc::Sender<String>) {
     }
 }
 
-fn is_not_here(command: &str) -> Option<&'static str> {
+fn not_executed(command: &str) -> Option<&'static str> {
     let is_it = |known: &&str| {
         let begins = known.starts_with("curl") || known.starts_with("rap check tool");
         command == *known || (begins && command.starts_with(known))
     };
-    NOT_HERE.iter().map(|(known, _)| *known).find(is_it)
+    NOT_EXECUTED.iter().map(|(known, _)| *known).find(is_it)
 }
 
-/// Executes the commands of a page.
 fn execute(name: &str) {
-    let mut stage = Stage::new();
+    let mut sandbox = Sandbox::new();
     let shown = commands(&page(name));
     assert!(!shown.is_empty(), "{name}");
     for shown in shown {
-        // Where the page's server is one of ours, its curl is executed, too.
-        let curl = shown.command.starts_with("curl") && stage.running.contains_key("example");
-        if curl || is_not_here(&shown.command).is_none() {
-            stage.execute(&shown);
+        // A curl command is executed if its server is one of our examples.
+        let curl = shown.command.starts_with("curl") && sandbox.running.contains_key("example");
+        if curl || not_executed(&shown.command).is_none() {
+            sandbox.execute(&shown);
         }
     }
 }
@@ -293,9 +295,9 @@ fn every_command_of_the_other_pages_is_executed() {
     EXECUTED[2..].iter().for_each(|name| execute(name));
 }
 
-/// A page that nobody thought of is not overlooked.
+/// New pages must be added to the list.
 #[test]
-fn every_page_is_looked_at() {
+fn every_page_is_listed() {
     let mut pages: Vec<String> = ["docs", "examples/python-tool"]
         .iter()
         .flat_map(|folder| root().join(folder).read_dir().unwrap())
@@ -303,27 +305,27 @@ fn every_page_is_looked_at() {
         .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
         .map(|path| path.strip_prefix(root()).unwrap().display().to_string())
         .collect();
-    pages.push("README.md".into());
+    pages.extend(["README.md", "CONTRIBUTING.md"].map(String::from));
     let known: BTreeSet<&str> = EXECUTED.into_iter().chain([PYTHON]).collect();
     assert_eq!(pages.iter().map(String::as_str).collect::<BTreeSet<_>>(), known);
 }
 
 #[test]
-fn what_is_not_executed_is_known_by_name_and_still_there() {
+fn every_exception_still_occurs_in_a_page() {
     let mut named = BTreeSet::new();
     for name in EXECUTED.into_iter().chain([PYTHON]) {
         for shown in commands(&page(name)) {
-            named.extend(is_not_here(&shown.command));
+            named.extend(not_executed(&shown.command));
         }
     }
-    let all: BTreeSet<&str> = NOT_HERE.iter().map(|(command, _)| *command).collect();
-    assert_eq!(named, all, "what is no longer in the pages does not belong into the list");
+    let all: BTreeSet<&str> = NOT_EXECUTED.iter().map(|(command, _)| *command).collect();
+    assert_eq!(named, all, "an exception does not occur in any page");
 }
 
 const MODEL: &str = "[model]\nprovider = \"openai\"\nname = \"m\"\napi_key = \"env:OPENAI_API_KEY\"\n";
 
 #[test]
-fn every_piece_of_configuration_in_the_guide_is_right() {
+fn every_configuration_in_the_guide_is_valid() {
     let text = page("docs/run-an-agent.md");
     let blocks: Vec<&str> =
         text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
@@ -331,7 +333,7 @@ fn every_piece_of_configuration_in_the_guide_is_right() {
     let directory = tempfile::tempdir().unwrap();
     for block in blocks {
         let file = directory.path().join("rap.toml");
-        // A piece about agents is of a file that names a model.
+        // Examples about agents belong to a file with a model.
         let model = if block.contains("provider = ") { "" } else { MODEL };
         fs::write(&file, format!("{model}{block}")).unwrap();
         let secrets = ["TOOLS_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"];
@@ -341,10 +343,10 @@ fn every_piece_of_configuration_in_the_guide_is_right() {
     }
 }
 
-/// The settings as `rap init` writes them, as a table.
+/// Formats the settings of `rap init` as a table.
 fn settings() -> String {
-    let mut table = "| setting | default | |\n|---|---|---|\n".to_owned();
-    let (mut section, mut meaning, mut told) = (String::new(), Vec::new(), false);
+    let mut table = "| setting | default | meaning |\n|---|---|---|\n".to_owned();
+    let (mut section, mut meaning, mut described) = (String::new(), Vec::new(), false);
     for line in rap_cli::init::TEXT.lines() {
         let example = line.strip_prefix("# Example: ");
         let setting = example.or_else(|| line.strip_prefix('#')).unwrap_or(line);
@@ -354,12 +356,12 @@ fn settings() -> String {
             meaning.clear();
         } else if let Some((key, value)) = setting.split_once(" = ").filter(|_| is_setting) {
             let default =
-                if example.is_some() { format!("none; say, `{value}`") } else { format!("`{value}`") };
+                if example.is_some() { format!("none; for example `{value}`") } else { format!("`{value}`") };
             table.push_str(&format!("| `{section}.{key}` | {default} | {} |\n", meaning.join(" ")));
-            told = true;
+            described = true;
         } else {
-            // What is said before several settings is said of all of them.
-            if line.is_empty() || std::mem::take(&mut told) {
+            // A comment before several settings applies to all of them.
+            if line.is_empty() || std::mem::take(&mut described) {
                 meaning.clear();
             }
             meaning.extend((!line.is_empty()).then(|| setting.trim().replace('|', "\\|")));
@@ -368,7 +370,7 @@ fn settings() -> String {
     table
 }
 
-/// With `UPDATE_DOCS` set, the table is written instead.
+/// If `UPDATE_DOCS` is set, the table is written instead.
 #[test]
 fn the_guide_lists_every_setting_with_its_default() {
     let (begin, end) = ("<!-- settings -->\n", "<!-- end of settings -->");
@@ -382,11 +384,13 @@ fn the_guide_lists_every_setting_with_its_default() {
         return;
     }
     assert!(
-        expected.contains("| `limits.hold_max` | `\"60s\"` | How long an event waits for open calls. |"),
+        expected.contains(
+            "| `limits.hold_max` | `\"60s\"` | Maximum time that an event is held while calls are open. |"
+        ),
         "{expected}"
     );
     assert_eq!(
         table, expected,
-        "write it anew with UPDATE_DOCS=1 cargo test -p rap-cli --test commands the_guide"
+        "update it with UPDATE_DOCS=1 cargo test -p rap-cli --test commands the_guide"
     );
 }

@@ -1,4 +1,4 @@
-//! A runtime that is none: it answers each request as the test says, and notes when it came.
+//! A fake runtime: it answers each request as the test says and records when it arrived.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,34 +10,34 @@ use serde_json::{Value, json};
 
 use crate::support::rap;
 
-/// Nothing in these tests takes this long.
+/// Maximum time to wait for an expected request.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A request as it came in.
+/// A received request.
 #[derive(Debug)]
-pub struct Asked {
+pub struct Request {
     pub path: String,
-    /// How many requests for this path came before.
+    /// Number of earlier requests for this path.
     pub before: usize,
     pub last_event_id: Option<u64>,
     pub at: Instant,
 }
 
-/// How a request is answered.
+/// Answer to a request.
 pub struct Answer {
     pub status: u16,
     pub body: Vec<u8>,
-    /// How long the answer is waited for.
+    /// Delay before the answer.
     pub delay: Duration,
     pub end: End,
 }
 
-/// What becomes of the connection behind the answer.
+/// What happens to the connection after the answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum End {
     Close,
-    /// It stays open until the client leaves.
-    Stay,
+    /// It stays open until the client closes it.
+    KeepOpen,
 }
 
 impl Answer {
@@ -45,27 +45,27 @@ impl Answer {
         Answer { status, body: body.into(), delay: Duration::ZERO, end: End::Close }
     }
 
-    /// A stream that ends behind these bytes.
+    /// A stream that ends after these bytes.
     pub fn stream(body: impl Into<Vec<u8>>) -> Answer {
         Answer::new(200, body)
     }
 
-    /// A stream that goes on behind these bytes.
+    /// A stream that stays open after these bytes.
     pub fn open_stream(body: impl Into<Vec<u8>>) -> Answer {
-        Answer { end: End::Stay, ..Answer::new(200, body) }
+        Answer { end: End::KeepOpen, ..Answer::new(200, body) }
     }
 }
 
 pub struct FakeRuntime {
     url: String,
-    asked: mpsc::Receiver<Asked>,
+    requests: mpsc::Receiver<Request>,
 }
 
 impl FakeRuntime {
-    pub fn start(answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> FakeRuntime {
+    pub fn start(answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> FakeRuntime {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let (sender, asked) = mpsc::channel();
+        let (sender, requests) = mpsc::channel();
         let answer = std::sync::Arc::new(answer);
         std::thread::spawn(move || {
             let mut paths: Vec<String> = Vec::new();
@@ -74,22 +74,22 @@ impl FakeRuntime {
                 let (path, last_event_id) = read(&stream);
                 let before = paths.iter().filter(|earlier| **earlier == path).count();
                 paths.push(path.clone());
-                let asked = Asked { path, before, last_event_id, at: Instant::now() };
-                let given = answer(&asked);
-                if sender.send(asked).is_err() {
+                let request = Request { path, before, last_event_id, at: Instant::now() };
+                let given = answer(&request);
+                if sender.send(request).is_err() {
                     return;
                 }
-                std::thread::spawn(move || give(stream, &given));
+                std::thread::spawn(move || send(stream, &given));
             }
         });
-        FakeRuntime { url, asked }
+        FakeRuntime { url, requests }
     }
 
-    /// A runtime with one thread, `t`, whose stream is given like this. Everything else is answered 404.
-    pub fn with_stream(stream: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> FakeRuntime {
-        FakeRuntime::start(move |asked| match asked.path.as_str() {
+    /// A runtime with one thread, `t`, and its event stream. Every other path is answered 404.
+    pub fn with_stream(stream: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> FakeRuntime {
+        FakeRuntime::start(move |request| match request.path.as_str() {
             "/v1/threads/t" => Answer::new(200, thread().to_string()),
-            EVENTS => stream(asked),
+            EVENTS => stream(request),
             _ => Answer::new(404, r#"{"error": {"code": "not_found", "message": "no such path"}}"#),
         })
     }
@@ -100,23 +100,24 @@ impl FakeRuntime {
         command
     }
 
-    /// The next request for a path.
-    pub fn next(&self, path: &str) -> Asked {
+    /// Waits for the next request for a path.
+    pub fn next(&self, path: &str) -> Request {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let asked = self.asked.recv_timeout(left).unwrap_or_else(|_| panic!("nothing asked for {path}"));
-            if asked.path == path {
-                return asked;
+            let request =
+                self.requests.recv_timeout(left).unwrap_or_else(|_| panic!("no request for {path}"));
+            if request.path == path {
+                return request;
             }
         }
     }
 }
 
-/// Where the stream of the thread is.
+/// Path of the thread's event stream.
 pub const EVENTS: &str = "/v1/threads/t/events";
 
-/// The thread as the API gives it.
+/// The thread `t` as the API gives it.
 pub fn thread() -> Value {
     json!({
         "id": "t", "parent": null, "agent": "default", "title": null, "status": "idle", "why": null,
@@ -125,19 +126,19 @@ pub fn thread() -> Value {
     })
 }
 
-/// An event of a stream: an entry with what the agent said.
+/// An event with an entry: a text of the agent.
 pub fn said(seq: u64, text: &str) -> String {
     let entry =
         json!({"seq": seq, "at": "2026-01-01T00:00:00.000Z", "kind": "assistant", "text": text, "calls": []});
     format!("id: {seq}\nevent: entry\ndata: {entry}\n\n")
 }
 
-/// An event of a stream: what the thread is at.
+/// An event with the status of the thread.
 pub fn status(status: &str) -> String {
     format!("event: status\ndata: {}\n\n", json!({"status": status, "turn": 2}))
 }
 
-/// Reads a request: its path, and the id that a stream begins behind.
+/// Reads a request. Returns its path and its `Last-Event-ID`.
 fn read(stream: &TcpStream) -> (String, Option<u64>) {
     let mut reader = BufReader::new(stream);
     let head: Vec<String> =
@@ -153,12 +154,12 @@ fn read(stream: &TcpStream) -> (String, Option<u64>) {
     (path, header("last-event-id"))
 }
 
-fn give(mut stream: TcpStream, answer: &Answer) {
+fn send(mut stream: TcpStream, answer: &Answer) {
     std::thread::sleep(answer.delay);
     let head = format!("HTTP/1.1 {} Answer\r\nconnection: close\r\n\r\n", answer.status);
-    // A client that has seen enough hangs up.
+    // The client may close the connection early.
     let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&answer.body));
-    if written.is_ok() && answer.end == End::Stay {
+    if written.is_ok() && answer.end == End::KeepOpen {
         stream.read_to_end(&mut Vec::new()).ok();
     }
 }

@@ -1,8 +1,8 @@
-//! What listings and descriptions show.
+//! Output of the listing and `show` commands.
 
 use crate::support::{Running, Runtime, plain, until};
 
-/// A thread in each state.
+/// Starts a runtime with threads in different states.
 fn busy_runtime() -> Runtime {
     let runtime = Runtime::start();
     runtime.ok(&["threads", "new", "say hi", "--id", "calm", "--title", "A calm one", "--wait"]);
@@ -16,7 +16,7 @@ fn busy_runtime() -> Runtime {
     runtime
 }
 
-/// The row of a table that begins with this word.
+/// Returns the row of a table that begins with this word.
 fn row<'a>(table: &'a str, first: &str) -> &'a str {
     table
         .lines()
@@ -25,7 +25,7 @@ fn row<'a>(table: &'a str, first: &str) -> &'a str {
 }
 
 #[test]
-fn listings_show_what_agents_wait_on() {
+fn listings_show_what_agents_wait_for() {
     let runtime = busy_runtime();
     let threads = runtime.ok(&["threads", "ls"]);
     assert!(threads.starts_with("ID    STATUS     AGENT"), "{threads}");
@@ -34,18 +34,18 @@ fn listings_show_what_agents_wait_on() {
     assert!(row(&threads, "pick").contains("needs you"));
     assert!(row(&threads, "tick").ends_with("events of tick"));
     let calls = runtime.ok(&["calls", "ls"]);
-    assert!(row(&calls, "slow").contains("call_1") && row(&calls, "slow").ends_with("none      taken"));
+    assert!(row(&calls, "slow").contains("call_1") && row(&calls, "slow").ends_with("none     acknowledged"));
     let subscriptions = runtime.ok(&["subs", "ls"]);
     assert!(row(&subscriptions, "tick").contains("call_1  tick"), "{subscriptions}");
     let inbox = runtime.ok(&["inbox", "ls"]);
     assert!(row(&inbox, "pick").ends_with("Which colour? 1) red, 2) green, 3) blue"), "{inbox}");
     assert!(row(&inbox, "auth").contains("sign in: http://127.0.0.1:"), "{inbox}");
     let tools = runtime.ok(&["tools", "ls"]);
-    assert!(row(&tools, "echo").ends_with("Says back what it is told."), "{tools}");
+    assert!(row(&tools, "echo").ends_with("Repeats a text."), "{tools}");
 }
 
 #[test]
-fn listings_give_the_json_of_the_api() {
+fn listings_print_the_json_of_the_api() {
     let runtime = busy_runtime();
     let threads = runtime.json(&["threads", "ls", "--json"]);
     assert_eq!(threads["threads"].as_array().unwrap().len(), 5);
@@ -62,12 +62,12 @@ fn listings_give_the_json_of_the_api() {
 }
 
 #[test]
-fn show_says_what_a_sleeping_agent_waits_on() {
+fn show_describes_what_a_thread_waits_for() {
     let runtime = busy_runtime();
     let show = |thread| runtime.ok(&["threads", "show", thread]);
     let slow = show("slow");
-    assert!(slow.contains("waiting on 1 call\n  waits for `slow` (call_1) for"), "{slow}");
-    assert!(slow.ends_with("; no time-out\n"), "{slow}");
+    assert!(slow.contains("waiting for 1 call\n  waiting for `slow` (call_1) for"), "{slow}");
+    assert!(slow.ends_with("; no timeout\n"), "{slow}");
     let pick = show("pick");
     let answer = "Which colour? red, green, blue; answer with: rap inbox answer pick call_1 CHOICE";
     assert!(pick.contains("needs you:\n  `choose` asked ") && pick.contains(answer), "{pick}");
@@ -79,7 +79,7 @@ fn show_says_what_a_sleeping_agent_waits_on() {
 }
 
 #[test]
-fn show_says_what_sleeps_and_what_its_children_do() {
+fn show_describes_sleeps_and_children() {
     let runtime = Runtime::start();
     let spawn = "call spawn_thread {\"instructions\": \"call slow {\\\"seconds\\\": 1000}\"}";
     runtime.ok(&["threads", "new", spawn, "--id", "parent", "--wait"]);
@@ -87,26 +87,26 @@ fn show_says_what_sleeps_and_what_its_children_do() {
     let child = children["threads"][0]["id"].as_str().unwrap();
     runtime.until_status(child, "waiting");
     let shown = runtime.ok(&["threads", "show", "parent"]);
-    assert!(shown.contains(&format!("  its thread {child} is waiting: slow for ")), "{shown}");
+    assert!(shown.contains(&format!("  child {child} is waiting: slow for ")), "{shown}");
     let listed = runtime.ok(&["threads", "ls"]);
     assert!(row(&listed, "parent").ends_with("1 child"), "{listed}");
     assert!(runtime.ok(&["threads", "show", child]).contains(", a child of parent\n"));
-    let told = runtime.ok(&["threads", "tail", child, "--once"]);
-    assert!(told.contains("parent  call slow {\"seconds\": 1000}\n"), "{told}");
+    let output = runtime.ok(&["threads", "tail", child, "--once"]);
+    assert!(output.contains("parent  call slow {\"seconds\": 1000}\n"), "{output}");
 
     runtime.ok(&["threads", "new", "call sleep {\"seconds\": 7210}\ncall wait", "--id", "sleeper"]);
     runtime.until_status("sleeper", "waiting");
     let shown = runtime.ok(&["threads", "show", "sleeper"]);
-    assert!(shown.contains("waiting on 2 calls\n  sleeps (call_1) for "), "{shown}");
-    assert!(shown.contains("; wakes in 2 h, or when something happens\n  waits (call_2) for "), "{shown}");
+    assert!(shown.contains("waiting for 2 calls\n  sleeping (call_1) for "), "{shown}");
+    assert!(shown.contains("; wakes in 2 h, or on any input\n  waiting (call_2) for "), "{shown}");
     let listed = runtime.ok(&["threads", "ls"]);
-    assert!(row(&listed, "sleeper").ends_with("sleeps, wakes in 2 h, anything to happen"), "{listed}");
+    assert!(row(&listed, "sleeper").ends_with("sleep (wakes in 2 h), any input"), "{listed}");
 }
 
 #[test]
-fn timers_say_what_happens_by_itself() {
+fn timers_are_listed() {
     let runtime = Runtime::start();
-    assert_eq!(runtime.ok(&["timers", "ls"]), "nothing happens by itself\n");
+    assert_eq!(runtime.ok(&["timers", "ls"]), "no timers\n");
     let schedule = "call schedule {\"cron\": \"0 0 1 1 *\", \"text\": \"happy new year\"}";
     runtime.ok(&["threads", "new", schedule, "--id", "yearly", "--wait"]);
     runtime.ok(&["threads", "new", "call sleep {\"seconds\": 7210}", "--id", "sleeper"]);
@@ -116,7 +116,7 @@ fn timers_say_what_happens_by_itself() {
     let rows: Vec<Vec<&str>> =
         rows.into_iter().map(|row| row.into_iter().filter(|cell| !cell.is_empty()).collect()).collect();
     assert_eq!(rows[0], ["WHEN", "KIND", "THREAD", "CALL", "TOOL"]);
-    // The next first, unless it is the very end of a year.
+    // The order is not checked: at the end of a year the schedule comes first.
     let sleeper = rows.iter().find(|row| row.contains(&"sleeper")).unwrap();
     assert_eq!(*sleeper, ["in 2 h", "sleep", "sleeper", "call_1", "sleep"]);
     let yearly = rows.iter().find(|row| row.contains(&"yearly")).unwrap();
@@ -129,17 +129,17 @@ fn timers_say_what_happens_by_itself() {
         runtime.json(&["timers", "ls", "--json", "--limit", "1"])["timers"].as_array().unwrap().len(),
         1
     );
-    // The same time stands where the thread is shown.
+    // `threads show` has the same time.
     let at = of("yearly")["at"].as_str().unwrap();
     let shown = runtime.ok(&["threads", "show", "yearly"]);
     assert!(
-        shown.contains("  scheduled (call_1) for ") && shown.contains(&format!(", at {at}\n")),
+        shown.contains("  schedule (call_1) active for ") && shown.contains(&format!(", at {at}\n")),
         "{shown}"
     );
     runtime.ok(&["subs", "cancel", "yearly", &runtime.call("yearly", 1)]);
     runtime.ok(&["threads", "interrupt", "sleeper"]);
     runtime.until_status("sleeper", "idle");
-    assert_eq!(runtime.ok(&["timers", "ls"]), "nothing happens by itself\n");
+    assert_eq!(runtime.ok(&["timers", "ls"]), "no timers\n");
 }
 
 #[test]
@@ -150,20 +150,26 @@ fn threads_are_filtered_and_paged() {
     let needy = runtime.json(&["threads", "ls", "--status", "needs-you", "--json"]);
     assert_eq!(needy["threads"].as_array().unwrap().len(), 2);
     let two = runtime.run(&["threads", "ls", "--limit", "2"]);
-    assert_eq!((two.out.lines().count(), two.err.as_str()), (3, "there are more: --all lists them\n"));
+    assert_eq!(
+        (two.out.lines().count(), two.err.as_str()),
+        (3, "there are more rows; use --all to list them\n")
+    );
     assert_eq!(runtime.ok(&["threads", "ls", "--all"]).lines().count(), 6);
-    assert!(runtime.ok(&["threads", "ls", "--parent", "calm"]).starts_with("there are no such threads"));
+    assert!(runtime.ok(&["threads", "ls", "--parent", "calm"]).starts_with("no threads"));
     for (listing, heading) in [("calls", "THREAD"), ("inbox", "THREAD")] {
         let one = runtime.run(&[listing, "ls", "--limit", "1"]);
         assert!(one.out.starts_with(heading), "{}", one.out);
-        assert_eq!((one.out.lines().count(), one.err.as_str()), (2, "there are more: --all lists them\n"));
+        assert_eq!(
+            (one.out.lines().count(), one.err.as_str()),
+            (2, "there are more rows; use --all to list them\n")
+        );
         let all = runtime.run(&[listing, "ls", "--all"]);
         assert!(all.out.lines().count() > 2 && all.err.is_empty(), "{}", all.out);
     }
 }
 
 #[test]
-fn deliveries_that_failed_are_listed_described_and_not_repeated() {
+fn failed_deliveries_are_listed_and_shown_and_callbacks_are_not_redelivered() {
     let runtime = Runtime::start();
     for _ in 0..2 {
         runtime.post("/callback/made-up", "{}");
@@ -171,30 +177,30 @@ fn deliveries_that_failed_are_listed_described_and_not_repeated() {
     let deliveries = || runtime.json(&["deliveries", "ls", "--json"])["deliveries"].clone();
     until("the ledger is written", || deliveries()[0]["attempts"] == 2);
     let listed = runtime.ok(&["deliveries", "ls"]);
-    assert!(listed.starts_with("ID  WHAT      OUTCOME  TRIES  LAST"), "{listed}");
+    assert!(listed.starts_with("ID  KIND      OUTCOME  ATTEMPTS  LAST"), "{listed}");
     assert!(row(&listed, "1").contains("callback  refused  2"), "{listed}");
     let none = runtime.ok(&["deliveries", "ls", "--outcome", "given-up", "--thread", "t"]);
-    assert_eq!(none, "nothing was refused, retried or given up\n");
+    assert_eq!(none, "no deliveries were refused, retried or given up\n");
     let shown = runtime.ok(&["deliveries", "show", "1"]);
-    assert!(shown.starts_with("1: callback\n  refused; tried 2 times, first "), "{shown}");
-    assert!(shown.contains("the last attempt: answered 401: the callback URL is not one of"), "{shown}");
+    assert!(shown.starts_with("1: callback\n  refused; 2 attempts, first "), "{shown}");
+    assert!(shown.contains("last attempt: answered 401: the callback URL was not issued by"), "{shown}");
     assert_eq!(runtime.json(&["deliveries", "show", "1", "--json"])["topic"], "bad_token");
     let refused = runtime.fails(&["deliveries", "redeliver", "1"]);
     assert!(refused.starts_with("rap: only invocations can be delivered again"), "{refused}");
     let unknown = runtime.fails(&["deliveries", "show", "7"]);
-    assert_eq!(unknown, "rap: the ledger has no such delivery, or no longer\n");
+    assert_eq!(unknown, "rap: no such delivery; old ones are removed after a while\n");
 }
 
 #[test]
 fn an_empty_listing_says_so() {
     let runtime = Runtime::start();
     let table = [
-        ("threads", "there are no such threads; rap chat makes one\n"),
-        ("calls", "no call is open\n"),
-        ("subs", "nothing is subscribed to\n"),
-        ("inbox", "nothing waits for you\n"),
-        ("timers", "nothing happens by itself\n"),
-        ("deliveries", "nothing was refused, retried or given up\n"),
+        ("threads", "no threads; start one with: rap chat\n"),
+        ("calls", "no open calls\n"),
+        ("subs", "no subscriptions\n"),
+        ("inbox", "no questions\n"),
+        ("timers", "no timers\n"),
+        ("deliveries", "no deliveries were refused, retried or given up\n"),
     ];
     for (listing, expected) in table {
         assert_eq!(runtime.ok(&[listing, "ls"]), expected);
@@ -212,11 +218,11 @@ fn a_table_fits_its_terminal() {
     let text = plain(&listing.seen);
     assert!(text.contains("a title that") && text.contains('…'), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
-    assert!(runtime.ok(&["threads", "ls"]).contains(title), "a pipe gets all of it");
+    assert!(runtime.ok(&["threads", "ls"]).contains(title), "a pipe gets the whole title");
 }
 
 #[test]
-fn tail_goes_on_until_the_thread_is_closed() {
+fn tail_follows_a_thread_until_it_is_closed() {
     let runtime = Runtime::start();
     runtime.ok(&["threads", "new", "say one", "--id", "t", "--wait"]);
     let mut tail = Running::on_pipes(runtime.command(&["threads", "tail", "t"]));
@@ -231,13 +237,13 @@ fn tail_goes_on_until_the_thread_is_closed() {
 }
 
 #[test]
-fn tail_goes_on_after_a_restart() {
+fn tail_continues_after_a_restart() {
     let mut runtime = Runtime::start();
     runtime.ok(&["threads", "new", "say one", "--id", "t", "--wait"]);
     let mut tail = Running::on_pipes(runtime.command(&["threads", "tail", "t"]));
     tail.expect("agent   one\n");
     runtime.kill();
-    tail.expect("the connection is lost; connecting again\n");
+    tail.expect("connection lost; reconnecting\n");
     runtime.start_again();
     runtime.ok(&["threads", "send", "t", "say two"]);
     tail.expect("agent   two\n");

@@ -1,17 +1,17 @@
-//! The real binary against a real runtime: what each command prints, and how it exits.
+//! Runs the real binary against a real runtime: output and exit code of each command.
 
 #![allow(clippy::unwrap_used)]
 
-mod alone;
 mod chat;
 mod chat_on_a_terminal;
 mod demo;
 mod documented;
+mod errors;
 mod fake;
 mod following;
+mod invalid_answers;
 mod listings;
-mod mistakes;
 mod model;
-mod odd_answers;
-mod orders;
+mod standalone;
 mod support;
+mod thread_actions;

@@ -1,4 +1,4 @@
-//! A model's server whose answers the test gives piece by piece, while the runtime reads them.
+//! A model server whose answers the test sends in pieces, while the runtime reads them.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// Nothing in these tests takes this long.
+/// Maximum time to wait for an expected request.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct ModelServer {
@@ -15,7 +15,7 @@ pub struct ModelServer {
     asked: mpsc::Receiver<TcpStream>,
 }
 
-/// An answer that is being given.
+/// An answer in progress.
 pub struct Answer(TcpStream);
 
 impl ModelServer {

@@ -1,4 +1,4 @@
-//! A real runtime, a real tool server, and the real binary.
+//! Runs the real binary against a real runtime and a real tool server.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -20,36 +20,36 @@ mod process;
 use self::process::Process;
 pub use self::process::free_port;
 
-/// Nothing in these tests takes this long.
+/// Maximum time to wait for an expected event.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Says back what it is told.
+/// Repeats a text.
 #[derive(Deserialize, JsonSchema)]
 struct Echo {
     text: String,
 }
 
-/// Takes its time.
+/// Sleeps for a number of seconds.
 #[derive(Deserialize, JsonSchema)]
 struct Slow {
     seconds: f64,
 }
 
-/// Ticks once after so many milliseconds.
+/// Sends one event after a number of milliseconds.
 #[derive(Deserialize, JsonSchema)]
 struct Tick {
     after_ms: u64,
 }
 
-/// Lets the user choose a colour.
+/// Asks the user to choose a colour.
 #[derive(Deserialize, JsonSchema)]
 struct Choose {}
 
-/// Sends the user to a page of consent.
+/// Asks the user to sign in.
 #[derive(Deserialize, JsonSchema)]
 struct Authorize {}
 
-/// Returns as much as a runtime takes by default.
+/// Returns the largest result that a runtime accepts by default.
 #[derive(Deserialize, JsonSchema)]
 struct Large {}
 
@@ -60,7 +60,7 @@ async fn slow(args: Slow, call: Call) -> Result<String> {
     }
 }
 
-/// Nearly 8 MiB of JSON, of which most is escaped.
+/// Returns nearly 8 MiB of JSON, most of it escape sequences.
 async fn large(_: Large, _: Call) -> Result<String> {
     const PIECE: &str = "\"\u{1}\\x";
     Ok(PIECE.repeat((8 * 1024 * 1024 - 16 * 1024) / 11))
@@ -84,7 +84,7 @@ async fn authorize(_: Authorize, call: Call) -> Result<&'static str> {
     Ok("authorized")
 }
 
-/// A tool server in a thread of its own, which ends with the process.
+/// Runs a tool server in a thread until the process ends. Returns its URL.
 fn serve_tools(data: &Path) -> String {
     let server = ToolServer::new("sink")
         .tool("echo", |args: Echo, _: Call| async move { Ok(format!("echo {}", args.text)) })
@@ -106,7 +106,7 @@ fn serve_tools(data: &Path) -> String {
     receiver.recv().unwrap()
 }
 
-/// A runtime as a process. It is killed when it is dropped.
+/// A runtime process. It is killed on drop.
 pub struct Runtime {
     directory: TempDir,
     address: String,
@@ -118,7 +118,7 @@ impl Runtime {
         Runtime::start_with("")
     }
 
-    /// With more in `[server]`.
+    /// Starts a runtime with more lines in `[server]`.
     pub fn start_with(server: &str) -> Runtime {
         let directory = tempfile::tempdir().unwrap();
         let tools = serve_tools(&directory.path().join("tools"));
@@ -138,7 +138,7 @@ impl Runtime {
         self.process = serve(self.directory.path());
     }
 
-    /// Another one takes its place, with an empty database.
+    /// Restarts the runtime with an empty database.
     pub fn replace(&mut self) {
         self.kill();
         for file in ["rap.db", "rap.db-wal", "rap.db-shm", "rap.db.key"] {
@@ -151,7 +151,7 @@ impl Runtime {
         format!("http://{}", self.address)
     }
 
-    /// A request that no command makes.
+    /// Sends a request that no command sends.
     pub fn post(&self, path: &str, body: &str) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
@@ -166,28 +166,28 @@ impl Runtime {
         command
     }
 
-    pub fn run(&self, arguments: &[&str]) -> Told {
-        let Told { code, out, err } = told(&mut self.command(arguments));
-        Told { code, out: numbered(&out), err: numbered(&err) }
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        let Output { code, out, err } = output(&mut self.command(arguments));
+        Output { code, out: numbered(&out), err: numbered(&err) }
     }
 
-    /// What it prints, if it does what it is told.
+    /// Runs a command that has to succeed. Returns its stdout.
     pub fn ok(&self, arguments: &[&str]) -> String {
-        let told = self.run(arguments);
-        assert_eq!(told.code, Some(0), "rap {}: {told:?}", arguments.join(" "));
-        told.out
+        let output = self.run(arguments);
+        assert_eq!(output.code, Some(0), "rap {}: {output:?}", arguments.join(" "));
+        output.out
     }
 
-    /// What it complains of, if it fails.
+    /// Runs a command that has to fail. Returns its stderr.
     pub fn fails(&self, arguments: &[&str]) -> String {
-        let told = self.run(arguments);
-        assert_eq!((told.code, told.out.as_str()), (Some(1), ""), "rap {}", arguments.join(" "));
-        told.err
+        let output = self.run(arguments);
+        assert_eq!((output.code, output.out.as_str()), (Some(1), ""), "rap {}", arguments.join(" "));
+        output.err
     }
 
-    /// The id of a thread's call, which has this number.
+    /// Returns the id of the call with this number in a thread, from 1.
     pub fn call(&self, thread: &str, number: usize) -> String {
-        let entries = told(&mut self.command(&["threads", "tail", thread, "--json", "--once"])).out;
+        let entries = output(&mut self.command(&["threads", "tail", thread, "--json", "--once"])).out;
         let entries = entries.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         let calls: Vec<Value> =
             entries.filter_map(|entry| entry["calls"].as_array().cloned()).flatten().collect();
@@ -198,10 +198,10 @@ impl Runtime {
         serde_json::from_str(&self.ok(arguments)).unwrap()
     }
 
-    /// Waits until the thread is at this.
+    /// Waits until the thread has this status.
     pub fn until_status(&self, thread: &str, status: &str) {
-        let is_so = || self.json(&["threads", "show", thread, "--json"])["status"] == status;
-        until(&format!("{thread} is {status}"), is_so);
+        let has_status = || self.json(&["threads", "show", thread, "--json"])["status"] == status;
+        until(&format!("{thread} is {status}"), has_status);
     }
 }
 
@@ -211,7 +211,7 @@ fn serve(directory: &Path) -> Process {
     Process::start(command)
 }
 
-/// The binary, away from the environment of whoever runs the tests.
+/// The binary, with an empty environment.
 pub fn rap(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rap"));
     command.args(arguments).env_clear().stdin(Stdio::null());
@@ -219,52 +219,53 @@ pub fn rap(arguments: &[&str]) -> Command {
 }
 
 #[derive(Debug)]
-pub struct Told {
+pub struct Output {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-/// Runs a command to its end, which has to come.
-pub fn told(command: &mut Command) -> Told {
+/// Runs a command to its end. Panics if it does not end in time.
+pub fn output(command: &mut Command) -> Output {
     let (out, err) = (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
     let mut child = command.stdout(out.reopen().unwrap()).stderr(err.reopen().unwrap()).spawn().unwrap();
     let text = |file: &tempfile::NamedTempFile| std::fs::read_to_string(file.path()).unwrap();
     let deadline = Instant::now() + PATIENCE * 4;
     loop {
         if let Some(status) = child.try_wait().unwrap() {
-            return Told { code: status.code(), out: text(&out), err: text(&err) };
+            return Output { code: status.code(), out: text(&out), err: text(&err) };
         }
         if Instant::now() > deadline {
             child.kill().unwrap();
             child.wait().unwrap();
-            panic!("{command:?} does not end:\n{}{}", text(&out), text(&err));
+            panic!("{command:?} did not end in time:\n{}{}", text(&out), text(&err));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-pub fn until(what: &str, is_so: impl Fn() -> bool) {
+pub fn until(what: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "waited too long until {what}");
+    while !condition() {
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// A running command, whose output is read as it comes.
+/// A running command whose output is read as it arrives.
 pub struct Running {
     child: Child,
     input: Option<Box<dyn Write>>,
     output: mpsc::Receiver<String>,
     pub seen: String,
-    /// What stands on its terminal, and the side of it that a person has.
+    /// Emulator of its terminal.
     screen: Arc<Mutex<vt100::Parser>>,
+    /// Controlling side of its pseudoterminal; `None` on pipes.
     terminal: Option<File>,
 }
 
 impl Running {
-    /// With pipes on both sides.
+    /// Starts the command on pipes.
     pub fn on_pipes(mut command: Command) -> Running {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -276,7 +277,7 @@ impl Running {
         Running { child, input, output, seen: String::new(), screen: screen(80), terminal: None }
     }
 
-    /// On a terminal of this width.
+    /// Starts the command on a terminal of this width.
     pub fn on_a_terminal(mut command: Command, width: u16) -> Running {
         use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
         let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
@@ -287,7 +288,7 @@ impl Running {
         let side = || std::fs::File::options().read(true).write(true).open(&name).unwrap();
         command.env("TERM", "xterm").stdin(side()).stdout(side()).stderr(side());
         let child = command.spawn().unwrap();
-        // The command holds the other side as long as it is there.
+        // The command owns copies of the other side. They have to be closed for the reader to see the end.
         drop(command);
         let terminal = File::from(terminal);
         let (sender, output) = mpsc::channel();
@@ -297,21 +298,21 @@ impl Running {
         Running { child, input, output, seen: String::new(), screen, terminal: Some(terminal) }
     }
 
-    /// What stands on the terminal now.
+    /// Returns the content of the screen.
     pub fn screen(&self) -> String {
         numbered(&self.screen.lock().unwrap().screen().contents())
     }
 
-    /// Waits until this is so on the terminal.
-    pub fn until_screen(&self, what: &str, is_so: impl Fn(&str) -> bool) {
+    /// Waits until the content of the screen satisfies the condition.
+    pub fn until_screen(&self, what: &str, condition: impl Fn(&str) -> bool) {
         let deadline = Instant::now() + PATIENCE;
-        while !is_so(&self.screen()) {
-            assert!(Instant::now() < deadline, "waited too long until {what}:\n{}", self.screen());
+        while !condition(&self.screen()) {
+            assert!(Instant::now() < deadline, "timed out waiting for {what}:\n{}", self.screen());
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// How the terminal treats what is typed.
+    /// Modes of the terminal.
     pub fn modes(&self) -> Termios {
         tcgetattr(self.terminal.as_ref().unwrap()).unwrap()
     }
@@ -333,7 +334,7 @@ impl Running {
         self.input = None;
     }
 
-    /// Waits until this was printed, behind everything that was waited for before.
+    /// Waits until this text is printed after everything that was expected before.
     pub fn expect(&mut self, text: &str) {
         let deadline = Instant::now() + PATIENCE;
         let mut fresh = String::new();
@@ -342,7 +343,7 @@ impl Running {
             if let Some(at) = shown.find(text) {
                 let rest = shown[at + text.len()..].to_owned();
                 self.seen.push_str(&fresh);
-                self.unseen(rest);
+                self.put_back(rest);
                 return;
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -353,8 +354,8 @@ impl Running {
         }
     }
 
-    /// What came together with what was waited for is looked at again.
-    fn unseen(&mut self, rest: String) {
+    /// Puts text that was read after the expected text back in front of the output.
+    fn put_back(&mut self, rest: String) {
         let (sender, output) = mpsc::channel();
         let later = std::mem::replace(&mut self.output, output);
         sender.send(rest).unwrap();
@@ -371,13 +372,13 @@ impl Running {
         self.child.id()
     }
 
-    /// Ends it; what it has printed is in `seen`.
+    /// Kills the command. Its output is in `seen`.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.exit();
     }
 
-    /// Waits for its end; what it printed is in `seen`.
+    /// Waits for the command to exit. Its output is in `seen`.
     pub fn exit(&mut self) -> Option<i32> {
         let deadline = Instant::now() + PATIENCE * 3;
         loop {
@@ -387,7 +388,7 @@ impl Running {
                 }
                 return status.code();
             }
-            assert!(Instant::now() < deadline, "it does not end");
+            assert!(Instant::now() < deadline, "the command did not end in time");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -412,11 +413,11 @@ fn screen(width: u16) -> Arc<Mutex<vt100::Parser>> {
     Arc::new(Mutex::new(vt100::Parser::new(nonzero(24), nonzero(width), 1000)))
 }
 
-/// Draws what a terminal is told, and passes it on.
+/// Feeds the output to the emulator and to the channel.
 fn watch(mut terminal: File, screen: Arc<Mutex<vt100::Parser>>, sender: mpsc::Sender<String>) {
     std::thread::spawn(move || {
         let (mut bytes, mut waiting) = ([0; 4096], Vec::new());
-        // A terminal whose other side is closed can not be read.
+        // Reading fails when the other side is closed.
         while let Ok(count @ 1..) = terminal.read(&mut bytes) {
             screen.lock().unwrap().process(&bytes[..count]);
             waiting.extend_from_slice(&bytes[..count]);
@@ -440,7 +441,7 @@ fn follow(reader: impl BufRead + Send + 'static, sender: mpsc::Sender<String>) {
     });
 }
 
-/// With `call_N` instead of the ids that the runtime makes, `rap_<16 hex digits>_N`.
+/// Replaces the call ids of the runtime, `rap_<16 hex digits>_N`, by `call_N`.
 pub fn numbered(text: &str) -> String {
     let mut pieces = text.split("rap_");
     let mut numbered = pieces.next().unwrap_or_default().to_owned();
@@ -459,7 +460,7 @@ fn is_hex(text: &str) -> bool {
     text.chars().all(|digit| digit.is_ascii_hexdigit())
 }
 
-/// Without colours and the movements of a cursor.
+/// Removes escape sequences.
 pub fn plain(text: &str) -> String {
     anstream::adapter::strip_str(text).to_string()
 }

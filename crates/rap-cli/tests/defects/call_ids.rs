@@ -1,4 +1,4 @@
-//! Ids of calls: the runtime makes them, whatever the model calls its calls.
+//! Ids of calls are unique, whatever ids the model uses.
 
 use std::collections::HashSet;
 
@@ -14,8 +14,8 @@ fn check_id(id: &str) {
     assert!((1..=40).contains(&id.len()) && id.bytes().all(plain), "{id}");
 }
 
-/// Calls of two sessions whose models use the same ids for theirs.
-async fn called_alike(tools: &Tools, model: &ModelServer, rap: &Rap) -> Vec<(String, Call)> {
+/// Calls of two sessions whose models use the same ids.
+async fn calls_with_equal_model_ids(tools: &Tools, model: &ModelServer, rap: &Rap) -> Vec<(String, Call)> {
     let mut calls = Vec::new();
     for n in 1..=2 {
         model.calls(&[("call_1", "work", json!({"n": n}))]);
@@ -32,14 +32,14 @@ async fn called_alike(tools: &Tools, model: &ModelServer, rap: &Rap) -> Vec<(Str
 async fn ids_on_the_wire_are_unique_though_models_repeat_theirs() {
     let (tools, model) = (Tools::start().await, ModelServer::start().await);
     let rap = Setup::new().tools(&tools).model(&model.lines()).start();
-    let calls = called_alike(&tools, &model, &rap).await;
+    let calls = calls_with_equal_model_ids(&tools, &model, &rap).await;
     let (first, second) = (&calls[0].1, &calls[1].1);
     assert_ne!(first.id(), second.id(), "a tool server may key its work by the id alone");
     for (_, call) in &calls {
         check_id(call.id());
-        assert_eq!(call.asked.body["call_id"], "call_1", "the model's own id travels along");
+        assert_eq!(call.request.body["call_id"], "call_1", "the model's own id travels along");
     }
-    // Each result finds its call, the last one first.
+    // Each result is matched to its call, in reverse order.
     for (n, (thread, call)) in calls.iter().enumerate().rev() {
         model.says("Done.");
         call.returns(&format!("result {n}")).await;
@@ -58,7 +58,7 @@ async fn ids_on_the_wire_are_unique_though_models_repeat_theirs() {
 }
 
 #[tokio::test]
-async fn ids_of_one_thread_never_repeat_and_neither_do_those_that_the_runtime_makes_for_events() {
+async fn ids_of_calls_and_events_never_repeat_within_a_thread() {
     let (tools, model) = (Tools::start().await, ModelServer::start().await);
     let rap = Setup::new().tools(&tools).model(&model.lines()).start();
     let mut seen = HashSet::new();
@@ -67,7 +67,7 @@ async fn ids_of_one_thread_never_repeat_and_neither_do_those_that_the_runtime_ma
         let thread = rap.open("go").await;
         model.says("Watching.");
         let watch = tools.invocation().await;
-        assert_eq!(watch.asked.body["call_id"], "call_1");
+        assert_eq!(watch.request.body["call_id"], "call_1");
         watch.confirms("watching").await;
         rap.until_idle(&thread).await;
         model.says("Heard.");

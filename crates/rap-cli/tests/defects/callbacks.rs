@@ -1,4 +1,4 @@
-//! Callbacks: views that follow a result, and results that are refused.
+//! Callbacks: views after a result, and refused results.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ async fn views(rap: &Rap, thread: &str) -> Vec<Value> {
     views["views"].as_array().unwrap().clone()
 }
 
-/// Tool servers send a result first and the diff that belongs to it right after.
+/// Tool servers send a result first and its diff right after.
 #[tokio::test]
 async fn a_view_that_follows_the_result_of_its_call_is_kept() {
     let tools = Tools::start().await;
@@ -39,7 +39,7 @@ async fn a_view_of_an_interrupted_call_is_not_kept() {
     let thread = rap.open("call work {}").await;
     let (interrupted, other) = (tools.invocation().await, rap.open("call work {}").await);
     let returned = tools.invocation().await;
-    rap.order(&thread, "interrupt").await.expect(202);
+    rap.act(&thread, "interrupt").await.expect(202);
     for (call, thread, kept) in [(&returned, &other, 1), (&interrupted, &thread, 0)] {
         call.returns("done").await;
         rap.until_idle(thread).await;
@@ -48,7 +48,7 @@ async fn a_view_of_an_interrupted_call_is_not_kept() {
     }
 }
 
-/// What people are told about the first open call of a thread.
+/// Problem of the first open call of a thread, as shown to people.
 async fn problem(rap: &Rap, thread: &str) -> Value {
     rap.thread(thread).await["waiting_on"][0]["problem"].clone()
 }
@@ -61,7 +61,7 @@ async fn a_result_that_is_refused_shows_as_the_problem_of_its_call() {
     let thread = rap.open("call work {}").await;
     let call = tools.invocation().await;
     assert_eq!(problem(&rap, &thread).await, Value::Null);
-    // Whoever does not have the token changes nothing.
+    // A request without the right token changes nothing.
     let forged = format!("{}A", call.url());
     assert_eq!(http::post(&forged, &json!({"type": "nonsense"})).await.status, 401);
     assert_eq!(problem(&rap, &thread).await, Value::Null);
@@ -78,10 +78,10 @@ async fn a_result_that_is_refused_shows_as_the_problem_of_its_call() {
     call.returns("short").await;
     rap.until_line(&thread, "assistant: work: short").await;
     assert_eq!(rap.until_idle(&thread).await["waiting_on"], json!([]));
-    assert!(!rap.story(&thread).await.iter().any(|line| line.contains("refused")));
+    assert!(!rap.transcript(&thread).await.iter().any(|line| line.contains("refused")));
 }
 
-/// Each call has its own problem, and one that has returned has none.
+/// Each call has its own problem; a returned call has none.
 #[tokio::test]
 async fn a_valid_result_clears_the_problem_of_its_call_and_of_no_other() {
     let tools = Tools::start().await;

@@ -1,4 +1,4 @@
-//! Closing a thread that has open calls: its tool servers are told of the thread and of the calls.
+//! Closing a thread with open calls notifies the tool servers of the thread and of the calls.
 
 use serde_json::{Value, json};
 
@@ -19,8 +19,8 @@ async fn busy(tools: &Tools, rap: &Rap) -> (String, Vec<Call>) {
     (thread, calls)
 }
 
-/// So much time passes that anything else would have come: a call that is refused twice is sent a third time.
-async fn let_others_come(tools: &Tools, rap: &Rap) {
+/// Waits until any other request would have arrived: a call that is refused twice is sent a third time.
+async fn wait_for_late_requests(tools: &Tools, rap: &Rap) {
     (0..2).for_each(|_| tools.answer_next(INVOKE, Reply::Status(503)));
     rap.open("call work {}").await;
     tools.invocations(3).await;
@@ -40,19 +40,19 @@ async fn closing_cancels_the_calls_that_were_sent_and_nothing_else() {
         calls.iter().map(|call| json!({"thread_id": thread, "tool_call_id": call.name()})).collect();
     expected.sort_by_key(Value::to_string);
     assert_eq!(cancelled, expected);
-    let story = rap.story(&thread).await;
+    let transcript = rap.transcript(&thread).await;
     for call in &calls {
         let line = format!("result {}: interrupted", call.name());
-        assert_eq!(story.iter().filter(|told| **told == line).count(), 1, "{story:#?}");
+        assert_eq!(transcript.iter().filter(|told| **told == line).count(), 1, "{transcript:#?}");
         assert_eq!(call.post(&call.result("late")).await.refusal(), (410, "thread_closed"));
     }
-    let_others_come(&tools, &rap).await;
+    wait_for_late_requests(&tools, &rap).await;
     assert_eq!((tools.count(CLOSE), tools.count(CANCEL)), (1, 2));
 }
 
 /// Proves: TC-01
 #[tokio::test]
-async fn the_closing_of_a_thread_arrives_before_the_cancellations_of_its_calls() {
+async fn close_thread_arrives_before_the_cancellations_of_the_calls() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
     let (thread, _) = busy(&tools, &rap).await;
@@ -63,7 +63,7 @@ async fn the_closing_of_a_thread_arrives_before_the_cancellations_of_its_calls()
     assert!(cancelled.min() > Some(closed), "a cancellation came first");
 }
 
-/// A call behind a placeholder is open as well.
+/// A call with a placeholder result is open too.
 #[tokio::test]
 async fn closing_cancels_calls_that_show_a_placeholder() {
     let tools = Tools::start().await;

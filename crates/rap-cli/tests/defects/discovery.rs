@@ -4,23 +4,24 @@ use super::support::peer::Reply;
 use super::support::tools::DISCOVERY;
 use super::support::{Rap, Setup, Tools, until};
 
-/// Opens a session that can only use what is known of the server, and gives its notices.
-async fn works_all_the_same(rap: &Rap, tools: &Tools) -> Vec<String> {
+/// Opens a session that can only use the known toolset of the server. Returns its notices.
+async fn works_with_the_known_toolset(rap: &Rap, tools: &Tools) -> Vec<String> {
     let thread = rap.open("call work {}").await;
     let asked = async || {
         let call = tools.invocation().await;
-        assert_eq!((call.thread(), &call.asked.body["toolset_version"]), (thread.as_str(), &"1".into()));
+        assert_eq!((call.thread(), &call.request.body["toolset_version"]), (thread.as_str(), &"1".into()));
         call.returns("here").await;
     };
-    let unknown =
-        async || rap.story(&thread).await.into_iter().find(|line| line.contains("there is no tool `work`"));
+    let unknown = async || {
+        rap.transcript(&thread).await.into_iter().find(|line| line.contains("there is no tool `work`"))
+    };
     tokio::select! {
         () = asked() => {}
         told = until("an error", unknown) => panic!("the toolset of the other session is not used: {told}"),
     }
     rap.until_line(&thread, "assistant: work: here").await;
-    let story = rap.story(&thread).await;
-    story.into_iter().filter(|line| line.starts_with("notice: ")).collect()
+    let transcript = rap.transcript(&thread).await;
+    transcript.into_iter().filter(|line| line.starts_with("notice: ")).collect()
 }
 
 #[tokio::test]
@@ -30,10 +31,10 @@ async fn a_new_session_uses_the_toolset_that_another_one_was_given_and_says_so()
     let known = rap.open("say hello").await;
     rap.until_idle(&known).await;
     tools.answer_always(DISCOVERY, Reply::Hang);
-    let notices = works_all_the_same(&rap, &tools).await;
+    let notices = works_with_the_known_toolset(&rap, &tools).await;
     assert!(notices.len() == 1 && notices[0].contains(&tools.url), "{notices:?}");
-    // Also a runtime that has only read of it.
+    // The same after a restart.
     let rap = rap.restarted();
-    let notices = works_all_the_same(&rap, &tools).await;
+    let notices = works_with_the_known_toolset(&rap, &tools).await;
     assert!(notices.len() == 1 && notices[0].contains(&tools.url), "{notices:?}");
 }

@@ -1,4 +1,4 @@
-//! How many waiting events of a subscription one child takes.
+//! Number of waiting events that one event child takes.
 
 use super::support::tools::Call;
 use super::support::{Rap, Setup, Tools};
@@ -6,7 +6,7 @@ use super::support::{Rap, Setup, Tools};
 /// Each thread subscribes first, so that a child for an event stays until its call returns.
 const SCRIPT: &str = "[[turn]]\ncalls = [{name = \"watch\"}]\n[[turn]]\nsay = \"subscribed\"\n";
 
-/// A subscription one of whose events is with a child, while others wait.
+/// A subscription with one event in a child and others waiting.
 async fn waiting(tools: &Tools, rap: &Rap, events: usize) -> (String, Call) {
     let thread = rap.open("go").await;
     let watch = tools.invocation().await;
@@ -21,21 +21,22 @@ async fn waiting(tools: &Tools, rap: &Rap, events: usize) -> (String, Call) {
     (thread, first)
 }
 
-/// Ends a child and gives the next one, with the texts of its events.
+/// Ends a child and returns the next one with the texts of its events.
 async fn next(tools: &Tools, rap: &Rap, child: &Call) -> (Call, Vec<String>) {
     child.returns("done").await;
     let next = tools.invocation().await;
     assert_ne!(next.thread(), child.thread());
-    let story = rap.story(next.thread()).await;
-    let events =
-        story.iter().filter_map(|line| line.split_once(": event ").filter(|_| line.starts_with("result ")));
+    let transcript = rap.transcript(next.thread()).await;
+    let events = transcript
+        .iter()
+        .filter_map(|line| line.split_once(": event ").filter(|_| line.starts_with("result ")));
     let events = events.map(|(_, number)| number.to_owned()).collect();
     (next, events)
 }
 
 /// Proves: SE-09
 #[tokio::test]
-async fn with_one_event_per_child_each_waiting_event_has_a_thread_of_its_own() {
+async fn with_one_event_per_child_each_waiting_event_gets_its_own_thread() {
     let tools = Tools::start().await;
     let setup = Setup::new().tools(&tools).limit("event_children_per_subscription = 1\nevents_per_child = 1");
     let rap = setup.start_with_script(SCRIPT);
@@ -51,7 +52,7 @@ async fn with_one_event_per_child_each_waiting_event_has_a_thread_of_its_own() {
 }
 
 #[tokio::test]
-async fn unless_it_is_configured_a_child_takes_a_hundred_waiting_events() {
+async fn by_default_a_child_takes_a_hundred_waiting_events() {
     let tools = Tools::start().await;
     let setup = Setup::new().tools(&tools).limit("event_children_per_subscription = 1");
     let rap = setup.start_with_script(SCRIPT);

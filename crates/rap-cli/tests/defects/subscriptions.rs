@@ -1,4 +1,4 @@
-//! Active subscriptions are asked after, as open calls are.
+//! The runtime asks tool servers whether active subscriptions are alive, like open calls.
 
 use serde_json::json;
 
@@ -18,38 +18,44 @@ async fn subscribed(tools: &Tools) -> (Rap, String, Call) {
 }
 
 #[tokio::test]
-async fn a_subscription_that_its_server_does_not_know_any_more_ends_and_the_agent_is_told() {
+async fn a_subscription_unknown_to_its_server_ends_and_the_agent_is_notified() {
     let tools = Tools::start().await;
     tools.answer_always(STATUS, Reply::json(&json!({"alive": false})));
     let (rap, thread, watch) = subscribed(&tools).await;
     let kind = format!("\"kind\":\"interrupt:{} (subscription has ended)\"", watch.name());
     let told = async || {
-        let story = rap.story(&thread).await;
-        story.iter().any(|line| line.starts_with("synthetic call ") && line.contains(&kind)).then_some(())
+        let transcript = rap.transcript(&thread).await;
+        transcript
+            .iter()
+            .any(|line| line.starts_with("synthetic call ") && line.contains(&kind))
+            .then_some(())
     };
     until("a last event", told).await;
     rap.until(&thread, "no subscription", |thread| thread["subscriptions"] == json!([])).await;
-    assert_eq!(tools.count(STATUS), 2, "it is settled at the second word");
+    assert_eq!(tools.count(STATUS), 2, "it ends at the second answer");
     for asked in tools.all(STATUS) {
         assert_eq!(asked.body, json!({"thread_id": thread, "tool_call_id": watch.id()}));
     }
     rap.until_idle(&thread).await;
-    let story = rap.story(&thread).await;
+    let transcript = rap.transcript(&thread).await;
     assert_eq!(
-        story.iter().filter(|line| line.contains("(subscription has ended)")).count(),
+        transcript.iter().filter(|line| line.contains("(subscription has ended)")).count(),
         1,
-        "{story:#?}"
+        "{transcript:#?}"
     );
-    assert!(story.last().unwrap().starts_with("assistant: watch: "), "the model has heard of it: {story:#?}");
+    assert!(
+        transcript.last().unwrap().starts_with("assistant: watch: "),
+        "the model was notified: {transcript:#?}"
+    );
     assert!(rap.listing("subscriptions").await.is_empty());
     assert_eq!(watch.post(&watch.inline("late")).await.refusal(), (410, "subscription_ended"));
 }
 
 #[tokio::test]
-async fn any_other_answer_about_a_subscription_means_that_it_goes_on() {
+async fn any_other_answer_leaves_the_subscription_active() {
     let tools = Tools::start().await;
     let (alive, gone) = (Reply::json(&json!({"alive": true})), Reply::json(&json!({"alive": false})));
-    // Once is not enough, and whoever is alive in between begins anew.
+    // One negative answer is not enough, and a positive one in between resets the count.
     for answer in [&alive, &Reply::Status(404), &gone, &alive, &gone, &Reply::Status(404), &gone] {
         tools.answer_next(STATUS, answer.clone());
     }
@@ -61,9 +67,9 @@ async fn any_other_answer_about_a_subscription_means_that_it_goes_on() {
     rap.until_line(&thread, "assistant: watch: still here").await;
 }
 
-/// Over a crash the first word is remembered.
+/// The first answer is stored across a crash.
 #[tokio::test]
-async fn a_runtime_that_is_killed_between_the_two_words_about_a_subscription_needs_only_the_second() {
+async fn the_first_answer_about_a_subscription_survives_a_kill() {
     let tools = Tools::start().await;
     let gone = || Reply::json(&json!({"alive": false}));
     tools.answer_next(STATUS, gone());

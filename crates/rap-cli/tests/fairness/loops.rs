@@ -1,4 +1,4 @@
-//! Loops that cost money, and children that failed: they end by a rule, and nothing waits for them.
+//! Loops of models and failed children are stopped by limits and block nothing else.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ async fn subscribed(rap: &Rap, tools: &Tools) -> (String, Call) {
     (thread, watch)
 }
 
-/// A wrong key for a while: as many children fail as a thread may have.
+/// The API key is invalid for a while, and as many children fail as a thread may have.
 #[tokio::test]
 async fn children_that_failed_do_not_block_later_events() {
     const CHILDREN: usize = 2;
@@ -46,7 +46,7 @@ async fn children_that_failed_do_not_block_later_events() {
     for number in 0..CHILDREN {
         let event = format!("event of the bad time, {number}");
         watch.says(&watch.event(&event)).await;
-        model.asked.until_count(&event, 1, |question| question.mentions(&event)).await;
+        model.requests.until_count(&event, 1, |question| question.mentions(&event)).await;
         let stuck = async || {
             let children = rap.children(&thread).await;
             let over = |status: &str| ["failed", "closed"].contains(&status);
@@ -59,12 +59,12 @@ async fn children_that_failed_do_not_block_later_events() {
 
     let event = "event of the good time";
     watch.says(&watch.event(event)).await;
-    model.asked.until_count("a child for the new event", 1, |question| question.mentions(event)).await;
+    model.requests.until_count("a child for the new event", 1, |question| question.mentions(event)).await;
     let handled = async || {
         for child in rap.children(&thread).await {
-            let story = rap.story(child["id"].as_str().unwrap()).await;
-            let heard = story.iter().any(|line| line.ends_with(event));
-            if heard && story.iter().any(|line| line == "assistant: Handled.") {
+            let transcript = rap.transcript(child["id"].as_str().unwrap()).await;
+            let heard = transcript.iter().any(|line| line.ends_with(event));
+            if heard && transcript.iter().any(|line| line == "assistant: Handled.") {
                 return Some(());
             }
         }
@@ -74,20 +74,20 @@ async fn children_that_failed_do_not_block_later_events() {
 }
 
 #[tokio::test]
-async fn a_model_that_only_takes_short_naps_is_stopped() {
+async fn a_model_that_only_sleeps_briefly_is_paused() {
     let naps = "repeat = true\n[[turn]]\ncalls = [{name = \"sleep\", arguments = {seconds = 0.05}}]";
     let rap = Setup::new().limit("turns_per_wake = 10").start_with_script(naps);
     let thread = rap.open("go").await;
     let paused = rap.until_status(&thread, "needs_you").await;
     assert_eq!(paused["turn"], 10, "{paused}");
-    rap.order(&thread, "resume").await.expect(202);
+    rap.act(&thread, "resume").await.expect(202);
     rap.until(&thread, "paused again", |thread| thread["status"] == "needs_you" && thread["turn"] == 20)
         .await;
 }
 
-/// Each thanks the other for its thanks.
+/// Each answers every message of the other.
 #[tokio::test]
-async fn a_parent_and_a_child_that_only_talk_to_each_other_are_stopped() {
+async fn a_parent_and_a_child_that_only_message_each_other_are_paused() {
     const TURNS: usize = 6;
     let (known, child) = watch::channel(String::new());
     let model = Model::start(move |question: Arc<Question>| {
@@ -117,11 +117,11 @@ async fn a_parent_and_a_child_that_only_talk_to_each_other_are_stopped() {
         threads.iter().any(|thread| thread["status"] == "needs_you").then_some(())
     };
     until("one of them is stopped", stopped).await;
-    let turns = model.asked.look(<[_]>::len);
+    let turns = model.requests.look(<[_]>::len);
     assert!(turns <= 6 * TURNS, "{turns} turns");
 }
 
-/// Events count, people do not: they are answered at the limit as before it.
+/// Only events count towards the limit. People are still answered.
 #[tokio::test]
 async fn past_its_wakes_per_hour_a_session_holds_events_and_still_answers_people() {
     const WAKES: usize = 3;
@@ -134,12 +134,12 @@ async fn past_its_wakes_per_hour_a_session_holds_events_and_still_answers_people
     let setup = Setup::new().tools(&tools).model(&model.lines());
     let rap = setup.limit(&format!("wakes_per_hour = {WAKES}")).start();
     let (thread, watch) = subscribed(&rap, &tools).await;
-    // The model was asked about it and has answered.
+    // The model has answered it.
     let heard = async |text: &str| {
         let answered = async || {
-            let story = rap.story(&thread).await;
-            let at = story.iter().position(|line| line.ends_with(text))?;
-            story[at..].iter().any(|line| line.starts_with("assistant: Heard")).then_some(())
+            let transcript = rap.transcript(&thread).await;
+            let at = transcript.iter().position(|line| line.ends_with(text))?;
+            transcript[at..].iter().any(|line| line.starts_with("assistant: Heard")).then_some(())
         };
         until(text, answered).await;
     };
@@ -150,26 +150,26 @@ async fn past_its_wakes_per_hour_a_session_holds_events_and_still_answers_people
         heard(&format!("event {number}")).await;
     }
 
-    // It is taken, and another session is served long before this one hears of it.
+    // The event is accepted, and another session is served long before this one gets it.
     let held = async |text: &str| {
         watch.says(&watch.inline(text)).await;
         for number in 0..3 {
             let other = rap.open(&format!("other {number}")).await;
             rap.until_line(&other, &format!("assistant: Heard: other {number}")).await;
         }
-        assert_eq!(model.asked.count(|question| question.mentions(text)), 0, "{text}");
+        assert_eq!(model.requests.count(|question| question.mentions(text)), 0, "{text}");
     };
     held("first event too many").await;
     rap.say(&thread, "person at the limit").await;
     heard("person at the limit").await;
     held("second event too many").await;
-    rap.order(&thread, "resume").await.expect(202);
+    rap.act(&thread, "resume").await.expect(202);
     for event in ["first event too many", "second event too many"] {
         heard(event).await;
     }
-    let story = rap.story(&thread).await;
+    let transcript = rap.transcript(&thread).await;
     for event in ["first event too many", "second event too many"] {
-        let results = story.iter().filter(|line| line.starts_with("result ") && line.ends_with(event));
-        assert_eq!(results.count(), 1, "{event}: {story:#?}");
+        let results = transcript.iter().filter(|line| line.starts_with("result ") && line.ends_with(event));
+        assert_eq!(results.count(), 1, "{event}: {transcript:#?}");
     }
 }

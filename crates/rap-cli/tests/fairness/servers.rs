@@ -1,16 +1,16 @@
-//! Tool servers: one that hangs delays what goes to it, and nothing else.
+//! A tool server that hangs delays only its own requests.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
 use crate::stage::{Bench, open_all, post_all, soon};
-use crate::support::peer::{Asked, Reply};
+use crate::support::peer::{Reply, Request};
 use crate::support::tools::{CLOSE, Call, INVOKE, tool, with};
 use crate::support::{Rap, Setup, Tools};
 
-/// Server whose tool `shout` is never acknowledged.
-async fn deaf() -> Tools {
+/// Server that never acknowledges its tool `shout`.
+async fn hanging_server() -> Tools {
     let deaf = Tools::offering("deaf", &["shout"]).await;
     deaf.answer_always(INVOKE, Reply::Hang);
     deaf
@@ -20,17 +20,17 @@ fn ids(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| format!("{prefix}-{number}")).collect()
 }
 
-/// Where the answer to a call's question is sent.
+/// URL for the answer to a call's question.
 fn choice_url(rap: &Rap, thread: &str, call: &str) -> String {
     format!("{}/v1/threads/{thread}/calls/{call}/choice", rap.url)
 }
 
-/// An allowed call is sent from the table of due invocations, where 2,176 others came before it.
+/// An approved call is read from the table of due invocations, after 2,176 others.
 #[tokio::test(flavor = "multi_thread")]
 async fn thousands_of_calls_to_a_hanging_server_do_not_hide_an_allowed_call_to_another() {
     const THREADS: usize = 17;
     const CALLS: usize = 128;
-    let (deaf, good) = (deaf().await, Tools::start().await);
+    let (deaf, good) = (hanging_server().await, Tools::start().await);
     let wipe = with(tool("wipe"), json!({"annotations": {"destructive": true}}));
     good.offer(good.document("bench", "1", vec![wipe]));
     let rap = Setup::new().tools(&deaf).tools(&good).limit("invoke_concurrency = 1").start();
@@ -53,7 +53,7 @@ fn open_calls(thread: &Value) -> usize {
     thread["waiting_on"].as_array().unwrap().len()
 }
 
-/// Each tool asks 64 questions and takes no answer; another one waits for its own.
+/// Each hanging tool asks 64 questions and accepts no answer; another tool waits for its answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_to_a_hanging_tool_do_not_delay_those_to_another() {
     const THREADS: usize = 33;
@@ -63,7 +63,7 @@ async fn answers_to_a_hanging_tool_do_not_delay_those_to_another() {
     for path in (0..THREADS).flat_map(paths) {
         deaf.answer_always(&path, Reply::Hang);
     }
-    // No answer to the hanging tool is given up, and by that no longer due, before the test has ended.
+    // No answer to the hanging tool is given up before the test has ended.
     let setup = Setup::new().tools(&deaf).tools(&good).limit("invoke_ack_timeout = \"10m\"");
     let rap = setup.limit(&format!("questions_per_thread = {QUESTIONS}")).start();
     open_all(&rap, &ids("loud", THREADS), Some("call ask {}")).await;
@@ -97,33 +97,33 @@ async fn ledger(rap: &Rap) -> Vec<Value> {
 }
 
 /// Checks that everything sent to other servers than this one arrived at once: the ledger names none of them.
-async fn assert_no_trouble_but_with(rap: &Rap, server: &str) {
+async fn assert_only_failures_with(rap: &Rap, server: &str) {
     let others: Vec<Value> = ledger(rap).await.into_iter().filter(|line| line["server"] != *server).collect();
     assert!(others.is_empty(), "{} lines such as {}", others.len(), others[0]);
 }
 
 /// Proves: TC-13, TC-17
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_hangs_on_notifications_keeps_none_from_another() {
+async fn a_server_that_hangs_on_notifications_delays_no_other() {
     const THREADS: usize = 2_500;
     let (deaf, good) = (Tools::offering("deaf", &["shout"]).await, Bench::start().await);
     deaf.answer_always(CLOSE, Reply::Hang);
-    // The one that hangs is told first.
+    // The hanging server is notified first.
     let rap = Setup::new().tools(&deaf).tool_server(&good.url).start();
     let threads = ids("thread", THREADS);
     open_all(&rap, &threads, None).await;
     let close = |id: &String| (format!("{}/v1/threads/{id}/close", rap.url), Value::Null);
     post_all(202, threads.iter().map(close)).await;
-    // Those that were dropped would be noted by now, and those that are missing never come.
-    assert_no_trouble_but_with(&rap, &deaf.url).await;
+    // Dropped notifications would be in the ledger by now.
+    assert_only_failures_with(&rap, &deaf.url).await;
 
-    let closing = |asked: &Asked| asked.path == CLOSE;
-    good.asked.until_count("closings that the other server heard of", THREADS, closing).await;
-    let told = good.asked.look(|asked| {
+    let closing = |asked: &Request| asked.path == CLOSE;
+    good.requests.until_count("closings that the other server heard of", THREADS, closing).await;
+    let told = good.requests.look(|asked| {
         let closings = asked.iter().filter(|asked| closing(asked));
         closings.map(|asked| asked.body["thread_id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     });
-    assert_eq!(told.len(), THREADS, "each closing is told once");
+    assert_eq!(told.len(), THREADS, "each closing is notified once");
     assert_eq!(told.into_iter().collect::<BTreeSet<_>>(), threads.into_iter().collect());
-    assert_no_trouble_but_with(&rap, &deaf.url).await;
+    assert_only_failures_with(&rap, &deaf.url).await;
 }

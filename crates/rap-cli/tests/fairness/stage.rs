@@ -1,4 +1,4 @@
-//! Servers whose answers follow a rule, where those of `support` follow a list: a model and a tool server.
+//! A model and a tool server whose answers are computed by a function, unlike those of `support`, which are queued.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -13,17 +13,17 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::support::peer::{Asked, Reply};
+use crate::support::peer::{Reply, Request};
 use crate::support::tools::{Call, DISCOVERY, INVOKE, tool, with};
 use crate::support::{self, Rap, http};
 
-/// Longest wait for something that has to happen.
+/// Maximum time to wait for an expected event.
 const SOON: Duration = Duration::from_secs(15);
 const COMPLETIONS: &str = "/v1/chat/completions";
-/// Clients that send at the same time.
+/// Number of concurrent clients.
 const SENDERS: usize = 16;
 
-/// List of what has arrived, in order, that a test can wait on.
+/// List of received items, in order, that a test can wait on.
 pub struct Log<T> {
     items: Mutex<Vec<T>>,
     grown: watch::Sender<usize>,
@@ -39,7 +39,7 @@ impl<T> Log<T> {
         self.grown.send_modify(|count| *count += 1);
     }
 
-    /// What the items say at the moment.
+    /// Evaluates a function on the current items.
     pub fn look<R>(&self, look: impl FnOnce(&[T]) -> R) -> R {
         look(&self.items.lock().unwrap())
     }
@@ -48,7 +48,7 @@ impl<T> Log<T> {
         self.look(|items| items.iter().filter(|item| is(item)).count())
     }
 
-    /// Looks at every arrival until there is something to give.
+    /// Evaluates a function after every arrival until it returns a value.
     pub async fn until<R>(&self, what: &str, look: impl Fn(&[T]) -> Option<R>) -> R {
         let mut grown = self.grown.subscribe();
         let found = async {
@@ -62,7 +62,7 @@ impl<T> Log<T> {
         soon(what, found).await
     }
 
-    /// Waits until so many are such. However long that takes, there has to be another one now and then.
+    /// Waits until this many items match. The time limit starts again with every arrival.
     pub async fn until_count(&self, what: &str, count: usize, is: impl Fn(&T) -> bool) {
         let mut reached = 0;
         while reached < count {
@@ -75,16 +75,16 @@ impl<T> Log<T> {
     }
 }
 
-/// Serves what a rule says; gives the URL. The server ends with the test's runtime.
+/// Starts a server whose replies a function computes. Returns its URL. It ends with the tokio runtime of the test.
 async fn serve<F: Future<Output = Reply> + Send + 'static>(
-    rule: impl Fn(Asked) -> F + Clone + Send + Sync + 'static,
+    rule: impl Fn(Request) -> F + Clone + Send + Sync + 'static,
 ) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let answer = move |method: Method, uri: Uri, headers: HeaderMap, raw: Bytes| {
         let body = serde_json::from_slice(&raw).unwrap_or(Value::Null);
         let path = uri.path().to_owned();
-        let reply = rule(Asked { method, path, headers, raw, body, at: Instant::now() });
+        let reply = rule(Request { method, path, headers, raw, body, at: Instant::now() });
         async move { response(reply.await).await }
     };
     let router = Router::new().fallback(answer);
@@ -105,7 +105,7 @@ async fn response(reply: Reply) -> Response<Body> {
     response.body(Body::from(body)).unwrap()
 }
 
-/// Question to the model, as it came in.
+/// A received model request.
 pub struct Question {
     body: Value,
 }
@@ -115,7 +115,7 @@ impl Question {
         self.body["messages"].as_array().unwrap()
     }
 
-    /// The first words of a person. In these tests they name the conversation, and its children inherit them.
+    /// First message of the user. It identifies the conversation; children inherit it.
     pub fn topic(&self) -> &str {
         let first = self.messages().iter().find(|message| message["role"] == "user");
         first.and_then(|message| message["content"].as_str()).unwrap_or_default()
@@ -126,7 +126,7 @@ impl Question {
         self.messages().last().and_then(|message| message["content"].as_str()).unwrap_or_default()
     }
 
-    /// Whether a thread with a parent asks.
+    /// True for a request of a child thread.
     pub fn is_of_child(&self) -> bool {
         self.tool("report_to_parent").is_some()
     }
@@ -138,36 +138,36 @@ impl Question {
         function.and_then(|function| function["description"].as_str())
     }
 
-    /// Whether the text stands anywhere in the prompt.
+    /// True if the prompt contains the text.
     pub fn mentions(&self, text: &str) -> bool {
         self.messages().iter().any(|message| message.to_string().contains(text))
     }
 }
 
-/// What a model does.
+/// Behaviour of the model.
 pub enum Answer {
     Says(String),
     Calls(Vec<(&'static str, Value)>),
     /// A status, and the seconds of its `Retry-After`.
     Fails(u16, Option<u32>),
-    /// Nothing, for ever.
+    /// Never answers.
     Hangs,
 }
 
-/// Model's server as OpenAI's is.
+/// A fake OpenAI server.
 pub struct Model {
     url: String,
-    /// Every question, when it arrives.
-    pub asked: Arc<Log<Arc<Question>>>,
+    /// Every received request.
+    pub requests: Arc<Log<Arc<Question>>>,
 }
 
 impl Model {
     pub async fn start<F: Future<Output = Answer> + Send + 'static>(
         rule: impl Fn(Arc<Question>) -> F + Send + Sync + 'static,
     ) -> Model {
-        let (asked, rule, calls) = (Log::new(), Arc::new(rule), Arc::new(AtomicUsize::new(0)));
-        let log = Arc::clone(&asked);
-        let url = serve(move |request: Asked| {
+        let (requests, rule, calls) = (Log::new(), Arc::new(rule), Arc::new(AtomicUsize::new(0)));
+        let log = Arc::clone(&requests);
+        let url = serve(move |request: Request| {
             let (log, rule, calls) = (Arc::clone(&log), Arc::clone(&rule), Arc::clone(&calls));
             async move {
                 if request.path != COMPLETIONS {
@@ -178,7 +178,7 @@ impl Model {
                 completion(rule(question).await, &calls)
             }
         });
-        Model { url: url.await, asked }
+        Model { url: url.await, requests }
     }
 
     /// The lines of `[model]`.
@@ -215,20 +215,20 @@ fn completion(answer: Answer, calls_before: &AtomicUsize) -> Reply {
     Reply::Full(200, header, format!("{body}data: [DONE]\n\n").into())
 }
 
-/// Tool server `bench` with the tool `work`, which returns `done` at once. It can be deployed anew: then it has another
-/// version, and refuses calls that name an older one with 409.
+/// Tool server `bench` with the tool `work`, which returns `done` at once. After a new deployment it has another version
+/// and refuses calls with an older one by 409.
 pub struct Bench {
     pub url: String,
     version: Arc<AtomicU32>,
-    /// Every request, when it arrives.
-    pub asked: Arc<Log<Asked>>,
+    /// Every received request.
+    pub requests: Arc<Log<Request>>,
 }
 
 impl Bench {
     pub async fn start() -> Bench {
-        let (version, asked) = (Arc::new(AtomicU32::new(1)), Log::new());
-        let (current, log) = (Arc::clone(&version), Arc::clone(&asked));
-        let url = serve(move |request: Asked| {
+        let (version, requests) = (Arc::new(AtomicU32::new(1)), Log::new());
+        let (current, log) = (Arc::clone(&version), Arc::clone(&requests));
+        let url = serve(move |request: Request| {
             let version = current.load(Ordering::SeqCst).to_string();
             let host = request.header("host").unwrap().to_owned();
             log.push(request.clone());
@@ -237,11 +237,11 @@ impl Bench {
                     DISCOVERY => Reply::json(&document(&host, &version)),
                     INVOKE if request.body["toolset_version"] != *version => Reply::Status(409),
                     INVOKE => {
-                        let call = Call { asked: request };
+                        let call = Call { request };
                         let result = call.result("done").to_string();
                         tokio::spawn(async move {
                             let headers = [("content-type", "application/json")];
-                            // The runtime may be gone when a test has ended.
+                            // The runtime may be gone after the test.
                             http::attempt("POST", call.url(), &headers, result.as_bytes()).await.ok()
                         });
                         Reply::Status(200)
@@ -250,7 +250,7 @@ impl Bench {
                 }
             }
         });
-        Bench { url: url.await, version, asked }
+        Bench { url: url.await, version, requests }
     }
 
     pub fn deploy(&self, version: u32) {
@@ -258,34 +258,34 @@ impl Bench {
     }
 
     pub fn discoveries(&self) -> usize {
-        self.asked.count(|asked| asked.path == DISCOVERY)
+        self.requests.count(|request| request.path == DISCOVERY)
     }
 
     /// Invocations that named this version.
     pub fn invocations(&self, version: u32) -> usize {
         let version = version.to_string();
-        self.asked.count(|asked| asked.path == INVOKE && asked.body["toolset_version"] == *version)
+        self.requests.count(|request| request.path == INVOKE && request.body["toolset_version"] == *version)
     }
 }
 
-/// The tool's description names the version, so that a test sees which one a model was offered.
+/// The description of the tool contains the version, so that a test sees which one a model was offered.
 fn document(host: &str, version: &str) -> Value {
     let work = with(tool("work"), json!({"description": format!("Works, version {version}.")}));
     let endpoint = format!("http://{host}{INVOKE}");
     json!({"name": "bench", "version": version, "endpoint": endpoint, "tools": [work]})
 }
 
-/// Waits for something, but not for long.
+/// Waits for a future, at most [`SOON`].
 pub async fn soon<T>(what: &str, arrives: impl Future<Output = T>) -> T {
-    tokio::time::timeout(SOON, arrives).await.unwrap_or_else(|_| panic!("never: {what}"))
+    tokio::time::timeout(SOON, arrives).await.unwrap_or_else(|_| panic!("timed out waiting for {what}"))
 }
 
-/// Looks again and again, where nothing tells that it has happened.
+/// Polls until `look` returns a value.
 pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, look: impl FnMut() -> F) -> T {
     soon(what, support::until(what, look)).await
 }
 
-/// POSTs all of these, several at a time; each has to be answered so.
+/// POSTs all requests, several at a time. Each has to get this status.
 pub async fn post_all(status: u16, requests: impl IntoIterator<Item = (String, Value)>) {
     let queue = Arc::new(Mutex::new(requests.into_iter().collect::<Vec<_>>().into_iter()));
     let mut senders = JoinSet::new();
@@ -301,7 +301,7 @@ pub async fn post_all(status: u16, requests: impl IntoIterator<Item = (String, V
     senders.join_all().await;
 }
 
-/// Makes threads of these ids, each with a first message if there is one.
+/// Creates threads with these ids, and with a first message if one is given.
 pub async fn open_all(rap: &Rap, ids: &[String], message: Option<&str>) {
     let url = format!("{}/v1/threads", rap.url);
     let body = |id: &String| match message {

@@ -1,4 +1,4 @@
-//! Redeployed tool servers: a refused version costs a session a turn or two, and the runtime a few discoveries.
+//! Redeployed tool servers: an outdated version costs a session at most two turns and the runtime few discoveries.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::stage::{Answer, Bench, Model, Question, open_all, post_all, until};
-use crate::support::peer::Asked;
+use crate::support::peer::Request;
 use crate::support::tools::INVOKE;
 use crate::support::{Rap, Setup};
 
-/// Model that calls `work` until it has worked, where it is told to, and otherwise only answers.
+/// Model that calls `work` until it succeeds, if the user asks for it, and otherwise only answers.
 async fn worker() -> Model {
     Model::start(async |question: Arc<Question>| match question.last() {
         "done" => Answer::Says("Finished.".into()),
@@ -23,22 +23,22 @@ async fn worker() -> Model {
     .await
 }
 
-/// What was asked about one conversation.
+/// Model requests of one conversation.
 fn questions(model: &Model, topic: &str) -> Vec<Arc<Question>> {
-    model.asked.look(|asked| asked.iter().filter(|question| question.topic() == topic).cloned().collect())
+    model.requests.look(|asked| asked.iter().filter(|question| question.topic() == topic).cloned().collect())
 }
 
-/// Tells a thread to work, and waits until it has.
+/// Asks a thread to work and waits until it has.
 async fn work(rap: &Rap, thread: &str, order: &str) {
     rap.say(thread, order).await;
-    let finished = |story: &[String]| {
-        let said = story.iter().position(|line| *line == format!("user: {order}"));
-        said.is_some_and(|at| story[at..].iter().any(|line| line == "assistant: Finished."))
+    let finished = |transcript: &[String]| {
+        let said = transcript.iter().position(|line| *line == format!("user: {order}"));
+        said.is_some_and(|at| transcript[at..].iter().any(|line| line == "assistant: Finished."))
     };
-    until(order, async || finished(&rap.story(thread).await).then_some(())).await;
+    until(order, async || finished(&rap.transcript(thread).await).then_some(())).await;
 }
 
-/// A session that has just refreshed, and whose server is deployed once more.
+/// A session that has just refreshed its toolset, and whose server is then deployed again.
 async fn deployed_twice(model: &Model, bench: &Bench, rap: &Rap) -> String {
     let thread = rap.open("work at first").await;
     rap.until_line(&thread, "assistant: Finished.").await;
@@ -50,7 +50,7 @@ async fn deployed_twice(model: &Model, bench: &Bench, rap: &Rap) -> String {
     thread
 }
 
-/// A session may not refresh twice in a minute. It need not: another session has fetched the newest tools meanwhile.
+/// A session may not refresh twice in a minute, but another session has fetched the newest toolset meanwhile.
 ///
 /// Proves: LC-35
 #[tokio::test]
@@ -70,7 +70,7 @@ async fn after_a_second_deployment_a_session_uses_the_newest_tools_that_the_runt
         let finished = turns.last().is_some_and(|question| question.last() == "done");
         (finished || turns.len() > 4).then_some(turns)
     };
-    let turns = model.asked.until("the session works with the new version, or burns turns", over).await;
+    let turns = model.requests.until("the session works with the new version, or burns turns", over).await;
     let heard: Vec<&str> = turns.iter().map(|question| question.last()).collect();
     let told = turns.iter().find(|question| question.last().starts_with("Error: the tools of bench changed"));
     assert!(turns.len() <= 4, "{heard:?}");
@@ -79,7 +79,7 @@ async fn after_a_second_deployment_a_session_uses_the_newest_tools_that_the_runt
     assert!(bench.invocations(2) - refused <= 1, "a version that was refused is not sent again");
 }
 
-/// Nobody has fetched the newest tools, and the session may not yet. Until it may, its model is not told to call again.
+/// The newest toolset was not fetched and the session may not refresh yet. Until then its model is not asked to call again.
 #[tokio::test]
 async fn where_a_refresh_must_wait_the_result_waits_with_it() {
     let (model, bench) = (worker().await, Bench::start().await);
@@ -90,19 +90,19 @@ async fn where_a_refresh_must_wait_the_result_waits_with_it() {
     let (turns, refused) = (questions(&model, "work at first").len(), bench.invocations(2));
     rap.say(&thread, "work once more").await;
     bench
-        .asked
+        .requests
         .until_count("the call of the old version", refused + 1, |asked| {
             asked.path == INVOKE && asked.body["toolset_version"] == "2"
         })
         .await;
-    // Time in which a model that is told to call again would have called many times.
+    // In this time a model that is asked to call again would have called many times.
     for number in 0..20 {
         rap.say(&bystander, &format!("talk {number}")).await;
         let answered = |asked: &[Arc<Question>]| {
             let last = asked.iter().rev().find(|question| question.topic() == "talk")?;
             last.last().ends_with(&format!("talk {number}")).then_some(())
         };
-        model.asked.until("the bystander is asked", answered).await;
+        model.requests.until("the bystander is asked", answered).await;
         rap.until_idle(&bystander).await;
     }
     let turns = questions(&model, "work at first").len() - turns;
@@ -114,7 +114,7 @@ async fn where_a_refresh_must_wait_the_result_waits_with_it() {
     assert!(bench.invocations(2) - refused <= 1, "a version that was refused is not sent again");
 }
 
-/// Ends when so many calls of version 1 were refused and one more.
+/// Completes when more than this number of calls of version 1 were refused.
 async fn refused_more_than(bench: &Bench, calls: usize) -> usize {
     loop {
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -125,7 +125,7 @@ async fn refused_more_than(bench: &Bench, calls: usize) -> usize {
     }
 }
 
-/// Sessions that all hold version 1 call `work` after version 2 was deployed.
+/// Sessions with version 1 call `work` after version 2 was deployed.
 async fn deployed_once(sessions: usize) {
     let (model, bench) = (worker().await, Bench::start().await);
     let rap = Setup::new().model(&model.lines()).tool_server(&bench.url).start();
@@ -140,12 +140,12 @@ async fn deployed_once(sessions: usize) {
     post_all(202, threads.iter().map(say)).await;
     let finished = |question: &Arc<Question>| question.last() == "done";
     tokio::select! {
-        () = model.asked.until_count("sessions that worked with the new version", sessions, finished) => {}
+        () = model.requests.until_count("sessions that worked with the new version", sessions, finished) => {}
         refused = refused_more_than(&bench, 2 * sessions) => panic!("{refused} refused calls of {sessions} sessions"),
     }
     let mut refused: BTreeMap<String, usize> = BTreeMap::new();
-    let is_refused = |asked: &&Asked| asked.path == INVOKE && asked.body["toolset_version"] == "1";
-    bench.asked.look(|asked| {
+    let is_refused = |asked: &&Request| asked.path == INVOKE && asked.body["toolset_version"] == "1";
+    bench.requests.look(|asked| {
         for asked in asked.iter().filter(is_refused) {
             *refused.entry(asked.body["group_id"].as_str().unwrap().to_owned()).or_default() += 1;
         }
@@ -161,7 +161,7 @@ async fn sessions_that_hold_an_old_version_share_what_discovery_gives() {
     deployed_once(60).await;
 }
 
-/// More sessions than the runtime keeps the tools of in memory.
+/// More sessions than the runtime caches toolsets for.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_of_many_sessions_is_refused_at_most_twice_after_a_deployment() {
     deployed_once(530).await;

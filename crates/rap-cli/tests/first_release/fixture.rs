@@ -1,4 +1,4 @@
-//! A runtime on a copy of the fixture, and the servers that it knows.
+//! A runtime on a copy of the fixture, with fake servers.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,16 +11,16 @@ use serde_json::{Value, json};
 
 use super::support::anthropic::AnthropicServer;
 use super::support::model::ModelServer;
-use super::support::peer::Asked;
+use super::support::peer::Request;
 use super::support::tools::{Call, Tools, tool, with};
 use super::support::{Rap, Setup};
 
-/// The `public_url` of the first release, where nobody listens.
+/// `public_url` in the fixture, where nothing listens.
 const PUBLIC_URL: &str = "http://127.0.0.1:9";
-/// Where its tool server was.
+/// URL of the tool server in the fixture.
 const TOOLS_URL: &str = "http://127.0.0.1:17501";
 const FILES: [&str; 4] = ["rap.db", "rap.db.key", "watcher.toml", "loop.toml"];
-/// More than any test makes the model say.
+/// Number of queued answers, more than any test needs.
 const ANSWERS: usize = 16;
 
 pub struct Fixture {
@@ -28,7 +28,7 @@ pub struct Fixture {
     pub tools: Tools,
     pub model: ModelServer,
     pub thinker: AnthropicServer,
-    /// What the first release said of it.
+    /// API answers recorded with the first release.
     pub recorded: Value,
     urls: Vec<Value>,
 }
@@ -45,7 +45,7 @@ impl Fixture {
         for file in FILES {
             fs::copy(source(file), directory.path().join(file)).unwrap();
         }
-        // A checkout does not keep this.
+        // A git checkout does not keep these permissions.
         fs::set_permissions(directory.path().join("rap.db.key"), fs::Permissions::from_mode(0o600)).unwrap();
         adapt(&directory.path().join("rap.db"), &tools.url);
         let recorded = read("recorded.json", &tools.url);
@@ -54,7 +54,7 @@ impl Fixture {
         Fixture { rap, tools, model, thinker, recorded, urls }
     }
 
-    /// After kill -9.
+    /// Restarts the runtime after kill -9.
     pub fn restarted(self) -> Fixture {
         Fixture { rap: self.rap.restarted(), ..self }
     }
@@ -64,16 +64,16 @@ impl Fixture {
         self.urls.iter().find(same).unwrap_or_else(|| panic!("{tool} of {thread} was not recorded"))
     }
 
-    /// The callback URL as the tool server got it from the first release.
+    /// Callback URL that the first release sent to the tool server.
     pub fn url_of(&self, thread: &str, tool: &str) -> String {
         self.sent(thread, tool)["callback_url"].as_str().unwrap().to_owned()
     }
 
-    /// A call of the first release. What it posts goes to the path that it was given, at the runtime's new address.
+    /// A call of the first release. Its callbacks go to the recorded path at the runtime's new address.
     pub fn call(&self, thread: &str, tool: &str) -> Call {
         let sent = self.sent(thread, tool);
         let body = json!({"id": sent["call"], "group_id": thread, "callback_url": sent["callback_url"]});
-        let asked = Asked {
+        let request = Request {
             method: Method::POST,
             path: String::new(),
             headers: HeaderMap::new(),
@@ -81,15 +81,15 @@ impl Fixture {
             body,
             at: Instant::now(),
         };
-        self.here(&Call { asked })
+        self.here(&Call { request })
     }
 
-    /// The same call with the runtime's own address in its callback URL.
+    /// Returns the call with the runtime's new address in its callback URL.
     pub fn here(&self, call: &Call) -> Call {
         let mut call = call.clone();
         let path = call.url().strip_prefix(PUBLIC_URL).unwrap_or_else(|| panic!("elsewhere: {}", call.url()));
         let url = format!("{}{path}", self.rap.url);
-        call.asked.body["callback_url"] = json!(url);
+        call.request.body["callback_url"] = json!(url);
         call
     }
 }
@@ -98,7 +98,7 @@ fn source(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/first-release").join(file)
 }
 
-/// A file of the fixture, with the address that the tool server has now.
+/// Reads a file of the fixture, with the current address of the tool server.
 fn read(file: &str, tools: &str) -> Value {
     let text = fs::read_to_string(source(file)).unwrap().replace(TOOLS_URL, tools);
     serde_json::from_str(&text).unwrap()
@@ -124,8 +124,7 @@ fn setup(tools: &Tools, model: &ModelServer, thinker: &AnthropicServer) -> Setup
         .limit("event_children_per_subscription = 1")
 }
 
-/// Puts the address of the tool server everywhere in place of the one that it had, and makes what is kept for some days
-/// as old as if it had been written now.
+/// Replaces the address of the tool server in the database, and updates the timestamps of rows that expire after days.
 fn adapt(database: &Path, tools: &str) {
     let conn = Connection::open(database).unwrap();
     let columns: Vec<(String, String)> = conn
@@ -148,7 +147,7 @@ fn adapt(database: &Path, tools: &str) {
         );
         replaced += conn.execute(&sql, [TOOLS_URL, tools]).unwrap();
     }
-    assert!(replaced > 20, "the address was found {replaced} times");
+    assert!(replaced > 20, "the address was replaced only {replaced} times");
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as i64;
     for sql in ["UPDATE seen SET at = ?1", "UPDATE repeats SET at = ?1", "UPDATE deliveries SET last_at = ?1"]
     {
@@ -157,7 +156,7 @@ fn adapt(database: &Path, tools: &str) {
     conn.close().unwrap();
 }
 
-/// Checks that everything recorded is there; what a later version adds is not looked at.
+/// Checks that all recorded values are present. Fields that a later version adds are ignored.
 #[track_caller]
 pub fn includes(place: &str, shown: &Value, recorded: &Value) {
     match (shown, recorded) {

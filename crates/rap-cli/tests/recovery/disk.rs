@@ -1,4 +1,4 @@
-//! The disk: full, removed, read-only, taken, or not ours.
+//! Disk failures: full, removed, read-only, locked, or not a database.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -19,10 +19,10 @@ fn limit_files(rap: &Rap, bytes: &str) {
 /// Proves: LC-23, LC-37, TR-13
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread")]
-async fn without_room_on_the_disk_nothing_is_taken_and_nothing_lost_and_it_recovers_by_itself() {
+async fn with_a_full_disk_nothing_is_accepted_or_lost_and_the_runtime_recovers() {
     let mut tools = Tools::start().await;
     let home = Home::new(&tools, "");
-    // A limit on the size of files stands for the full disk. Its signal is ignored, so that writing fails.
+    // A limit on file sizes simulates a full disk. Its signal is ignored, so that writes fail.
     let rap = Rap::spawn(home.command_by("/bin/sh", &["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]));
     let api = home.client();
     api.create("idle", "say hello").await;
@@ -36,7 +36,7 @@ async fn without_room_on_the_disk_nothing_is_taken_and_nothing_lost_and_it_recov
     api.create("asks", "say hello").await;
     api.until_status("asks", "idle").await;
     assert_eq!(api.say("asks", "sleep 0.3\nsay at last", "join").await.status, 202);
-    // The first question of a session has something to write before the model is asked.
+    // The first model request of a session writes to the database before it is sent.
     api.create("fresh", "say fresh").await;
     limit_files(&rap, "0");
     tools.acknowledge(Mode::With(200));
@@ -54,7 +54,7 @@ async fn without_room_on_the_disk_nothing_is_taken_and_nothing_lost_and_it_recov
             let reply = api.post(to, &body).await;
             assert!(reply.is_unavailable(), "{to}: {reply:?}");
         }
-        // Reading goes on.
+        // Reading still works.
         assert_eq!(api.get("/readyz").await.status, 200);
         assert_eq!(api.texts("idle").await, ["say hello", "hello"]);
         assert_eq!(api.thread("waits").await["waiting_on"][0]["call_id"], call.id());
@@ -70,7 +70,7 @@ async fn without_room_on_the_disk_nothing_is_taken_and_nothing_lost_and_it_recov
     api.until_said("fresh", "fresh").await;
     api.until_said("idle", "again").await;
     api.until_said("waits", "work: done").await;
-    // It was acknowledged and kept in mind, so it is not sent again.
+    // The acknowledgement was kept in memory, so the invocation is not sent again.
     assert_eq!(tools.pending(), []);
     let check = || async {
         assert_eq!(api.texts("idle").await, ["say hello", "hello", "say again", "again"]);
@@ -86,12 +86,12 @@ async fn without_room_on_the_disk_nothing_is_taken_and_nothing_lost_and_it_recov
     check().await;
 }
 
-/// The disk fills up under load, at whatever write it happens to be.
+/// The disk fills up under load, at an arbitrary write.
 ///
 /// Proves: LC-23, LC-38
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disk_that_fills_up_again_and_again_leaves_nothing_half_done() {
+async fn a_disk_that_fills_up_repeatedly_leaves_no_partial_state() {
     let tools = Tools::start().await;
     let home = Home::new(&tools, "");
     let mut rap = Rap::spawn(home.command_by("/bin/sh", &["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]));
@@ -102,7 +102,7 @@ async fn a_disk_that_fills_up_again_and_again_leaves_nothing_half_done() {
     let (mut accepted, mut refused) = (Vec::new(), 0);
     for number in 0..60 {
         if number % 6 == 0 {
-            // Some of the next writes still fit, and one of them only in part.
+            // Some of the next writes still fit, and one of them partially.
             let size = fs::metadata(&log).map_or(0, |file| file.len());
             limit_files(&rap, &(size + 1000 * (number + 5)).to_string());
         }
@@ -139,7 +139,7 @@ async fn a_disk_that_fills_up_again_and_again_leaves_nothing_half_done() {
 
 /// Proves: LC-20, LC-23
 #[tokio::test(flavor = "multi_thread")]
-async fn when_the_database_is_removed_nothing_is_acknowledged_any_more() {
+async fn after_the_database_is_removed_nothing_is_acknowledged() {
     let tools = Tools::start().await;
     let home = Home::new(&tools, "");
     let (mut rap, api) = (home.start(), home.client());
@@ -150,17 +150,17 @@ async fn when_the_database_is_removed_nothing_is_acknowledged_any_more() {
         assert!(api.say("t", "say more", "join").await.is_unavailable());
         assert!(api.post("/v1/threads", &json!({"message": "say hello"})).await.is_unavailable());
     }
-    rap.until_logged("the database was removed or replaced while it was open").await;
+    rap.until_logged("the database file was removed or replaced while it was open").await;
     assert!(!home.data().exists());
     assert!(rap.is_running());
     rap.signal("TERM");
     assert_eq!(rap.ended().await.code(), Some(0), "{}", rap.log());
-    // It does not begin again with nothing where there was something.
+    // It does not start with an empty database where there was one.
     let refused = Home::refused(home.command());
     assert!(refused.contains("data/rap.db"), "{refused}");
 }
 
-/// Whoever may write everywhere may write in a read-only directory too, so that right is given up.
+/// Drops the capability to write to read-only directories, which root has.
 fn without_privileges(home: &Home) -> Command {
     let is_root = Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
     match is_root {
@@ -171,7 +171,7 @@ fn without_privileges(home: &Home) -> Command {
 
 /// Proves: LC-20
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_became_read_only_is_refused_at_the_start_and_told() {
+async fn a_read_only_database_is_refused_at_the_start() {
     let tools = Tools::start().await;
     let home = Home::new(&tools, "");
     let (mut rap, api) = (Rap::spawn(without_privileges(&home)), home.client());
@@ -180,7 +180,7 @@ async fn a_database_that_became_read_only_is_refused_at_the_start_and_told() {
     let file = home.data().join("rap.db");
     mode(&home.data(), 0o555);
     mode(&file, 0o444);
-    // What is open stays open.
+    // Files that are open stay writable.
     assert_eq!(api.say("t", "say more", "enqueue").await.status, 202);
     api.until_said("t", "more").await;
     rap.signal("TERM");
@@ -189,7 +189,7 @@ async fn a_database_that_became_read_only_is_refused_at_the_start_and_told() {
         let refused = Home::refused(without_privileges(&home));
         assert!(refused.contains("data/rap.db") && refused.contains("the file is read-only"), "{refused}");
     }
-    // All files are there, so a directory that is read-only is no obstacle.
+    // All files exist, so a read-only directory does not matter.
     mode(&file, 0o644);
     let rap = Rap::spawn(without_privileges(&home));
     assert_eq!(api.say("t", "say once more", "enqueue").await.status, 202);
@@ -204,7 +204,7 @@ async fn a_database_that_became_read_only_is_refused_at_the_start_and_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_process_on_the_same_database_is_refused_and_the_first_goes_on() {
+async fn a_second_process_on_the_same_database_is_refused() {
     let tools = Tools::start().await;
     let home = Home::new(&tools, "");
     let (_rap, api) = (home.start(), home.client());
@@ -216,7 +216,7 @@ async fn a_second_process_on_the_same_database_is_refused_and_the_first_goes_on(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_can_not_be_used_is_refused_with_its_name_and_the_reason() {
+async fn an_unusable_database_is_refused_with_its_name_and_the_reason() {
     let tools = Tools::start().await;
     let home = Home::new(&tools, "");
     let file = home.data().join("rap.db");

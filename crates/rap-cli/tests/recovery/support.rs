@@ -1,4 +1,4 @@
-//! A `rap serve` process that can be killed and started again, and tools for it to call.
+//! A `rap serve` process that can be killed and restarted, and a fake tool server.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -25,21 +25,21 @@ mod process;
 
 use self::process::{Process, free_port};
 
-/// How long anything in a test may take before the test has failed.
+/// Maximum time to wait for an expected event.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// How often something is looked at that can not tell by itself.
-const LOOK_AGAIN: Duration = Duration::from_millis(15);
+/// Polling interval.
+const POLL_INTERVAL: Duration = Duration::from_millis(15);
 
 /// Waits until something holds.
 pub async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let began = Instant::now();
     while !holds().await {
-        assert!(began.elapsed() < PATIENCE, "never: {what}");
-        tokio::time::sleep(LOOK_AGAIN).await;
+        assert!(began.elapsed() < PATIENCE, "timed out waiting for {what}");
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// A tool server inside of the test.
+/// A fake tool server.
 pub struct Tools {
     pub url: String,
     pub invoked: mpsc::UnboundedReceiver<Value>,
@@ -51,12 +51,12 @@ struct Shared {
     url: String,
     mode: watch::Sender<Mode>,
     invoked: mpsc::UnboundedSender<Value>,
-    /// What the endpoint for answers says to the next ones; 200 when it is empty.
+    /// Status codes for the next answers of people; 200 when it is empty.
     answer_with: Mutex<VecDeque<u16>>,
     answers: Mutex<Vec<Value>>,
 }
 
-/// How invocations are acknowledged.
+/// Behaviour of the server for invocations.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     With(u16),
@@ -90,23 +90,23 @@ impl Tools {
         self.shared.mode.send_replace(mode);
     }
 
-    /// The next invocation, acknowledged or not.
+    /// Waits for the next invocation, acknowledged or not.
     pub async fn next(&mut self) -> Call {
         let next = tokio::time::timeout(PATIENCE, self.invoked.recv()).await;
         Call(next.expect("no invocation came").expect("the tools are gone"))
     }
 
-    /// What came and was not looked at.
+    /// Invocations that were received and not taken yet.
     pub fn pending(&mut self) -> Vec<Call> {
         std::iter::from_fn(|| self.invoked.try_recv().ok()).map(Call).collect()
     }
 
-    /// The next answers of people are refused so.
+    /// Refuses the next answers of people with these status codes.
     pub fn refuse_answers(&self, statuses: &[u16]) {
         self.shared.answer_with.lock().unwrap().extend(statuses);
     }
 
-    /// The answers of people so far, those that were refused included.
+    /// Answers of people so far, including refused ones.
     pub fn answers(&self) -> Vec<Value> {
         self.shared.answers.lock().unwrap().clone()
     }
@@ -130,7 +130,7 @@ async fn toolset(State(shared): State<Arc<Shared>>) -> axum::Json<Value> {
 
 async fn invoke(State(shared): State<Arc<Shared>>, body: Bytes) -> StatusCode {
     let mut mode = shared.mode.subscribe();
-    // A test that is over does not look any more.
+    // The receiver is gone when the test is over.
     shared.invoked.send(serde_json::from_slice(&body).unwrap()).ok();
     let mode = *mode.wait_for(|mode| *mode != Mode::Later).await.unwrap();
     let Mode::With(status) = mode else { unreachable!() };
@@ -149,7 +149,7 @@ async fn answer(
     StatusCode::from_u16(status).unwrap()
 }
 
-/// An invocation as it came in.
+/// A received invocation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call(pub Value);
 
@@ -176,7 +176,7 @@ impl Call {
         result
     }
 
-    /// An event for the thread itself.
+    /// An event that is handled in the thread itself.
     pub fn event(&self, text: &str) -> Value {
         let mut event = self.event_for_child(text);
         event["associative"] = json!(true);
@@ -196,7 +196,7 @@ impl Call {
     }
 }
 
-/// Where a runtime lives: its directory, its port, its settings. They outlive its processes.
+/// Directory, port and settings of a runtime. They outlive its processes.
 pub struct Home {
     dir: TempDir,
     port: u16,
@@ -234,7 +234,7 @@ impl Home {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The same behind a program that runs it, such as a shell with `exec "$0" "$@"`.
+    /// Runs it through another program, such as a shell with `exec "$0" "$@"`.
     pub fn command_by(&self, program: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(arguments).arg(env!("CARGO_BIN_EXE_rap"));
@@ -256,7 +256,7 @@ impl Home {
         Rap::spawn(self.command())
     }
 
-    /// What a process says that does not start.
+    /// Runs a process that has to fail at its start. Returns its log.
     pub fn refused(command: Command) -> String {
         Process::refused(command)
     }
@@ -266,7 +266,7 @@ impl Home {
     }
 }
 
-/// A process; it is killed when this is dropped.
+/// A process. It is killed on drop.
 pub struct Rap(Process);
 
 impl Rap {
@@ -287,7 +287,7 @@ impl Rap {
         until(&format!("{text:?} is logged"), || async { self.log().contains(text) }).await;
     }
 
-    /// kill -9, and waits until it is gone.
+    /// Kills it with SIGKILL and waits for its end.
     pub fn kill(mut self) {
         self.0.kill();
     }
@@ -300,20 +300,20 @@ impl Rap {
         self.0.ended().is_none()
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits for its end.
     pub async fn ended(&mut self) -> ExitStatus {
         let began = Instant::now();
         loop {
             if let Some(status) = self.0.ended() {
                 return status;
             }
-            assert!(began.elapsed() < PATIENCE, "it does not end:\n{}", self.log());
+            assert!(began.elapsed() < PATIENCE, "it did not end in time:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 }
 
-/// Speaks to a runtime as clients and tools do.
+/// HTTP client for the client API and the callback endpoint.
 #[derive(Clone)]
 pub struct Api {
     url: String,
@@ -329,7 +329,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// It was told to come back later, since nothing can be written.
+    /// True for a 503 because nothing can be written.
     pub fn is_unavailable(&self) -> bool {
         let code = &self.body["error"]["code"];
         self.status == 503 && self.retry_after == Some(Duration::from_secs(1)) && code == "store_unavailable"
@@ -338,7 +338,7 @@ impl Reply {
 
 impl Api {
     fn new(url: &str) -> Api {
-        // A connection that is kept would be one to a process that was killed.
+        // A pooled connection could belong to a killed process.
         let limits = ClientLimits {
             idle_per_host: 0,
             drain_bytes: 1 << 20,
@@ -348,7 +348,7 @@ impl Api {
         Api { url: url.to_owned(), client: Client::new(UrlPolicy::Local, limits) }
     }
 
-    /// POSTs to a path, or to a whole URL. No answer is no reply.
+    /// POSTs to a path or a full URL. `None` if there is no answer.
     pub async fn try_post(&self, to: &str, body: &Value) -> Option<Reply> {
         let url = if to.starts_with('/') { format!("{}{to}", self.url) } else { to.to_owned() };
         let sent = self.client.post_json(&url.parse().unwrap(), &[], body.to_string().into()).await.ok()?;
@@ -360,8 +360,8 @@ impl Api {
         self.try_post(to, body).await.unwrap_or_else(|| panic!("no answer to a POST to {to}"))
     }
 
-    /// POSTs as tools do: until it is accepted.
-    pub async fn insist(&self, to: &str, body: &Value) {
+    /// POSTs until the request is accepted.
+    pub async fn post_until_accepted(&self, to: &str, body: &Value) {
         until("it is accepted", || async {
             let Some(reply) = self.try_post(to, body).await else { return false };
             assert!(reply.status < 300 || reply.status >= 500, "{reply:?} to {body}");
@@ -402,7 +402,7 @@ impl Api {
         until(&format!("{thread} is {status}"), is).await;
     }
 
-    /// The whole history, page by page.
+    /// Reads the whole history page by page.
     pub async fn history(&self, thread: &str) -> Vec<Value> {
         let mut entries: Vec<Value> = Vec::new();
         loop {
@@ -417,7 +417,7 @@ impl Api {
         }
     }
 
-    /// What was said and what came back, in order, notices left out.
+    /// Texts of the history in order, without notices.
     pub async fn texts(&self, thread: &str) -> Vec<String> {
         let text = |entry: &Value| match entry["kind"].as_str().unwrap() {
             "notice" => None,
@@ -433,7 +433,7 @@ impl Api {
         until(&format!("{text:?} is in the history of {thread}"), said).await;
     }
 
-    /// Waits until it is on disk that the call was acknowledged.
+    /// Waits until the acknowledgement of the call is on disk.
     pub async fn until_acknowledged(&self, call: &Call) {
         until("the acknowledgement is noted", || async {
             let calls = self.get("/v1/calls?limit=1000").await.body;

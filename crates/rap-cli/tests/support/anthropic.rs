@@ -1,4 +1,4 @@
-//! A model's server as Anthropic's is: the test tells its answers and reads what it was asked.
+//! A fake Anthropic server: the test sets its answers and reads its requests.
 
 use std::ops::Deref;
 
@@ -9,7 +9,6 @@ use super::peer::{Peer, Reply};
 
 const PATH: &str = "/v1/messages";
 
-/// The server.
 pub struct AnthropicServer {
     peer: Peer,
 }
@@ -27,7 +26,7 @@ impl AnthropicServer {
         AnthropicServer { peer: Peer::start().await }
     }
 
-    /// The lines of `[model]`.
+    /// Lines for `[model]` in the configuration.
     pub fn lines(&self) -> String {
         format!(
             "provider = \"anthropic\"\nname = \"claude\"\napi_key = \"sk-ant-key\"\nbase_url = \"{}\"\nthinking = 1024",
@@ -39,13 +38,13 @@ impl AnthropicServer {
         self.answer_next(PATH, reply);
     }
 
-    /// The next answer: a thought and this text.
+    /// Sets the next answer: a thinking block and this text.
     pub fn says(&self, text: &str) {
         let (begin, end) = text.split_at(text.len() / 2);
         self.answer(whole(&[thought(), text_block(1, &[begin, end])].concat(), "end_turn"));
     }
 
-    /// The next answer: a thought and these calls at once, each an id, a name and arguments, which come in pieces.
+    /// Sets the next answer: a thinking block and these calls (id, name, arguments), streamed in pieces.
     pub fn calls(&self, calls: &[(&str, &str, Value)]) {
         let mut all = thought();
         for (index, (id, name, arguments)) in (1..).zip(calls) {
@@ -58,7 +57,7 @@ impl AnthropicServer {
         self.answer(whole(&all, "tool_use"));
     }
 
-    /// The next answer begins with this text and never ends.
+    /// Sets the next answer: it begins with this text and never ends.
     pub fn begins(&self, text: &str) {
         let mut begun = text_block(0, &[text]);
         begun.pop();
@@ -66,7 +65,7 @@ impl AnthropicServer {
         self.answer(Reply::Begin(stream(&begun).into()));
     }
 
-    /// The next question.
+    /// Waits for the next model request and returns its body.
     pub async fn question(&self) -> Value {
         self.next(PATH).await.body
     }
@@ -115,7 +114,7 @@ fn stream(events: &[Value]) -> String {
     events.iter().map(|data| format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap())).collect()
 }
 
-/// Each message in short: who says it, and its blocks.
+/// Formats each message of a request in one line: role and blocks.
 pub fn messages(question: &Value) -> Vec<String> {
     let block = |block: &Value| {
         let text = |key: &str| block[key].as_str().unwrap_or_default().to_owned();

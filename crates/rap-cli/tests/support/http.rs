@@ -1,4 +1,4 @@
-//! Requests written byte by byte, so that a test can also send what no proper client would.
+//! An HTTP client that writes raw bytes, so that a test can also send invalid requests.
 
 use std::io::{Error, ErrorKind};
 use std::time::Duration;
@@ -9,28 +9,28 @@ use tokio::net::TcpStream;
 
 use super::PATIENCE;
 
-/// What came back.
+/// A response.
 #[derive(Debug, Clone)]
 pub struct Answer {
     pub status: u16,
-    /// The lines of the head, in lower case.
+    /// Header lines in lower case.
     pub head: String,
-    /// The body, as JSON if it is that and as a string otherwise.
+    /// Body as JSON, or as a string if it is not JSON.
     pub body: Value,
 }
 
 impl Answer {
-    /// The code of an error, which stays the same whatever the sentence says.
+    /// Stable error code.
     pub fn code(&self) -> &str {
         self.body["error"]["code"].as_str().unwrap_or_else(|| panic!("no error: {self:?}"))
     }
 
-    /// The sentence of an error.
+    /// Error message.
     pub fn message(&self) -> &str {
         self.body["error"]["message"].as_str().unwrap_or_else(|| panic!("no error: {self:?}"))
     }
 
-    /// Status and code.
+    /// Status and error code.
     pub fn refusal(&self) -> (u16, &str) {
         (self.status, self.code())
     }
@@ -40,7 +40,7 @@ impl Answer {
         lines.into_iter().find(|(key, _)| *key == name).map(|(_, value)| value)
     }
 
-    /// What `Retry-After` asks for.
+    /// Value of `Retry-After`.
     pub fn retry_after(&self) -> Option<Duration> {
         self.header("retry-after").map(|seconds| Duration::from_secs(seconds.parse().unwrap()))
     }
@@ -58,12 +58,12 @@ impl Answer {
     }
 }
 
-/// Sends a request and reads the answer to its end. The headers come over those that belong to every request.
+/// Sends a request and reads the response. `headers` override the default ones.
 pub async fn send(method: &str, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
     attempt(method, url, headers, body).await.unwrap_or_else(|error| panic!("{method} {url}: {error}"))
 }
 
-/// The same, where perhaps nobody listens, or hangs up without an answer.
+/// Like [`send`], but fails if nothing listens or the connection is closed without a response.
 pub async fn attempt(
     method: &str,
     url: &str,
@@ -83,7 +83,7 @@ pub async fn attempt(
     let exchange = async {
         let mut stream = TcpStream::connect(host).await?;
         stream.write_all(request.as_bytes()).await?;
-        // Whoever answers early may not read it all, and a reset after the answer is as good an end as any.
+        // A server that responds early may not read the whole body and may reset the connection afterwards.
         stream.write_all(body).await.ok();
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await.ok();
@@ -96,7 +96,7 @@ pub async fn attempt(
     answer.unwrap_or_else(|_| panic!("{method} {host} was not answered"))
 }
 
-/// None if it has no end of a head.
+/// Parses a response. `None` if its header section is incomplete.
 fn read(bytes: &[u8]) -> Option<Answer> {
     let text = String::from_utf8_lossy(bytes);
     let (head, body) = text.split_once("\r\n\r\n")?;

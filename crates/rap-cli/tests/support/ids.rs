@@ -1,5 +1,5 @@
-//! Readable names for ids that the runtime makes. A call of the model is named by the model's own id (`call_1_1`), a
-//! synthetic one by its place among them (`rap_1`). Ids of the first release are short and name themselves.
+//! Readable names for the call ids of the runtime. A call of the model has the model's own id as its name (`call_1_1`), a
+//! synthetic one its number among the synthetic calls (`rap_1`). Ids of the first release are short and kept.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 pub struct Ids(Vec<(String, String)>);
 
 impl Ids {
-    /// The calls of a history.
+    /// Collects the calls of a history.
     pub fn of(history: &[Value]) -> Ids {
         let mut ids = Ids::default();
         ids.add(history);
@@ -22,7 +22,7 @@ impl Ids {
             let id = call["id"].as_str().unwrap().to_owned();
             let name = match call["model_id"].as_str() {
                 Some(name) => name.to_owned(),
-                None if !is_made(&id) => id.clone(),
+                None if !is_runtime_id(&id) => id.clone(),
                 None => {
                     made += 1;
                     format!("rap_{made}")
@@ -32,16 +32,16 @@ impl Ids {
                 self.0.push((id, name));
             }
         }
-        // An id may be the beginning of another.
+        // An id may be a prefix of another.
         self.0.sort_by_key(|(id, _)| std::cmp::Reverse(id.len()));
     }
 
-    /// A text with names instead of ids.
+    /// Replaces ids by names in a text.
     pub fn named(&self, text: &str) -> String {
         self.0.iter().fold(text.to_owned(), |text, (id, name)| text.replace(id, name))
     }
 
-    /// The same for every text of a document.
+    /// Replaces ids by names in every string of a document.
     pub fn named_in(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => Value::String(self.named(text)),
@@ -53,13 +53,13 @@ impl Ids {
         }
     }
 
-    /// The id of a name; the name itself if there is none.
+    /// Returns the id of a name; the name itself if it is unknown.
     pub fn id<'a>(&'a self, name: &'a str) -> &'a str {
         self.0.iter().find(|(_, known)| known == name).map_or(name, |(id, _)| id)
     }
 }
 
-/// A text with ids in short: `rap_7` is the seventh id of its thread.
+/// Shortens the ids in a text: `rap_7` is the seventh id of its thread.
 pub fn short(text: &str) -> String {
     const RANDOM: usize = 16;
     let mut parts = text.split("rap_");
@@ -73,8 +73,8 @@ pub fn short(text: &str) -> String {
     shortened
 }
 
-/// Whether an id has the form of those that the runtime makes, `rap_<16 hex digits>_<number>`.
-fn is_made(id: &str) -> bool {
+/// Returns true for an id of the runtime, `rap_<16 hex digits>_<number>`.
+fn is_runtime_id(id: &str) -> bool {
     let parts: Vec<&str> = id.split('_').collect();
     matches!(parts.as_slice(), ["rap", thread, _] if thread.len() == 16)
 }

@@ -1,4 +1,4 @@
-//! The real `rap serve` as a process of its own, and the tool servers and models that it talks to, which live in the test.
+//! Runs the real `rap serve` as a process, with tool servers and models inside the test process.
 
 #![allow(dead_code, unused_imports, reason = "each test program uses another part of this")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
@@ -20,18 +20,18 @@ use std::time::Duration;
 pub use self::rap::{Rap, Setup};
 pub use self::tools::Tools;
 
-/// How long anything in a test may take before the test has failed.
+/// Maximum time that a test waits for an expected event.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Looks again and again, where nothing tells that it has happened.
-pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
+/// Polls until `poll` returns a value.
+pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut poll: impl FnMut() -> F) -> T {
     let seen = async {
         loop {
-            if let Some(seen) = look().await {
+            if let Some(seen) = poll().await {
                 return seen;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("never: {what}"))
+    tokio::time::timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("timed out waiting for {what}"))
 }

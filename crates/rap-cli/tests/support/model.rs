@@ -1,4 +1,4 @@
-//! A model's server as OpenAI's is: the test tells its answers and reads what it was asked.
+//! A fake OpenAI server: the test sets its answers and reads its requests.
 
 use std::ops::Deref;
 
@@ -9,7 +9,6 @@ use super::peer::{Peer, Reply};
 
 const PATH: &str = "/v1/chat/completions";
 
-/// The server.
 pub struct ModelServer {
     peer: Peer,
 }
@@ -27,7 +26,7 @@ impl ModelServer {
         ModelServer { peer: Peer::start().await }
     }
 
-    /// The lines of `[model]`.
+    /// Lines for `[model]` in the configuration.
     pub fn lines(&self) -> String {
         self.lines_with_key("sk-key")
     }
@@ -40,18 +39,18 @@ impl ModelServer {
         self.answer_next(PATH, reply);
     }
 
-    /// The next answer: this text, in pieces.
+    /// Sets the next answer: this text, streamed in pieces.
     pub fn says(&self, text: &str) {
         let (begin, end) = text.split_at(text.len() / 2);
         self.answer(stream(&[delta(json!({"content": begin})), delta(json!({"content": end}))], "stop"));
     }
 
-    /// The same, to a prompt that has so many tokens.
+    /// Like [`ModelServer::says`], with this number of prompt tokens in the usage.
     pub fn says_to(&self, read: u64, text: &str) {
         self.answer(stream_with_usage(&[delta(json!({"content": text}))], "stop", read));
     }
 
-    /// The next answer: these calls at once, each an id, a name and arguments, which come in pieces.
+    /// Sets the next answer: these calls (id, name, arguments), streamed in pieces.
     pub fn calls(&self, calls: &[(&str, &str, Value)]) {
         let mut chunks = Vec::new();
         for (index, (id, name, _)) in calls.iter().enumerate() {
@@ -70,12 +69,12 @@ impl ModelServer {
         self.answer(stream(&chunks, "tool_calls"));
     }
 
-    /// The next question.
+    /// Waits for the next model request and returns its body.
     pub async fn question(&self) -> Value {
         self.next(PATH).await.body
     }
 
-    /// The messages of the next question in short.
+    /// Waits for the next model request and returns its messages, one line each.
     pub async fn messages(&self) -> Vec<String> {
         messages(&self.question().await)
     }
@@ -101,7 +100,7 @@ fn stream_with_usage(chunks: &[Value], finish: &str, read: u64) -> Reply {
     Reply::Full(200, Some(("content-type", "text/event-stream".into())), body.into())
 }
 
-/// Role and content of each message, or the calls that it makes, or the call that it answers.
+/// Formats each message of a request in one line: role and content, its calls, or the call that it answers.
 pub fn messages(question: &Value) -> Vec<String> {
     let line = |message: &Value| {
         let role = message["role"].as_str().unwrap();

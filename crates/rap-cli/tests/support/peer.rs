@@ -1,4 +1,4 @@
-//! A server inside of the test: it records every request and answers as it was told.
+//! A fake HTTP server: it records every request and gives the replies that the test has set.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -18,33 +18,33 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::PATIENCE;
 
-/// A request as it came in.
+/// A received request.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct Request {
     pub method: Method,
     pub path: String,
     pub headers: HeaderMap,
     pub raw: Bytes,
-    /// The body, if it is JSON.
+    /// Body as JSON; null if it is not JSON.
     pub body: Value,
     pub at: Instant,
 }
 
-impl Asked {
+impl Request {
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(|value| value.to_str().unwrap())
     }
 }
 
-/// How a request is answered.
+/// Reply to a request.
 #[derive(Debug, Clone)]
 pub enum Reply {
     Status(u16),
-    /// With a body, and a header or none.
+    /// Status, optional header and body.
     Full(u16, Option<(&'static str, String)>, Bytes),
-    /// Not at all; the connection stays open.
+    /// No reply; the connection stays open.
     Hang,
-    /// With the begin of a stream that never ends.
+    /// The first bytes of a stream that never ends.
     Begin(Bytes),
 }
 
@@ -56,8 +56,8 @@ impl Reply {
 
 #[derive(Default)]
 struct Record {
-    /// What came, and whether the test has looked at it.
-    asked: Vec<(Asked, bool)>,
+    /// Received requests, each with a flag that says whether the test has taken it.
+    requests: Vec<(Request, bool)>,
     next: HashMap<String, VecDeque<Reply>>,
     always: HashMap<String, Reply>,
 }
@@ -73,7 +73,6 @@ impl Stage {
     }
 }
 
-/// The server.
 pub struct Peer {
     pub url: String,
     address: SocketAddr,
@@ -96,73 +95,79 @@ impl Peer {
         self.task = Some(tokio::spawn(serve(listener, router)));
     }
 
-    /// Connections break, and nobody listens there any more.
+    /// Closes all connections and stops listening.
     pub async fn stop(&mut self) {
         let task = self.task.take().unwrap();
         task.abort();
         assert!(task.await.unwrap_err().is_cancelled());
     }
 
-    /// Listens again, where it was before.
+    /// Listens again on the same address.
     pub async fn start_again(&mut self) {
         let listener = TcpListener::bind(self.address).await.unwrap();
         self.serve(listener);
     }
 
-    /// The next request for a path is answered so, after those that were told before.
+    /// Queues a reply to the next request for a path.
     pub fn answer_next(&self, path: &str, reply: Reply) {
         self.stage.record().next.entry(path.into()).or_default().push_back(reply);
     }
 
-    /// Requests for a path are answered so, unless something was told for the next ones.
+    /// Sets the reply to requests for a path that have no queued reply.
     pub fn answer_always(&self, path: &str, reply: Reply) {
         self.stage.record().always.insert(path.into(), reply);
     }
 
-    /// How many requests for a path there were.
+    /// Number of requests for a path so far.
     pub fn count(&self, path: &str) -> usize {
-        self.stage.record().asked.iter().filter(|(asked, _)| asked.path == path).count()
+        self.stage.record().requests.iter().filter(|(request, _)| request.path == path).count()
     }
 
     /// All requests for a path, in order.
-    pub fn all(&self, path: &str) -> Vec<Asked> {
+    pub fn all(&self, path: &str) -> Vec<Request> {
         let record = self.stage.record();
-        record.asked.iter().filter(|(asked, _)| asked.path == path).map(|(asked, _)| asked.clone()).collect()
+        record
+            .requests
+            .iter()
+            .filter(|(request, _)| request.path == path)
+            .map(|(request, _)| request.clone())
+            .collect()
     }
 
-    fn take(&self, path: &str) -> Option<Asked> {
+    fn take(&self, path: &str) -> Option<Request> {
         let mut record = self.stage.record();
-        let (asked, seen) = record.asked.iter_mut().find(|(asked, seen)| !seen && asked.path == path)?;
+        let (request, seen) =
+            record.requests.iter_mut().find(|(request, seen)| !seen && request.path == path)?;
         *seen = true;
-        let mut asked = asked.clone();
+        let mut request = request.clone();
         drop(record);
-        // A notification names the call as the model does, if it was sent here before.
-        if let Some(id) = asked.body["tool_call_id"].as_str() {
-            asked.body["tool_call_id"] = Value::String(self.name_of(id));
+        // Replace the call id in a notification by the model's id, if the call was sent to this server.
+        if let Some(id) = request.body["tool_call_id"].as_str() {
+            request.body["tool_call_id"] = Value::String(self.name_of(id));
         }
-        Some(asked)
+        Some(request)
     }
 
-    /// The id that the model gave a call which was sent here; the id itself for any other.
+    /// Returns the model's id of a call that was sent to this server; the id itself for any other.
     pub fn name_of(&self, id: &str) -> String {
         let record = self.stage.record();
-        let call = record.asked.iter().find(|(asked, _)| asked.body["id"] == id);
-        let name = call.and_then(|(asked, _)| asked.body["call_id"].as_str());
+        let call = record.requests.iter().find(|(request, _)| request.body["id"] == id);
+        let name = call.and_then(|(request, _)| request.body["call_id"].as_str());
         name.unwrap_or(id).to_owned()
     }
 
-    /// The next request for a path that the test has not looked at.
-    pub async fn next(&self, path: &str) -> Asked {
+    /// Waits for the next request for a path that the test has not taken yet.
+    pub async fn next(&self, path: &str) -> Request {
         let mut arrivals = self.stage.arrivals.subscribe();
         let next = async {
             loop {
-                if let Some(asked) = self.take(path) {
-                    return asked;
+                if let Some(request) = self.take(path) {
+                    return request;
                 }
                 arrivals.changed().await.unwrap();
             }
         };
-        tokio::time::timeout(PATIENCE, next).await.unwrap_or_else(|_| panic!("nothing came for {path}"))
+        tokio::time::timeout(PATIENCE, next).await.unwrap_or_else(|_| panic!("no request for {path}"))
     }
 }
 
@@ -177,8 +182,8 @@ async fn answer(
     let body = serde_json::from_slice(&raw).unwrap_or(Value::Null);
     let reply = {
         let mut record = stage.record();
-        let asked = Asked { method, path: path.clone(), headers, raw, body, at: Instant::now() };
-        record.asked.push((asked, false));
+        let request = Request { method, path: path.clone(), headers, raw, body, at: Instant::now() };
+        record.requests.push((request, false));
         let next = record.next.get_mut(&path).and_then(VecDeque::pop_front);
         next.or_else(|| record.always.get(&path).cloned()).unwrap_or(Reply::Status(200))
     };
@@ -200,7 +205,7 @@ async fn answer(
     response.body(Body::from(body)).unwrap()
 }
 
-/// Unlike axum's, its connections end with it.
+/// Serves until it is dropped. Unlike with axum's `serve`, the connections are closed then.
 async fn serve(listener: TcpListener, router: Router) {
     let mut connections = JoinSet::new();
     loop {

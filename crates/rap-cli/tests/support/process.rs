@@ -1,4 +1,4 @@
-//! `rap serve` as a process: it listens when it is here, and is killed when this is dropped.
+//! A `rap serve` process. It listens when `start` returns, and is killed on drop.
 
 #![allow(dead_code, reason = "each test program uses another part of this")]
 
@@ -8,10 +8,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Ports below those that the system gives away, so that one that was given up for a moment is free again.
+/// Range of ports below the ephemeral ports, so that the system does not assign one while its server restarts.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
 
-/// A port that nobody else has, now or while its server is started again.
+/// Returns a port that no other process of the tests uses, also while its server restarts.
 pub fn free_port() -> u16 {
     let first = (std::process::id() % 400) as u16 * 25;
     loop {
@@ -29,7 +29,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it and waits until it listens.
+    /// Starts the process and waits until it listens.
     pub fn start(mut command: Command) -> Process {
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
@@ -51,7 +51,7 @@ impl Process {
         Process { child, address, log }
     }
 
-    /// What one says that does not start.
+    /// Runs a process that has to fail at its start. Returns its log.
     pub fn refused(mut command: Command) -> String {
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut said = String::new();
@@ -65,7 +65,7 @@ impl Process {
         said
     }
 
-    /// Where it listens.
+    /// Address that it listens on.
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -74,7 +74,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Everything it has logged so far.
+    /// Log so far.
     pub fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
@@ -84,17 +84,17 @@ impl Process {
         assert!(kill.unwrap().success());
     }
 
-    /// How it has ended, if it has.
+    /// Exit status; `None` while it runs.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// Waits until it has ended.
+    /// Waits for its end.
     pub fn wait(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }
 
-    /// kill -9, and waits until it is gone.
+    /// Kills it with SIGKILL and waits for its end.
     pub fn kill(&mut self) {
         if self.ended().is_none() {
             self.child.kill().unwrap();

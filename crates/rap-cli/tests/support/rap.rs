@@ -1,4 +1,4 @@
-//! The process, and what a client can ask it.
+//! A running `rap serve` and a client for it.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::peer::Peer;
 use super::process::Process;
 use super::until;
 
-/// What a runtime is started with.
+/// Configuration of a runtime.
 #[derive(Debug, Clone, Default)]
 pub struct Setup {
     server: String,
@@ -44,14 +44,14 @@ impl Setup {
         self
     }
 
-    /// The token for the tool server that was added last.
+    /// Sets the token for the tool server that was added last.
     #[must_use]
     pub fn bearer(mut self, token: &str) -> Setup {
         self.tool_servers.push_str(&format!("bearer = {token:?}\n"));
         self
     }
 
-    /// Clients have to show this token, and these do.
+    /// Requires a client token. The client of this test sends it.
     #[must_use]
     pub fn token(mut self, token: &str) -> Setup {
         self.server.push_str(&format!("tokens = [{token:?}]\n"));
@@ -59,21 +59,21 @@ impl Setup {
         self
     }
 
-    /// A line of `[server]`.
+    /// Adds a line to `[server]`.
     #[must_use]
     pub fn server(mut self, line: &str) -> Setup {
         self.server.push_str(&format!("{line}\n"));
         self
     }
 
-    /// A line of `[limits]`.
+    /// Adds a line to `[limits]`.
     #[must_use]
     pub fn limit(mut self, line: &str) -> Setup {
         self.limits.push_str(&format!("{line}\n"));
         self
     }
 
-    /// The lines of `[model]`.
+    /// Sets the lines of `[model]`.
     #[must_use]
     pub fn model(mut self, lines: &str) -> Setup {
         lines.clone_into(&mut self.model);
@@ -97,18 +97,18 @@ impl Setup {
         format!("[server]\n{server}[model]\n{model}\n{agents}{tool_servers}[limits]\n{limits}")
     }
 
-    /// Starts it on a port that the system picks, with a new database.
+    /// Starts the runtime on a free port, with a new database.
     pub fn start(self) -> Rap {
         self.start_in(tempfile::tempdir().unwrap())
     }
 
-    /// The same in a directory that may hold a database already.
+    /// Starts the runtime in a directory that may contain a database.
     pub fn start_in(self, directory: TempDir) -> Rap {
         fs::write(directory.path().join("rap.toml"), self.text()).unwrap();
         Rap::spawn(self, directory, "127.0.0.1:0")
     }
 
-    /// The same, with a scenario for the scripted model.
+    /// Starts the runtime with a scenario for the scripted model.
     pub fn start_with_script(self, script: &str) -> Rap {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("script.toml"), script).unwrap();
@@ -118,7 +118,7 @@ impl Setup {
     }
 }
 
-/// The runtime at work. It is killed when this is dropped.
+/// A running runtime. It is killed on drop.
 pub struct Rap {
     pub url: String,
     setup: Setup,
@@ -127,7 +127,7 @@ pub struct Rap {
 }
 
 impl Rap {
-    /// With one tool server and the usual limits.
+    /// Starts a runtime with one tool server and default limits.
     pub fn start(tools: &Peer) -> Rap {
         Setup::new().tools(tools).start()
     }
@@ -143,7 +143,7 @@ impl Rap {
         Rap { url: format!("http://{}", process.address()), setup, directory: Some(directory), process }
     }
 
-    /// kill -9, and a new process with the same database at the same address.
+    /// Kills the process with SIGKILL and starts a new one with the same database and address.
     #[must_use]
     pub fn restarted(mut self) -> Rap {
         self.process.kill();
@@ -151,7 +151,7 @@ impl Rap {
         Rap::spawn(self.setup.clone(), directory, self.url.trim_start_matches("http://"))
     }
 
-    /// The same, but for some time there is no process.
+    /// Like [`Rap::restarted`], with a pause between the two processes.
     #[must_use]
     pub fn restarted_after(mut self, pause: Duration) -> Rap {
         self.process.kill();
@@ -159,14 +159,14 @@ impl Rap {
         self.restarted()
     }
 
-    /// SIGTERM, and a new process as soon as the old one has ended in order.
+    /// Stops the process with SIGTERM and starts a new one.
     #[must_use]
     pub fn stopped_and_started(mut self) -> Rap {
         self.stop();
         self.restarted()
     }
 
-    /// SIGTERM; how long it took to end in order.
+    /// Stops the process with SIGTERM. Returns how long that took.
     pub fn stop(&mut self) -> Duration {
         self.process.signal("TERM");
         let began = Instant::now();
@@ -177,35 +177,35 @@ impl Rap {
     /// CPU time that the process has used.
     pub fn cpu_time(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap();
-        // Behind the name, which may contain anything: fields 14 and 15 in hundredths of a second.
+        // The process name may contain anything, so fields are counted after it: 14 and 15, in hundredths of a second.
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
         let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
         Duration::from_millis(ticks * 10)
     }
 
-    /// Where its files are.
+    /// Directory of its files.
     pub fn directory(&self) -> &Path {
         self.directory.as_ref().unwrap().path()
     }
 
-    /// What its database says to this.
+    /// Runs an SQL query that returns one number.
     pub fn number(&self, sql: &str) -> i64 {
         let (file, flags) = (self.directory().join("rap.db"), OpenFlags::SQLITE_OPEN_READ_ONLY);
         let database = Connection::open_with_flags(file, flags).unwrap();
         database.query_row(sql, [], |row| row.get(0)).unwrap()
     }
 
-    /// How many rows a table of its database has.
+    /// Number of rows in a table of its database.
     pub fn rows(&self, table: &str) -> i64 {
         self.number(&format!("SELECT count(*) FROM {table}"))
     }
 
-    /// Everything it has printed so far, which is not the log.
+    /// Output on stdout so far, which is not the log.
     pub fn stdout(&self) -> String {
         fs::read_to_string(self.directory().join("stdout")).unwrap()
     }
 
-    /// What a command says that talks to it: its stdout, then its stderr.
+    /// Runs a client command. Returns its exit code and its stdout followed by its stderr.
     pub fn command(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rap"));
         command.args(arguments).env_clear().env("RAP_URL", &self.url).stdin(Stdio::null());
@@ -215,7 +215,7 @@ impl Rap {
         (output.status.code(), text.concat())
     }
 
-    /// Everything it has logged so far.
+    /// Log so far.
     pub fn log(&self) -> String {
         self.process.log()
     }
@@ -234,7 +234,7 @@ impl Rap {
         self.send("GET", path, &headers, b"").await
     }
 
-    /// A path may name a call of a thread instead of its id.
+    /// POSTs JSON. The path may contain the name of a call instead of its id.
     pub async fn post(&self, path: &str, body: &Value) -> Answer {
         let parts: Vec<&str> = path.split('/').collect();
         let named = match parts.as_slice() {
@@ -251,7 +251,7 @@ impl Rap {
         self.send("POST", path, &headers, body.to_string().as_bytes()).await
     }
 
-    /// A new thread to which this was said.
+    /// Creates a thread with a first message.
     pub async fn open(&self, message: &str) -> String {
         let thread = self.post("/v1/threads", &json!({"message": message})).await.expect(201);
         thread["id"].as_str().unwrap().to_owned()
@@ -261,17 +261,18 @@ impl Rap {
         self.post(&format!("/v1/threads/{thread}/messages"), &json!({"text": text})).await.expect(202);
     }
 
-    pub async fn say_so(&self, thread: &str, text: &str, on_busy: &str) -> Answer {
+    /// Sends a message with this `on_busy`.
+    pub async fn say_on_busy(&self, thread: &str, text: &str, on_busy: &str) -> Answer {
         let body = json!({"text": text, "on_busy": on_busy});
         self.post(&format!("/v1/threads/{thread}/messages"), &body).await
     }
 
-    /// Something without a body, such as `close`.
-    pub async fn order(&self, thread: &str, order: &str) -> Answer {
-        self.post(&format!("/v1/threads/{thread}/{order}"), &Value::Null).await
+    /// POSTs to a path below the thread without a body, such as `close`.
+    pub async fn act(&self, thread: &str, action: &str) -> Answer {
+        self.post(&format!("/v1/threads/{thread}/{action}"), &Value::Null).await
     }
 
-    /// The ids of a thread's calls and their names. A thread that cannot be read has none.
+    /// Ids and names of a thread's calls. Empty if the thread cannot be read.
     pub async fn ids(&self, thread: &str) -> Ids {
         let history = self.get(&format!("/v1/threads/{thread}/history?limit=1000")).await;
         if history.status != 200 {
@@ -280,30 +281,30 @@ impl Rap {
         Ids::of(history.expect(200)["entries"].as_array().unwrap())
     }
 
-    /// The id of a call.
+    /// Id of the call with this name.
     pub async fn call(&self, thread: &str, name: &str) -> String {
         self.ids(thread).await.id(name).to_owned()
     }
 
     pub async fn close(&self, thread: &str) {
-        self.order(thread, "close").await.expect(202);
+        self.act(thread, "close").await.expect(202);
     }
 
-    /// A thread, with names of its calls instead of ids.
+    /// Returns the thread, with call names instead of ids.
     pub async fn thread(&self, thread: &str) -> Value {
         let found = self.get(&format!("/v1/threads/{thread}")).await.expect(200);
         self.ids(thread).await.named_in(&found)
     }
 
-    /// Looks until the thread is as it should be.
+    /// Polls the thread until the condition holds.
     pub async fn until(&self, thread: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
         let seen = until(what, async || Some(self.thread(thread).await).filter(|thread| is(thread)));
         let name = thread;
         match tokio::time::timeout(super::PATIENCE / 2, seen).await {
             Ok(thread) => thread,
             Err(_) => {
-                let (thread, story) = (self.thread(name).await, self.story(name).await.join("\n"));
-                panic!("never {what}: {thread}\n{story}\n{}", self.log());
+                let (thread, transcript) = (self.thread(name).await, self.transcript(name).await.join("\n"));
+                panic!("timed out waiting for {what}: {thread}\n{transcript}\n{}", self.log());
             }
         }
     }
@@ -316,16 +317,16 @@ impl Rap {
         self.until_status(thread, "idle").await
     }
 
-    /// Looks until a line of the story is this one.
+    /// Polls the transcript until it contains this line.
     pub async fn until_line(&self, thread: &str, line: &str) {
         let seen =
-            until(line, async || self.story(thread).await.iter().any(|told| told == line).then_some(()));
+            until(line, async || self.transcript(thread).await.iter().any(|told| told == line).then_some(()));
         if tokio::time::timeout(super::PATIENCE / 2, seen).await.is_err() {
-            panic!("no line {line:?} in:\n{}\n{}", self.story(thread).await.join("\n"), self.log());
+            panic!("no line {line:?} in:\n{}\n{}", self.transcript(thread).await.join("\n"), self.log());
         }
     }
 
-    /// The history as the API gives it.
+    /// Returns the history as the API gives it.
     pub async fn raw_history(&self, thread: &str) -> Vec<Value> {
         let history = self.get(&format!("/v1/threads/{thread}/history?limit=1000")).await.expect(200);
         history["entries"].as_array().unwrap().clone()
@@ -338,18 +339,18 @@ impl Rap {
         history.iter().map(|entry| ids.named_in(entry)).collect()
     }
 
-    /// The history in short, a line for each thing that was said, called or returned.
-    pub async fn story(&self, thread: &str) -> Vec<String> {
+    /// Returns the history as lines of text, one for each message, call and result.
+    pub async fn transcript(&self, thread: &str) -> Vec<String> {
         self.history(thread).await.iter().flat_map(lines).collect()
     }
 
-    /// The rows of a listing such as `calls`, as the API gives them.
+    /// Returns the rows of a listing such as `calls`, as the API gives them.
     pub async fn raw_listing(&self, name: &str) -> Vec<Value> {
         let rows = self.get(&format!("/v1/{name}")).await.expect(200);
         rows.as_object().unwrap().values().find_map(Value::as_array).unwrap().clone()
     }
 
-    /// The rows of a listing, with names of calls instead of ids.
+    /// Returns the rows of a listing, with call names instead of ids.
     pub async fn listing(&self, name: &str) -> Vec<Value> {
         let rows = self.raw_listing(name).await;
         let mut ids = Ids::default();
@@ -361,13 +362,13 @@ impl Rap {
         rows.iter().map(|row| ids.named_in(row)).collect()
     }
 
-    /// The children of a thread, closed ones too.
+    /// Returns the children of a thread, including closed ones.
     pub async fn children(&self, thread: &str) -> Vec<Value> {
         let threads = self.get(&format!("/v1/threads?parent={thread}")).await.expect(200);
         threads["threads"].as_array().unwrap().clone()
     }
 
-    /// The id of a thread's first child, as soon as there is one.
+    /// Waits for the first child of a thread and returns its id.
     pub async fn child(&self, thread: &str) -> String {
         let child = until("a child", async || self.children(thread).await.into_iter().next()).await;
         child["id"].as_str().unwrap().to_owned()

@@ -1,4 +1,4 @@
-//! Tool servers of the examples as processes.
+//! Runs the example tool servers as processes.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-/// A tool server. It is killed when this is dropped.
+/// A tool server process. It is killed on drop.
 pub struct Server {
     pub url: String,
     child: Child,
@@ -14,7 +14,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// rap-tool's example with one tool of each kind.
+    /// Starts the rap-tool example with one tool of each kind.
     pub fn kitchen_sink(environment: &[(&str, &str)]) -> Server {
         let mut path = std::env::current_exe().unwrap();
         path.pop();
@@ -26,7 +26,7 @@ impl Server {
         Server::start(command, environment)
     }
 
-    /// The example in plain Python.
+    /// Starts the example in plain Python.
     pub fn python(environment: &[(&str, &str)]) -> Server {
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/python-tool/tool.py");
         let mut command = Command::new("python3");

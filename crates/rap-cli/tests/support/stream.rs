@@ -1,4 +1,4 @@
-//! A reader of the event stream.
+//! Reads the event stream of a thread.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,6 @@ use super::{PATIENCE, Rap};
 /// Larger than any event of these tests.
 const EVENT_BYTES: usize = 64 * 1024 * 1024;
 
-/// A stream that is open.
 pub struct Stream {
     streaming: Streaming,
     parser: Parser,
@@ -20,14 +19,14 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Begins behind an entry. Fails if nobody answers.
+    /// Opens a stream after an entry. `None` if nothing answers.
     pub async fn open(rap: &Rap, path: &str, after: Option<u64>) -> Option<Stream> {
         let after = after.map(|after| after.to_string());
         let headers: Vec<_> = after.iter().map(|after| ("last-event-id", after.as_str())).collect();
         Stream::open_with(rap, path, &headers).await
     }
 
-    /// The same, with these headers.
+    /// Opens a stream with these headers.
     pub async fn open_with(rap: &Rap, path: &str, headers: &[(&'static str, &str)]) -> Option<Stream> {
         let url = format!("{}{path}", rap.url).parse().unwrap();
         let header = |(name, value): &(&'static str, &str)| {
@@ -40,12 +39,12 @@ impl Stream {
         Some(Stream { streaming, parser: Parser::new(EVENT_BYTES), ready: VecDeque::new() })
     }
 
-    /// Of a thread, from its beginning.
+    /// Opens the stream of a thread from its beginning.
     pub async fn of(rap: &Rap, thread: &str) -> Stream {
         Stream::open(rap, &format!("/v1/threads/{thread}/events"), None).await.unwrap()
     }
 
-    /// The next event; none when the stream has ended or broken.
+    /// Returns the next event; `None` if the stream has ended or failed.
     pub async fn next(&mut self) -> Option<Event> {
         let next = async {
             loop {
@@ -56,17 +55,17 @@ impl Stream {
                 self.ready.extend(self.parser.push(&chunk).into_iter().map(|event| event.unwrap()));
             }
         };
-        tokio::time::timeout(PATIENCE, next).await.expect("the stream is silent")
+        tokio::time::timeout(PATIENCE, next).await.expect("no event in time")
     }
 
-    /// The next event, which has to be of this kind; its data.
+    /// Returns the data of the next event, which must have this name.
     pub async fn expect(&mut self, name: &str) -> Value {
         let event = self.next().await.unwrap_or_else(|| panic!("it ended before {name}"));
         assert_eq!(event.name, name, "{}", event.data);
         data(&event)
     }
 
-    /// Passes over events until there is one of this kind.
+    /// Skips events until one has this name. Returns its data.
     pub async fn until(&mut self, name: &str) -> Value {
         loop {
             let event = self.next().await.unwrap_or_else(|| panic!("it ended before {name}"));

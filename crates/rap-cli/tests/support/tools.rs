@@ -1,23 +1,22 @@
-//! A tool server that does nothing by itself: the test reads what it was sent and speaks for it.
+//! A fake tool server: the test reads its invocations and posts the callbacks.
 
 use std::ops::{Deref, DerefMut};
 
 use serde_json::{Value, json};
 
 use super::http::{self, Answer};
-use super::peer::{Asked, Peer, Reply};
+use super::peer::{Peer, Reply, Request};
 
 pub const DISCOVERY: &str = "/.well-known/rap-toolset";
 pub const INVOKE: &str = "/invoke";
 pub const CLOSE: &str = "/close_thread";
 pub const CANCEL: &str = "/cancel_tool_call";
 
-/// A tool that takes anything.
+/// A tool that accepts any arguments.
 pub fn tool(name: &str) -> Value {
     json!({"name": name, "description": format!("Does {name}."), "inputSchema": {"type": "object"}})
 }
 
-/// The tool server.
 pub struct Tools {
     peer: Peer,
 }
@@ -37,34 +36,34 @@ impl DerefMut for Tools {
 }
 
 impl Tools {
-    /// A server `bench` with the tools `work` and `watch`.
+    /// Starts a server `bench` with the tools `work` and `watch`.
     pub async fn start() -> Tools {
         Tools::offering("bench", &["work", "watch"]).await
     }
 
-    /// A server with these tools, which take anything.
+    /// Starts a server with these tools, which accept any arguments.
     pub async fn offering(name: &str, names: &[&str]) -> Tools {
         let tools = Tools { peer: Peer::start().await };
         tools.offer(tools.document(name, "1", names.iter().map(|name| tool(name)).collect()));
         tools
     }
 
-    /// A discovery document with the endpoint of this server.
+    /// Returns a discovery document with the endpoint of this server.
     pub fn document(&self, name: &str, version: &str, tools: Vec<Value>) -> Value {
         json!({"name": name, "version": version, "endpoint": format!("{}{INVOKE}", self.url), "tools": tools})
     }
 
-    /// What discovery answers from now on.
+    /// Sets the discovery document.
     pub fn offer(&self, document: Value) {
         self.answer_always(DISCOVERY, Reply::json(&document));
     }
 
-    /// The next invocation.
+    /// Waits for the next invocation.
     pub async fn invocation(&self) -> Call {
-        Call { asked: self.next(INVOKE).await }
+        Call { request: self.next(INVOKE).await }
     }
 
-    /// The next invocations, by the order of their names.
+    /// Waits for the next invocations, sorted by name.
     pub async fn invocations(&self, count: usize) -> Vec<Call> {
         let mut calls = Vec::new();
         for _ in 0..count {
@@ -74,7 +73,7 @@ impl Tools {
         calls
     }
 
-    /// The bodies of the notifications for a path, in any order.
+    /// Waits for notifications and returns their bodies, sorted.
     pub async fn notified(&self, path: &str, count: usize) -> Vec<Value> {
         let mut bodies = Vec::new();
         for _ in 0..count {
@@ -84,24 +83,24 @@ impl Tools {
     }
 }
 
-/// An invocation, and the voice of its tool.
+/// An invocation, with methods to post its callbacks.
 #[derive(Debug, Clone)]
 pub struct Call {
-    pub asked: Asked,
+    pub request: Request,
 }
 
 impl Call {
     fn field(&self, name: &str) -> &str {
-        self.asked.body[name].as_str().unwrap_or_else(|| panic!("no {name} in {}", self.asked.body))
+        self.request.body[name].as_str().unwrap_or_else(|| panic!("no {name} in {}", self.request.body))
     }
 
     pub fn id(&self) -> &str {
         self.field("id")
     }
 
-    /// The id that the model gave it; the id itself for a call of the first release.
+    /// The model's id of the call; the runtime's id for a call of the first release.
     pub fn name(&self) -> &str {
-        self.asked.body["call_id"].as_str().unwrap_or_else(|| self.id())
+        self.request.body["call_id"].as_str().unwrap_or_else(|| self.id())
     }
 
     pub fn thread(&self) -> &str {
@@ -113,7 +112,7 @@ impl Call {
     }
 
     pub fn arguments(&self) -> &Value {
-        &self.asked.body["arguments"]
+        &self.request.body["arguments"]
     }
 
     pub fn result(&self, text: &str) -> Value {
@@ -138,7 +137,7 @@ impl Call {
         json!({"type": "oauth", "group_id": self.thread(), "id": self.id(), "auth_url": auth_url})
     }
 
-    /// A question with the choices `red` and `green`; whoever dismisses it takes `green`.
+    /// A question with the choices `red` and `green`; the default is `green`.
     pub fn question(&self, response_url: &str) -> Value {
         json!({
             "type": "user_choice",
@@ -163,7 +162,7 @@ impl Call {
         http::post_with(self.url(), headers, body).await
     }
 
-    /// Posts what has to be accepted.
+    /// Posts a callback that has to be accepted.
     pub async fn says(&self, body: &Value) {
         let answer = self.post(body).await;
         assert_eq!(answer.status, 200, "{} was answered {}", body, answer.body);
@@ -178,7 +177,7 @@ impl Call {
     }
 }
 
-/// The same with other fields.
+/// Returns the body with these fields replaced.
 pub fn with(mut body: Value, more: Value) -> Value {
     let fields = body.as_object_mut().unwrap();
     fields.extend(more.as_object().unwrap().clone());

@@ -1,40 +1,40 @@
-//! What was said between the checker and an implementation, without what must not be seen.
+//! Requests and answers between the checker and an implementation, without secrets.
 
 use rap_protocol::{Secret, redact};
 use serde::Serialize;
 use serde_json::Value;
 use url::Url;
 
-/// How much of a body is shown, in characters.
+/// Maximum number of characters of a body that are shown.
 const BODY_CHARS: usize = 1_200;
 
-/// A request and its answer.
+/// Request and its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Exchange {
-    /// What was asked.
-    pub request: Shown,
-    /// What was answered.
-    pub answer: Shown,
+    /// Request.
+    pub request: RedactedMessage,
+    /// Answer.
+    pub answer: RedactedMessage,
 }
 
-/// One side of an exchange, as it may be seen: URLs end after their host, but for a toolset's `endpoint`.
+/// Request or answer without secrets: every URL is cut off after its host, except a toolset's `endpoint`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Shown {
-    /// Method and path, or status.
+pub struct RedactedMessage {
+    /// Method and path of a request, or status of an answer.
     pub head: String,
-    /// The body.
+    /// Body, truncated. Empty if there is none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub body: String,
 }
 
 impl Exchange {
-    /// A request with its answer.
-    pub fn new(request: Shown, answer: Shown) -> Exchange {
+    /// Creates an exchange.
+    pub fn new(request: RedactedMessage, answer: RedactedMessage) -> Exchange {
         Exchange { request, answer }
     }
 
-    /// The same without a secret, wherever it stands.
-    pub fn hide(mut self, secret: &Secret) -> Exchange {
+    /// Replaces every occurrence of a secret by `…`.
+    pub fn redact(mut self, secret: &Secret) -> Exchange {
         let secret = secret.expose();
         if !secret.is_empty() {
             let Exchange { request, answer } = &mut self;
@@ -46,15 +46,15 @@ impl Exchange {
     }
 }
 
-impl Shown {
-    /// A head and a body.
-    pub fn new(head: impl Into<String>, body: &[u8]) -> Shown {
-        Shown { head: without_urls(&head.into()), body: cut(&body_text(body)) }
+impl RedactedMessage {
+    /// Creates a message from its head and its body.
+    pub fn new(head: impl Into<String>, body: &[u8]) -> RedactedMessage {
+        RedactedMessage { head: without_urls(&head.into()), body: cut(&body_text(body)) }
     }
 
-    /// A head alone, as of an answer that did not come.
-    pub fn head(head: impl Into<String>) -> Shown {
-        Shown::new(head, b"")
+    /// Creates a message without a body, for example for an answer that never arrived.
+    pub fn head(head: impl Into<String>) -> RedactedMessage {
+        RedactedMessage::new(head, b"")
     }
 }
 
@@ -79,7 +79,7 @@ fn hide_urls(value: &mut Value, key: &str) {
     }
 }
 
-/// The text with its URLs cut off after the host: the rest may be a capability.
+/// Cuts off every URL in a text after its host, because the rest may be a capability.
 fn without_urls(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;

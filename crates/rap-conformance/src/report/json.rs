@@ -1,21 +1,21 @@
-//! A report for programs.
+//! The report as JSON.
 
 use serde_json::{Value, json};
 
-use super::{Outcome, Report, Standing, Strictness, Verdict};
+use super::{Outcome, Report, RequirementResult, Strictness, Verdict};
 
 impl Report {
-    /// The report as one JSON object.
+    /// Returns the report as one JSON object.
     pub fn to_json(&self, strictness: Strictness) -> Value {
         let requirements: Vec<Value> = self
-            .standings()
-            .map(|(requirement, standing)| {
+            .requirement_results()
+            .map(|(requirement, result)| {
                 let probes: Vec<&str> =
-                    self.about(requirement.id).map(|outcome| outcome.probe.name).collect();
-                let (result, why) = match standing {
-                    Standing::Pass => ("pass", None),
-                    Standing::Fail => ("fail", None),
-                    Standing::NotObservable { why } => ("not_observable", Some(why)),
+                    self.outcomes_for(requirement.id).map(|outcome| outcome.probe.name).collect();
+                let (result, why) = match result {
+                    RequirementResult::Pass => ("pass", None),
+                    RequirementResult::Fail => ("fail", None),
+                    RequirementResult::NotObservable { why } => ("not_observable", Some(why)),
                 };
                 let mut row = json!({
                     "id": requirement.id, "level": requirement.level, "who": requirement.who,

@@ -1,14 +1,14 @@
-//! A report for CI servers: one test case for each requirement.
+//! The report as JUnit XML for CI servers: one test case for each requirement.
 //!
-//! JUnit knows no warnings: a SHOULD that is not met is skipped with a message unless the run is strict.
+//! JUnit has no warnings. Unless the run is strict, an unmet SHOULD is a skipped test case with a message.
 
 use std::fmt::Write;
 
-use super::{Count, Report, Standing, Strictness, Verdict};
+use super::{Count, Report, RequirementResult, Strictness, Verdict};
 use crate::requirements::Requirement;
 
 impl Report {
-    /// The report in the XML of JUnit.
+    /// Returns the report as JUnit XML.
     pub fn to_junit(&self, strictness: Strictness) -> String {
         let Count { passed, failed_must, failed_should, not_observable } = self.count();
         let (failures, warnings) = match strictness {
@@ -22,10 +22,10 @@ impl Report {
             warnings + not_observable,
             self.took.as_secs_f64()
         );
-        let name = format!("rap check {} {}", self.subject.word(), escape(&self.target));
+        let name = format!("rap check {} {}", self.subject.name(), escape(&self.target));
         line(&mut xml, &format!("<testsuites {counts}>\n<testsuite name=\"{name}\" {counts}>"));
-        for (requirement, standing) in self.standings() {
-            self.case(&mut xml, requirement, &standing, strictness);
+        for (requirement, result) in self.requirement_results() {
+            self.case(&mut xml, requirement, &result, strictness);
         }
         line(&mut xml, "</testsuite>\n</testsuites>");
         xml
@@ -35,23 +35,23 @@ impl Report {
         &self,
         xml: &mut String,
         requirement: &Requirement,
-        standing: &Standing<'_>,
+        result: &RequirementResult<'_>,
         strictness: Strictness,
     ) {
         let Requirement { id, level, text, .. } = requirement;
-        let class = format!("rap.{}.{}", self.subject.word(), level.to_string().replace(' ', "_"));
+        let class = format!("rap.{}.{}", self.subject.name(), level.to_string().replace(' ', "_"));
         line(xml, &format!("<testcase classname=\"{class}\" name=\"{id} {}\">", escape(text)));
-        match standing {
-            Standing::Pass => {}
-            Standing::Fail if level.is_must() || strictness == Strictness::Strict => {
-                let story = escape(&self.story(id));
-                line(xml, &format!("<failure message=\"{level} {id} is not met\">{story}</failure>"));
+        match result {
+            RequirementResult::Pass => {}
+            RequirementResult::Fail if level.is_must() || strictness == Strictness::Strict => {
+                let text = escape(&self.failure_text(id));
+                line(xml, &format!("<failure message=\"{level} {id} is not met\">{text}</failure>"));
             }
-            Standing::Fail => {
+            RequirementResult::Fail => {
                 let what = escape(&self.what_failed(id).join("; "));
                 line(xml, &format!("<skipped message=\"warning: {level} {id} is not met: {what}\"/>"));
             }
-            Standing::NotObservable { why } => {
+            RequirementResult::NotObservable { why } => {
                 line(xml, &format!("<skipped message=\"not observable: {}\"/>", escape(why)));
             }
         }
@@ -59,26 +59,26 @@ impl Report {
     }
 
     fn what_failed(&self, id: &str) -> Vec<&str> {
-        let failed = self.about(id).filter_map(|outcome| match &outcome.verdict {
+        let failed = self.outcomes_for(id).filter_map(|outcome| match &outcome.verdict {
             Verdict::Fail { what, .. } => Some(what.as_str()),
             _ => None,
         });
         failed.collect()
     }
 
-    fn story(&self, id: &str) -> String {
-        let mut story = String::new();
-        for outcome in self.about(id) {
+    fn failure_text(&self, id: &str) -> String {
+        let mut text = String::new();
+        for outcome in self.outcomes_for(id) {
             if let Verdict::Fail { what, exchanges } = &outcome.verdict {
-                line(&mut story, &format!("{}: {what}", outcome.probe.name));
+                line(&mut text, &format!("{}: {what}", outcome.probe.name));
                 for exchange in exchanges {
                     for (mark, side) in [(">", &exchange.request), ("<", &exchange.answer)] {
-                        line(&mut story, &format!("{mark} {} {}", side.head, side.body));
+                        line(&mut text, &format!("{mark} {} {}", side.head, side.body));
                     }
                 }
             }
         }
-        story
+        text
     }
 }
 
@@ -86,7 +86,7 @@ fn line(text: &mut String, more: &str) {
     writeln!(text, "{more}").expect("bug: writing to a string does not fail");
 }
 
-/// What XML can not hold at all is left out.
+/// Escapes a text for XML. Characters that XML does not permit are replaced by U+FFFD.
 fn escape(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {

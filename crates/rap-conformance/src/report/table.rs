@@ -1,10 +1,11 @@
-//! A report for people: what failed and how, what could not be seen and why, and each requirement.
+//! The report as text: all requirements, then the failures with their exchanges, then the reasons why requirements
+//! could not be observed.
 
 use std::fmt::Write;
 
 use anstyle::{AnsiColor, Effects, Style};
 
-use super::{Count, Exchange, Outcome, Report, Shown, Standing, Strictness, Verdict};
+use super::{Count, Exchange, Outcome, RedactedMessage, Report, RequirementResult, Strictness, Verdict};
 use crate::requirements::Requirement;
 
 const BOLD: Style = Style::new().effects(Effects::BOLD);
@@ -13,37 +14,37 @@ const RED: Style = AnsiColor::Red.on_default();
 const YELLOW: Style = AnsiColor::Yellow.on_default();
 const GREEN: Style = AnsiColor::Green.on_default();
 
-/// The width of what stands before a requirement's text.
+/// Width of the columns before a requirement's text.
 const BEFORE_TEXT: usize = 36;
 
 impl Report {
-    /// The report as text with the escape codes of a terminal; whoever prints it elsewhere takes them away.
-    /// Lines of the table are cut to the width; without one, nothing is.
+    /// Returns the report as text with ANSI escape codes. The caller has to strip them if the output is not a terminal.
+    /// Rows of the table are truncated to `width` characters; `None` means no truncation.
     pub fn to_table(&self, strictness: Strictness, width: Option<usize>) -> String {
         let mut text = String::new();
         let out = &mut text;
-        line(out, &format!("rap check {} {}\n", self.subject.word(), plain(&self.target)));
+        line(out, &format!("rap check {} {}\n", self.subject.name(), plain(&self.target)));
         line(out, &format!("{BOLD}{:<6}  {:<10}  {:<14}  REQUIREMENT{BOLD:#}", "ID", "LEVEL", "RESULT"));
-        for (requirement, standing) in self.standings() {
-            let (style, result) = shown(requirement, &standing, strictness);
+        for (requirement, result) in self.requirement_results() {
+            let (style, result) = style_and_label(requirement, &result, strictness);
             let Requirement { id, level, text, .. } = requirement;
             let text = cut(text, width.map(|width| width.saturating_sub(BEFORE_TEXT)));
             line(out, &format!("{id:<6}  {level:<10}  {style}{result:<14}{style:#}  {text}"));
         }
         self.failures(out, strictness);
-        self.hidden(out);
+        self.unobserved(out);
         line(out, "");
         line(out, &self.summary(strictness));
         text
     }
 
-    /// One line on how many requirements stand how.
+    /// Returns one line with the number of requirements by result.
     pub fn summary(&self, strictness: Strictness) -> String {
         let Count { passed, failed_must, failed_should, not_observable } = self.count();
-        let (style, word) = if self.is_good(strictness) { (GREEN, "good") } else { (RED, "not good") };
+        let (style, label) = if self.is_good(strictness) { (GREEN, "good") } else { (RED, "not good") };
         format!(
-            "{style}{word}{style:#}: {passed} requirements pass, {failed_must} MUST and {failed_should} SHOULD \
-             fail, {not_observable} can not be observed; {} probes in {:.1} s",
+            "{style}{label}{style:#}: {passed} requirements pass, {failed_must} MUST and {failed_should} SHOULD \
+             fail, {not_observable} cannot be observed; {} probes in {:.1} s",
             self.outcomes.len(),
             self.took.as_secs_f64()
         )
@@ -53,17 +54,20 @@ impl Report {
         for Outcome { probe, verdict, .. } in &self.outcomes {
             let Verdict::Fail { what, exchanges } = verdict else { continue };
             let must = probe.requirements.iter().filter_map(|id| crate::requirements::find(id));
-            let reading = probe.requirements.is_empty();
-            let strict = strictness == Strictness::Strict && !reading;
-            let wrong = strict || must.clone().any(|found| found.level.is_must());
-            let (style, word) = if wrong { (RED, "fail") } else { (YELLOW, "warning") };
+            let is_interpretation = probe.requirements.is_empty();
+            let strict = strictness == Strictness::Strict && !is_interpretation;
+            let is_failure = strict || must.clone().any(|found| found.level.is_must());
+            let (style, label) = if is_failure { (RED, "fail") } else { (YELLOW, "warning") };
             line(out, "");
-            line(out, &format!("{style}{word}{style:#} {BOLD}{}{BOLD:#}: {}", probe.name, probe.checks));
+            line(out, &format!("{style}{label}{style:#} {BOLD}{}{BOLD:#}: {}", probe.name, probe.checks));
             for requirement in must {
                 line(out, &format!("  {} {}: {}", requirement.id, requirement.level, requirement.text));
             }
-            if reading {
-                line(out, "  no requirement: this project's reading of what the specification leaves open");
+            if is_interpretation {
+                line(
+                    out,
+                    "  no requirement: this project's interpretation of a point that the specification leaves open",
+                );
             }
             line(out, &format!("  {style}{}{style:#}", plain(what)));
             for Exchange { request, answer } in exchanges {
@@ -73,16 +77,16 @@ impl Report {
         }
     }
 
-    fn hidden(&self, out: &mut String) {
-        let hidden = self.standings().filter_map(|(requirement, standing)| match standing {
-            Standing::NotObservable { why } => Some((requirement, why)),
+    fn unobserved(&self, out: &mut String) {
+        let unobserved = self.requirement_results().filter_map(|(requirement, result)| match result {
+            RequirementResult::NotObservable { why } => Some((requirement, why)),
             _ => None,
         });
-        let hidden: Vec<_> = hidden.collect();
-        if !hidden.is_empty() {
+        let unobserved: Vec<_> = unobserved.collect();
+        if !unobserved.is_empty() {
             line(out, &format!("\n{BOLD}Not observable{BOLD:#}: neither passed nor failed"));
         }
-        for (requirement, why) in hidden {
+        for (requirement, why) in unobserved {
             line(
                 out,
                 &format!("  {:<6}  {:<10}  {DIM}{}{DIM:#}", requirement.id, requirement.level, plain(why)),
@@ -91,25 +95,27 @@ impl Report {
     }
 }
 
-fn shown(
+fn style_and_label(
     requirement: &Requirement,
-    standing: &Standing<'_>,
+    result: &RequirementResult<'_>,
     strictness: Strictness,
 ) -> (Style, &'static str) {
-    match standing {
-        Standing::Pass => (GREEN, "pass"),
-        Standing::Fail if requirement.level.is_must() || strictness == Strictness::Strict => (RED, "fail"),
-        Standing::Fail => (YELLOW, "warning"),
-        Standing::NotObservable { .. } => (DIM, "not observable"),
+    match result {
+        RequirementResult::Pass => (GREEN, "pass"),
+        RequirementResult::Fail if requirement.level.is_must() || strictness == Strictness::Strict => {
+            (RED, "fail")
+        }
+        RequirementResult::Fail => (YELLOW, "warning"),
+        RequirementResult::NotObservable { .. } => (DIM, "not observable"),
     }
 }
 
-fn side(out: &mut String, mark: &str, shown: &Shown) {
+fn side(out: &mut String, mark: &str, shown: &RedactedMessage) {
     let body = if shown.body.is_empty() { String::new() } else { format!(" {}", plain(&shown.body)) };
     line(out, &format!("    {mark} {}{body}", plain(&shown.head)));
 }
 
-/// On one line, without anything that moves a cursor.
+/// Replaces control characters by spaces, so that the text is one line and cannot move the cursor.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -4,11 +4,11 @@ use serde_json::json;
 
 const MUST: Probe = Probe { name: "one", requirements: &["TC-04", "TC-05"], checks: "One thing." };
 const SHOULD: Probe = Probe { name: "two", requirements: &["TC-09"], checks: "Another thing." };
-/// It can only show that it is not so.
-const PARTLY: Probe = Probe { name: "three", requirements: &["TC-10"], checks: "Some of a thing." };
+/// Covers a requirement that is listed as unobservable: it can fail it, but not pass it.
+const PARTIAL: Probe = Probe { name: "three", requirements: &["TC-10"], checks: "Some of a thing." };
 
-/// It is about no requirement.
-const READING: Probe = Probe { name: "four", requirements: &[], checks: "What is left open." };
+/// Covers no requirement.
+const INTERPRETATION: Probe = Probe { name: "four", requirements: &[], checks: "An open point." };
 
 fn report(outcomes: &[(&'static Probe, Verdict)]) -> Report {
     let mut report = Report::new(Subject::Tool, "a server", &[("TC-10", "it takes days")]);
@@ -19,31 +19,40 @@ fn report(outcomes: &[(&'static Probe, Verdict)]) -> Report {
 }
 
 fn failed() -> Verdict {
-    let request = Shown::new("POST /close_thread", br#"{"thread_id": "t"}"#);
-    Verdict::fail("it answered <500>", vec![Exchange::new(request, Shown::head("500"))])
+    let request = RedactedMessage::new("POST /close_thread", br#"{"thread_id": "t"}"#);
+    Verdict::fail("it answered <500>", vec![Exchange::new(request, RedactedMessage::head("500"))])
 }
 
-fn standing<'a>(report: &'a Report, id: &str) -> Standing<'a> {
-    report.standings().find(|(requirement, _)| requirement.id == id).unwrap().1
+fn result_of<'a>(report: &'a Report, id: &str) -> RequirementResult<'a> {
+    report.requirement_results().find(|(requirement, _)| requirement.id == id).unwrap().1
 }
 
 #[test]
 fn a_requirement_passes_only_if_a_probe_passed_and_none_failed() {
-    let hidden = || Verdict::not_observable("nothing was seen");
-    let passed = report(&[(&MUST, Verdict::Pass), (&MUST, hidden())]);
-    assert_eq!(standing(&passed, "TC-04"), Standing::Pass);
-    assert_eq!(standing(&report(&[(&MUST, Verdict::Pass), (&MUST, failed())]), "TC-04"), Standing::Fail);
-    let unseen = report(&[(&MUST, hidden())]);
-    assert_eq!(standing(&unseen, "TC-04"), Standing::NotObservable { why: "nothing was seen" });
-    assert_eq!(standing(&unseen, "TC-10"), Standing::NotObservable { why: "it takes days" });
-    assert_eq!(standing(&unseen, "TC-09"), Standing::NotObservable { why: "no probe is about it" });
-    let partly = report(&[(&PARTLY, Verdict::Pass)]);
-    assert_eq!(standing(&partly, "TC-10"), Standing::NotObservable { why: "it takes days" });
-    assert_eq!(standing(&report(&[(&PARTLY, failed())]), "TC-10"), Standing::Fail);
+    let not_observable = || Verdict::not_observable("nothing was observed");
+    let passed = report(&[(&MUST, Verdict::Pass), (&MUST, not_observable())]);
+    assert_eq!(result_of(&passed, "TC-04"), RequirementResult::Pass);
+    assert_eq!(
+        result_of(&report(&[(&MUST, Verdict::Pass), (&MUST, failed())]), "TC-04"),
+        RequirementResult::Fail
+    );
+    let unobserved = report(&[(&MUST, not_observable())]);
+    assert_eq!(
+        result_of(&unobserved, "TC-04"),
+        RequirementResult::NotObservable { why: "nothing was observed" }
+    );
+    assert_eq!(result_of(&unobserved, "TC-10"), RequirementResult::NotObservable { why: "it takes days" });
+    assert_eq!(
+        result_of(&unobserved, "TC-09"),
+        RequirementResult::NotObservable { why: "no probe covers this requirement" }
+    );
+    let partial = report(&[(&PARTIAL, Verdict::Pass)]);
+    assert_eq!(result_of(&partial, "TC-10"), RequirementResult::NotObservable { why: "it takes days" });
+    assert_eq!(result_of(&report(&[(&PARTIAL, failed())]), "TC-10"), RequirementResult::Fail);
 }
 
 #[test]
-fn a_failed_must_is_bad_and_a_failed_should_only_where_it_is_strict() {
+fn a_failed_should_counts_only_in_strict_mode() {
     let table = [(Verdict::Pass, Verdict::Pass, true, true), (Verdict::Pass, failed(), true, false)];
     for (must, should, lenient, strict) in table.into_iter().chain([(failed(), Verdict::Pass, false, false)])
     {
@@ -54,17 +63,17 @@ fn a_failed_must_is_bad_and_a_failed_should_only_where_it_is_strict() {
 }
 
 #[test]
-fn what_is_only_a_reading_is_told_and_never_counts() {
-    let report = report(&[(&MUST, Verdict::Pass), (&READING, failed())]);
+fn a_failed_interpretation_is_reported_and_never_counts() {
+    let report = report(&[(&MUST, Verdict::Pass), (&INTERPRETATION, failed())]);
     assert!(report.is_good(Strictness::Strict));
     let table = report.to_table(Strictness::Strict, None);
-    assert!(table.contains("warning") && table.contains("this project's reading"), "{table}");
+    assert!(table.contains("warning") && table.contains("this project's interpretation"), "{table}");
     let json = report.to_json(Strictness::Strict);
     assert_eq!((&json["good"], &json["probes"][1]["result"]), (&json!(true), &json!("fail")));
 }
 
 #[test]
-fn the_three_forms_say_the_same() {
+fn table_json_and_junit_show_the_same_results() {
     let report = report(&[(&MUST, Verdict::Pass), (&SHOULD, failed())]);
     let table = report.to_table(Strictness::Lenient, None);
     assert!(table.contains("2 requirements pass, 0 MUST and 1 SHOULD fail"), "{table}");
@@ -84,7 +93,7 @@ fn the_three_forms_say_the_same() {
 }
 
 #[test]
-fn an_exchange_shows_no_capability() {
+fn an_exchange_shows_no_callback_url_and_no_secret() {
     let body = json!({
         "callback_url": "http://127.0.0.1:7/callback/s3cret",
         "response_url": "s3cret",
@@ -92,12 +101,12 @@ fn an_exchange_shows_no_capability() {
         "text": "see https://user:s3cret@id.example.com/s3cret?s3cret#s3cret.",
         "more": [{"auth_url": "http://h/s3cret"}],
     });
-    let shown = Shown::new("POST http://h/s3cret", &serde_json::to_vec(&body).unwrap());
-    let broken = Shown::new("200", b"{\"auth_url\": \"http://h/s3cret\", ");
-    let exchange = Exchange::new(shown, broken).hide(&Secret::new("t0ken"));
+    let shown = RedactedMessage::new("POST http://h/s3cret", &serde_json::to_vec(&body).unwrap());
+    let broken = RedactedMessage::new("200", b"{\"auth_url\": \"http://h/s3cret\", ");
+    let exchange = Exchange::new(shown, broken).redact(&Secret::new("t0ken"));
     let all = format!("{exchange:?}");
     assert!(!all.contains("s3cret"), "{all}");
     assert!(all.contains("http://h/invoke") && all.contains("https://id.example.com/…"), "{all}");
-    let echoed = Exchange::new(Shown::head("x"), Shown::new("401", b"you said t0ken"));
-    assert_eq!(echoed.hide(&Secret::new("t0ken")).answer.body, "you said …");
+    let echoed = Exchange::new(RedactedMessage::head("x"), RedactedMessage::new("401", b"you said t0ken"));
+    assert_eq!(echoed.redact(&Secret::new("t0ken")).answer.body, "you said …");
 }

@@ -1,102 +1,102 @@
-//! One crash for all probes that are about it: each sets its scene up, the runtime is killed and started again once, and
-//! each goes on to see what became of it.
+//! One crash that all crash probes share. Each probe sets up its scenario, the runtime is killed and restarted once,
+//! and then each probe checks its part of the state.
 
 use std::future::Future;
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-use super::Host;
+use super::RuntimeHost;
 
-/// How far the probes are, and the runtime with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
-    /// Scenes are set up.
-    Before,
-    /// All are set up: whoever has something to say in the last moment says it.
-    Last,
-    /// The runtime is up again.
-    After,
+enum CrashPhase {
+    /// Probes set up their scenarios.
+    Setup,
+    /// All scenarios are set up. Probes do what has to happen immediately before the crash.
+    BeforeKill,
+    /// The runtime has been restarted.
+    Restarted,
 }
 
-/// The crash.
+/// Coordinates the probes and the restart of the runtime.
 #[derive(Debug)]
 pub(crate) struct Crash {
-    stage: watch::Sender<Stage>,
-    /// How many probes are still to come to the crash, and to their last words.
-    missing: watch::Sender<(usize, usize)>,
-    trouble: Mutex<Option<String>>,
+    phase: watch::Sender<CrashPhase>,
+    /// Number of probes that have not finished their setup, and number that have not finished their last action.
+    pending: watch::Sender<(usize, usize)>,
+    restart_error: Mutex<Option<String>>,
 }
 
-/// A probe's place in the crash. Dropping it gives it up, so that nobody waits for a probe that has failed.
-pub(crate) struct Place<'a> {
+/// A probe that takes part in the crash. Dropping it counts as finished, so that the others do not wait for a failed probe.
+pub(crate) struct Participant<'a> {
     crash: &'a Crash,
-    arrived: bool,
-    spoken: bool,
+    is_set_up: bool,
+    is_ready: bool,
 }
 
 impl Crash {
-    pub(crate) fn of(probes: usize) -> Crash {
+    pub(crate) fn new(probes: usize) -> Crash {
         Crash {
-            stage: watch::Sender::new(Stage::Before),
-            missing: watch::Sender::new((probes, probes)),
-            trouble: Mutex::default(),
+            phase: watch::Sender::new(CrashPhase::Setup),
+            pending: watch::Sender::new((probes, probes)),
+            restart_error: Mutex::default(),
         }
     }
 
-    pub(crate) fn place(&self) -> Place<'_> {
-        Place { crash: self, arrived: false, spoken: false }
+    pub(crate) fn participant(&self) -> Participant<'_> {
+        Participant { crash: self, is_set_up: false, is_ready: false }
     }
 
-    async fn reached(&self, stage: Stage) {
-        // The sender lives as long as this.
-        self.stage.subscribe().wait_for(|now| *now >= stage).await.ok();
+    async fn wait_for_phase(&self, phase: CrashPhase) {
+        // The sender cannot be dropped while `self` is borrowed, so this does not fail.
+        self.phase.subscribe().wait_for(|now| *now >= phase).await.ok();
     }
 
-    /// Kills and starts the runtime when everybody is there.
-    pub(crate) async fn happen(&self, host: &dyn Host) {
-        self.missing.subscribe().wait_for(|(arriving, _)| *arriving == 0).await.ok();
-        self.stage.send_replace(Stage::Last);
-        self.missing.subscribe().wait_for(|(_, speaking)| *speaking == 0).await.ok();
+    /// Kills and restarts the runtime when all probes are ready.
+    pub(crate) async fn run(&self, host: &dyn RuntimeHost) {
+        self.pending.subscribe().wait_for(|(in_setup, _)| *in_setup == 0).await.ok();
+        self.phase.send_replace(CrashPhase::BeforeKill);
+        self.pending.subscribe().wait_for(|(_, not_ready)| *not_ready == 0).await.ok();
         if let Err(error) = host.restart().await {
-            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+            *self.restart_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
         }
-        self.stage.send_replace(Stage::After);
+        self.phase.send_replace(CrashPhase::Restarted);
     }
 
-    /// Why the runtime did not come back.
-    pub(crate) fn trouble(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Error of the restart; `None` if the runtime is running again.
+    pub(crate) fn restart_error(&self) -> Option<String> {
+        self.restart_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl Place<'_> {
-    /// Waits for the others, does what is to be done in the last moment, and comes back when the runtime is up again.
-    pub(crate) async fn pass<T>(mut self, last: impl Future<Output = T>) -> T {
-        self.arrive();
-        self.crash.reached(Stage::Last).await;
-        let said = last.await;
-        self.speak();
-        self.crash.reached(Stage::After).await;
-        said
+impl Participant<'_> {
+    /// Waits until all probes are set up, runs `last_action` immediately before the crash, and returns its output after
+    /// the restart.
+    pub(crate) async fn wait_for_restart<T>(mut self, last_action: impl Future<Output = T>) -> T {
+        self.set_up();
+        self.crash.wait_for_phase(CrashPhase::BeforeKill).await;
+        let output = last_action.await;
+        self.set_ready();
+        self.crash.wait_for_phase(CrashPhase::Restarted).await;
+        output
     }
 
-    fn arrive(&mut self) {
-        if !std::mem::replace(&mut self.arrived, true) {
-            self.crash.missing.send_modify(|(arriving, _)| *arriving -= 1);
+    fn set_up(&mut self) {
+        if !std::mem::replace(&mut self.is_set_up, true) {
+            self.crash.pending.send_modify(|(in_setup, _)| *in_setup -= 1);
         }
     }
 
-    fn speak(&mut self) {
-        if !std::mem::replace(&mut self.spoken, true) {
-            self.crash.missing.send_modify(|(_, speaking)| *speaking -= 1);
+    fn set_ready(&mut self) {
+        if !std::mem::replace(&mut self.is_ready, true) {
+            self.crash.pending.send_modify(|(_, not_ready)| *not_ready -= 1);
         }
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Participant<'_> {
     fn drop(&mut self) {
-        self.arrive();
-        self.speak();
+        self.set_up();
+        self.set_ready();
     }
 }

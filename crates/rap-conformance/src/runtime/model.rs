@@ -1,8 +1,7 @@
-//! The model: it does what the marks in its prompt tell it, and shows what the runtime put into the prompt.
+//! The scripted model: it runs the steps whose markers are in its prompt, and gives probes access to the prompts.
 //!
-//! It has no memory. Its answer follows from the prompt alone: every mark that something said, returned or happened
-//! brings, and that no assistant message shows as done, is done now. So a question that is asked twice, after a crash
-//! or because somebody spoke in between, is answered the same way twice.
+//! The model has no state. It runs the step of every marker that is in a user message or a result of the prompt and not
+//! yet in an assistant message. Therefore a request that is repeated, for example after a crash, gets the same answer.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -11,28 +10,28 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::gate::Gate;
-use super::stage::{Asked, Mark, Reply, Stage};
-use super::tools::MARK;
-use crate::{Exchange, Shown};
+use super::latch::Latch;
+use super::mock_server::{Marker, MockServer, RecordedRequest, Reply};
+use super::tools::MARKER;
+use crate::{Exchange, RedactedMessage};
 
-/// The built-in tool by which the model ends a subscription.
+/// Built-in tool by which the model cancels a subscription.
 pub(crate) const CANCEL_SUBSCRIPTION: &str = "cancel_subscription";
-/// How many messages at the end of a prompt a report shows.
-const SHOWN: usize = 8;
+/// Number of messages at the end of a prompt that a report shows.
+const SHOWN_MESSAGES: usize = 8;
 
-/// What the model does about a mark.
+/// Answer of the model to a marker.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Step {
+pub(crate) struct ScriptedStep {
     pub(crate) text: String,
     pub(crate) calls: Vec<ModelCall>,
-    /// Holds the answer back.
-    pub(crate) gate: Option<Gate>,
-    /// First the question is refused with these.
-    pub(crate) refusals: VecDeque<u16>,
+    /// Holds the answer back until it is released.
+    pub(crate) latch: Option<Latch>,
+    /// Error statuses with which the first requests are answered.
+    pub(crate) error_statuses: VecDeque<u16>,
 }
 
-/// A call as the model makes it.
+/// Call in an answer of the model.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelCall {
     pub(crate) id: String,
@@ -40,60 +39,60 @@ pub(crate) struct ModelCall {
     pub(crate) arguments: Value,
 }
 
-/// A call in a prompt with what follows it.
+/// Call in a prompt, with its results.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Told {
+pub(crate) struct PromptCall {
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) arguments: Value,
     pub(crate) results: Vec<String>,
 }
 
-impl Told {
-    /// The mark in its arguments. A synthetic call has that of the call it echoes.
-    pub(crate) fn mark(&self) -> &str {
-        self.arguments[MARK].as_str().unwrap_or_default()
+impl PromptCall {
+    /// Marker in the arguments. A synthetic call has the marker of the call that it echoes.
+    pub(crate) fn marker(&self) -> &str {
+        self.arguments[MARKER].as_str().unwrap_or_default()
     }
 }
 
-/// What the model was asked.
+/// Messages and tools of a model request.
 #[derive(Debug, Clone)]
 pub(crate) struct Prompt {
     messages: Vec<Value>,
     tools: Vec<Value>,
 }
 
-/// A request that brought a prompt.
+/// Recorded request to the model.
 #[derive(Debug, Clone)]
-pub(crate) struct Question(Arc<Asked>);
+pub(crate) struct ModelRequest(Arc<RecordedRequest>);
 
-impl Deref for Question {
+impl Deref for ModelRequest {
     type Target = Prompt;
 
     fn deref(&self) -> &Prompt {
-        self.0.prompt.as_ref().expect("bug: a question has a prompt")
+        self.0.prompt.as_ref().expect("bug: a model request has a prompt")
     }
 }
 
-impl Question {
-    pub(crate) fn of(asked: Arc<Asked>) -> Option<Question> {
-        asked.prompt.is_some().then_some(Question(asked))
+impl ModelRequest {
+    pub(crate) fn of(request: Arc<RecordedRequest>) -> Option<ModelRequest> {
+        request.prompt.is_some().then_some(ModelRequest(request))
     }
 
-    /// When it came.
+    /// Time of arrival.
     pub(crate) fn at(&self) -> Instant {
         self.0.at
     }
 
-    /// The end of the prompt, which is what matters.
+    /// The exchange, with the last messages of the prompt.
     pub(crate) fn exchange(&self) -> Exchange {
         let messages = &self.messages;
-        let end = &messages[messages.len().saturating_sub(SHOWN)..];
+        let end = &messages[messages.len().saturating_sub(SHOWN_MESSAGES)..];
         let shown = json!({"messages": end}).to_string();
         let answer = &self.0.reply;
         Exchange::new(
-            Shown::new(format!("POST {}", self.0.path), shown.as_bytes()),
-            Shown::new(answer.status.to_string(), &answer.body),
+            RedactedMessage::new(format!("POST {}", self.0.path), shown.as_bytes()),
+            RedactedMessage::new(answer.status.to_string(), &answer.body),
         )
     }
 }
@@ -104,53 +103,53 @@ impl Prompt {
         Prompt { messages: list("messages"), tools: list("tools") }
     }
 
-    /// The parameters of a tool that the model was offered.
+    /// Parameters of a tool; `None` if the tool is not offered to the model.
     pub(crate) fn offered(&self, name: &str) -> Option<&Value> {
         let found = self.tools.iter().find(|tool| tool["function"]["name"] == name)?;
         Some(&found["function"]["parameters"])
     }
 
-    /// Whether any tool is offered: runtimes ask for titles and summaries without.
+    /// Returns true if any tool is offered. Runtimes request titles and summaries without tools.
     pub(crate) fn is_turn(&self) -> bool {
         !self.tools.is_empty()
     }
 
-    /// How many messages that are not the model's own hold these words.
-    pub(crate) fn count(&self, words: &str) -> usize {
-        self.heard().filter(|message| text(message).contains(words)).count()
+    /// Number of user messages and results that contain a text.
+    pub(crate) fn count(&self, needle: &str) -> usize {
+        self.inputs().filter(|message| text(message).contains(needle)).count()
     }
 
-    pub(crate) fn has(&self, words: &str) -> bool {
-        self.count(words) > 0
+    pub(crate) fn has(&self, needle: &str) -> bool {
+        self.count(needle) > 0
     }
 
-    /// What was said, returned or happened.
-    fn heard(&self) -> impl Iterator<Item = &Value> {
+    /// User messages and results.
+    fn inputs(&self) -> impl Iterator<Item = &Value> {
         self.messages.iter().filter(|message| message["role"] == "user" || message["role"] == "tool")
     }
 
-    /// Every mark, whoever brought it.
-    pub(crate) fn marks(&self, stage: &Stage) -> Vec<Mark> {
-        self.heard().flat_map(|message| stage.marks(&text(message))).collect()
+    /// Markers in user messages and results, in order.
+    pub(crate) fn markers(&self, server: &MockServer) -> Vec<Marker> {
+        self.inputs().flat_map(|message| server.markers(&text(message))).collect()
     }
 
-    /// The marks that were brought and not yet done, in order.
-    pub(crate) fn undone(&self, stage: &Stage) -> Vec<Mark> {
+    /// Markers in user messages and results that no assistant message contains, in order.
+    pub(crate) fn pending_markers(&self, server: &MockServer) -> Vec<Marker> {
         let own = self.messages.iter().filter(|message| message["role"] == "assistant");
-        let done: Vec<Mark> = own
-            .flat_map(|message| stage.marks(&format!("{} {}", text(message), message["tool_calls"])))
+        let done: Vec<Marker> = own
+            .flat_map(|message| server.markers(&format!("{} {}", text(message), message["tool_calls"])))
             .collect();
-        let mut undone = Vec::new();
-        for mark in self.marks(stage) {
-            if !done.contains(&mark) && !undone.contains(&mark) {
-                undone.push(mark);
+        let mut pending = Vec::new();
+        for marker in self.markers(server) {
+            if !done.contains(&marker) && !pending.contains(&marker) {
+                pending.push(marker);
             }
         }
-        undone
+        pending
     }
 
-    /// The calls in the history, each with the results that directly follow.
-    pub(crate) fn calls(&self) -> Vec<Told> {
+    /// Calls of the history, each with the results that directly follow it.
+    pub(crate) fn calls(&self) -> Vec<PromptCall> {
         let mut calls = Vec::new();
         for (at, message) in self.messages.iter().enumerate() {
             let results: Vec<&Value> =
@@ -158,7 +157,7 @@ impl Prompt {
             for call in message["tool_calls"].as_array().into_iter().flatten() {
                 let of = |result: &&&Value| result["tool_call_id"] == call["id"];
                 let arguments = call["function"]["arguments"].as_str().unwrap_or_default();
-                calls.push(Told {
+                calls.push(PromptCall {
                     id: call["id"].as_str().unwrap_or_default().into(),
                     name: call["function"]["name"].as_str().unwrap_or_default().into(),
                     arguments: serde_json::from_str(arguments).unwrap_or(Value::Null),
@@ -169,51 +168,55 @@ impl Prompt {
         calls
     }
 
-    /// The call with this mark as the model made it. Synthetic calls that echo its arguments come after it.
-    pub(crate) fn call_of(&self, mark: &str) -> Option<Told> {
-        self.calls().into_iter().find(|call| call.mark() == mark)
+    /// The call with this marker that the model made. Synthetic calls with the same marker come after it.
+    pub(crate) fn call_of(&self, marker: &str) -> Option<PromptCall> {
+        self.calls().into_iter().find(|call| call.marker() == marker)
     }
 
-    /// The results of the call with this mark.
-    pub(crate) fn results_of(&self, mark: &str) -> Vec<String> {
-        self.call_of(mark).map(|call| call.results).unwrap_or_default()
+    /// Results of the call with this marker.
+    pub(crate) fn results_of(&self, marker: &str) -> Vec<String> {
+        self.call_of(marker).map(|call| call.results).unwrap_or_default()
     }
 
-    /// The result of cancelling a subscription. Such a call has no argument for a mark.
+    /// Result of the `cancel_subscription` call for a subscription. Such a call has no argument for a marker.
     pub(crate) fn result_of_cancelling(&self, subscription: &str) -> Option<String> {
-        let cancels =
-            |call: &Told| call.name == CANCEL_SUBSCRIPTION && call.arguments["tool_call_id"] == *subscription;
+        let cancels = |call: &PromptCall| {
+            call.name == CANCEL_SUBSCRIPTION && call.arguments["tool_call_id"] == *subscription
+        };
         self.calls().into_iter().find(cancels)?.results.pop()
     }
 
-    /// The call whose result holds these words.
-    pub(crate) fn call_with_result(&self, words: &str) -> Option<Told> {
-        self.calls().into_iter().find(|call| call.results.iter().any(|result| result.contains(words)))
+    /// The call that has a result with this text.
+    pub(crate) fn call_with_result(&self, needle: &str) -> Option<PromptCall> {
+        self.calls().into_iter().find(|call| call.results.iter().any(|result| result.contains(needle)))
     }
 
-    /// What a model's server would refuse: calls without exactly their results behind them, results of nothing.
+    /// Reason why a model API would reject the prompt: a call without exactly its results after it, or a result without
+    /// a call.
     pub(crate) fn fault(&self) -> Option<String> {
         let mut open: Vec<&str> = Vec::new();
         for message in &self.messages {
             if message["role"] == "tool" {
                 let id = message["tool_call_id"].as_str().unwrap_or_default();
                 let Some(at) = open.iter().position(|open| *open == id) else {
-                    return Some(format!("a result of `{id}` stands where no such call waits for one"));
+                    return Some(format!(
+                        "there is a result of `{id}`, but no open call with this id before it"
+                    ));
                 };
                 open.remove(at);
                 continue;
             }
             if let Some(id) = open.first() {
-                return Some(format!("`{id}` has no result directly behind it"));
+                return Some(format!("the call `{id}` has no result directly after it"));
             }
             let calls = message["tool_calls"].as_array().into_iter().flatten();
             open = calls.map(|call| call["id"].as_str().unwrap_or_default()).collect();
         }
-        open.first().map(|id| format!("`{id}` has no result"))
+        open.first().map(|id| format!("the call `{id}` has no result"))
     }
 }
 
-/// The text of a message, whether it stands there as one or in parts.
+/// Text of a message whose content is a string or a list of parts.
 fn text(message: &Value) -> String {
     match &message["content"] {
         Value::String(text) => text.clone(),
@@ -224,14 +227,14 @@ fn text(message: &Value) -> String {
     }
 }
 
-/// A refused question.
-pub(crate) fn refusal(status: u16) -> Reply {
+/// Error answer of the model.
+pub(crate) fn error_reply(status: u16) -> Reply {
     let body = json!({"error": {"message": "the model is not available", "type": "server_error"}});
     Reply { status, ..Reply::json(&body) }
 }
 
-/// The answer that these steps make together, streamed if that was asked for.
-pub(crate) fn answer(steps: &[&Step], request: &Value) -> Reply {
+/// Answer that combines these steps, streamed if the request asks for it.
+pub(crate) fn answer(steps: &[&ScriptedStep], request: &Value) -> Reply {
     let texts: Vec<&str> =
         steps.iter().map(|step| step.text.as_str()).filter(|text| !text.is_empty()).collect();
     let text = if texts.is_empty() { "Noted.".to_owned() } else { texts.join("\n") };
@@ -245,7 +248,7 @@ fn finish(calls: &[&ModelCall]) -> &'static str {
     if calls.is_empty() { "stop" } else { "tool_calls" }
 }
 
-fn told(call: &ModelCall) -> Value {
+fn tool_call(call: &ModelCall) -> Value {
     let function = json!({"name": call.name, "arguments": call.arguments.to_string()});
     json!({"id": call.id, "type": "function", "function": function})
 }
@@ -253,7 +256,7 @@ fn told(call: &ModelCall) -> Value {
 fn whole(text: &str, calls: &[&ModelCall]) -> Reply {
     let mut message = json!({"role": "assistant", "content": text});
     if !calls.is_empty() {
-        message["tool_calls"] = calls.iter().map(|call| told(call)).collect();
+        message["tool_calls"] = calls.iter().map(|call| tool_call(call)).collect();
     }
     let choice = json!({"index": 0, "message": message, "finish_reason": finish(calls)});
     let usage = json!({"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2});
@@ -266,9 +269,9 @@ fn whole(text: &str, calls: &[&ModelCall]) -> Reply {
 fn streamed(text: &str, calls: &[&ModelCall]) -> Reply {
     let mut deltas = vec![json!({"role": "assistant", "content": text})];
     for (index, call) in calls.iter().enumerate() {
-        let mut told = told(call);
-        told["index"] = json!(index);
-        deltas.push(json!({"tool_calls": [told]}));
+        let mut delta = tool_call(call);
+        delta["index"] = json!(index);
+        deltas.push(json!({"tool_calls": [delta]}));
     }
     let mut body = String::new();
     let mut event = |choices: Value, usage: Value| {

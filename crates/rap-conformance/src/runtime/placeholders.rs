@@ -1,36 +1,38 @@
-//! Placeholders such as `{tool_url}` in words, variables and templates. Whatever takes their place is never interpreted:
-//! words are split first and filled afterwards, and no shell sees them.
+//! Placeholders such as `{tool_url}` in commands, environment variables and templates.
+//!
+//! Values are never interpreted: a command is split into words before placeholders are replaced, and no shell is used.
 
-/// What is wrong with a command or a template.
+/// Error in a command.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
-    /// A quotation mark has no partner.
+    /// A quotation mark is not closed, or the command ends with a backslash.
     #[error("a quotation mark is not closed in: {0}")]
     OpenQuote(String),
-    /// There is nothing to start.
+    /// The command has no words.
     #[error("the command is empty")]
     Empty,
-    /// A placeholder has to be there.
+    /// The command lacks a required placeholder.
     #[error("the placeholder {{{name}}} is missing in: {text}")]
     Missing {
-        /// Which.
+        /// Name of the placeholder.
         name: String,
-        /// Where.
+        /// The command.
         text: String,
     },
 }
 
-/// The words of a command, with placeholders in them.
+/// Words of a command, with placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Words(Vec<String>);
 
 impl Words {
-    /// Words that are split already.
-    pub fn given(words: Vec<String>) -> Result<Words, Error> {
+    /// Creates a command from words that are already split.
+    pub fn from_words(words: Vec<String>) -> Result<Words, Error> {
         if words.is_empty() { Err(Error::Empty) } else { Ok(Words(words)) }
     }
 
-    /// Splits like a shell: blanks separate, quotation marks and backslashes hold together. Nothing is expanded.
+    /// Splits a command line as a shell does: words are separated by white space, unless it is quoted or escaped by a
+    /// backslash. Nothing is expanded.
     pub fn split(text: &str) -> Result<Words, Error> {
         let mut words = Vec::new();
         let mut word: Option<String> = None;
@@ -59,34 +61,35 @@ impl Words {
             return Err(Error::OpenQuote(text.into()));
         }
         words.extend(word);
-        Words::given(words)
+        Words::from_words(words)
     }
 
-    /// The same, if all of these placeholders are there.
-    pub fn with(self, names: &[&str]) -> Result<Words, Error> {
+    /// Checks that the command contains all of these placeholders.
+    pub fn requiring(self, names: &[&str]) -> Result<Words, Error> {
         match names.iter().find(|name| !self.mentions(name)) {
             None => Ok(self),
             Some(name) => Err(Error::Missing { name: (*name).into(), text: self.0.join(" ") }),
         }
     }
 
-    /// Whether a placeholder is there.
+    /// Returns true if the command contains a placeholder.
     pub fn mentions(&self, name: &str) -> bool {
         self.0.iter().any(|word| mentions(word, name))
     }
 
-    /// The words with values in the place of placeholders.
+    /// Returns the words with placeholders replaced by values.
     pub fn filled(&self, values: &[(&str, &str)]) -> Vec<String> {
         self.0.iter().map(|word| fill(word, values)).collect()
     }
 }
 
-/// Whether a text has a placeholder.
+/// Returns true if a text contains a placeholder.
 pub fn mentions(text: &str, name: &str) -> bool {
     text.contains(&format!("{{{name}}}"))
 }
 
-/// A text with values in the place of placeholders. What is no placeholder stays, and values are not filled again.
+/// Replaces placeholders in a text by values. Unknown placeholders stay as they are, and placeholders in values are not
+/// replaced.
 pub fn fill(text: &str, values: &[(&str, &str)]) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -109,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_split_like_a_shell_does_and_nothing_is_expanded() {
+    fn words_are_split_as_by_a_shell_and_nothing_is_expanded() {
         let table: [(&str, &[&str]); 6] = [
             ("say {thread} {text}", &["say", "{thread}", "{text}"]),
             ("  a\tb\n", &["a", "b"]),
@@ -128,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_put_in_once_and_never_interpreted() {
+    fn values_are_inserted_once_and_never_interpreted() {
         let words = Words::split("say '{thread} says' {text}{text} {other} {").unwrap();
         let filled = words.filled(&[("thread", "{text} $(rm)"), ("text", "a b; {thread}")]);
         let expected = ["say", "{text} $(rm) says", "a b; {thread}a b; {thread}", "{other}", "{"];
@@ -136,8 +139,8 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_can_say_nothing_is_refused() {
-        let missing = Words::split("say {thread}").unwrap().with(&["thread", "text"]);
+    fn a_command_without_a_required_placeholder_is_rejected() {
+        let missing = Words::split("say {thread}").unwrap().requiring(&["thread", "text"]);
         assert!(missing.unwrap_err().to_string().contains("{text} is missing"));
     }
 }

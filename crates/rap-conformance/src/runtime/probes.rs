@@ -11,30 +11,30 @@ mod turns;
 use std::future::Future;
 use std::pin::Pin;
 
-use super::scene::{Scene, Seen};
+use super::scenario::{ProbeResult, Scenario};
 use crate::{Probe, Verdict};
 
-/// When a probe is at work.
+/// Phase in which a probe runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// With nobody else, before all others.
-    Alone,
-    /// With all others.
-    Together,
-    /// When the runtime is killed.
+    /// Before all others, one at a time.
+    First,
+    /// Concurrently with the other probes of this phase.
+    Concurrent,
+    /// Around the one restart of the runtime.
     Crash,
-    /// When all others are done; it looks at what they saw.
+    /// After all others. The probe examines the recorded requests.
     Last,
 }
 
-/// A probe with what it does.
+/// A probe and the function that runs it.
 pub(crate) struct Check {
     pub(crate) probe: Probe,
     pub(crate) phase: Phase,
-    pub(crate) run: fn(Scene) -> Pin<Box<dyn Future<Output = Seen> + Send>>,
+    pub(crate) run: fn(Scenario) -> Pin<Box<dyn Future<Output = ProbeResult> + Send>>,
 }
 
-/// All of them, by what they are about.
+/// All probes, by topic.
 pub(crate) fn all() -> impl Iterator<Item = &'static Check> {
     let groups = [
         toolsets::CHECKS,
@@ -48,23 +48,23 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Check> {
     groups.into_iter().flatten()
 }
 
-/// What is missing is for another probe to say: this one then sees nothing.
-fn unseen(verdict: Verdict) -> Verdict {
+/// Turns a failure into not observable, if it is the failure of another probe.
+fn as_not_observable(verdict: Verdict) -> Verdict {
     match verdict {
         Verdict::Fail { what, .. } => Verdict::not_observable(what),
         other => other,
     }
 }
 
-/// Requirements that no probe is about, and why.
+/// Requirements that no probe covers, with the reasons.
 pub(crate) const UNOBSERVABLE: &[(&str, &str)] = &[
-    ("TR-17", "it is about the runtime's documentation"),
-    ("TR-24", "the checker is reached over plain HTTP"),
-    ("SE-28", "it is about what agents are told and decide"),
-    ("LC-17", "it is allowed, not required"),
-    ("LC-20", "the checker can not damage the runtime's state"),
-    ("LC-23", "the checker can not keep the runtime from writing its state"),
-    ("LC-28", "it is allowed, not required"),
-    ("LC-37", "the checker can not damage the runtime's state"),
-    ("LC-39", "it is about the runtime's documentation"),
+    ("TR-17", "this concerns the runtime's documentation"),
+    ("TR-24", "the runtime reaches the checker over plain HTTP"),
+    ("SE-28", "this concerns instructions to agents and their decisions"),
+    ("LC-17", "this is permitted, but not required"),
+    ("LC-20", "the checker cannot corrupt the runtime's state"),
+    ("LC-23", "the checker cannot prevent the runtime from writing its state"),
+    ("LC-28", "this is permitted, but not required"),
+    ("LC-37", "the checker cannot corrupt the runtime's state"),
+    ("LC-39", "this concerns the runtime's documentation"),
 ];

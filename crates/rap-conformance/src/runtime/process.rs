@@ -1,5 +1,5 @@
-//! The runtime under test as a process of ours: started with the URLs that it needs, killed without warning, started
-//! again at the same address with the same data.
+//! The runtime under test as a child process. It can be killed without warning and restarted with the same address and
+//! data.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,45 +15,46 @@ use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
 use super::placeholders::{Words, fill, mentions};
-use super::{Error, Host, Restarted};
+use super::{Error, RestartFuture, RuntimeHost};
 
-/// The configuration of `rap serve`, where `{config}` is wanted and no template was given.
+/// Default template of `{config}`: a configuration of `rap serve`.
 const TEMPLATE: &str = include_str!("rap.toml");
-/// What it is called.
+/// File name of the default template.
 const TEMPLATE_NAME: &str = "rap.toml";
-/// How much of a log is shown, in lines.
+/// Number of lines at the end of the log that are shown.
 const LOG_LINES: usize = 20;
-/// How often a starting runtime is looked at.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval at which the checker tries to connect to a starting runtime.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How a runtime is started. Placeholders in all of it are filled.
+/// Command and environment that start a runtime. Placeholders are replaced in the command, in the environment variables and
+/// in the content of the template.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    /// The command.
+    /// Command with its arguments.
     pub command: Words,
-    /// Variables besides those that it inherits.
+    /// Environment variables in addition to the inherited ones.
     pub environment: Vec<(String, String)>,
-    /// What the file `{config}` holds.
+    /// Template of the file `{config}`; if `None`, a configuration of `rap serve`.
     pub template: Option<PathBuf>,
-    /// Where it listens, if that is not to be `{listen}`.
+    /// Host and port on which the runtime listens; if `None`, `{listen}` if that placeholder is used.
     pub address: Option<String>,
-    /// How long it may take to start.
-    pub patience: Duration,
+    /// Maximum time until the runtime accepts connections.
+    pub start_timeout: Duration,
 }
 
-/// A process that was started, or is about to be.
+/// Process of the runtime. It is killed when this is dropped.
 pub struct Process {
     words: Vec<String>,
     environment: Vec<(String, String)>,
     directory: TempDir,
-    /// Where it listens, if it was told or said so.
+    /// Host and port on which the runtime listens, if known.
     address: Option<String>,
-    patience: Duration,
+    start_timeout: Duration,
     child: Mutex<Option<Child>>,
 }
 
 impl Process {
-    /// Writes what it needs. `values` are the placeholders that the checker itself fills.
+    /// Creates the directory and the configuration file of the runtime. `values` are the placeholders of the checker.
     pub fn prepare(launch: &Launch, values: &[(&'static str, String)]) -> Result<Process, Error> {
         let directory = tempfile::tempdir().map_err(Error::Directory)?;
         let data = directory.path().join("data");
@@ -62,17 +63,17 @@ impl Process {
         let config = data.join(name);
         let listen = free_address().map_err(Error::Listen)?;
         let (port, url) = (listen.port().to_string(), format!("http://{listen}"));
-        let (listen, data) = (listen.to_string(), shown(&data));
-        let config_path = shown(&config);
+        let (listen, data) = (listen.to_string(), path_text(&data));
+        let config_path = path_text(&config);
         let mut all: Vec<(&str, &str)> = values.iter().map(|(name, value)| (*name, value.as_str())).collect();
         all.extend([("listen", listen.as_str()), ("port", &port), ("url", &url)]);
         all.extend([("data", data.as_str()), ("config", &config_path)]);
-        let everything = |name: &str| {
+        let is_used = |name: &str| {
             let variables = launch.environment.iter().any(|(_, value)| mentions(value, name));
-            let filed = launch.command.mentions("config") && mentions(&template, name);
-            launch.command.mentions(name) || variables || filed
+            let in_template = launch.command.mentions("config") && mentions(&template, name);
+            launch.command.mentions(name) || variables || in_template
         };
-        let told = ["listen", "port", "url"].into_iter().any(everything);
+        let knows_address = ["listen", "port", "url"].into_iter().any(is_used);
         if launch.command.mentions("config")
             || launch.environment.iter().any(|(_, value)| mentions(value, "config"))
         {
@@ -85,21 +86,21 @@ impl Process {
                 .iter()
                 .map(|(name, value)| (name.clone(), fill(value, &all)))
                 .collect(),
-            address: launch.address.clone().or_else(|| told.then(|| listen.clone())),
+            address: launch.address.clone().or_else(|| knows_address.then(|| listen.clone())),
             directory,
-            patience: launch.patience,
+            start_timeout: launch.start_timeout,
             child: Mutex::default(),
         })
     }
 
-    /// Where it listens, as host and port, if that is known.
+    /// Returns host and port on which the runtime listens, if known.
     pub fn address(&self) -> Option<&str> {
         self.address.as_deref()
     }
 
-    /// Starts it, and waits until it listens.
+    /// Starts the runtime and waits until it accepts connections.
     pub async fn start(&self) -> Result<(), Error> {
-        let mut place = self.child.lock().await;
+        let mut slot = self.child.lock().await;
         let mut child = self.spawn()?;
         let began = Instant::now();
         while let Some(address) = &self.address {
@@ -109,25 +110,25 @@ impl Process {
             if let Some(status) = child.try_wait().map_err(Error::Start)? {
                 return Err(Error::Ended { status: status.to_string(), log: self.log() });
             }
-            if began.elapsed() > self.patience {
-                end(&mut child).await;
+            if began.elapsed() > self.start_timeout {
+                kill_and_wait(&mut child).await;
                 return Err(Error::Silent { address: address.clone(), log: self.log() });
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
-        *place = Some(child);
+        *slot = Some(child);
         Ok(())
     }
 
     fn spawn(&self) -> Result<Child, Error> {
         let log =
             File::options().create(true).append(true).open(self.log_path()).map_err(Error::Directory)?;
-        let (program, arguments) = self.words.split_first().expect("bug: a command has a first word");
+        let (program, arguments) = self.words.split_first().expect("bug: the command is empty");
         let mut command = Command::new(program);
         command.args(arguments).envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.current_dir(self.directory.path().join("data")).stdin(Stdio::null());
         command.stdout(log.try_clone().map_err(Error::Directory)?).stderr(log);
-        // In a group of its own, so that a wrapper does not survive with what it started.
+        // A separate process group, so that the children of a wrapper script are killed too.
         command.process_group(0).kill_on_drop(true);
         command.spawn().map_err(Error::Start)
     }
@@ -136,7 +137,7 @@ impl Process {
         self.directory.path().join("runtime.log")
     }
 
-    /// The last lines of what it has written.
+    /// Returns the last lines of the runtime's output.
     pub fn log(&self) -> String {
         let text = fs::read(self.log_path()).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -144,16 +145,16 @@ impl Process {
         lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
     }
 
-    /// Ends it without warning.
+    /// Kills the runtime without warning.
     pub async fn kill(&self) {
         if let Some(mut child) = self.child.lock().await.take() {
-            end(&mut child).await;
+            kill_and_wait(&mut child).await;
         }
     }
 }
 
-impl Host for Process {
-    fn restart(&self) -> Restarted<'_> {
+impl RuntimeHost for Process {
+    fn restart(&self) -> RestartFuture<'_> {
         Box::pin(async {
             self.kill().await;
             self.start().await
@@ -174,30 +175,30 @@ fn kill(child: &Child) {
     if let Some(group) = group
         && let Err(error) = kill_process_group(group, Signal::KILL)
     {
-        tracing::debug!(%error, "the runtime was gone already");
+        tracing::debug!(%error, "the runtime had already exited");
     }
 }
 
-async fn end(child: &mut Child) {
+async fn kill_and_wait(child: &mut Child) {
     kill(child);
     if let Err(error) = child.wait().await {
-        tracing::debug!(%error, "nobody can say how the runtime ended");
+        tracing::debug!(%error, "the exit status of the runtime is unknown");
     }
 }
 
 fn template(launch: &Launch) -> Result<(String, String), Error> {
     let Some(path) = &launch.template else { return Ok((TEMPLATE.into(), TEMPLATE_NAME.into())) };
-    let text = fs::read_to_string(path).map_err(|error| Error::Template { path: shown(path), error })?;
+    let text = fs::read_to_string(path).map_err(|error| Error::Template { path: path_text(path), error })?;
     let name =
         path.file_name().map_or_else(|| TEMPLATE_NAME.into(), |name| name.to_string_lossy().into_owned());
     Ok((text, name))
 }
 
-fn shown(path: &Path) -> String {
+fn path_text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// A port that is free now.
+/// Address with a port that is free at the moment.
 fn free_address() -> io::Result<SocketAddr> {
     StdListener::bind(("127.0.0.1", 0))?.local_addr()
 }

@@ -1,4 +1,4 @@
-//! The tool servers: what they offer, how they take what they are sent, and the voice of a call.
+//! The tool servers: their toolsets, their answers to requests, and the callbacks of a call.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,72 +9,72 @@ use rap_io::client::{self, Client};
 use serde_json::{Value, json};
 use url::Url;
 
-use super::Pace;
-use super::gate::Gate;
-use super::stage::{Asked, Reply};
-use crate::{Exchange, Shown, Verdict};
+use super::Timeouts;
+use super::latch::Latch;
+use super::mock_server::{RecordedRequest, Reply};
+use crate::{Exchange, RedactedMessage, Verdict};
 
-/// Where invocations go, below a server's base.
+/// Path of the invocation endpoint, relative to a server's base URL.
 pub(crate) const INVOKE_PATH: &str = "/invoke";
-/// The server of [`WORK`] and [`WATCH`].
+/// Index of the server of [`WORK`] and [`WATCH`].
 pub(crate) const MAIN: usize = 0;
-/// The server of [`FICKLE`], whose toolset changes.
+/// Index of the server of [`CHANGING`], whose toolset changes.
 pub(crate) const SECOND: usize = 1;
-/// The server of [`AWAY`], whose endpoint is somewhere else.
+/// Index of the server of [`UNREACHABLE`], whose endpoint has another port.
 pub(crate) const THIRD: usize = 2;
 
-/// A tool that does something and returns.
+/// Tool that returns a result.
 pub(crate) const WORK: &str = "rapcheck_work";
-/// A tool that subscribes.
+/// Tool that makes a subscription.
 pub(crate) const WATCH: &str = "rapcheck_watch";
-/// A tool that changes.
-pub(crate) const FICKLE: &str = "rapcheck_fickle";
-/// A tool that comes with the change.
-pub(crate) const NEW: &str = "rapcheck_new";
-/// A tool that can not be reached at first.
-pub(crate) const AWAY: &str = "rapcheck_away";
-/// The argument that carries the mark of a call.
-pub(crate) const MARK: &str = "mark";
-/// How much of what was posted a report can show, in bytes.
+/// Tool of the server whose toolset changes.
+pub(crate) const CHANGING: &str = "rapcheck_fickle";
+/// Tool that is added when the toolset changes.
+pub(crate) const ADDED: &str = "rapcheck_new";
+/// Tool whose endpoint refuses connections at first.
+pub(crate) const UNREACHABLE: &str = "rapcheck_away";
+/// Argument that carries the marker of a call.
+pub(crate) const MARKER: &str = "mark";
+/// Maximum number of bytes of a posted body that a report shows.
 const SHOWN_BYTES: usize = 4096;
-/// How long a tool waits before it repeats what was answered 5xx.
-const AGAIN: Duration = Duration::from_millis(100);
+/// Pause before a callback is retried after a 5xx.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// The base of a server, below the stage's address. A base may have a path.
+/// Path of a tool server's base URL.
 pub(crate) fn base_path(at: usize) -> &'static str {
     ["/main", "/second", "/third"][at]
 }
 
-/// What a server offers at first.
-pub(crate) fn document(at: usize, url: &str, away_url: &str) -> Value {
+/// Initial toolset of a server.
+pub(crate) fn document(at: usize, url: &str, third_url: &str) -> Value {
     let endpoint = |url: &str| format!("{url}{}{INVOKE_PATH}", base_path(at));
     match at {
         MAIN => json!({
             "name": "rapcheck-main", "version": "main-1", "endpoint": endpoint(url), "tools": [tool(WORK), tool(WATCH)],
         }),
-        SECOND => second(url, "second-1", &[FICKLE]),
-        _ => json!({"name": "rapcheck-third", "endpoint": endpoint(away_url), "tools": [tool(AWAY)]}),
+        SECOND => second_toolset(url, "second-1", &[CHANGING]),
+        _ => json!({"name": "rapcheck-third", "endpoint": endpoint(third_url), "tools": [tool(UNREACHABLE)]}),
     }
 }
 
-/// What the second server offers in a version.
-pub(crate) fn second(url: &str, version: &str, tools: &[&str]) -> Value {
+/// Toolset of the second server in a version.
+pub(crate) fn second_toolset(url: &str, version: &str, tools: &[&str]) -> Value {
     let tools: Vec<Value> = tools.iter().map(|name| tool(name)).collect();
     let endpoint = format!("{url}{}{INVOKE_PATH}", base_path(SECOND));
     json!({"name": "rapcheck-second", "version": version, "endpoint": endpoint, "tools": tools})
 }
 
 fn tool(name: &str) -> Value {
-    let schema = json!({"type": "object", "properties": {MARK: {"type": "string"}}, "required": [MARK]});
+    let schema = json!({"type": "object", "properties": {MARKER: {"type": "string"}}, "required": [MARKER]});
     json!({"name": name, "description": format!("A tool of a conformance check: {name}."), "inputSchema": schema})
 }
 
-/// How an attempt to send a call is answered: at once with 200, unless a probe wants it otherwise.
+/// Answer to an invocation. The default is 200.
 #[derive(Debug, Clone)]
 pub(crate) enum Acknowledgement {
-    /// With an empty body.
+    /// A status with an empty body.
     Status(u16),
-    /// 200, and the body is a result of the call.
+    /// 200 with a body that looks like a result of the call.
     Result(String),
 }
 
@@ -95,7 +95,7 @@ impl Acknowledgement {
     }
 }
 
-/// The fields that every message about a call has. `call_id` is echoed where it was given.
+/// Fields that every callback of a call has. `call_id` is echoed if the invocation has one.
 fn message(kind: &str, invocation: &Value) -> Value {
     let mut message = json!({"type": kind, "group_id": invocation["group_id"], "id": invocation["id"]});
     if let Some(id) = invocation.get("call_id").filter(|id| !id.is_null()) {
@@ -104,45 +104,45 @@ fn message(kind: &str, invocation: &Value) -> Value {
     message
 }
 
-/// How the servers take notifications about a thread.
+/// Treatment of notifications about a thread by the tool servers.
 #[derive(Debug, Clone, Default)]
-pub(crate) enum Conduct {
+pub(crate) enum NotificationBehavior {
     /// 200 at once.
     #[default]
-    Good,
-    /// An error, with a body that means nothing.
-    Fails,
-    /// 200 once the gate is open.
-    Holds(Gate),
+    Accept,
+    /// An error, with a body that the runtime has to ignore.
+    Fail,
+    /// 200 when the latch is released.
+    Hold(Latch),
 }
 
-impl Conduct {
-    pub(crate) fn answer(self) -> (Reply, Option<Gate>) {
+impl NotificationBehavior {
+    pub(crate) fn answer(self) -> (Reply, Option<Latch>) {
         match self {
-            Conduct::Good => (Reply::status(200), None),
-            Conduct::Fails => {
-                let body = json!({"type": "tool_result", "text": "of no meaning here"});
+            NotificationBehavior::Accept => (Reply::status(200), None),
+            NotificationBehavior::Fail => {
+                let body = json!({"type": "tool_result", "text": "to be ignored"});
                 (Reply { status: 500, ..Reply::json(&body) }, None)
             }
-            Conduct::Holds(gate) => (Reply::status(200), Some(gate)),
+            NotificationBehavior::Hold(latch) => (Reply::status(200), Some(latch)),
         }
     }
 }
 
-/// An invocation, and the voice of its tool.
+/// An invocation, with methods that post its callbacks.
 #[derive(Clone)]
 pub(crate) struct Call {
-    pub(crate) asked: Arc<Asked>,
+    pub(crate) request: Arc<RecordedRequest>,
     pub(crate) http: Client,
-    pub(crate) pace: Pace,
-    pub(crate) notes: Notes,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) log: ExchangeLog,
 }
 
-/// What was said in a scene, and when, for the report.
+/// Exchanges of a scenario with their times, for the report.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Notes(Arc<Mutex<Vec<(Instant, Exchange)>>>);
+pub(crate) struct ExchangeLog(Arc<Mutex<Vec<(Instant, Exchange)>>>);
 
-impl Notes {
+impl ExchangeLog {
     pub(crate) fn add(&self, exchange: Exchange) {
         self.all().push((Instant::now(), exchange));
     }
@@ -152,47 +152,47 @@ impl Notes {
     }
 }
 
-/// What became of a callback.
+/// Outcome of a POST to a callback URL.
 #[derive(Debug)]
-pub(crate) struct Posted {
-    /// Nothing if there was no answer.
+pub(crate) struct PostOutcome {
+    /// Status of the answer; `None` if there was none.
     pub(crate) status: Option<u16>,
-    /// Whether an answer was waited for in vain, and nobody hung up.
+    /// True if the answer did not arrive in time and the connection was not closed either.
     pub(crate) timed_out: bool,
     pub(crate) exchange: Exchange,
 }
 
-impl Posted {
-    pub(crate) fn is_refused(&self) -> bool {
+impl PostOutcome {
+    pub(crate) fn is_rejected(&self) -> bool {
         self.status.is_some_and(|status| (400..500).contains(&status))
     }
 }
 
 impl Call {
     pub(crate) fn id(&self) -> &str {
-        self.asked.field("id")
+        self.request.field("id")
     }
 
     pub(crate) fn thread(&self) -> &str {
-        self.asked.field("group_id")
+        self.request.field("group_id")
     }
 
     pub(crate) fn url(&self) -> &str {
-        self.asked.field("callback_url")
+        self.request.field("callback_url")
     }
 
     pub(crate) fn operation(&self) -> &str {
-        self.asked.field("operation")
+        self.request.field("operation")
     }
 
-    /// What tells this call from all others of the run, whatever its id.
-    pub(crate) fn mark(&self) -> &str {
-        self.asked.mark()
+    /// Marker in the arguments, which identifies the call independently of its id.
+    pub(crate) fn marker(&self) -> &str {
+        self.request.marker()
     }
 
-    /// A message about this call, still without what it says.
+    /// A callback with the ids of this call, but without content.
     pub(crate) fn message(&self, kind: &str) -> Value {
-        message(kind, &self.asked.body)
+        message(kind, &self.request.body)
     }
 
     pub(crate) fn result(&self, text: &str) -> Value {
@@ -203,103 +203,106 @@ impl Call {
         with(self.result(text), json!({"subscription": true}))
     }
 
-    /// An event that is handled in a thread of its own.
+    /// An event that is handled in an event child.
     pub(crate) fn event(&self, text: &str) -> Value {
         json!({"type": "subscription_event", "group_id": self.thread(), "tool_call_id": self.id(), "text": text})
     }
 
-    /// An event that is handled in the thread itself.
-    pub(crate) fn inline(&self, text: &str) -> Value {
+    /// An event that is handled in the subscribing thread.
+    pub(crate) fn inline_event(&self, text: &str) -> Value {
         with(self.event(text), json!({"associative": true}))
     }
 
-    /// Posts as a tool does: what is answered 5xx, or not at all, is sent again.
-    pub(crate) async fn says(&self, body: &Value) -> Result<Posted, Verdict> {
+    /// Posts a callback, and retries it if it is answered 5xx or not at all.
+    pub(crate) async fn post_with_retry(&self, body: &Value) -> Result<PostOutcome, Verdict> {
         let began = Instant::now();
         loop {
             let posted = self.post(body).await?;
-            let passing = posted.status.is_none_or(|status| status >= 500);
-            if !passing || began.elapsed() > self.pace.patience {
+            let is_temporary = posted.status.is_none_or(|status| status >= 500);
+            if !is_temporary || began.elapsed() > self.timeouts.arrival {
                 return Ok(posted);
             }
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 
-    /// Posts what has to be accepted.
-    pub(crate) async fn insists(&self, body: &Value) -> Result<Posted, Verdict> {
-        let posted = self.says(body).await?;
+    /// Posts a callback that has to be answered 2xx.
+    pub(crate) async fn post_accepted(&self, body: &Value) -> Result<PostOutcome, Verdict> {
+        let posted = self.post_with_retry(body).await?;
         match posted.status {
             Some(200..300) => Ok(posted),
             status => {
                 let kind = body["type"].as_str().unwrap_or_default();
-                let status = status.map_or_else(|| "not at all".into(), |status| status.to_string());
-                let what = format!("a {kind} was answered {status} instead of 200");
-                Err(Verdict::fail(what, vec![self.asked.exchange(), posted.exchange]))
+                let status = status.map_or_else(|| "no response".into(), |status| status.to_string());
+                let what = format!("a {kind} got {status} instead of 200");
+                Err(Verdict::fail(what, vec![self.request.exchange(), posted.exchange]))
             }
         }
     }
 
-    /// The same, and the answer has to be 200 and nothing else.
-    pub(crate) async fn insists_on_200(&self, body: &Value) -> Result<(), Verdict> {
-        let posted = self.insists(body).await?;
+    /// Posts a callback that has to be answered with exactly 200.
+    pub(crate) async fn post_expecting_200(&self, body: &Value) -> Result<(), Verdict> {
+        let posted = self.post_accepted(body).await?;
         match posted.status {
             Some(200) => Ok(()),
-            _ => Err(Verdict::fail("what was received was not answered 200", vec![posted.exchange])),
+            _ => Err(Verdict::fail(
+                "an accepted callback was answered with another status than 200",
+                vec![posted.exchange],
+            )),
         }
     }
 
-    pub(crate) async fn returns(&self, text: &str) -> Result<(), Verdict> {
-        self.insists(&self.result(text)).await.map(|_| ())
+    pub(crate) async fn return_result(&self, text: &str) -> Result<(), Verdict> {
+        self.post_accepted(&self.result(text)).await.map(|_| ())
     }
 
-    pub(crate) async fn confirms(&self, text: &str) -> Result<(), Verdict> {
-        self.insists(&self.confirmation(text)).await.map(|_| ())
+    pub(crate) async fn confirm(&self, text: &str) -> Result<(), Verdict> {
+        self.post_accepted(&self.confirmation(text)).await.map(|_| ())
     }
 
-    pub(crate) async fn post(&self, body: &Value) -> Result<Posted, Verdict> {
-        self.noted(post(&self.http, self.url(), None, body.to_string().into()).await)
+    pub(crate) async fn post(&self, body: &Value) -> Result<PostOutcome, Verdict> {
+        self.logged(post(&self.http, self.url(), None, body.to_string().into()).await)
     }
 
-    /// Posts anything at all.
-    pub(crate) async fn post_raw(&self, kind: &'static str, body: Bytes) -> Result<Posted, Verdict> {
-        self.noted(post(&self.http, self.url(), Some(kind), body).await)
+    /// Posts arbitrary bytes with a content type.
+    pub(crate) async fn post_raw(&self, kind: &'static str, body: Bytes) -> Result<PostOutcome, Verdict> {
+        self.logged(post(&self.http, self.url(), Some(kind), body).await)
     }
 
-    fn noted(&self, posted: Result<Posted, Verdict>) -> Result<Posted, Verdict> {
+    fn logged(&self, posted: Result<PostOutcome, Verdict>) -> Result<PostOutcome, Verdict> {
         if let Ok(posted) = &posted {
-            self.notes.add(posted.exchange.clone());
+            self.log.add(posted.exchange.clone());
         }
         posted
     }
 }
 
-/// POSTs to a callback URL, which no report shows.
+/// Posts to a callback URL. Reports do not show the URL.
 pub(crate) async fn post(
     http: &Client,
     url: &str,
     kind: Option<&'static str>,
     body: Bytes,
-) -> Result<Posted, Verdict> {
+) -> Result<PostOutcome, Verdict> {
     let url = Url::parse(url)
-        .map_err(|_| Verdict::fail("an invocation has no callback_url that can be used", Vec::new()))?;
+        .map_err(|_| Verdict::fail("the callback_url of an invocation is not a valid URL", Vec::new()))?;
     let kind = kind.map(|kind| (http::header::CONTENT_TYPE, HeaderValue::from_static(kind)));
     let headers: Vec<(HeaderName, HeaderValue)> = kind.into_iter().collect();
     let head = "POST (its callback URL)";
-    let shown = Shown::new(head, &body[..body.len().min(SHOWN_BYTES)]);
+    let shown = RedactedMessage::new(head, &body[..body.len().min(SHOWN_BYTES)]);
     let sent = http.post_json(&url, &headers, body).await;
     let timed_out = matches!(sent, Err(client::Error::TimedOut));
     let (status, answer) = match sent {
-        Ok(reply) => (Some(reply.status), Shown::new(reply.status.to_string(), &reply.body)),
+        Ok(reply) => (Some(reply.status), RedactedMessage::new(reply.status.to_string(), &reply.body)),
         Err(client::Error::Forbidden(why)) => {
-            return Err(Verdict::fail(format!("the callback_url can not be used: {why}"), Vec::new()));
+            return Err(Verdict::fail(format!("the callback_url cannot be used: {why}"), Vec::new()));
         }
-        Err(error) => (None, Shown::head(error.to_string())),
+        Err(error) => (None, RedactedMessage::head(error.to_string())),
     };
-    Ok(Posted { status, timed_out, exchange: Exchange::new(shown, answer) })
+    Ok(PostOutcome { status, timed_out, exchange: Exchange::new(shown, answer) })
 }
 
-/// The same with other fields.
+/// Adds fields to an object, or replaces them.
 pub(crate) fn with(mut body: Value, more: Value) -> Value {
     if let (Some(fields), Value::Object(more)) = (body.as_object_mut(), more) {
         fields.extend(more);

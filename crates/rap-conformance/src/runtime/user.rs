@@ -1,4 +1,4 @@
-//! The user: speaks to the runtime through its client API, or through a command.
+//! The user, who sends messages to the runtime through its client API or through a command.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,41 +11,41 @@ use tokio::process::Command;
 use url::Url;
 
 use super::placeholders::{self, Words};
-use crate::{Exchange, Shown, Verdict};
+use crate::{Exchange, RedactedMessage, Verdict};
 
-/// How the user speaks.
+/// Interface by which the user talks to the runtime.
 #[derive(Clone)]
 pub enum User {
-    /// Through the client API of `rap serve`.
+    /// Client API of `rap serve`.
     Api(Api),
-    /// Through a command, which can do nothing but say something.
-    Command(Say),
+    /// Command that sends a message. It can do nothing else.
+    Command(SayCommand),
 }
 
-/// The client API.
+/// Client API of a runtime.
 #[derive(Clone)]
 pub struct Api {
     pub(crate) base: Url,
     pub(crate) token: Option<Secret>,
 }
 
-/// A command with the placeholders `{thread}` and `{text}`.
+/// Command of `--say`, with the placeholders `{thread}` and `{text}`.
 #[derive(Clone)]
-pub struct Say {
+pub struct SayCommand {
     words: Words,
-    /// What the last command that failed complained of.
-    complaint: Arc<Mutex<Option<String>>>,
+    /// Error output of the last run that failed.
+    last_error: Arc<Mutex<Option<String>>>,
 }
 
-/// What a client was answered.
-pub(crate) struct Answered {
+/// Answer of the client API.
+pub(crate) struct ApiResponse {
     pub(crate) status: u16,
     pub(crate) body: Value,
     pub(crate) exchange: Exchange,
 }
 
 impl Api {
-    /// The API at this URL.
+    /// Creates a client for the API at this URL.
     pub fn new(base: Url, token: Option<Secret>) -> Api {
         Api { base, token }
     }
@@ -67,19 +67,27 @@ impl Api {
         bearer.into_iter().collect()
     }
 
-    pub(crate) async fn post(&self, http: &Client, path: &[&str], body: &Value) -> Result<Answered, Verdict> {
+    pub(crate) async fn post(
+        &self,
+        http: &Client,
+        path: &[&str],
+        body: &Value,
+    ) -> Result<ApiResponse, Verdict> {
         let url = self.url(path);
         let head = format!("POST {}", url.path());
         let raw = Bytes::from(body.to_string());
         let reply = http.post_json(&url, &self.headers(), raw.clone()).await;
         let reply = reply.map_err(|error| {
-            let exchange = Exchange::new(Shown::new(&head, &raw), Shown::head(error.to_string()));
+            let exchange =
+                Exchange::new(RedactedMessage::new(&head, &raw), RedactedMessage::head(error.to_string()));
             Verdict::fail(format!("the client API did not answer: {error}"), vec![exchange])
         })?;
-        let exchange =
-            Exchange::new(Shown::new(&head, &raw), Shown::new(reply.status.to_string(), &reply.body));
+        let exchange = Exchange::new(
+            RedactedMessage::new(&head, &raw),
+            RedactedMessage::new(reply.status.to_string(), &reply.body),
+        );
         let body = serde_json::from_slice(&reply.body).unwrap_or(Value::Null);
-        Ok(Answered { status: reply.status, body, exchange })
+        Ok(ApiResponse { status: reply.status, body, exchange })
     }
 
     pub(crate) async fn get(&self, http: &Client, path: &[&str]) -> Result<Value, Verdict> {
@@ -90,8 +98,8 @@ impl Api {
     }
 }
 
-impl Answered {
-    /// The answer, if it is this one.
+impl ApiResponse {
+    /// Returns the body if the status is the expected one.
     pub(crate) fn expect(self, status: u16) -> Result<Value, Verdict> {
         if self.status == status {
             return Ok(self.body);
@@ -101,54 +109,57 @@ impl Answered {
     }
 }
 
-impl Say {
-    /// The command, split like a shell does.
-    pub fn new(command: &str) -> Result<Say, placeholders::Error> {
-        Ok(Say { words: Words::split(command)?.with(&["thread", "text"])?, complaint: Arc::default() })
+impl SayCommand {
+    /// Parses a command line as a shell does.
+    pub fn new(command: &str) -> Result<SayCommand, placeholders::Error> {
+        Ok(SayCommand {
+            words: Words::split(command)?.requiring(&["thread", "text"])?,
+            last_error: Arc::default(),
+        })
     }
 
-    /// Starts the command and lets it run: it may well wait for the agent's answer.
+    /// Starts the command and does not wait for it, because it may wait for the agent's answer.
     pub(crate) fn run(&self, thread: &str, text: &str) -> Result<(), Verdict> {
         let words = self.words.filled(&[("thread", thread), ("text", text)]);
-        let (program, arguments) = words.split_first().expect("bug: a command has a first word");
+        let (program, arguments) = words.split_first().expect("bug: the command is empty");
         let mut command = Command::new(program);
         command.args(arguments).stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
         command.stderr(std::process::Stdio::piped()).kill_on_drop(true);
         let child = command.spawn().map_err(|error| {
-            Verdict::not_observable(format!("the command of --say could not be started: {error}"))
+            Verdict::not_observable(format!("the command of --say cannot be started: {error}"))
         })?;
-        let complaint = Arc::clone(&self.complaint);
+        let last_error = Arc::clone(&self.last_error);
         tokio::spawn(async move {
             let ended = child.wait_with_output().await;
             if let Ok(output) = ended
                 && !output.status.success()
             {
                 let text = rap_protocol::redact::text(&String::from_utf8_lossy(&output.stderr));
-                let told = format!("the command of --say failed ({}): {text}", output.status);
-                *complaint.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
+                let message = format!("the command of --say failed ({}): {text}", output.status);
+                *last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
             }
         });
         Ok(())
     }
 
-    /// What the last command that failed complained of.
-    pub(crate) fn complaint(&self) -> Option<String> {
-        self.complaint.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Error of the last run that failed.
+    pub(crate) fn last_error(&self) -> Option<String> {
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl User {
-    /// What only the API can do.
+    /// The client API; not observable without it.
     pub(crate) fn api(&self, what: &str) -> Result<&Api, Verdict> {
         match self {
             User::Api(api) => Ok(api),
             User::Command(_) => {
-                Err(Verdict::not_observable(format!("--say can not {what}; give the client API with --url")))
+                Err(Verdict::not_observable(format!("--say cannot {what}; use the client API with --url")))
             }
         }
     }
 
-    /// Says something in a new thread, and gives its name.
+    /// Sends a message in a new thread and returns the thread.
     pub(crate) async fn open(&self, http: &Client, name: &str, text: &str) -> Result<String, Verdict> {
         match self {
             User::Api(api) => {

@@ -1,7 +1,7 @@
-//! Where the callbacks of a tool server arrive: each call has an inbox with a URL of its own.
+//! Receives the callbacks of a tool server. Each call has an inbox with its own URL.
 //!
-//! What is answered is decided by the probe before the call is made. Every delivery is written down when it
-//! arrives, before it is answered.
+//! A probe decides how callbacks are answered before it makes the call. Every delivery is recorded before it is
+//! answered.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -20,15 +20,15 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::report::{Exchange, Shown};
+use crate::report::{Exchange, RedactedMessage};
 
-/// How many deliveries of one call are written down; a server that sends more is wrong long before.
+/// Maximum number of recorded deliveries of one call. A server that sends more has failed long before.
 const DELIVERIES: usize = 1_000;
-/// The longest that an answer is held back.
+/// Maximum time that an answer is held back.
 const HOLD: Duration = Duration::from_secs(20);
 const LIMITS: ServeLimits = ServeLimits { connections: 1_000, head_within: Duration::from_secs(30) };
 
-/// Receives the callbacks of all calls. It stops when it is dropped.
+/// Receives the callbacks of all calls. It stops when this is dropped.
 pub(super) struct Listener {
     address: SocketAddr,
     inboxes: Inboxes,
@@ -37,37 +37,37 @@ pub(super) struct Listener {
 
 type Inboxes = Arc<Mutex<HashMap<String, Arc<Shared>>>>;
 
-/// How a delivery is answered.
+/// Answer to a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reply {
     Status(u16),
-    /// 200, but not before the inbox is released.
+    /// 200, sent when the inbox is released.
     Held,
 }
 
-/// What each kind of delivery is answered, in order; 200 after that.
+/// Answers to the next results and events, in order. Later deliveries are answered 200.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Replies {
     pub(super) results: VecDeque<Reply>,
     pub(super) events: VecDeque<Reply>,
 }
 
-/// One delivery.
+/// A callback that arrived.
 #[derive(Debug, Clone)]
 pub(super) struct Delivery {
     pub(super) at: Instant,
     pub(super) method: String,
-    /// The path and the query.
+    /// Path and query.
     pub(super) path: String,
     pub(super) content_type: String,
     pub(super) body: Bytes,
-    /// The body, or null if it is no JSON.
+    /// Parsed body; null if it is not JSON.
     pub(super) message: Value,
     host: SocketAddr,
     answered: Reply,
 }
 
-/// The callbacks of one call.
+/// Callbacks of one call.
 pub(super) struct Inbox {
     pub(super) url: String,
     shared: Arc<Shared>,
@@ -81,18 +81,18 @@ struct Shared {
 }
 
 impl Listener {
-    /// Listens. Where that is on all addresses, `seen` is the one that a server can reach.
-    pub(super) async fn start(address: SocketAddr, seen: IpAddr) -> io::Result<Listener> {
+    /// Starts to listen. If `address` is unspecified (all interfaces), callback URLs use `reachable_ip`.
+    pub(super) async fn start(address: SocketAddr, reachable_ip: IpAddr) -> io::Result<Listener> {
         let socket = TcpListener::bind(address).await?;
         let mut address = socket.local_addr()?;
         if address.ip().is_unspecified() {
-            address.set_ip(seen);
+            address.set_ip(reachable_ip);
         }
         let inboxes = Inboxes::default();
         let router = Router::new().fallback(receive).with_state(Arc::clone(&inboxes));
         let (stop, stopped) = oneshot::channel::<()>();
         tokio::spawn(async move {
-            // It ends when the sender is dropped.
+            // Ends when the sender is dropped.
             drop(serve_until(socket, router, LIMITS, async { drop(stopped.await) }).await);
         });
         Ok(Listener { address, inboxes, _stop: stop })
@@ -102,8 +102,8 @@ impl Listener {
         self.address
     }
 
-    /// An inbox whose URL holds `token`, and `rest` behind it.
-    pub(super) fn inbox(&self, token: &str, rest: &str, replies: Replies) -> Inbox {
+    /// Creates an inbox whose URL contains `token`, followed by `suffix`.
+    pub(super) fn inbox(&self, token: &str, suffix: &str, replies: Replies) -> Inbox {
         let shared = Arc::new(Shared {
             host: self.address,
             state: Mutex::new((Vec::new(), replies)),
@@ -111,7 +111,7 @@ impl Listener {
             released: watch::Sender::new(false),
         });
         lock(&self.inboxes).insert(token.to_owned(), Arc::clone(&shared));
-        Inbox { url: format!("http://{}/callback/{token}{rest}", self.address), shared }
+        Inbox { url: format!("http://{}/callback/{token}{suffix}", self.address), shared }
     }
 }
 
@@ -120,8 +120,8 @@ impl Inbox {
         lock(&self.shared.state).0.clone()
     }
 
-    /// Waits until the deliveries show what is looked for.
-    pub(super) async fn until<T>(
+    /// Waits until `look` returns a value for the deliveries so far; `None` after the time limit.
+    pub(super) async fn wait_for<T>(
         &self,
         within: Duration,
         look: impl Fn(&[Delivery]) -> Option<T>,
@@ -137,14 +137,14 @@ impl Inbox {
         }
     }
 
-    /// Lets what was held back be answered.
+    /// Sends the answers that were held back.
     pub(super) fn release(&self) {
         self.shared.released.send_replace(true);
     }
 }
 
 impl Shared {
-    fn take(&self, mut delivery: Delivery) -> Reply {
+    fn record(&self, mut delivery: Delivery) -> Reply {
         let mut state = lock(&self.state);
         let (deliveries, replies) = &mut *state;
         let reply = match delivery.kind() {
@@ -161,26 +161,26 @@ impl Shared {
         reply
     }
 
-    async fn release(&self) {
+    async fn wait_for_release(&self) {
         let mut released = self.released.subscribe();
-        // Whoever held it back may be gone; then it is answered as well.
+        // The probe may have ended without releasing the inbox. The delivery is answered in any case.
         drop(timeout(HOLD, released.wait_for(|released| *released)).await);
     }
 }
 
 impl Delivery {
-    /// The message's `type`.
+    /// The `type` of the message.
     pub(super) fn kind(&self) -> &str {
         self.text("type")
     }
 
-    /// A field that is a string, or nothing.
+    /// A string field, or the empty string.
     pub(super) fn text(&self, field: &str) -> &str {
         self.message[field].as_str().unwrap_or("")
     }
 
-    /// What a result or an event says.
-    pub(super) fn says(&self) -> String {
+    /// Text of a result or an event.
+    pub(super) fn result_text(&self) -> String {
         match self.message["content"].as_array() {
             Some(items) => {
                 items.iter().filter_map(|item| item["text"].as_str()).collect::<Vec<_>>().join("\n")
@@ -191,11 +191,11 @@ impl Delivery {
 
     pub(super) fn exchange(&self) -> Exchange {
         let answer = match self.answered {
-            Reply::Status(status) => Shown::head(status.to_string()),
-            Reply::Held => Shown::head("200, held back"),
+            Reply::Status(status) => RedactedMessage::head(status.to_string()),
+            Reply::Held => RedactedMessage::head("200, held back"),
         };
         let head = format!("{} http://{}{} (callback)", self.method, self.host, self.path);
-        Exchange::new(Shown::new(head, &self.body), answer)
+        Exchange::new(RedactedMessage::new(head, &self.body), answer)
     }
 }
 
@@ -221,15 +221,15 @@ async fn receive(State(inboxes): State<Inboxes>, request: Request) -> StatusCode
         host: shared.host,
         answered: Reply::Held,
     };
-    match shared.take(delivery) {
-        Reply::Status(status) => StatusCode::from_u16(status).expect("bug: probes know their statuses"),
+    match shared.record(delivery) {
+        Reply::Status(status) => StatusCode::from_u16(status).expect("bug: a probe uses an invalid status"),
         Reply::Held => {
-            shared.release().await;
+            shared.wait_for_release().await;
             StatusCode::OK
         }
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("bug: nobody panics with this lock")
+    mutex.lock().expect("bug: a thread panicked while it held the lock")
 }

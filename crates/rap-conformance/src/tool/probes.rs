@@ -1,4 +1,4 @@
-//! The probes of a tool server, by what they are about.
+//! The probes of a tool server, by topic.
 
 mod authentication;
 mod calls;
@@ -12,8 +12,8 @@ mod subscriptions;
 
 use super::Check;
 
-/// What is found in one stage is known in the next.
-pub(super) const STAGES: &[&[&[Check]]] = &[
+/// Rounds run one after the other. The probes of one round run concurrently and may use what earlier rounds found.
+pub(super) const ROUNDS: &[&[&[Check]]] = &[
     &[discovery::CHECKS],
     &[calls::FIRST],
     &[
@@ -25,8 +25,8 @@ pub(super) const STAGES: &[&[&[Check]]] = &[
         subscriptions::CHECKS,
         authentication::CHECKS,
     ],
-    &[identity::CROWD, subscriptions::SPARED_BY_CANCELLING],
-    &[subscriptions::SPARED_BY_CLOSING],
-    // It uses up what the server grants us.
+    &[identity::CONCURRENT, subscriptions::OTHERS_AFTER_CANCELLATION],
+    &[subscriptions::OTHERS_AFTER_CLOSING],
+    // The flood uses up the server's rate limit.
     &[flood::CHECKS],
 ];

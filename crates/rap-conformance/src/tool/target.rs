@@ -1,4 +1,4 @@
-//! The tool server under test, as the probes see it.
+//! The tool server under test, with the requests that probes send to it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::OnceLock;
@@ -16,58 +16,58 @@ use tokio::time::timeout;
 use url::{Position, Url};
 
 use super::inbox::{Delivery, Inbox, Listener, Replies, Reply};
-use super::{Error, Options, Order, Patience, choice};
-use crate::report::{Exchange, Shown, Verdict};
+use super::{Error, OperationCall, Options, Timeouts, selection};
+use crate::report::{Exchange, RedactedMessage, Verdict};
 
-/// How much of an answer is read.
+/// Maximum number of bytes of an answer that are read.
 const ANSWER_BYTES: usize = 64 * 1024;
-/// How long to leave a server alone that is sent too much, and how often.
+/// Pause before a request is repeated that was answered 503 or 429, and maximum number of repetitions.
 const PAUSE: Duration = Duration::from_secs(1);
-const SECOND_ATTEMPTS: usize = 3;
-/// How many exchanges a failure shows.
-const SHOWN: usize = 6;
+const RETRIES: usize = 3;
+/// Maximum number of exchanges that a failure shows.
+const SHOWN_EXCHANGES: usize = 6;
 
 pub(super) struct Target {
     base: String,
-    /// The base without user, password and query.
-    shown: String,
+    /// Base URL without user, password and query.
+    displayed_base: String,
     client: Client,
     bearer: Option<Secret>,
     listener: Listener,
-    pub(super) patience: Patience,
-    /// What the user named.
-    named: Option<Order>,
-    subscription: Option<Order>,
+    pub(super) timeouts: Timeouts,
+    /// Operation that the user chose.
+    requested: Option<OperationCall>,
+    subscription: Option<OperationCall>,
     toolset: Option<Toolset>,
-    /// What is called, or why nothing is.
-    operation: Result<Order, String>,
-    /// Nothing answers there at all.
-    is_silent: bool,
-    /// Set once a result of the operation has come.
-    pub(super) works: OnceLock<()>,
-    /// In all ids, so that no run meets what another left behind.
-    run: String,
-    made: AtomicUsize,
+    /// Operation that probes call, or the reason why there is none.
+    operation: Result<OperationCall, String>,
+    /// Set if the server did not answer the discovery request.
+    is_unreachable: bool,
+    /// Set when a result of the operation has arrived.
+    pub(super) operation_works: OnceLock<()>,
+    /// Random part of all ids, so that runs do not interfere with each other.
+    run_id: String,
+    ids_made: AtomicUsize,
 }
 
-/// Whom a request says that it is from.
+/// Credentials of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Credentials {
-    Ours,
+    Valid,
     Missing,
     Wrong,
 }
 
-/// What a server answered.
+/// Answer of the server to one request.
 #[derive(Debug, Clone)]
-pub(super) struct Said {
+pub(super) struct ServerResponse {
     pub(super) status: u16,
     pub(super) body: Bytes,
     pub(super) took: Duration,
     pub(super) exchange: Exchange,
 }
 
-/// One call, with where its callbacks arrive.
+/// A call and the inbox for its callbacks.
 pub(super) struct Call {
     pub(super) thread: String,
     pub(super) id: String,
@@ -78,87 +78,90 @@ pub(super) struct Call {
 
 impl Target {
     pub(super) async fn new(options: Options) -> Result<Target, Error> {
-        let Options { url, bearer, operation, subscription, listen, patience } = options;
+        let Options { url, bearer, operation, subscription, listen, timeouts } = options;
         if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
-            return Err(Error::Url("the URL of a tool server begins with http:// or https://".into()));
+            return Err(Error::Url("the URL of a tool server has to begin with http:// or https://".into()));
         }
         if bearer.as_ref().is_some_and(|bearer| authorization(bearer.expose()).is_none()) {
-            return Err(Error::Url("the bearer token has characters that no header can hold".into()));
+            return Err(Error::Url(
+                "the bearer token has characters that are not permitted in an HTTP header".into(),
+            ));
         }
-        let seen = our_address(&url, patience.answer).await;
-        let address = listen.unwrap_or(SocketAddr::new(seen, 0));
+        let own_ip = own_ip(&url, timeouts.answer).await;
+        let address = listen.unwrap_or(SocketAddr::new(own_ip, 0));
         let listener =
-            Listener::start(address, seen).await.map_err(|source| Error::Listen { address, source })?;
+            Listener::start(address, own_ip).await.map_err(|source| Error::Listen { address, source })?;
         let client_limits =
-            ClientLimits { total: patience.answer, drain_bytes: ANSWER_BYTES, ..ClientLimits::default() };
-        let seen = &url[..Position::BeforeUsername];
+            ClientLimits { total: timeouts.answer, drain_bytes: ANSWER_BYTES, ..ClientLimits::default() };
+        let scheme = &url[..Position::BeforeUsername];
         Ok(Target {
-            shown: format!("{seen}{}", &url[Position::BeforeHost..Position::AfterPath])
+            displayed_base: format!("{scheme}{}", &url[Position::BeforeHost..Position::AfterPath])
                 .trim_end_matches('/')
                 .into(),
             base: url.as_str().trim_end_matches('/').to_owned(),
             client: Client::new(UrlPolicy::Local, client_limits),
             bearer,
             listener,
-            patience,
-            named: operation,
+            timeouts,
+            requested: operation,
             subscription,
             toolset: None,
-            operation: Err("no toolset is known".into()),
-            is_silent: false,
-            works: OnceLock::new(),
-            run: random(),
-            made: AtomicUsize::new(0),
+            operation: Err("the toolset has not been fetched".into()),
+            is_unreachable: false,
+            operation_works: OnceLock::new(),
+            run_id: random(),
+            ids_made: AtomicUsize::new(0),
         })
     }
 
-    /// Reads the toolset, once there is a valid one, and decides what to call.
-    pub(super) async fn learn(&mut self) -> Result<(), Error> {
+    /// Fetches the toolset, unless that has succeeded before, and selects the operation to call.
+    pub(super) async fn load_toolset(&mut self) -> Result<(), Error> {
         if self.toolset.is_some() {
             return Ok(());
         }
         let discovered = self.discover().await;
-        self.is_silent = discovered.is_err();
-        let Ok(said) = discovered else { return Ok(()) };
-        let Ok(toolset) = parse_toolset(&said.body) else { return Ok(()) };
-        for order in self.named.iter().chain(&self.subscription) {
-            choice::check(&toolset, order).map_err(Error::Order)?;
+        self.is_unreachable = discovered.is_err();
+        let Ok(response) = discovered else { return Ok(()) };
+        let Ok(toolset) = parse_toolset(&response.body) else { return Ok(()) };
+        for operation_call in self.requested.iter().chain(&self.subscription) {
+            selection::check(&toolset, operation_call).map_err(Error::Operation)?;
         }
-        let picked = || choice::operation(&toolset);
-        let none = "no operation does without arguments and is safe to call; name one with --operation";
-        self.operation = self.named.clone().or_else(picked).ok_or(none.into());
+        let selected = || selection::operation(&toolset);
+        let none = "no operation is safe to call without arguments; choose one with --operation";
+        self.operation = self.requested.clone().or_else(selected).ok_or(none.into());
         self.toolset = Some(toolset);
         Ok(())
     }
 
-    /// The server and what was called, for the head of a report.
+    /// Name of the server and of the operations, for the head of a report.
     pub(super) fn describe(&self) -> String {
-        let mut text = self.shown.clone();
+        let mut text = self.displayed_base.clone();
         if let Some(toolset) = &self.toolset {
             text += &format!(" ({})", toolset.name);
         }
-        if let Ok(order) = &self.operation {
-            text += &format!(" --operation {}", order.operation);
+        if let Ok(operation_call) = &self.operation {
+            text += &format!(" --operation {}", operation_call.operation);
         }
-        if let Some(order) = &self.subscription {
-            text += &format!(" --subscription {}", order.operation);
+        if let Some(operation_call) = &self.subscription {
+            text += &format!(" --subscription {}", operation_call.operation);
         }
         text
     }
 
-    pub(super) async fn discover(&self) -> Result<Said, Verdict> {
+    pub(super) async fn discover(&self) -> Result<ServerResponse, Verdict> {
         let url = self.url(DISCOVERY_PATH)?;
-        let asked = Shown::head(format!("GET {DISCOVERY_PATH}"));
+        let request = RedactedMessage::head(format!("GET {DISCOVERY_PATH}"));
         let start = Instant::now();
-        match self.client.get(&url, &self.headers(Credentials::Ours), limits::BODY_BYTES).await {
-            Ok(fetched) => Ok(self.said(asked, fetched.status, fetched.body, start.elapsed())),
-            Err(error) => Err(silence(asked, &error)),
+        match self.client.get(&url, &self.headers(Credentials::Valid), limits::BODY_BYTES).await {
+            Ok(fetched) => Ok(self.response(request, fetched.status, fetched.body, start.elapsed())),
+            Err(error) => Err(no_answer(request, &error)),
         }
     }
 
     pub(super) fn toolset(&self) -> Result<&Toolset, Verdict> {
-        let hidden = || Verdict::not_observable("there is no valid toolset: see toolset_is_valid");
-        self.toolset.as_ref().ok_or_else(hidden)
+        let not_observable =
+            || Verdict::not_observable("the server has no valid toolset: see the probe toolset_is_valid");
+        self.toolset.as_ref().ok_or_else(not_observable)
     }
 
     pub(super) fn has_bearer(&self) -> bool {
@@ -169,47 +172,50 @@ impl Target {
         self.listener.address()
     }
 
-    /// What is called where a probe needs a result.
-    pub(super) fn order(&self) -> Result<&Order, Verdict> {
+    /// The operation that probes call.
+    pub(super) fn operation_call(&self) -> Result<&OperationCall, Verdict> {
         self.toolset()?;
         self.operation.as_ref().map_err(|why| Verdict::not_observable(why.as_str()))
     }
 
-    /// A call of the operation.
+    /// Prepares a call of the operation.
     pub(super) fn operation(&self) -> Result<Call, Verdict> {
         self.operation_answering(&[])
     }
 
-    /// A call of the operation whose results are answered so, and with 200 after that.
+    /// Prepares a call of the operation. Its results are answered with `replies`, and with 200 after that.
     pub(super) fn operation_answering(&self, replies: &[Reply]) -> Result<Call, Verdict> {
-        let order = self.order()?;
-        if self.works.get().is_none() {
-            return Err(Verdict::not_observable("the operation brought no result: see result_is_delivered"));
+        let operation_call = self.operation_call()?;
+        if self.operation_works.get().is_none() {
+            return Err(Verdict::not_observable(
+                "the operation sent no result: see the probe result_is_delivered",
+            ));
         }
         let replies = Replies { results: replies.iter().copied().collect(), ..Replies::default() };
-        self.call(&order.operation, Value::Object(order.arguments.clone()), "", replies)
+        self.call(&operation_call.operation, Value::Object(operation_call.arguments.clone()), "", replies)
     }
 
-    /// A call of the subscription whose events are answered so, and with 200 after that.
+    /// Prepares a call of the subscription. Its events are answered with `replies`, and with 200 after that.
     pub(super) fn subscription(&self, replies: &[Reply]) -> Result<Call, Verdict> {
         self.toolset()?;
-        let none = "no subscription was named; name one that sends several events soon with --subscription";
-        let order = self.subscription.as_ref().ok_or_else(|| Verdict::not_observable(none))?;
+        let none =
+            "no subscription was given; name one that quickly sends several events with --subscription";
+        let operation_call = self.subscription.as_ref().ok_or_else(|| Verdict::not_observable(none))?;
         let replies = Replies { events: replies.iter().copied().collect(), ..Replies::default() };
-        self.call(&order.operation, Value::Object(order.arguments.clone()), "", replies)
+        self.call(&operation_call.operation, Value::Object(operation_call.arguments.clone()), "", replies)
     }
 
-    /// A call of anything. `rest` stands at the end of its callback URL.
+    /// Prepares a call of any operation. `suffix` is appended to its callback URL.
     pub(super) fn call(
         &self,
         operation: &str,
         arguments: Value,
-        rest: &str,
+        suffix: &str,
         replies: Replies,
     ) -> Result<Call, Verdict> {
         let token = random();
-        let inbox = self.listener.inbox(&token, rest, replies);
-        let (thread, id) = (self.fresh("thread"), self.fresh("call"));
+        let inbox = self.listener.inbox(&token, suffix, replies);
+        let (thread, id) = (self.fresh_id("thread"), self.fresh_id("call"));
         let mut invocation = json!({
             "operation": operation,
             "arguments": arguments,
@@ -223,60 +229,63 @@ impl Target {
         Ok(Call { thread, id, invocation, inbox, acknowledged: OnceLock::new() })
     }
 
-    /// An id that was never used.
-    pub(super) fn fresh(&self, word: &str) -> String {
-        let number = self.made.fetch_add(1, Ordering::Relaxed);
-        format!("{word}_{}_{number}", self.run)
+    /// Returns an id that was never used before.
+    pub(super) fn fresh_id(&self, prefix: &str) -> String {
+        let number = self.ids_made.fetch_add(1, Ordering::Relaxed);
+        format!("{prefix}_{}_{number}", self.run_id)
     }
 
-    /// Sends an invocation, again if the server has no room for it; anything but 2xx is a failure.
-    pub(super) async fn invoke(&self, call: &Call) -> Result<Said, Verdict> {
-        let mut said = self.send_invocation(call, Credentials::Ours).await?;
-        for _ in 0..SECOND_ATTEMPTS {
-            if said.status == 503 {
+    /// Sends an invocation, and repeats it after a 503. Any other answer than 2xx is a failure.
+    pub(super) async fn invoke(&self, call: &Call) -> Result<ServerResponse, Verdict> {
+        let mut response = self.send_invocation(call, Credentials::Valid).await?;
+        for _ in 0..RETRIES {
+            if response.status == 503 {
                 tokio::time::sleep(PAUSE).await;
-                said = self.send_invocation(call, Credentials::Ours).await?;
+                response = self.send_invocation(call, Credentials::Valid).await?;
             }
         }
-        if (200..300).contains(&said.status) {
-            return Ok(said);
+        if (200..300).contains(&response.status) {
+            return Ok(response);
         }
-        Err(Verdict::fail(format!("an invocation was answered {}", said.status), vec![said.exchange]))
+        Err(Verdict::fail(
+            format!("an invocation was answered {} instead of 200", response.status),
+            vec![response.exchange],
+        ))
     }
 
-    /// Sends an invocation; any answer will do.
+    /// Sends an invocation once and returns any answer.
     pub(super) async fn send_invocation(
         &self,
         call: &Call,
         credentials: Credentials,
-    ) -> Result<Said, Verdict> {
+    ) -> Result<ServerResponse, Verdict> {
         let body = serde_json::to_vec(&call.invocation).expect("bug: an invocation is JSON");
-        let said = self.post_to_endpoint(body.into(), credentials).await?;
-        // A call that is sent twice shows its first acknowledgement.
-        call.acknowledged.set(said.exchange.clone()).ok();
-        Ok(said)
+        let response = self.post_to_endpoint(body.into(), credentials).await?;
+        // If a call is sent twice, reports show the first acknowledgement.
+        call.acknowledged.set(response.exchange.clone()).ok();
+        Ok(response)
     }
 
     pub(super) async fn post_to_endpoint(
         &self,
         body: Bytes,
         credentials: Credentials,
-    ) -> Result<Said, Verdict> {
+    ) -> Result<ServerResponse, Verdict> {
         let url = self.toolset()?.endpoint.to_url();
         let head = format!("POST {}", url.path());
         self.post(&url, head, body, credentials).await
     }
 
-    /// Sends a notification, again if there were too many of them.
-    pub(super) async fn notify(&self, path: &str, body: &Value) -> Result<Said, Verdict> {
-        let mut said = self.notify_as(path, body, Credentials::Ours).await?;
-        for _ in 0..SECOND_ATTEMPTS {
-            if said.status == 429 {
+    /// Sends a notification, and repeats it after a 429.
+    pub(super) async fn notify(&self, path: &str, body: &Value) -> Result<ServerResponse, Verdict> {
+        let mut response = self.notify_as(path, body, Credentials::Valid).await?;
+        for _ in 0..RETRIES {
+            if response.status == 429 {
                 tokio::time::sleep(PAUSE).await;
-                said = self.notify_as(path, body, Credentials::Ours).await?;
+                response = self.notify_as(path, body, Credentials::Valid).await?;
             }
         }
-        Ok(said)
+        Ok(response)
     }
 
     /// POSTs to a path below the base URL, once.
@@ -285,7 +294,7 @@ impl Target {
         path: &str,
         body: &Value,
         credentials: Credentials,
-    ) -> Result<Said, Verdict> {
+    ) -> Result<ServerResponse, Verdict> {
         let body = serde_json::to_vec(body).expect("bug: a notification is JSON");
         self.post(&self.url(path)?, format!("POST {path}"), body.into(), credentials).await
     }
@@ -296,15 +305,17 @@ impl Target {
         head: String,
         body: Bytes,
         credentials: Credentials,
-    ) -> Result<Said, Verdict> {
-        if self.is_silent {
-            return Err(Verdict::not_observable("the server does not answer: see toolset_is_served"));
+    ) -> Result<ServerResponse, Verdict> {
+        if self.is_unreachable {
+            return Err(Verdict::not_observable(
+                "the server does not answer: see the probe toolset_is_served",
+            ));
         }
-        let asked = Shown::new(head, &body);
+        let request = RedactedMessage::new(head, &body);
         let start = Instant::now();
         match self.client.post_json(url, &self.headers(credentials), body).await {
-            Ok(reply) => Ok(self.said(asked, reply.status, reply.body, start.elapsed())),
-            Err(error) => Err(silence(asked, &error)),
+            Ok(reply) => Ok(self.response(request, reply.status, reply.body, start.elapsed())),
+            Err(error) => Err(no_answer(request, &error)),
         }
     }
 
@@ -315,7 +326,7 @@ impl Target {
 
     fn headers(&self, credentials: Credentials) -> Vec<(HeaderName, HeaderValue)> {
         let token = match credentials {
-            Credentials::Ours => self.bearer.as_ref().map(Secret::expose),
+            Credentials::Valid => self.bearer.as_ref().map(Secret::expose),
             Credentials::Missing => None,
             Credentials::Wrong => Some("not-the-token"),
         };
@@ -323,42 +334,42 @@ impl Target {
         header.into_iter().map(|value| (AUTHORIZATION, value)).collect()
     }
 
-    fn said(&self, asked: Shown, status: u16, body: Bytes, took: Duration) -> Said {
-        let answered = Shown::new(format!("{status} after {} ms", took.as_millis()), &body);
-        let mut exchange = Exchange::new(asked, answered);
+    fn response(&self, request: RedactedMessage, status: u16, body: Bytes, took: Duration) -> ServerResponse {
+        let answer = RedactedMessage::new(format!("{status} after {} ms", took.as_millis()), &body);
+        let mut exchange = Exchange::new(request, answer);
         if let Some(bearer) = &self.bearer {
-            exchange = exchange.hide(bearer);
+            exchange = exchange.redact(bearer);
         }
-        Said { status, body, took, exchange }
+        ServerResponse { status, body, took, exchange }
     }
 }
 
 impl Call {
-    /// The first result.
-    pub(super) async fn result(&self, patience: Patience) -> Result<Delivery, Verdict> {
+    /// Waits for the first result.
+    pub(super) async fn result(&self, timeouts: Timeouts) -> Result<Delivery, Verdict> {
         let first = |deliveries: &[Delivery]| results(deliveries).next().cloned();
-        let result = self.inbox.until(patience.result, first).await;
-        let seconds = patience.result.as_secs_f64();
-        result.ok_or_else(|| self.fail(format!("no tool_result came within {seconds} s")))
+        let result = self.inbox.wait_for(timeouts.result, first).await;
+        let seconds = timeouts.result.as_secs_f64();
+        result.ok_or_else(|| self.fail(format!("no tool_result arrived within {seconds} s")))
     }
 
-    /// The first event.
-    pub(super) async fn event(&self, patience: Patience) -> Result<Delivery, Verdict> {
+    /// Waits for the first event.
+    pub(super) async fn event(&self, timeouts: Timeouts) -> Result<Delivery, Verdict> {
         let first = |deliveries: &[Delivery]| events(deliveries).next().cloned();
-        let event = self.inbox.until(patience.result, first).await;
-        let seconds = patience.result.as_secs_f64();
-        event.ok_or_else(|| Verdict::not_observable(format!("no event came within {seconds} s")))
+        let event = self.inbox.wait_for(timeouts.result, first).await;
+        let seconds = timeouts.result.as_secs_f64();
+        event.ok_or_else(|| Verdict::not_observable(format!("no event arrived within {seconds} s")))
     }
 
-    /// A failure, with all that was said about this call.
+    /// Creates a failure with the exchanges of this call.
     pub(super) fn fail(&self, what: impl Into<String>) -> Verdict {
-        Verdict::fail(what, self.story())
+        Verdict::fail(what, self.exchanges())
     }
 
-    pub(super) fn story(&self) -> Vec<Exchange> {
+    pub(super) fn exchanges(&self) -> Vec<Exchange> {
         let deliveries = self.inbox.deliveries();
-        let said = deliveries.iter().map(Delivery::exchange);
-        self.acknowledged.get().cloned().into_iter().chain(said).take(SHOWN).collect()
+        let callbacks = deliveries.iter().map(Delivery::exchange);
+        self.acknowledged.get().cloned().into_iter().chain(callbacks).take(SHOWN_EXCHANGES).collect()
     }
 }
 
@@ -370,8 +381,11 @@ pub(super) fn events(deliveries: &[Delivery]) -> impl Iterator<Item = &Delivery>
     deliveries.iter().filter(|delivery| delivery.kind() == "subscription_event")
 }
 
-fn silence(asked: Shown, error: &rap_io::client::Error) -> Verdict {
-    Verdict::fail("it did not answer", vec![Exchange::new(asked, Shown::head(format!("no answer: {error}")))])
+fn no_answer(request: RedactedMessage, error: &rap_io::client::Error) -> Verdict {
+    Verdict::fail(
+        "the server did not answer",
+        vec![Exchange::new(request, RedactedMessage::head(format!("no answer: {error}")))],
+    )
 }
 
 fn authorization(token: &str) -> Option<HeaderValue> {
@@ -380,19 +394,19 @@ fn authorization(token: &str) -> Option<HeaderValue> {
     Some(value)
 }
 
-/// The address of ours that the server sees when we talk to it.
-async fn our_address(url: &Url, within: Duration) -> IpAddr {
+/// Local IP address of a connection to the server.
+async fn own_ip(url: &Url, within: Duration) -> IpAddr {
     let host = url.host_str().unwrap_or("").trim_matches(['[', ']']);
     let port = url.port_or_known_default().unwrap_or(80);
     match timeout(within, TcpStream::connect((host, port))).await {
         Ok(Ok(stream)) => stream.local_addr().map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip()),
-        // The first probe will find out and say so.
+        // The first probe reports that the server cannot be reached.
         _ => Ipv4Addr::LOCALHOST.into(),
     }
 }
 
 fn random() -> String {
     let mut bytes = [0; 12];
-    getrandom::fill(&mut bytes).expect("bug: the system has random numbers");
+    getrandom::fill(&mut bytes).expect("bug: the operating system has no random numbers");
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

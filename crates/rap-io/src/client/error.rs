@@ -1,6 +1,6 @@
-//! Why a call had no answer, told without anything of the URL but its host.
+//! Errors of the client. They contain no part of the URL except its host.
 //!
-//! The texts of the libraries below never pass through as they are: each failure is recognised by its type.
+//! Error texts of the HTTP libraries are never passed on: each failure is recognised by its type.
 
 use std::error::Error as StdError;
 use std::{io, iter};
@@ -10,33 +10,33 @@ use rap_protocol::Forbidden;
 
 use super::resolver;
 
-/// Why a call had no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The policy does not permit this URL, or any address of its host. Nothing was connected to.
+    /// The policy does not permit this URL, or any address of its host. No connection was made.
     #[error("the URL is not allowed: {0}")]
     Forbidden(#[from] Forbidden),
-    /// The request could not be written for this URL.
-    #[error("the URL can not be used in a request")]
+    /// The URL cannot be used in an HTTP request.
+    #[error("the URL cannot be used in a request")]
     BadUrl,
-    /// https, on a machine without certificates.
+    /// The URL is https, and the system has no root certificates.
     #[error(
-        "https needs the certificates of the machine, which has none: install ca-certificates, or set SSL_CERT_FILE"
+        "https needs root certificates, and this system has none: install ca-certificates, or set SSL_CERT_FILE"
     )]
     NoCertificates,
-    /// There was no connection; the request was not sent.
+    /// The connection could not be established. The request was not sent.
     #[error("could not connect: {0}")]
     Unreachable(String),
-    /// The answer did not come in time. The request may have arrived.
+    /// The answer did not arrive in time. The server may have received the request.
     #[error("no answer in time")]
     TimedOut,
-    /// The connection broke, or what came is not HTTP. The request may have arrived.
-    #[error("no usable answer: {0}")]
+    /// The connection broke, or the answer is not valid HTTP. The server may have received the request.
+    #[error("no valid answer: {0}")]
     Protocol(&'static str),
-    /// The answer is longer than was asked for.
+    /// The answer is longer than the limit of the request.
     #[error("the answer has more than {limit} bytes")]
     TooLong {
-        /// What was asked for.
+        /// The limit, in bytes.
         limit: usize,
     },
 }
@@ -53,7 +53,7 @@ impl Error {
         }
     }
 
-    /// The body of an answer broke off.
+    /// Converts an error that occurred while the body was read.
     pub(super) fn of_body(error: &hyper::Error) -> Self {
         Error::Protocol(broken(error))
     }
@@ -68,7 +68,7 @@ fn unreachable(error: &legacy::Error) -> String {
     }
     match chain(error).filter_map(|error| error.downcast_ref::<io::Error>()).last() {
         Some(io) => io.kind().to_string(),
-        None => "the connection could not be made".into(),
+        None => "the connection could not be established".into(),
     }
 }
 
@@ -88,7 +88,7 @@ fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (d
     iter::successors(Some(error), |error| cause(*error))
 }
 
-/// Like `source`, which for an `io::Error` would pass over the very error that it wraps.
+/// Like `source`, except that `source` of an `io::Error` skips the error that it wraps.
 fn cause<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a (dyn StdError + 'static)> {
     match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
         Some(wrapped) => Some(wrapped),

@@ -1,7 +1,7 @@
-//! Resolves names for the connector, and lets through only the addresses that the policy permits.
+//! Resolves host names for the connector, and returns only the addresses that the policy permits.
 //!
-//! The connector gets the addresses themselves and never the name again, so that a name can not change its
-//! meaning between check and use. It does not ask for addresses that are written out; the client judges those.
+//! The connector uses exactly these addresses and does not resolve the name again, so that the name cannot change its
+//! addresses between check and use. It does not call the resolver for literal addresses; the client checks those.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -44,7 +44,7 @@ impl Service<Name> for Resolver {
     fn call(&mut self, name: Name) -> Self::Future {
         let policy = self.policy;
         Box::pin(async move {
-            // The connector puts the URL's port in place of 0.
+            // The connector replaces port 0 by the port of the URL.
             let found = tokio::net::lookup_host((name.as_str(), 0)).await.map_err(Error::Unresolved)?;
             Ok(permitted(policy, found.collect())?.into_iter())
         })
@@ -64,7 +64,7 @@ fn permitted(policy: UrlPolicy, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr
 mod tests {
     use super::*;
 
-    fn judge(policy: UrlPolicy, found: &[&str]) -> String {
+    fn check(policy: UrlPolicy, found: &[&str]) -> String {
         let found = found.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect();
         match permitted(policy, found) {
             Ok(good) => good.iter().map(|address| address.ip().to_string()).collect::<Vec<_>>().join(" "),
@@ -73,15 +73,15 @@ mod tests {
     }
 
     #[test]
-    fn only_permitted_addresses_of_a_name_are_left() {
+    fn only_permitted_addresses_of_a_name_are_returned() {
         let table: [(&[&str], &str); 4] = [
             (&["93.184.216.34", "2606:4700::1"], "93.184.216.34 2606:4700::1"),
             (&["10.0.0.1", "93.184.216.34", "::1"], "93.184.216.34"),
-            (&["10.0.0.1", "169.254.169.254"], "the address 10.0.0.1 is out of bounds"),
+            (&["10.0.0.1", "169.254.169.254"], "the address 10.0.0.1 is not permitted by the URL policy"),
             (&[], "the name could not be resolved"),
         ];
         for (found, expected) in table {
-            assert_eq!(judge(UrlPolicy::Public, found), expected, "{found:?}");
+            assert_eq!(check(UrlPolicy::Public, found), expected, "{found:?}");
         }
     }
 }

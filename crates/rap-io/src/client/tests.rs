@@ -1,5 +1,5 @@
-//! Calls against real servers on loopback. Each server tells the test what it saw; nothing waits by the clock
-//! except the time-outs that are tested.
+//! Requests to real servers on loopback. Each server reports the requests that it receives. No test depends on time,
+//! except for the time-outs that it tests.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,18 +13,18 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use super::*;
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
-/// Stands for everything in a URL that must not be seen.
+/// Used in all parts of a URL that must not appear in errors.
 const SECRET: &str = "s3cr3t";
 
 struct Server {
     port: u16,
     connections: Arc<AtomicUsize>,
-    /// Head and body of each request, as they came.
+    /// Head and body of each request.
     requests: mpsc::Receiver<String>,
 }
 
 impl Server {
-    /// Calls `answer` after each request, until it fails or the client leaves.
+    /// Calls `answer` after each request, until it fails or the client disconnects.
     fn start(answer: impl Fn(&mut TcpStream) -> io::Result<()> + Send + Sync + 'static) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -41,7 +41,7 @@ impl Server {
         Server { port, connections, requests }
     }
 
-    fn saying(text: &'static str) -> Server {
+    fn answering(text: &'static str) -> Server {
         Server::start(move |stream| stream.write_all(text.as_bytes()))
     }
 
@@ -88,7 +88,7 @@ fn client() -> Client {
     Client::new(UrlPolicy::Local, ClientLimits::default())
 }
 
-fn impatient() -> Client {
+fn client_with_short_timeout() -> Client {
     Client::new(
         UrlPolicy::Local,
         ClientLimits { total: Duration::from_millis(500), ..ClientLimits::default() },
@@ -99,7 +99,7 @@ async fn post(client: &Client, url: &Url) -> Result<Reply, Error> {
     client.post_json(url, &[], Bytes::from_static(b"{}")).await
 }
 
-/// The error of a call, after a look at what it shows.
+/// Returns the error of a request, and checks that it does not contain the secret.
 async fn error(client: &Client, url: &Url) -> Error {
     let error = post(client, url).await.unwrap_err();
     let mut shown = format!("{error} {error:?}");
@@ -113,8 +113,8 @@ async fn error(client: &Client, url: &Url) -> Error {
 }
 
 #[tokio::test]
-async fn a_post_arrives_with_its_headers_and_is_answered() {
-    let server = Server::saying(OK);
+async fn a_post_is_sent_with_its_headers_and_returns_the_answer() {
+    let server = Server::answering(OK);
     let headers = [(HeaderName::from_static("x-one"), HeaderValue::from_static("1"))];
     let reply = client().post_json(&server.url(), &headers, Bytes::from_static(b"{\"a\":1}")).await.unwrap();
     assert_eq!(reply, Reply { status: 200, retry_after: None, body: Bytes::from_static(b"ok") });
@@ -128,20 +128,20 @@ async fn a_post_arrives_with_its_headers_and_is_answered() {
 
 #[tokio::test]
 async fn a_name_is_resolved_and_connected_to() {
-    let server = Server::saying(OK);
+    let server = Server::answering(OK);
     assert_eq!(post(&client(), &server.at("localhost")).await.unwrap().status, 200);
 }
 
 #[tokio::test]
 async fn user_and_password_become_a_header() {
-    let server = Server::saying(OK);
+    let server = Server::answering(OK);
     let url = server.at("us%20er:p%40ss%@127.0.0.1");
     post(&client(), &url).await.unwrap();
     let request = server.requests.recv().unwrap();
     let expected = format!("\r\nauthorization: Basic {}\r\n", BASE64_STANDARD.encode("us er:p@ss%"));
     assert!(request.contains(&expected), "{request}");
     assert!(!request.contains("us%20er") && !request.contains("p%40ss"), "{request}");
-    // What the caller says goes before what the URL says.
+    // A header of the caller takes precedence over the URL.
     let own = [(AUTHORIZATION, HeaderValue::from_static("Bearer own"))];
     client().post_json(&url, &own, Bytes::from_static(b"{}")).await.unwrap();
     let request = server.requests.recv().unwrap();
@@ -149,20 +149,20 @@ async fn user_and_password_become_a_header() {
 }
 
 #[tokio::test]
-async fn calls_in_a_row_share_a_connection() {
-    let server = Server::saying(OK);
+async fn consecutive_requests_share_a_connection() {
+    let server = Server::answering(OK);
     let client = client();
     for _ in 0..20 {
         assert_eq!(post(&client, &server.url()).await.unwrap().status, 200);
     }
-    // A connection comes back to the pool on a task of its own, which a next call may overtake.
+    // A separate task returns a connection to the pool, and the next request may come before that.
     let connections = server.connections.load(Ordering::SeqCst);
     assert!(connections <= 3, "20 calls took {connections} connections");
 }
 
 #[tokio::test]
 async fn retry_after_is_read_if_it_is_a_number() {
-    let server = Server::saying("HTTP/1.1 503 Busy\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n");
+    let server = Server::answering("HTTP/1.1 503 Busy\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n");
     let reply = post(&client(), &server.url()).await.unwrap();
     assert_eq!((reply.status, reply.retry_after), (503, Some(Duration::from_secs(7))));
     let table = [
@@ -183,8 +183,8 @@ async fn retry_after_is_read_if_it_is_a_number() {
 }
 
 #[tokio::test]
-async fn a_redirect_is_an_answer_and_not_followed() {
-    let target = Server::saying(OK);
+async fn a_redirect_is_returned_and_not_followed() {
+    let target = Server::answering(OK);
     let port = target.port;
     let server = Server::start(move |stream| {
         let head = "HTTP/1.1 302 Found\r\ncontent-length: 0\r\nlocation: http://127.0.0.1:";
@@ -195,20 +195,20 @@ async fn a_redirect_is_an_answer_and_not_followed() {
 }
 
 #[tokio::test]
-async fn a_server_that_never_answers_is_given_up() {
-    let server = Server::saying("");
-    assert!(matches!(error(&impatient(), &server.url()).await, Error::TimedOut));
+async fn a_server_that_never_answers_is_a_time_out() {
+    let server = Server::answering("");
+    assert!(matches!(error(&client_with_short_timeout(), &server.url()).await, Error::TimedOut));
 }
 
 #[tokio::test]
 async fn a_body_that_does_not_end_in_time_does_not_hide_the_status() {
-    let server = Server::saying("HTTP/1.1 202 Accepted\r\ncontent-length: 10\r\n\r\nhalf");
-    let reply = post(&impatient(), &server.url()).await.unwrap();
+    let server = Server::answering("HTTP/1.1 202 Accepted\r\ncontent-length: 10\r\n\r\nhalf");
+    let reply = post(&client_with_short_timeout(), &server.url()).await.unwrap();
     assert_eq!((reply.status, &reply.body[..]), (202, &b"half"[..]));
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_off_does_not_hide_the_status() {
+async fn a_truncated_body_does_not_hide_the_status() {
     let server = Server::start(|stream| {
         stream.write_all(b"HTTP/1.1 500 Oops\r\ncontent-length: 10\r\n\r\nhalf")?;
         Err(io::ErrorKind::Other.into())
@@ -218,7 +218,7 @@ async fn a_body_that_breaks_off_does_not_hide_the_status() {
 }
 
 #[tokio::test]
-async fn an_endless_body_is_cut_off_with_its_connection() {
+async fn the_connection_of_an_endless_body_is_closed() {
     let (cut, was_cut) = mpsc::channel();
     let server = Server::start(move |stream| {
         stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
@@ -229,14 +229,14 @@ async fn an_endless_body_is_cut_off_with_its_connection() {
     let (client, began) = (client(), Instant::now());
     let reply = post(&client, &server.url()).await.unwrap();
     assert_eq!((reply.status, reply.body.len()), (200, 16 * 1024));
-    assert!(began.elapsed() < client.limits.total, "cut off by its length, not by time");
-    // The connection is closed by its task, which runs when this one waits.
+    assert!(began.elapsed() < client.limits.total, "ended by its length, not by time");
+    // A separate task closes the connection, and runs while this one waits.
     tokio::task::spawn_blocking(move || was_cut.recv().unwrap()).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_body_of_just_the_limit_is_whole() {
-    let server = Server::saying("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n12345");
+async fn a_body_of_exactly_the_limit_is_complete() {
+    let server = Server::answering("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n12345");
     for (drain_bytes, expected) in [(5, "12345"), (4, "1234"), (0, "")] {
         let client = Client::new(UrlPolicy::Local, ClientLimits { drain_bytes, ..ClientLimits::default() });
         assert_eq!(post(&client, &server.url()).await.unwrap().body, expected);
@@ -253,22 +253,22 @@ async fn a_refused_connection_is_unreachable() {
 
 #[tokio::test]
 async fn a_name_that_does_not_exist_is_unreachable() {
-    // A label this long is refused before any name server is asked.
+    // A label of this length is rejected without a DNS query.
     let url = Url::parse(&format!("http://{}.invalid/{SECRET}", "x".repeat(64))).unwrap();
     let error = error(&client(), &url).await;
     assert!(matches!(&error, Error::Unreachable(why) if why.contains("resolved")), "{error:?}");
 }
 
 #[tokio::test]
-async fn an_answer_that_is_not_http_is_told_as_such() {
-    let server = Server::saying("SSH-2.0-OpenSSH_9.2\r\n\r\n");
+async fn an_answer_that_is_not_http_is_a_protocol_error() {
+    let server = Server::answering("SSH-2.0-OpenSSH_9.2\r\n\r\n");
     assert!(matches!(error(&client(), &server.url()).await, Error::Protocol(_)));
     let server = Server::start(|_| Err(io::ErrorKind::Other.into()));
     assert!(matches!(error(&client(), &server.url()).await, Error::Protocol(_)));
 }
 
 #[tokio::test]
-async fn forbidden_addresses_never_see_a_connection() {
+async fn forbidden_addresses_are_never_connected_to() {
     for host in ["169.254.169.254", "[fe80::1]", "[::ffff:169.254.169.254]"] {
         let url = Url::parse(&format!("http://{host}/{SECRET}")).unwrap();
         assert!(matches!(error(&client(), &url).await, Error::Forbidden(_)), "{host}");
@@ -289,8 +289,8 @@ async fn forbidden_addresses_never_see_a_connection() {
 }
 
 #[tokio::test]
-async fn without_certificates_http_works_and_https_says_what_is_missing() {
-    let server = Server::saying(OK);
+async fn without_certificates_http_works_and_https_fails_with_a_helpful_error() {
+    let server = Server::answering(OK);
     let client = Client::with_tls(UrlPolicy::Local, ClientLimits::default(), None);
     assert_eq!(post(&client, &server.url()).await.unwrap().status, 200);
     let mut url = server.url();
@@ -300,7 +300,7 @@ async fn without_certificates_http_works_and_https_says_what_is_missing() {
     assert!(error.to_string().contains("ca-certificates"), "{error}");
 }
 
-/// Trusts nobody but the certificate of the tests.
+/// A client that trusts only these certificates.
 fn trusting(certificates: &[&'static [u8]]) -> Client {
     let mut roots = RootCertStore::empty();
     for certificate in certificates {
@@ -310,7 +310,7 @@ fn trusting(certificates: &[&'static [u8]]) -> Client {
     Client::with_tls(UrlPolicy::Local, ClientLimits::default(), Some(tls))
 }
 
-/// For 127.0.0.1 alone, until the year 2126: `openssl req -x509 … -addext subjectAltName=IP:127.0.0.1`.
+/// Valid for 127.0.0.1 only, until the year 2126: `openssl req -x509 … -addext subjectAltName=IP:127.0.0.1`.
 const CERTIFICATE: &[u8] = include_bytes!("testdata/loopback.cert.der");
 const CERTIFICATE_KEY: &[u8] = include_bytes!("testdata/loopback.key.der");
 
@@ -329,7 +329,7 @@ fn tls_server() -> u16 {
     thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
         let mut reader = BufReader::new(StreamOwned::new(session, stream));
-        // A client that does not trust us leaves before it has asked.
+        // A client that does not trust the certificate disconnects before it sends a request.
         if read_request(&mut reader).is_ok() {
             reader.get_mut().write_all(OK.as_bytes()).unwrap();
         }
@@ -338,7 +338,7 @@ fn tls_server() -> u16 {
 }
 
 #[tokio::test]
-async fn https_works_with_a_server_that_is_trusted_and_with_no_other() {
+async fn https_works_only_with_trusted_servers() {
     let table = [
         ("127.0.0.1", &[CERTIFICATE][..], None),
         ("127.0.0.1", &[], Some("UnknownIssuer")),
@@ -364,7 +364,7 @@ async fn a_server_without_tls_is_unreachable_by_https() {
     thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
-        // Stays open until the client has seen enough.
+        // Keeps the connection open until the client closes it.
         io::copy(&mut stream, &mut io::sink()).ok();
     });
     let url = Url::parse(&format!("https://127.0.0.1:{port}/{SECRET}")).unwrap();
@@ -381,7 +381,7 @@ fn server_that(says: &'static str, then: io::ErrorKind) -> Server {
 
 #[tokio::test]
 async fn a_document_is_read_to_its_end() {
-    let server = Server::saying("HTTP/1.1 404 Gone\r\nretry-after: 3\r\ncontent-length: 5\r\n\r\n12345");
+    let server = Server::answering("HTTP/1.1 404 Gone\r\nretry-after: 3\r\ncontent-length: 5\r\n\r\n12345");
     let headers = [(HeaderName::from_static("x-one"), HeaderValue::from_static("1"))];
     let fetched = client().get(&server.url(), &headers, 5).await.unwrap();
     let retry_after = Some(Duration::from_secs(3));
@@ -393,16 +393,16 @@ async fn a_document_is_read_to_its_end() {
 }
 
 #[tokio::test]
-async fn a_document_that_is_not_whole_is_an_error() {
+async fn an_incomplete_document_is_an_error() {
     let half = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n123";
     let table = [
-        (Server::saying("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n12345"), "more than 4 bytes"),
-        (Server::saying(half), "no answer in time"),
-        (server_that(half, io::ErrorKind::Other), "no usable answer"),
-        (Server::saying(""), "no answer in time"),
+        (Server::answering("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n12345"), "more than 4 bytes"),
+        (Server::answering(half), "no answer in time"),
+        (server_that(half, io::ErrorKind::Other), "no valid answer"),
+        (Server::answering(""), "no answer in time"),
     ];
     for (server, expected) in table {
-        let error = impatient().get(&server.url(), &[], 4).await.unwrap_err().to_string();
+        let error = client_with_short_timeout().get(&server.url(), &[], 4).await.unwrap_err().to_string();
         assert!(error.contains(expected) && !error.contains(SECRET), "{error}");
     }
     let metadata = Url::parse(&format!("http://169.254.169.254/{SECRET}")).unwrap();
@@ -412,7 +412,7 @@ async fn a_document_that_is_not_whole_is_an_error() {
 const STREAM: &str =
     "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n";
 
-fn listener() -> Client {
+fn stream_client() -> Client {
     let limits = ClientLimits {
         total: Duration::ZERO,
         stream_head: Duration::from_millis(300),
@@ -423,11 +423,11 @@ fn listener() -> Client {
 }
 
 async fn listen(server: &Server) -> Result<Streaming, Error> {
-    listener().post_stream(&server.url(), &[], Bytes::from_static(b"{}")).await
+    stream_client().post_stream(&server.url(), &[], Bytes::from_static(b"{}")).await
 }
 
 #[tokio::test]
-async fn a_stream_is_read_as_it_comes() {
+async fn a_stream_is_read_chunk_by_chunk() {
     let (go, wait) = mpsc::channel::<()>();
     let wait = std::sync::Mutex::new(wait);
     let server = Server::start(move |stream| {
@@ -446,29 +446,29 @@ async fn a_stream_is_read_as_it_comes() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_off_or_falls_silent_is_an_error() {
+async fn a_truncated_or_silent_stream_is_an_error() {
     let mut broken = listen(&server_that(STREAM, io::ErrorKind::Other)).await.unwrap();
     assert_eq!(broken.chunk().await.unwrap().unwrap(), "one");
     assert!(matches!(broken.chunk().await, Err(Error::Protocol(_))));
-    let server = Server::saying(STREAM);
+    let server = Server::answering(STREAM);
     let mut silent = listen(&server).await.unwrap();
     assert_eq!(silent.chunk().await.unwrap().unwrap(), "one");
     assert!(matches!(silent.chunk().await, Err(Error::TimedOut)));
-    assert!(matches!(listen(&Server::saying("")).await, Err(Error::TimedOut)));
+    assert!(matches!(listen(&Server::answering("")).await, Err(Error::TimedOut)));
 }
 
 #[tokio::test]
-async fn a_silent_stream_is_an_error_for_a_reader_who_waits_in_turns_too() {
-    let server = Server::saying(STREAM);
+async fn the_time_out_of_a_stream_continues_when_the_future_is_dropped() {
+    let server = Server::answering(STREAM);
     let mut silent = listen(&server).await.unwrap();
     assert_eq!(silent.chunk().await.unwrap().unwrap(), "one");
     for _ in 0..100 {
-        // Each turn is shorter than the time for a piece.
+        // Each wait is shorter than the time-out of a chunk.
         let turn = tokio::time::timeout(Duration::from_millis(50), silent.chunk());
         if let Ok(chunk) = turn.await {
             assert!(matches!(chunk, Err(Error::TimedOut)));
             return;
         }
     }
-    panic!("the time for a piece begins again with each turn");
+    panic!("the time-out of a chunk starts again with each call");
 }

@@ -1,8 +1,8 @@
-//! The writer's thread: takes what waits, runs it in savepoints, commits, answers.
+//! The loop of the writer's thread: takes the queued jobs, runs them in savepoints, commits, and replies.
 //!
-//! After any failure the connection is either out of every transaction or gone; a batch never begins inside
-//! the remains of another. A database that can not be opened is tried again by the next batch, and the thread
-//! sleeps until there is one.
+//! After any failure the connection is either outside of a transaction or closed, so that a batch never begins inside
+//! the transaction of another. If the database cannot be opened, the next batch tries again; the thread sleeps until
+//! then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,20 +11,20 @@ use std::time::Instant;
 use rusqlite::hooks::{AuthAction, AuthContext, Authorization, TransactionOperation};
 use rusqlite::{Connection, ErrorCode};
 
-use super::queue::{Guard, Job, Queue, Ran};
+use super::queue::{Guard, Job, JobOutcome, Queue};
 use super::{Error, WriterLimits, WriterMetrics};
 
 const BEGIN: &str = "BEGIN IMMEDIATE";
 const SAVEPOINT: &str = "SAVEPOINT rap_writer_job";
 const ROLLBACK_TO: &str = "ROLLBACK TO rap_writer_job";
 const RELEASE: &str = "RELEASE rap_writer_job";
-// The comment keeps a job from finding our cached COMMIT, which was prepared when it was allowed.
+// The SQL comment prevents a job from using the writer's cached COMMIT statement, which the authorizer has allowed.
 const COMMIT: &str = "COMMIT -- by the writer";
 const ROLLBACK: &str = "ROLLBACK";
 
 pub(super) type Open = Box<dyn Fn() -> rusqlite::Result<Connection> + Send>;
 
-/// Why nothing of a batch stands.
+/// Why a batch was rolled back.
 pub(super) struct Outage {
     pub(super) why: String,
     reopen: bool,
@@ -32,15 +32,15 @@ pub(super) struct Outage {
 
 impl Outage {
     pub(super) fn of(doing: &str, error: &rusqlite::Error) -> Self {
-        Outage { why: format!("{doing}: {error}"), reopen: Outage::spoils(error) }
+        Outage { why: format!("{doing}: {error}"), reopen: Outage::requires_reopen(error) }
     }
 
-    fn lost(why: &str) -> Self {
+    fn transaction_lost(why: &str) -> Self {
         Outage { why: format!("the transaction was lost: {why}"), reopen: false }
     }
 
-    /// After such an error the connection may hold wrong pages or a stale file.
-    pub(super) fn spoils(error: &rusqlite::Error) -> bool {
+    /// Returns true if the connection may hold wrong pages or a stale file after this error.
+    pub(super) fn requires_reopen(error: &rusqlite::Error) -> bool {
         matches!(
             error.sqlite_error_code(),
             Some(
@@ -53,8 +53,8 @@ impl Outage {
         )
     }
 
-    /// Such an error is the database's and not the job's, but the connection is still good.
-    pub(super) fn passes(error: &rusqlite::Error) -> bool {
+    /// Returns true if the database caused the error, not the job, and the connection is still usable.
+    pub(super) fn is_transient(error: &rusqlite::Error) -> bool {
         matches!(
             error.sqlite_error_code(),
             Some(ErrorCode::DiskFull | ErrorCode::OutOfMemory | ErrorCode::DatabaseBusy)
@@ -62,15 +62,15 @@ impl Outage {
     }
 }
 
-/// Who is told how batches end.
-pub(super) struct Watched {
-    pub(super) on_lost: Box<dyn Fn() + Send>,
+/// Receives the results of batches.
+pub(super) struct BatchObserver {
+    pub(super) on_batch_failed: Box<dyn Fn() + Send>,
     pub(super) metrics: Arc<WriterMetrics>,
 }
 
 pub(super) struct Batches {
     open: Open,
-    watched: Watched,
+    observer: BatchObserver,
     conn: Option<Connection>,
     in_job: Arc<AtomicBool>,
     queue: Arc<Queue>,
@@ -80,25 +80,25 @@ pub(super) struct Batches {
 impl Batches {
     pub(super) fn open(
         open: Open,
-        watched: Watched,
+        observer: BatchObserver,
         queue: Arc<Queue>,
         limits: WriterLimits,
     ) -> Result<Self, Error> {
-        let mut batches = Batches { open, watched, conn: None, in_job: Arc::default(), queue, limits };
+        let mut batches = Batches { open, observer, conn: None, in_job: Arc::default(), queue, limits };
         batches.connect().map_err(|outage| Error::Unavailable(outage.why))?;
         Ok(batches)
     }
 
-    /// Serves until the queue is closed and empty.
+    /// Runs batches until the queue is closed and empty.
     pub(super) fn serve(mut self) {
         while let Some(first) = self.queue.wait() {
             let mut jobs = vec![first];
             let ended = self.batch(&mut jobs);
             if let Err(outage) = &ended {
-                tracing::warn!(jobs = jobs.len(), why = outage.why, "nothing of a batch was written");
+                tracing::warn!(jobs = jobs.len(), why = outage.why, "a batch was rolled back");
                 self.recover(outage);
-                (self.watched.on_lost)();
-                self.watched.metrics.lost.count();
+                (self.observer.on_batch_failed)();
+                self.observer.metrics.failed_batches.count();
             }
             for job in jobs {
                 job.reply(ended.as_ref().err());
@@ -106,28 +106,28 @@ impl Batches {
         }
     }
 
-    /// Adds what waits to `jobs`, runs and commits it. On an error all of `jobs` have to hear of it, and some
-    /// may not have run.
+    /// Runs and commits `jobs`, and adds queued jobs to them meanwhile. On an error, all of `jobs` have failed, and
+    /// some may not have run.
     fn batch(&mut self, jobs: &mut Vec<Box<dyn Job>>) -> Result<(), Outage> {
         if let Err(outage) = self.begin() {
-            // Whoever waits would meet the same outage, each after a time-out of its own.
+            // The queued jobs would fail in the same way, each after its own time-out.
             self.fill(jobs);
             return Err(outage);
         }
         let began = Instant::now();
-        let conn = self.conn.as_ref().expect("bug: begun without a connection");
-        let mut ran = 0;
-        while let Some(job) = jobs.get_mut(ran) {
+        let conn = self.conn.as_ref().expect("bug: a batch has a connection");
+        let mut finished = 0;
+        while let Some(job) = jobs.get_mut(finished) {
             self.run(conn, job.as_mut())?;
-            ran += 1;
-            if ran < self.limits.batch_jobs && began.elapsed() < self.limits.batch_time {
+            finished += 1;
+            if finished < self.limits.batch_jobs && began.elapsed() < self.limits.batch_time {
                 jobs.extend(self.queue.next());
             }
         }
         let committing = Instant::now();
         execute(conn, COMMIT)?;
-        self.watched.metrics.commit_seconds.took(committing.elapsed());
-        self.watched.metrics.group_size.observe(jobs.len() as f64);
+        self.observer.metrics.commit_seconds.observe_duration(committing.elapsed());
+        self.observer.metrics.group_size.observe(jobs.len() as f64);
         Ok(())
     }
 
@@ -143,12 +143,12 @@ impl Batches {
         Ok(self.conn.insert(conn))
     }
 
-    /// A COMMIT inside a job would write a part of its batch, so it is refused.
+    /// Opens the database and denies COMMIT inside jobs, which would commit a part of the batch.
     fn open_guarded(&self) -> rusqlite::Result<Connection> {
         let mut conn = (self.open)()?;
         let in_job = Arc::clone(&self.in_job);
         conn.authorizer(Some(move |context: AuthContext<'_>| match context.action {
-            // COMMIT is the operation that rusqlite has no name for.
+            // rusqlite reports COMMIT as an unknown operation.
             AuthAction::Transaction { operation: TransactionOperation::Unknown }
                 if in_job.load(Ordering::Relaxed) =>
             {
@@ -173,30 +173,32 @@ impl Batches {
         }
         execute(conn, SAVEPOINT)?;
         self.in_job.store(true, Ordering::Relaxed);
-        let ran = job.run(conn);
+        let outcome = job.run(conn);
         self.in_job.store(false, Ordering::Relaxed);
-        match ran {
-            Ran::Broke(outage) => return Err(outage),
-            Ran::Kept if conn.is_autocommit() => return Err(Outage::lost("a job ended it")),
-            Ran::Undone(why) if conn.is_autocommit() => return Err(Outage::lost(&why)),
-            Ran::Kept => {}
-            Ran::Undone(_) => execute(conn, ROLLBACK_TO)?,
+        match outcome {
+            JobOutcome::ConnectionBroken(outage) => return Err(outage),
+            JobOutcome::Succeeded if conn.is_autocommit() => {
+                return Err(Outage::transaction_lost("a job ended it"));
+            }
+            JobOutcome::Failed(why) if conn.is_autocommit() => return Err(Outage::transaction_lost(&why)),
+            JobOutcome::Succeeded => {}
+            JobOutcome::Failed(_) => execute(conn, ROLLBACK_TO)?,
         }
-        // Closes the savepoints that the job left open as well.
+        // Also releases savepoints that the job has left open.
         execute(conn, RELEASE)
     }
 
     fn run_unguarded(&self, conn: &Connection, job: &mut dyn Job) -> Result<(), Outage> {
         let before = conn.total_changes();
         self.in_job.store(true, Ordering::Relaxed);
-        let ran = job.run(conn);
+        let outcome = job.run(conn);
         self.in_job.store(false, Ordering::Relaxed);
-        match ran {
-            Ran::Broke(outage) => Err(outage),
-            Ran::Kept if conn.is_autocommit() => Err(Outage::lost("a job ended it")),
-            Ran::Kept => Ok(()),
-            Ran::Undone(_) if !conn.is_autocommit() && conn.total_changes() == before => Ok(()),
-            Ran::Undone(why) => Err(Outage::lost(&why)),
+        match outcome {
+            JobOutcome::ConnectionBroken(outage) => Err(outage),
+            JobOutcome::Succeeded if conn.is_autocommit() => Err(Outage::transaction_lost("a job ended it")),
+            JobOutcome::Succeeded => Ok(()),
+            JobOutcome::Failed(_) if !conn.is_autocommit() && conn.total_changes() == before => Ok(()),
+            JobOutcome::Failed(why) => Err(Outage::transaction_lost(&why)),
         }
     }
 

@@ -1,6 +1,6 @@
-//! What waits for the writer's thread: two lanes under one lock, and the job as the thread sees it.
+//! The queues of the writer's thread, and the type-erased job.
 //!
-//! The lock is held for single operations on the lanes only, and no job is run or dropped under it.
+//! The lock is held only for single operations on the queues. No job is run or dropped under it.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,40 +10,39 @@ use rusqlite::Connection;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::batch::Outage;
-use super::{Error, Lane, Queued};
+use super::{Error, JobClass, Queued};
 
-/// A job without its types. It is run at most once, then answered.
+/// A type-erased job. It is run at most once; then its caller gets the result.
 pub(super) trait Job: Send {
     fn guard(&self) -> Guard;
-    fn run(&mut self, conn: &Connection) -> Ran;
-    /// Answers the caller: what the job returned, or that its batch fell to an outage.
+    fn run(&mut self, conn: &Connection) -> JobOutcome;
+    /// Sends the result of the job to the caller, or an error if its batch was rolled back.
     fn reply(self: Box<Self>, outage: Option<&Outage>);
 }
 
-/// What keeps a job that fails from its batch.
+/// Protects a batch from a job that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Guard {
     Savepoint,
     None,
 }
 
-/// What a job's run means for its batch.
-pub(super) enum Ran {
-    /// Its work stands.
-    Kept,
-    /// Its work has to be undone, for the reason given; the batch goes on.
-    Undone(String),
-    /// The connection can not be trusted any more.
-    Broke(Outage),
+/// Result of running a job, as far as its batch is concerned.
+pub(super) enum JobOutcome {
+    Succeeded,
+    /// The job has to be rolled back, for this reason. The batch continues.
+    Failed(String),
+    /// The connection is no longer usable.
+    ConnectionBroken(Outage),
 }
 
 pub(super) struct Task<T, U, F, A> {
     job: Option<F>,
     guard: Guard,
-    outcome: Option<Result<T, Error>>,
+    result: Option<Result<T, Error>>,
     then: A,
     reply: oneshot::Sender<Result<U, Error>>,
-    /// Held until the job is answered, which bounds the internal lane.
+    /// Bounds the number of internal jobs. Held until the caller has its result.
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -55,7 +54,7 @@ impl<T, U, F, A> Task<T, U, F, A> {
         reply: oneshot::Sender<Result<U, Error>>,
         permit: Option<OwnedSemaphorePermit>,
     ) -> Self {
-        Task { job: Some(job), guard, outcome: None, then, reply, _permit: permit }
+        Task { job: Some(job), guard, result: None, then, reply, _permit: permit }
     }
 }
 
@@ -70,113 +69,113 @@ where
         self.guard
     }
 
-    fn run(&mut self, conn: &Connection) -> Ran {
+    fn run(&mut self, conn: &Connection) -> JobOutcome {
         let job = self.job.take().expect("bug: a job is run once");
-        // Unwind safe: what the job did to the database is rolled back, and it owned everything else.
-        let (outcome, ran) = match catch_unwind(AssertUnwindSafe(|| job(conn))) {
-            Ok(Ok(value)) => (Ok(value), Ran::Kept),
-            Ok(Err(error)) => judge(error),
-            Err(_panic) => (Err(Error::Panicked), Ran::Undone("a job panicked".into())),
+        // Unwind safe: the job's changes to the database are rolled back, and it owns everything else.
+        let (result, outcome) = match catch_unwind(AssertUnwindSafe(|| job(conn))) {
+            Ok(Ok(value)) => (Ok(value), JobOutcome::Succeeded),
+            Ok(Err(error)) => classify(error),
+            Err(_panic) => (Err(Error::Panicked), JobOutcome::Failed("a job panicked".into())),
         };
-        self.outcome = Some(outcome);
-        ran
+        self.result = Some(result);
+        outcome
     }
 
     fn reply(self: Box<Self>, outage: Option<&Outage>) {
         let outcome = match outage {
             Some(outage) => Err(Error::Unavailable(outage.why.clone())),
-            None => self.outcome.expect("bug: a job of a committed batch has run"),
+            None => self.result.expect("bug: a job of a committed batch has run"),
         };
         let then = self.then;
         let outcome = outcome.and_then(|value| {
             catch_unwind(AssertUnwindSafe(|| then(value))).map_err(|_panic| Error::Panicked)
         });
-        // A caller that is gone need not hear.
+        // The caller may have dropped its future.
         self.reply.send(outcome).ok();
     }
 }
 
-fn judge<T>(error: rusqlite::Error) -> (Result<T, Error>, Ran) {
+fn classify<T>(error: rusqlite::Error) -> (Result<T, Error>, JobOutcome) {
     let why = error.to_string();
-    if Outage::spoils(&error) {
-        return (Err(Error::Unavailable(why)), Ran::Broke(Outage::of("a job", &error)));
+    if Outage::requires_reopen(&error) {
+        return (Err(Error::Unavailable(why)), JobOutcome::ConnectionBroken(Outage::of("a job", &error)));
     }
-    if Outage::passes(&error) {
-        return (Err(Error::Unavailable(why.clone())), Ran::Undone(why));
+    if Outage::is_transient(&error) {
+        return (Err(Error::Unavailable(why.clone())), JobOutcome::Failed(why));
     }
-    (Err(Error::Sql(error)), Ran::Undone(why))
+    (Err(Error::Sql(error)), JobOutcome::Failed(why))
 }
 
 pub(super) struct Queue {
-    lanes: Mutex<Lanes>,
+    queues: Mutex<JobQueues>,
     wake: Condvar,
     external_limit: usize,
 }
 
 #[derive(Default)]
-struct Lanes {
+struct JobQueues {
     internal: VecDeque<Box<dyn Job>>,
     external: VecDeque<Box<dyn Job>>,
-    /// How many internal jobs have been taken since the last external one.
-    in_a_row: usize,
+    /// Number of internal jobs taken since the last external one.
+    internal_in_a_row: usize,
     closed: bool,
 }
 
-/// So many internal jobs go before an external one that waits; without an end, a flood of them would shut everybody
-/// out, those who could end it included.
+/// Number of internal jobs that may run before a waiting external job. Without this bound, a flood of internal jobs
+/// would also keep out the external requests that could stop it.
 pub(super) const INTERNAL_IN_A_ROW: usize = 16;
 
-impl Lanes {
+impl JobQueues {
     fn pop(&mut self) -> Option<Box<dyn Job>> {
-        if self.in_a_row >= INTERNAL_IN_A_ROW || self.internal.is_empty() {
-            self.in_a_row = 0;
+        if self.internal_in_a_row >= INTERNAL_IN_A_ROW || self.internal.is_empty() {
+            self.internal_in_a_row = 0;
             return self.external.pop_front().or_else(|| self.internal.pop_front());
         }
-        self.in_a_row += 1;
+        self.internal_in_a_row += 1;
         self.internal.pop_front()
     }
 }
 
 impl Queue {
     pub(super) fn new(external_limit: usize) -> Self {
-        Queue { lanes: Mutex::default(), wake: Condvar::new(), external_limit }
+        Queue { queues: Mutex::default(), wake: Condvar::new(), external_limit }
     }
 
-    pub(super) fn push(&self, lane: Lane, job: Box<dyn Job>) -> Result<(), Error> {
-        let mut lanes = self.lock();
-        if lanes.closed {
+    pub(super) fn push(&self, class: JobClass, job: Box<dyn Job>) -> Result<(), Error> {
+        let mut queues = self.lock();
+        if queues.closed {
             return Err(Error::Closed);
         }
-        match lane {
-            Lane::Internal => lanes.internal.push_back(job),
-            Lane::External if lanes.external.len() >= self.external_limit => return Err(Error::Busy),
-            Lane::External => lanes.external.push_back(job),
+        match class {
+            JobClass::Internal => queues.internal.push_back(job),
+            JobClass::External if queues.external.len() >= self.external_limit => return Err(Error::Busy),
+            JobClass::External => queues.external.push_back(job),
         }
         self.wake.notify_one();
         Ok(())
     }
 
     pub(super) fn queued(&self) -> Queued {
-        let lanes = self.lock();
-        Queued { internal: lanes.internal.len(), external: lanes.external.len() }
+        let queues = self.lock();
+        Queued { internal: queues.internal.len(), external: queues.external.len() }
     }
 
-    /// The next job, if one waits.
+    /// Returns the next job without waiting.
     pub(super) fn next(&self) -> Option<Box<dyn Job>> {
         self.lock().pop()
     }
 
-    /// Waits for the next job. `None` when the queue is closed and empty.
+    /// Waits for the next job. Returns `None` when the queue is closed and empty.
     pub(super) fn wait(&self) -> Option<Box<dyn Job>> {
-        let mut lanes = self.lock();
+        let mut queues = self.lock();
         loop {
-            if let Some(job) = lanes.pop() {
+            if let Some(job) = queues.pop() {
                 return Some(job);
             }
-            if lanes.closed {
+            if queues.closed {
                 return None;
             }
-            lanes = self.wake.wait(lanes).unwrap_or_else(PoisonError::into_inner);
+            queues = self.wake.wait(queues).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -185,19 +184,19 @@ impl Queue {
         self.wake.notify_one();
     }
 
-    /// Closes and drops what waits; its callers see that their answer will not come.
+    /// Closes the queue and drops all jobs, so that their callers stop waiting.
     pub(super) fn abandon(&self) {
         let left = {
-            let mut lanes = self.lock();
-            lanes.closed = true;
-            (std::mem::take(&mut lanes.internal), std::mem::take(&mut lanes.external))
+            let mut queues = self.lock();
+            queues.closed = true;
+            (std::mem::take(&mut queues.internal), std::mem::take(&mut queues.external))
         };
         drop(left);
     }
 
-    /// No code under the lock can leave the lanes half changed, so a poisoned lock is as good as any.
-    fn lock(&self) -> MutexGuard<'_, Lanes> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    /// No code under the lock can leave the queues in an inconsistent state, so poisoning is ignored.
+    fn lock(&self) -> MutexGuard<'_, JobQueues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -216,13 +215,13 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_internal_jobs_does_not_shut_out_the_external_ones() {
+    fn a_flood_of_internal_jobs_does_not_starve_external_ones() {
         let queue = Queue::new(10);
         let seen = std::sync::Arc::default();
         for _ in 0..3 * INTERNAL_IN_A_ROW {
-            queue.push(Lane::Internal, job("internal", &seen)).unwrap();
+            queue.push(JobClass::Internal, job("internal", &seen)).unwrap();
         }
-        queue.push(Lane::External, job("external", &seen)).unwrap();
+        queue.push(JobClass::External, job("external", &seen)).unwrap();
         let conn = Connection::open_in_memory().unwrap();
         while let Some(mut job) = queue.next() {
             job.run(&conn);

@@ -1,5 +1,5 @@
-//! Forces every case of the writer's rules. A batch is held open by a job that waits on a channel, so that what
-//! runs in it does not depend on time.
+//! Tests of every case of the writer's rules. A job that waits on a channel holds a batch open, so that the content
+//! of the batch does not depend on timing.
 
 use std::future::{Future, poll_fn};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::sqlite::open_sqlite;
 
 type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
-/// A database with a table `t (x UNIQUE)`, and what the tests do to its connections.
+/// A database with a table `t (x UNIQUE)`, with counters and fault injection for its connections.
 struct Fixture {
     dir: TempDir,
     opened: Arc<AtomicUsize>,
@@ -34,7 +34,7 @@ impl Fixture {
             refuse_open: Arc::default(),
             refuse_commit: Arc::default(),
         };
-        fixture.look().execute_batch("CREATE TABLE t (x UNIQUE)").unwrap();
+        fixture.connection().execute_batch("CREATE TABLE t (x UNIQUE)").unwrap();
         fixture
     }
 
@@ -42,13 +42,13 @@ impl Fixture {
         self.dir.path().join("db")
     }
 
-    /// Another connection, which sees what is committed.
-    fn look(&self) -> Connection {
+    /// A separate connection, which sees only committed data.
+    fn connection(&self) -> Connection {
         open_sqlite(&self.path()).unwrap()
     }
 
     fn rows(&self) -> Vec<i64> {
-        let conn = self.look();
+        let conn = self.connection();
         let mut select = conn.prepare("SELECT x FROM t WHERE typeof(x) = 'integer' ORDER BY rowid").unwrap();
         select.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
     }
@@ -66,9 +66,9 @@ impl Fixture {
         }
     }
 
-    /// A writer whose batches end by count or for want of jobs, never by time.
+    /// A writer whose batches end by number of jobs or when the queue is empty, never by time.
     fn writer(&self) -> Writer {
-        Writer::start(self.open(), timeless()).unwrap()
+        Writer::start(self.open(), without_batch_time()).unwrap()
     }
 }
 
@@ -85,7 +85,7 @@ fn open_hooked(
     Ok(conn)
 }
 
-fn timeless() -> WriterLimits {
+fn without_batch_time() -> WriterLimits {
     WriterLimits { batch_time: Duration::from_secs(3600), ..WriterLimits::default() }
 }
 
@@ -98,20 +98,20 @@ fn insert(conn: &Connection, x: i64) -> rusqlite::Result<i64> {
     Ok(x)
 }
 
-/// Queues a job and comes back without its answer.
+/// Queues a job and returns without waiting for its result.
 async fn queue<T: Send + 'static>(
     writer: &Writer,
-    lane: Lane,
+    class: JobClass,
     job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
 ) -> Answer<T> {
     let writer = writer.clone();
-    let mut answer: Answer<T> = Box::pin(async move { writer.run(lane, job).await });
+    let mut answer: Answer<T> = Box::pin(async move { writer.run(class, job).await });
     assert!(is_pending(&mut answer).await, "answered at once");
     answer
 }
 
 async fn add(writer: &Writer, x: i64) -> Answer<i64> {
-    queue(writer, Lane::External, move |conn| insert(conn, x)).await
+    queue(writer, JobClass::External, move |conn| insert(conn, x)).await
 }
 
 async fn is_pending<T>(answer: &mut Answer<T>) -> bool {
@@ -129,7 +129,7 @@ impl Gate {
     async fn queue(writer: &Writer) -> Gate {
         let (enter, entered) = mpsc::channel();
         let (release, released) = mpsc::channel();
-        let answer = queue(writer, Lane::External, move |_| {
+        let answer = queue(writer, JobClass::External, move |_| {
             enter.send(()).unwrap();
             released.recv().unwrap();
             Ok(())
@@ -138,7 +138,7 @@ impl Gate {
         Gate { entered, release, answer }
     }
 
-    /// Queues the gate and waits until it runs: what is queued from now on joins its batch.
+    /// Queues the gate and waits until it runs. Jobs that are queued from now on join its batch.
     async fn hold(writer: &Writer) -> Gate {
         let gate = Gate::queue(writer).await;
         gate.entered.recv().unwrap();
@@ -152,17 +152,17 @@ impl Gate {
 }
 
 #[tokio::test]
-async fn every_reply_waits_for_the_commit_refusals_included() {
+async fn every_result_is_sent_after_the_commit_also_errors() {
     let fixture = Fixture::new();
     let writer = fixture.writer();
     let first = Gate::hold(&writer).await;
     let mut good = add(&writer, 1).await;
     let mut bad = add(&writer, 1).await;
-    let mut panics: Answer<()> = queue(&writer, Lane::External, |_| panic!("on purpose")).await;
+    let mut panics: Answer<()> = queue(&writer, JobClass::External, |_| panic!("on purpose")).await;
     let last = Gate::queue(&writer).await;
     first.release.send(()).unwrap();
     last.entered.recv().unwrap();
-    // All of them have run, in a batch that is still open.
+    // All of them have run, and the batch is still open.
     assert!(is_pending(&mut good).await);
     assert!(is_pending(&mut bad).await);
     assert!(is_pending(&mut panics).await);
@@ -181,7 +181,7 @@ async fn a_job_that_fails_is_rolled_back_alone() {
     let writer = fixture.writer();
     let gate = Gate::hold(&writer).await;
     let before = add(&writer, 1).await;
-    let fails = queue(&writer, Lane::External, |conn| {
+    let fails = queue(&writer, JobClass::External, |conn| {
         insert(conn, 2)?;
         insert(conn, 1)
     })
@@ -204,7 +204,7 @@ async fn a_job_that_panics_is_rolled_back_alone() {
     let writer = fixture.writer();
     let gate = Gate::hold(&writer).await;
     let before = add(&writer, 1).await;
-    let panics: Answer<()> = queue(&writer, Lane::External, |conn| {
+    let panics: Answer<()> = queue(&writer, JobClass::External, |conn| {
         insert(conn, 2)?;
         panic!("on purpose")
     })
@@ -217,14 +217,14 @@ async fn a_job_that_panics_is_rolled_back_alone() {
     assert_eq!(fixture.rows(), [1, 3]);
 }
 
-/// Runs `sql` between two good jobs of one batch; nothing of the batch may stand, and the writer goes on.
-async fn check_lost(sql: &'static str, expected: &str) {
+/// Runs `sql` between two good jobs of one batch. The whole batch must be rolled back, and the writer must continue.
+async fn check_batch_fails(sql: &'static str, expected: &str) {
     let fixture = Fixture::new();
-    fixture.look().execute_batch("INSERT INTO t VALUES (7)").unwrap();
+    fixture.connection().execute_batch("INSERT INTO t VALUES (7)").unwrap();
     let writer = fixture.writer();
     let gate = Gate::hold(&writer).await;
     let before = add(&writer, 1).await;
-    let loses = queue(&writer, Lane::External, move |conn| conn.execute_batch(sql)).await;
+    let loses = queue(&writer, JobClass::External, move |conn| conn.execute_batch(sql)).await;
     let next_batch = add(&writer, 2).await;
     assert!(matches!(gate.release().await, Err(Error::Unavailable(_))), "{sql}");
     assert!(matches!(before.await, Err(Error::Unavailable(_))), "{sql}");
@@ -235,13 +235,13 @@ async fn check_lost(sql: &'static str, expected: &str) {
 }
 
 #[tokio::test]
-async fn a_lost_transaction_fails_its_whole_batch() {
-    check_lost("ROLLBACK", "lost: a job ended it").await;
-    check_lost("INSERT OR ROLLBACK INTO t VALUES (7)", "lost: UNIQUE constraint").await;
-    // A transaction that is not ours is no better than none.
-    check_lost("ROLLBACK; BEGIN", "no such savepoint").await;
-    // Our savepoint is gone, and with it the way to undo the job.
-    check_lost("RELEASE rap_writer_job", "no such savepoint").await;
+async fn a_batch_whose_transaction_was_ended_by_a_job_fails() {
+    check_batch_fails("ROLLBACK", "lost: a job ended it").await;
+    check_batch_fails("INSERT OR ROLLBACK INTO t VALUES (7)", "lost: UNIQUE constraint").await;
+    // A transaction that the job has begun does not count.
+    check_batch_fails("ROLLBACK; BEGIN", "no such savepoint").await;
+    // Without the savepoint, the job cannot be rolled back.
+    check_batch_fails("RELEASE rap_writer_job", "no such savepoint").await;
 }
 
 async fn queue_unguarded<T: Send + 'static>(
@@ -250,13 +250,13 @@ async fn queue_unguarded<T: Send + 'static>(
 ) -> Answer<T> {
     let writer = writer.clone();
     let mut answer: Answer<T> =
-        Box::pin(async move { writer.run_unguarded(Lane::External, job, |value| value).await });
+        Box::pin(async move { writer.run_unguarded(JobClass::External, job, |value| value).await });
     assert!(is_pending(&mut answer).await, "answered at once");
     answer
 }
 
 #[tokio::test]
-async fn a_job_without_a_savepoint_that_fails_with_nothing_written_fails_alone() {
+async fn a_job_without_a_savepoint_that_fails_before_writing_fails_alone() {
     let fixture = Fixture::new();
     let writer = fixture.writer();
     let gate = Gate::hold(&writer).await;
@@ -271,14 +271,15 @@ async fn a_job_without_a_savepoint_that_fails_with_nothing_written_fails_alone()
 }
 
 #[tokio::test]
-async fn a_job_without_a_savepoint_that_fails_after_writing_takes_its_batch_with_it() {
+async fn a_job_without_a_savepoint_that_fails_after_writing_fails_its_whole_batch() {
     let fixture = Fixture::new();
-    let lost = Arc::new(AtomicUsize::new(0));
-    let told = Arc::clone(&lost);
-    let on_lost = move || {
-        told.fetch_add(1, Ordering::SeqCst);
+    let failed_batches = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&failed_batches);
+    let on_batch_failed = move || {
+        counter.fetch_add(1, Ordering::SeqCst);
     };
-    let writer = Writer::start_watched(fixture.open(), timeless(), on_lost).unwrap();
+    let writer =
+        Writer::start_with_failure_hook(fixture.open(), without_batch_time(), on_batch_failed).unwrap();
     let gate = Gate::hold(&writer).await;
     let before = add(&writer, 1).await;
     let panics: Answer<()> = queue_unguarded(&writer, |conn| {
@@ -286,9 +287,9 @@ async fn a_job_without_a_savepoint_that_fails_after_writing_takes_its_batch_with
         panic!("on purpose")
     })
     .await;
-    let seen = Arc::clone(&lost);
-    // Whoever runs next finds that the loss was told before.
-    let next_batch = queue(&writer, Lane::External, move |_| Ok(seen.load(Ordering::SeqCst))).await;
+    let seen = Arc::clone(&failed_batches);
+    // The hook was called before the next job runs.
+    let next_batch = queue(&writer, JobClass::External, move |_| Ok(seen.load(Ordering::SeqCst))).await;
     assert!(matches!(gate.release().await, Err(Error::Unavailable(_))));
     assert!(matches!(before.await, Err(Error::Unavailable(_))));
     assert!(matches!(panics.await, Err(Error::Unavailable(_))));
@@ -297,16 +298,17 @@ async fn a_job_without_a_savepoint_that_fails_after_writing_takes_its_batch_with
 }
 
 #[tokio::test]
-async fn a_job_can_not_commit() {
+async fn a_job_cannot_commit() {
     let fixture = Fixture::new();
     let writer = fixture.writer();
     // The writer's own COMMIT is in the statement cache by now.
-    writer.run(Lane::External, |conn| insert(conn, 1)).await.unwrap();
+    writer.run(JobClass::External, |conn| insert(conn, 1)).await.unwrap();
     let gate = Gate::hold(&writer).await;
     let before = add(&writer, 2).await;
-    let batch = queue(&writer, Lane::External, |conn| conn.execute_batch("COMMIT")).await;
+    let batch = queue(&writer, JobClass::External, |conn| conn.execute_batch("COMMIT")).await;
     let cached =
-        queue(&writer, Lane::External, |conn| conn.prepare_cached("COMMIT")?.execute([]).map(|_| ())).await;
+        queue(&writer, JobClass::External, |conn| conn.prepare_cached("COMMIT")?.execute([]).map(|_| ()))
+            .await;
     gate.release().await.unwrap();
     assert!(matches!(batch.await, Err(Error::Sql(_))));
     assert!(matches!(cached.await, Err(Error::Sql(_))));
@@ -320,13 +322,14 @@ async fn a_failed_commit_fails_its_whole_batch() {
     let writer = fixture.writer();
     let gate = Gate::hold(&writer).await;
     let good = add(&writer, 1).await;
-    let bad = queue(&writer, Lane::External, |_| Err::<(), _>(rusqlite::Error::QueryReturnedNoRows)).await;
+    let bad =
+        queue(&writer, JobClass::External, |_| Err::<(), _>(rusqlite::Error::QueryReturnedNoRows)).await;
     fixture.refuse_commit.store(true, Ordering::SeqCst);
     assert!(matches!(gate.release().await, Err(Error::Unavailable(_))));
     assert!(matches!(good.await, Err(Error::Unavailable(_))));
     assert!(matches!(bad.await, Err(Error::Unavailable(_))));
     assert!(fixture.rows().is_empty());
-    assert_eq!(writer.run(Lane::External, |conn| insert(conn, 2)).await.unwrap(), 2);
+    assert_eq!(writer.run(JobClass::External, |conn| insert(conn, 2)).await.unwrap(), 2);
     assert_eq!(fixture.rows(), [2]);
     assert_eq!(fixture.opened.load(Ordering::SeqCst), 1);
 }
@@ -335,26 +338,29 @@ async fn a_failed_commit_fails_its_whole_batch() {
 async fn a_full_disk_is_an_outage_that_ends_when_there_is_room() {
     let fixture = Fixture::new();
     let writer = fixture.writer();
-    writer.run(Lane::Internal, |conn| conn.pragma_update(None, "max_page_count", 8)).await.unwrap();
+    writer.run(JobClass::Internal, |conn| conn.pragma_update(None, "max_page_count", 8)).await.unwrap();
     let large = |conn: &Connection| conn.execute("INSERT INTO t VALUES (zeroblob(1000000))", []);
     for _ in 0..2 {
-        let refused = writer.run(Lane::External, large).await;
+        let refused = writer.run(JobClass::External, large).await;
         assert!(matches!(&refused, Err(Error::Unavailable(why)) if why.contains("full")), "{refused:?}");
     }
-    // What still fits is still written.
-    writer.run(Lane::External, |conn| insert(conn, 1)).await.unwrap();
-    writer.run(Lane::Internal, |conn| conn.pragma_update(None, "max_page_count", 1_000_000)).await.unwrap();
-    assert_eq!(writer.run(Lane::External, large).await.unwrap(), 1);
+    // A small row still fits.
+    writer.run(JobClass::External, |conn| insert(conn, 1)).await.unwrap();
+    writer
+        .run(JobClass::Internal, |conn| conn.pragma_update(None, "max_page_count", 1_000_000))
+        .await
+        .unwrap();
+    assert_eq!(writer.run(JobClass::External, large).await.unwrap(), 1);
     assert_eq!(fixture.opened.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]
-async fn an_outage_that_leaves_the_transaction_whole_fails_one_job() {
+async fn an_outage_that_keeps_the_transaction_intact_fails_one_job() {
     for code in [ffi::SQLITE_FULL, ffi::SQLITE_NOMEM, ffi::SQLITE_BUSY] {
         let fixture = Fixture::new();
         let writer = fixture.writer();
         let gate = Gate::hold(&writer).await;
-        let fails = queue(&writer, Lane::External, move |conn| {
+        let fails = queue(&writer, JobClass::External, move |conn| {
             insert(conn, 1)?;
             Err::<(), _>(failure(code))
         })
@@ -381,7 +387,7 @@ async fn after_an_io_error_the_database_is_opened_again() {
         let writer = fixture.writer();
         let gate = Gate::hold(&writer).await;
         let before = add(&writer, 1).await;
-        let broke = queue(&writer, Lane::External, move |_| Err::<(), _>(failure(code))).await;
+        let broke = queue(&writer, JobClass::External, move |_| Err::<(), _>(failure(code))).await;
         let next_batch = add(&writer, 2).await;
         assert!(matches!(gate.release().await, Err(Error::Unavailable(_))));
         assert!(matches!(before.await, Err(Error::Unavailable(_))));
@@ -393,11 +399,11 @@ async fn after_an_io_error_the_database_is_opened_again() {
 }
 
 #[tokio::test]
-async fn a_database_that_can_not_be_opened_is_tried_once_a_batch() {
+async fn a_database_that_cannot_be_opened_is_tried_once_per_batch() {
     let fixture = Fixture::new();
     let writer = fixture.writer();
     let gate = Gate::hold(&writer).await;
-    let broke = queue(&writer, Lane::External, |_| Err::<(), _>(failure(ffi::SQLITE_IOERR))).await;
+    let broke = queue(&writer, JobClass::External, |_| Err::<(), _>(failure(ffi::SQLITE_IOERR))).await;
     let waiting = [add(&writer, 1).await, add(&writer, 2).await, add(&writer, 3).await];
     fixture.refuse_open.store(true, Ordering::SeqCst);
     assert!(matches!(gate.release().await, Err(Error::Unavailable(_))));
@@ -405,45 +411,48 @@ async fn a_database_that_can_not_be_opened_is_tried_once_a_batch() {
     for answer in waiting {
         assert!(matches!(answer.await, Err(Error::Unavailable(_))));
     }
-    assert_eq!(fixture.opened.load(Ordering::SeqCst), 2, "three that waited cost one attempt");
-    assert!(matches!(writer.run(Lane::External, |conn| insert(conn, 4)).await, Err(Error::Unavailable(_))));
+    assert_eq!(fixture.opened.load(Ordering::SeqCst), 2, "one attempt for three waiting jobs");
+    assert!(matches!(
+        writer.run(JobClass::External, |conn| insert(conn, 4)).await,
+        Err(Error::Unavailable(_))
+    ));
     assert_eq!(fixture.opened.load(Ordering::SeqCst), 3);
     fixture.refuse_open.store(false, Ordering::SeqCst);
-    assert_eq!(writer.run(Lane::External, |conn| insert(conn, 5)).await.unwrap(), 5);
+    assert_eq!(writer.run(JobClass::External, |conn| insert(conn, 5)).await.unwrap(), 5);
     assert_eq!(fixture.rows(), [5]);
 }
 
 #[tokio::test]
-async fn a_database_that_another_process_writes_is_an_outage() {
+async fn a_database_that_another_process_has_locked_is_an_outage() {
     let fixture = Fixture::new();
     let writer = fixture.writer();
-    let other = fixture.look();
+    let other = fixture.connection();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let refused = writer.run(Lane::External, |conn| insert(conn, 1)).await;
+    let refused = writer.run(JobClass::External, |conn| insert(conn, 1)).await;
     assert!(matches!(&refused, Err(Error::Unavailable(why)) if why.contains("locked")), "{refused:?}");
     other.execute_batch("ROLLBACK").unwrap();
-    assert_eq!(writer.run(Lane::External, |conn| insert(conn, 2)).await.unwrap(), 2);
+    assert_eq!(writer.run(JobClass::External, |conn| insert(conn, 2)).await.unwrap(), 2);
     assert_eq!(fixture.rows(), [2]);
 }
 
 #[tokio::test]
-async fn a_savepoint_that_a_job_leaves_open_ends_with_the_job() {
+async fn a_savepoint_that_a_job_leaves_open_is_released() {
     let fixture = Fixture::new();
     let writer = fixture.writer();
     let gate = Gate::hold(&writer).await;
-    let kept = queue(&writer, Lane::External, |conn| {
+    let kept = queue(&writer, JobClass::External, |conn| {
         conn.execute_batch("SAVEPOINT mine")?;
         insert(conn, 1)
     })
     .await;
-    let undone = queue(&writer, Lane::External, |conn| {
+    let undone = queue(&writer, JobClass::External, |conn| {
         conn.execute_batch("SAVEPOINT mine")?;
         insert(conn, 2)?;
         insert(conn, 1)
     })
     .await;
     let after = add(&writer, 3).await;
-    let gone = queue(&writer, Lane::External, |conn| conn.execute_batch("RELEASE mine")).await;
+    let gone = queue(&writer, JobClass::External, |conn| conn.execute_batch("RELEASE mine")).await;
     gate.release().await.unwrap();
     kept.await.unwrap();
     assert!(matches!(undone.await, Err(Error::Sql(_))));
@@ -453,15 +462,15 @@ async fn a_savepoint_that_a_job_leaves_open_ends_with_the_job() {
 }
 
 #[tokio::test]
-async fn internal_jobs_go_first_and_only_external_ones_are_refused() {
+async fn internal_jobs_run_first_and_only_external_ones_are_refused() {
     let fixture = Fixture::new();
-    let writer = Writer::start(fixture.open(), WriterLimits { queue: 2, ..timeless() }).unwrap();
+    let writer = Writer::start(fixture.open(), WriterLimits { queue: 2, ..without_batch_time() }).unwrap();
     let gate = Gate::hold(&writer).await;
     let external = [add(&writer, 1).await, add(&writer, 2).await];
-    assert!(matches!(writer.run(Lane::External, |conn| insert(conn, 3)).await, Err(Error::Busy)));
+    assert!(matches!(writer.run(JobClass::External, |conn| insert(conn, 3)).await, Err(Error::Busy)));
     let mut internal = Vec::new();
     for x in 10..14 {
-        internal.push(queue(&writer, Lane::Internal, move |conn| insert(conn, x)).await);
+        internal.push(queue(&writer, JobClass::Internal, move |conn| insert(conn, x)).await);
     }
     gate.release().await.unwrap();
     for answer in internal.into_iter().chain(external) {
@@ -471,14 +480,14 @@ async fn internal_jobs_go_first_and_only_external_ones_are_refused() {
 }
 
 #[tokio::test]
-async fn internal_jobs_past_their_bound_wait_and_are_not_refused() {
+async fn internal_jobs_above_the_limit_wait_and_are_not_refused() {
     let fixture = Fixture::new();
     let writer = fixture.writer();
     let gate = Gate::hold(&writer).await;
     let more = INTERNAL_JOBS as i64 + 8;
     let mut answers = Vec::new();
     for x in 0..more {
-        answers.push(queue(&writer, Lane::Internal, move |conn| insert(conn, x)).await);
+        answers.push(queue(&writer, JobClass::Internal, move |conn| insert(conn, x)).await);
     }
     assert_eq!(writer.inner.internal.available_permits(), 0);
     gate.release().await.unwrap();
@@ -507,9 +516,9 @@ async fn concurrent_jobs_share_commits() {
 }
 
 #[tokio::test]
-async fn a_batch_is_bounded_by_count_and_by_time() {
+async fn a_batch_is_limited_by_number_and_by_time() {
     let table = [
-        (WriterLimits { batch_jobs: 4, ..timeless() }, 3), // the gate and 3, then 4, then 2
+        (WriterLimits { batch_jobs: 4, ..without_batch_time() }, 3), // the gate and 3, then 4, then 2
         (WriterLimits { batch_time: Duration::ZERO, ..WriterLimits::default() }, 10),
     ];
     for (limits, expected) in table {
@@ -529,7 +538,7 @@ async fn a_batch_is_bounded_by_count_and_by_time() {
 }
 
 #[tokio::test]
-async fn a_caller_that_leaves_does_not_stop_its_job() {
+async fn dropping_the_future_does_not_stop_the_job() {
     let fixture = Fixture::new();
     let writer = fixture.writer();
     let gate = Gate::hold(&writer).await;
@@ -540,7 +549,7 @@ async fn a_caller_that_leaves_does_not_stop_its_job() {
 }
 
 #[tokio::test]
-async fn closing_finishes_what_is_queued_and_refuses_the_rest() {
+async fn closing_runs_queued_jobs_and_refuses_new_ones() {
     let fixture = Fixture::new();
     let writer = fixture.writer();
     let gate = Gate::hold(&writer).await;
@@ -554,74 +563,76 @@ async fn closing_finishes_what_is_queued_and_refuses_the_rest() {
         assert!(is_pending(&mut closing).await);
         closing
     };
-    for lane in [Lane::Internal, Lane::External] {
-        assert!(matches!(writer.run(lane, |conn| insert(conn, 2)).await, Err(Error::Closed)));
+    for class in [JobClass::Internal, JobClass::External] {
+        assert!(matches!(writer.run(class, |conn| insert(conn, 2)).await, Err(Error::Closed)));
     }
     gate.release().await.unwrap();
     closing.await.unwrap();
     assert_eq!(queued.await.unwrap(), 1);
     assert_eq!(fixture.rows(), [1]);
-    // The connection is closed: nothing of the log is left.
+    // The connection is closed, so the write-ahead log is gone.
     assert!(!fixture.dir.path().join("db-wal").exists());
     writer.close().await;
 }
 
-/// Says when the thread's `open` is dropped, which is when the thread ends.
-struct Tell(mpsc::Sender<()>);
+/// Notifies the test when the thread's `open` is dropped, which happens when the thread ends.
+struct NotifyOnDrop(mpsc::Sender<()>);
 
-impl Drop for Tell {
+impl Drop for NotifyOnDrop {
     fn drop(&mut self) {
         self.0.send(()).unwrap();
     }
 }
 
-fn telling(open: impl Fn() -> rusqlite::Result<Connection> + Send + 'static) -> (Writer, mpsc::Receiver<()>) {
-    let (tell, told) = mpsc::channel();
-    let tell = Tell(tell);
+fn start_with_exit_signal(
+    open: impl Fn() -> rusqlite::Result<Connection> + Send + 'static,
+) -> (Writer, mpsc::Receiver<()>) {
+    let (ended, exit) = mpsc::channel();
+    let ended = NotifyOnDrop(ended);
     let open = move || {
-        let _owned = &tell;
+        let _owned = &ended;
         open()
     };
-    (Writer::start(open, timeless()).unwrap(), told)
+    (Writer::start(open, without_batch_time()).unwrap(), exit)
 }
 
 #[tokio::test]
 async fn dropping_the_last_handle_ends_the_thread_after_its_work() {
     let fixture = Fixture::new();
-    let (writer, told) = telling(fixture.open());
+    let (writer, exit) = start_with_exit_signal(fixture.open());
     let gate = Gate::hold(&writer).await;
     let queued = add(&writer, 1).await;
     gate.release.send(()).unwrap();
     drop((gate, queued, writer));
-    told.recv().unwrap();
+    exit.recv().unwrap();
     assert_eq!(fixture.rows(), [1]);
 }
 
 /// Panics when it is dropped, outside of any job.
-struct Bomb;
+struct PanicOnDrop;
 
-impl Drop for Bomb {
+impl Drop for PanicOnDrop {
     fn drop(&mut self) {
         panic!("on purpose");
     }
 }
 
 #[tokio::test]
-async fn nobody_waits_for_a_thread_that_broke() {
+async fn callers_get_an_error_when_the_thread_has_panicked() {
     let fixture = Fixture::new();
-    let (writer, told) = telling(fixture.open());
+    let (writer, exit) = start_with_exit_signal(fixture.open());
     let gate = Gate::hold(&writer).await;
-    drop(queue(&writer, Lane::External, |_| Ok(Bomb)).await);
+    drop(queue(&writer, JobClass::External, |_| Ok(PanicOnDrop)).await);
     let behind = add(&writer, 1).await;
     gate.release().await.unwrap();
-    told.recv().unwrap();
+    exit.recv().unwrap();
     assert!(matches!(behind.await, Err(Error::Closed)));
-    assert!(matches!(writer.run(Lane::External, |conn| insert(conn, 2)).await, Err(Error::Closed)));
+    assert!(matches!(writer.run(JobClass::External, |conn| insert(conn, 2)).await, Err(Error::Closed)));
     writer.close().await;
 }
 
 #[test]
-fn a_database_that_can_not_be_opened_at_the_start_is_an_error() {
+fn a_database_that_cannot_be_opened_at_the_start_is_an_error() {
     let refused = Writer::start(|| Err(failure(ffi::SQLITE_CANTOPEN)), WriterLimits::default());
     assert!(matches!(refused.err(), Some(Error::Unavailable(_))));
 }

@@ -1,22 +1,22 @@
-//! The rows of a round trip, written by the bare writer.
+//! Baseline: the rows of a round trip, written directly through the group-commit writer.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rap_io::sqlite::{migrate, open_sqlite};
-use rap_io::writer::{Lane, Writer, WriterLimits};
+use rap_io::writer::{JobClass, Writer, WriterLimits};
 use rusqlite::{Connection, params};
 use serde_json::json;
 
-use crate::bench::{Figure, Outcome};
+use crate::bench::{BenchResult, Figure};
 
 const SCHEMA: &[&str] = &[
     include_str!("../../src/store/sqlite/schema_1.sql"),
     include_str!("../../src/store/sqlite/schema_2.sql"),
 ];
 
-/// The rows of a round trip in two transactions' worth of jobs, as the runtime writes them, and nothing else.
-pub async fn bare(path: &Path, producers: usize, measured: Duration) -> Outcome<Figure> {
+/// Writes the rows of round trips as the runtime does, in two jobs each, without any other work.
+pub async fn bare(path: &Path, producers: usize, measured: Duration) -> BenchResult<Figure> {
     migrate(&open_sqlite(path)?, SCHEMA)?;
     let file = path.to_owned();
     let limits = WriterLimits { batch_jobs: 64, ..WriterLimits::default() };
@@ -24,7 +24,7 @@ pub async fn bare(path: &Path, producers: usize, measured: Duration) -> Outcome<
     let head = bare_head();
     for no in 1..=producers as i64 {
         let head = head.clone();
-        writer.run(Lane::External, move |conn| insert_bare_thread(conn, no, &head)).await?;
+        writer.run(JobClass::External, move |conn| insert_bare_thread(conn, no, &head)).await?;
     }
     let began = Instant::now();
     let producer = |no: i64| {
@@ -36,11 +36,11 @@ pub async fn bare(path: &Path, producers: usize, measured: Duration) -> Outcome<
                 let start = Instant::now();
                 turn += 1;
                 let (first, second) = (head.clone(), head.clone());
-                writer.run(Lane::Internal, move |conn| bare_call(conn, no, turn, &first)).await?;
-                writer.run(Lane::External, move |conn| bare_result(conn, no, turn, &second)).await?;
+                writer.run(JobClass::Internal, move |conn| bare_call(conn, no, turn, &first)).await?;
+                writer.run(JobClass::External, move |conn| bare_result(conn, no, turn, &second)).await?;
                 latencies.push(start.elapsed());
             }
-            Outcome::Ok(latencies)
+            BenchResult::Ok(latencies)
         }
     };
     let all: Vec<_> = (1..=producers as i64).map(|no| tokio::spawn(producer(no))).collect();

@@ -1,4 +1,4 @@
-//! Who talks to the runtime.
+//! Client of the runtime.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use rap_protocol::UrlPolicy;
 use serde_json::{Value, json};
 use url::Url;
 
-use crate::bench::Outcome;
+use crate::bench::BenchResult;
 use crate::process::Process;
 
 pub fn client() -> Client {
@@ -17,7 +17,7 @@ pub fn client() -> Client {
     )
 }
 
-pub async fn post_to(client: &Client, url: String, body: Value) -> Outcome<Value> {
+pub async fn post_to(client: &Client, url: String, body: Value) -> BenchResult<Value> {
     let reply = client.post_json(&Url::parse(&url)?, &[], body.to_string().into()).await?;
     if reply.status >= 300 {
         return Err(format!("{}: {}", reply.status, String::from_utf8_lossy(&reply.body)).into());
@@ -25,7 +25,7 @@ pub async fn post_to(client: &Client, url: String, body: Value) -> Outcome<Value
     Ok(serde_json::from_slice(&reply.body).unwrap_or(Value::Null))
 }
 
-pub async fn get_from(client: &Client, url: String) -> Outcome<Value> {
+pub async fn get_from(client: &Client, url: String) -> BenchResult<Value> {
     let reply = client.get(&Url::parse(&url)?, &[], 1 << 30).await?;
     if reply.status >= 300 {
         return Err(format!("{}: {}", reply.status, String::from_utf8_lossy(&reply.body)).into());
@@ -33,19 +33,19 @@ pub async fn get_from(client: &Client, url: String) -> Outcome<Value> {
     Ok(serde_json::from_slice(&reply.body)?)
 }
 
-pub async fn open_thread(client: &Client, runtime: &Process, id: &str, message: &str) -> Outcome<()> {
+pub async fn open_thread(client: &Client, runtime: &Process, id: &str, message: &str) -> BenchResult<()> {
     let body = json!({"id": id, "message": message});
     post_to(client, format!("{}/v1/threads", runtime.url), body).await?;
     Ok(())
 }
 
-/// Looks until a thread is as it should be.
+/// Polls a thread until `is` returns true for it.
 pub async fn until(
     client: &Client,
     runtime: &Process,
     id: &str,
     is: impl Fn(&Value) -> bool,
-) -> Outcome<Value> {
+) -> BenchResult<Value> {
     loop {
         let thread = get_from(client, format!("{}/v1/threads/{id}", runtime.url)).await?;
         if is(&thread) {
@@ -55,8 +55,8 @@ pub async fn until(
     }
 }
 
-/// From now on the tool answers nothing; gives a call that it was sent, as soon as there is one.
-pub async fn held_call(client: &Client, tool: &Process) -> Outcome<Value> {
+/// Makes the tool stop answering calls. Waits for the next call and returns it.
+pub async fn held_call(client: &Client, tool: &Process) -> BenchResult<Value> {
     loop {
         let held = post_to(client, format!("{}/hold", tool.url), json!({})).await?;
         if !held.is_null() {

@@ -1,4 +1,4 @@
-//! The echo tool: plain, without a journal, in a process of its own.
+//! The echo tool: a plain HTTP server without a journal, in a separate process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -13,30 +13,30 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use url::Url;
 
-use crate::bench::Outcome;
+use crate::bench::BenchResult;
 use crate::client::client;
 use crate::process::parent_is_gone;
 
 struct Echo {
     client: Client,
     url: String,
-    seen: Mutex<Seen>,
+    state: Mutex<EchoState>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct EchoState {
     last: HashMap<String, (Instant, u64)>,
-    /// The turn and how long it took, in microseconds.
+    /// Number and duration of each turn, in microseconds.
     trips: Vec<(u64, u64)>,
     held: Option<Value>,
-    holds: bool,
+    is_holding: bool,
 }
 
-pub async fn echo() -> Outcome<()> {
+pub async fn echo() -> BenchResult<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);
     println!("{url}");
-    let echo = Arc::new(Echo { client: client(), url, seen: Mutex::default() });
+    let echo = Arc::new(Echo { client: client(), url, state: Mutex::default() });
     let router = Router::new()
         .route("/.well-known/rap-toolset", get(toolset))
         .route("/invoke", post(invoke))
@@ -60,7 +60,7 @@ fn tap(listener: TcpListener) -> impl axum::serve::Listener<Addr = std::net::Soc
 async fn toolset(State(echo): State<Arc<Echo>>) -> String {
     let tool = json!({
         "name": "echo",
-        "description": "Says back what it is told.",
+        "description": "Returns its text.",
         "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
     });
     json!({"name": "echo", "endpoint": format!("{}/invoke", echo.url), "tools": [tool]}).to_string()
@@ -77,26 +77,26 @@ async fn invoke(State(echo): State<Arc<Echo>>, body: Bytes) {
         "text": invocation["arguments"]["text"],
     });
     {
-        let mut seen = echo.seen.lock().expect("bug: nobody panics under the lock");
-        if seen.holds {
-            seen.held = Some(json!({"callback_url": invocation["callback_url"], "result": result}));
+        let mut state = echo.state.lock().expect("bug: no code panics under the lock");
+        if state.is_holding {
+            state.held = Some(json!({"callback_url": invocation["callback_url"], "result": result}));
             return;
         }
-        let turn = match seen.last.get(&thread).copied() {
+        let turn = match state.last.get(&thread).copied() {
             None => 1,
             Some((before, turn)) => {
                 let took = now.duration_since(before).as_micros() as u64;
-                seen.trips.push((turn + 1, took));
+                state.trips.push((turn + 1, took));
                 turn + 1
             }
         };
-        seen.last.insert(thread, (now, turn));
+        state.last.insert(thread, (now, turn));
     }
     tokio::spawn(async move {
         let Some(url) = invocation["callback_url"].as_str().and_then(|url| Url::parse(url).ok()) else {
             return;
         };
-        // A runtime that was stopped does not answer.
+        // There is no answer if the runtime has stopped.
         if let Ok(reply) = echo.client.post_json(&url, &[], result.to_string().into()).await
             && reply.status != 200
         {
@@ -105,15 +105,15 @@ async fn invoke(State(echo): State<Arc<Echo>>, body: Bytes) {
     });
 }
 
-/// What was seen since the last time.
+/// Returns the round trips since the last request.
 async fn trips(State(echo): State<Arc<Echo>>) -> String {
-    let trips = std::mem::take(&mut echo.seen.lock().expect("bug: nobody panics under the lock").trips);
+    let trips = std::mem::take(&mut echo.state.lock().expect("bug: no code panics under the lock").trips);
     json!(trips).to_string()
 }
 
-/// From now on nothing is answered; gives the last call that was not.
+/// Stops answering calls. Returns the last unanswered call, or null.
 async fn hold(State(echo): State<Arc<Echo>>) -> String {
-    let mut seen = echo.seen.lock().expect("bug: nobody panics under the lock");
-    seen.holds = true;
-    json!(seen.held).to_string()
+    let mut state = echo.state.lock().expect("bug: no code panics under the lock");
+    state.is_holding = true;
+    json!(state.held).to_string()
 }

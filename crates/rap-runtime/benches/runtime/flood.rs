@@ -1,4 +1,4 @@
-//! A subscription that sends without a pause: a few threads at a time work it off, and nothing is lost.
+//! A subscription that sends events without a pause. A few threads at a time process them, and no event is lost.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,55 +10,55 @@ use rap_io::sqlite::open_sqlite;
 use serde_json::{Value, json};
 use url::Url;
 
-use crate::bench::Outcome;
+use crate::bench::BenchResult;
 use crate::client::{client, get_from, held_call, open_thread, post_to, until};
 use crate::process::Process;
 
 const SENDERS: u32 = 64;
-/// The pause of a sender that was told to come back later.
+/// Pause of a sender after a 503.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How many threads work on the events of one subscription at a time, as the runtime is configured.
-const AT_WORK: usize = 4;
+/// Maximum number of concurrent event children of a subscription, as the runtime is configured.
+const MAX_CHILDREN: usize = 4;
 const WATCHER: &str = "watcher";
-/// What the thread is told, in order. A thread that events make is in its first turn.
+/// Messages to the thread, in order. An event child is in its first turn.
 const GREETING: &str = "say hello";
 const SUBSCRIBE: &str = "call echo {\"text\": \"watch\"}";
-/// The same for a model that takes its time.
-const SLOWLY: &str = "[[turn]]\nsay = \"noted\"\nsleep = 0.5\n\
+/// The same as a scenario, for a slow model.
+const SLOW_SCRIPT: &str = "[[turn]]\nsay = \"noted\"\nsleep = 0.5\n\
                       [[turn]]\ncalls = [{name = \"echo\", arguments = {text = \"watch\"}}]\n\
                       [[turn]]\nsay = \"hello\"\n";
 
-/// Who works on the events.
+/// Model that processes the events.
 #[derive(Clone, Copy)]
 pub enum Worker {
-    /// A model that reads them and answers at once.
+    /// Answers at once.
     Quick,
-    /// One that answers after half a second; so they wait, and their senders as well.
+    /// Answers after half a second, so that events and their senders have to wait.
     Slow,
 }
 
-/// What a flood of events costs.
+/// Cost of a flood of events.
 pub struct Flood {
     pub per_second: f64,
-    /// Until the last one was worked off.
+    /// Time until the last event was processed.
     pub elapsed: Duration,
-    /// How often a sender was told to come back later.
+    /// Number of events that were rejected with 503 and retried.
     pub refused: u32,
     pub before: u64,
-    /// The most after a tenth of them.
+    /// Peak memory after a tenth of the events, in bytes.
     pub tenth: u64,
     pub peak: u64,
     pub children: usize,
-    /// How many of them were there at a time.
-    pub together: usize,
+    /// Maximum number of concurrent children.
+    pub at_once: usize,
 }
 
-pub async fn flood(data: &Path, events: u32, worker: Worker) -> Outcome<Flood> {
+pub async fn flood(data: &Path, events: u32, worker: Worker) -> BenchResult<Flood> {
     let (client, tool) = (client(), Process::echo()?);
     post_to(&client, format!("{}/hold", tool.url), Value::Null).await?;
     let runtime = match worker {
-        Worker::Quick => Process::obedient_runtime(data, &tool)?,
-        Worker::Slow => Process::scripted_runtime(data, &tool, SLOWLY)?,
+        Worker::Quick => Process::command_runtime(data, &tool)?,
+        Worker::Slow => Process::scripted_runtime(data, &tool, SLOW_SCRIPT)?,
     };
     let is_idle = |thread: &Value| thread["status"] == "idle";
     open_thread(&client, &runtime, WATCHER, GREETING).await?;
@@ -82,15 +82,15 @@ pub async fn flood(data: &Path, events: u32, worker: Worker) -> Outcome<Flood> {
     let elapsed = began.elapsed();
     let subscriptions = get_from(&source.client, format!("{}/v1/subscriptions", runtime.url)).await?;
     if subscriptions["subscriptions"][0]["waiting"] != 0 {
-        return Err(format!("nobody is at work and events wait: {subscriptions}").into());
+        return Err(format!("events wait although no child is active: {subscriptions}").into());
     }
     let peak = runtime.peak_bytes()?;
     drop(runtime);
-    let (children, together) = account(&data.join("rap.db"), events)?;
-    Ok(Flood { per_second, elapsed, refused, before, tenth, peak, children, together })
+    let (children, at_once) = check_database(&data.join("rap.db"), events)?;
+    Ok(Flood { per_second, elapsed, refused, before, tenth, peak, children, at_once })
 }
 
-/// The tool's side of the subscription.
+/// The sender of the subscription's events.
 #[derive(Clone)]
 struct Source {
     client: Client,
@@ -99,15 +99,16 @@ struct Source {
 }
 
 impl Source {
-    /// Sends the events of these numbers until each is taken; how often one was not.
-    async fn send(&self, from: u32, to: u32) -> Outcome<u32> {
+    /// Sends the events with numbers from `from` to `to`, and retries each until it is accepted. Returns the number of
+    /// 503s.
+    async fn send(&self, from: u32, to: u32) -> BenchResult<u32> {
         let next = Arc::new(AtomicU32::new(from));
         let send = |source: Source, next: Arc<AtomicU32>| async move {
             let mut refused = 0;
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 if number >= to {
-                    return Outcome::Ok(refused);
+                    return BenchResult::Ok(refused);
                 }
                 while !source.send_once(number).await? {
                     refused += 1;
@@ -124,8 +125,8 @@ impl Source {
         Ok(refused)
     }
 
-    /// Whether it was taken.
-    async fn send_once(&self, number: u32) -> Outcome<bool> {
+    /// Returns true if the event was accepted, and false for a 503.
+    async fn send_once(&self, number: u32) -> BenchResult<bool> {
         let event = json!({
             "type": "subscription_event",
             "group_id": WATCHER,
@@ -142,36 +143,40 @@ impl Source {
     }
 }
 
-/// Fails unless each event stands in the history of one child, once; how many children there were, and how many at a
+/// Checks that each event is in the history of exactly one child. Returns the number of children, in total and at a
 /// time.
-fn account(database: &Path, events: u32) -> Outcome<(usize, usize)> {
+fn check_database(database: &Path, events: u32) -> BenchResult<(usize, usize)> {
     let conn = open_sqlite(database)?;
     let sql = "SELECT count(*), count(DISTINCT word) FROM (SELECT body ->> '$.content.text' AS word FROM entries \
                WHERE body ->> '$.kind' = 'result') WHERE word LIKE 'event %' AND substr(word, 7) + 0 < ?1";
-    let heard: (u32, u32) = conn.query_row(sql, [events], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    if heard != (events, events) {
-        let (all, each) = heard;
-        return Err(format!("of {events} events {each} are in a history, {all} times").into());
+    let found: (u32, u32) = conn.query_row(sql, [events], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    if found != (events, events) {
+        let (all, each) = found;
+        return Err(format!("{each} of {events} events are in a history, {all} times in total").into());
     }
-    let mut lives =
+    let mut lifetimes =
         conn.prepare("SELECT created_at, updated_at, status FROM threads WHERE parent IS NOT NULL")?;
-    let lives = lives.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-    let lives: Vec<(i64, i64, String)> = lives.collect::<rusqlite::Result<_>>()?;
-    if let Some((.., status)) = lives.iter().find(|(.., status)| status != "closed") {
-        return Err(format!("a thread that was made for events is {status}").into());
+    let lifetimes = lifetimes.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    let lifetimes: Vec<(i64, i64, String)> = lifetimes.collect::<rusqlite::Result<_>>()?;
+    if let Some((.., status)) = lifetimes.iter().find(|(.., status)| status != "closed") {
+        return Err(format!("an event child is {status}").into());
     }
-    // Who has gone makes room for whoever comes in the same millisecond.
-    let mut moves: Vec<(i64, i32)> =
-        lives.iter().flat_map(|(from, to, _)| [(*from, 1), (to.max(&(from + 1)).to_owned(), -1)]).collect();
-    moves.sort_unstable();
-    let mut there = 0;
-    let counts = moves.into_iter().map(|(_, step)| {
-        there += step;
-        there
+    // A thread that was closed does not overlap with one that was created in the same millisecond.
+    let mut changes: Vec<(i64, i32)> = lifetimes
+        .iter()
+        .flat_map(|(from, to, _)| [(*from, 1), (to.max(&(from + 1)).to_owned(), -1)])
+        .collect();
+    changes.sort_unstable();
+    let mut active = 0;
+    let counts = changes.into_iter().map(|(_, step)| {
+        active += step;
+        active
     });
-    let together = counts.max().unwrap_or(0) as usize;
-    if together > AT_WORK {
-        return Err(format!("{together} threads worked on events at a time, and {AT_WORK} may").into());
+    let at_once = counts.max().unwrap_or(0) as usize;
+    if at_once > MAX_CHILDREN {
+        return Err(
+            format!("{at_once} event children were active at a time, more than {MAX_CHILDREN}").into()
+        );
     }
-    Ok((lives.len(), together))
+    Ok((lifetimes.len(), at_once))
 }

@@ -1,45 +1,46 @@
-//! What a durable runtime costs, beside what this machine can do at all: `cargo bench -p rap-runtime`.
+//! Cost of a durable runtime compared with the baseline of this machine: `cargo bench -p rap-runtime`.
 //!
-//! Absolute figures differ from one machine and one minute to the next; the ratios within one run are what counts.
-//! `RAP_BENCH=trips` measures the round trips alone.
-//! Runtime and echo tool are processes of their own. A round trip is measured where it closes: the tool sees how much
-//! time lies between two invocations of the same thread, which is callback, commit, question, answer, commit and POST.
+//! Absolute numbers vary between machines and over time. The ratios within one run are meaningful. `RAP_BENCH=trips`
+//! measures only the round trips.
+//!
+//! Runtime and echo tool are separate processes. The tool measures a round trip as the time between two invocations of
+//! the same thread, which covers callback, commit, question, answer, commit and POST.
 
 mod bare;
 #[path = "../../../../benches/bench.rs"]
 mod bench;
 mod client;
-mod crowd;
 mod echo;
 mod flood;
 mod process;
 mod trips;
+mod waiting;
 
 use std::path::Path;
 use std::time::Duration;
 
-use bench::{Figure, Outcome, Scale};
-use crowd::{Sleeping, Timers};
+use bench::{BenchResult, Figure, Scale};
 use flood::{Flood, Worker};
 use process::Process;
-use trips::Long;
+use trips::LongConversation;
+use waiting::{Sleeping, Timers};
 
-/// As in the `rap` binary.
+/// The allocator of the `rap` binary.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The most that a flood of events may add to the memory, however many they are.
+/// Maximum memory that a flood of events may add, whatever their number, in bytes.
 const FLOOD_BYTES: u64 = 100_000_000;
-/// The most that may be added by threads and timers that wait.
+/// Maximum memory that waiting threads and timers may add, in bytes.
 const WAITING_BYTES: u64 = 10_000_000;
 
-/// How much of each is done.
+/// Sizes of the measurements.
 struct Sizes {
     measured: Duration,
     warm_up: Duration,
     late_turn: u64,
-    /// How many turns are looked at together.
-    turns_together: u64,
+    /// Number of consecutive turns whose median is taken.
+    turns_window: u64,
     sleeping: u32,
     timers: u32,
     events: u32,
@@ -49,7 +50,7 @@ const FULL: Sizes = Sizes {
     measured: Duration::from_secs(5),
     warm_up: Duration::from_secs(1),
     late_turn: 5_000,
-    turns_together: 200,
+    turns_window: 200,
     sleeping: 100_000,
     timers: 1_000_000,
     events: 100_000,
@@ -59,14 +60,14 @@ const SMALL: Sizes = Sizes {
     measured: Duration::from_millis(100),
     warm_up: Duration::from_millis(100),
     late_turn: 40,
-    turns_together: 20,
+    turns_window: 20,
     sleeping: 100,
     timers: 100,
     events: 500,
 };
 
 #[tokio::main]
-async fn main() -> Outcome<()> {
+async fn main() -> BenchResult<()> {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.iter().position(|argument| argument == "--role") {
         Some(at) if arguments[at + 1] == "echo" => echo::echo().await,
@@ -75,23 +76,23 @@ async fn main() -> Outcome<()> {
     }
 }
 
-async fn measure(scale: Scale) -> Outcome<()> {
+async fn measure(scale: Scale) -> BenchResult<()> {
     let sizes = scale.of(&FULL, &SMALL);
     let data = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
     let data = data.path();
     let Sizes { sleeping, timers, events, .. } = sizes;
-    eprintln!("round trips, and what they are made of …");
+    eprintln!("round trips and their baselines …");
     let round_trips = round_trips(data, sizes).await?;
     if std::env::var("RAP_BENCH").is_ok_and(|part| part == "trips") {
         Figure::print_heading();
-        return scale.judge(&round_trips.print());
+        return scale.check(&round_trips.print());
     }
     eprintln!("a long conversation …");
     let long = trips::long_conversation(&data.join("long"), sizes).await?;
     eprintln!("{sleeping} sleeping threads …");
-    let slept = crowd::sleeping(&data.join("sleeping"), sizes).await?;
+    let slept = waiting::sleeping(&data.join("sleeping"), sizes).await?;
     eprintln!("{timers} timers …");
-    let timed = crowd::timers(&data.join("timers"), sizes).await?;
+    let timed = waiting::timers(&data.join("timers"), sizes).await?;
     eprintln!("{events} events …");
     let quick = flood::flood(&data.join("quick"), *events, Worker::Quick).await?;
     let slow = flood::flood(&data.join("slow"), *events, Worker::Slow).await?;
@@ -103,10 +104,10 @@ async fn measure(scale: Scale) -> Outcome<()> {
     met.extend(timed.print(sizes));
     met.extend(quick.print("a model that answers at once", sizes));
     met.extend(slow.print("a model that takes 500 ms", sizes));
-    scale.judge(&met)
+    scale.check(&met)
 }
 
-/// Round trips, and what they are made of.
+/// Round trips and their baselines.
 struct RoundTrips {
     sync: Figure,
     bare_1: Figure,
@@ -116,7 +117,7 @@ struct RoundTrips {
     trips_64: Figure,
 }
 
-async fn round_trips(data: &Path, sizes: &Sizes) -> Outcome<RoundTrips> {
+async fn round_trips(data: &Path, sizes: &Sizes) -> BenchResult<RoundTrips> {
     let measured = sizes.measured;
     Ok(RoundTrips {
         sync: bench::fdatasync(data, sizes.warm_up)?,
@@ -143,7 +144,7 @@ impl RoundTrips {
         println!(
             "at 64 threads: {share:.0} % of the bare rate (at least 45), p99 {slower:.1} times (at most 4)"
         );
-        // The goal is 1 ms where a sync takes 130 µs; a round trip has two of them.
+        // The target is 1 ms on a disk whose sync takes 130 µs. A round trip has two syncs.
         let slow_disk = (sync.p50.saturating_sub(Duration::from_micros(130))) * 2;
         let allowed = Duration::from_millis(1) + slow_disk;
         println!("1 thread: p50 {:.0?} (at most {allowed:.0?} with this disk)", trips_1.p50);
@@ -151,11 +152,11 @@ impl RoundTrips {
     }
 }
 
-impl Long {
+impl LongConversation {
     fn print(&self, sizes: &Sizes) -> Vec<bool> {
-        let (Long { time, bytes }, late) = (self, sizes.late_turn);
+        let (LongConversation { time, bytes }, late) = (self, sizes.late_turn);
         println!(
-            "turn {late} beside turn 10: {time:.2} times the time, {bytes:.2} times the bytes (at most 1.3)"
+            "turn {late} compared with turn 10: {time:.2} times the time, {bytes:.2} times the bytes (at most 1.3)"
         );
         vec![*time <= 1.3, *bytes <= 1.3]
     }
@@ -194,15 +195,15 @@ impl Timers {
 
 impl Flood {
     fn print(&self, worker: &str, sizes: &Sizes) -> Vec<bool> {
-        let Flood { per_second, elapsed, refused, before, tenth, peak, children, together } = self;
+        let Flood { per_second, elapsed, refused, before, tenth, peak, children, at_once } = self;
         println!(
-            "{} events for {worker}: {per_second:.0} taken per second, {refused} times one was told to come back; \
-             worked off after {elapsed:.1?} by {children} threads, {together} at a time; none lost, none twice",
+            "{} events for {worker}: {per_second:.0} accepted per second, {refused} rejected with 503 and retried; \
+             processed after {elapsed:.1?} by {children} threads, {at_once} at a time; none lost or duplicated",
             sizes.events,
         );
         let added = peak.saturating_sub(*before);
         println!(
-            "    memory: {:.1} MB before, {:.1} at most after a tenth, {:.1} at most: {:.1} more (at most {:.0})",
+            "    memory: {:.1} MB before, peak {:.1} after a tenth, peak {:.1} in all: {:.1} more (at most {:.0})",
             megabytes(*before),
             megabytes(*tenth),
             megabytes(*peak),

@@ -1,4 +1,4 @@
-//! The runtime and the echo tool as processes of their own.
+//! The runtime and the echo tool as separate processes.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -10,22 +10,22 @@ use rap_runtime::model::scripted::Scripted;
 use rap_runtime::{Agent, Limits, Runtime, Settings, ToolServer, Window};
 use tokio::net::TcpListener;
 
-use crate::bench::{Outcome, resident_bytes};
+use crate::bench::{BenchResult, resident_bytes};
 
-/// Every turn calls the tool; the model needs nothing but the turn's number.
+/// Every turn calls the tool. The model needs only the number of the turn.
 const CALLS: &str = "repeat = true\n[[turn]]\ncalls = [{name = \"echo\", arguments = {text = \"hello\"}}]\n";
 const SCRIPT: &str = "script.toml";
 
-/// The model follows the script, if there is one; else it does what it is told.
-pub async fn runtime(data: &Path, tool: &str) -> Outcome<()> {
+/// Runs a runtime. Its model replays the script, if there is one, and follows commands otherwise.
+pub async fn runtime(data: &Path, tool: &str) -> BenchResult<()> {
     let listener =
         TcpListener::bind(std::env::var("RAP_BENCH_LISTEN").as_deref().unwrap_or("127.0.0.1:0")).await?;
     let url = format!("http://{}", listener.local_addr()?);
     let script = data.join(SCRIPT);
-    let model = if script.exists() { Scripted::from_file(&script)? } else { Scripted::obedient() };
+    let model = if script.exists() { Scripted::from_file(&script)? } else { Scripted::command_driven() };
     let mut limits = Limits::default();
     limits.thread.turns_per_wake = u32::MAX;
-    // A flood is meant to wake its session more often than usual.
+    // The benchmark wakes sessions more often than the default budgets allow.
     limits.thread.budgets = Default::default();
     let runtime = Runtime::start(Settings {
         public_url: url.clone(),
@@ -49,7 +49,7 @@ pub async fn parent_is_gone() {
     drop(read.await);
 }
 
-/// One of the two, in a process of its own.
+/// A process of a runtime or the echo tool. It is killed on drop.
 pub struct Process {
     child: Child,
     _stdin: Option<ChildStdin>,
@@ -57,7 +57,7 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn start(role: &str, data: &Path, tool: &str, listen: &str) -> Outcome<Process> {
+    pub fn start(role: &str, data: &Path, tool: &str, listen: &str) -> BenchResult<Process> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("--role").arg(role).arg(data).arg(tool).env("RAP_BENCH_LISTEN", listen);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -66,58 +66,58 @@ impl Process {
         Ok(Process { _stdin: child.stdin.take(), child, url: line.trim().to_owned() })
     }
 
-    pub fn echo() -> Outcome<Process> {
+    pub fn echo() -> BenchResult<Process> {
         Process::start("echo", Path::new("-"), "-", "")
     }
 
-    /// Its model calls the tool in every turn.
-    pub fn busy_runtime(data: &Path, tool: &Process) -> Outcome<Process> {
+    /// Starts a runtime whose model calls the tool in every turn.
+    pub fn busy_runtime(data: &Path, tool: &Process) -> BenchResult<Process> {
         Process::scripted_runtime(data, tool, CALLS)
     }
 
-    /// Its model follows a script.
-    pub fn scripted_runtime(data: &Path, tool: &Process, script: &str) -> Outcome<Process> {
+    /// Starts a runtime whose model replays a script.
+    pub fn scripted_runtime(data: &Path, tool: &Process, script: &str) -> BenchResult<Process> {
         std::fs::create_dir_all(data)?;
         std::fs::write(data.join(SCRIPT), script)?;
         Process::start("runtime", data, &tool.url, "127.0.0.1:0")
     }
 
-    /// Its model does what it is told.
-    pub fn obedient_runtime(data: &Path, tool: &Process) -> Outcome<Process> {
+    /// Starts a runtime whose model follows the commands in user messages.
+    pub fn command_runtime(data: &Path, tool: &Process) -> BenchResult<Process> {
         std::fs::create_dir_all(data)?;
         Process::start("runtime", data, &tool.url, "127.0.0.1:0")
     }
 
-    /// kill -9, and the same again at the same address.
+    /// Kills the process with SIGKILL, runs `meanwhile` and starts it again at the same address.
     pub fn restart(
         self,
         data: &Path,
         tool: &Process,
-        meanwhile: impl FnOnce() -> Outcome<()>,
-    ) -> Outcome<Process> {
+        meanwhile: impl FnOnce() -> BenchResult<()>,
+    ) -> BenchResult<Process> {
         let listen = self.url.trim_start_matches("http://").to_owned();
         drop(self);
         meanwhile()?;
         Process::start("runtime", data, &tool.url, &listen)
     }
 
-    pub fn resident_bytes(&self) -> Outcome<u64> {
+    pub fn resident_bytes(&self) -> BenchResult<u64> {
         resident_bytes(self.child.id())
     }
 
-    /// The most that it has taken of the memory so far.
-    pub fn peak_bytes(&self) -> Outcome<u64> {
+    /// Returns the peak resident memory, in bytes.
+    pub fn peak_bytes(&self) -> BenchResult<u64> {
         let kib: u64 = self.proc("status", "VmHWM:")?.trim_end_matches("kB").trim().parse()?;
         Ok(kib * 1024)
     }
 
-    /// What it has handed to write() so far.
-    pub fn written_bytes(&self) -> Outcome<u64> {
+    /// Returns the number of bytes that were passed to `write()`.
+    pub fn written_bytes(&self) -> BenchResult<u64> {
         Ok(self.proc("io", "wchar:")?.parse()?)
     }
 
-    /// What the system says of it.
-    fn proc(&self, file: &str, name: &str) -> Outcome<String> {
+    /// Reads a field from a file of the process in `/proc`.
+    fn proc(&self, file: &str, name: &str) -> BenchResult<String> {
         let text = std::fs::read_to_string(format!("/proc/{}/{file}", self.child.id()))?;
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         Ok(line.ok_or_else(|| format!("no {name}"))?.trim().to_owned())
@@ -126,7 +126,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Whether it was still there makes no difference.
+        // The process may have exited already.
         drop(self.child.kill());
         drop(self.child.wait());
     }

@@ -1,4 +1,4 @@
-//! Round trips: how many, how fast, and whether a long conversation makes them dearer.
+//! Round trips: rate, latency, and their cost in a long conversation.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use rap_io::client::Client;
 use serde_json::json;
 
 use crate::Sizes;
-use crate::bench::{Figure, Outcome};
+use crate::bench::{BenchResult, Figure};
 use crate::client::{client, open_thread, post_to};
 use crate::process::Process;
 
-pub async fn posts(url: &str, connections: usize, measured: Duration) -> Outcome<Figure> {
+pub async fn posts(url: &str, connections: usize, measured: Duration) -> BenchResult<Figure> {
     let client = client();
     let began = Instant::now();
     let poster = || {
@@ -23,7 +23,7 @@ pub async fn posts(url: &str, connections: usize, measured: Duration) -> Outcome
                 post_to(&client, url.clone(), json!({"text": "hello"})).await?;
                 latencies.push(start.elapsed());
             }
-            Outcome::Ok(latencies)
+            BenchResult::Ok(latencies)
         }
     };
     let all: Vec<_> = (0..connections).map(|_| tokio::spawn(poster())).collect();
@@ -34,14 +34,14 @@ pub async fn posts(url: &str, connections: usize, measured: Duration) -> Outcome
     Ok(Figure::of(latencies, began.elapsed()))
 }
 
-/// Turns and how long they took, since the last time.
-async fn take_trips(client: &Client, tool: &Process) -> Outcome<Vec<(u64, Duration)>> {
+/// Takes the turns since the last call, with their durations.
+async fn take_trips(client: &Client, tool: &Process) -> BenchResult<Vec<(u64, Duration)>> {
     let trips = post_to(client, format!("{}/trips", tool.url), json!({})).await?;
     let trips: Vec<(u64, u64)> = serde_json::from_value(trips)?;
     Ok(trips.into_iter().map(|(turn, took)| (turn, Duration::from_micros(took))).collect())
 }
 
-pub async fn round_trips(data: &Path, threads: usize, sizes: &Sizes) -> Outcome<Figure> {
+pub async fn round_trips(data: &Path, threads: usize, sizes: &Sizes) -> BenchResult<Figure> {
     let (client, tool) = (client(), Process::echo()?);
     let runtime = Process::busy_runtime(data, &tool)?;
     for thread in 0..threads {
@@ -56,20 +56,20 @@ pub async fn round_trips(data: &Path, threads: usize, sizes: &Sizes) -> Outcome<
     Ok(Figure::of(trips.into_iter().map(|(_, took)| took).collect(), elapsed))
 }
 
-/// How much more a late turn costs than turn 10.
-pub struct Long {
+/// Cost of a late turn, as a multiple of the cost of turn 10.
+pub struct LongConversation {
     pub time: f64,
     pub bytes: f64,
 }
 
-pub async fn long_conversation(data: &Path, sizes: &Sizes) -> Outcome<Long> {
+pub async fn long_conversation(data: &Path, sizes: &Sizes) -> BenchResult<LongConversation> {
     let (client, tool) = (client(), Process::echo()?);
     let runtime = Process::busy_runtime(data, &tool)?;
     open_thread(&client, &runtime, "long", "go").await?;
     let mut trips: Vec<(u64, Duration)> = Vec::new();
     let mut written: Vec<(u64, u64)> = Vec::new();
-    let inside = |from: u64, turn: u64| (from..from + sizes.turns_together).contains(&turn);
-    while trips.last().is_none_or(|(turn, _)| *turn < sizes.late_turn + sizes.turns_together) {
+    let inside = |from: u64, turn: u64| (from..from + sizes.turns_window).contains(&turn);
+    while trips.last().is_none_or(|(turn, _)| *turn < sizes.late_turn + sizes.turns_window) {
         tokio::time::sleep(Duration::from_millis(10)).await;
         let new = take_trips(&client, &tool).await?;
         if let Some((turn, _)) = new.last() {
@@ -89,5 +89,5 @@ pub async fn long_conversation(data: &Path, sizes: &Sizes) -> Outcome<Long> {
         (last.1 - first.1) as f64 / (last.0 - first.0) as f64
     };
     let late = sizes.late_turn;
-    Ok(Long { time: median(late) / median(10), bytes: bytes(late) / bytes(10) })
+    Ok(LongConversation { time: median(late) / median(10), bytes: bytes(late) / bytes(10) })
 }

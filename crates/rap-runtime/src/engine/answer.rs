@@ -1,4 +1,4 @@
-//! People's answers: delivered at least once to the tool that asked.
+//! Delivery of users' answers, at least once, to the tool that asked the question.
 
 use bytes::Bytes;
 use rap_agent::Input;
@@ -6,12 +6,12 @@ use rap_protocol::ChoiceAnswer;
 use rap_protocol::retry::{Attempt, Next, Outcome, after_attempt};
 
 use super::Engine;
-use super::run::Settlement;
+use super::run::WorkOutcome;
 use crate::store::{AnswerWork, DeliveryKind, DeliveryOutcome, DeliveryRecord};
 use crate::world::Purpose;
 
 impl Engine {
-    pub(super) async fn deliver_answer(&self, work: &AnswerWork) -> Settlement {
+    pub(super) async fn deliver_answer(&self, work: &AnswerWork) -> WorkOutcome {
         let body = ChoiceAnswer { id: work.call.clone(), selected: work.selected };
         let body = Bytes::from(serde_json::to_vec(&body).expect("bug: an answer is JSON"));
         let sent = self.world.http.post(Purpose::Invoke, &work.response_url.to_url(), &[], body).await;
@@ -23,9 +23,9 @@ impl Engine {
             Err(error) => (Outcome::NoAnswer, error.to_string()),
         };
         let attempts = work.attempts.saturating_add(1);
-        let dice = self.world.random.next() as u32;
-        let attempt = Attempt { number: attempts, since: work.since, now: self.now(), dice };
-        let next = after_attempt(outcome, attempt, &self.patience());
+        let jitter = self.world.random.next() as u32;
+        let attempt = Attempt { number: attempts, since: work.since, now: self.now(), jitter };
+        let next = after_attempt(outcome, attempt, &self.retry_policy());
         let delivery = DeliveryOutcome::after(next);
         self.delivery_ended(DeliveryKind::Answer, delivery, attempts, || DeliveryRecord {
             kind: DeliveryKind::Answer,
@@ -40,13 +40,13 @@ impl Engine {
             at: self.now(),
         });
         let why = match next {
-            Next::Done => return Settlement::AnswerEnded { failed: None, attempts },
-            Next::Again { at } => return Settlement::Again { at, attempts, outcome: detail },
+            Next::Done => return WorkOutcome::AnswerEnded { failed: None, attempts },
+            Next::Retry { at } => return WorkOutcome::Retry { at, attempts, outcome: detail },
             Next::Refused { status } => format!("answered {status}"),
             Next::GaveUp => format!("no success in {attempts} attempts"),
         };
         let text = format!("Error: the user's answer could not be delivered to the tool: {why}");
         let failed = Some(Input::CallFailed { call: work.call.clone(), text });
-        Settlement::AnswerEnded { failed, attempts }
+        WorkOutcome::AnswerEnded { failed, attempts }
     }
 }

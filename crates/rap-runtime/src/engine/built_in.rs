@@ -1,106 +1,106 @@
-//! The runtime's own tools as a model sees them: what is offered, and what a call of one of them asks for. What they do
-//! stands in the rules.
+//! The runtime's built-in tools: their descriptions for the model, and parsing of their arguments. Their behaviour is
+//! defined by the rules in `rap-agent`.
 
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use rap_agent::{BuiltIn, NextTime, Occurrence, Plan, Subscription, words};
+use rap_agent::{BuiltIn, NextTime, Occurrence, Plan, Subscription, texts};
 use rap_protocol::{InputSchema, Timestamp};
 use serde_json::{Map, Value, json};
 
 use crate::calendar;
-use crate::model::Offered;
+use crate::model::OfferedTool;
 
-/// The time zone where none is named.
+/// Time zone that is used if a call names none.
 const TIMEZONE: &str = "UTC";
-/// The longest sleep.
+/// Longest sleep that a call can ask for.
 const LONGEST_SLEEP: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
-/// The longest text that one thread tells another, or a schedule its thread, in bytes.
+/// Maximum length of a text argument, in bytes.
 const TEXT_BYTES: usize = 256 * 1024;
 
-/// The tools that every thread has, those of a child last.
-static TOOLS: LazyLock<Vec<Offered>> = LazyLock::new(|| {
+/// The built-in tools except `close_thread`. The last one is offered only to child threads.
+static TOOLS: LazyLock<Vec<OfferedTool>> = LazyLock::new(|| {
     let text = |description: &str| json!({"type": "string", "description": description});
     let timezone = json!({
         "type": "string", "default": TIMEZONE, "description": "A name like Europe/Berlin.",
     });
     vec![
         tool(
-            words::CANCEL_SUBSCRIPTION,
-            "End a subscription of this conversation, so that its events do not wake you any more. Cancel \
+            texts::CANCEL_SUBSCRIPTION,
+            "End a subscription of this conversation, so that its events no longer wake you. Cancel \
              subscriptions that are no longer needed before you finish.",
             json!({"tool_call_id": text("The id of the call that created the subscription.")}),
             &["tool_call_id"],
         ),
         tool(
-            words::SPAWN_THREAD,
-            "Start a thread of its own that sees the conversation up to here and works on its own. Its reports wake \
-             you; you need not wait for it.",
-            json!({"instructions": text("What the new thread is to do.")}),
+            texts::SPAWN_THREAD,
+            "Start a new thread that sees the conversation so far and works independently. Its reports wake you, so \
+             you need not wait for it.",
+            json!({"instructions": text("Task of the new thread.")}),
             &["instructions"],
         ),
         tool(
-            words::SEND_MESSAGE_TO_CHILD,
-            "Tell something to a thread that was started from here.",
+            texts::SEND_MESSAGE_TO_CHILD,
+            "Send a message to a thread that was started from here.",
             json!({
-                "thread_id": text("The thread, as the result of the call that started it names it."),
-                "message": text("What it is told."),
+                "thread_id": text("Id of the thread, from the result of the call that started it."),
+                "message": text("Text of the message."),
             }),
             &["thread_id", "message"],
         ),
         tool(
-            words::SLEEP,
-            "Sleep for some time. Anything that happens meanwhile wakes you before.",
+            texts::SLEEP,
+            "Sleep for some time. Any other input wakes you earlier.",
             json!({"seconds": {"type": "number", "minimum": 0}}),
             &["seconds"],
         ),
         tool(
-            words::SLEEP_UNTIL,
-            "Sleep until a time. Anything that happens meanwhile wakes you before.",
-            json!({"time": text("Like 2026-11-16T08:00:00, or with an offset."), "timezone": timezone}),
+            texts::SLEEP_UNTIL,
+            "Sleep until a time. Any other input wakes you earlier.",
+            json!({"time": text("A time like 2026-11-16T08:00:00, or with an offset."), "timezone": timezone}),
             &["time"],
         ),
-        tool(words::WAIT, "Wait until something happens: a result, an event, a message.", json!({}), &[]),
+        tool(texts::WAIT, "Wait until something happens: a result, an event, a message.", json!({}), &[]),
         tool(
-            words::SCHEDULE,
-            "Be woken again and again, at the times of a cron expression, with a text of your own. It is a \
-             subscription: it goes on until it is cancelled.",
+            texts::SCHEDULE,
+            "Be woken repeatedly, at the times of a cron expression, with a text of your choice. This is a \
+             subscription that continues until it is cancelled.",
             json!({
                 "cron": text("Five fields (minute hour day month weekday), or six with seconds in front."),
                 "timezone": timezone,
-                "text": text("What you are told each time."),
+                "text": text("Text that you receive each time."),
             }),
             &["cron", "text"],
         ),
         tool(
-            words::REPORT_TO_PARENT,
-            "Tell the thread that started this one what came out, or how it goes.",
-            json!({"report": text("The report.")}),
+            texts::REPORT_TO_PARENT,
+            "Report a result or progress to the thread that started this one.",
+            json!({"report": text("Text of the report.")}),
             &["report"],
         ),
     ]
 });
 
-fn tool(name: &str, description: &str, properties: Value, required: &[&str]) -> Offered {
+fn tool(name: &str, description: &str, properties: Value, required: &[&str]) -> OfferedTool {
     let schema = json!({"type": "object", "properties": properties, "required": required});
-    Offered {
+    OfferedTool {
         name: name.into(),
         description: description.into(),
         schema: InputSchema::new(schema).expect("bug: the schema compiles"),
     }
 }
 
-/// What a thread is offered, whatever it is doing.
-pub(super) fn offered(has_parent: bool) -> impl Iterator<Item = Offered> {
-    TOOLS.iter().filter(move |tool| has_parent || tool.name != words::REPORT_TO_PARENT).cloned()
+/// Returns the tools whose description does not depend on the state of the thread.
+pub(super) fn offered(has_parent: bool) -> impl Iterator<Item = OfferedTool> {
+    TOOLS.iter().filter(move |tool| has_parent || tool.name != texts::REPORT_TO_PARENT).cloned()
 }
 
-/// The tool that closes the thread: it names what would end with it.
+/// Returns the tool that closes the thread. Its description names the subscriptions that are still active.
 // Argued: SE-28 the descriptions ask for it, and this one names what is still active
-pub(super) fn close_thread(active: &[Subscription]) -> Offered {
+pub(super) fn close_thread(active: &[Subscription]) -> OfferedTool {
     let mut description =
-        "Close this conversation for good, when its work is done. Calls that are made together \
-                           with this one are not carried out. Cancel subscriptions first."
+        "Close this conversation permanently when its work is done. Other calls in the same answer \
+                           are not carried out. Cancel subscriptions first."
             .to_owned();
     if !active.is_empty() {
         let names: Vec<String> = active
@@ -111,48 +111,48 @@ pub(super) fn close_thread(active: &[Subscription]) -> Offered {
     }
     let report = json!({"report": {
         "type": "string",
-        "description": "What the thread that started this one hears last.",
+        "description": "Last report to the thread that started this one.",
     }});
-    tool(words::CLOSE_THREAD, &description, report, &[])
+    tool(texts::CLOSE_THREAD, &description, report, &[])
 }
 
-/// What a call of one of our own tools asks for; nothing, if it is none of them.
+/// Returns the plan for a call of a built-in tool, or `None` if `name` is not built in.
 pub(super) fn plan(name: &str, arguments: &Map<String, Value>, now: Timestamp) -> Option<Plan> {
-    if !words::BUILT_IN.contains(&name) {
+    if !texts::BUILT_IN.contains(&name) {
         return None;
     }
-    let tool = Reading { arguments, now }.tool(name);
+    let tool = ArgumentReader { arguments, now }.tool(name);
     Some(tool.map_or_else(|why| Plan::Refuse(format!("Error: {why}")), Plan::BuiltIn))
 }
 
-/// Arguments that are being read. An error names what was expected where.
-struct Reading<'a> {
+/// Reads the arguments of a call. An error names the argument and what was expected.
+struct ArgumentReader<'a> {
     arguments: &'a Map<String, Value>,
     now: Timestamp,
 }
 
-impl Reading<'_> {
+impl ArgumentReader<'_> {
     fn tool(&self, name: &str) -> Result<BuiltIn, String> {
         Ok(match name {
-            words::CANCEL_SUBSCRIPTION => {
+            texts::CANCEL_SUBSCRIPTION => {
                 BuiltIn::CancelSubscription { tool_call_id: self.text("tool_call_id")? }
             }
-            words::SPAWN_THREAD => BuiltIn::SpawnThread { instructions: self.text("instructions")? },
-            words::REPORT_TO_PARENT => BuiltIn::ReportToParent { report: self.text("report")? },
-            words::CLOSE_THREAD => BuiltIn::CloseThread {
+            texts::SPAWN_THREAD => BuiltIn::SpawnThread { instructions: self.text("instructions")? },
+            texts::REPORT_TO_PARENT => BuiltIn::ReportToParent { report: self.text("report")? },
+            texts::CLOSE_THREAD => BuiltIn::CloseThread {
                 report: self.arguments.contains_key("report").then(|| self.text("report")).transpose()?,
             },
-            words::SEND_MESSAGE_TO_CHILD => BuiltIn::SendMessageToChild {
+            texts::SEND_MESSAGE_TO_CHILD => BuiltIn::SendMessageToChild {
                 thread_id: self.text("thread_id")?,
                 message: self.text("message")?,
             },
-            words::SLEEP => BuiltIn::Sleep { until: self.now.plus(self.seconds()?) },
-            words::SLEEP_UNTIL => {
-                let until = calendar::moment(&self.text("time")?, &self.timezone()?)?;
+            texts::SLEEP => BuiltIn::Sleep { until: self.now.plus(self.seconds()?) },
+            texts::SLEEP_UNTIL => {
+                let until = calendar::parse_time(&self.text("time")?, &self.timezone()?)?;
                 self.not_too_long(until.since(self.now))?;
                 BuiltIn::Sleep { until }
             }
-            words::WAIT => BuiltIn::Wait,
+            texts::WAIT => BuiltIn::Wait,
             _ => self.schedule()?,
         })
     }
@@ -160,8 +160,8 @@ impl Reading<'_> {
     fn schedule(&self) -> Result<BuiltIn, String> {
         let (timezone, _) = (self.timezone()?, self.text("text")?);
         let next = calendar::next(&self.text("cron")?, &timezone, self.now)?;
-        let next = next.ok_or("$.cron: such a time never comes")?;
-        let confirmation = format!("scheduled; the first time is {}", calendar::shown(next, &timezone));
+        let next = next.ok_or("$.cron: the expression matches no date")?;
+        let confirmation = format!("scheduled; the first time is {}", calendar::format(next, &timezone));
         Ok(BuiltIn::Schedule { next, confirmation })
     }
 
@@ -193,11 +193,11 @@ impl Reading<'_> {
     }
 }
 
-/// What a schedule says when its timer has fired, and its next time.
+/// Returns the text and the next time of a schedule whose timer has fired.
 pub(crate) fn occurrence(arguments: &Map<String, Value>, now: Timestamp) -> Occurrence {
-    let reading = Reading { arguments, now };
-    let text = reading.text("text").unwrap_or_default();
-    let next = reading.timezone().and_then(|zone| calendar::next(&reading.text("cron")?, &zone, now));
+    let reader = ArgumentReader { arguments, now };
+    let text = reader.text("text").unwrap_or_default();
+    let next = reader.timezone().and_then(|zone| calendar::next(&reader.text("cron")?, &zone, now));
     let next = match next {
         Ok(Some(at)) => NextTime::At(at),
         Ok(None) => NextTime::Never,

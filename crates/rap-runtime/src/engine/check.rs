@@ -1,38 +1,38 @@
-//! Status checks: tool servers are asked whether calls and subscriptions are alive that were not heard of for long. The
-//! meaning of their answers is a rule of `rap-agent`.
+//! Status checks: tool servers are asked whether calls and subscriptions that have been silent for long are still
+//! alive. The rules in `rap-agent` interpret the answers.
 
 use bytes::Bytes;
-use rap_agent::{CheckResult, Input, Liveness, LostAfter, words};
+use rap_agent::{CheckResult, Input, Liveness, LostAfter, texts};
 use rap_protocol::{StatusQuery, TOOL_CALL_STATUS_PATH, parse_status_answer};
 use url::Url;
 
 use super::Engine;
-use super::run::Settlement;
+use super::run::WorkOutcome;
 use crate::store::{CheckWork, Message, Target};
 use crate::toolsets::authorization;
 use crate::world::Purpose;
 
 impl Engine {
-    pub(super) async fn check(&self, work: &CheckWork) -> Settlement {
+    pub(super) async fn check(&self, work: &CheckWork) -> WorkOutcome {
         let lost_after = LostAfter(self.settings.limits.lost_after);
         if work.check.due(lost_after) > self.now() {
-            return Settlement::Done;
+            return WorkOutcome::Done;
         }
         let liveness = self.liveness(work).await;
         let CheckWork { thread, call, subscription, check, .. } = work;
         match check.after_answer(liveness, self.now(), lost_after) {
             CheckResult::Lost => {
-                tracing::warn!(thread = %thread.id, %call, subscription, "the tool server has lost a call");
+                tracing::warn!(thread = %thread.id, %call, subscription, "the tool server no longer knows the call");
                 let input = match subscription {
                     true => Input::SubscriptionLost { call: call.clone() },
-                    // It failed, so that a result that comes all the same is not ignored.
-                    false => Input::CallFailed { call: call.clone(), text: words::LOST.into() },
+                    // The call fails instead of being interrupted, so that a late result is not ignored.
+                    false => Input::CallFailed { call: call.clone(), text: texts::CALL_LOST.into() },
                 };
-                Settlement::Apply(Box::new(Message::new(Target::Key(thread.key), input)))
+                WorkOutcome::Apply(Box::new(Message::new(Target::Key(thread.key), input)))
             }
             CheckResult::Open(check) => match self.store.record_check(thread.key, call, check).await {
-                Ok(()) => Settlement::Done,
-                Err(error) => Settlement::StoreFailed(error),
+                Ok(()) => WorkOutcome::Done,
+                Err(error) => WorkOutcome::StoreFailed(error),
             },
         }
     }

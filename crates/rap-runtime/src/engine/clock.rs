@@ -1,4 +1,4 @@
-//! The clock: fires timers, looks at work whose retry pause is over, and removes what is kept for a time only.
+//! The clock: fires timers, starts work whose retry time has come, and prunes expired rows.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::Hash;
@@ -10,34 +10,35 @@ use rap_agent::Input;
 use rap_protocol::Timestamp;
 
 use super::{Engine, STORE_PAUSE};
-use crate::store::{self, Lane, Message, SessionKey, Target, Timer};
+use crate::store::{self, Message, MessageClass, SessionKey, Target, Timer};
 
-/// How long the clock sleeps when nothing is due.
+/// Longest time that the clock sleeps.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(60);
-/// Rows that are read in one query.
+/// Maximum number of rows that one query reads.
 pub(super) const ROWS: usize = 1024;
-/// Rows of one session that are taken before the others have had their turn.
+/// Maximum number of rows of one session in a batch, so that other sessions have their turn.
 pub(super) const PER_SESSION: usize = 64;
-/// Queries that look for other sessions behind those that have more than their share.
-pub(super) const QUERIES: usize = 8;
-/// A timer or message that could not be applied is put off by this time.
-pub(super) const PUT_OFF: Duration = Duration::from_secs(60);
-/// How often old rows are removed, and the pause while there are more.
+/// Maximum number of queries for one batch. Each skips the sessions that have reached their share.
+pub(super) const MAX_QUERIES: usize = 8;
+/// Delay of a timer or message that could not be applied.
+pub(super) const POSTPONE_BY: Duration = Duration::from_secs(60);
+/// Interval at which expired rows are removed, and the pause between two batches of them.
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
 const PRUNE_PAUSE: Duration = Duration::from_millis(100);
-/// How long deliveries are recorded.
+/// Time for which the delivery ledger keeps a row.
 const DELIVERIES_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
-/// The longest time that a call has after a start if its own time was over before. A shorter time-out is enough.
-const GRACE: Duration = Duration::from_secs(30);
+/// Grace period after a start for calls that timed out while the runtime was down. A shorter `call_timeout` replaces
+/// it.
+const TIMEOUT_GRACE: Duration = Duration::from_secs(30);
 
 impl Engine {
     pub(super) async fn run_clock(self: Arc<Self>) {
         let began = self.now();
         let mut prune_at = began.plus(PRUNE_EVERY);
         loop {
-            // Whatever becomes due from now on may be missed by this look, and wakes the clock.
+            // Anything that becomes due from now on may be missed by this pass, so it has to wake the clock.
             self.clock_at.store(i64::MAX, Ordering::SeqCst);
-            let pause = match self.look(began).await {
+            let pause = match self.fire_due(began).await {
                 Ok(next) => next.map_or(LONGEST_SLEEP, |next| next.since(self.now())),
                 Err(store::Error::Closed) => return,
                 Err(error) => {
@@ -60,17 +61,18 @@ impl Engine {
         }
     }
 
-    /// Fires timers that are due, and begins work whose pause is over. Returns the time of the next.
-    async fn look(self: &Arc<Self>, began: Timestamp) -> Result<Option<Timestamp>, store::Error> {
+    /// Fires due timers and starts work whose retry time has come. Returns the next due time.
+    async fn fire_due(self: &Arc<Self>, began: Timestamp) -> Result<Option<Timestamp>, store::Error> {
         let at = self.now();
-        for queue in self.dispatcher.look_in_store_for_all() {
-            self.pump(&queue);
+        for queue in self.dispatcher.check_store_for_all() {
+            self.fill_slots(&queue);
         }
         self.messages_due.notify_one();
-        // Results that could not be delivered while the runtime was down are on their way.
-        let grace = began.plus(self.settings.limits.thread.call_timeout.unwrap_or(GRACE).min(GRACE));
+        // Tools may still be retrying results that they could not deliver while the runtime was down.
+        let grace =
+            began.plus(self.settings.limits.thread.call_timeout.unwrap_or(TIMEOUT_GRACE).min(TIMEOUT_GRACE));
         let (late_after, again) = if at < grace { (began, Some(grace)) } else { (Timestamp(i64::MIN), None) };
-        while self.fire_timers(at, late_after).await? == More::Perhaps {
+        while self.fire_timers(at, late_after).await? == More::Maybe {
             if self.stop.is_cancelled() {
                 return Err(store::Error::Closed);
             }
@@ -81,9 +83,9 @@ impl Engine {
     async fn fire_timers(&self, at: Timestamp, late_after: Timestamp) -> Result<More, store::Error> {
         let mut shares = Shares::default();
         let mut timers: Vec<Timer> = Vec::new();
-        for _ in 0..QUERIES {
+        for _ in 0..MAX_QUERIES {
             let found = self.store.due_timers(at, late_after, &shares.full(), ROWS).await?;
-            // Each of the two kinds of timers has its own bound.
+            // The store limits each of the two kinds of timers separately.
             if shares.take(found, |timer: &Timer| (timer.session, timer.clone()), &mut timers, ROWS)
                 == More::No
             {
@@ -100,26 +102,26 @@ impl Engine {
             };
             Message::new(Target::Key(timer.thread), input)
         };
-        let results = self.store.apply(Lane::Internal, timers.iter().map(message).collect()).await;
+        let results = self.store.apply(MessageClass::Internal, timers.iter().map(message).collect()).await;
         let failed = timers
             .into_iter()
             .zip(results)
             .filter_map(|(timer, result)| result.err().map(|error| (timer, error)));
-        let mut put_off = Vec::new();
+        let mut postponed = Vec::new();
         for (timer, error) in failed {
             match error {
                 store::Error::Closed | store::Error::Unavailable(_) => return Err(error),
-                // It was overtaken, or cannot be applied: it must not stay in front of the others.
-                _ => put_off.push(timer),
+                // The timer is out of date or cannot be applied. It must not block the timers after it.
+                _ => postponed.push(timer),
             }
         }
-        if !put_off.is_empty() {
-            self.store.put_off(put_off, Vec::new(), at, at.plus(PUT_OFF)).await?;
+        if !postponed.is_empty() {
+            self.store.postpone_due(postponed, Vec::new(), at, at.plus(POSTPONE_BY)).await?;
         }
-        Ok(More::Perhaps)
+        Ok(More::Maybe)
     }
 
-    /// Returns the pause until the next time.
+    /// Removes expired rows. Returns the time until it should run again.
     async fn prune(&self) -> Duration {
         let now = self.now();
         let keys_before = now.minus(self.settings.limits.event_marks_for);
@@ -134,17 +136,17 @@ impl Engine {
     }
 }
 
-/// Whether there may be more rows.
+/// Tells whether another query may find more rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum More {
     No,
-    Perhaps,
+    Maybe,
 }
 
-/// How much each session has had of its share.
+/// Number of rows that each session has in the current batch.
 pub(super) struct Shares<K> {
     taken: BTreeMap<SessionKey, usize>,
-    /// Rows that were taken: a query finds those of sessions with a share left again.
+    /// Rows in the batch. A later query finds rows again if their session has not reached its share.
     known: HashSet<K>,
 }
 
@@ -155,13 +157,13 @@ impl<K> Default for Shares<K> {
 }
 
 impl<K: Hash + Eq> Shares<K> {
-    /// The sessions that have had their share.
+    /// Returns the sessions that have reached their share.
     pub(super) fn full(&self) -> Vec<SessionKey> {
         self.taken.iter().filter(|(_, taken)| **taken >= PER_SESSION).map(|(session, _)| *session).collect()
     }
 
-    /// Takes rows within the shares of their sessions. Says whether other sessions may be behind those whose share is
-    /// full.
+    /// Moves rows into the batch within the shares of their sessions. Returns [`More::Maybe`] if rows of other sessions
+    /// may follow those of sessions that have reached their share.
     pub(super) fn take<T>(
         &mut self,
         found: Vec<T>,
@@ -179,6 +181,6 @@ impl<K: Hash + Eq> Shares<K> {
                 taken.push(row);
             }
         }
-        if full_page && self.full().len() > full_before { More::Perhaps } else { More::No }
+        if full_page && self.full().len() > full_before { More::Maybe } else { More::No }
     }
 }

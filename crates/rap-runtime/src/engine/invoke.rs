@@ -1,17 +1,18 @@
-//! Invocations: sent at least once until answered, never after a 4xx, never for a settled call.
+//! Invocations of tools. Each is sent at least once until it is answered, never after a 4xx and never for a settled
+//! call.
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rap_agent::{Input, OpenCall};
-use rap_protocol::retry::{Attempt, Next, Outcome, Patience, after_attempt};
+use rap_protocol::retry::{Attempt, Next, Outcome, RetryPolicy, after_attempt};
 use rap_protocol::{Address, CallbackUrl, Invocation, ToolName};
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use super::Engine;
-use super::run::Settlement;
+use super::run::WorkOutcome;
 use crate::settings::ToolServer;
 use crate::store::{
     self, DeliveryKind, DeliveryOutcome, DeliveryRecord, InvokeWork, Message, SessionToolset, Target, Thread,
@@ -19,32 +20,32 @@ use crate::store::{
 use crate::toolsets::{Refresh, ServerTools, authorization};
 use crate::world::Purpose;
 
-/// The recorded outcome of an invocation whose server has another version of its tools. It is not sent again; its result
-/// waits until the session may refresh what it holds.
+/// Recorded outcome of an invocation that was refused because the server has another version of its tools. It is not
+/// sent again: its call gets an error result as soon as the session may refresh its toolset.
 const STALE: &str = "answered 409";
 
-/// How an attempt ended.
-enum Ended {
+/// Outcome of an attempt to send an invocation.
+enum SendOutcome {
     Answered(Outcome, String),
-    /// It cannot be sent at all.
-    Impossible(String),
-    /// It was not sent, because it is not wanted any more.
+    /// It can never be sent, for this reason.
+    CannotSend(String),
+    /// It was not sent because its call was settled.
     Cancelled,
-    /// It was not sent, because the store did not answer.
+    /// It was not sent because the store failed.
     StoreFailed(store::Error),
 }
 
 impl Engine {
-    pub(super) async fn invoke(&self, work: &InvokeWork, cancelled: &CancellationToken) -> Settlement {
+    pub(super) async fn invoke(&self, work: &InvokeWork, cancelled: &CancellationToken) -> WorkOutcome {
         let number = work.attempts.saturating_add(1);
         if work.outcome.as_deref() == Some(STALE) {
             return self.refresh_and_fail(work, work.attempts).await;
         }
         let began = Instant::now();
         let (next, outcome) = match self.send(work, cancelled).await {
-            Ended::Cancelled => return Settlement::Done,
-            Ended::StoreFailed(error) => return Settlement::StoreFailed(error),
-            Ended::Impossible(why) => {
+            SendOutcome::Cancelled => return WorkOutcome::Done,
+            SendOutcome::StoreFailed(error) => return WorkOutcome::StoreFailed(error),
+            SendOutcome::CannotSend(why) => {
                 self.audit(work, number, &why, began.elapsed());
                 let given_up = DeliveryOutcome::GivenUp;
                 self.delivery_ended(DeliveryKind::Invocation, given_up, number, || {
@@ -52,14 +53,14 @@ impl Engine {
                 });
                 return failed(work, format!("Error: {why}"), None);
             }
-            Ended::Answered(outcome, text) => {
+            SendOutcome::Answered(outcome, text) => {
                 let now = self.now();
-                let dice = self.world.random.next() as u32;
-                let attempt = Attempt { number, since: work.call.since, now, dice };
-                (after_attempt(outcome, attempt, &self.patience()), text)
+                let jitter = self.world.random.next() as u32;
+                let attempt = Attempt { number, since: work.call.since, now, jitter };
+                (after_attempt(outcome, attempt, &self.retry_policy()), text)
             }
         };
-        if !matches!(next, Next::Again { .. }) {
+        if !matches!(next, Next::Retry { .. }) {
             self.audit(work, number, &outcome, began.elapsed());
         }
         let delivery = DeliveryOutcome::after(next);
@@ -67,8 +68,8 @@ impl Engine {
             self.invocation_record(work, delivery, number, &outcome)
         });
         match next {
-            Next::Done => Settlement::Accepted,
-            Next::Again { at } => Settlement::Again { at, attempts: number, outcome },
+            Next::Done => WorkOutcome::Accepted,
+            Next::Retry { at } => WorkOutcome::Retry { at, attempts: number, outcome },
             Next::Refused { status: 409 } => self.refresh_and_fail(work, number).await,
             Next::Refused { .. } => {
                 failed(work, format!("Error: the tool server refused the call: {outcome}"), None)
@@ -103,11 +104,11 @@ impl Engine {
         }
     }
 
-    pub(super) fn patience(&self) -> Patience {
-        Patience { give_up_after: self.settings.limits.invoke_retry_for, ..Patience::INVOCATION }
+    pub(super) fn retry_policy(&self) -> RetryPolicy {
+        RetryPolicy { give_up_after: self.settings.limits.invoke_retry_for, ..RetryPolicy::INVOCATION }
     }
 
-    /// One line for each invocation: who called what for whom, and how it ended.
+    /// Writes one audit line for an invocation: thread, user, tool, server and outcome.
     fn audit(&self, work: &InvokeWork, attempt: u32, outcome: &str, took: Duration) {
         let InvokeWork { thread, call, .. } = work;
         tracing::info!(
@@ -124,24 +125,26 @@ impl Engine {
         );
     }
 
-    async fn send(&self, work: &InvokeWork, cancelled: &CancellationToken) -> Ended {
+    async fn send(&self, work: &InvokeWork, cancelled: &CancellationToken) -> SendOutcome {
         let InvokeWork { thread, call, arguments, .. } = work;
         let Some(server) = self.settings.tool_servers.iter().find(|server| server.url == call.server.0)
         else {
-            return Ended::Impossible("the tool's server is no longer configured".into());
+            return SendOutcome::CannotSend("the tool server is no longer configured".into());
         };
-        let tools = match self.toolsets.held(&*self.store, thread.session).await {
+        let tools = match self.toolsets.load(&*self.store, thread.session).await {
             Ok(tools) => tools,
-            Err(error) => return Ended::StoreFailed(error),
+            Err(error) => return SendOutcome::StoreFailed(error),
         };
-        let Some(held) = tools.server(&call.server.0).filter(|held| held.toolset.is_some()) else {
-            return Ended::Impossible("the tool's server offers no tools any more".into());
+        let Some(server_tools) =
+            tools.server(&call.server.0).filter(|server_tools| server_tools.toolset.is_some())
+        else {
+            return SendOutcome::CannotSend("the tool server no longer offers any tools".into());
         };
-        match self.invocation(thread, call, arguments, held) {
-            // The call has settled while its toolset was read.
-            _ if cancelled.is_cancelled() => Ended::Cancelled,
+        match self.invocation(thread, call, arguments, server_tools) {
+            // The call was settled while its toolset was read.
+            _ if cancelled.is_cancelled() => SendOutcome::Cancelled,
             Ok((endpoint, body)) => self.post_invocation(server, &endpoint, body).await,
-            Err(why) => Ended::Impossible(why),
+            Err(why) => SendOutcome::CannotSend(why),
         }
     }
 
@@ -150,9 +153,9 @@ impl Engine {
         thread: &Thread,
         call: &OpenCall,
         arguments: &Map<String, Value>,
-        held: &ServerTools,
+        server_tools: &ServerTools,
     ) -> Result<(Url, Bytes), String> {
-        let toolset = held.toolset.as_deref().ok_or("the tool's server offers no tools any more")?;
+        let toolset = server_tools.toolset.as_deref().ok_or("the tool server no longer offers any tools")?;
         let callback_url = self.callback_url(thread, &call.id, call.since);
         let invocation = Invocation {
             operation: ToolName::new(call.name.clone()).map_err(|error| error.to_string())?,
@@ -171,49 +174,52 @@ impl Engine {
         Ok((toolset.endpoint.to_url(), body.into()))
     }
 
-    // Argued: TR-05 the body of the acknowledgement is drained for the sake of the connection and not looked at
-    async fn post_invocation(&self, server: &ToolServer, endpoint: &Url, body: Bytes) -> Ended {
+    // Argued: TR-05 the body of the acknowledgement is drained so that the connection can be reused, and never read
+    async fn post_invocation(&self, server: &ToolServer, endpoint: &Url, body: Bytes) -> SendOutcome {
         let began = Instant::now();
         let sent = self.world.http.post(Purpose::Invoke, endpoint, &authorization(server), body).await;
-        self.metrics.invoke.took(began.elapsed());
+        self.metrics.invoke.observe_duration(began.elapsed());
         match sent {
             Ok(reply) => {
                 let outcome = Outcome::Answered { status: reply.status, retry_after: reply.retry_after };
-                Ended::Answered(outcome, format!("answered {}", reply.status))
+                SendOutcome::Answered(outcome, format!("answered {}", reply.status))
             }
-            Err(error) => Ended::Answered(Outcome::NoAnswer, error.to_string()),
+            Err(error) => SendOutcome::Answered(Outcome::NoAnswer, error.to_string()),
         }
     }
 
-    /// The server has another version of its tools. The session takes the newest toolset, and that and the error result are
-    /// committed together. While the session may not refresh, its result waits.
-    async fn refresh_and_fail(&self, work: &InvokeWork, attempts: u32) -> Settlement {
+    /// Handles a 409: the server has another version of its tools. The newest toolset and the error result of the call
+    /// are committed together. If the session refreshed its toolset less than a minute ago, the result is delayed until
+    /// it may do so again.
+    async fn refresh_and_fail(&self, work: &InvokeWork, attempts: u32) -> WorkOutcome {
         let InvokeWork { thread, call, .. } = work;
-        let tools = match self.toolsets.held(&*self.store, thread.session).await {
+        let tools = match self.toolsets.load(&*self.store, thread.session).await {
             Ok(tools) => tools,
-            // It was not recorded that the server has another version; it says so again.
-            Err(error) => return Settlement::StoreFailed(error),
+            // The 409 was not recorded. The server will answer it again.
+            Err(error) => return WorkOutcome::StoreFailed(error),
         };
-        let held = tools.server(&call.server.0);
-        let name = held.and_then(|held| held.toolset.as_ref()).map_or("the server", |toolset| &toolset.name);
+        let server_tools = tools.server(&call.server.0);
+        let name = server_tools
+            .and_then(|server_tools| server_tools.toolset.as_ref())
+            .map_or("the server", |toolset| &toolset.name);
         let text = format!("Error: the tools of {name} changed; call again");
-        let refresh = match held {
-            Some(held) => self.toolsets.refresh(thread.session, held).await,
-            None => Refresh::Unneeded,
+        let refresh = match server_tools {
+            Some(server_tools) => self.toolsets.refresh(thread.session, server_tools).await,
+            None => Refresh::NotNeeded,
         };
         match refresh {
             Refresh::Wait(pause) => {
-                Settlement::Again { at: self.now().plus(pause), attempts, outcome: STALE.into() }
+                WorkOutcome::Retry { at: self.now().plus(pause), attempts, outcome: STALE.into() }
             }
-            Refresh::Unneeded => failed(work, text, None),
+            Refresh::NotNeeded => failed(work, text, None),
             Refresh::Take(toolset) => failed(work, text, Some(toolset)),
         }
     }
 }
 
-/// The call gets an error result, perhaps together with a new toolset.
-fn failed(work: &InvokeWork, text: String, toolset: Option<SessionToolset>) -> Settlement {
+/// Settles the call with an error result, and stores `toolset` in the same transaction.
+fn failed(work: &InvokeWork, text: String, toolset: Option<SessionToolset>) -> WorkOutcome {
     let input = Input::CallFailed { call: work.call.id.clone(), text };
     let message = Message { toolset, ..Message::new(Target::Key(work.thread.key), input) };
-    Settlement::Apply(Box::new(message))
+    WorkOutcome::Apply(Box::new(message))
 }

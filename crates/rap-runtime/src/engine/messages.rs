@@ -1,22 +1,25 @@
-//! Messages between threads: delivered in commit order, session by session.
+//! Delivery of messages between threads, in commit order within each session.
 
 use std::sync::Arc;
 
 use rap_agent::Input;
 
 use super::Engine;
-use super::clock::{More, PUT_OFF, QUERIES, ROWS, Shares};
-use crate::store::{self, Lane, Message, OutboxMessage, Target};
+use super::clock::{MAX_QUERIES, More, POSTPONE_BY, ROWS, Shares};
+use crate::store::{self, Message, MessageClass, OutboxMessage, Target};
 
 impl Engine {
     pub(super) async fn deliver_messages(self: Arc<Self>) {
         loop {
             match self.deliver_due().await {
-                Ok(More::Perhaps) if !self.stop.is_cancelled() => continue,
+                Ok(More::Maybe) if !self.stop.is_cancelled() => continue,
                 Ok(_) => {}
                 Err(store::Error::Closed) => return,
                 Err(error) => {
-                    tracing::warn!(why = error.with_sources(), "messages between threads wait for the store");
+                    tracing::warn!(
+                        why = error.with_sources(),
+                        "messages between threads cannot be delivered; retrying"
+                    );
                     self.pause_for_store().await;
                     self.messages_due.notify_one();
                 }
@@ -32,7 +35,7 @@ impl Engine {
     async fn deliver_due(&self) -> Result<More, store::Error> {
         let mut shares = Shares::default();
         let mut messages: Vec<OutboxMessage> = Vec::new();
-        for _ in 0..QUERIES {
+        for _ in 0..MAX_QUERIES {
             let found = self.store.due_messages(self.now(), &shares.full(), ROWS).await?;
             if shares.take(
                 found,
@@ -53,20 +56,20 @@ impl Engine {
                 outbox: Some(key),
                 ..Message::new(Target::Id(receiver), Input::FromThread { sender, message })
             });
-        let results = self.store.apply(Lane::Internal, batch.collect()).await;
-        let mut put_off = Vec::new();
+        let results = self.store.apply(MessageClass::Internal, batch.collect()).await;
+        let mut postponed = Vec::new();
         for (key, result) in keys.into_iter().zip(results) {
             match result {
-                // A receiver that is gone, or refuses it, has had it.
+                // The store has removed the message, also if its receiver is closed, unknown or ignored it.
                 Ok(_) | Err(store::Error::Ignored(_) | store::Error::NoThread) => {}
                 Err(error @ (store::Error::Closed | store::Error::Unavailable(_))) => return Err(error),
-                Err(_) => put_off.push(key),
+                Err(_) => postponed.push(key),
             }
         }
-        if !put_off.is_empty() {
+        if !postponed.is_empty() {
             let now = self.now();
-            self.store.put_off(Vec::new(), put_off, now, now.plus(PUT_OFF)).await?;
+            self.store.postpone_due(Vec::new(), postponed, now, now.plus(POSTPONE_BY)).await?;
         }
-        Ok(More::Perhaps)
+        Ok(More::Maybe)
     }
 }

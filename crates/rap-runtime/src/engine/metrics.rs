@@ -1,4 +1,4 @@
-//! What is counted and measured, and how it reads for Prometheus. Labels are words of ours, and few.
+//! Metrics of the engine and their Prometheus text format. All label values come from fixed sets.
 
 use std::time::Instant;
 
@@ -6,10 +6,10 @@ use rap_io::metrics::{Counter, Exposition, Histogram};
 
 use super::Engine;
 use crate::model::{self, Answer};
-use crate::store::{self, COUNTED, DeliveryKind, DeliveryOutcome};
+use crate::store::{self, COUNT_LIMIT, DeliveryKind, DeliveryOutcome};
 
 pub(crate) struct Metrics {
-    /// By kind and outcome, in the order of their lists.
+    /// Indexed by kind and outcome, in the order of their `ALL` lists.
     deliveries: [[Counter; DeliveryOutcome::ALL.len()]; DeliveryKind::ALL.len()],
     pub(super) invoke: Histogram,
     pub(crate) callback: Histogram,
@@ -23,8 +23,8 @@ struct ModelMetrics {
     input: Counter,
     cached: Counter,
     output: Counter,
-    first: Histogram,
-    whole: Histogram,
+    first_text: Histogram,
+    total: Histogram,
 }
 
 impl Default for Metrics {
@@ -40,45 +40,45 @@ impl Default for Metrics {
                 input: Counter::default(),
                 cached: Counter::default(),
                 output: Counter::default(),
-                first: Histogram::of_seconds(),
-                whole: Histogram::of_seconds(),
+                first_text: Histogram::of_seconds(),
+                total: Histogram::of_seconds(),
             },
         }
     }
 }
 
 impl Metrics {
-    /// An attempt at a delivery has ended so.
-    pub(crate) fn delivery(&self, kind: DeliveryKind, outcome: DeliveryOutcome) {
+    /// Counts an attempt at a delivery.
+    pub(crate) fn count_delivery(&self, kind: DeliveryKind, outcome: DeliveryOutcome) {
         self.deliveries[kind as usize][outcome as usize].count();
     }
 
-    /// A question goes to the model now.
-    pub(super) fn asking(&self) -> Asked<'_> {
-        Asked { metrics: &self.model, began: Instant::now(), silent: true }
+    /// Starts to measure a question to the model.
+    pub(super) fn start_question(&self) -> QuestionTimer<'_> {
+        QuestionTimer { metrics: &self.model, began: Instant::now(), awaiting_text: true }
     }
 }
 
-/// A question that is with the model.
-pub(super) struct Asked<'a> {
+/// Measures one question to the model.
+pub(super) struct QuestionTimer<'a> {
     metrics: &'a ModelMetrics,
     began: Instant,
-    silent: bool,
+    awaiting_text: bool,
 }
 
-impl Asked<'_> {
-    pub(super) fn said_something(&mut self) {
-        if std::mem::take(&mut self.silent) {
-            self.metrics.first.took(self.began.elapsed());
+impl QuestionTimer<'_> {
+    pub(super) fn on_first_text(&mut self) {
+        if std::mem::take(&mut self.awaiting_text) {
+            self.metrics.first_text.observe_duration(self.began.elapsed());
         }
     }
 
-    pub(super) fn ended(&self, answer: Result<Answer, model::Error>) -> Result<Answer, model::Error> {
+    pub(super) fn finish(&self, answer: Result<Answer, model::Error>) -> Result<Answer, model::Error> {
         let metrics = self.metrics;
         match &answer {
             Ok(answer) => {
                 metrics.answered.count();
-                metrics.whole.took(self.began.elapsed());
+                metrics.total.observe_duration(self.began.elapsed());
                 metrics.input.add(answer.usage.input);
                 metrics.cached.add(answer.usage.cached);
                 metrics.output.add(answer.usage.output);
@@ -91,28 +91,28 @@ impl Asked<'_> {
 }
 
 impl Engine {
-    /// All metrics in the text format of Prometheus.
+    /// Returns all metrics in the Prometheus text format.
     pub(crate) async fn exposition(&self) -> Result<String, store::Error> {
-        let census = self.store.census().await?;
+        let counts = self.store.counts().await?;
         let mut text = Exposition::default();
-        let threads = census.threads.iter().map(|(status, count)| (label("status", status), count));
+        let threads = counts.threads.iter().map(|(status, count)| (label("status", status), count));
         text.family("rap_threads", "gauge", "Threads by status.", threads);
-        text.gauge("rap_threads_set_aside", "Threads whose step panicked.", census.set_aside);
-        text.gauge("rap_streams", "Event streams that are open.", self.hub.listeners());
+        text.gauge("rap_threads_set_aside", "Threads whose step panicked.", counts.disabled);
+        text.gauge("rap_streams", "Open event streams.", self.hub.listener_count());
         self.store.expose(&mut text);
-        let waiting = census.waiting.iter().map(|(kind, count)| (label("kind", kind), count));
-        let help = format!("What is on disk and still to be done, counted up to {COUNTED}.");
+        let waiting = counts.waiting.iter().map(|(kind, count)| (label("kind", kind), count));
+        let help = format!("Stored effects that are not done yet, counted up to {COUNT_LIMIT}.");
         text.family("rap_effects_waiting", "gauge", &help, waiting);
-        let under_way =
-            self.dispatcher.running().into_iter().chain([("notify", self.notifications.running())]);
-        let under_way = under_way.map(|(kind, count)| (label("kind", kind), count));
-        text.family("rap_effects_under_way", "gauge", "What is being done.", under_way);
-        self.delivering(&mut text);
-        self.asking(&mut text);
+        let in_progress =
+            self.dispatcher.in_progress().into_iter().chain([("notify", self.notifications.in_progress())]);
+        let in_progress = in_progress.map(|(kind, count)| (label("kind", kind), count));
+        text.family("rap_effects_under_way", "gauge", "Effects that are in progress.", in_progress);
+        self.expose_deliveries(&mut text);
+        self.expose_model(&mut text);
         Ok(text.finish())
     }
 
-    fn delivering(&self, text: &mut Exposition) {
+    fn expose_deliveries(&self, text: &mut Exposition) {
         let metrics = &self.metrics;
         let counts = DeliveryKind::ALL.iter().zip(&metrics.deliveries).flat_map(|(kind, counts)| {
             let sample = |(outcome, count): (&DeliveryOutcome, &Counter)| {
@@ -121,12 +121,16 @@ impl Engine {
             DeliveryOutcome::ALL.iter().zip(counts).map(sample).collect::<Vec<_>>()
         });
         text.family("rap_deliveries_total", "counter", "Attempts at deliveries.", counts);
-        text.histogram("rap_invoke_seconds", "How long tool servers took to answer.", &metrics.invoke);
-        let help = "From the arrival of a callback until it is on disk.";
+        text.histogram(
+            "rap_invoke_seconds",
+            "Time until a tool server answers an invocation.",
+            &metrics.invoke,
+        );
+        let help = "Time from the arrival of a callback until it is stored.";
         text.histogram("rap_callback_seconds", help, &metrics.callback);
     }
 
-    fn asking(&self, text: &mut Exposition) {
+    fn expose_model(&self, text: &mut Exposition) {
         let model = &self.metrics.model;
         let outcomes =
             [("answered", &model.answered), ("failed", &model.failed), ("refused", &model.refused)];
@@ -134,11 +138,11 @@ impl Engine {
         text.family("rap_model_questions_total", "counter", "Questions to the model.", outcomes);
         let tokens = [("input", &model.input), ("cached", &model.cached), ("output", &model.output)];
         let tokens = tokens.map(|(kind, count)| (label("kind", kind), count.get()));
-        let help = "Tokens of answers; those that were cached are part of the input.";
+        let help = "Tokens used by questions to the model. Cached tokens are part of the input.";
         text.family("rap_model_tokens_total", "counter", help, tokens);
-        let help = "From a question until the first words of its answer.";
-        text.histogram("rap_model_first_words_seconds", help, &model.first);
-        text.histogram("rap_model_seconds", "From a question until its whole answer.", &model.whole);
+        let help = "Time from a question until the first text of its answer.";
+        text.histogram("rap_model_first_words_seconds", help, &model.first_text);
+        text.histogram("rap_model_seconds", "Time from a question until its complete answer.", &model.total);
     }
 }
 

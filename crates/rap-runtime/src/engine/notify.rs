@@ -1,7 +1,8 @@
-//! Notifications: every configured tool server, one attempt each.
+//! Close and cancel notifications, sent once to every configured tool server.
 //!
-//! They are never stored and nothing waits for them. Each server has its own queue and slots, so that one that hangs
-//! delays no other. Closings go before cancellations and are never dropped for one.
+//! Notifications are never stored, and nothing waits for them. Each server has its own queue and slots, so that a
+//! server that hangs delays no other. Close notifications are sent before cancellations and never dropped in favour of
+//! one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,20 +17,22 @@ use crate::store::{DeliveryKind, DeliveryOutcome, DeliveryRecord, Thread, Thread
 use crate::toolsets::authorization;
 use crate::world::Purpose;
 
-/// Notifications to one server at a time.
+/// Maximum number of concurrent notifications to one server.
 const SLOTS: usize = 64;
-/// Notifications that wait for one server; beyond it they are dropped, cancellations first.
-const WAITING: usize = 4096;
+/// Maximum number of queued notifications for one server. Beyond it, cancellations are dropped first.
+const MAX_QUEUED: usize = 4096;
+/// Reasons for dropping a notification, as recorded in the ledger.
+const FULL: &str = "too many notifications are queued for this server";
+const STOPPED: &str = "the runtime stopped before it was sent";
 
-/// One notification.
 #[derive(Clone)]
 pub(super) struct Notification {
     thread: ThreadKey,
     thread_id: ThreadId,
-    /// The call that is cancelled; none if the thread is closed.
+    /// The cancelled call. `None` means that the thread is closed.
     call: Option<CallId>,
-    /// Calls that are cancelled after the closing was sent.
-    then: Vec<CallId>,
+    /// Calls whose cancellations are sent after the close notification.
+    cancelled: Vec<CallId>,
 }
 
 impl Notification {
@@ -37,11 +40,11 @@ impl Notification {
         if self.call.is_some() { CANCEL_TOOL_CALL_PATH } else { CLOSE_THREAD_PATH }
     }
 
-    /// The cancellations that follow a closing.
-    fn followers(&self) -> impl Iterator<Item = Notification> + '_ {
-        self.then.iter().map(|call| Notification {
+    /// Returns the cancellations that follow a close notification.
+    fn cancellations(&self) -> impl Iterator<Item = Notification> + '_ {
+        self.cancelled.iter().map(|call| Notification {
             call: Some(call.clone()),
-            then: Vec::new(),
+            cancelled: Vec::new(),
             ..self.clone()
         })
     }
@@ -56,7 +59,7 @@ impl Notification {
     }
 }
 
-/// The queues of all servers.
+/// Notification queues by server URL.
 pub(super) struct Notifications {
     servers: BTreeMap<String, Mutex<ServerQueue>>,
 }
@@ -69,9 +72,9 @@ struct ServerQueue {
 }
 
 impl ServerQueue {
-    /// Adds a notification. Returns the one that is dropped for lack of room.
+    /// Adds a notification. Returns the one that was dropped if the queue was full.
     fn push(&mut self, notification: Notification) -> Option<Notification> {
-        let full = self.closings.len() + self.cancellations.len() >= WAITING;
+        let full = self.closings.len() + self.cancellations.len() >= MAX_QUEUED;
         match notification.call {
             Some(_) if full => return Some(notification),
             Some(_) => self.cancellations.push_back(notification),
@@ -85,7 +88,12 @@ impl ServerQueue {
         None
     }
 
-    /// Takes the next notification if a slot is free.
+    /// Takes the next notification and a slot, if one is free.
+    fn take_all(&mut self) -> Vec<Notification> {
+        let closings = std::mem::take(&mut self.closings);
+        closings.into_iter().chain(std::mem::take(&mut self.cancellations)).collect()
+    }
+
     fn next(&mut self) -> Option<Notification> {
         if self.busy >= SLOTS {
             return None;
@@ -107,8 +115,8 @@ impl Notifications {
         self.servers.get(server).map(|queue| queue.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Number of notifications in progress.
-    pub(super) fn running(&self) -> usize {
+    /// Returns the number of notifications in progress.
+    pub(super) fn in_progress(&self) -> usize {
         self.servers.values().map(|queue| queue.lock().unwrap_or_else(PoisonError::into_inner).busy).sum()
     }
 }
@@ -118,21 +126,21 @@ impl Engine {
         self.notify(thread, Some(call), Vec::new());
     }
 
-    /// Tells every server of a closing, and of the calls that it cancels.
+    /// Notifies every server that the thread is closed, then that its calls are cancelled.
     pub(super) fn notify_close(self: &Arc<Self>, thread: &Thread, calls: Vec<CallId>) {
         self.notify(thread, None, calls);
     }
 
-    // Argued: TC-02, CN-02, TC-16, CN-18 a task of its own sends each; nobody waits for it or hears of its end
-    // Argued: TC-07, CN-07 nothing is stored but that it failed, and nothing is repeated
-    fn notify(self: &Arc<Self>, thread: &Thread, call: Option<CallId>, then: Vec<CallId>) {
-        let notification = Notification { thread: thread.key, thread_id: thread.id.clone(), call, then };
+    // Argued: TC-02, CN-02, TC-16, CN-18 a separate task sends each; nothing waits for it or depends on its outcome
+    // Argued: TC-07, CN-07 only a failure is stored, and nothing is sent again
+    fn notify(self: &Arc<Self>, thread: &Thread, call: Option<CallId>, cancelled: Vec<CallId>) {
+        let notification = Notification { thread: thread.key, thread_id: thread.id.clone(), call, cancelled };
         for server in &self.settings.tool_servers {
             let Some(mut queue) = self.notifications.of(&server.url) else { continue };
             let dropped = queue.push(notification.clone());
             let next = queue.next();
             drop(queue);
-            self.dropped(server, dropped);
+            self.record_dropped(server, dropped, FULL);
             if let Some(next) = next {
                 let (engine, server) = (Arc::clone(self), server.clone());
                 self.spawn(async move { engine.send_notifications(&server, next).await });
@@ -140,25 +148,46 @@ impl Engine {
         }
     }
 
-    /// Sends notifications to a server, one after the other, while some wait.
+    /// Sends notifications to a server, one after the other, until its queue is empty.
     async fn send_notifications(&self, server: &ToolServer, first: Notification) {
         let mut next = Some(first);
         while let Some(notification) = next {
             self.send_notification(server, &notification).await;
             let Some(mut queue) = self.notifications.of(&server.url) else { return };
             let dropped: Vec<Notification> =
-                notification.followers().filter_map(|follower| queue.push(follower)).collect();
+                notification.cancellations().filter_map(|cancellation| queue.push(cancellation)).collect();
             queue.busy -= 1;
-            next = if self.stop.is_cancelled() { None } else { queue.next() };
+            next = queue.next();
             drop(queue);
-            self.dropped(server, dropped);
+            self.record_dropped(server, dropped, FULL);
         }
     }
 
-    fn dropped(&self, server: &ToolServer, dropped: impl IntoIterator<Item = Notification>) {
+    /// Drops the notifications that were not sent before the runtime stopped. They are never sent again.
+    pub(super) fn drop_unsent_notifications(&self) {
+        for server in &self.settings.tool_servers {
+            let Some(mut queue) = self.notifications.of(&server.url) else { continue };
+            let unsent = queue.take_all();
+            drop(queue);
+            if !unsent.is_empty() {
+                tracing::warn!(
+                    server = server.url,
+                    count = unsent.len(),
+                    "notifications were dropped because the runtime stopped"
+                );
+            }
+            self.record_dropped(server, unsent, STOPPED);
+        }
+    }
+
+    fn record_dropped(
+        &self,
+        server: &ToolServer,
+        dropped: impl IntoIterator<Item = Notification>,
+        why: &str,
+    ) {
         for notification in dropped {
-            let why = "too many notifications wait for this server";
-            self.notified(server, &notification, DeliveryOutcome::Dropped, why.into());
+            self.record_notification(server, &notification, DeliveryOutcome::Dropped, why.into());
         }
     }
 
@@ -178,10 +207,10 @@ impl Engine {
                 }
             }
         };
-        self.notified(server, notification, outcome, detail);
+        self.record_notification(server, notification, outcome, detail);
     }
 
-    fn notified(
+    fn record_notification(
         &self,
         server: &ToolServer,
         notification: &Notification,
@@ -213,15 +242,15 @@ mod tests {
             thread: ThreadKey::from_bytes([0; 8]),
             thread_id: ThreadId::new("t").unwrap(),
             call,
-            then: Vec::new(),
+            cancelled: Vec::new(),
         }
     }
 
     /// Proves: TC-13, CN-15
     #[test]
-    fn closings_go_first_and_are_not_dropped_for_cancellations() {
+    fn close_notifications_are_sent_first_and_not_dropped_for_cancellations() {
         let mut queue = ServerQueue::default();
-        for call in 0..WAITING as u32 {
+        for call in 0..MAX_QUEUED as u32 {
             assert!(queue.push(notification(Some(call))).is_none());
         }
         assert_eq!(
@@ -234,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_has_a_bounded_number_of_notifications_at_a_time() {
+    fn concurrent_notifications_to_a_server_are_bounded() {
         let mut queue = ServerQueue::default();
         for _ in 0..2 * SLOTS {
             queue.push(notification(None));

@@ -1,42 +1,42 @@
-//! Records that nobody waits for: accepted invocations and the ledger of deliveries. They are written together, a moment
-//! later.
+//! Deferred writes: accepted invocations and the delivery ledger. Nothing waits for them, so they are written together
+//! after a short pause.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::Engine;
-use crate::hub::Live;
+use crate::hub::LiveEvent;
 use crate::store::{DeliveryKind, DeliveryOutcome, DeliveryRecord, WorkKey};
 
-/// How long records may wait to be written. A call that returns before is never marked as accepted: at least once is
-/// promised anyway.
+/// Time that records wait before they are written together. A call that returns earlier is never marked as accepted,
+/// which is harmless: invocations are sent at least once.
 const RECORD_PAUSE: Duration = Duration::from_millis(100);
-/// Deliveries that wait to be written; beyond it they are dropped.
-const WAITING: usize = 8192;
+/// Maximum number of deliveries that wait to be written. More are dropped.
+const MAX_PENDING: usize = 8192;
 
 #[derive(Default)]
 pub(super) struct Ledger {
-    waiting: Mutex<Vec<DeliveryRecord>>,
+    pending: Mutex<Vec<DeliveryRecord>>,
 }
 
 impl Ledger {
-    /// Returns whether there was room.
+    /// Returns false if the queue was full and the record was dropped.
     fn push(&self, record: DeliveryRecord) -> bool {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = waiting.len() < WAITING;
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = pending.len() < MAX_PENDING;
         if room {
-            waiting.push(record);
+            pending.push(record);
         }
         room
     }
 
     fn take(&self) -> Vec<DeliveryRecord> {
-        std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl Engine {
-    /// An attempt at a delivery has ended. A success at the first attempt is not recorded.
+    /// Counts an attempt at a delivery, and records it unless it succeeded at the first attempt.
     pub(crate) fn delivery_ended(
         &self,
         kind: DeliveryKind,
@@ -44,7 +44,7 @@ impl Engine {
         attempts: u32,
         record: impl FnOnce() -> DeliveryRecord,
     ) {
-        self.metrics.delivery(kind, outcome);
+        self.metrics.count_delivery(kind, outcome);
         if outcome != DeliveryOutcome::Delivered || attempts > 1 {
             self.record_delivery(record());
         }
@@ -59,7 +59,7 @@ impl Engine {
         if self.ledger.push(record) {
             self.record_due.notify_one();
         } else {
-            tracing::warn!(kind, "the ledger misses a delivery: too many wait to be written");
+            tracing::warn!(kind, "a delivery is not recorded: too many are waiting to be written");
         }
     }
 
@@ -102,11 +102,11 @@ impl Engine {
             return;
         }
         match self.store.record_deliveries(records).await {
-            Ok(ids) if self.hub.is_heard() => {
-                ids.into_iter().for_each(|id| self.hub.tell_all(Live::Delivery { id }));
+            Ok(ids) if self.hub.has_listeners() => {
+                ids.into_iter().for_each(|id| self.hub.publish_to_all(LiveEvent::Delivery { id }));
             }
             Ok(_) => {}
-            Err(error) => tracing::warn!(why = error.with_sources(), "the ledger misses some deliveries"),
+            Err(error) => tracing::warn!(why = error.with_sources(), "deliveries could not be recorded"),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Running work: load it, attempt it, settle it. The same for questions, invocations, answers and checks.
+//! Execution of work: load it, make one attempt, record the outcome. The same code serves model requests, invocations,
+//! users' answers and status checks.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -13,27 +14,27 @@ use super::dispatch::Next;
 use super::{Engine, STORE_PAUSE};
 use crate::store::{self, Message, Target, Thread, Work, WorkKey, WorkKind, WorkQueue};
 
-/// Work that cannot be read is looked at again after this time.
+/// Time after which work that cannot be read is retried.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(600);
 
-/// How an attempt ended.
-pub(super) enum Settlement {
-    /// Nothing is left to do.
+/// Outcome of an attempt.
+pub(super) enum WorkOutcome {
+    /// The work is finished or no longer needed.
     Done,
-    /// A tool server has accepted the invocation.
+    /// The tool server has accepted the invocation.
     Accepted,
-    /// The model answered, or the work failed: the thread is told.
+    /// The model answered, or the work failed. The message is applied to the thread.
     Apply(Box<Message>),
-    /// A person's answer was delivered, or its call is told that it cannot be.
+    /// A user's answer was delivered. If it cannot be, `failed` settles its call with an error.
     AnswerEnded { failed: Option<Input>, attempts: u32 },
-    /// It is tried again.
-    Again { at: Timestamp, attempts: u32, outcome: String },
-    /// The store did not answer.
+    /// The attempt failed and is repeated at `at`.
+    Retry { at: Timestamp, attempts: u32, outcome: String },
+    /// The store failed. The work is still stored and due.
     StoreFailed(store::Error),
 }
 
 impl Engine {
-    /// New work of a step. It begins at once if its destination has a free slot; otherwise it takes its turn.
+    /// Submits new work of a step. It starts at once if its destination has a free slot, and is queued otherwise.
     pub(super) fn offer(
         self: &Arc<Self>,
         queue: WorkQueue,
@@ -42,12 +43,12 @@ impl Engine {
         work: Option<Work>,
     ) {
         match self.dispatcher.offer(&queue, thread.session, key.clone()) {
-            Some(cancelled) => self.begin(queue, key, cancelled, work),
-            None => self.pump(&queue),
+            Some(cancelled) => self.spawn_work(queue, key, cancelled, work),
+            None => self.fill_slots(&queue),
         }
     }
 
-    fn begin(
+    fn spawn_work(
         self: &Arc<Self>,
         queue: WorkQueue,
         key: WorkKey,
@@ -58,25 +59,25 @@ impl Engine {
         self.spawn(async move { engine.run_work(queue, key, cancelled, work).await });
     }
 
-    /// Begins work of a queue while it has free slots.
-    pub(super) fn pump(self: &Arc<Self>, queue: &WorkQueue) {
+    /// Starts work of a queue while it has free slots.
+    pub(super) fn fill_slots(self: &Arc<Self>, queue: &WorkQueue) {
         while !self.stop.is_cancelled() {
             match self.dispatcher.next(queue, self.now()) {
-                Next::Start(key, cancelled) => self.begin(queue.clone(), key, cancelled, None),
+                Next::Start(key, cancelled) => self.spawn_work(queue.clone(), key, cancelled, None),
                 Next::Nothing => return,
                 Next::Read(page) => {
                     let (engine, queue) = (Arc::clone(self), queue.clone());
                     return self.spawn(async move {
                         match engine.store.due_work(&queue, page.clone()).await {
-                            Ok(found) => engine.dispatcher.read(&queue, &page, found),
+                            Ok(found) => engine.dispatcher.page_read(&queue, &page, found),
                             Err(store::Error::Closed) => return,
                             Err(error) => {
                                 tracing::warn!(why = error.with_sources(), "due work could not be read");
-                                engine.dispatcher.not_read(&queue);
+                                engine.dispatcher.read_failed(&queue);
                                 engine.pause_for_store().await;
                             }
                         }
-                        engine.pump(&queue);
+                        engine.fill_slots(&queue);
                     });
                 }
             }
@@ -99,19 +100,20 @@ impl Engine {
         work: Option<Work>,
     ) {
         let attempt = AssertUnwindSafe(self.attempt(&key, &cancelled, work)).catch_unwind();
-        let settlement = attempt.await.unwrap_or_else(|_| {
+        let outcome = attempt.await.unwrap_or_else(|_| {
             tracing::error!(?key, "an attempt panicked");
-            self.later("an internal error".into())
+            self.retry_later("an internal error".into())
         });
-        // The slot is free when the outcome is on disk, so that outcomes that the store does not take are bounded.
-        self.settle(&queue, &key, settlement).await;
+        // The slot is released after the outcome is stored. This limits the outcomes that wait for an unavailable
+        // store.
+        self.finish(&queue, &key, outcome).await;
         self.dispatcher.release(&queue);
-        self.pump(&queue);
+        self.fill_slots(&queue);
     }
 
-    /// Work that cannot be done at the moment must not stay in front of the others.
-    fn later(&self, outcome: String) -> Settlement {
-        Settlement::Again { at: self.now().plus(UNREADABLE_PAUSE), attempts: 1, outcome }
+    /// Postpones work that cannot be done now, so that it does not block the work after it.
+    fn retry_later(&self, outcome: String) -> WorkOutcome {
+        WorkOutcome::Retry { at: self.now().plus(UNREADABLE_PAUSE), attempts: 1, outcome }
     }
 
     async fn attempt(
@@ -119,29 +121,29 @@ impl Engine {
         key: &WorkKey,
         cancelled: &CancellationToken,
         work: Option<Work>,
-    ) -> Settlement {
+    ) -> WorkOutcome {
         let work = match work {
             Some(work) => work,
-            // It was read a while ago: it may be done or cancelled since.
+            // The work was queued a while ago and may be done or cancelled by now.
             None => match self.store.load_work(key, self.now()).await {
                 Ok(Some(work)) => work,
-                Ok(None) => return Settlement::Done,
-                Err(error @ (store::Error::Unreadable(_) | store::Error::SetAside)) => {
-                    tracing::error!(?key, why = error.with_sources(), "work cannot be done");
-                    return self.later(error.to_string());
+                Ok(None) => return WorkOutcome::Done,
+                Err(error @ (store::Error::Unreadable(_) | store::Error::Disabled)) => {
+                    tracing::error!(?key, why = error.with_sources(), "stored work cannot be loaded");
+                    return self.retry_later(error.to_string());
                 }
-                Err(error) => return Settlement::StoreFailed(error),
+                Err(error) => return WorkOutcome::StoreFailed(error),
             },
         };
         if self.stop.is_cancelled() || cancelled.is_cancelled() {
-            return Settlement::Done;
+            return WorkOutcome::Done;
         }
         match work {
             Work::Ask(work) => tokio::select! {
                 biased;
-                () = cancelled.cancelled() => Settlement::Done,
-                () = self.stop.cancelled() => Settlement::Done,
-                settlement = self.ask(&work) => settlement,
+                () = cancelled.cancelled() => WorkOutcome::Done,
+                () = self.stop.cancelled() => WorkOutcome::Done,
+                outcome = self.ask(&work) => outcome,
             },
             Work::Invoke(work) => self.invoke(&work, cancelled).await,
             Work::Answer(work) => self.deliver_answer(&work).await,
@@ -149,34 +151,35 @@ impl Engine {
         }
     }
 
-    async fn settle(self: &Arc<Self>, queue: &WorkQueue, key: &WorkKey, settlement: Settlement) {
-        match settlement {
-            Settlement::Done => {}
-            Settlement::Accepted => {
+    async fn finish(self: &Arc<Self>, queue: &WorkQueue, key: &WorkKey, outcome: WorkOutcome) {
+        match outcome {
+            WorkOutcome::Done => {}
+            WorkOutcome::Accepted => {
                 if let WorkKey::Invoke { thread, call } = key
                     && self.dispatcher.accept(*thread, call)
                 {
                     self.record_due.notify_one();
                 }
-                // It stays in progress until that is on disk.
+                // The work stays in progress until the acceptance is stored.
                 return;
             }
-            Settlement::Apply(message) => {
-                if let Err(error) = self.apply_settlement(*message).await {
+            WorkOutcome::Apply(message) => {
+                if let Err(error) = self.apply_outcome(*message).await {
                     tracing::error!(
                         ?key,
                         why = error.with_sources(),
-                        "the outcome of work cannot be applied"
+                        "the outcome of an attempt cannot be applied"
                     );
-                    return Box::pin(self.settle(queue, key, self.later(error.to_string()))).await;
+                    return Box::pin(self.finish(queue, key, self.retry_later(error.to_string()))).await;
                 }
             }
-            Settlement::AnswerEnded { failed, attempts } => {
+            WorkOutcome::AnswerEnded { failed, attempts } => {
                 if let (Some(input), WorkKey::Answer { thread, .. }) = (failed, key) {
-                    // In this order: between the two the answer would be neither due nor failed.
-                    let told = self.apply_settlement(Message::new(Target::Key(*thread), input)).await;
-                    if let Err(error) = told {
-                        return Box::pin(self.settle(queue, key, self.later(error.to_string()))).await;
+                    // The call is settled before the answer is removed. In the other order, a crash in between would
+                    // leave the call open without an answer.
+                    let applied = self.apply_outcome(Message::new(Target::Key(*thread), input)).await;
+                    if let Err(error) = applied {
+                        return Box::pin(self.finish(queue, key, self.retry_later(error.to_string()))).await;
                     }
                 }
                 if let Err(error) = self.store.answer_delivered(key, attempts).await {
@@ -184,65 +187,71 @@ impl Engine {
                     self.pause_for_store().await;
                 }
             }
-            Settlement::Again { at, attempts, outcome } => {
+            WorkOutcome::Retry { at, attempts, outcome } => {
                 match self.store.postpone(key, at, attempts, outcome).await {
-                    Ok(()) => self.clock_by(at),
+                    Ok(()) => self.wake_clock_by(at),
                     Err(error) => {
                         tracing::warn!(why = error.with_sources(), "an attempt could not be recorded");
-                        return self.look_again_later(queue.clone(), key.clone());
+                        return self.recheck_after_pause(queue.clone(), key.clone());
                     }
                 }
             }
-            Settlement::StoreFailed(error) => {
-                tracing::warn!(why = error.with_sources(), "work waits for the store");
-                return self.look_again_later(queue.clone(), key.clone());
+            WorkOutcome::StoreFailed(error) => {
+                tracing::warn!(why = error.with_sources(), "the store is unavailable; the work is retried");
+                return self.recheck_after_pause(queue.clone(), key.clone());
             }
         }
         self.dispatcher.end(key);
     }
 
-    /// Work is in the store, and due, although nothing will tell so. It counts as in progress until it is looked at again.
-    fn look_again_later(self: &Arc<Self>, queue: WorkQueue, key: WorkKey) {
+    /// Checks the queue again after a pause, because nothing else would announce this stored and due work. Until then
+    /// the work counts as in progress.
+    fn recheck_after_pause(self: &Arc<Self>, queue: WorkQueue, key: WorkKey) {
         let engine = Arc::clone(self);
         self.spawn(async move {
             engine.pause_for_store().await;
             engine.dispatcher.end(&key);
-            engine.dispatcher.look_in_store(&queue);
-            engine.pump(&queue);
+            engine.dispatcher.check_store(&queue);
+            engine.fill_slots(&queue);
         });
     }
 
-    /// An answer is kept until it is on disk, or nobody waits for it any more; then only its cost counts.
-    /// Returns an error if the thread cannot take it at all.
-    async fn apply_settlement(&self, message: Message) -> Result<(), store::Error> {
+    /// Applies an outcome, and retries until it is stored or ignored. If the turn is stale, only the token usage of the
+    /// answer is recorded. Returns an error if the thread cannot be changed at all.
+    async fn apply_outcome(&self, message: Message) -> Result<(), store::Error> {
         let usage = match &message.input {
             Input::TurnEnded { answer, .. } => Some(answer.usage),
             Input::Summarised { usage, .. } => Some(*usage),
             _ => None,
         };
         let target = message.target.clone();
-        match self.insist_on(message).await {
+        match self.apply_message_with_retry(message).await {
             Ok(_) => {}
             Err(store::Error::Ignored(Ignored::StaleTurn)) => {
                 if let Some(usage) = usage {
-                    self.insist_on(Message::new(target, Input::Spent(usage))).await.ok();
+                    self.apply_message_with_retry(Message::new(target, Input::UnusedAnswer(usage)))
+                        .await
+                        .ok();
                 }
             }
-            Err(error @ (store::Error::SetAside | store::Error::Unreadable(_))) => return Err(error),
-            Err(error) => tracing::debug!(%error, "the outcome of work was not taken"),
+            Err(error @ (store::Error::Disabled | store::Error::Unreadable(_))) => return Err(error),
+            Err(error) => tracing::debug!(%error, "the outcome of an attempt was ignored"),
         }
         Ok(())
     }
 
-    /// Looks for work that was left by an earlier start.
-    pub(super) async fn take_up_work(self: Arc<Self>) {
+    /// Starts the work that an earlier process left in the store.
+    pub(super) async fn resume_work(self: Arc<Self>) {
         for kind in [WorkKind::Ask, WorkKind::Invoke, WorkKind::Answer] {
             let destinations = loop {
                 match self.store.destinations(kind).await {
                     Ok(destinations) => break destinations,
                     Err(store::Error::Closed) => return,
                     Err(error) => {
-                        tracing::warn!(why = error.with_sources(), "work that was left could not be read");
+                        tracing::warn!(
+                            why = error.with_sources(),
+                            "work of an earlier process could not be read"
+                        );
                         self.pause_for_store().await;
                     }
                 }
@@ -252,14 +261,14 @@ impl Engine {
             };
             for destination in destinations {
                 let queue = WorkQueue { kind, destination };
-                self.dispatcher.look_in_store(&queue);
-                self.pump(&queue);
+                self.dispatcher.check_store(&queue);
+                self.fill_slots(&queue);
             }
         }
         for server in &self.settings.tool_servers {
             let queue = WorkQueue { kind: WorkKind::Check, destination: server.url.clone() };
-            self.dispatcher.look_in_store(&queue);
-            self.pump(&queue);
+            self.dispatcher.check_store(&queue);
+            self.fill_slots(&queue);
         }
     }
 }

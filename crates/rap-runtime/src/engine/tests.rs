@@ -1,8 +1,8 @@
-//! The engine, where something that is due cannot be done.
+//! Tests of the engine with due work that cannot be done.
 
 use std::collections::HashSet;
 
-use rap_agent::{OnBusy, Status};
+use rap_agent::{OnBusy, Plan, Server, Status};
 use rap_io::sqlite::open_sqlite;
 use rap_protocol::{ThreadId, UrlPolicy};
 use rusqlite::Connection;
@@ -11,19 +11,24 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::model::scripted::Scripted;
-use crate::model::{self, Answer, Model, OnDelta, Question, Wants};
-use crate::settings::{Limits, Window};
+use crate::model::{self, Answer, HistoryScope, Model, OnDelta, Question};
+use crate::settings::{Limits, ToolServer, Window};
+use crate::store::suite::fixture::plans;
 use crate::store::{DuePage, NewThread, PANIC};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const SERVER: &str = "http://127.0.0.1:9";
 
 fn start(dir: &TempDir) -> Arc<Engine> {
-    start_with(dir, Arc::new(Scripted::obedient()), Limits::default())
+    start_with(dir, Arc::new(Scripted::command_driven()), Limits::default())
 }
 
 fn start_with(dir: &TempDir, model: Arc<dyn Model>, limits: Limits) -> Arc<Engine> {
-    let settings = Settings {
+    Engine::start(settings(dir, model, limits)).unwrap()
+}
+
+fn settings(dir: &TempDir, model: Arc<dyn Model>, limits: Limits) -> Settings {
+    Settings {
         public_url: "http://127.0.0.1:9".into(),
         database: dir.path().join("rap.db"),
         tokens: Vec::new(),
@@ -34,8 +39,7 @@ fn start_with(dir: &TempDir, model: Arc<dyn Model>, limits: Limits) -> Arc<Engin
         tool_servers: Vec::new(),
         url_policy: UrlPolicy::Local,
         limits,
-    };
-    Engine::start(settings).unwrap()
+    }
 }
 
 fn id(text: &str) -> ThreadId {
@@ -46,17 +50,17 @@ async fn create(engine: &Engine, thread: &str) {
     let new =
         NewThread { id: id(thread), incarnation: 7, agent: "default".into(), user_id: None, title: None };
     let begin = Input::Begin { text: Some("say hello".into()) };
-    engine.tell(Target::New(new), begin).await.unwrap();
+    engine.apply_external(Target::New(new), begin).await.unwrap();
     until(engine, thread, Status::Idle).await;
 }
 
 async fn until(engine: &Engine, thread: &str, status: Status) {
-    let is = async {
+    let reached = async {
         while engine.store.thread(&id(thread)).await.unwrap().head.status() != status {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, is).await.unwrap_or_else(|_| panic!("{thread} is never {status:?}"));
+    tokio::time::timeout(TIMEOUT, reached).await.unwrap_or_else(|_| panic!("{thread} is never {status:?}"));
 }
 
 fn execute(conn: &Connection, sql: &str) {
@@ -65,7 +69,7 @@ fn execute(conn: &Connection, sql: &str) {
 
 /// Proves: LC-17
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thread_that_cannot_be_read_keeps_no_other_from_its_timers_and_messages() {
+async fn a_thread_that_cannot_be_read_does_not_block_the_timers_and_messages_of_others() {
     let dir = tempfile::tempdir().unwrap();
     let engine = start(&dir);
     for thread in ["bad", "retries", "closes"] {
@@ -74,7 +78,7 @@ async fn a_thread_that_cannot_be_read_keeps_no_other_from_its_timers_and_message
     engine.shut_down().await;
     drop(engine);
     let conn = open_sqlite(&dir.path().join("rap.db")).unwrap();
-    // All of it is due, that of the bad one first.
+    // Work of all threads is due, that of the unreadable one first.
     let head: String =
         conn.query_row("SELECT head FROM threads WHERE id = 'retries'", [], |row| row.get(0)).unwrap();
     let mut head: Value = serde_json::from_str(&head).unwrap();
@@ -96,14 +100,14 @@ async fn a_thread_that_cannot_be_read_keeps_no_other_from_its_timers_and_message
     until(&engine, "closes", Status::Closed).await;
     until(&engine, "retries", Status::Idle).await;
     assert_eq!(engine.store.thread(&id("retries")).await.unwrap().head.turn(), 2);
-    // The message that could not be delivered is still there, and so is the timer.
+    // The undelivered message is still stored, and so is the timer.
     let later = engine.now().plus(Duration::from_secs(3600));
     assert_eq!(engine.store.due_messages(later, &[], 10).await.unwrap().len(), 1);
     assert_eq!(engine.store.due_timers(later, later, &[], 10).await.unwrap().len(), 1);
     engine.shut_down().await;
 }
 
-/// More of it than a page has for one session would be found again and again.
+/// Otherwise each page of the session would hold the same work again.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_that_cannot_be_read_is_postponed() {
     let dir = tempfile::tempdir().unwrap();
@@ -133,82 +137,209 @@ async fn work_that_cannot_be_read_is_postponed() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, postponed).await.expect("all of it is postponed");
-    let running = engine.dispatcher.running();
-    assert!(running.iter().all(|(_, count)| *count == 0), "{running:?}");
+    tokio::time::timeout(TIMEOUT, postponed).await.expect("some work was never postponed");
+    let in_progress = engine.dispatcher.in_progress();
+    assert!(in_progress.iter().all(|(_, count)| *count == 0), "{in_progress:?}");
     engine.shut_down().await;
 }
 
-/// A model that panics at its first question and waits to be told at all others.
+/// A model that panics at its first question and answers the others when `answers` is notified.
 #[derive(Debug, Default)]
-struct Fragile {
+struct PanicsFirst {
     asked: AtomicI64,
     answers: Notify,
 }
 
 #[async_trait::async_trait]
-impl Model for Fragile {
+impl Model for PanicsFirst {
     async fn ask(&self, _question: Question, _on_delta: &mut OnDelta<'_>) -> Result<Answer, model::Error> {
-        assert!(self.asked.fetch_add(1, Ordering::SeqCst) > 0, "as the test wanted");
+        assert!(self.asked.fetch_add(1, Ordering::SeqCst) > 0, "panic of this test");
         self.answers.notified().await;
         Ok(Answer { text: "done".into(), ..Answer::default() })
     }
 
-    fn wants(&self) -> Wants {
-        Wants::Everything
+    fn history_scope(&self) -> HistoryScope {
+        HistoryScope::Full
     }
 
     fn destination(&self) -> &str {
-        "fragile"
+        "panics-first"
     }
 }
 
-/// Begins a thread that asks its model.
+/// Creates a thread that asks its model.
 async fn ask(engine: &Engine, thread: &str) {
     let new =
         NewThread { id: id(thread), incarnation: 7, agent: "default".into(), user_id: None, title: None };
-    engine.tell(Target::New(new), Input::Begin { text: Some("hello".into()) }).await.unwrap();
+    engine.apply_external(Target::New(new), Input::Begin { text: Some("hello".into()) }).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_that_panics_frees_its_slot() {
     let dir = tempfile::tempdir().unwrap();
-    let model = Arc::new(Fragile::default());
+    let model = Arc::new(PanicsFirst::default());
     let limits = Limits { model_concurrency: 1, ..Limits::default() };
-    let engine = start_with(&dir, Arc::<Fragile>::clone(&model), limits);
+    let engine = start_with(&dir, Arc::<PanicsFirst>::clone(&model), limits);
     ask(&engine, "panics").await;
     ask(&engine, "waits").await;
     model.answers.notify_one();
     until(&engine, "waits", Status::Idle).await;
-    // It is asked again, later.
+    // The question is retried later.
     assert_eq!(engine.store.thread(&id("panics")).await.unwrap().head.status(), Status::Running);
-    assert!(engine.dispatcher.running().iter().all(|(_, count)| *count == 0));
+    assert!(engine.dispatcher.in_progress().iter().all(|(_, count)| *count == 0));
     engine.shut_down().await;
 }
 
-/// Otherwise its model would be asked, and paid, again and again.
+/// Otherwise its model would be asked, and cost tokens, again and again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thread_that_cannot_take_its_answer_is_not_asked_again_at_once() {
+async fn a_thread_that_cannot_store_its_answer_does_not_ask_again_at_once() {
     let dir = tempfile::tempdir().unwrap();
-    let model = Arc::new(Fragile { asked: AtomicI64::new(1), answers: Notify::new() });
-    let engine = start_with(&dir, Arc::<Fragile>::clone(&model), Limits::default());
+    let model = Arc::new(PanicsFirst { asked: AtomicI64::new(1), answers: Notify::new() });
+    let engine = start_with(&dir, Arc::<PanicsFirst>::clone(&model), Limits::default());
     ask(&engine, "bad").await;
     let panics = Input::UserMessage { text: PANIC.into(), on_busy: OnBusy::Enqueue };
-    assert!(matches!(engine.tell(Target::Id(id("bad")), panics).await, Err(store::Error::SetAside)));
+    assert!(matches!(
+        engine.apply_external(Target::Id(id("bad")), panics).await,
+        Err(store::Error::Disabled)
+    ));
     model.answers.notify_one();
     let settled = async {
-        while engine.dispatcher.running().iter().any(|(_, count)| *count > 0) {
+        while engine.dispatcher.in_progress().iter().any(|(_, count)| *count > 0) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, settled).await.expect("the answer is settled");
-    let queue = WorkQueue { kind: WorkKind::Ask, destination: "fragile".into() };
+    tokio::time::timeout(TIMEOUT, settled).await.expect("the answer was never settled");
+    let queue = WorkQueue { kind: WorkKind::Ask, destination: "panics-first".into() };
     let page = DuePage { now: engine.now(), after: None, sessions: 9, per_session: 9, skip: HashSet::new() };
     assert_eq!(engine.store.due_work(&queue, page).await.unwrap().work, []);
-    // After the pause it is not even begun.
+    // After the pause the work cannot even be loaded.
     let row = engine.store.thread(&id("bad")).await.unwrap();
     let key = WorkKey::Ask { thread: row.thread.key, turn: 1 };
     let later = engine.now().plus(Duration::from_secs(3600));
-    assert!(matches!(engine.store.load_work(&key, later).await, Err(store::Error::SetAside)));
+    assert!(matches!(engine.store.load_work(&key, later).await, Err(store::Error::Disabled)));
     engine.shut_down().await;
+}
+
+/// Waits until no work is in progress.
+async fn until_nothing_is_in_progress(engine: &Engine) {
+    let ended = async {
+        while engine.dispatcher.in_progress().iter().any(|(_, count)| *count > 0) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, ended).await.expect("work stays in progress");
+}
+
+/// Waits until the model was asked this often.
+async fn until_asked(model: &PanicsFirst, count: i64) {
+    let asked = async {
+        while model.asked.load(Ordering::SeqCst) < count {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, asked).await.expect("the model was never asked");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupted_question_frees_its_slot_although_the_model_does_not_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Arc::new(PanicsFirst { asked: AtomicI64::new(1), answers: Notify::new() });
+    let engine = start_with(&dir, Arc::<PanicsFirst>::clone(&model), Limits::default());
+    ask(&engine, "hangs").await;
+    until_asked(&model, 2).await;
+    engine.apply_external(Target::Id(id("hangs")), Input::Interrupt).await.unwrap();
+    until_nothing_is_in_progress(&engine).await;
+    engine.shut_down().await;
+}
+
+/// An answer that the database did not take is paid for. It must not be lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_is_applied_when_the_database_is_available_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Arc::new(PanicsFirst { asked: AtomicI64::new(1), answers: Notify::new() });
+    let engine = start_with(&dir, Arc::<PanicsFirst>::clone(&model), Limits::default());
+    ask(&engine, "thread").await;
+    until_asked(&model, 2).await;
+    let other = open_sqlite(&dir.path().join("rap.db")).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    model.answers.notify_one();
+    // The attempt fails after the time that a statement waits for a lock, and must then stay in progress.
+    let gave_up = tokio::time::timeout(Duration::from_secs(1), until_nothing_is_in_progress(&engine)).await;
+    assert!(gave_up.is_err());
+    other.execute_batch("ROLLBACK").unwrap();
+    until(&engine, "thread", Status::Idle).await;
+    assert_eq!(model.asked.load(Ordering::SeqCst), 2);
+    engine.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_settled_call_cancels_its_invocation() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Arc::new(PanicsFirst { asked: AtomicI64::new(1), answers: Notify::new() });
+    let engine = start_with(&dir, Arc::<PanicsFirst>::clone(&model), Limits::default());
+    ask(&engine, "thread").await;
+    until_asked(&model, 2).await;
+    // A call that needs an approval is not sent, so the test can pretend to send it.
+    let approve = Plan::Approve { server: Server(SERVER.into()), prompt: "allow?".into() };
+    let answer = plans(1, "tool", vec![approve]);
+    engine.apply_external(Target::Id(id("thread")), answer).await.unwrap();
+    let row = engine.store.thread(&id("thread")).await.unwrap();
+    let call = row.head.batch()[0].id.clone();
+    let queue = WorkQueue { kind: WorkKind::Invoke, destination: SERVER.into() };
+    let key = WorkKey::Invoke { thread: row.thread.key, call: call.clone() };
+    let cancelled = engine.dispatcher.offer(&queue, row.thread.session, key).expect("a slot is free");
+    assert!(!cancelled.is_cancelled());
+    engine.apply_external(Target::Id(id("thread")), Input::Cancel { call }).await.unwrap();
+    assert!(cancelled.is_cancelled());
+    engine.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_between_threads_of_more_than_one_batch_are_delivered_after_a_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = start(&dir);
+    create(&engine, "thread").await;
+    engine.shut_down().await;
+    drop(engine);
+    let conn = open_sqlite(&dir.path().join("rap.db")).unwrap();
+    for _ in 0..200 {
+        execute(
+            &conn,
+            "INSERT INTO letters (sender, receiver, letter) VALUES ('nobody', 'thread', '\"close\"')",
+        );
+    }
+    let engine = start(&dir);
+    let left = || -> i64 { conn.query_row("SELECT count(*) FROM letters", [], |row| row.get(0)).unwrap() };
+    let delivered = async {
+        while left() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, delivered).await.unwrap_or_else(|_| panic!("{} are left", left()));
+    engine.shut_down().await;
+}
+
+/// Proves: TC-13
+#[tokio::test(flavor = "multi_thread")]
+async fn notifications_that_a_stop_prevents_are_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    // Connections are established but never answered.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let mut settings = settings(&dir, Arc::new(Scripted::command_driven()), Limits::default());
+    settings.limits.stop_within = Duration::from_millis(100);
+    settings.limits.discovery_timeout = Duration::from_millis(100);
+    settings.tool_servers = vec![ToolServer { url, bearer: None }];
+    let engine = Engine::start(settings).unwrap();
+    create(&engine, "thread").await;
+    let thread = engine.store.thread(&id("thread")).await.unwrap().thread;
+    for _ in 0..66 {
+        engine.notify_close(&thread, Vec::new());
+    }
+    engine.shut_down().await;
+    drop(engine);
+    let conn = open_sqlite(&dir.path().join("rap.db")).unwrap();
+    let sql = "SELECT detail FROM deliveries WHERE topic = 'close_thread' AND outcome = 'dropped'";
+    let detail: String = conn.query_row(sql, [], |row| row.get(0)).unwrap();
+    assert_eq!(detail, "the runtime stopped before it was sent");
 }

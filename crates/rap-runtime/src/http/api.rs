@@ -19,63 +19,64 @@ use sha2::{Digest as _, Sha256};
 use super::json::{
     Calls, Done, Entries, Entry, Inbox, Subscriptions, Thread, Threads, Timers, Tools, Turn, View, Views,
 };
-use super::query::{self, Given};
-use super::{InPath, Refused, body};
+use super::query::{self, QueryParams};
+use super::{ErrorResponse, PathParams, body};
 use crate::engine::Engine;
 use crate::store::{
-    self, HistoryPage, Lane, Message, NewThread, Once, Page, Target, ThreadFilter, Wanted, new_thread_id,
+    self, HistoryPage, IdempotencyKey, Message, MessageClass, NewThread, Page, PageRequest, Target,
+    ThreadFilter, new_thread_id,
 };
 
-/// The longest id that a client gives a thread, and the longest title, in characters.
+/// Maximum length of a thread id that a client chooses, and of a title, in characters.
 const ID_CHARS: usize = 128;
 const TITLE_CHARS: usize = 256;
-/// The longest Idempotency-Key, in bytes.
+/// Maximum length of an Idempotency-Key, in bytes.
 pub(super) const KEY_BYTES: usize = 256;
 
-type Answer<T> = Result<Json<T>, Refused>;
-pub(super) type Accepted<T = Done> = Result<(StatusCode, Json<T>), Refused>;
+type ApiResult<T> = Result<Json<T>, ErrorResponse>;
+pub(super) type Accepted<T = Done> = Result<(StatusCode, Json<T>), ErrorResponse>;
 
 pub(super) const DONE: (StatusCode, Json<Done>) = (StatusCode::ACCEPTED, Json(Done {}));
 
-/// A thread to be made.
+/// Request to create a thread.
 #[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CreateThread {
-    /// An id of the client's own.
+    /// Id of the thread. Generated if absent.
     #[schemars(regex(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}$"))]
     id: Option<String>,
-    /// Which agent of the configuration; its first one if not given.
+    /// Name of a configured agent. The first one if absent.
     agent: Option<String>,
-    /// The end user on whose behalf tools are called.
+    /// End user on whose behalf tools are called.
     #[schemars(regex(pattern = query::ID))]
     user_id: Option<String>,
     #[schemars(length(max = 256))]
     title: Option<String>,
-    /// What the user says first.
+    /// First message of the user.
     message: Option<String>,
 }
 
-/// Something said to an agent.
+/// Request to send a message to an agent.
 #[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Say {
+pub(super) struct SendMessage {
     text: String,
     #[serde(default)]
     on_busy: Busy,
 }
 
-/// What becomes of a message to a busy agent.
+/// Handling of a message to a busy agent.
 #[derive(Deserialize, Serialize, JsonSchema, Default)]
 #[serde(rename_all = "snake_case")]
 enum Busy {
-    /// It is answered at once; calls go on.
+    /// The message is answered at once, and open calls continue.
     #[default]
     Join,
-    /// What the agent does is stopped first.
+    /// The agent is interrupted first.
     Interrupt,
-    /// It waits until the agent has come to rest.
+    /// The message waits until the agent is idle.
     Enqueue,
-    /// It is refused.
+    /// The message is refused.
     Reject,
 }
 
@@ -98,17 +99,17 @@ impl From<Busy> for OnBusy {
     {"required": ["dismiss"], "properties": {"selected": {"type": "null"}, "dismiss": {"const": true}}},
 ]))]
 pub(super) struct Choose {
-    /// The number of the choice, counted from 0.
-    #[serde(default, deserialize_with = "whole")]
+    /// Index of the choice, starting at 0.
+    #[serde(default, deserialize_with = "whole_number")]
     #[schemars(range(max = rap_protocol::limits::CHOICES))]
     selected: Option<u32>,
-    /// Leaves it to the default.
+    /// Selects the default choice.
     #[serde(default)]
     dismiss: bool,
 }
 
-/// A whole number is one also where it is written as `1.0`.
-fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+/// Accepts whole numbers that are written with a fraction, such as `1.0`.
+fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
     let Some(given) = Option::<f64>::deserialize(deserializer)? else { return Ok(None) };
     let whole = given.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&given);
     let wrong = || serde::de::Error::custom(format!("expected a whole number from 0 to {}", u32::MAX));
@@ -119,55 +120,62 @@ async fn read<T: DeserializeOwned>(
     engine: &Engine,
     headers: &HeaderMap,
     request: Body,
-) -> Result<T, Refused> {
+) -> Result<T, ErrorResponse> {
     let bytes = body(headers, request, engine.settings.limits.body).await?;
-    serde_json::from_slice(&bytes).map_err(|error| Refused::invalid(error.to_string()))
+    serde_json::from_slice(&bytes).map_err(|error| ErrorResponse::invalid(error.to_string()))
 }
 
-/// What a client's key is unique for.
-enum About<'a> {
+/// Scope in which a client's key is unique.
+enum KeyScope<'a> {
     NewThreads,
     Thread(&'a str),
 }
 
-/// A client's key makes a repeat of its request harmless; it counts for the thread, or for making threads. What is asked
-/// is compared as it was understood, so that a default may be given or left out.
-fn once(headers: &HeaderMap, about: About<'_>, asked: &impl Serialize) -> Result<Option<Once>, Refused> {
+/// Reads the Idempotency-Key, which makes a repeat of the request harmless. It is unique within `scope`. Requests are
+/// compared after parsing, so that a default may be given or left out.
+fn idempotency(
+    headers: &HeaderMap,
+    scope: KeyScope<'_>,
+    request: &impl Serialize,
+) -> Result<Option<IdempotencyKey>, ErrorResponse> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
     let plain = key.as_bytes().iter().all(|byte| matches!(byte, b' '..=b'~'));
     if !plain || !(1..=KEY_BYTES).contains(&key.len()) {
-        return Err(Refused::invalid(format!("Idempotency-Key: 1 to {KEY_BYTES} characters of ASCII")));
+        return Err(ErrorResponse::invalid(format!(
+            "Idempotency-Key: expected 1 to {KEY_BYTES} printable ASCII characters"
+        )));
     }
-    // No id is empty, so that no thread is taken for the making of threads.
-    let about = match about {
-        About::NewThreads => "",
-        About::Thread(id) => id,
+    // Ids are never empty, so the empty scope cannot be that of a thread.
+    let scope = match scope {
+        KeyScope::NewThreads => "",
+        KeyScope::Thread(id) => id,
     };
     let mut hash = Sha256::new();
-    hash.update((about.len() as u64).to_be_bytes());
-    hash.update(about);
+    hash.update((scope.len() as u64).to_be_bytes());
+    hash.update(scope);
     hash.update(key.as_bytes());
-    let asked = serde_json::to_vec(asked).expect("bug: a request is JSON");
-    Ok(Some(Once { key: hash.finalize().into(), request: Sha256::digest(asked).into() }))
+    let request = serde_json::to_vec(request).expect("bug: a request is JSON");
+    Ok(Some(IdempotencyKey { key: hash.finalize().into(), request: Sha256::digest(request).into() }))
 }
 
 /// Parses an id from the path. A malformed id is 404.
-fn thread_id(text: String) -> Result<ThreadId, Refused> {
+fn thread_id(text: String) -> Result<ThreadId, ErrorResponse> {
     ThreadId::new(text).map_err(|_| store::Error::NoThread.into())
 }
 
-fn call_id(text: String) -> Result<CallId, Refused> {
+fn call_id(text: String) -> Result<CallId, ErrorResponse> {
     CallId::new(text).map_err(|_| Ignored::UnknownCall.into())
 }
 
-/// An id that a client makes up; stricter than the wire, since it stands in paths and file names.
-fn own_id(text: String) -> Result<ThreadId, Refused> {
+/// Checks a thread id that a client chose. The rules are stricter than on the wire, because the id is used in paths and
+/// file names.
+fn client_thread_id(text: String) -> Result<ThreadId, ErrorResponse> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if text.is_empty() || text.len() > ID_CHARS || text.starts_with('.') || !text.chars().all(plain) {
-        let message = "id: 1 to 128 letters, digits, `_`, `-` and `.`, not starting with a dot";
-        return Err(Refused::invalid(message));
+        let message = "id: expected 1 to 128 letters, digits, `_`, `-` and `.`, not starting with a dot";
+        return Err(ErrorResponse::invalid(message));
     }
-    ThreadId::new(text).map_err(|error| Refused::invalid(format!("id: {error}")))
+    ThreadId::new(text).map_err(|error| ErrorResponse::invalid(format!("id: {error}")))
 }
 
 pub(super) async fn create_thread(
@@ -175,27 +183,27 @@ pub(super) async fn create_thread(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Thread> {
-    let asked: CreateThread = read(&engine, &headers, request).await?;
-    let mark = once(&headers, About::NewThreads, &asked)?;
-    let CreateThread { id, agent, user_id, title, message } = asked;
+    let body: CreateThread = read(&engine, &headers, request).await?;
+    let mark = idempotency(&headers, KeyScope::NewThreads, &body)?;
+    let CreateThread { id, agent, user_id, title, message } = body;
     let id = match id {
-        Some(id) => own_id(id)?,
+        Some(id) => client_thread_id(id)?,
         None => new_thread_id(engine.now(), engine.world.random.next()),
     };
     let user_id = user_id.map(UserId::new).transpose();
-    let user_id = user_id.map_err(|error| Refused::invalid(format!("user_id: {error}")))?;
+    let user_id = user_id.map_err(|error| ErrorResponse::invalid(format!("user_id: {error}")))?;
     if title.as_ref().is_some_and(|title| title.chars().nth(TITLE_CHARS).is_some()) {
-        return Err(Refused::invalid(format!("title: at most {TITLE_CHARS} characters")));
+        return Err(ErrorResponse::invalid(format!("title: expected at most {TITLE_CHARS} characters")));
     }
     let agent = known_agent(&engine, agent)?;
     let new = NewThread { id, incarnation: engine.world.random.next(), agent, user_id, title };
     let begin = Message::new(Target::New(new), Input::Begin { text: message });
-    let receipt = engine.apply(Lane::External, Message { once: mark, ..begin }).await?;
+    let receipt = engine.apply(MessageClass::External, Message { idempotency_key: mark, ..begin }).await?;
     let row = engine.store.thread(&receipt.thread).await?;
     Ok((StatusCode::CREATED, Json(Thread::from(&row))))
 }
 
-fn known_agent(engine: &Engine, name: Option<String>) -> Result<String, Refused> {
+fn known_agent(engine: &Engine, name: Option<String>) -> Result<String, ErrorResponse> {
     let agents = &engine.settings.agents;
     let Some(name) = name else {
         return Ok(agents.first().map(|agent| agent.name.clone()).unwrap_or_default());
@@ -204,29 +212,33 @@ fn known_agent(engine: &Engine, name: Option<String>) -> Result<String, Refused>
         return Ok(name);
     }
     let names: Vec<&str> = agents.iter().map(|agent| agent.name.as_str()).collect();
-    Err(Refused::invalid(format!("agent: there is no such agent; there are: {}", names.join(", "))))
+    Err(ErrorResponse::invalid(format!("agent: no such agent; there are: {}", names.join(", "))))
 }
 
-/// What stands behind the question mark, each key once.
+/// Query parameters by name.
 pub(super) type Parameters = Query<HashMap<String, String>>;
 
 pub(super) async fn threads(
     State(engine): State<Arc<Engine>>,
     Query(parameters): Parameters,
-) -> Answer<Threads> {
-    let given = Given::check(parameters, query::OF_THREADS)?;
-    let wanted = Wanted { after: given.place("cursor")?.unwrap_or_default(), limit: given.rows()? };
+) -> ApiResult<Threads> {
+    let params = QueryParams::check(parameters, query::THREAD_PARAMETERS)?;
+    let page_request =
+        PageRequest { after: params.parsed("cursor")?.unwrap_or_default(), limit: params.rows()? };
     let filter = ThreadFilter {
-        status: given.one_of("status", &Status::ALL, Status::as_str)?,
-        parent: given.thread("parent")?,
-        wanted,
+        status: params.one_of("status", &Status::ALL, Status::as_str)?,
+        parent: params.thread("parent")?,
+        page_request,
     };
     let page = engine.store.threads(filter).await?;
     let next_cursor = page.next.map(|cursor| cursor.to_string());
     Ok(Json(Threads { threads: page.rows.iter().map(Thread::from).collect(), next_cursor }))
 }
 
-pub(super) async fn thread(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer<Thread> {
+pub(super) async fn thread(
+    State(engine): State<Arc<Engine>>,
+    PathParams(id): PathParams<String>,
+) -> ApiResult<Thread> {
     let row = engine.store.thread(&thread_id(id)?).await?;
     let displays = engine.store.displays(&row).await?;
     Ok(Json(Thread::with(&row, &displays)))
@@ -234,99 +246,105 @@ pub(super) async fn thread(State(engine): State<Arc<Engine>>, InPath(id): InPath
 
 pub(super) async fn message(
     State(engine): State<Arc<Engine>>,
-    InPath(id): InPath<String>,
+    PathParams(id): PathParams<String>,
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Turn> {
-    let asked: Say = read(&engine, &headers, request).await?;
-    let mark = once(&headers, About::Thread(&id), &asked)?;
-    let Say { text, on_busy } = asked;
-    let said = Input::UserMessage { text, on_busy: on_busy.into() };
-    let message = Message::new(Target::Id(thread_id(id)?), said);
-    let receipt = engine.apply(Lane::External, Message { once: mark, ..message }).await?;
+    let body: SendMessage = read(&engine, &headers, request).await?;
+    let mark = idempotency(&headers, KeyScope::Thread(&id), &body)?;
+    let SendMessage { text, on_busy } = body;
+    let input = Input::UserMessage { text, on_busy: on_busy.into() };
+    let message = Message::new(Target::Id(thread_id(id)?), input);
+    let receipt = engine.apply(MessageClass::External, Message { idempotency_key: mark, ..message }).await?;
     Ok((StatusCode::ACCEPTED, Json(Turn { turn: receipt.turn })))
 }
 
 pub(super) async fn history(
     State(engine): State<Arc<Engine>>,
-    InPath(id): InPath<String>,
+    PathParams(id): PathParams<String>,
     Query(parameters): Parameters,
-) -> Answer<Entries> {
-    let given = Given::check(parameters, query::OF_HISTORY)?;
-    let (after, rows) = (given.place::<u32>("after")?.unwrap_or(0), given.rows()?);
+) -> ApiResult<Entries> {
+    let params = QueryParams::check(parameters, query::HISTORY_PARAMETERS)?;
+    let (after, rows) = (params.parsed::<u32>("after")?.unwrap_or(0), params.rows()?);
     let row = engine.store.thread(&thread_id(id)?).await?;
     let page = HistoryPage { after: after.into(), up_to: row.head.seq(), rows, bytes: usize::MAX };
     let entries = engine.store.history(&row.thread, page).await?;
     Ok(Json(Entries { entries: entries.into_iter().map(Entry::from).collect() }))
 }
 
-/// A message whose sender need not know whether it changed anything.
-async fn order(engine: &Engine, id: String, input: Input) -> Accepted {
-    match engine.tell(Target::Id(thread_id(id)?), input).await {
+/// Applies an input whose sender need not know whether it changed anything.
+async fn apply_command(engine: &Engine, id: String, input: Input) -> Accepted {
+    match engine.apply_external(Target::Id(thread_id(id)?), input).await {
         Ok(_) | Err(store::Error::Ignored(Ignored::NothingToInterrupt)) => {}
         Err(error) => return Err(error.into()),
     }
     Ok(DONE)
 }
 
-pub(super) async fn interrupt(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
-    order(&engine, id, Input::Interrupt).await
+pub(super) async fn interrupt(
+    State(engine): State<Arc<Engine>>,
+    PathParams(id): PathParams<String>,
+) -> Accepted {
+    apply_command(&engine, id, Input::Interrupt).await
 }
 
-/// A second closing changes nothing and sends nothing.
-pub(super) async fn close(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
-    match engine.tell(Target::Id(thread_id(id)?), Input::Close).await {
+/// Closing a closed thread changes nothing and notifies no server.
+pub(super) async fn close(State(engine): State<Arc<Engine>>, PathParams(id): PathParams<String>) -> Accepted {
+    match engine.apply_external(Target::Id(thread_id(id)?), Input::Close).await {
         Ok(_) | Err(store::Error::Ignored(Ignored::Closed)) => Ok(DONE),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Where a fork begins.
+/// Request to fork a thread.
 #[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Fork {
-    /// The last entry that it inherits, or the nearest before it at which no call lacks its result; the last one of
-    /// all if none is given.
-    #[serde(default, deserialize_with = "whole")]
+    /// Last entry that the fork inherits, or the nearest one before it at which every call has its result. The last
+    /// entry of the thread if absent.
+    #[serde(default, deserialize_with = "whole_number")]
     #[schemars(range(max = u32::MAX))]
     at: Option<u32>,
 }
 
 pub(super) async fn fork(
     State(engine): State<Arc<Engine>>,
-    InPath(id): InPath<String>,
+    PathParams(id): PathParams<String>,
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Thread> {
-    let asked: Fork = read(&engine, &headers, request).await?;
-    let mark = once(&headers, About::Thread(&id), &asked)?;
+    let body: Fork = read(&engine, &headers, request).await?;
+    let mark = idempotency(&headers, KeyScope::Thread(&id), &body)?;
     let random = &engine.world.random;
     let fork = Target::Fork {
         source: thread_id(id)?,
-        at: asked.at.map(Seq::from),
+        at: body.at.map(Seq::from),
         id: new_thread_id(engine.now(), random.next()),
         incarnation: random.next(),
     };
-    let message = Message { once: mark, ..Message::new(fork, Input::Begin { text: None }) };
-    let receipt = engine.apply(Lane::External, message).await?;
+    let message = Message { idempotency_key: mark, ..Message::new(fork, Input::Begin { text: None }) };
+    let receipt = engine.apply(MessageClass::External, message).await?;
     let row = engine.store.thread(&receipt.thread).await?;
     Ok((StatusCode::CREATED, Json(Thread::from(&row))))
 }
 
-pub(super) async fn resume(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
-    order(&engine, id, Input::Resume).await
+pub(super) async fn resume(
+    State(engine): State<Arc<Engine>>,
+    PathParams(id): PathParams<String>,
+) -> Accepted {
+    apply_command(&engine, id, Input::Resume).await
 }
 
 pub(super) async fn cancel(
     State(engine): State<Arc<Engine>>,
-    InPath((id, call)): InPath<(String, String)>,
+    PathParams((id, call)): PathParams<(String, String)>,
 ) -> Accepted {
     let (thread, call) = (thread_id(id)?, call_id(call)?);
-    match engine.tell(Target::Id(thread.clone()), Input::Cancel { call: call.clone() }).await {
+    match engine.apply_external(Target::Id(thread.clone()), Input::Cancel { call: call.clone() }).await {
         Ok(_) => {}
-        // Too late is as good as in time; a call that was never made is a mistake.
+        // A call that is settled already needs no cancellation; an unknown call is an error.
         Err(store::Error::Ignored(Ignored::SettledCall)) => {
-            if !engine.store.knows_call(&thread, &call).await? {
+            if !engine.store.has_call(&thread, &call).await? {
                 return Err(Ignored::UnknownCall.into());
             }
         }
@@ -337,15 +355,17 @@ pub(super) async fn cancel(
 
 pub(super) async fn choice(
     State(engine): State<Arc<Engine>>,
-    InPath((id, call)): InPath<(String, String)>,
+    PathParams((id, call)): PathParams<(String, String)>,
     headers: HeaderMap,
     request: Body,
 ) -> Accepted {
     let Choose { selected, dismiss } = read(&engine, &headers, request).await?;
     if selected.is_some() == dismiss {
-        return Err(Refused::invalid("give either `selected`, counted from 0, or `dismiss: true`"));
+        return Err(ErrorResponse::invalid(
+            "give either `selected`, an index starting at 0, or `dismiss: true`",
+        ));
     }
-    order(
+    apply_command(
         &engine,
         id,
         Input::Choose { call: call_id(call)?, selected: selected.map(|number| number as usize) },
@@ -353,59 +373,69 @@ pub(super) async fn choice(
     .await
 }
 
-pub(super) async fn views(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Answer<Views> {
+pub(super) async fn views(
+    State(engine): State<Arc<Engine>>,
+    PathParams(id): PathParams<String>,
+) -> ApiResult<Views> {
     let row = engine.store.thread(&thread_id(id)?).await?;
     let views = engine.store.views(row.thread.key).await?;
     Ok(Json(Views { views: views.into_iter().map(View::from).collect() }))
 }
 
-fn wanted(parameters: HashMap<String, String>) -> Result<Wanted, Refused> {
-    let given = Given::check(parameters, query::OF_LISTINGS)?;
-    Ok(Wanted { after: given.place("cursor")?.unwrap_or_default(), limit: given.rows()? })
+fn page_request(parameters: HashMap<String, String>) -> Result<PageRequest, ErrorResponse> {
+    let params = QueryParams::check(parameters, query::PAGE_PARAMETERS)?;
+    Ok(PageRequest { after: params.parsed("cursor")?.unwrap_or_default(), limit: params.rows()? })
 }
 
-/// The rows of a page as they stand in the API, and its `next_cursor`.
-fn shown<R, T: From<R>>(page: Page<R>) -> (Vec<T>, Option<String>) {
+/// Converts the rows of a page for the API. Also returns its `next_cursor`.
+fn page_fields<R, T: From<R>>(page: Page<R>) -> (Vec<T>, Option<String>) {
     let next = page.next.map(|cursor| cursor.to_string());
     (page.rows.into_iter().map(T::from).collect(), next)
 }
 
-pub(super) async fn calls(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer<Calls> {
-    let (calls, next_cursor) = shown(engine.store.calls(wanted(parameters)?).await?);
+pub(super) async fn calls(
+    State(engine): State<Arc<Engine>>,
+    Query(parameters): Parameters,
+) -> ApiResult<Calls> {
+    let (calls, next_cursor) = page_fields(engine.store.calls(page_request(parameters)?).await?);
     Ok(Json(Calls { calls, next_cursor }))
 }
 
 pub(super) async fn subscriptions(
     State(engine): State<Arc<Engine>>,
     Query(parameters): Parameters,
-) -> Answer<Subscriptions> {
-    let (subscriptions, next_cursor) = shown(engine.store.subscriptions(wanted(parameters)?).await?);
+) -> ApiResult<Subscriptions> {
+    let (subscriptions, next_cursor) =
+        page_fields(engine.store.subscriptions(page_request(parameters)?).await?);
     Ok(Json(Subscriptions { subscriptions, next_cursor }))
 }
 
 pub(super) async fn timers(
     State(engine): State<Arc<Engine>>,
     Query(parameters): Parameters,
-) -> Answer<Timers> {
-    let (timers, next_cursor) = shown(engine.store.timers(wanted(parameters)?).await?);
+) -> ApiResult<Timers> {
+    let (timers, next_cursor) = page_fields(engine.store.timers(page_request(parameters)?).await?);
     Ok(Json(Timers { timers, next_cursor }))
 }
 
-pub(super) async fn inbox(State(engine): State<Arc<Engine>>, Query(parameters): Parameters) -> Answer<Inbox> {
-    let (items, next_cursor) = shown(engine.store.inbox(None, wanted(parameters)?).await?);
+pub(super) async fn inbox(
+    State(engine): State<Arc<Engine>>,
+    Query(parameters): Parameters,
+) -> ApiResult<Inbox> {
+    let (items, next_cursor) = page_fields(engine.store.inbox(None, page_request(parameters)?).await?);
     Ok(Json(Inbox { items, next_cursor }))
 }
 
-pub(super) async fn tools(State(engine): State<Arc<Engine>>) -> Answer<Tools> {
-    Ok(Json(Tools::from(&*engine.toolsets.survey(&*engine.store).await?)))
+pub(super) async fn tools(State(engine): State<Arc<Engine>>) -> ApiResult<Tools> {
+    Ok(Json(Tools::from(&*engine.toolsets.latest(&*engine.store).await?)))
 }
 
-pub(super) async fn ready(State(engine): State<Arc<Engine>>) -> Result<&'static str, Refused> {
+pub(super) async fn ready(State(engine): State<Arc<Engine>>) -> Result<&'static str, ErrorResponse> {
     engine.store.is_readable().await?;
     Ok("ready")
 }
 
-pub(super) async fn metrics(State(engine): State<Arc<Engine>>) -> Result<Response, Refused> {
+pub(super) async fn metrics(State(engine): State<Arc<Engine>>) -> Result<Response, ErrorResponse> {
     let text = engine.exposition().await?;
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
 }

@@ -1,4 +1,4 @@
-//! The ledger of deliveries in the API.
+//! API of the delivery ledger.
 
 use std::sync::Arc;
 
@@ -10,35 +10,35 @@ use serde::Serialize;
 
 use super::api::{Accepted, DONE, Parameters};
 use super::json::Time;
-use super::query::{self, Given};
-use super::{InPath, Refused};
+use super::query::{self, QueryParams};
+use super::{ErrorResponse, PathParams};
 use crate::engine::Engine;
 use crate::store::{self, DeliveryFilter, DeliveryKind, DeliveryOutcome, Redelivery};
 
 /// A delivery that did not succeed at its first attempt.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Delivery {
-    /// Its id.
+    /// Id of the delivery.
     id: String,
     kind: DeliveryKind,
-    /// The thread that it is about, if that is known.
+    /// Thread of the delivery, if it is known.
     thread_id: Option<String>,
-    /// The call that it is about, if it is about one.
+    /// Call of the delivery, if it belongs to one.
     call_id: Option<String>,
-    /// The base URL of the tool server, where it goes to one.
+    /// Base URL of the receiving tool server. Absent for callbacks and answers.
     server: Option<String>,
-    /// Which notification it is, or the code of the refusal.
+    /// Name of the notification, or error code of the refused callback.
     topic: Option<String>,
     outcome: DeliveryOutcome,
-    /// How often it was tried.
+    /// Number of attempts.
     attempts: u32,
-    /// How the last attempt ended.
+    /// Outcome of the last attempt, as text.
     detail: String,
-    /// When the first attempt that failed ended.
+    /// Time at which the first failed attempt ended.
     first_at: Time,
-    /// When the last attempt ended.
+    /// Time at which the last attempt ended.
     last_at: Time,
-    /// When it is tried again.
+    /// Time of the next attempt.
     next_at: Option<Time>,
 }
 
@@ -63,62 +63,69 @@ impl From<store::Delivery> for Delivery {
     }
 }
 
-/// A page of the ledger, the newest first.
+/// A page of the ledger, newest first.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Deliveries {
     deliveries: Vec<Delivery>,
-    /// Where the next page begins.
+    /// Cursor of the next page.
     next_cursor: Option<String>,
 }
 
 pub(super) async fn deliveries(
     State(engine): State<Arc<Engine>>,
     Query(parameters): Parameters,
-) -> Result<Json<Deliveries>, Refused> {
-    let given = Given::check(parameters, query::OF_DELIVERIES)?;
+) -> Result<Json<Deliveries>, ErrorResponse> {
+    let params = QueryParams::check(parameters, query::DELIVERY_PARAMETERS)?;
     let filter = DeliveryFilter {
-        thread: given.thread("thread")?,
-        outcome: given.one_of("outcome", &DeliveryOutcome::ALL, DeliveryOutcome::as_str)?,
-        before: given.place("cursor")?,
-        limit: given.rows()?,
+        thread: params.thread("thread")?,
+        outcome: params.one_of("outcome", &DeliveryOutcome::ALL, DeliveryOutcome::as_str)?,
+        before: params.parsed("cursor")?,
+        limit: params.rows()?,
     };
     let page = engine.store.deliveries(filter).await?;
     let next_cursor = page.next.map(|cursor| cursor.to_string());
     Ok(Json(Deliveries { deliveries: page.rows.into_iter().map(Delivery::from).collect(), next_cursor }))
 }
 
-fn none() -> Refused {
-    Refused::new(StatusCode::NOT_FOUND, "no_such_delivery", "the ledger has no such delivery, or no longer")
+fn not_found() -> ErrorResponse {
+    ErrorResponse::new(
+        StatusCode::NOT_FOUND,
+        "no_such_delivery",
+        "no such delivery; old ones are removed after a while",
+    )
 }
 
 pub(super) async fn delivery(
     State(engine): State<Arc<Engine>>,
-    InPath(id): InPath<String>,
-) -> Result<Json<Delivery>, Refused> {
-    Ok(Json(engine.store.delivery(&id).await?.ok_or_else(none)?.into()))
+    PathParams(id): PathParams<String>,
+) -> Result<Json<Delivery>, ErrorResponse> {
+    Ok(Json(engine.store.delivery(&id).await?.ok_or_else(not_found)?.into()))
 }
 
-/// An invocation that waits to be tried again is tried at once. What was given up has settled its call with an error
-/// result, which the model has seen; a message to the thread lets it call again.
-pub(super) async fn redeliver(State(engine): State<Arc<Engine>>, InPath(id): InPath<String>) -> Accepted {
-    let conflict = |code, message| Err(Refused::new(StatusCode::CONFLICT, code, message));
+/// Sends an invocation that waits for a retry at once. An invocation that was given up cannot be sent again: its call
+/// is settled with an error result that the model has seen. A message to the thread lets the model call again.
+pub(super) async fn redeliver(
+    State(engine): State<Arc<Engine>>,
+    PathParams(id): PathParams<String>,
+) -> Accepted {
+    let conflict = |code, message| Err(ErrorResponse::new(StatusCode::CONFLICT, code, message));
     match engine.store.redeliver(&id, engine.now()).await? {
         Redelivery::Due => {
-            engine.look_now();
+            engine.wake_clock();
             Ok(DONE)
         }
-        Redelivery::NoSuchDelivery => Err(none()),
+        Redelivery::NoSuchDelivery => Err(not_found()),
         Redelivery::NotAnInvocation => conflict(
             "not_redeliverable",
-            "only invocations can be delivered again: notifications go out once, answers are retried by themselves, \
-             and callbacks are for their tool to repeat",
+            "only invocations can be delivered again: notifications are sent once, answers are retried automatically, \
+             and callbacks are repeated by their tool",
         ),
         Redelivery::AlreadyDelivered => {
-            conflict("already_delivered", "the tool server has taken the call; cancel the call to end it")
+            conflict("already_delivered", "the tool server has accepted the call; cancel the call to end it")
         }
         Redelivery::CallSettled => conflict(
             "call_settled",
-            "the call is no longer open, and has its result; send the thread a message to have it call again",
+            "the call already has its result; send the thread a message so that it calls again",
         ),
     }
 }

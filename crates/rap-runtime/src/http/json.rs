@@ -1,4 +1,4 @@
-//! How threads, entries and what agents wait on look in the API. `/openapi.json` describes these very types.
+//! JSON types of the client API. `/openapi.json` is generated from them.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ pub(super) fn status_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "enum": Status::ALL.map(Status::as_str)})
 }
 
-/// A time in UTC, as RFC 3339 has it.
+/// A time in UTC in RFC 3339 format.
 #[derive(Serialize, PartialEq)]
 #[serde(transparent)]
 pub(super) struct Time(String);
@@ -47,13 +47,13 @@ impl JsonSchema for Time {
 pub(super) struct Thread {
     #[schemars(with = "String")]
     id: ThreadId,
-    /// The thread that it came from.
+    /// Parent thread. Null for the root of a session.
     #[schemars(with = "Option<String>")]
     parent: Option<ThreadId>,
-    /// The root of its session.
+    /// Root thread of the session.
     #[schemars(with = "String")]
     root: ThreadId,
-    /// The thread whose history it begins with, where it was forked.
+    /// Thread whose history a fork begins with.
     #[schemars(with = "Option<String>")]
     forked_from: Option<ThreadId>,
     agent: String,
@@ -62,21 +62,21 @@ pub(super) struct Thread {
     user_id: Option<rap_protocol::UserId>,
     #[schemars(schema_with = "status_schema")]
     status: Status,
-    /// Why it has failed or is paused.
+    /// Reason why the thread has failed or is paused.
     why: Option<String>,
-    /// When a failed one asks again by itself.
+    /// Time at which a failed or paused thread continues automatically.
     retry_at: Option<Time>,
-    /// Its open calls.
+    /// Open calls.
     waiting_on: Vec<WaitingOn>,
-    /// Its active subscriptions.
+    /// Active subscriptions.
     subscriptions: Vec<Subscribed>,
-    /// How many of its children are at work.
+    /// Number of active child threads.
     children: usize,
-    /// How many inputs from outside wait.
+    /// Number of inputs that wait because the thread is busy.
     held: u32,
-    /// How often the model was asked.
+    /// Number of the current turn.
     turn: u64,
-    /// What the answers of the model have cost, in tokens.
+    /// Tokens that the thread has used.
     #[schemars(with = "Tokens")]
     usage: Usage,
     created_at: Time,
@@ -100,7 +100,7 @@ impl From<&ThreadRow> for Thread {
             title: thread.title.clone(),
             user_id: thread.user_id.clone(),
             status: head.status(),
-            why: why(head).map(str::to_owned),
+            why: failure_reason(head).map(str::to_owned),
             retry_at: retry_at(head),
             waiting_on: head.open_calls().map(WaitingOn::from).collect(),
             subscriptions: head.subscriptions().iter().map(subscribed).collect(),
@@ -115,7 +115,7 @@ impl From<&ThreadRow> for Thread {
 }
 
 impl Thread {
-    /// The same with what people see of its open calls, where their tools have said how to show them.
+    /// Adds the display texts of the open calls, for tools that provide them.
     pub(super) fn with(row: &ThreadRow, displays: &HashMap<CallId, String>) -> Thread {
         let mut thread = Thread::from(row);
         for waiting in &mut thread.waiting_on {
@@ -125,15 +125,15 @@ impl Thread {
     }
 }
 
-/// Why a thread has failed or is paused.
-fn why(head: &Head) -> Option<&str> {
+/// Returns the reason why a thread has failed or is paused.
+fn failure_reason(head: &Head) -> Option<&str> {
     match head.phase() {
         Phase::Failed { why, .. } | Phase::Paused(Pause { why, .. }) => Some(why),
         _ => None,
     }
 }
 
-/// When a failed thread asks again by itself.
+/// Returns the time at which a failed or paused thread continues automatically.
 fn retry_at(head: &Head) -> Option<Time> {
     match head.phase() {
         Phase::Failed { retry_at, .. } => retry_at.map(Time::from),
@@ -142,15 +142,15 @@ fn retry_at(head: &Head) -> Option<Time> {
     }
 }
 
-/// Tokens as [`Usage`] counts them.
+/// Number of tokens, as [`Usage`] counts them.
 #[derive(JsonSchema)]
-#[expect(dead_code, reason = "it describes a type of a crate that knows no schemas")]
+#[expect(dead_code, reason = "describes `Usage`, whose crate does not depend on schemars")]
 struct Tokens {
-    /// Read.
+    /// Input tokens, including cached ones.
     input: u64,
-    /// Written.
+    /// Output tokens.
     output: u64,
-    /// Read, but from the provider's cache.
+    /// Input tokens that were read from the provider's cache.
     cached: u64,
 }
 
@@ -158,13 +158,13 @@ struct Tokens {
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Threads {
     pub(super) threads: Vec<Thread>,
-    /// Where the next page begins.
+    /// Cursor of the next page. Null on the last page.
     pub(super) next_cursor: Option<String>,
 }
 
-/// The news of a thread on its stream.
+/// Data of a `status` event on the stream of a thread.
 #[derive(Serialize, PartialEq)]
-pub(super) struct StatusNews {
+pub(super) struct StatusEvent {
     status: Status,
     turn: u64,
     held: u32,
@@ -173,14 +173,14 @@ pub(super) struct StatusNews {
     retry_at: Option<Time>,
 }
 
-impl From<&Head> for StatusNews {
-    fn from(head: &Head) -> StatusNews {
-        StatusNews {
+impl From<&Head> for StatusEvent {
+    fn from(head: &Head) -> StatusEvent {
+        StatusEvent {
             status: head.status(),
             turn: head.turn(),
             held: head.held().inputs + head.queued().inputs,
             children: head.children().count(),
-            why: why(head).map(str::to_owned),
+            why: failure_reason(head).map(str::to_owned),
             retry_at: retry_at(head),
         }
     }
@@ -193,11 +193,11 @@ pub(super) struct WaitingOn {
     call_id: CallId,
     tool: String,
     since: Time,
-    /// When it times out.
+    /// Time at which the call times out. Null if it never does.
     until: Option<Time>,
-    /// A callback of its tool that was refused, if nothing valid came since.
+    /// Problem of the last callback, if it was refused and no valid one came since.
     problem: Option<String>,
-    /// What people see of it.
+    /// Display text for users, if the tool provides one.
     display: Option<String>,
 }
 
@@ -207,7 +207,7 @@ impl From<&OpenCall> for WaitingOn {
             call_id: call.id.clone(),
             tool: call.name.clone(),
             since: call.since.into(),
-            until: call.until.map(Time::from),
+            until: call.timer().map(Time::from),
             problem: call.problem.as_ref().map(|problem| format!("refused ({})", problem.why)),
             display: None,
         }
@@ -217,7 +217,7 @@ impl From<&OpenCall> for WaitingOn {
 /// An active subscription of a thread.
 #[derive(Serialize, JsonSchema)]
 struct Subscribed {
-    /// The call that made it.
+    /// Call that created the subscription.
     #[schemars(with = "String")]
     call_id: CallId,
     tool: String,
@@ -230,10 +230,10 @@ pub(super) struct Entries {
     pub(super) entries: Vec<Entry>,
 }
 
-/// One item of a history.
+/// An entry of a history.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Entry {
-    /// Its place, counted from 1.
+    /// Sequence number in the thread, starting at 1.
     seq: Seq,
     at: Time,
     #[serde(flatten)]
@@ -243,30 +243,30 @@ pub(super) struct Entry {
 #[derive(Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 enum Item {
-    /// Something said to the model.
+    /// A message to the model.
     User {
         text: String,
-        /// Who said it, where it was not a user: `runtime` or `parent`.
+        /// Sender, if it is not the user: `runtime` or `parent`.
         #[serde(skip_serializing_if = "Option::is_none")]
         #[schemars(with = "Option<String>")]
         from: Option<Speaker>,
     },
-    /// What the model said and called.
+    /// An answer of the model, with its calls.
     Assistant { text: String, calls: Vec<Call> },
     /// The result of a call.
     Result {
         #[schemars(with = "String")]
         call_id: CallId,
         content: Content,
-        /// What people see instead.
+        /// Content for users, shown instead of `content`.
         #[schemars(with = "Vec<Value>")]
         display: Vec<Segment>,
-        /// Whether the runtime made it, or made the call that it answers.
+        /// True if the runtime made the result or its call.
         synthetic: bool,
     },
-    /// What was said so far, in short. The model sees it instead of the entries up to `covers`.
+    /// A summary. The model sees it instead of the entries up to `covers`.
     Summary { text: String, covers: Seq },
-    /// Something for people, which no model sees.
+    /// A notice for users. The model does not see it.
     Notice { text: String },
 }
 
@@ -278,20 +278,20 @@ enum Content {
     Items(#[schemars(with = "Vec<Value>")] Vec<rap_protocol::Content>),
 }
 
-/// A call that the model makes.
+/// A call of a tool.
 #[derive(Serialize, JsonSchema)]
 struct Call {
     #[schemars(with = "String")]
     id: CallId,
-    /// The id that the model gave the call, if it gave one.
+    /// Id that the model gave the call, if any.
     #[schemars(with = "Option<String>")]
     model_id: Option<CallId>,
     name: String,
-    /// An object, or the text that the model wrote instead of one.
+    /// An object, or the model's text if it is not a JSON object.
     arguments: Value,
-    /// What people see of it.
+    /// Display text for users.
     display: String,
-    /// Whether the runtime made it, to tell the model of an event or a late result.
+    /// True if the runtime made the call, to present an event or a late result to the model.
     synthetic: bool,
 }
 
@@ -324,20 +324,20 @@ impl From<rap_agent::CallEntry> for Call {
         let arguments = match call.arguments {
             Arguments::Given(arguments) => json!(arguments),
             Arguments::Unusable(text) => json!(text),
-            Arguments::Echo { kind, arguments, .. } => {
-                json!(rap_agent::words::with_kind(arguments.unwrap_or_default(), kind))
+            Arguments::Synthetic { kind, arguments, .. } => {
+                json!(rap_agent::texts::with_kind(arguments.unwrap_or_default(), kind))
             }
         };
-        let display = call.display.unwrap_or_else(|| display::plainly(&call.name, &arguments));
+        let display = call.display.unwrap_or_else(|| display::plain_text(&call.name, &arguments));
         Call { id: call.id, model_id: call.call_id, name: call.name, arguments, display, synthetic }
     }
 }
 
-/// The open calls of all threads.
+/// A page of the open calls of all threads.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Calls {
     pub(super) calls: Vec<ListedCall>,
-    /// Where the next page begins.
+    /// Cursor of the next page. Null on the last page.
     pub(super) next_cursor: Option<String>,
 }
 
@@ -349,16 +349,16 @@ pub(super) struct ListedCall {
     #[schemars(with = "String")]
     call_id: CallId,
     tool: String,
-    /// The base URL of the tool's server.
+    /// Base URL of the tool server.
     server: String,
     since: Time,
-    /// When it times out.
+    /// Time at which the call times out. Null if it never does.
     until: Option<Time>,
-    /// When the tool's server took it.
+    /// Time at which the tool server accepted the call. Null if it has not yet.
     acknowledged_at: Option<Time>,
-    /// How often it was sent in vain.
+    /// Number of failed attempts to send the call.
     attempts: u32,
-    /// How the last of these ended.
+    /// Outcome of the last failed attempt.
     last_attempt: Option<String>,
 }
 
@@ -378,11 +378,11 @@ impl From<CallRow> for ListedCall {
     }
 }
 
-/// The active subscriptions of all threads.
+/// A page of the active subscriptions of all threads.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Subscriptions {
     pub(super) subscriptions: Vec<ListedSubscription>,
-    /// Where the next page begins.
+    /// Cursor of the next page. Null on the last page.
     pub(super) next_cursor: Option<String>,
 }
 
@@ -394,10 +394,10 @@ pub(super) struct ListedSubscription {
     #[schemars(with = "String")]
     call_id: CallId,
     tool: String,
-    /// The base URL of the tool's server.
+    /// Base URL of the tool server.
     server: String,
     since: Time,
-    /// How many of its events wait for a child.
+    /// Number of events that wait for a child thread.
     waiting: u64,
 }
 
@@ -408,15 +408,15 @@ impl From<SubscriptionRow> for ListedSubscription {
     }
 }
 
-/// Everything that happens at a time by itself.
+/// A page of timers, the next one first.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Timers {
     pub(super) timers: Vec<Timer>,
-    /// Where the next page begins.
+    /// Cursor of the next page. Null on the last page.
     pub(super) next_cursor: Option<String>,
 }
 
-/// Something that happens at a time by itself.
+/// A timer.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Timer {
     #[schemars(with = "String")]
@@ -436,15 +436,15 @@ impl From<TimerRow> for Timer {
     }
 }
 
-/// Every question that waits for a person.
+/// A page of the questions that wait for a user.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Inbox {
     pub(super) items: Vec<Question>,
-    /// Where the next page begins.
+    /// Cursor of the next page. Null on the last page.
     pub(super) next_cursor: Option<String>,
 }
 
-/// A question that waits for a person.
+/// A question that waits for a user.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Question {
     #[schemars(with = "String")]
@@ -454,34 +454,34 @@ pub(super) struct Question {
     tool: String,
     asked_at: Time,
     #[serde(flatten)]
-    asked: Asked,
+    question: QuestionKind,
 }
 
-/// The URL for an answer is ours to use; the one to sign in is for the person.
+/// Kind of a question. The response URL of a choice is not exposed, because the runtime itself posts to it.
 #[derive(Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-enum Asked {
-    /// One of some choices.
+enum QuestionKind {
+    /// The user selects one of the choices.
     Choice {
         prompt: String,
         choices: Vec<String>,
-        /// Which one counts if the question is dismissed.
+        /// Index of the choice that is used if the question is dismissed.
         default: usize,
     },
-    /// To sign in.
+    /// The user signs in at a URL.
     Oauth { auth_url: String },
 }
 
 impl From<InboxItem> for Question {
     fn from(item: InboxItem) -> Question {
-        let asked = match item.question {
+        let question = match item.question {
             store::StoredQuestion::Choice { prompt, choices, default, .. } => {
-                Asked::Choice { prompt, choices, default }
+                QuestionKind::Choice { prompt, choices, default }
             }
-            store::StoredQuestion::SignIn { auth_url } => Asked::Oauth { auth_url },
+            store::StoredQuestion::SignIn { auth_url } => QuestionKind::Oauth { auth_url },
         };
         let InboxItem { thread, call, tool, asked_at, .. } = item;
-        Question { thread_id: thread, call_id: call, tool, asked_at: asked_at.into(), asked }
+        Question { thread_id: thread, call_id: call, tool, asked_at: asked_at.into(), question }
     }
 }
 
@@ -495,7 +495,7 @@ pub(super) struct Views {
 #[derive(Serialize, JsonSchema)]
 pub(super) struct View {
     view_type: String,
-    /// The base URL of the server of the tool that shows it.
+    /// Base URL of the tool server that sent the view.
     server: String,
     content: Value,
     at: Time,
@@ -507,7 +507,7 @@ impl From<ViewRow> for View {
     }
 }
 
-/// The tool servers, and what they offer.
+/// The tool servers and their tools.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Tools {
     servers: Vec<Server>,
@@ -519,10 +519,10 @@ struct Server {
     url: String,
     name: Option<String>,
     version: Option<String>,
-    /// The tools that are offered to models, as the server describes them.
+    /// Tools that are offered to models, as the server describes them.
     #[schemars(with = "Vec<Value>")]
     tools: Vec<Tool>,
-    /// What is wrong with the others.
+    /// Reasons why the toolset or some of its tools are not offered.
     errors: Vec<String>,
 }
 
@@ -544,23 +544,23 @@ impl From<&SessionTools> for Tools {
     }
 }
 
-/// A turn that a message began, or will be part of.
+/// The turn that a message started or will be part of.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Turn {
     pub(super) turn: u64,
 }
 
-/// Nothing but that it was done.
+/// An empty object: the request was accepted.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Done {}
 
-/// Why a request was not served.
+/// An error response.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Problem {
     pub(super) error: Reason,
 }
 
-/// A code that stays, and a sentence that says what to do.
+/// A stable error code, and a sentence that tells the reader what to do.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Reason {
     pub(super) code: &'static str,

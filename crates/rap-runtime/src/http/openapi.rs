@@ -1,5 +1,5 @@
-//! The operations of the API: which path is served by what, and `/openapi.json`, which describes them. Both come from one
-//! list, so that nothing is served that is not described.
+//! The operations of the API. The routes and `/openapi.json` are generated from one list, so that every route is
+//! described.
 
 use std::sync::Arc;
 
@@ -11,43 +11,44 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::api::{Choose, CreateThread, Fork, Say};
+use super::api::{Choose, CreateThread, Fork, SendMessage};
 use super::json::{
     Calls, Done, Entries, Inbox, Problem, Subscriptions, Thread, Threads, Timers, Tools, Turn, Views,
 };
-use super::query::{OF_DELIVERIES, OF_HISTORY, OF_LISTINGS, OF_THREADS, Parameter};
+use super::query::{DELIVERY_PARAMETERS, HISTORY_PARAMETERS, PAGE_PARAMETERS, Parameter, THREAD_PARAMETERS};
 use super::{api, deliveries, stream};
 use crate::engine::Engine;
+use crate::model::scripted;
 use crate::settings::Settings;
 
 const IDEMPOTENCY_KEY: Parameter = Parameter {
     name: "Idempotency-Key",
-    about: "Makes a repeat of the request harmless.",
+    about: "Makes it safe to repeat the request.",
     schema: || json!({"type": "string", "maxLength": api::KEY_BYTES, "pattern": "^[!-~]([ -~]*[!-~])?$"}),
 };
 const LAST_EVENT_ID: Parameter = Parameter {
     name: "Last-Event-ID",
-    about: "The id of the last entry event that was seen.",
+    about: "Id of the last entry event that the client received.",
     schema: || json!({"type": "integer", "minimum": 0, "maximum": u32::MAX}),
 };
 
 type Describe = fn(&mut SchemaGenerator) -> Schema;
 
-/// Who may ask.
+/// Required authentication of an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Access {
-    Clients,
-    Everybody,
+    Authenticated,
+    Public,
 }
 
-/// What an answer is.
+/// Content of a response.
 enum Media {
     Json(Describe),
     Text,
     Events,
 }
 
-/// Something that a client can ask for.
+/// An operation of the API.
 pub(super) struct Operation {
     method: &'static str,
     path: &'static str,
@@ -57,7 +58,7 @@ pub(super) struct Operation {
     query: &'static [Parameter],
     headers: &'static [Parameter],
     body: Option<Describe>,
-    answer: (u16, Media),
+    success: (u16, Media),
     conflicts: bool,
 }
 
@@ -84,23 +85,23 @@ impl Operation {
         handler: MethodRouter<Arc<Engine>>,
         summary: &'static str,
     ) -> Operation {
-        let answer = (200, Media::Text);
+        let success = (200, Media::Text);
         Operation {
             method,
             path,
             summary,
             handler,
-            access: Access::Clients,
+            access: Access::Authenticated,
             query: &[],
             headers: &[],
             body: None,
-            answer,
+            success,
             conflicts: false,
         }
     }
 
-    fn for_everybody(self) -> Operation {
-        Operation { access: Access::Everybody, ..self }
+    fn public(self) -> Operation {
+        Operation { access: Access::Public, ..self }
     }
 
     fn query(self, query: &'static [Parameter]) -> Operation {
@@ -111,20 +112,20 @@ impl Operation {
         Operation { headers, ..self }
     }
 
-    fn takes<T: JsonSchema>(self) -> Operation {
+    fn request_body<T: JsonSchema>(self) -> Operation {
         Operation { body: Some(|generator| generator.subschema_for::<T>()), ..self }
     }
 
-    fn gives<T: JsonSchema>(self, status: u16) -> Operation {
+    fn response<T: JsonSchema>(self, status: u16) -> Operation {
         let describe: Describe = |generator| generator.subschema_for::<T>();
-        Operation { answer: (status, Media::Json(describe)), ..self }
+        Operation { success: (status, Media::Json(describe)), ..self }
     }
 
-    fn streams(self) -> Operation {
-        Operation { answer: (200, Media::Events), ..self }
+    fn event_stream(self) -> Operation {
+        Operation { success: (200, Media::Events), ..self }
     }
 
-    /// It may be refused with 409.
+    /// The operation may fail with 409.
     fn conflicts(self) -> Operation {
         Operation { conflicts: true, ..self }
     }
@@ -132,77 +133,85 @@ impl Operation {
 
 fn operations() -> Vec<Operation> {
     vec![
-        post("/v1/threads", api::create_thread, "Make a thread, and say something in it.")
+        post("/v1/threads", api::create_thread, "Create a thread, optionally with a first message.")
             .headers(&[IDEMPOTENCY_KEY])
-            .takes::<CreateThread>()
-            .gives::<Thread>(201)
+            .request_body::<CreateThread>()
+            .response::<Thread>(201)
             .conflicts(),
-        get("/v1/threads", api::threads, "List threads.").query(OF_THREADS).gives::<Threads>(200),
-        get("/v1/threads/{id}", api::thread, "One thread.").gives::<Thread>(200),
-        post("/v1/threads/{id}/messages", api::message, "Say something to an agent.")
+        get("/v1/threads", api::threads, "List threads.").query(THREAD_PARAMETERS).response::<Threads>(200),
+        get("/v1/threads/{id}", api::thread, "Get a thread.").response::<Thread>(200),
+        post("/v1/threads/{id}/messages", api::message, "Send a message to an agent.")
             .headers(&[IDEMPOTENCY_KEY])
-            .takes::<Say>()
-            .gives::<Turn>(202)
+            .request_body::<SendMessage>()
+            .response::<Turn>(202)
             .conflicts(),
-        get("/v1/threads/{id}/history", api::history, "The entries of a thread, in order.")
-            .query(OF_HISTORY)
-            .gives::<Entries>(200),
-        get("/v1/threads/{id}/events", stream::thread_events, "What happens in a thread.")
+        get("/v1/threads/{id}/history", api::history, "List the entries of a thread, in order.")
+            .query(HISTORY_PARAMETERS)
+            .response::<Entries>(200),
+        get("/v1/threads/{id}/events", stream::thread_events, "Stream the events of a thread.")
             .headers(&[LAST_EVENT_ID])
-            .streams(),
-        post("/v1/threads/{id}/interrupt", api::interrupt, "Stop what an agent does.")
-            .gives::<Done>(202)
+            .event_stream(),
+        post("/v1/threads/{id}/interrupt", api::interrupt, "Interrupt an agent.")
+            .response::<Done>(202)
             .conflicts(),
-        post("/v1/threads/{id}/close", api::close, "Close a thread and its descendants.").gives::<Done>(202),
-        post("/v1/threads/{id}/fork", api::fork, "Make a thread that begins with a part of another one.")
-            .headers(&[IDEMPOTENCY_KEY])
-            .takes::<Fork>()
-            .gives::<Thread>(201)
-            .conflicts(),
-        post("/v1/threads/{id}/resume", api::resume, "Let a thread go on that has failed or is paused.")
-            .gives::<Done>(202)
+        post("/v1/threads/{id}/close", api::close, "Close a thread and its descendants.")
+            .response::<Done>(202),
+        post(
+            "/v1/threads/{id}/fork",
+            api::fork,
+            "Create a thread that begins with the history of another one.",
+        )
+        .headers(&[IDEMPOTENCY_KEY])
+        .request_body::<Fork>()
+        .response::<Thread>(201)
+        .conflicts(),
+        post("/v1/threads/{id}/resume", api::resume, "Resume a failed or paused thread.")
+            .response::<Done>(202)
             .conflicts(),
         post("/v1/threads/{id}/calls/{call_id}/cancel", api::cancel, "Cancel a call or a subscription.")
-            .gives::<Done>(202)
+            .response::<Done>(202)
             .conflicts(),
-        post("/v1/threads/{id}/calls/{call_id}/choice", api::choice, "Answer a question.")
-            .takes::<Choose>()
-            .gives::<Done>(202)
+        post("/v1/threads/{id}/calls/{call_id}/choice", api::choice, "Answer a question of a tool.")
+            .request_body::<Choose>()
+            .response::<Done>(202)
             .conflicts(),
-        get("/v1/threads/{id}/views", api::views, "The latest view of each type.").gives::<Views>(200),
-        get("/v1/events", stream::all_events, "What happens in all threads.").streams(),
-        get("/v1/calls", api::calls, "Open calls.").query(OF_LISTINGS).gives::<Calls>(200),
-        get("/v1/subscriptions", api::subscriptions, "Active subscriptions.")
-            .query(OF_LISTINGS)
-            .gives::<Subscriptions>(200),
-        get("/v1/timers", api::timers, "What happens at a time by itself.")
-            .query(OF_LISTINGS)
-            .gives::<Timers>(200),
-        get("/v1/inbox", api::inbox, "Every question that waits for a person.")
-            .query(OF_LISTINGS)
-            .gives::<Inbox>(200),
-        get("/v1/deliveries", deliveries::deliveries, "What was refused, retried or given up.")
-            .query(OF_DELIVERIES)
-            .gives::<deliveries::Deliveries>(200),
-        get("/v1/deliveries/{id}", deliveries::delivery, "One delivery.").gives::<deliveries::Delivery>(200),
-        post("/v1/deliveries/{id}/redeliver", deliveries::redeliver, "Send an invocation again, at once.")
-            .gives::<Done>(202)
+        get("/v1/threads/{id}/views", api::views, "Get the latest view of each type.").response::<Views>(200),
+        get("/v1/events", stream::all_events, "Stream the events of all threads.").event_stream(),
+        get("/v1/calls", api::calls, "List open calls.").query(PAGE_PARAMETERS).response::<Calls>(200),
+        get("/v1/subscriptions", api::subscriptions, "List active subscriptions.")
+            .query(PAGE_PARAMETERS)
+            .response::<Subscriptions>(200),
+        get("/v1/timers", api::timers, "List timers.").query(PAGE_PARAMETERS).response::<Timers>(200),
+        get("/v1/inbox", api::inbox, "List the questions that wait for a user.")
+            .query(PAGE_PARAMETERS)
+            .response::<Inbox>(200),
+        get(
+            "/v1/deliveries",
+            deliveries::deliveries,
+            "List deliveries that were refused, retried or given up.",
+        )
+        .query(DELIVERY_PARAMETERS)
+        .response::<deliveries::Deliveries>(200),
+        get("/v1/deliveries/{id}", deliveries::delivery, "Get a delivery.")
+            .response::<deliveries::Delivery>(200),
+        post("/v1/deliveries/{id}/redeliver", deliveries::redeliver, "Retry an invocation at once.")
+            .response::<Done>(202)
             .conflicts(),
-        get("/v1/tools", api::tools, "The tool servers, and what they offer.").gives::<Tools>(200),
-        get("/healthz", async || "ok", "Whether the process serves requests.").for_everybody(),
-        get("/readyz", api::ready, "Whether the database can be read.").for_everybody(),
-        get("/metrics", api::metrics, "Metrics for Prometheus.").for_everybody(),
-        get("/openapi.json", openapi, "This description.").for_everybody().gives::<Map<String, Value>>(200),
+        get("/v1/tools", api::tools, "List the tool servers and their tools.").response::<Tools>(200),
+        get("/healthz", async || "ok", "Check that the process serves requests.").public(),
+        get("/readyz", api::ready, "Check that the database can be read.").public(),
+        get("/metrics", api::metrics, "Get metrics in the Prometheus text format.").public(),
+        get("/openapi.json", openapi, "Get this description.").public().response::<Map<String, Value>>(200),
     ]
 }
 
-/// The router of those that need a token, and of those that do not.
+/// Returns the router of the operations that need a token, and the router of the public ones.
 pub(super) fn routers() -> (Router<Arc<Engine>>, Router<Arc<Engine>>) {
     let mut routers = (Router::new(), Router::new());
     for Operation { path, handler, access, .. } in operations() {
         match access {
-            Access::Clients => routers.0 = routers.0.route(path, handler),
-            Access::Everybody => routers.1 = routers.1.route(path, handler),
+            Access::Authenticated => routers.0 = routers.0.route(path, handler),
+            Access::Public => routers.1 = routers.1.route(path, handler),
         }
     }
     routers
@@ -212,30 +221,36 @@ async fn openapi(State(engine): State<Arc<Engine>>) -> Json<Value> {
     Json(document(&engine.settings))
 }
 
-/// The description of the API as it is configured: with tokens or without, and with these agents.
+/// Builds the description of the API for the configured tokens and agents.
 fn document(settings: &Settings) -> Value {
     let without_tokens = settings.tokens.is_empty();
     let at_components = |settings: &mut SchemaSettings| {
         settings.definitions_path = "/components/schemas".into();
         settings.meta_schema = None;
     };
-    let mut given = SchemaSettings::draft2020_12().for_deserialize().with(at_components).into_generator();
-    let mut answers = SchemaSettings::draft2020_12().for_serialize().with(at_components).into_generator();
+    let mut request_schemas =
+        SchemaSettings::draft2020_12().for_deserialize().with(at_components).into_generator();
+    let mut response_schemas =
+        SchemaSettings::draft2020_12().for_serialize().with(at_components).into_generator();
     let mut paths: Map<String, Value> = Map::new();
     for operation in operations() {
-        let described = operation.describe(without_tokens, &mut given, &mut answers);
+        let described = operation.describe(without_tokens, &mut request_schemas, &mut response_schemas);
         paths.entry(operation.path).or_insert_with(|| json!({}))[operation.method] = described;
     }
-    let mut schemas = given.take_definitions(true);
-    schemas.extend(answers.take_definitions(true));
+    let mut schemas = request_schemas.take_definitions(true);
+    schemas.extend(response_schemas.take_definitions(true));
     let agents = settings.agents.iter().map(|agent| json!(agent.name)).chain([Value::Null]);
     schemas[&*CreateThread::schema_name()]["properties"]["agent"]["enum"] = agents.collect();
+    let is_scripted = |name: &&str| settings.model_server(name) == scripted::PROVIDER.name;
+    let scripted_agents = settings.agents.iter().map(|agent| agent.name.as_str()).filter(is_scripted);
     let mut document = json!({
         "openapi": "3.1.0",
         "info": {
             "title": "rap",
             "version": env!("CARGO_PKG_VERSION"),
             "description": "The client API of a runtime for the Reactive Agent Protocol.",
+            // Agents without a language model, so that a client can tell its user.
+            "x-scripted-agents": scripted_agents.collect::<Vec<_>>(),
         },
         "paths": paths,
         "components": {"schemas": schemas},
@@ -250,29 +265,29 @@ impl Operation {
     fn describe(
         &self,
         without_tokens: bool,
-        given: &mut SchemaGenerator,
-        answers: &mut SchemaGenerator,
+        request_schemas: &mut SchemaGenerator,
+        response_schemas: &mut SchemaGenerator,
     ) -> Value {
-        let problem = answers.subschema_for::<Problem>();
+        let problem = response_schemas.subschema_for::<Problem>();
         let mut responses = Map::new();
-        for (status, about) in self.refusals(without_tokens) {
+        for (status, about) in self.error_responses(without_tokens) {
             let content = json!({"application/json": {"schema": problem}});
             responses.insert(status.to_string(), json!({"description": about, "content": content}));
         }
-        let (status, media) = &self.answer;
+        let (status, media) = &self.success;
         let content = match media {
-            Media::Json(describe) => json!({"application/json": {"schema": describe(answers)}}),
+            Media::Json(describe) => json!({"application/json": {"schema": describe(response_schemas)}}),
             Media::Text => json!({"text/plain": {"schema": {"type": "string"}}}),
             Media::Events => json!({"text/event-stream": {"schema": {"type": "string"}}}),
         };
-        responses.insert(status.to_string(), json!({"description": "It is done.", "content": content}));
+        responses.insert(status.to_string(), json!({"description": "Success.", "content": content}));
         let mut described =
             json!({"summary": self.summary, "parameters": self.parameters(), "responses": responses});
         if let Some(describe) = self.body {
-            let content = json!({"application/json": {"schema": describe(given)}});
+            let content = json!({"application/json": {"schema": describe(request_schemas)}});
             described["requestBody"] = json!({"required": true, "content": content});
         }
-        if self.access == Access::Clients && !without_tokens {
+        if self.access == Access::Authenticated && !without_tokens {
             described["security"] = json!([{"bearer": []}]);
         }
         described
@@ -295,21 +310,21 @@ impl Operation {
             .collect()
     }
 
-    /// The statuses that a request may be refused with, and what each means.
-    fn refusals(&self, without_tokens: bool) -> Vec<(u16, &'static str)> {
-        let for_clients = self.access == Access::Clients;
-        let takes_something = !self.query.is_empty() || !self.headers.is_empty() || self.body.is_some();
+    /// Returns the statuses of error responses and their descriptions.
+    fn error_responses(&self, without_tokens: bool) -> Vec<(u16, &'static str)> {
+        let for_clients = self.access == Access::Authenticated;
+        let has_input = !self.query.is_empty() || !self.headers.is_empty() || self.body.is_some();
         let table = [
-            (400, "Something about the request is not as it should be.", takes_something),
-            (401, "The request shows no token, or a wrong one.", for_clients && !without_tokens),
-            (403, "The request comes from the page of another site.", for_clients && without_tokens),
-            (404, "There is no such thing.", self.path.contains('{')),
-            (409, "It can not be done as things are.", self.conflicts),
+            (400, "The request is not valid.", has_input),
+            (401, "The token is missing or wrong.", for_clients && !without_tokens),
+            (403, "The request comes from a page of another site.", for_clients && without_tokens),
+            (404, "Not found.", self.path.contains('{')),
+            (409, "The request conflicts with the current state.", self.conflicts),
             (413, "The body is too large.", self.body.is_some()),
-            (415, "The body is no JSON.", self.body.is_some()),
-            (421, "The request is not for this machine.", for_clients && without_tokens),
-            (500, "What is stored can not be read.", self.path != "/healthz"),
-            (503, "Try again in a moment.", self.path != "/healthz"),
+            (415, "The body is not JSON.", self.body.is_some()),
+            (421, "The `Host` header is not local.", for_clients && without_tokens),
+            (500, "Stored data cannot be read.", self.path != "/healthz"),
+            (503, "Temporarily unavailable; try again.", self.path != "/healthz"),
         ];
         table
             .into_iter()

@@ -1,8 +1,8 @@
-//! The event stream. Only `entry` events have ids: whoever connects again with the last one gets every entry after it,
-//! once, then a snapshot of what can change, then what happens.
+//! Event streams. Only `entry` events have ids. A client that reconnects with the last id gets every later entry once,
+//! then a snapshot of status, open calls, questions and views, then live events.
 //!
-//! A stream reads entries from the store, never from memory, so that it can neither lose nor repeat one. A reader that
-//! is too slow is told so and dropped; it slows nobody.
+//! A stream reads entries from the store, never from memory, so that it neither loses nor repeats one. A reader that is
+//! too slow gets an `end` event and is disconnected, so that it delays nothing else.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -25,33 +25,33 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{mpsc, oneshot};
 
-use super::json::{Entry, Question, StatusNews, View, WaitingOn};
-use super::{InPath, Refused, deliveries};
+use super::json::{Entry, Question, StatusEvent, View, WaitingOn};
+use super::{ErrorResponse, PathParams, deliveries};
 use crate::engine::Engine;
-use crate::hub::{Listener, Live};
-use crate::store::{self, HistoryPage, Page, ThreadRow, Wanted};
+use crate::hub::{Listener, LiveEvent};
+use crate::store::{self, HistoryPage, Page, PageRequest, ThreadRow};
 
-/// How many entries are read at a time, and about how many bytes of them.
+/// Maximum number of entries that are read at a time, and their approximate size in bytes.
 const PAGE: usize = 200;
 const PAGE_BYTES: usize = 1024 * 1024;
-/// How many events wait for a reader.
-const WAITING: usize = 16;
-/// How long a reader may take for one event before it is dropped.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// A silent stream shows that it is alive.
+/// Number of events that are buffered for a reader.
+const BUFFERED: usize = 16;
+/// Time that a full buffer may take to accept an event before the reader is disconnected.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval of comments that keep an idle stream alive.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// How many threads the stream of all threads remembers.
+/// Maximum number of threads whose last status the stream of all threads remembers.
 const REMEMBERED: usize = 10_000;
 
-const STOPPING: &str = "the runtime is stopping; connect again";
-const TOO_SLOW: &str = "too slow; connect again with Last-Event-ID";
+const STOPPING: &str = "the runtime is stopping; reconnect";
+const TOO_SLOW: &str = "the reader is too slow; reconnect with Last-Event-ID";
 
-/// Why a stream ends.
+/// Reason why a stream ends.
 enum End {
-    /// The reader is gone.
-    Gone,
-    /// It says so.
-    Said(&'static str),
+    /// The reader has disconnected.
+    Disconnected,
+    /// The reader is sent this reason.
+    Reason(&'static str),
     Failed(store::Error),
 }
 
@@ -61,65 +61,65 @@ impl From<store::Error> for End {
     }
 }
 
-type Flow<T = ()> = Result<T, End>;
+type StreamResult<T = ()> = Result<T, End>;
 
 struct Writer(mpsc::Sender<Bytes>);
 
 impl Writer {
-    async fn send(&self, event: &str, data: &Value) -> Flow {
+    async fn send(&self, event: &str, data: &Value) -> StreamResult {
         self.write(format!("event: {event}\ndata: {data}\n\n")).await
     }
 
-    async fn send_entry(&self, seq: Seq, entry: &Value) -> Flow {
+    async fn send_entry(&self, seq: Seq, entry: &Value) -> StreamResult {
         self.write(format!("id: {seq}\nevent: entry\ndata: {entry}\n\n")).await
     }
 
-    async fn write(&self, frame: String) -> Flow {
-        self.0.send_timeout(frame.into(), PATIENCE).await.map_err(|error| match error {
-            SendTimeoutError::Timeout(_) => End::Said(TOO_SLOW),
-            SendTimeoutError::Closed(_) => End::Gone,
+    async fn write(&self, frame: String) -> StreamResult {
+        self.0.send_timeout(frame.into(), WRITE_TIMEOUT).await.map_err(|error| match error {
+            SendTimeoutError::Timeout(_) => End::Reason(TOO_SLOW),
+            SendTimeoutError::Closed(_) => End::Disconnected,
         })
     }
 }
 
-/// The last words of a stream.
-fn last_words(end: End) -> Option<Bytes> {
+/// Returns the last event of a stream, or `None` if the reader is gone.
+fn end_event(end: End) -> Option<Bytes> {
     let reason = match end {
-        End::Gone => return None,
-        End::Said(reason) => reason,
+        End::Disconnected => return None,
+        End::Reason(reason) => reason,
         End::Failed(error) => {
-            tracing::warn!(%error, "a stream could not go on");
-            "the store is not available; connect again"
+            tracing::warn!(%error, "an event stream failed");
+            "the store is not available; reconnect"
         }
     };
     Some(format!("event: end\ndata: {}\n\n", json!({"reason": reason})).into())
 }
 
-/// Answers with what a stream writes until it ends, or the runtime stops. Its last words overtake what still waits for
-/// the reader, who gets that by connecting again.
+/// Responds with the events of a stream until it ends or the runtime stops. The `end` event overtakes buffered events,
+/// which the reader gets when it reconnects.
 fn respond<S>(engine: &Arc<Engine>, run: impl FnOnce(Writer) -> S) -> Response
 where
     S: Future<Output = End> + Send + 'static,
 {
-    let (frames, mut waiting) = mpsc::channel(WAITING);
+    let (frames, mut waiting) = mpsc::channel(BUFFERED);
     let (end, mut ended) = oneshot::channel();
     let (stream, stop) = (run(Writer(frames)), engine.stop.clone());
     engine.spawn(async move {
         let why = tokio::select! {
-            () = stop.cancelled() => End::Said(STOPPING),
+            () = stop.cancelled() => End::Reason(STOPPING),
             why = stream => why,
         };
-        // The reader may be gone.
-        end.send(last_words(why)).ok();
+        // Sending fails if the reader has disconnected.
+        end.send(end_event(why)).ok();
     });
     let mut over = false;
     let body = poll_fn(move |context| {
         if over {
             return Poll::Ready(None);
         }
-        if let Poll::Ready(words) = ended.poll_unpin(context) {
+        if let Poll::Ready(event) = ended.poll_unpin(context) {
             over = true;
-            return Poll::Ready(words.ok().flatten().map(Ok::<_, Infallible>));
+            return Poll::Ready(event.ok().flatten().map(Ok::<_, Infallible>));
         }
         waiting.poll_recv(context).map(|frame| frame.map(Ok))
     });
@@ -132,39 +132,42 @@ where
 
 pub(super) async fn thread_events(
     State(engine): State<Arc<Engine>>,
-    InPath(id): InPath<String>,
+    PathParams(id): PathParams<String>,
     headers: HeaderMap,
-) -> Result<Response, Refused> {
+) -> Result<Response, ErrorResponse> {
     let id = ThreadId::new(id).map_err(|_| store::Error::NoThread)?;
-    let sent = last_event_id(&headers)?;
+    let last_sent = last_event_id(&headers)?;
     let key = engine.store.thread(&id).await?.thread.key;
-    // Whoever listens before reading misses nothing in between.
+    // Subscribe before the first read, so that no change in between is missed.
     let listener = engine.hub.listen(key);
-    let stream = ThreadStream { engine: Arc::clone(&engine), id, sent, shown: Shown::default() };
+    let stream =
+        ThreadStream { engine: Arc::clone(&engine), id, last_sent, sent_state: SentState::default() };
     Ok(respond(&engine, |writer| stream.run(writer, listener)))
 }
 
-fn last_event_id(headers: &HeaderMap) -> Result<Seq, Refused> {
+fn last_event_id(headers: &HeaderMap) -> Result<Seq, ErrorResponse> {
     let Some(given) = headers.get("last-event-id") else { return Ok(0) };
     let number = given.to_str().ok().and_then(|text| text.trim().parse::<u32>().ok());
-    number.map(Seq::from).ok_or_else(|| Refused::invalid("Last-Event-ID: expected the id of an entry event"))
+    number
+        .map(Seq::from)
+        .ok_or_else(|| ErrorResponse::invalid("Last-Event-ID: expected the id of an entry event"))
 }
 
 struct ThreadStream {
     engine: Arc<Engine>,
     id: ThreadId,
-    /// The last entry that was sent.
-    sent: Seq,
-    shown: Shown,
+    /// Last entry that was sent.
+    last_sent: Seq,
+    sent_state: SentState,
 }
 
-/// What the reader was told last.
+/// State that the reader was sent last.
 #[derive(Default)]
-struct Shown {
-    status: Option<StatusNews>,
+struct SentState {
+    status: Option<StatusEvent>,
     calls: HashMap<CallId, Value>,
     questions: HashMap<String, Value>,
-    /// When it was written, and what: two may be of the same millisecond.
+    /// Time and digest of the content, by server and type. Two versions may have the same millisecond.
     views: HashMap<(String, String), (Timestamp, u64)>,
 }
 
@@ -175,64 +178,65 @@ impl ThreadStream {
             return end;
         }
         loop {
-            let flow = tokio::select! {
+            let result = tokio::select! {
                 () = tokio::time::sleep(HEARTBEAT) => writer.write(": alive\n\n".into()).await,
                 live = listener.next() => match live {
-                    Ok(Live::Moved { .. }) => self.catch_up(writer).await,
-                    Ok(Live::Delta { turn, attempt, text }) => {
+                    Ok(LiveEvent::ThreadChanged { .. }) => self.catch_up(writer).await,
+                    Ok(LiveEvent::Delta { turn, attempt, text }) => {
                         writer.send("delta", &json!({"turn": turn, "attempt": attempt, "text": &*text})).await
                     }
-                    Ok(Live::Notice { text, .. }) => writer.send("notice", &json!({"text": &*text})).await,
-                    Ok(Live::Delivery { .. }) => Ok(()),
-                    Err(RecvError::Lagged(_)) => return End::Said(TOO_SLOW),
-                    Err(RecvError::Closed) => return End::Said(STOPPING),
+                    Ok(LiveEvent::Notice { text, .. }) => writer.send("notice", &json!({"text": &*text})).await,
+                    Ok(LiveEvent::Delivery { .. }) => Ok(()),
+                    Err(RecvError::Lagged(_)) => return End::Reason(TOO_SLOW),
+                    Err(RecvError::Closed) => return End::Reason(STOPPING),
                 },
             };
-            if let Err(end) = flow {
+            if let Err(end) = result {
                 return end;
             }
         }
     }
 
-    /// Sends the entries that are new, then whatever else has changed.
-    async fn catch_up(&mut self, writer: &Writer) -> Flow {
+    /// Sends new entries, then everything else that has changed.
+    async fn catch_up(&mut self, writer: &Writer) -> StreamResult {
         let store = &self.engine.store;
         let row = store.thread(&self.id).await?;
-        while self.sent < row.head.seq() {
-            let page = HistoryPage { after: self.sent, up_to: row.head.seq(), rows: PAGE, bytes: PAGE_BYTES };
+        while self.last_sent < row.head.seq() {
+            let page =
+                HistoryPage { after: self.last_sent, up_to: row.head.seq(), rows: PAGE, bytes: PAGE_BYTES };
             let entries = store.history(&row.thread, page).await?;
             if entries.is_empty() {
                 break;
             }
             for (seq, entry) in entries {
                 writer.send_entry(seq, &json!(Entry::from((seq, entry)))).await?;
-                self.sent = seq;
+                self.last_sent = seq;
             }
         }
-        self.show_calls(writer, &row).await?;
-        self.show_questions(writer, &row).await?;
-        self.show_views(writer, &row).await?;
-        let status = StatusNews::from(&row.head);
-        if self.shown.status.as_ref() != Some(&status) {
+        self.send_calls(writer, &row).await?;
+        self.send_questions(writer, &row).await?;
+        self.send_views(writer, &row).await?;
+        let status = StatusEvent::from(&row.head);
+        if self.sent_state.status.as_ref() != Some(&status) {
             writer.send("status", &json!(status)).await?;
-            self.shown.status = Some(status);
+            self.sent_state.status = Some(status);
         }
         Ok(())
     }
 
-    async fn show_calls(&mut self, writer: &Writer, row: &ThreadRow) -> Flow {
+    async fn send_calls(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
         let mut open = HashMap::new();
         for call in row.head.open_calls() {
-            let shown = json!(WaitingOn::from(call));
-            if !self.shown.calls.contains_key(&call.id) {
-                let mut event = shown.clone();
+            let data = json!(WaitingOn::from(call));
+            if !self.sent_state.calls.contains_key(&call.id) {
+                let mut event = data.clone();
                 event["state"] = json!("open");
                 writer.send("call", &event).await?;
             }
-            open.insert(call.id.clone(), shown);
+            open.insert(call.id.clone(), data);
         }
-        for (id, mut event) in std::mem::replace(&mut self.shown.calls, open) {
-            if !self.shown.calls.contains_key(&id) {
+        for (id, mut event) in std::mem::replace(&mut self.sent_state.calls, open) {
+            if !self.sent_state.calls.contains_key(&id) {
                 event["state"] = json!("settled");
                 writer.send("call", &event).await?;
             }
@@ -240,32 +244,32 @@ impl ThreadStream {
         Ok(())
     }
 
-    async fn show_questions(&mut self, writer: &Writer, row: &ThreadRow) -> Flow {
+    async fn send_questions(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
         let mut asked = HashMap::new();
         if !row.head.questions().is_empty() {
-            for item in self.engine.store.inbox(Some(row.thread.key), Wanted::first(PAGE)).await?.rows {
-                let shown = json!(Question::from(item));
-                let key = shown.to_string();
-                if !self.shown.questions.contains_key(&key) {
-                    let kind = shown["kind"].as_str().unwrap_or("choice").to_owned();
-                    writer.send(&kind, &shown).await?;
+            for item in self.engine.store.inbox(Some(row.thread.key), PageRequest::first(PAGE)).await?.rows {
+                let data = json!(Question::from(item));
+                let key = data.to_string();
+                if !self.sent_state.questions.contains_key(&key) {
+                    let kind = data["kind"].as_str().unwrap_or("choice").to_owned();
+                    writer.send(&kind, &data).await?;
                 }
-                asked.insert(key, shown);
+                asked.insert(key, data);
             }
         }
-        self.shown.questions = asked;
+        self.sent_state.questions = asked;
         Ok(())
     }
 
-    async fn show_views(&mut self, writer: &Writer, row: &ThreadRow) -> Flow {
+    async fn send_views(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
         let mut views = self.engine.store.views(row.thread.key).await?;
         views.reverse();
         for view in views {
             let key = (view.server.clone(), view.view_type.clone());
             let stamp = (view.at, digest(&view.content));
-            if self.shown.views.get(&key) != Some(&stamp) {
+            if self.sent_state.views.get(&key) != Some(&stamp) {
                 writer.send("view", &json!(View::from(view))).await?;
-                self.shown.views.insert(key, stamp);
+                self.sent_state.views.insert(key, stamp);
             }
         }
         Ok(())
@@ -278,7 +282,7 @@ fn digest(content: &Value) -> u64 {
     hasher.finish()
 }
 
-/// What happens in all threads: their status, and what waits for a person.
+/// Streams the status of all threads and the questions that wait for users.
 pub(super) async fn all_events(State(engine): State<Arc<Engine>>) -> Response {
     let listener = engine.hub.listen_to_all();
     let stream = AllStream { engine: Arc::clone(&engine), statuses: HashMap::new(), asked: HashMap::new() };
@@ -288,66 +292,66 @@ pub(super) async fn all_events(State(engine): State<Arc<Engine>>) -> Response {
 struct AllStream {
     engine: Arc<Engine>,
     statuses: HashMap<ThreadId, Status>,
-    /// Questions that were told, by thread.
+    /// Questions that were sent, by thread.
     asked: HashMap<ThreadId, Vec<Value>>,
 }
 
 impl AllStream {
     async fn run(mut self, writer: Writer, mut listener: Listener) -> End {
         let writer = &writer;
-        if let Err(end) = self.show_inbox(writer).await {
+        if let Err(end) = self.send_inbox(writer).await {
             return end;
         }
         loop {
-            let flow = tokio::select! {
+            let result = tokio::select! {
                 () = tokio::time::sleep(HEARTBEAT) => writer.write(": alive\n\n".into()).await,
                 live = listener.next() => match live {
-                    Ok(Live::Moved { thread, status }) => self.moved(writer, thread, status).await,
-                    Ok(Live::Notice { thread, text }) => {
+                    Ok(LiveEvent::ThreadChanged { thread, status }) => self.thread_changed(writer, thread, status).await,
+                    Ok(LiveEvent::Notice { thread, text }) => {
                         writer.send("notice", &json!({"thread_id": thread, "text": &*text})).await
                     }
-                    Ok(Live::Delivery { id }) => self.show_delivery(writer, &id).await,
-                    Ok(Live::Delta { .. }) => Ok(()),
-                    Err(RecvError::Lagged(_)) => return End::Said("too slow; connect again"),
-                    Err(RecvError::Closed) => return End::Said(STOPPING),
+                    Ok(LiveEvent::Delivery { id }) => self.send_delivery(writer, &id).await,
+                    Ok(LiveEvent::Delta { .. }) => Ok(()),
+                    Err(RecvError::Lagged(_)) => return End::Reason("the reader is too slow; reconnect"),
+                    Err(RecvError::Closed) => return End::Reason(STOPPING),
                 },
             };
-            if let Err(end) = flow {
+            if let Err(end) = result {
                 return end;
             }
         }
     }
 
-    async fn show_inbox(&mut self, writer: &Writer) -> Flow {
-        let mut wanted = Wanted::first(PAGE);
+    async fn send_inbox(&mut self, writer: &Writer) -> StreamResult {
+        let mut page_request = PageRequest::first(PAGE);
         loop {
-            let Page { rows, next } = self.engine.store.inbox(None, wanted).await?;
+            let Page { rows, next } = self.engine.store.inbox(None, page_request).await?;
             for item in rows {
-                self.show_question(writer, item.thread.clone(), json!(Question::from(item))).await?;
+                self.send_question(writer, item.thread.clone(), json!(Question::from(item))).await?;
             }
             let Some(after) = next else { return Ok(()) };
-            wanted = Wanted { after, limit: PAGE };
+            page_request = PageRequest { after, limit: PAGE };
         }
     }
 
-    async fn show_delivery(&self, writer: &Writer, id: &str) -> Flow {
+    async fn send_delivery(&self, writer: &Writer, id: &str) -> StreamResult {
         match self.engine.store.delivery(id).await? {
             Some(row) => writer.send("delivery", &json!(deliveries::Delivery::from(row))).await,
             None => Ok(()),
         }
     }
 
-    async fn show_question(&mut self, writer: &Writer, thread: ThreadId, shown: Value) -> Flow {
-        let told = self.asked.entry(thread).or_default();
-        if !told.contains(&shown) {
-            let kind = shown["kind"].as_str().unwrap_or("choice").to_owned();
-            writer.send(&kind, &shown).await?;
-            told.push(shown);
+    async fn send_question(&mut self, writer: &Writer, thread: ThreadId, data: Value) -> StreamResult {
+        let sent = self.asked.entry(thread).or_default();
+        if !sent.contains(&data) {
+            let kind = data["kind"].as_str().unwrap_or("choice").to_owned();
+            writer.send(&kind, &data).await?;
+            sent.push(data);
         }
         Ok(())
     }
 
-    async fn moved(&mut self, writer: &Writer, thread: ThreadId, status: Status) -> Flow {
+    async fn thread_changed(&mut self, writer: &Writer, thread: ThreadId, status: Status) -> StreamResult {
         if self.statuses.len() >= REMEMBERED {
             self.statuses.clear();
             self.asked.clear();
@@ -360,8 +364,8 @@ impl AllStream {
             return Ok(());
         }
         let key = self.engine.store.thread(&thread).await?.thread.key;
-        for item in self.engine.store.inbox(Some(key), Wanted::first(PAGE)).await?.rows {
-            self.show_question(writer, thread.clone(), json!(Question::from(item))).await?;
+        for item in self.engine.store.inbox(Some(key), PageRequest::first(PAGE)).await?.rows {
+            self.send_question(writer, thread.clone(), json!(Question::from(item))).await?;
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
-//! A model behind `/v1/messages`: Anthropic's and any other server that speaks like it.
+//! Models that are served through `/v1/messages`, by Anthropic or a compatible server.
 //!
 //! Invariants:
 //! - A stream without `message_stop` is an error, never an answer.
-//! - What the model thought is kept as it came, with its signature, or not at all.
-//! - A turn that the provider pauses is gone on with, a bounded number of times.
+//! - A thinking block is kept unchanged, with its signature, or not at all.
+//! - A turn that the provider pauses is resumed, a bounded number of times.
 
 mod assembly;
 
@@ -19,29 +19,29 @@ use serde_json::{Map, Value, json};
 use url::Url;
 
 use self::assembly::Assembly;
-use super::remote::{self, Remote, broke_off, log_left_out, spec};
+use super::remote::{self, Remote, incomplete_answer, log_omitted_tools, spec};
 use super::reply::Reply;
 use super::window::Window;
 use super::{Answer, Error, Kind, Model, OnDelta, Options, Provider, Question};
 
-/// Where Anthropic itself is.
+/// Base URL of Anthropic's own server.
 pub const DEFAULT_BASE_URL: &str = "https://api.anthropic.com";
-/// How many tokens an answer has at most, unless another bound is given.
+/// Default maximum number of tokens of an answer.
 pub const MAX_TOKENS: u32 = 16 * 1024;
-/// The fewest tokens that can be set aside for thinking.
-pub const LEAST_THINKING: u32 = 1024;
-/// The version of the API that is spoken here.
+/// Minimum token budget for thinking.
+pub const MIN_THINKING_TOKENS: u32 = 1024;
+/// Version of the API.
 const VERSION: &str = "2023-06-01";
-/// How often one question is gone on with after a pause.
-const PAUSES: usize = 8;
+/// Maximum number of times that a paused turn is resumed.
+const MAX_PAUSES: usize = 8;
 
-/// How many tokens a model can read, where its server does not say.
-pub const USUAL_WINDOW: u64 = 200_000;
+/// Context window in tokens, if the server does not report it.
+pub const DEFAULT_WINDOW: u64 = 200_000;
 
-/// What a configuration calls these models.
+/// The provider of these models.
 pub static PROVIDER: Provider = Provider {
     name: "anthropic",
-    kind: Kind::Remote { key_hint: "api.anthropic.com wants a key, such as \"env:ANTHROPIC_API_KEY\"" },
+    kind: Kind::Remote { key_hint: "api.anthropic.com requires a key, such as \"env:ANTHROPIC_API_KEY\"" },
     build,
 };
 
@@ -52,34 +52,34 @@ fn build(options: Options, client: &dyn Fn() -> Client) -> Result<Arc<dyn Model>
     Ok(Arc::new(Anthropic::new(client(), settings)?))
 }
 
-/// Which model is asked, and where.
+/// Settings of a model.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// What `/v1/messages` is appended to, such as [`DEFAULT_BASE_URL`]. A `/v1` at its end is not repeated.
+    /// Base URL to which `/v1/messages` is appended, such as [`DEFAULT_BASE_URL`]. A `/v1` at its end is not repeated.
     pub base_url: Url,
-    /// The model's name.
+    /// Name of the model.
     pub name: String,
-    /// Sent as `x-api-key`.
+    /// API key, sent in the header `x-api-key`.
     pub api_key: Option<Secret>,
-    /// How many tokens an answer has at most, thinking included; such as [`MAX_TOKENS`].
+    /// Maximum number of tokens of an answer, including thinking, such as [`MAX_TOKENS`].
     pub max_tokens: u32,
-    /// Whether it thinks before it answers.
+    /// Extended thinking.
     pub thinking: Thinking,
 }
 
-/// Whether a model thinks before it answers.
+/// Extended thinking of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Thinking {
-    /// It does not.
+    /// The model does not think.
     #[default]
     Off,
-    /// When it finds that it should.
+    /// The model decides when to think.
     Adaptive,
-    /// Always, with that many tokens at most: at least [`LEAST_THINKING`], and fewer than an answer has.
+    /// The model always thinks, with this token budget: at least [`MIN_THINKING_TOKENS`], and less than `max_tokens`.
     Tokens(u32),
 }
 
-/// The model.
+/// A model that is served through `/v1/messages`.
 #[derive(Debug)]
 pub struct Anthropic {
     remote: Remote,
@@ -88,35 +88,35 @@ pub struct Anthropic {
 }
 
 impl Anthropic {
-    /// A model with these settings. A key that can not be sent is [`Error::Refused`].
+    /// Creates a model. A key that cannot be sent in a header is [`Error::Refused`].
     pub fn new(client: Client, settings: Settings) -> Result<Self, Error> {
         let Settings { base_url, name, api_key, max_tokens, thinking } = settings;
         let versioned = base_url.path().trim_end_matches('/').ends_with("/v1");
-        let base_url = if versioned { base_url } else { remote::below(base_url, "/v1") };
-        let mut list = remote::below(base_url.clone(), "/models");
+        let base_url = if versioned { base_url } else { remote::append_path(base_url, "/v1") };
+        let mut list = remote::append_path(base_url.clone(), "/models");
         list.set_query(Some("limit=1000"));
-        let window = Window::new(list, USUAL_WINDOW);
+        let window = Window::new(list, DEFAULT_WINDOW);
         let remote = Remote::new(client, base_url, "/messages", name, window)
             .with(HeaderName::from_static("anthropic-version"), VERSION)
             .with_key(api_key, HeaderName::from_static("x-api-key"), "")?;
         Ok(Anthropic { remote, max_tokens, thinking })
     }
 
-    /// Asks. An error must not be shown before it went through [`Remote::hidden`].
+    /// Asks a question. Errors have to pass through [`Remote::redacted`] before they are shown.
     async fn answer(&self, question: &Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, Error> {
-        let Request { body, names, left_out } = self.request(question);
-        log_left_out(&left_out);
+        let Request { body, names, omitted_tools } = self.request(question);
+        log_omitted_tools(&omitted_tools);
         let mut body = self.body(body);
         let mut assembly = Assembly::default();
-        for pauses in 0..=PAUSES {
+        for pauses in 0..=MAX_PAUSES {
             let mut reply = self.remote.post(&body).await?;
             let read = read(&mut reply, &mut assembly, on_delta).await;
-            read.map_err(|error| reply.judge(error))?;
-            reply.linger().await;
-            if !assembly.is_paused() || pauses == PAUSES {
+            read.map_err(|error| reply.classify(error))?;
+            reply.drain().await;
+            if !assembly.is_paused() || pauses == MAX_PAUSES {
                 break;
             }
-            go_on(&mut body, assembly.pause());
+            resume_after_pause(&mut body, assembly.pause());
         }
         Ok(assembly.into_answer(self.remote.name(), question.turn, &names, on_delta))
     }
@@ -125,8 +125,8 @@ impl Anthropic {
         let tools: Vec<_> = question.tools.iter().map(spec).collect();
         let thinking = match self.thinking {
             Thinking::Off => prompt::Thinking::Off,
-            Thinking::Adaptive => prompt::Thinking::Free { model: self.remote.name() },
-            Thinking::Tokens(_) => prompt::Thinking::First { model: self.remote.name() },
+            Thinking::Adaptive => prompt::Thinking::Optional { model: self.remote.name() },
+            Thinking::Tokens(_) => prompt::Thinking::Always { model: self.remote.name() },
         };
         let prompt = Prompt::new(&question.system, &question.entries, &tools);
         prompt::anthropic::request(&Prompt { images: question.images, thinking, ..prompt })
@@ -152,7 +152,7 @@ impl Anthropic {
 #[async_trait]
 impl Model for Anthropic {
     async fn ask(&self, question: Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, Error> {
-        self.answer(&question, on_delta).await.map_err(|error| self.remote.hidden(error))
+        self.answer(&question, on_delta).await.map_err(|error| self.remote.redacted(error))
     }
 
     async fn window(&self) -> Option<u64> {
@@ -164,8 +164,8 @@ impl Model for Anthropic {
     }
 }
 
-/// The provider wants what came before the pause back as it is: the assistant's last message.
-fn go_on(body: &mut Map<String, Value>, content: Vec<Value>) {
+/// Appends the content before the pause to the request, unchanged, as the last message of the assistant.
+fn resume_after_pause(body: &mut Map<String, Value>, content: Vec<Value>) {
     let Some(Value::Array(messages)) = body.get_mut("messages") else { return };
     messages.pop_if(|last| last["role"] == "assistant");
     messages.push(json!({"role": "assistant", "content": content}));
@@ -178,10 +178,10 @@ async fn read(
 ) -> Result<(), Error> {
     let mut parser = sse::Parser::new(remote::EVENT_BYTES);
     while !assembly.is_done() {
-        let bytes = reply.chunk().await?.ok_or_else(broke_off)?;
+        let bytes = reply.chunk().await?.ok_or_else(incomplete_answer)?;
         for event in parser.push(&bytes) {
             let event = event.map_err(|error| Error::retry(error.to_string()))?;
-            assembly.take(&event.data, on_delta)?;
+            assembly.push_event(&event.data, on_delta)?;
         }
     }
     Ok(())

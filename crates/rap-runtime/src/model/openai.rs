@@ -1,8 +1,8 @@
-//! A model behind `/chat/completions`: OpenAI's and any other server that speaks like it.
+//! Models that are served through `/chat/completions`, by OpenAI or a compatible server.
 //!
 //! Invariants:
-//! - A stream without its end (`[DONE]` or a `finish_reason`) is an error, never an answer.
-//! - An answer has a bound in bytes and in calls.
+//! - A stream without an end (`[DONE]` or a `finish_reason`) is an error, never an answer.
+//! - The size of an answer and its number of calls are bounded.
 
 mod assembly;
 
@@ -20,23 +20,23 @@ use tokio::time::{Duration, timeout};
 use url::Url;
 
 use self::assembly::Assembly;
-use super::remote::{self, Remote, broke_off, log_left_out, spec};
+use super::remote::{self, Remote, incomplete_answer, log_omitted_tools, spec};
 use super::reply::Reply;
 use super::window::Window;
 use super::{Answer, Error, Kind, Model, OnDelta, Options, Provider, Question};
 
-/// Where OpenAI itself is.
+/// Base URL of OpenAI's own server.
 pub const DEFAULT_BASE_URL: &str = "https://api.openai.com/v1";
-/// How long the rest of a complete answer, which is its usage and `[DONE]`, is waited for.
-const REST: Duration = Duration::from_secs(5);
+/// Time limit for the usage and `[DONE]` after a complete answer.
+const REST_WITHIN: Duration = Duration::from_secs(5);
 
-/// How many tokens a model can read, where its server does not say.
-pub const USUAL_WINDOW: u64 = 128_000;
+/// Context window in tokens, if the server does not report it.
+pub const DEFAULT_WINDOW: u64 = 128_000;
 
-/// What a configuration calls these models.
+/// The provider of these models.
 pub static PROVIDER: Provider = Provider {
     name: "openai",
-    kind: Kind::Remote { key_hint: "api.openai.com wants a key, such as \"env:OPENAI_API_KEY\"" },
+    kind: Kind::Remote { key_hint: "api.openai.com requires a key, such as \"env:OPENAI_API_KEY\"" },
     build,
 };
 
@@ -46,40 +46,40 @@ fn build(options: Options, client: &dyn Fn() -> Client) -> Result<Arc<dyn Model>
     Ok(Arc::new(OpenAi::new(client(), Settings { base_url, name, api_key })?))
 }
 
-/// Which model is asked, and where.
+/// Settings of a model.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// What `/chat/completions` is appended to, such as [`DEFAULT_BASE_URL`].
+    /// Base URL to which `/chat/completions` is appended, such as [`DEFAULT_BASE_URL`].
     pub base_url: Url,
-    /// The model's name.
+    /// Name of the model.
     pub name: String,
-    /// Sent as a bearer token.
+    /// API key, sent as a bearer token.
     pub api_key: Option<Secret>,
 }
 
-/// The model.
+/// A model that is served through `/chat/completions`.
 #[derive(Debug)]
 pub struct OpenAi {
     remote: Remote,
 }
 
 impl OpenAi {
-    /// A model with these settings. A key that can not be sent is [`Error::Refused`].
+    /// Creates a model. A key that cannot be sent in a header is [`Error::Refused`].
     pub fn new(client: Client, settings: Settings) -> Result<Self, Error> {
         let Settings { base_url, name, api_key } = settings;
-        let window = Window::new(remote::below(base_url.clone(), "/models"), USUAL_WINDOW);
+        let window = Window::new(remote::append_path(base_url.clone(), "/models"), DEFAULT_WINDOW);
         let remote = Remote::new(client, base_url, "/chat/completions", name, window);
         Ok(OpenAi { remote: remote.with_key(api_key, AUTHORIZATION, "Bearer ")? })
     }
 
-    /// Asks. An error must not be shown before it went through [`Remote::hidden`].
+    /// Asks a question. Errors have to pass through [`Remote::redacted`] before they are shown.
     async fn answer(&self, question: &Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, Error> {
-        let Request { body, names, left_out } = request(question);
-        log_left_out(&left_out);
+        let Request { body, names, omitted_tools } = request(question);
+        log_omitted_tools(&omitted_tools);
         let mut reply = self.remote.post(&self.body(body)).await?;
         let read = read(&mut reply, on_delta).await;
-        let assembly = read.map_err(|error| reply.judge(error))?;
-        reply.linger().await;
+        let assembly = read.map_err(|error| reply.classify(error))?;
+        reply.drain().await;
         Ok(assembly.into_answer(question.turn, &names, on_delta))
     }
 
@@ -94,7 +94,7 @@ impl OpenAi {
 #[async_trait]
 impl Model for OpenAi {
     async fn ask(&self, question: Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, Error> {
-        self.answer(&question, on_delta).await.map_err(|error| self.remote.hidden(error))
+        self.answer(&question, on_delta).await.map_err(|error| self.remote.redacted(error))
     }
 
     async fn window(&self) -> Option<u64> {
@@ -113,55 +113,54 @@ fn request(question: &Question) -> Request {
 }
 
 async fn read(reply: &mut Reply<'_>, on_delta: &mut OnDelta<'_>) -> Result<Assembly, Error> {
-    let mut form = Form::Unknown;
+    let mut format = BodyFormat::Unknown;
     let mut assembly = Assembly::default();
     while !assembly.is_done() {
         let next = if assembly.is_complete() { rest(reply).await } else { reply.chunk().await? };
         match next {
-            Some(bytes) => form.take(&bytes, &mut assembly, on_delta)?,
+            Some(bytes) => format.take(&bytes, &mut assembly, on_delta)?,
             None => {
-                form.end(&mut assembly, on_delta)?;
+                format.end(&mut assembly, on_delta)?;
                 break;
             }
         }
     }
-    if assembly.is_complete() { Ok(assembly) } else { Err(broke_off()) }
+    if assembly.is_complete() { Ok(assembly) } else { Err(incomplete_answer()) }
 }
 
-/// What comes behind the end of an answer. If it fails, the answer is still here; what is lost is only the news
-/// that this was all.
+/// Returns the next chunk after the end of an answer. A failure is ignored, because the answer is already complete.
 async fn rest(reply: &mut Reply<'_>) -> Option<Bytes> {
-    timeout(REST, reply.chunk()).await.ok()?.ok()?
+    timeout(REST_WITHIN, reply.chunk()).await.ok()?.ok()?
 }
 
-/// Tells a stream of events from a plain document, which servers that know no streams answer with.
-enum Form {
+/// Format of the body: an event stream, or a single document from a server without streaming.
+enum BodyFormat {
     Unknown,
     Events(sse::Parser),
     Document(Vec<u8>),
 }
 
-impl Form {
+impl BodyFormat {
     fn take(
         &mut self,
         bytes: &Bytes,
         assembly: &mut Assembly,
         on_delta: &mut OnDelta<'_>,
     ) -> Result<(), Error> {
-        if matches!(self, Form::Unknown) {
+        if matches!(self, BodyFormat::Unknown) {
             match bytes.iter().find(|byte| !byte.is_ascii_whitespace()) {
                 None => return Ok(()),
-                Some(b'{') => *self = Form::Document(Vec::new()),
-                Some(_) => *self = Form::Events(sse::Parser::new(remote::EVENT_BYTES)),
+                Some(b'{') => *self = BodyFormat::Document(Vec::new()),
+                Some(_) => *self = BodyFormat::Events(sse::Parser::new(remote::EVENT_BYTES)),
             }
         }
         match self {
-            Form::Unknown => {}
-            Form::Document(document) => document.extend_from_slice(bytes),
-            Form::Events(parser) => {
+            BodyFormat::Unknown => {}
+            BodyFormat::Document(document) => document.extend_from_slice(bytes),
+            BodyFormat::Events(parser) => {
                 for event in parser.push(bytes) {
                     let event = event.map_err(|error| Error::retry(error.to_string()))?;
-                    assembly.take(&event.data, on_delta)?;
+                    assembly.push_event(&event.data, on_delta)?;
                 }
             }
         }
@@ -170,7 +169,7 @@ impl Form {
 
     fn end(&self, assembly: &mut Assembly, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         match self {
-            Form::Document(document) => assembly.take_document(document, on_delta),
+            BodyFormat::Document(document) => assembly.push_document(document, on_delta),
             _ => Ok(()),
         }
     }

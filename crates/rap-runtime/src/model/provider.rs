@@ -1,4 +1,4 @@
-//! Providers: the kinds of models that a configuration can name.
+//! Model providers that a configuration can name.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,51 +11,50 @@ use url::Url;
 use super::anthropic::{MAX_TOKENS, Thinking};
 use super::{Error, Model};
 
-/// A kind of model. Two with the same name are the same.
+/// A model provider. Providers are equal if their names are.
 pub struct Provider {
     /// Value of `model.provider` in a configuration.
     pub name: &'static str,
-    /// Place where its models run.
+    /// Location of its models.
     pub kind: Kind,
-    /// Makes a model.
+    /// Creates a model.
     pub build: Build,
 }
 
-/// Makes a model. The client is made only for a model that has a server. Options that cannot be used are
-/// [`Error::Refused`].
+/// Creates a model. The client is created only for a model on a server. Invalid options are [`Error::Refused`].
 pub type Build = fn(Options, &dyn Fn() -> Client) -> Result<Arc<dyn Model>, Error>;
 
-/// Place where the models of a provider run.
+/// Location of the models of a provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// In this process: there is no name, URL or key.
+    /// In this process, without a name, URL or key.
     Local,
     /// On a server.
     Remote {
-        /// What a person is told who gives neither a URL nor a key.
+        /// Hint for users who configure neither a URL nor a key.
         key_hint: &'static str,
     },
 }
 
-/// Everything that a configuration can say about a model. A provider reads what it has a use for.
+/// Configurable options of a model. Each provider reads the ones that it supports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Name that the server knows the model by.
+    /// Name of the model on its server.
     pub name: String,
-    /// URL of the server; without it, the provider's own.
+    /// Base URL of the server. `None` means the provider's default.
     pub base_url: Option<Url>,
-    /// Key that the server wants to see.
+    /// API key.
     pub api_key: Option<Secret>,
-    /// Largest number of tokens of an answer.
+    /// Maximum number of tokens of an answer.
     pub max_tokens: u32,
-    /// Whether the model thinks before it answers.
+    /// Extended thinking.
     pub thinking: Thinking,
-    /// File with a scenario to replay.
+    /// File with a scenario for the scripted model.
     pub script: Option<PathBuf>,
 }
 
 impl Options {
-    /// The server's URL, or else this one, which has to be valid.
+    /// Returns the configured base URL, or `default`, which has to be valid.
     pub fn base_url_or(&self, default: &str) -> Url {
         let default = || Url::parse(default).expect("bug: a constant URL");
         self.base_url.clone().unwrap_or_else(default)

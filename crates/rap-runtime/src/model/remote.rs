@@ -1,12 +1,12 @@
-//! A model behind HTTP: what its providers have in common.
+//! A model on an HTTP server: code that all providers share.
 //!
 //! Invariants:
-//! - The key goes into one header and nowhere else; every error text is searched for it.
-//! - An answer and an error have bounds in bytes.
+//! - The API key is sent in one header only, and removed from every error text.
+//! - The sizes of answers and errors are bounded.
 
 use http::header::ACCEPT;
 use http::{HeaderName, HeaderValue};
-use rap_agent::prompt::{LeftOut, ToolSpec};
+use rap_agent::prompt::{OmittedTool, ToolSpec};
 use rap_io::client::{self, Client, Fetched, Streaming};
 use rap_protocol::{Secret, redact};
 use serde_json::{Map, Value};
@@ -14,17 +14,17 @@ use url::{Position, Url};
 
 use super::reply::Reply;
 use super::window::Window;
-use super::{Error, Offered};
+use super::{Error, OfferedTool};
 
-/// Largest event of a streamed answer, in bytes.
+/// Maximum size of an event of a streamed answer, in bytes.
 pub(super) const EVENT_BYTES: usize = 4 * 1024 * 1024;
-/// The most calls of one answer.
+/// Maximum number of calls in an answer.
 pub(super) const CALLS: usize = 256;
-/// Said where an answer is not whole.
+/// Note on an answer that reached the token limit.
 pub(super) const CUT: &str = "[cut: the answer reached the model's limit]";
-/// Said where the provider did not let it be.
+/// Note on an answer that the provider stopped.
 pub(super) const FILTERED: &str = "[cut: the model's provider stopped the answer]";
-/// What servers say of a question that is longer than what the model can read.
+/// Phrases in the errors of servers for a question that exceeds the context window.
 const TOO_LONG: [&str; 8] = [
     "context length",
     "context_length",
@@ -35,10 +35,10 @@ const TOO_LONG: [&str; 8] = [
     "too many tokens",
     "request_too_large",
 ];
-/// How much of an error's body is read, in bytes.
+/// Maximum number of bytes that are read of an error body.
 const ERROR_BYTES: usize = 16 * 1024;
 
-/// Where a model is, which one it is, and how we show who we are.
+/// A model on a server: URL, name and credentials.
 pub(super) struct Remote {
     client: Client,
     destination: String,
@@ -56,15 +56,14 @@ impl std::fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// A model whose questions are posted to `path` below the base URL.
+    /// Returns a model whose questions are posted to `path` under the base URL.
     pub(super) fn new(client: Client, base_url: Url, path: &str, name: String, window: Window) -> Self {
-        let (destination, endpoint) = (destination(&base_url), below(base_url, path));
+        let (destination, endpoint) = (destination(&base_url), append_path(base_url, path));
         let headers = vec![(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"))];
         Remote { client, destination, endpoint, name, window, api_key: None, headers }
     }
 
-    /// The same with a key, which is sent in `header`, behind `scheme`. One that can not be sent is
-    /// [`Error::Refused`].
+    /// Sets the API key, which is sent in `header` after `scheme`. A key that cannot be sent is [`Error::Refused`].
     pub(super) fn with_key(
         mut self,
         api_key: Option<Secret>,
@@ -73,35 +72,35 @@ impl Remote {
     ) -> Result<Self, Error> {
         if let Some(key) = &api_key {
             let value = HeaderValue::try_from(format!("{scheme}{}", key.expose()));
-            let mut value = value.map_err(|_| Error::refused("the model's api_key can not be sent"))?;
+            let mut value =
+                value.map_err(|_| Error::refused("the model's api_key cannot be sent in a header"))?;
             value.set_sensitive(true);
             self.headers.push((header, value));
         }
         Ok(Remote { api_key, ..self })
     }
 
-    /// The same with one more header.
+    /// Adds a header.
     pub(super) fn with(mut self, header: HeaderName, value: &'static str) -> Self {
         self.headers.push((header, HeaderValue::from_static(value)));
         self
     }
 
-    /// The model's name.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The server's base URL; it holds no secret.
+    /// Returns the base URL of the server, without secrets.
     pub(super) fn destination(&self) -> &str {
         &self.destination
     }
 
-    /// How many tokens the model can read, as its server says.
+    /// Returns the size of the context window in tokens, as reported by the server.
     pub(super) async fn window(&self) -> u64 {
         self.window.tokens(self, &self.name).await
     }
 
-    /// Sends a question and returns the body of its answer as soon as the server says that there is one.
+    /// Sends a question. Returns the body of the answer as soon as the response headers have arrived.
     pub(super) async fn post(&self, body: &Map<String, Value>) -> Result<Reply<'_>, Error> {
         let body = serde_json::to_vec(body).map_err(|error| Error::refused(error.to_string()))?;
         let posted = self.client.post_stream(&self.endpoint, &self.headers, body.into()).await;
@@ -110,22 +109,22 @@ impl Remote {
         if is_success { Ok(Reply::new(self, stream)) } else { Err(refusal(stream).await) }
     }
 
-    /// A document of the same server.
+    /// Fetches a document from the same server.
     pub(super) async fn get(&self, url: &Url, max_bytes: usize) -> Result<Fetched, client::Error> {
         self.client.get(url, &self.headers, max_bytes).await
     }
 
-    /// An error whose text holds no key, not even a masked one, and no path of a URL.
-    pub(super) fn hidden(&self, error: Error) -> Error {
+    /// Removes keys, also masked ones, and paths of URLs from the text of an error.
+    pub(super) fn redacted(&self, error: Error) -> Error {
         match error {
-            Error::Retry { why, retry_after } => Error::Retry { why: self.without_key(&why), retry_after },
-            Error::TooLong { why } => Error::TooLong { why: self.without_key(&why) },
-            Error::Refused { why } => Error::Refused { why: self.without_key(&why) },
+            Error::Retry { why, retry_after } => Error::Retry { why: self.redact(&why), retry_after },
+            Error::TooLong { why } => Error::TooLong { why: self.redact(&why) },
+            Error::Refused { why } => Error::Refused { why: self.redact(&why) },
         }
     }
 
-    /// The text without the key and anything that looks like one, and without paths.
-    pub(super) fn without_key(&self, text: &str) -> String {
+    /// Removes the key, everything that looks like a key, and paths of URLs from a text.
+    pub(super) fn redact(&self, text: &str) -> String {
         let text = match self.api_key.as_ref().map(Secret::expose) {
             Some(key) if !key.is_empty() => text.replace(key, "[key]"),
             _ => text.to_owned(),
@@ -136,39 +135,39 @@ impl Remote {
     }
 }
 
-/// Servers repeat a wrong key in part, such as `sk-ab***yz`.
+/// Returns true for a word that looks like a key. Servers repeat wrong keys in part, such as `sk-ab***yz`.
 fn is_key(word: &str) -> bool {
     let bare = word.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
     bare.starts_with("sk-") || word.contains("***")
 }
 
-/// A base URL without its user, query, fragment and the slashes at its end.
+/// Returns a base URL without user, query, fragment and trailing slashes.
 fn destination(base_url: &Url) -> String {
     let scheme = &base_url[..Position::BeforeUsername];
     let rest = &base_url[Position::BeforeHost..Position::AfterPath];
     format!("{scheme}{}", rest.trim_end_matches('/'))
 }
 
-/// A base URL with more of a path.
-pub(super) fn below(mut base_url: Url, path: &str) -> Url {
+/// Appends to the path of a base URL.
+pub(super) fn append_path(mut base_url: Url, path: &str) -> Url {
     let path = format!("{}{path}", base_url.path().trim_end_matches('/'));
     base_url.set_path(&path);
     base_url
 }
 
-/// A tool as prompts are told of it.
-pub(super) fn spec(tool: &Offered) -> ToolSpec<'_> {
+/// Converts a tool for a prompt.
+pub(super) fn spec(tool: &OfferedTool) -> ToolSpec<'_> {
     ToolSpec { name: &tool.name, description: &tool.description, schema: tool.schema.document() }
 }
 
-/// Says which tools the provider can not take.
-pub(super) fn log_left_out(left_out: &[LeftOut]) {
-    for tool in left_out {
+/// Logs the tools that the provider does not support.
+pub(super) fn log_omitted_tools(omitted_tools: &[OmittedTool]) {
+    for tool in omitted_tools {
         tracing::debug!(tool = tool.name, why = tool.why, "a tool is not offered");
     }
 }
 
-/// Why there is no answer, or not all of it.
+/// Converts an error of the HTTP client.
 pub(super) fn failed(error: client::Error) -> Error {
     let why = format!("the model's server: {error}");
     match error {
@@ -179,22 +178,22 @@ pub(super) fn failed(error: client::Error) -> Error {
     }
 }
 
-/// An answer that ended before it was whole.
-pub(super) fn broke_off() -> Error {
-    Error::retry("the model's answer broke off")
+/// Error for an answer that ended too early.
+pub(super) fn incomplete_answer() -> Error {
+    Error::retry("the model's answer ended before it was complete")
 }
 
-/// Something that is no answer.
-pub(super) fn garbled() -> Error {
-    Error::retry("the model's answer is garbled")
+/// Error for an answer that does not follow the protocol of the provider.
+pub(super) fn malformed_answer() -> Error {
+    Error::retry("the model's answer is malformed")
 }
 
-/// Another call beyond these is no answer.
+/// Error for an answer with too many calls.
 pub(super) fn too_many_calls() -> Error {
     Error::retry(format!("the model's answer has more than {CALLS} calls"))
 }
 
-/// Why the server answered with something else than success.
+/// Converts a response whose status is not a success.
 async fn refusal(mut stream: Streaming) -> Error {
     let mut body = Vec::new();
     while body.len() < ERROR_BYTES {
@@ -214,13 +213,13 @@ async fn refusal(mut stream: Streaming) -> Error {
     }
 }
 
-/// Whether a refusal is about the length of the question. There is no code that all servers use.
+/// Returns true if a server refused a question as too long. There is no common error code for that.
 fn says_too_long(body: &[u8]) -> bool {
-    let said = String::from_utf8_lossy(body).to_lowercase();
-    TOO_LONG.iter().any(|words| said.contains(words))
+    let body = String::from_utf8_lossy(body).to_lowercase();
+    TOO_LONG.iter().any(|phrase| body.contains(phrase))
 }
 
-/// What an error body says, in any of the forms that servers use.
+/// Extracts the message of an error body, in any of the formats that servers use.
 pub(super) fn error_message(value: &Value) -> String {
     let places = ["/error/message", "/error", "/message", "/detail"];
     let found = places.iter().find_map(|place| value.pointer(place)?.as_str());

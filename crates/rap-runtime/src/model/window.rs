@@ -1,7 +1,7 @@
-//! How much a model can read, from its server's list of models. Never a reason to fail.
+//! Context window of a model, from its server's list of models. A failure to read the list never fails a question.
 //!
-//! A list that came is remembered, even if it does not say how much the model reads. A request that failed is repeated
-//! when the window is wanted again, but not more often than once a minute.
+//! A list is remembered, even if it does not contain the size of the window. A failed request is repeated when the
+//! window is needed again, but at most once a minute.
 
 use rap_io::client::Fetched;
 use serde_json::Value;
@@ -11,13 +11,13 @@ use url::Url;
 
 use super::remote::Remote;
 
-/// How long the list is waited for.
-const WITHIN: Duration = Duration::from_secs(5);
+/// Time limit of the request for the list.
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Shortest time between two requests for the list.
-const ASK_AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// The longest list, in bytes.
+const RETRY_AFTER: Duration = Duration::from_secs(60);
+/// Maximum size of the list, in bytes.
 const LIST_BYTES: usize = 8 * 1024 * 1024;
-/// What servers call it, the narrower meaning first.
+/// Fields in which servers report the window, most specific first.
 const FIELDS: [&str; 6] = [
     "max_input_tokens",
     "max_model_len",
@@ -27,67 +27,75 @@ const FIELDS: [&str; 6] = [
     "max_context_length",
 ];
 
-/// The window of one model.
+/// Context window of one model.
 #[derive(Debug)]
 pub(super) struct Window {
     list: Url,
-    /// What is taken where the list says nothing.
-    usual: u64,
-    known: Mutex<Known>,
+    /// Number of tokens that is used if the list does not contain one.
+    default: u64,
+    lookup: Mutex<Lookup>,
 }
 
-/// Knowledge from the list.
+/// State of the lookup in the list.
 #[derive(Debug, Clone, Copy)]
-enum Known {
-    NotAsked,
+enum Lookup {
+    NotFetched,
     Failed {
         at: Instant,
     },
-    /// For good; without a number, the list says nothing about the model.
+    /// The list was read. `None` if it does not contain the window.
     Listed(Option<u64>),
 }
 
 impl Window {
-    pub(super) fn new(list: Url, usual: u64) -> Self {
-        Window { list, usual, known: Mutex::new(Known::NotAsked) }
+    pub(super) fn new(list: Url, default: u64) -> Self {
+        Window { list, default, lookup: Mutex::new(Lookup::NotFetched) }
     }
 
-    /// Number of tokens that the model can read. Those who come while the list is asked for wait for it.
+    /// Returns the number of tokens that the model can read. Concurrent callers wait for the same request.
     pub(super) async fn tokens(&self, remote: &Remote, model: &str) -> u64 {
-        let mut known = self.known.lock().await;
-        let is_due = match *known {
-            Known::NotAsked => true,
-            Known::Failed { at } => at.elapsed() >= ASK_AGAIN_AFTER,
-            Known::Listed(_) => false,
+        let mut lookup = self.lookup.lock().await;
+        let is_due = match *lookup {
+            Lookup::NotFetched => true,
+            Lookup::Failed { at } => at.elapsed() >= RETRY_AFTER,
+            Lookup::Listed(_) => false,
         };
         if is_due {
-            *known = self.ask(remote, model).await;
+            *lookup = self.fetch(remote, model).await;
         }
-        match *known {
-            Known::Listed(Some(tokens)) => tokens,
-            _ => self.usual,
+        match *lookup {
+            Lookup::Listed(Some(tokens)) => tokens,
+            _ => self.default,
         }
     }
 
-    async fn ask(&self, remote: &Remote, model: &str) -> Known {
-        let answer = timeout(WITHIN, remote.get(&self.list, LIST_BYTES)).await;
+    async fn fetch(&self, remote: &Remote, model: &str) -> Lookup {
+        let answer = timeout(LIST_TIMEOUT, remote.get(&self.list, LIST_BYTES)).await;
         let models = answer.ok().and_then(Result::ok).and_then(|answer| models(&answer));
-        let usual = self.usual;
-        match models.map(|models| listed(&models, model)) {
-            Some(Some(tokens)) => Known::Listed(Some(tokens)),
+        let default = self.default;
+        match models.map(|models| window_of(&models, model)) {
+            Some(Some(tokens)) => Lookup::Listed(Some(tokens)),
             Some(None) => {
-                tracing::info!(model, usual, "the model's server does not say how much it reads");
-                Known::Listed(None)
+                tracing::info!(
+                    model,
+                    default,
+                    "the model's server does not report the context window; using the default"
+                );
+                Lookup::Listed(None)
             }
             None => {
-                tracing::info!(model, usual, "the list of models could not be read; it is asked for again");
-                Known::Failed { at: Instant::now() }
+                tracing::info!(
+                    model,
+                    default,
+                    "the list of models could not be read; using the default window and trying again later"
+                );
+                Lookup::Failed { at: Instant::now() }
             }
         }
     }
 }
 
-/// The entries of a list, if it is one.
+/// Returns the entries of the list, or `None` if the response is not a list.
 fn models(answer: &Fetched) -> Option<Vec<Value>> {
     if answer.status != 200 {
         return None;
@@ -100,7 +108,7 @@ fn models(answer: &Fetched) -> Option<Vec<Value>> {
     }
 }
 
-fn listed(models: &[Value], model: &str) -> Option<u64> {
+fn window_of(models: &[Value], model: &str) -> Option<u64> {
     let entry = models.iter().find(|entry| entry["id"] == model || entry["name"] == model)?;
     FIELDS.iter().find_map(|field| entry[field].as_u64()).filter(|tokens| *tokens > 0)
 }

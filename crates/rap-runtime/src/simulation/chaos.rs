@@ -1,4 +1,4 @@
-//! Chaos: what people and tools do next is drawn from the seed.
+//! Random actions of clients and tools, determined by the seed.
 
 use std::time::Duration;
 
@@ -6,29 +6,29 @@ use rap_agent::{CallState, OnBusy, Phase};
 use rap_protocol::{CallId, ThreadId};
 use serde_json::json;
 
-use super::disk::Place;
-use super::outside::{Request, What};
+use super::peers::{Request, RequestKind};
+use super::reference::ThreadIndex;
 use super::state::State;
 
-/// Number of threads beyond which no more are made on purpose.
+/// Number of threads above which clients and tools create no more.
 pub(super) const THREADS: usize = 12;
 pub(super) const ACTIONS: usize = 11;
-/// How likely each action is.
-pub(super) const USUAL: [usize; ACTIONS] = [20, 30, 4, 6, 14, 5, 1, 6, 3, 8, 4];
+/// Weight of each action.
+pub(super) const USUAL_WEIGHTS: [usize; ACTIONS] = [20, 30, 4, 6, 14, 5, 1, 6, 3, 8, 4];
 
 impl State {
-    /// Somebody does something. Returns the pause until the next action.
-    pub(super) fn act(&mut self) -> Duration {
-        let weights = self.mood.weights;
-        let action = if self.disk.threads.is_empty() { 7 } else { self.rng.weighted(&weights) };
+    /// Carries out a random action. Returns the pause until the next one.
+    pub(super) fn next_action(&mut self) -> Duration {
+        let weights = self.chances.weights;
+        let action = if self.reference.threads.is_empty() { 7 } else { self.rng.weighted(&weights) };
         match action {
-            0 => self.say(),
-            1 => self.tool_speaks(),
-            2 => self.order("interrupt"),
+            0 => self.send_message(),
+            1 => self.send_tool_callback(),
+            2 => self.command("interrupt"),
             3 => self.cancel(),
             4 => self.choose(),
-            5 => self.order("resume"),
-            6 => self.order("close"),
+            5 => self.command("resume"),
+            6 => self.command("close"),
             7 => self.create(),
             8 => self.fork(),
             9 => self.repeat(),
@@ -42,12 +42,12 @@ impl State {
 
     fn send(&mut self, request: Request) {
         let at = self.later(20);
-        self.outside.send(request, at);
+        self.peers.send(request, at);
     }
 
-    /// A thread, rather one that is open and busy.
-    fn some_thread(&mut self) -> Place {
-        let threads = &self.disk.threads;
+    /// Returns a random thread, more likely one that is open and busy.
+    fn some_thread(&mut self) -> ThreadIndex {
+        let threads = &self.reference.threads;
         let mut thread = self.rng.below(threads.len());
         for _ in 0..2 {
             if matches!(threads[thread].head.phase(), Phase::Idle | Phase::Closed) {
@@ -57,44 +57,44 @@ impl State {
         thread
     }
 
-    fn id(&self, thread: Place) -> ThreadId {
-        self.disk.threads[thread].thread.id.clone()
+    fn id(&self, thread: ThreadIndex) -> ThreadId {
+        self.reference.threads[thread].thread.id.clone()
     }
 
     fn create(&mut self) {
-        if self.disk.threads.len() >= THREADS / 2 {
-            return self.say();
+        if self.reference.threads.len() >= THREADS / 2 {
+            return self.send_message();
         }
-        let no = self.outside.number();
-        let word = self.rng.percent(60).then(|| self.outside.word());
+        let no = self.peers.next_number();
+        let tag = self.rng.percent(60).then(|| self.peers.next_tag());
         let agent = ["one", "two"][self.rng.below(2)];
-        self.send(Request::create(&format!("root{no}"), agent, word, no));
+        self.send(Request::create(&format!("root{no}"), agent, tag, no));
     }
 
-    fn say(&mut self) {
+    fn send_message(&mut self) {
         let thread = self.some_thread();
         let kinds = [OnBusy::Join, OnBusy::Join, OnBusy::Interrupt, OnBusy::Enqueue, OnBusy::Reject];
         let on_busy = kinds[self.rng.below(kinds.len())];
-        self.say_to(thread, on_busy);
+        self.send_message_to(thread, on_busy);
     }
 
-    pub(super) fn say_to(&mut self, thread: Place, on_busy: OnBusy) {
-        let (word, key) = (self.outside.word(), self.outside.number());
-        self.send(Request::message(&self.id(thread), word, on_busy, key));
+    pub(super) fn send_message_to(&mut self, thread: ThreadIndex, on_busy: OnBusy) {
+        let (tag, key) = (self.peers.next_tag(), self.peers.next_number());
+        self.send(Request::message(&self.id(thread), tag, on_busy, key));
     }
 
-    fn order(&mut self, order: &str) {
+    fn command(&mut self, command: &str) {
         let thread = self.some_thread();
-        self.order_to(thread, order);
+        self.command_to(thread, command);
     }
 
-    pub(super) fn order_to(&mut self, thread: Place, order: &str) {
-        self.send(Request::order(&self.id(thread), order, json!({})));
+    pub(super) fn command_to(&mut self, thread: ThreadIndex, command: &str) {
+        self.send(Request::command(&self.id(thread), command, json!({})));
     }
 
-    /// A call of the thread: mostly one that was made, sometimes one that was not.
-    fn some_call(&mut self, thread: Place) -> CallId {
-        let row = &self.disk.threads[thread];
+    /// Returns a call of the thread, in a few cases one that does not exist.
+    fn some_call(&mut self, thread: ThreadIndex) -> CallId {
+        let row = &self.reference.threads[thread];
         let mut open: Vec<CallId> = row.head.open_calls().map(|open| open.id.clone()).collect();
         open.extend(row.head.subscriptions().iter().map(|active| active.id.clone()));
         let known: Vec<CallId> = row.calls.keys().cloned().collect();
@@ -108,46 +108,46 @@ impl State {
     fn cancel(&mut self) {
         let thread = self.some_thread();
         let call = self.some_call(thread);
-        self.order_to(thread, &format!("calls/{call}/cancel"));
+        self.command_to(thread, &format!("calls/{call}/cancel"));
     }
 
     fn choose(&mut self) {
-        let rows = self.disk.threads.iter().enumerate();
+        let rows = self.reference.threads.iter().enumerate();
         let asked =
             rows.flat_map(|(thread, row)| row.questions.values().map(move |row| (thread, row.call.clone())));
-        let asked: Vec<(Place, CallId)> = asked.collect();
+        let asked: Vec<(ThreadIndex, CallId)> = asked.collect();
         let Some((thread, call)) = self.rng.pick(&asked).cloned() else { return };
         let body = match self.rng.below(4) {
             0 => json!({"dismiss": true}),
             selected => json!({"selected": selected - 1}),
         };
-        let request = Request::order(&self.id(thread), &format!("calls/{call}/choice"), body);
+        let request = Request::command(&self.id(thread), &format!("calls/{call}/choice"), body);
         self.send(request);
     }
 
-    /// Forks a thread somewhere: at its end, in what it inherits, or far behind.
+    /// Forks a thread at a random entry, own or inherited.
     fn fork(&mut self) {
-        if self.disk.threads.len() >= THREADS {
+        if self.reference.threads.len() >= THREADS {
             return;
         }
-        let source = self.rng.below(self.disk.threads.len());
-        let last = self.disk.threads[source].last();
+        let source = self.rng.below(self.reference.threads.len());
+        let last = self.reference.threads[source].last();
         let back = if self.rng.percent(50) { self.rng.below(4) } else { self.rng.below(last as usize + 1) };
         let at = self.rng.percent(90).then(|| last.saturating_sub(back as u64));
-        let key = self.outside.number();
+        let key = self.peers.next_number();
         self.send(Request::fork(&self.id(source), at, key));
     }
 
-    /// A tool server says something about a call that it has, or once had.
-    fn tool_speaks(&mut self) {
-        let state = |call: &CallId, thread: Place| {
-            self.disk.threads.get(thread).and_then(|row| row.calls.get(call)).map(|row| row.state)
+    /// A tool server sends a callback for a call that it has accepted.
+    fn send_tool_callback(&mut self) {
+        let state = |call: &CallId, thread: ThreadIndex| {
+            self.reference.threads.get(thread).and_then(|row| row.calls.get(call)).map(|row| row.state)
         };
         let accepted: Vec<(CallId, Option<CallState>)> = self
-            .outside
+            .peers
             .accepted
             .iter()
-            .map(|(call, known)| (call.clone(), state(call, known.place)))
+            .map(|(call, known)| (call.clone(), state(call, known.index)))
             .collect();
         let alive =
             |state: &Option<CallState>| matches!(state, Some(CallState::Open | CallState::Subscribed));
@@ -156,27 +156,27 @@ impl State {
         let Some((call, state)) = self.rng.pick(from).cloned() else { return };
         match self.rng.below(10) {
             0 => self.send_result(&call),
-            1..=3 if state != Some(CallState::Subscribed) => self.aside(&call),
+            1..=3 if state != Some(CallState::Subscribed) => self.send_question_or_view(&call),
             _ => {
                 let flood = if self.rng.percent(10) { 8 } else { 1 };
                 for _ in 0..flood {
-                    self.event(&call);
+                    self.send_event(&call);
                 }
             }
         }
     }
 
-    /// The network brings a callback again that was answered long ago, perhaps to the thread of another call.
+    /// The network delivers an old callback again, in some cases with the wrong thread in its body.
     fn repeat(&mut self) {
-        let Some(mut request) = self.rng.pick(&self.outside.sent).cloned() else { return };
-        if request.what == What::NamelessEvent {
+        let Some(mut request) = self.rng.pick(&self.peers.sent).cloned() else { return };
+        if request.kind == RequestKind::EventWithoutId {
             return;
         }
         if self.rng.percent(20) {
-            let other = self.rng.below(self.disk.threads.len());
+            let other = self.rng.below(self.reference.threads.len());
             request.body["group_id"] = self.id(other).as_str().into();
         }
-        request.word = None;
+        request.tag = None;
         self.send(request);
     }
 }

@@ -1,4 +1,4 @@
-//! I4: the database holds exactly what the model holds.
+//! I4: the database contains exactly what the reference store contains.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use rap_agent::{CallState, Entry, Head, Queue, Spending, ThreadMessage};
 use rusqlite::Connection;
 use serde::de::DeserializeOwned;
 
-use super::disk::{Disk, Outgoing, Place, Row};
-use super::invariants::{Broken, holds};
+use super::invariants::{Violation, ensure};
+use super::reference::{Outgoing, ReferenceStore, Row, ThreadIndex};
 use super::state::Sim;
 
-pub(super) fn compare(sim: &Arc<Sim>, conn: &Connection) -> Result<(), Broken> {
+pub(super) fn compare(sim: &Arc<Sim>, conn: &Connection) -> Result<(), Violation> {
     let state = sim.state();
-    let disk = &state.disk;
+    let reference = &state.reference;
     let threads: i64 = one(conn, "SELECT count(*) FROM threads");
-    holds!(threads as usize == disk.threads.len(), "I4: {threads} threads are stored");
-    for (place, row) in disk.threads.iter().enumerate() {
-        compare_thread(conn, place, row, &state.bounds.thread)?;
+    ensure!(threads as usize == reference.threads.len(), "I4: {threads} threads are stored");
+    for (index, row) in reference.threads.iter().enumerate() {
+        compare_thread(conn, index, row, &state.bounds.thread)?;
     }
     let outbox: Vec<Outgoing> =
         rows(conn, "SELECT sender, receiver, letter FROM letters ORDER BY no", |row| Outgoing {
@@ -25,27 +25,35 @@ pub(super) fn compare(sim: &Arc<Sim>, conn: &Connection) -> Result<(), Broken> {
             receiver: rap_protocol::ThreadId::new(row.get::<_, String>(1).expect("text")).expect("an id"),
             message: json::<ThreadMessage>(&row.get::<_, String>(2).expect("text")),
         });
-    holds!(outbox == disk.outbox, "I4: messages are stored: {outbox:?}, not {:?}", disk.outbox);
-    compare_spending(conn, disk)
+    ensure!(
+        outbox == reference.outbox,
+        "I4: the stored messages are {outbox:?} instead of {:?}",
+        reference.outbox
+    );
+    compare_spending(conn, reference)
 }
 
-fn compare_spending(conn: &Connection, disk: &Disk) -> Result<(), Broken> {
-    let spending: BTreeMap<Place, Spending> = rows(conn, "SELECT root, body FROM spending", |row| {
+fn compare_spending(conn: &Connection, reference: &ReferenceStore) -> Result<(), Violation> {
+    let spending: BTreeMap<ThreadIndex, Spending> = rows(conn, "SELECT root, body FROM spending", |row| {
         (row.get::<_, i64>(0).expect("a number") as usize - 1, json(&row.get::<_, String>(1).expect("text")))
     })
     .into_iter()
     .collect();
-    holds!(spending == disk.spending, "I12: spent is {spending:?}, not {:?}", disk.spending);
+    ensure!(
+        spending == reference.spending,
+        "I12: the stored spending is {spending:?} instead of {:?}",
+        reference.spending
+    );
     Ok(())
 }
 
 fn compare_thread(
     conn: &Connection,
-    place: Place,
+    index: ThreadIndex,
     row: &Row,
     limits: &rap_agent::Limits,
-) -> Result<(), Broken> {
-    let no = place as i64 + 1;
+) -> Result<(), Violation> {
+    let no = index as i64 + 1;
     let (id, head, status, ask, due) = conn
         .query_row("SELECT id, head, status, ask, due FROM threads WHERE no = ?1", [no], |row| {
             Ok((
@@ -56,28 +64,35 @@ fn compare_thread(
                 row.get::<_, Option<i64>>(4)?,
             ))
         })
-        .map_err(|error| Broken(format!("I4: t{place}: {error}")))?;
-    holds!(id == row.thread.id.as_str(), "I4: t{place} is {id}");
+        .map_err(|error| Violation(format!("I4: t{index}: {error}")))?;
+    ensure!(id == row.thread.id.as_str(), "I4: t{index} is {id}");
     let head: Head = json(&head);
-    holds!(head == row.head, "I4: t{place} is stored as {head:?}, not {:?}", row.head);
-    let (own, asks) = (row.head.status().as_str(), row.head.asking().map(|turn| turn as i64));
-    holds!(status == own && ask == asks, "I4: t{place} is stored as {status} {ask:?}, not {own} {asks:?}");
-    holds!(due.is_some() == row.head.due(limits).is_some(), "I4: t{place} is due at {due:?}");
+    ensure!(head == row.head, "I4: t{index} is stored as {head:?} instead of {:?}", row.head);
+    let (own, asks) = (row.head.status().as_str(), row.head.turn_in_progress().map(|turn| turn as i64));
+    ensure!(
+        status == own && ask == asks,
+        "I4: t{index} is stored as {status} {ask:?} instead of {own} {asks:?}"
+    );
+    ensure!(due.is_some() == row.head.due(limits).is_some(), "I4: t{index} is due at {due:?}");
     let entries =
         |sql: &str| -> Vec<Entry> { rows(conn, sql, |row| json(&row.get::<_, String>(0).expect("text"))) };
     let (first, last) = ((no << 32) + row.base() as i64, (no << 32) + u32::MAX as i64);
     let own =
         entries(&format!("SELECT body FROM entries WHERE key > {first} AND key <= {last} ORDER BY key"));
-    holds!(own == row.entries, "I4: t{place} has other entries: {own:?}, not {:?}", row.entries);
+    ensure!(own == row.entries, "I4: t{index} has the entries {own:?} instead of {:?}", row.entries);
     let held = entries(&format!("SELECT body FROM held WHERE thread = {no} ORDER BY queue, no"));
     debug_assert!(Queue::Held < Queue::Queued);
-    holds!(held.iter().eq(row.held.values()), "I1: t{place} holds {held:?}, not {:?}", row.held);
+    ensure!(held.iter().eq(row.held.values()), "I1: t{index} holds {held:?} instead of {:?}", row.held);
     let backlog = entries(&format!("SELECT body FROM backlog WHERE thread = {no} ORDER BY call, no"));
-    holds!(backlog.iter().eq(row.backlog.values()), "I1: t{place} keeps {backlog:?}, not {:?}", row.backlog);
+    ensure!(
+        backlog.iter().eq(row.backlog.values()),
+        "I1: t{index} has the backlog {backlog:?} instead of {:?}",
+        row.backlog
+    );
     compare_calls(conn, no, row)
 }
 
-fn compare_calls(conn: &Connection, no: i64, row: &Row) -> Result<(), Broken> {
+fn compare_calls(conn: &Connection, no: i64, row: &Row) -> Result<(), Violation> {
     let sql = format!("SELECT id, state, until IS NOT NULL FROM calls WHERE thread = {no} ORDER BY id");
     let calls: Vec<(String, i64, bool)> = rows(conn, &sql, |row| {
         (row.get(0).expect("text"), row.get(1).expect("a state"), row.get(2).expect("a bool"))
@@ -87,7 +102,7 @@ fn compare_calls(conn: &Connection, no: i64, row: &Row) -> Result<(), Broken> {
         .iter()
         .map(|(id, call)| (id.to_string(), state_number(call.state), call.timer.is_some()))
         .collect();
-    holds!(calls == expected, "I4: calls are stored as {calls:?}, not {expected:?}");
+    ensure!(calls == expected, "I4: calls are stored as {calls:?} instead of {expected:?}");
     let sql = format!("SELECT no, call, answer FROM questions WHERE thread = {no} ORDER BY no");
     let questions: Vec<(i64, String, Option<i64>)> = rows(conn, &sql, |row| {
         (row.get(0).expect("a number"), row.get(1).expect("text"), row.get(2).expect("an answer"))
@@ -97,7 +112,7 @@ fn compare_calls(conn: &Connection, no: i64, row: &Row) -> Result<(), Broken> {
         .iter()
         .map(|(no, row)| (*no as i64, row.call.to_string(), row.selected.map(|selected| selected as i64)))
         .collect();
-    holds!(questions == expected, "I4: questions are stored as {questions:?}, not {expected:?}");
+    ensure!(questions == expected, "I4: questions are stored as {questions:?} instead of {expected:?}");
     let sql = format!(
         "SELECT call, event FROM seen WHERE thread = {no} AND NOT EXISTS (SELECT 1 FROM ended_subscriptions e \
          WHERE e.thread = seen.thread AND e.call = seen.call) ORDER BY call, event"
@@ -106,7 +121,7 @@ fn compare_calls(conn: &Connection, no: i64, row: &Row) -> Result<(), Broken> {
         rows(conn, &sql, |row| (row.get(0).expect("text"), row.get(1).expect("text")));
     let expected: Vec<(String, String)> =
         row.marks.iter().map(|(call, event)| (call.to_string(), event.as_str().to_owned())).collect();
-    holds!(marks == expected, "I2: marks are stored as {marks:?}, not {expected:?}");
+    ensure!(marks == expected, "I2: marks are stored as {marks:?} instead of {expected:?}");
     Ok(())
 }
 

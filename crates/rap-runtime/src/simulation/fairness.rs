@@ -1,24 +1,24 @@
-//! I13: no destination has more requests at a time than slots, nothing is begun twice at a time, and a retry pauses first.
-//! That sessions take turns is checked where the dispatcher is tested alone.
+//! I13: no destination has more concurrent requests than slots, no work runs twice at the same time, and a retry comes
+//! after a pause. That sessions take turns is tested with the dispatcher alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use rap_protocol::Timestamp;
 
-use super::invariants::{Broken, holds};
+use super::invariants::{Violation, ensure};
 use crate::store::{WorkKind, WorkQueue};
 
-/// The shortest pause before a retry, with all of its jitter.
+/// Minimum pause before a retry, jitter included.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(150);
 
 pub(super) struct Fairness {
     /// Slots for questions and for invocations.
     slots: [usize; 2],
     running: BTreeMap<WorkQueue, BTreeSet<String>>,
-    /// Work that has to be tried again, and when it failed.
+    /// Work that has to be retried, and the time of its failure.
     failed: BTreeMap<String, Timestamp>,
-    /// Invocations that were accepted, which this process knows.
+    /// Invocations that were accepted in this process.
     accepted: BTreeSet<String>,
 }
 
@@ -35,18 +35,18 @@ impl Fairness {
         }
     }
 
-    pub(super) fn begin(&mut self, queue: &WorkQueue, work: &str, now: Timestamp) -> Result<(), Broken> {
+    pub(super) fn begin(&mut self, queue: &WorkQueue, work: &str, now: Timestamp) -> Result<(), Violation> {
         let slots = self.slots(queue.kind);
         if let Some(failed) = self.failed.remove(work) {
             let pause = now.since(failed);
-            holds!(pause >= SHORTEST_PAUSE, "I13: {work} is tried again {pause:?} after it failed");
+            ensure!(pause >= SHORTEST_PAUSE, "I13: {work} is retried {pause:?} after it failed");
         }
         let again = queue.kind == WorkKind::Invoke && self.accepted.contains(work);
-        holds!(!again, "I6: {work} is sent again, though it was accepted");
+        ensure!(!again, "I6: {work} is sent again, although it was accepted");
         let running = self.running.entry(queue.clone()).or_default();
-        holds!(running.insert(work.to_owned()), "I13: {work} is begun twice at a time");
+        ensure!(running.insert(work.to_owned()), "I13: {work} runs twice at the same time");
         let count = running.len();
-        holds!(count <= slots, "I13: {count} requests of {queue:?}, it has {slots} slots");
+        ensure!(count <= slots, "I13: {count} concurrent requests of {queue:?}, which has {slots} slots");
         Ok(())
     }
 
@@ -56,7 +56,7 @@ impl Fairness {
         }
     }
 
-    /// An attempt failed in a way that calls for another one.
+    /// An attempt failed and has to be retried.
     pub(super) fn failed(&mut self, work: &str, now: Timestamp) {
         self.failed.insert(work.to_owned(), now);
     }
@@ -66,7 +66,7 @@ impl Fairness {
         self.accepted.insert(work.to_owned());
     }
 
-    /// The process has ended, and with it all that was in progress. It may have ended before it recorded a failure.
+    /// The process has ended, and with it all work in progress. A failure or an acceptance may not be recorded on disk.
     pub(super) fn crash(&mut self) {
         self.running.clear();
         self.failed.clear();

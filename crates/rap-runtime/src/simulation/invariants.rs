@@ -1,57 +1,58 @@
-//! The invariants, and how each is checked after every action. The checker has a memory of its own, made from what the
-//! world outside could see.
+//! The invariants, which are checked after every action. The checker keeps its own records of what clients, tool
+//! servers and models have sent and received.
 //!
-//! - I1 Each input is a word that stands nowhere else. A word that was acknowledged is in the history or held, at all
-//!   times; held words enter the history in the order in which they came.
-//! - I2 Each input that was taken is offered to the rules a second time at once, chaos offers it again later; no word
-//!   stands twice.
-//! - I3 The step that the store has made is the one that the rules make of the model's head and facts; two steps of one
-//!   thread that saw the same head would differ from it.
-//! - I4 The same; head, entries, held rows, calls and questions agree after every commit, the effects of a step are those
-//!   that the stored rows imply, and after every crash and at the end the database equals the model.
-//! - I5 The entries are read one by one by an automaton that knows which results are missing; an answer stands
-//!   directly behind what the question covered.
-//! - I6 An invocation is sent only for a call that is open and not answered; what the history shows of a call is one
-//!   result, or a placeholder and one synthetic call, or an error and one late result.
-//! - I7 Each notification is counted; it comes only of what has ended.
-//! - I8, I10 The checker follows the life of each call by what the tools and people did, and what is taken has to fit.
-//! - I9 A child is born at the point where its parent last came to rest with nothing open, a fork at the last valid
-//!   point; what it inherits is compared with a copy made at its birth.
-//! - I11 A closed thread says `Closed` to everything, and `Closed` is said by no other.
-//! - I12 All that the head counts stays within the limits, and `Full` is said only at a limit.
-//! - I13 is in `fairness`.
+//! - I1 Each input has a unique tag. The tag of an acknowledged input is in the history or held at all times. Held
+//!   inputs enter the history in order of arrival.
+//! - I2 Each applied input is passed to the rules a second time at once, and chaos repeats some of them later. No tag
+//!   is written twice.
+//! - I3 The step of the store is the one that the rules give for the head and facts of the reference store. Two steps
+//!   of one thread from the same head would differ from it.
+//! - I4 Checked like I3. In addition, head, entries, held rows, calls and questions agree after every commit, the
+//!   effects of a step are those that the stored rows require, and after every crash and at the end the database equals
+//!   the reference store.
+//! - I5 A state machine reads the entries one by one and knows which results are missing. An answer directly follows
+//!   the entries that its question covers.
+//! - I6 An invocation is sent only for a call that is open and not answered. The history shows for a call one result,
+//!   or a placeholder and one synthetic call, or an error and one late result.
+//! - I7 Each notification is sent once, and only for something that has ended.
+//! - I8, I10 The checker follows the state of each call by the inputs. Accepted inputs have to fit the state.
+//! - I9 An event child is spawned at the point where its parent was last idle without open calls, and a fork begins at
+//!   the last valid point. The inherited entries are compared with a copy from the time of creation.
+//! - I11 A closed thread refuses everything with `Closed`, and no open thread does.
+//! - I12 All counts of the head stay within the limits, and inputs are refused with `Full` only at a limit.
+//! - I13 See `fairness`.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use rap_agent::{
     CallState, Head, Ignored, Input, Item, Limits, LostAfter, OnBusy, Origin, Phase, Queue, Seq, Speaker,
-    StatusCheck, Step, ThreadMessage, Write, words,
+    StatusCheck, Step, ThreadMessage, Write, texts,
 };
 use rap_protocol::{CallId, ThreadId, Timestamp};
 
-use super::disk::{Disk, Place, Row, is_answer};
-use super::outside::{Word, text_in, word_of};
-use super::watch::{Watch, turn_of, word_in};
+use super::peers::{Tag, tag_of, text_in};
+use super::reference::{ReferenceStore, Row, ThreadIndex, is_answer};
+use super::tracker::{ThreadTracker, tag_in, turn_of};
 
-/// What does not hold, beginning with the name of the invariant.
+/// Describes the violation of an invariant. The text begins with the id of the invariant.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Broken(pub(super) String);
+pub(super) struct Violation(pub(super) String);
 
-pub(super) fn broken<T>(text: String) -> Result<T, Broken> {
-    Err(Broken(text))
+pub(super) fn violation<T>(text: String) -> Result<T, Violation> {
+    Err(Violation(text))
 }
 
-/// The invariant, or the sentence that says what is wrong.
-macro_rules! holds {
+/// Returns a violation with the given text unless the condition is true.
+macro_rules! ensure {
     ($condition:expr, $($text:tt)*) => {
         if !$condition {
-            return Err($crate::simulation::invariants::Broken(format!($($text)*)));
+            return Err($crate::simulation::invariants::Violation(format!($($text)*)));
         }
     };
 }
-pub(super) use holds;
+pub(super) use ensure;
 
-/// A notification to a server: of a call, or of the thread's closing.
+/// A notification to a server that a call was cancelled or, without a call, that the thread was closed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Notification {
     pub(super) server: String,
@@ -62,17 +63,17 @@ pub(super) struct Notification {
 pub(super) struct Checker {
     limits: Limits,
     lost_after: LostAfter,
-    watches: Vec<Watch>,
-    /// Words that stand in a history.
-    written: HashSet<Word>,
-    /// Words that somebody was told not to wait for: their call had ended, or their subscription was cancelled.
-    excused: HashSet<Word>,
-    /// Calls whose invocation has an answer that was recorded.
+    trackers: Vec<ThreadTracker>,
+    /// Tags that are in a history.
+    written: HashSet<Tag>,
+    /// Tags of inputs that need not be in a history: their call had ended, or their subscription was cancelled.
+    exempt: HashSet<Tag>,
+    /// Calls whose invocation has a recorded response.
     answered: BTreeSet<CallId>,
     notified: BTreeSet<Notification>,
-    /// The last time that is recorded at which a server has accepted a call, or said something about it.
-    heard: BTreeMap<CallId, Timestamp>,
-    /// When servers said that a call is gone, as often as they said nothing else.
+    /// Time of the last recorded acceptance or status check of a call.
+    last_contact: BTreeMap<CallId, Timestamp>,
+    /// Times of the latest consecutive status checks in which the server did not know the call.
     gone: BTreeMap<CallId, Vec<Timestamp>>,
 }
 
@@ -81,43 +82,53 @@ impl Checker {
         Checker {
             limits,
             lost_after,
-            watches: Vec::new(),
+            trackers: Vec::new(),
             written: HashSet::new(),
-            excused: HashSet::new(),
+            exempt: HashSet::new(),
             answered: BTreeSet::new(),
             notified: BTreeSet::new(),
-            heard: BTreeMap::new(),
+            last_contact: BTreeMap::new(),
             gone: BTreeMap::new(),
         }
     }
 
-    /// A thread is there that was not there before: a root, or a child that came of an input to its parent.
-    pub(super) fn born(&mut self, disk: &Disk, thread: Place, of: Option<(Place, &Input)>) {
-        let mut watch = Watch::new(disk, thread);
-        match of {
-            // A child that was spawned begins in the middle of an answer; its parent's last rest is its own.
+    /// A thread was added: a root, or a child, in which case `spawned_by` is its parent and the input that spawned it.
+    pub(super) fn on_thread_added(
+        &mut self,
+        reference: &ReferenceStore,
+        thread: ThreadIndex,
+        spawned_by: Option<(ThreadIndex, &Input)>,
+    ) {
+        let mut tracker = ThreadTracker::new(reference, thread);
+        match spawned_by {
+            // A child of `spawn_thread` begins in the middle of an answer, so it has the settled point of its parent.
             Some((parent, Input::TurnEnded { .. })) => {
-                let parent = &self.watches[parent];
-                watch.rest_point = parent.rest_point;
-                watch.answered = parent.answered;
-                watch.of_event = parent.of_event;
+                let parent = &self.trackers[parent];
+                tracker.settled = parent.settled;
+                tracker.answered = parent.answered;
+                tracker.caused_by_event = parent.caused_by_event;
             }
             Some(_) => {
-                watch.answered = disk.threads[thread].base();
-                watch.of_event = true;
+                tracker.answered = reference.threads[thread].base();
+                tracker.caused_by_event = true;
             }
             None => {}
         }
-        self.watches.push(watch);
+        self.trackers.push(tracker);
     }
 
-    /// I9: a fork begins at the last point at which no call lacks its result, and waits to be spoken to.
-    pub(super) fn forked(&mut self, disk: &Disk, fork: Place, at: Option<Seq>) -> Result<(), Broken> {
-        let row = &disk.threads[fork];
-        let Some(source) = row.source else { return broken(format!("I9: t{fork} has no source")) };
-        let at = at.unwrap_or(Seq::MAX).min(disk.threads[source].last());
+    /// I9: a fork begins at the last point at which every call has its result, and is idle.
+    pub(super) fn on_fork(
+        &mut self,
+        reference: &ReferenceStore,
+        fork: ThreadIndex,
+        at: Option<Seq>,
+    ) -> Result<(), Violation> {
+        let row = &reference.threads[fork];
+        let Some(source) = row.source else { return violation(format!("I9: t{fork} has no source")) };
+        let at = at.unwrap_or(Seq::MAX).min(reference.threads[source].last());
         let (mut valid, mut answered, mut missing) = (0, 0, BTreeSet::new());
-        for (entry, seq) in disk.visible(source, at).into_iter().zip(1..) {
+        for (entry, seq) in reference.visible(source, at).into_iter().zip(1..) {
             match &entry.item {
                 Item::Assistant { calls, .. } => missing.extend(calls.iter().map(|call| &call.id)),
                 Item::Result { call_id, .. } => _ = missing.remove(call_id),
@@ -128,193 +139,206 @@ impl Checker {
             }
         }
         let begins = row.base();
-        holds!(begins == valid, "I9: t{fork}, forked at {at}, begins at {begins} instead of {valid}");
-        for (entry, seq) in disk.visible(source, begins).into_iter().zip(1..) {
+        ensure!(begins == valid, "I9: t{fork}, forked at {at}, begins at {begins} instead of {valid}");
+        for (entry, seq) in reference.visible(source, begins).into_iter().zip(1..) {
             if is_answer(&entry.item) {
                 answered = seq - 1;
             }
         }
         let head = &row.head;
         let fresh = *head.phase() == Phase::Idle && *head.origin() == Origin::Root && head.turn() == 0;
-        let alone = head.subscriptions().is_empty() && head.children().next().is_none();
-        holds!(fresh && alone, "I9: t{fork}, a fork, begins as {head:?}");
-        self.born(disk, fork, None);
-        self.watches[fork].answered = answered;
-        self.look(disk, fork)
+        let detached = head.subscriptions().is_empty() && head.children().next().is_none();
+        ensure!(fresh && detached, "I9: fork t{fork} begins with the head {head:?}");
+        self.on_thread_added(reference, fork, None);
+        self.trackers[fork].answered = answered;
+        self.check_thread(reference, fork)
     }
 
-    /// The model of a thread is asked. I5: its question covers what was stored with it.
-    pub(super) fn asked(
+    /// A thread asks the model. I5: the question covers the entries that were stored with it.
+    pub(super) fn on_question(
         &mut self,
-        disk: &Disk,
-        thread: Place,
+        reference: &ReferenceStore,
+        thread: ThreadIndex,
         turn: u64,
         up_to: Seq,
         summary: bool,
-    ) -> Result<(), Broken> {
-        let watch = &mut self.watches[thread];
+    ) -> Result<(), Violation> {
+        let tracker = &mut self.trackers[thread];
         if summary {
-            watch.shown = Some((turn, up_to));
+            tracker.summary_prompt = Some((turn, up_to));
             return Ok(());
         }
-        if let Some((current, covers)) = watch.asking.filter(|(current, _)| *current == turn) {
-            holds!(covers == up_to, "I5: question {current} of t{thread} covers {up_to} instead of {covers}");
+        if let Some((current, covers)) = tracker.asking.filter(|(current, _)| *current == turn) {
+            ensure!(
+                covers == up_to,
+                "I5: question {current} of t{thread} covers {up_to} instead of {covers}"
+            );
         }
-        let last = disk.threads[thread].head.turn();
-        holds!(turn <= last, "I4: question {turn} of t{thread} is asked before it is stored");
+        let last = reference.threads[thread].head.turn();
+        ensure!(turn <= last, "I4: question {turn} of t{thread} is asked before it is stored");
         Ok(())
     }
 
-    /// Before a commit: whether what the step wants fits what has happened so far.
-    pub(super) fn judge(
+    /// Checks a step before its commit.
+    pub(super) fn check_step(
         &mut self,
-        disk: &Disk,
-        thread: Place,
+        reference: &ReferenceStore,
+        thread: ThreadIndex,
         input: &Input,
         step: &Step,
         now: Timestamp,
-    ) -> Result<(), Broken> {
-        let row = &disk.threads[thread];
-        holds!(!row.head.is_closed(), "I11: closed t{thread} takes {input:?}");
+    ) -> Result<(), Violation> {
+        let row = &reference.threads[thread];
+        ensure!(!row.head.is_closed(), "I11: closed t{thread} accepts {input:?}");
         for write in &step.writes {
             match write {
                 Write::Spawn(spawn) => {
                     let point = match spawn.head.origin() {
                         Origin::Spawn { .. } => row.last() + 1,
-                        _ => self.watches[thread].rest_point,
+                        _ => self.trackers[thread].settled,
                     };
                     let at = spawn.at;
-                    holds!(at == point, "I9: a child of t{thread} begins at {at}, not at {point}");
+                    ensure!(at == point, "I9: a child of t{thread} begins at {at} instead of {point}");
                     let parent = spawn.head.origin().parent().map(|(parent, ..)| parent);
-                    holds!(parent == Some(&row.thread.id), "I9: a child of nobody");
+                    ensure!(parent == Some(&row.thread.id), "I9: a child has the wrong parent");
                 }
                 Write::DropBacklog { call } => {
                     let dropped = row.backlog.iter().filter(|((of, _), _)| of == call);
-                    self.excused.extend(dropped.filter_map(|(_, entry)| word_in(entry)));
+                    self.exempt.extend(dropped.filter_map(|(_, entry)| tag_in(entry)));
                 }
                 Write::Settle { call, state: CallState::Subscribed } => {
-                    self.heard.insert(call.clone(), now);
+                    self.last_contact.insert(call.clone(), now);
                     self.gone.remove(call);
                 }
                 _ => {}
             }
         }
         match input {
-            Input::CallFailed { call, text } if text == words::LOST => self.judge_lost(call, now)?,
-            Input::SubscriptionLost { call } => self.judge_lost(call, now)?,
+            Input::CallFailed { call, text } if text == texts::CALL_LOST => self.check_lost(call, now)?,
+            Input::SubscriptionLost { call } => self.check_lost(call, now)?,
             Input::Notice { .. } => {
                 let same = step.head.phase() == row.head.phase() && step.head.seq() == row.head.seq() + 1;
-                holds!(same, "I8: a notice makes {:?} of {:?}", step.head, row.head);
+                ensure!(same, "I8: a notice changes the head to {:?} from {:?}", step.head, row.head);
             }
             _ => {}
         }
-        self.watches[thread].judge(row, input, step, &self.limits)
+        self.trackers[thread].check_step(row, input, step, &self.limits)
     }
 
-    /// I8: a call is lost if its server said so twice and nothing else in between.
-    fn judge_lost(&self, call: &CallId, now: Timestamp) -> Result<(), Broken> {
-        let said = self.gone.get(call).map_or(&[][..], Vec::as_slice);
-        let apart = said.first().is_some_and(|first| now.since(*first) >= self.lost_after.pause());
-        holds!(said.len() > 1 && apart, "I8: {call} is taken for lost at {now:?}, gone at {said:?}");
+    /// I8: a call is lost only if its server denied it twice in a row, far enough apart.
+    fn check_lost(&self, call: &CallId, now: Timestamp) -> Result<(), Violation> {
+        let denied_at = self.gone.get(call).map_or(&[][..], Vec::as_slice);
+        let apart = denied_at.first().is_some_and(|first| now.since(*first) >= self.lost_after.pause());
+        ensure!(
+            denied_at.len() > 1 && apart,
+            "I8: {call} is considered lost at {now:?}, its server denied it at {denied_at:?}"
+        );
         Ok(())
     }
 
-    /// I12: a tool server is asked after a call, as late and as seldom as was promised.
-    pub(super) fn asked_after(&self, call: &CallId, now: Timestamp) -> Result<(), Broken> {
+    /// I12: status checks of a call keep the configured pauses.
+    pub(super) fn on_status_check(&self, call: &CallId, now: Timestamp) -> Result<(), Violation> {
         let wait = if self.gone.contains_key(call) { self.lost_after.pause() } else { self.lost_after.0 };
-        if let Some(last) = self.heard.get(call) {
-            let patient = now.since(*last) >= wait;
-            holds!(patient, "I12: {call} is asked after at {now:?}, though there was word of it at {last:?}");
+        if let Some(last) = self.last_contact.get(call) {
+            let late_enough = now.since(*last) >= wait;
+            ensure!(late_enough, "I12: {call} is checked at {now:?}, too soon after {last:?}");
         }
         Ok(())
     }
 
-    /// A tool server says that it does not know a call.
-    pub(super) fn said_gone(&mut self, call: &CallId, now: Timestamp) {
+    /// A tool server answers that it does not know a call.
+    pub(super) fn on_gone(&mut self, call: &CallId, now: Timestamp) {
         self.gone.entry(call.clone()).or_default().push(now);
     }
 
-    /// The answer of a tool server about a call is recorded. One that was not recorded does not count.
-    pub(super) fn recorded(&mut self, call: &CallId, check: StatusCheck) {
-        self.heard.insert(call.clone(), check.asked);
+    /// The result of a status check is recorded. Results that are not recorded do not count.
+    pub(super) fn on_check_recorded(&mut self, call: &CallId, check: StatusCheck) {
+        self.last_contact.insert(call.clone(), check.checked_at);
         if check.gone_since.is_none() {
             self.gone.remove(call);
         }
     }
 
-    /// The answer to an invocation is recorded.
-    pub(super) fn invocation_recorded(&mut self, call: &CallId, at: Timestamp) {
+    /// The response to an invocation is recorded.
+    pub(super) fn on_invocation_recorded(&mut self, call: &CallId, at: Timestamp) {
         if self.answered.insert(call.clone()) {
-            self.heard.insert(call.clone(), at);
+            self.last_contact.insert(call.clone(), at);
         }
     }
 
-    /// A refusal has to be true.
-    pub(super) fn refused(
+    /// An input is refused. The reason has to be true.
+    pub(super) fn on_refusal(
         &mut self,
-        disk: &Disk,
-        thread: Place,
+        reference: &ReferenceStore,
+        thread: ThreadIndex,
         input: &Input,
         now: Timestamp,
         why: &Ignored,
-    ) -> Result<(), Broken> {
-        let row = &disk.threads[thread];
+    ) -> Result<(), Violation> {
+        let row = &reference.threads[thread];
         let closed = row.head.is_closed();
-        holds!(closed == (*why == Ignored::Closed), "I11: t{thread} says {why:?} to {input:?}");
-        let watch = &self.watches[thread];
-        let honest = closed || self.is_true(watch, row, input, now, why);
-        holds!(honest, "I1: t{thread} says {why:?} to {input:?}, which is not so: {:?}", row.head);
+        ensure!(closed == (*why == Ignored::Closed), "I11: t{thread} refuses {input:?} with {why:?}");
+        let tracker = &self.trackers[thread];
+        let honest = closed || self.is_true(tracker, row, input, now, why);
+        ensure!(honest, "I1: t{thread} refuses {input:?} with {why:?}, which is not true: {:?}", row.head);
         if *why == Ignored::SettledCall {
-            self.excused.extend(word_of_input(input));
+            self.exempt.extend(tag_of_input(input));
         }
         Ok(())
     }
 
-    fn is_true(&self, watch: &Watch, row: &Row, input: &Input, now: Timestamp, why: &Ignored) -> bool {
+    fn is_true(
+        &self,
+        tracker: &ThreadTracker,
+        row: &Row,
+        input: &Input,
+        now: Timestamp,
+        why: &Ignored,
+    ) -> bool {
         let head = &row.head;
-        let life = call_of(input).and_then(|call| watch.lives.get(call).copied());
+        let call_state = call_of(input).and_then(|call| tracker.call_states.get(call).copied());
         let sent = call_of(input).and_then(|call| head.open_call(call)).is_some_and(|open| open.is_sent());
         match (why, input) {
             (Ignored::StaleTurn, input) => {
-                turn_of(input).is_some_and(|turn| watch.asking.is_none_or(|(current, _)| current != turn))
+                turn_of(input).is_some_and(|turn| tracker.asking.is_none_or(|(current, _)| current != turn))
             }
             (Ignored::Duplicate, Input::ToolResult { .. }) => {
-                matches!(life, Some(CallState::Returned | CallState::Subscribed | CallState::Ended))
+                matches!(call_state, Some(CallState::Returned | CallState::Subscribed | CallState::Ended))
             }
             (Ignored::Duplicate, Input::Event { call, event }) => {
-                event.id.as_ref().is_some_and(|id| watch.events.contains(&(call.clone(), id.clone())))
+                event.id.as_ref().is_some_and(|id| tracker.events.contains(&(call.clone(), id.clone())))
             }
             (Ignored::Duplicate, Input::ChoiceRequested { .. } | Input::CallbackRefused { .. }) => {
-                life == Some(CallState::Open)
+                call_state == Some(CallState::Open)
             }
-            (Ignored::Duplicate, Input::Summarised { .. }) => head.coverable().is_none(),
+            (Ignored::Duplicate, Input::Summarised { .. }) => head.summarisable_up_to().is_none(),
             (Ignored::Duplicate, Input::FromThread { sender, message: ThreadMessage::ChildClosed }) => {
-                !watch.children.contains(sender)
+                !tracker.children.contains(sender)
             }
-            (Ignored::Duplicate, Input::FromThread { sender, message: ThreadMessage::ChildIdle }) => {
-                !head.backlogs().iter().any(|backlog| backlog.at_work.contains(sender))
+            (Ignored::Duplicate, Input::FromThread { sender, message: ThreadMessage::EventChildIdle }) => {
+                !head.backlogs().iter().any(|backlog| backlog.active_children.contains(sender))
             }
-            (Ignored::SettledCall, Input::ToolResult { .. }) => life == Some(CallState::Interrupted),
+            (Ignored::SettledCall, Input::ToolResult { .. }) => call_state == Some(CallState::Interrupted),
             (Ignored::SettledCall, Input::Cancel { .. }) => {
-                !matches!(life, Some(CallState::Open | CallState::Subscribed))
+                !matches!(call_state, Some(CallState::Open | CallState::Subscribed))
             }
             (Ignored::SettledCall, Input::View { .. }) => {
-                !sent && !matches!(life, Some(CallState::Subscribed | CallState::Returned))
+                !sent && !matches!(call_state, Some(CallState::Subscribed | CallState::Returned))
             }
-            (Ignored::SettledCall, _) => life != Some(CallState::Open) || !sent,
-            (Ignored::UnknownCall, Input::ToolResult { .. }) => life.is_none() || !sent,
-            (Ignored::UnknownCall, _) => life.is_none(),
+            (Ignored::SettledCall, _) => call_state != Some(CallState::Open) || !sent,
+            (Ignored::UnknownCall, Input::ToolResult { .. }) => call_state.is_none() || !sent,
+            (Ignored::UnknownCall, _) => call_state.is_none(),
             (Ignored::EndedSubscription, _) => {
-                !matches!(life, None | Some(CallState::Open | CallState::Subscribed))
+                !matches!(call_state, None | Some(CallState::Open | CallState::Subscribed))
             }
-            (Ignored::NotYetSubscribed, _) => life == Some(CallState::Open),
-            (Ignored::Full(_), _) => self.is_full(watch, row, input),
+            (Ignored::NotYetSubscribed, _) => call_state == Some(CallState::Open),
+            (Ignored::Full(_), _) => self.is_full(tracker, row, input),
             (Ignored::Busy, Input::UserMessage { on_busy, .. }) => {
                 let busy =
                     matches!(head.phase(), Phase::Asking(_) | Phase::Waiting { .. } | Phase::Paused(_));
                 *on_busy == OnBusy::Reject && busy
             }
-            (Ignored::NothingToInterrupt, _) => *head.phase() == Phase::Idle && !watch.has_open(),
+            (Ignored::NothingToInterrupt, _) => *head.phase() == Phase::Idle && !tracker.has_open(),
             (Ignored::NothingToResume, Input::Resume) => {
                 !matches!(head.phase(), Phase::Failed { .. } | Phase::Paused(_))
             }
@@ -332,8 +356,8 @@ impl Checker {
                 selected.is_some_and(|selected| selected >= *choices)
             }
             (Ignored::NotDue, Input::Due) => {
-                // Held input may have to wait for the next hour.
-                let waits = matches!(head.phase(), Phase::Waiting { .. }) && bounds_wakes(&self.limits);
+                // Held input may have to wait until the hourly budget is renewed.
+                let waits = matches!(head.phase(), Phase::Waiting { .. }) && has_wake_limit(&self.limits);
                 waits || head.due(&self.limits).is_none_or(|due| due > now)
             }
             (Ignored::NotDue, Input::TimerFired { call }) => {
@@ -343,14 +367,14 @@ impl Checker {
         }
     }
 
-    fn is_full(&self, watch: &Watch, row: &Row, input: &Input) -> bool {
+    fn is_full(&self, tracker: &ThreadTracker, row: &Row, input: &Input) -> bool {
         let (head, limits) = (&row.head, &self.limits);
         let held = *head.phase() != Phase::Idle && head.held().inputs >= limits.held;
         let depth = row.thread.ancestors.len();
         match input {
             Input::UserMessage { on_busy: OnBusy::Enqueue, .. } => {
                 let held = if head.queued().inputs >= limits.held { true } else { held };
-                held && !watch.has_open() || head.queued().inputs >= limits.held
+                held && !tracker.has_open() || head.queued().inputs >= limits.held
             }
             Input::UserMessage { .. } | Input::ToolResult { .. } | Input::SubscriptionLost { .. } => held,
             Input::Event { event, .. } if event.associative || depth >= limits.depth => held,
@@ -363,117 +387,137 @@ impl Checker {
         }
     }
 
-    /// After a commit: whether all that is stored of a thread agrees.
-    pub(super) fn look(&mut self, disk: &Disk, thread: Place) -> Result<(), Broken> {
-        let row = &disk.threads[thread];
-        let watch = &mut self.watches[thread];
+    /// Checks after a commit that the stored data of a thread is consistent.
+    pub(super) fn check_thread(
+        &mut self,
+        reference: &ReferenceStore,
+        thread: ThreadIndex,
+    ) -> Result<(), Violation> {
+        let row = &reference.threads[thread];
+        let tracker = &mut self.trackers[thread];
         let head = &row.head;
-        holds!(row.last() == head.seq(), "I4: t{thread} ends at {}, its head at {}", row.last(), head.seq());
-        watch.read(thread, row, &mut self.written)?;
-        look_at_held(thread, row, watch, &self.limits)?;
-        look_at_backlog(thread, row, &self.limits)?;
-        watch.look_at_calls(thread, row)?;
-        look_at_bounds(thread, head, &self.limits)?;
-        let (is, may) = (disk.depth(thread), self.limits.depth);
-        holds!(is <= may, "I12: t{thread} has {is} ancestors, it may have {may}");
-        let settled = watch.rest_point;
-        holds!(head.settled() == settled, "I9: t{thread} rested at {settled}, not at {}", head.settled());
-        watch.look_at_coverage(thread, head)?;
+        ensure!(row.last() == head.seq(), "I4: t{thread} ends at {}, its head at {}", row.last(), head.seq());
+        tracker.read_history(thread, row, &mut self.written)?;
+        check_held(thread, row, tracker, &self.limits)?;
+        check_backlog(thread, row, &self.limits)?;
+        tracker.check_calls(thread, row)?;
+        check_bounds(thread, head, &self.limits)?;
+        let (count, limit) = (reference.depth(thread), self.limits.depth);
+        ensure!(count <= limit, "I12: t{thread} has {count} ancestors, the limit is {limit}");
+        let settled = tracker.settled;
+        ensure!(
+            head.settled() == settled,
+            "I9: t{thread} was settled at {settled}, the head says {}",
+            head.settled()
+        );
+        tracker.check_coverage(thread, head)?;
         let written = &self.written;
-        watch.waiting.retain(|word| !written.contains(word));
-        let lost = watch.waiting.iter().find(|word| !is_held(row, **word));
-        holds!(lost.is_none(), "I1: t{thread} has lost w{}", lost.expect("it is lost"));
+        tracker.waiting.retain(|tag| !written.contains(tag));
+        let lost = tracker.waiting.iter().find(|tag| !is_held(row, **tag));
+        ensure!(lost.is_none(), "I1: t{thread} has lost w{}", lost.expect("bug: checked before"));
         Ok(())
     }
 
-    /// I9: what a thread inherits is what it was when the thread was made.
-    pub(super) fn look_at_heritage(&self, disk: &Disk) -> Result<(), Broken> {
-        for thread in 0..disk.threads.len() {
-            let inherited = disk.visible(thread, disk.threads[thread].base());
-            let same = inherited.into_iter().eq(&self.watches[thread].heritage);
-            holds!(same, "I9: t{thread} sees what came after it was made");
+    /// I9: the inherited entries of a thread are still those of the time of its creation.
+    pub(super) fn check_inherited(&self, reference: &ReferenceStore) -> Result<(), Violation> {
+        for thread in 0..reference.threads.len() {
+            let inherited = reference.visible(thread, reference.threads[thread].base());
+            let same = inherited.into_iter().eq(&self.trackers[thread].inherited);
+            ensure!(same, "I9: the inherited entries of t{thread} have changed");
         }
         Ok(())
     }
 
-    /// I1: somebody was told that a word was taken.
-    pub(super) fn acknowledged(&mut self, disk: &Disk, word: Word) -> Result<(), Broken> {
-        if self.written.contains(&word) || self.excused.contains(&word) {
+    /// I1: the sender of an input got a success response.
+    pub(super) fn on_acknowledged(&mut self, reference: &ReferenceStore, tag: Tag) -> Result<(), Violation> {
+        if self.written.contains(&tag) || self.exempt.contains(&tag) {
             return Ok(());
         }
-        let holder = disk.threads.iter().position(|row| is_held(row, word));
+        let holder = reference.threads.iter().position(|row| is_held(row, tag));
         let Some(holder) = holder else {
-            return broken(format!("I1: w{word} was acknowledged and is nowhere"));
+            return violation(format!("I1: w{tag} was acknowledged and is neither written nor held"));
         };
-        self.watches[holder].waiting.push(word);
+        self.trackers[holder].waiting.push(tag);
         Ok(())
     }
 
-    /// I6: an invocation goes out.
-    pub(super) fn invoked(&self, disk: &Disk, thread: Place, call: &CallId) -> Result<(), Broken> {
-        let row = &disk.threads[thread];
+    /// I6: an invocation is sent.
+    pub(super) fn on_invocation(
+        &self,
+        reference: &ReferenceStore,
+        thread: ThreadIndex,
+        call: &CallId,
+    ) -> Result<(), Violation> {
+        let row = &reference.threads[thread];
         let state = row.calls.get(call).map(|row| row.state);
-        let life = self.watches[thread].lives.get(call).copied();
-        holds!(state == Some(CallState::Open), "I6: t{thread} invokes {call}, which is {state:?}");
-        holds!(life == Some(CallState::Open), "I6: t{thread} invokes {call}, which is {life:?}");
+        let call_state = self.trackers[thread].call_states.get(call).copied();
+        ensure!(state == Some(CallState::Open), "I6: t{thread} invokes {call}, which is {state:?}");
+        ensure!(call_state == Some(CallState::Open), "I6: t{thread} invokes {call}, which is {call_state:?}");
         let answered = self.answered.contains(call);
-        holds!(!answered, "I6: t{thread} invokes {call} again, though it was answered");
-        holds!(!row.head.is_closed(), "I11: closed t{thread} invokes {call}");
+        ensure!(!answered, "I6: t{thread} invokes {call} again, although it was answered");
+        ensure!(!row.head.is_closed(), "I11: closed t{thread} invokes {call}");
         Ok(())
     }
 
-    /// I7: a notification goes to a server.
-    pub(super) fn notified(&mut self, disk: &Disk, notification: Notification) -> Result<(), Broken> {
+    /// I7: a notification is sent to a server.
+    pub(super) fn on_notification(
+        &mut self,
+        reference: &ReferenceStore,
+        notification: Notification,
+    ) -> Result<(), Violation> {
         let first = self.notified.insert(notification.clone());
-        holds!(first, "I7: {notification:?} is sent twice");
-        let Some(thread) = disk.place(&notification.thread) else {
-            return broken(format!("I7: {notification:?} is about nothing"));
+        ensure!(first, "I7: {notification:?} is sent twice");
+        let Some(thread) = reference.index(&notification.thread) else {
+            return violation(format!("I7: {notification:?} is about an unknown thread"));
         };
         match &notification.call {
             Some(call) => {
-                let life = self.watches[thread].lives.get(call).copied();
-                let ended = !matches!(life, None | Some(CallState::Open | CallState::Subscribed));
-                holds!(ended, "I7: the servers are told that {call} has ended, which is {life:?}");
+                let call_state = self.trackers[thread].call_states.get(call).copied();
+                let ended = !matches!(call_state, None | Some(CallState::Open | CallState::Subscribed));
+                ensure!(ended, "I7: a server is notified of the end of {call}, which is {call_state:?}");
             }
             None => {
-                let closed = disk.threads[thread].head.is_closed();
-                holds!(closed, "I7: t{thread} is open, the servers are told otherwise");
+                let closed = reference.threads[thread].head.is_closed();
+                ensure!(closed, "I7: a server is notified of the closing of t{thread}, which is open");
             }
         }
         Ok(())
     }
 
-    /// Nothing is outstanding any more: every thread is at rest, and nothing is left behind.
-    pub(super) fn look_at_rest(&mut self, disk: &Disk) -> Result<(), Broken> {
-        self.look_at_heritage(disk)?;
-        holds!(disk.outbox.is_empty(), "I1: messages are left: {:?}", disk.outbox);
-        for (thread, row) in disk.threads.iter().enumerate() {
-            let (head, watch) = (&row.head, &self.watches[thread]);
-            let at_rest = matches!(head.phase(), Phase::Idle | Phase::Closed);
-            holds!(at_rest, "I6: t{thread} does not come to rest: {head:?}");
-            holds!(!watch.has_open(), "I6: t{thread} has open calls: {head:?}");
-            holds!(row.held.is_empty(), "I1: t{thread} rests and holds {:?}", row.held);
-            let lost = watch.waiting.iter().find(|word| !is_held(row, **word));
-            holds!(lost.is_none(), "I1: t{thread} has lost {lost:?}");
-            watch.look_at_results(thread, row)?;
-            if *head.phase() == Phase::Idle && !watch.interrupted {
-                watch.look_at_answers(thread, row)?;
+    /// Checks at the end of a run that every thread is idle or closed and that nothing is left over.
+    pub(super) fn check_idle(&mut self, reference: &ReferenceStore) -> Result<(), Violation> {
+        self.check_inherited(reference)?;
+        ensure!(reference.outbox.is_empty(), "I1: messages were not delivered: {:?}", reference.outbox);
+        for (thread, row) in reference.threads.iter().enumerate() {
+            let (head, tracker) = (&row.head, &self.trackers[thread]);
+            let idle = matches!(head.phase(), Phase::Idle | Phase::Closed);
+            ensure!(idle, "I6: t{thread} does not become idle: {head:?}");
+            ensure!(!tracker.has_open(), "I6: t{thread} has open calls: {head:?}");
+            ensure!(row.held.is_empty(), "I1: t{thread} is idle and holds {:?}", row.held);
+            let lost = tracker.waiting.iter().find(|tag| !is_held(row, **tag));
+            ensure!(lost.is_none(), "I1: t{thread} has lost {lost:?}");
+            tracker.check_results(thread, row)?;
+            if *head.phase() == Phase::Idle && !tracker.interrupted {
+                tracker.check_answered(thread, row)?;
             }
-            let behind = head.backlogs().iter().find(|backlog| !backlog.held.is_empty());
-            holds!(behind.is_none(), "I1: t{thread} is at rest, and {behind:?} waits");
-            let children: BTreeSet<_> = (0..disk.threads.len())
-                .filter(|child| disk.parent(*child) == Some(thread))
-                .filter(|child| !disk.threads[*child].head.is_closed())
-                .map(|child| disk.threads[child].thread.id.clone())
+            let waiting = head.backlogs().iter().find(|backlog| !backlog.held.is_empty());
+            ensure!(waiting.is_none(), "I1: t{thread} is idle, but events wait: {waiting:?}");
+            let children: BTreeSet<_> = (0..reference.threads.len())
+                .filter(|child| reference.parent(*child) == Some(thread))
+                .filter(|child| !reference.threads[*child].head.is_closed())
+                .map(|child| reference.threads[child].thread.id.clone())
                 .collect();
             let known: BTreeSet<_> = head.children().cloned().collect();
-            holds!(children == known, "I11: open children of t{thread} are {children:?}, it knows {known:?}");
+            ensure!(
+                children == known,
+                "I11: open children of t{thread} are {children:?}, its head has {known:?}"
+            );
         }
         Ok(())
     }
 }
 
-/// The call that an input is about.
+/// Returns the call that an input refers to.
 fn call_of(input: &Input) -> Option<&CallId> {
     match input {
         Input::ToolResult { call, .. }
@@ -491,42 +535,51 @@ fn call_of(input: &Input) -> Option<&CallId> {
     }
 }
 
-fn is_held(row: &Row, word: Word) -> bool {
-    row.held.values().chain(row.backlog.values()).any(|entry| word_in(entry) == Some(word))
+fn is_held(row: &Row, tag: Tag) -> bool {
+    row.held.values().chain(row.backlog.values()).any(|entry| tag_in(entry) == Some(tag))
 }
 
-/// I1: the rows that are held are exactly those that the head counts.
-fn look_at_held(thread: Place, row: &Row, watch: &Watch, limits: &Limits) -> Result<(), Broken> {
+/// I1: the held rows are exactly those that the head counts.
+fn check_held(
+    thread: ThreadIndex,
+    row: &Row,
+    tracker: &ThreadTracker,
+    limits: &Limits,
+) -> Result<(), Violation> {
     let head = &row.head;
     let counted = [(Queue::Held, head.held()), (Queue::Queued, head.queued())]
         .into_iter()
         .flat_map(|(queue, held)| (held.first..held.next).map(move |no| (queue, no)));
     let agrees = row.held.keys().copied().eq(counted);
     let (held, queued) = (head.held(), head.queued());
-    holds!(agrees, "I1: t{thread} holds {:?}, its head says {held:?} {queued:?}", row.held);
+    ensure!(agrees, "I1: t{thread} holds {:?}, its head says {held:?} {queued:?}", row.held);
     let idle = matches!(head.phase(), Phase::Idle | Phase::Closed);
-    holds!(!idle || row.held.is_empty(), "I1: t{thread} is {:?} and holds {:?}", head.phase(), row.held);
+    ensure!(!idle || row.held.is_empty(), "I1: t{thread} is {:?} and holds {:?}", head.phase(), row.held);
     if matches!(head.phase(), Phase::Waiting { .. }) {
         let mut waiting =
             row.held.iter().filter(|((queue, _), _)| *queue == Queue::Held).map(|(_, entry)| entry);
         let oldest = waiting.clone().map(|entry| entry.at).min();
         let user = waiting.any(|entry| matches!(entry.item, Item::User { from: Speaker::User, .. }));
         let asleep = head.batch().iter().find(|call| call.server.is_runtime());
-        let wakes = oldest.is_none() || asleep.is_none() || bounds_wakes(limits);
-        holds!(wakes, "I1: t{thread} sleeps on: {asleep:?}");
-        holds!(!user && !held.user, "I1: a user waits behind the calls of t{thread}");
+        let wakes = oldest.is_none() || asleep.is_none() || has_wake_limit(limits);
+        ensure!(wakes, "I1: t{thread} holds input but keeps sleeping: {asleep:?}");
+        ensure!(!user && !held.user, "I1: a user message waits for the calls of t{thread}");
         let sleeps = head.batch().iter().all(|call| call.server.is_runtime());
-        holds!(!sleeps || queued.is_empty(), "I1: a user waits behind a sleep of t{thread}");
-        let made = matches!(head.origin(), Origin::Event { .. }) && !watch.left_work;
-        let working = head.batch().iter().map(|call| call.since).filter(|_| made);
+        ensure!(!sleeps || queued.is_empty(), "I1: a user message waits for a sleep of t{thread}");
+        let event_child = matches!(head.origin(), Origin::Event { .. }) && !tracker.reported_idle;
+        let working = head.batch().iter().map(|call| call.since).filter(|_| event_child);
         let due = oldest.into_iter().chain(working).min().map(|at| at.plus(limits.hold_max));
-        holds!(head.due(limits) == due, "I12: t{thread} holds since {oldest:?}, due {:?}", head.due(limits));
+        ensure!(
+            head.due(limits) == due,
+            "I12: t{thread} holds input since {oldest:?}, but is due at {:?}",
+            head.due(limits)
+        );
     }
     Ok(())
 }
 
-/// I1, I12: the events that wait for a child are those that the head counts, and they wait only where others work.
-fn look_at_backlog(thread: Place, row: &Row, limits: &Limits) -> Result<(), Broken> {
+/// I1, I12: the events in backlogs are those that the head counts, and they wait only while event children are at work.
+fn check_backlog(thread: ThreadIndex, row: &Row, limits: &Limits) -> Result<(), Violation> {
     let head = &row.head;
     let counted: BTreeSet<(CallId, u64)> = head
         .backlogs()
@@ -534,23 +587,31 @@ fn look_at_backlog(thread: Place, row: &Row, limits: &Limits) -> Result<(), Brok
         .flat_map(|backlog| (backlog.held.first..backlog.held.next).map(|no| (backlog.call.clone(), no)))
         .collect();
     let agrees = row.backlog.keys().eq(counted.iter());
-    holds!(agrees, "I1: t{thread} keeps {:?}, its head says {:?}", row.backlog, head.backlogs());
+    ensure!(agrees, "I1: t{thread} has the backlog {:?}, its head says {:?}", row.backlog, head.backlogs());
     for backlog in head.backlogs() {
-        let (waits, works) = (backlog.held.inputs, backlog.at_work.len());
-        holds!(waits <= limits.held, "I12: {waits} events of {} wait in t{thread}", backlog.call);
-        holds!(works <= limits.event_children, "I12: {works} children of {} work in t{thread}", backlog.call);
-        let at_work = head.backlogs().iter().any(|backlog| !backlog.at_work.is_empty());
-        let stuck = waits > 0 && works == 0 && !at_work;
-        holds!(!stuck, "I1: {waits} events of {} wait in t{thread} for nothing", backlog.call);
+        let (waiting, active) = (backlog.held.inputs, backlog.active_children.len());
+        ensure!(waiting <= limits.held, "I12: {waiting} events of {} wait in t{thread}", backlog.call);
+        ensure!(
+            active <= limits.event_children,
+            "I12: {active} children of {} are at work in t{thread}",
+            backlog.call
+        );
+        let at_work = head.backlogs().iter().any(|backlog| !backlog.active_children.is_empty());
+        let stuck = waiting > 0 && active == 0 && !at_work;
+        ensure!(
+            !stuck,
+            "I1: {waiting} events of {} wait in t{thread} although no event child is at work",
+            backlog.call
+        );
     }
     Ok(())
 }
 
-fn look_at_bounds(thread: Place, head: &Head, limits: &Limits) -> Result<(), Broken> {
+fn check_bounds(thread: ThreadIndex, head: &Head, limits: &Limits) -> Result<(), Violation> {
     let open = head.open_calls().count();
-    // Results behind placeholders always find room; there are no more of them than calls may be open.
+    // Late results are always accepted. There cannot be more of them than open calls.
     let held = limits.held as usize + limits.open_calls;
-    let at_work = head.backlogs().iter().map(|backlog| backlog.at_work.len()).sum::<usize>();
+    let at_work = head.backlogs().iter().map(|backlog| backlog.active_children.len()).sum::<usize>();
     let bounds = [
         ("subscriptions", head.subscriptions().len(), limits.subscriptions),
         ("open calls", open, limits.open_calls),
@@ -558,30 +619,30 @@ fn look_at_bounds(thread: Place, head: &Head, limits: &Limits) -> Result<(), Bro
         ("queued", head.queued().inputs as usize, limits.held as usize),
         ("questions", head.questions().len(), limits.questions),
         ("children at work", at_work, limits.children),
-        ("turns", head.turns_awake() as usize, limits.turns_per_wake as usize),
+        ("turns", head.turns_since_wake() as usize, limits.turns_per_wake as usize),
     ];
-    for (what, is, may) in bounds {
-        holds!(is <= may, "I12: t{thread} has {is} {what}, it may have {may}");
+    for (name, count, limit) in bounds {
+        ensure!(count <= limit, "I12: t{thread} has {count} {name}, the limit is {limit}");
     }
     Ok(())
 }
 
-/// Whether input may have to wait because the session was woken too often in this hour.
-fn bounds_wakes(limits: &Limits) -> bool {
+/// Returns whether input may have to wait because of the hourly budget for wakes.
+fn has_wake_limit(limits: &Limits) -> bool {
     limits.budgets.per_hour.wakes.is_some()
 }
 
-/// The word of an input, where it has one.
-pub(super) fn word_of_input(input: &Input) -> Option<Word> {
+/// Returns the tag of an input, if it has one.
+pub(super) fn tag_of_input(input: &Input) -> Option<Tag> {
     match input {
-        Input::Begin { text: Some(text) } | Input::UserMessage { text, .. } => word_of(text),
-        Input::TurnEnded { answer, .. } => word_of(&answer.text),
-        Input::Event { event, .. } => word_of(&event.text),
+        Input::Begin { text: Some(text) } | Input::UserMessage { text, .. } => tag_of(text),
+        Input::TurnEnded { answer, .. } => tag_of(&answer.text),
+        Input::Event { event, .. } => tag_of(&event.text),
         Input::FromThread {
             message: ThreadMessage::Report { text, .. } | ThreadMessage::Text { text, .. },
             ..
-        } => word_of(text),
-        Input::ToolResult { result, .. } => word_of(text_in(&result.content)),
+        } => tag_of(text),
+        Input::ToolResult { result, .. } => tag_of(text_in(&result.content)),
         _ => None,
     }
 }

@@ -3,45 +3,46 @@
 
 mod chaos;
 mod compare;
-mod disk;
 mod fairness;
 mod invariants;
-mod life;
 mod model;
 mod observe;
-mod outside;
+mod peers;
+mod reference;
 mod rng;
+mod runner;
 mod state;
 mod store;
 mod tests;
-mod watch;
+mod tracker;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use invariants::Broken;
+use invariants::Violation;
 use state::Sim;
 
-/// How many of the last actions a failed run shows.
-const SHOWN: usize = 40;
+/// Number of actions that a failed run prints, counted from the last.
+const PRINTED_ACTIONS: usize = 40;
 
-/// Runs a seed. Returns what broke, and the actions if they are to be kept.
-fn run(seed: u64, keeps_actions: bool) -> (Result<(), Broken>, Vec<String>) {
+/// Runs a seed. Returns the first violation, and the log of actions if `keeps_actions` is set.
+fn run(seed: u64, keeps_actions: bool) -> (Result<(), Violation>, Vec<String>) {
     let sim = Sim::new(seed, keeps_actions);
-    let outcome = catch_unwind(AssertUnwindSafe(|| life::run(&sim)))
-        .unwrap_or_else(|_| Err(Broken("panic: an assertion failed".into())));
+    let outcome = catch_unwind(AssertUnwindSafe(|| runner::run(&sim)))
+        .unwrap_or_else(|_| Err(Violation("panic: see the message above".into())));
     let actions = sim.state().take_actions();
     (outcome, actions)
 }
 
-/// Runs a seed and, if something breaks, runs it again and shows what happened before.
+/// Runs a seed. If an invariant is violated, runs it again and prints the last actions before the violation.
 fn check(seed: u64) {
-    let (Err(broken), _) = run(seed, false) else { return };
+    let (Err(violation), _) = run(seed, false) else { return };
     let (again, actions) = run(seed, true);
-    let shown = std::env::var("RAP_SIM_SHOWN").ok().and_then(|text| text.parse().ok()).unwrap_or(SHOWN);
+    let shown =
+        std::env::var("RAP_SIM_SHOWN").ok().and_then(|text| text.parse().ok()).unwrap_or(PRINTED_ACTIONS);
     for action in actions.iter().skip(actions.len().saturating_sub(shown)) {
         println!("{action}");
     }
-    let again = again.err().map(|broken| broken.0);
-    panic!("seed {seed}: {}\nRAP_SIM_SEED={seed} runs it again ({again:?})", broken.0);
+    let again = again.err().map(|violation| violation.0);
+    panic!("seed {seed}: {}\nRAP_SIM_SEED={seed} repeats the run (second run: {again:?})", violation.0);
 }

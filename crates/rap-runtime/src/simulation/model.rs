@@ -1,21 +1,21 @@
-//! The simulated model: what it says is drawn from the seed.
+//! The simulated model. Its answers are random and determined by the seed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use rap_agent::{Entry, Thought, ThoughtKind, Thoughts, Usage, words};
+use rap_agent::{Entry, Thought, ThoughtKind, Thoughts, Usage, texts};
 use serde_json::{Map, Value, json};
 
-use super::disk::Place;
-use super::invariants::broken;
-use super::outside::text_of;
+use super::invariants::violation;
+use super::peers::tag_text;
+use super::reference::ThreadIndex;
 use super::state::{Sim, State};
-use super::watch::FOR_CLIENTS;
-use crate::model::{Answer, Error, Model, ModelCall, OnDelta, Question, Wants};
+use super::tracker::FOR_CLIENTS;
+use crate::model::{Answer, Error, HistoryScope, Model, ModelCall, OnDelta, Question};
 use crate::store::{WorkKind, WorkQueue};
 
-/// What every summary begins with.
+/// The beginning of every summary.
 pub(super) const SUMMARY: &str = "much was said";
 
 pub(super) struct SimModel {
@@ -29,56 +29,56 @@ impl std::fmt::Debug for SimModel {
     }
 }
 
-/// A question that the model works on. It ends when this is dropped, also if the runtime gave it up.
-struct Asked<'a> {
+/// A question that the model is answering. It ends when this is dropped, even if the runtime gave it up.
+struct InFlightQuestion<'a> {
     model: &'a SimModel,
     queue: WorkQueue,
     work: String,
 }
 
-impl Drop for Asked<'_> {
+impl Drop for InFlightQuestion<'_> {
     fn drop(&mut self) {
         self.model.sim.state().fairness.end(&self.queue, &self.work);
     }
 }
 
 impl SimModel {
-    /// The thread that asks, and whether it wants a summary.
-    fn begin(&self, question: &Question) -> Option<(Place, bool, Asked<'_>)> {
+    /// Starts a question. Returns the asking thread and whether it asks for a summary.
+    fn begin(&self, question: &Question) -> Option<(ThreadIndex, bool, InFlightQuestion<'_>)> {
         let mut state = self.sim.state();
         let state = &mut *state;
         let queue = WorkQueue { kind: WorkKind::Ask, destination: self.destination.clone() };
         let asking = tokio::task::try_id().and_then(|task| state.asking.get(&task).copied());
-        let Some((place, up_to)) = asking else {
-            state.holds(broken("I8: nobody knows who asks".into()));
+        let Some((index, up_to)) = asking else {
+            state.record(violation("I8: a question of an unknown thread".into()));
             return None;
         };
         let summary = question.tools.is_empty();
-        let work = format!("t{place} {}", question.turn);
-        state.note(|| format!("ask t{place} turn {} up to {up_to}, summary: {summary}", question.turn));
-        let checked = state.checker.asked(&state.disk, place, question.turn, up_to, summary);
+        let work = format!("t{index} {}", question.turn);
+        state.note(|| format!("ask t{index} turn {} up to {up_to}, summary: {summary}", question.turn));
+        let checked = state.checker.on_question(&state.reference, index, question.turn, up_to, summary);
         let begun = state.fairness.begin(&queue, &work, state.now());
-        state.holds(checked.and(begun));
-        Some((place, summary, Asked { model: self, queue, work }))
+        state.record(checked.and(begun));
+        Some((index, summary, InFlightQuestion { model: self, queue, work }))
     }
 }
 
 #[async_trait]
 impl Model for SimModel {
     async fn ask(&self, question: Question, _on_delta: &mut OnDelta<'_>) -> Result<Answer, Error> {
-        let Some((place, summary, asked)) = self.begin(&question) else {
-            return Err(Error::Refused { why: "nobody asks".into() });
+        let Some((index, summary, in_flight)) = self.begin(&question) else {
+            return Err(Error::Refused { why: "unknown thread".into() });
         };
         let (pause, fails) = {
             let mut state = self.sim.state();
-            let slow = if state.healed { 0 } else { state.mood.trouble[2] };
+            let slow = if state.chaos_over { 0 } else { state.chances.server_faults[2] };
             let pause = if state.rng.percent(slow) { 20_000 } else { 60 };
             let pause = Duration::from_millis(state.rng.below(pause) as u64);
-            (pause, !state.healed && state.rng.percent(8))
+            (pause, !state.chaos_over && state.rng.percent(8))
         };
         tokio::time::sleep(pause).await;
-        let work = asked.work.clone();
-        drop(asked);
+        let work = in_flight.work.clone();
+        drop(in_flight);
         let mut state = self.sim.state();
         if fails {
             let error = match state.rng.below(10) {
@@ -89,7 +89,7 @@ impl Model for SimModel {
                 },
                 _ => Error::Refused { why: "no".into() },
             };
-            // Without a summary, the question is asked as it is.
+            // If a summary fails, the question is asked without one, so this is not a retry.
             if matches!(error, Error::Retry { .. }) && !summary {
                 let now = state.now();
                 state.fairness.failed(&work, now);
@@ -99,16 +99,16 @@ impl Model for SimModel {
         if summary {
             return state.summarise();
         }
-        let likely = state.mood.long;
-        let long = !state.healed && state.disk.threads[place].head.coverable().is_some();
+        let likely = state.chances.prompt_too_long;
+        let long = !state.chaos_over && state.reference.threads[index].head.summarisable_up_to().is_some();
         if long && state.rng.percent(likely) {
             return Err(Error::TooLong { why: "too long".into() });
         }
-        Ok(state.think(place))
+        Ok(state.make_answer(index))
     }
 
-    fn wants(&self) -> Wants {
-        Wants::Everything
+    fn history_scope(&self) -> HistoryScope {
+        HistoryScope::Full
     }
 
     fn destination(&self) -> &str {
@@ -121,36 +121,36 @@ fn usage(state: &mut State) -> Usage {
 }
 
 impl State {
-    /// The model has made a summary, or said nothing, or far too much.
+    /// Makes a summary, which may be empty or far too long.
     fn summarise(&mut self) -> Result<Answer, Error> {
         let usage = usage(self);
         let text = match self.rng.below(12) {
-            0 if !self.healed => return Err(Error::Retry { why: "busy".into(), retry_after: None }),
-            1 if !self.healed => String::new(),
+            0 if !self.chaos_over => return Err(Error::Retry { why: "busy".into(), retry_after: None }),
+            1 if !self.chaos_over => String::new(),
             2 if self.rng.percent(2) => SUMMARY.repeat(6000),
             _ => SUMMARY.into(),
         };
         Ok(Answer { text, usage, ..Answer::default() })
     }
 
-    fn think(&mut self, place: Place) -> Answer {
+    fn make_answer(&mut self, index: ThreadIndex) -> Answer {
         let mut calls: Vec<ModelCall> = Vec::new();
-        if !self.healed && self.rng.percent(self.mood.talkative) {
+        if !self.chaos_over && self.rng.percent(self.chances.tool_calls) {
             for _ in 0..=self.rng.below(3) {
-                let call = self.call(place, &calls);
+                let call = self.call(index, &calls);
                 calls.push(call);
             }
         }
-        let word = self.outside.word();
-        // Every other answer comes after a thought.
-        let kind = ThoughtKind::Open { text: "hm".into(), signature: "s".into() };
+        let tag = self.peers.next_tag();
+        // Every second answer has thoughts.
+        let kind = ThoughtKind::Readable { text: "hm".into(), signature: "s".into() };
         let thoughts = Thoughts { model: "m".into(), parts: vec![Thought { at: 0, kind }] };
-        let thoughts = word.is_multiple_of(2).then_some(thoughts);
-        Answer { text: text_of(word), calls, thoughts, usage: usage(self) }
+        let thoughts = tag.is_multiple_of(2).then_some(thoughts);
+        Answer { text: tag_text(tag), calls, thoughts, usage: usage(self) }
     }
 
-    fn call(&mut self, place: Place, batch: &[ModelCall]) -> ModelCall {
-        let number = self.outside.number();
+    fn call(&mut self, index: ThreadIndex, batch: &[ModelCall]) -> ModelCall {
+        let number = self.peers.next_number();
         let id = match self.rng.below(8) {
             0 => String::new(),
             1 => format!("rap_{}", self.rng.below(9)),
@@ -162,7 +162,7 @@ impl State {
             0 => ("nonsense".to_owned(), Ok(given)),
             1 => ("look0".into(), Err("{".into())),
             2 => ("look1".into(), Ok(Map::from_iter([("of".to_owned(), "text".into())]))),
-            3..=8 => self.built_in(place, batch),
+            3..=8 => self.built_in(index, batch),
             9 | 10 => (format!("wipe{}", self.rng.below(2)), Ok(given)),
             11 => (FOR_CLIENTS.into(), Ok(given)),
             _ => (format!("look{}", self.rng.below(2)), Ok(given)),
@@ -172,49 +172,49 @@ impl State {
 
     fn built_in(
         &mut self,
-        place: Place,
+        index: ThreadIndex,
         batch: &[ModelCall],
     ) -> (String, Result<Map<String, Value>, String>) {
-        let spawned = batch.iter().any(|call| call.name == words::SPAWN_THREAD);
-        let room = self.disk.threads.len() < 2 * super::chaos::THREADS && !spawned;
+        let spawned = batch.iter().any(|call| call.name == texts::SPAWN_THREAD);
+        let room = self.reference.threads.len() < 2 * super::chaos::THREADS && !spawned;
         let (name, arguments) = match self.rng.below(12) {
-            0 | 1 if room => (words::SPAWN_THREAD, json!({"instructions": "dig"})),
-            2 => (words::REPORT_TO_PARENT, json!({"report": self.spoken()})),
+            0 | 1 if room => (texts::SPAWN_THREAD, json!({"instructions": "dig"})),
+            2 => (texts::REPORT_TO_PARENT, json!({"report": self.tagged_text()})),
             3 if self.rng.percent(40) => {
-                let report = self.rng.percent(50).then(|| self.spoken());
-                (words::CLOSE_THREAD, report.map_or(json!({}), |report| json!({"report": report})))
+                let report = self.rng.percent(50).then(|| self.tagged_text());
+                (texts::CLOSE_THREAD, report.map_or(json!({}), |report| json!({"report": report})))
             }
             4 | 5 => {
                 let children: Vec<String> =
-                    self.disk.threads[place].head.children().map(ToString::to_string).collect();
+                    self.reference.threads[index].head.children().map(ToString::to_string).collect();
                 let child = self.rng.pick(&children).cloned().unwrap_or_else(|| "nobody".into());
-                (words::SEND_MESSAGE_TO_CHILD, json!({"thread_id": child, "message": self.spoken()}))
+                (texts::SEND_MESSAGE_TO_CHILD, json!({"thread_id": child, "message": self.tagged_text()}))
             }
-            6 => (words::SLEEP, json!({"seconds": self.rng.below(40)})),
-            7 => (words::WAIT, json!({})),
+            6 => (texts::SLEEP, json!({"seconds": self.rng.below(40)})),
+            7 => (texts::WAIT, json!({})),
             8 => {
                 let cron = ["* * * * *", "*/20 * * * * *", "0 0 1 1 *"][self.rng.below(3)];
-                (words::SCHEDULE, json!({"cron": cron, "text": super::watch::TICK}))
+                (texts::SCHEDULE, json!({"cron": cron, "text": super::tracker::TICK}))
             }
-            _ => (words::CANCEL_SUBSCRIPTION, json!({"tool_call_id": self.subscription(place)})),
+            _ => (texts::CANCEL_SUBSCRIPTION, json!({"tool_call_id": self.subscription(index)})),
         };
         let Value::Object(arguments) = arguments else { unreachable!("an object") };
         (name.into(), Ok(arguments))
     }
 
-    fn spoken(&mut self) -> String {
-        text_of(self.outside.word())
+    fn tagged_text(&mut self) -> String {
+        tag_text(self.peers.next_tag())
     }
 
-    /// What the model takes for a subscription of its own.
-    fn subscription(&mut self, place: Place) -> String {
-        let from = if self.rng.percent(85) { place } else { self.rng.below(self.disk.threads.len()) };
-        let head = &self.disk.threads[from].head;
+    /// Returns an id that the model uses as one of its subscriptions. It may be wrong.
+    fn subscription(&mut self, index: ThreadIndex) -> String {
+        let from = if self.rng.percent(85) { index } else { self.rng.below(self.reference.threads.len()) };
+        let head = &self.reference.threads[from].head;
         let active: Vec<String> = head.subscriptions().iter().map(|active| active.id.to_string()).collect();
         self.rng.pick(&active).cloned().unwrap_or_else(|| "no such thing".into())
     }
 
-    /// A history goes to the model.
+    /// Passes a history that is sent to the model to the visitor.
     pub(super) fn show(&mut self, entries: &[Entry]) {
         if let Some(visitor) = &mut self.visitor {
             visitor(entries);

@@ -1,147 +1,154 @@
-//! Each commit of the real store, as it happens: the step is what the rules say, and the model takes it as well.
+//! Observes each commit of the real store: compares the step with the rules and applies it to the reference store.
 
 use std::sync::Arc;
 
 use rap_agent::{Ignored, Input, Step, step};
 use rap_protocol::Timestamp;
 
-use super::disk::{Place, place_of};
-use super::invariants::{Broken, broken, holds};
+use super::invariants::{Violation, ensure, violation};
+use super::reference::{ThreadIndex, index_of};
 use super::state::{Sim, State};
 use crate::store::sqlite::{Observed, ObservedOutcome};
 use crate::store::{Message, Target, Thread};
 
 impl Sim {
-    /// What a commit has written.
+    /// Checks and applies the messages of a commit.
     pub(super) fn observe(&self, observed: Vec<Observed>) {
         let mut state = self.state();
         for observed in observed {
-            if state.broken.is_some() {
+            if state.violation.is_some() {
                 break;
             }
-            let outcome = state.take(observed);
-            state.holds(outcome);
+            let outcome = state.apply_observed(observed);
+            state.record(outcome);
         }
-        if state.broken.is_some() {
+        if state.violation.is_some() {
             self.crash.notify_one();
         }
     }
 }
 
 impl State {
-    fn take(&mut self, observed: Observed) -> Result<(), Broken> {
+    fn apply_observed(&mut self, observed: Observed) -> Result<(), Violation> {
         let Observed { message, now, outcome } = observed;
         self.steps += 1;
         self.note(|| match &outcome {
             ObservedOutcome::Done { thread, step, .. } => format!(
                 "t{} {:?}\n    -> {:?}\n    -> {:?}\n    -> {:?}",
-                place_of(thread.key),
+                index_of(thread.key),
                 message.input,
                 step.head.phase(),
                 step.writes,
                 step.effects
             ),
-            ObservedOutcome::Repeated => format!("{:?} -> known by its key", message.input),
+            ObservedOutcome::Repeated => format!("{:?} -> a repeat, recognised by its key", message.input),
             ObservedOutcome::Ignored { thread, why } => {
-                format!("t{} {:?} -> {why:?}", place_of(*thread), message.input)
+                format!("t{} {:?} -> {why:?}", index_of(*thread), message.input)
             }
             ObservedOutcome::Refused(why) => format!("{:?} {:?} -> {why}", message.target, message.input),
         });
-        let taken = self.take_outbox_message(&message, &outcome)?;
+        let taken = self.remove_outbox_message(&message, &outcome)?;
         match outcome {
             ObservedOutcome::Done { thread, step, children } => {
-                self.take_step(&message, &thread, &step, &children, now)
+                self.apply_step(&message, &thread, &step, &children, now)
             }
             ObservedOutcome::Ignored { thread, why } if taken || why != Ignored::Duplicate => {
-                self.take_refusal(place_of(thread), message.input, why, now)
+                self.check_refusal(index_of(thread), message.input, why, now)
             }
             _ => Ok(()),
         }
     }
 
-    /// A message between threads goes with the step or refusal of its receiver. Returns false if it was delivered
+    /// Removes a message between threads when its receiver applies or refuses it. Returns false if it was delivered
     /// before.
-    fn take_outbox_message(&mut self, message: &Message, outcome: &ObservedOutcome) -> Result<bool, Broken> {
+    fn remove_outbox_message(
+        &mut self,
+        message: &Message,
+        outcome: &ObservedOutcome,
+    ) -> Result<bool, Violation> {
         let (Some(_), Input::FromThread { sender, message: text }, Target::Id(receiver)) =
             (message.outbox, &message.input, &message.target)
         else {
             return Ok(true);
         };
-        let taken = self.disk.take_message(sender, receiver, text);
+        let taken = self.reference.remove_message(sender, receiver, text);
         let applied = matches!(outcome, ObservedOutcome::Done { .. });
-        holds!(taken || !applied, "I2: {receiver} takes {text:?} of {sender} twice");
+        ensure!(taken || !applied, "I2: {receiver} applies {text:?} of {sender} twice");
         Ok(taken)
     }
 
-    fn take_step(
+    fn apply_step(
         &mut self,
         message: &Message,
         thread: &Arc<Thread>,
         done: &Step,
         children: &[Arc<Thread>],
         now: Timestamp,
-    ) -> Result<(), Broken> {
-        let place = place_of(thread.key);
+    ) -> Result<(), Violation> {
+        let index = index_of(thread.key);
         match &message.target {
             Target::New(_) => {
-                self.disk.add(thread, rap_agent::Head::new())?;
-                self.checker.born(&self.disk, place, None);
+                self.reference.add(thread, rap_agent::Head::new())?;
+                self.checker.on_thread_added(&self.reference, index, None);
             }
             Target::Fork { at, .. } => {
-                self.disk.add(thread, done.head.clone())?;
-                self.checker.forked(&self.disk, place, *at)?;
+                self.reference.add(thread, done.head.clone())?;
+                self.checker.on_fork(&self.reference, index, *at)?;
             }
             _ => {}
         }
-        holds!(place < self.disk.threads.len(), "I4: a step of a thread that is not there: {thread:?}");
-        self.is_the_rules_step(place, &message.input, done, now)?;
+        ensure!(index < self.reference.threads.len(), "I4: a step of an unknown thread: {thread:?}");
+        self.check_against_rules(index, &message.input, done, now)?;
         let input = &message.input;
-        self.checker.judge(&self.disk, place, input, done, now)?;
-        self.disk.commit(place, done, children)?;
+        self.checker.check_step(&self.reference, index, input, done, now)?;
+        self.reference.commit(index, done, children)?;
         for child in children {
-            self.checker.born(&self.disk, place_of(child.key), Some((place, input)));
-            self.checker.look(&self.disk, place_of(child.key))?;
+            self.checker.on_thread_added(&self.reference, index_of(child.key), Some((index, input)));
+            self.checker.check_thread(&self.reference, index_of(child.key))?;
         }
-        self.checker.look(&self.disk, place)?;
-        self.offer_again(place, input, now)
+        self.checker.check_thread(&self.reference, index)?;
+        self.check_repeat(index, input, now)
     }
 
-    /// I4: the store has made the step that the rules make of what the model knows.
-    fn is_the_rules_step(
+    /// I4: the step of the store is the one that the rules give for the data of the reference store.
+    fn check_against_rules(
         &self,
-        place: Place,
+        index: ThreadIndex,
         input: &Input,
         done: &Step,
         now: Timestamp,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), Violation> {
         let limits = &self.bounds.thread;
-        let facts = self.disk.facts(place, input, limits, now);
-        let head = self.disk.threads[place].head.clone();
+        let facts = self.reference.facts(index, input, limits, now);
+        let head = self.reference.threads[index].head.clone();
         let expected = step(head, input.clone(), facts, now, limits);
         match expected {
             Ok(expected) if expected == *done => Ok(()),
-            expected => broken(format!("I4: {input:?} is {done:?} for t{place}, the rules say {expected:?}")),
+            expected => violation(format!(
+                "I4: the step of t{index} for {input:?} is {done:?}, the rules give {expected:?}"
+            )),
         }
     }
 
-    fn take_refusal(
+    fn check_refusal(
         &mut self,
-        place: Place,
+        index: ThreadIndex,
         input: Input,
         why: Ignored,
         now: Timestamp,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), Violation> {
         let limits = &self.bounds.thread;
-        let facts = self.disk.facts(place, &input, limits, now);
-        let expected = step(self.disk.threads[place].head.clone(), input.clone(), facts, now, limits);
+        let facts = self.reference.facts(index, &input, limits, now);
+        let expected = step(self.reference.threads[index].head.clone(), input.clone(), facts, now, limits);
         let same = expected.as_ref().err() == Some(&why);
-        holds!(same, "I4: t{place} says {why:?} to {input:?}, the rules say {expected:?}");
-        self.checker.refused(&self.disk, place, &input, now, &why)
+        ensure!(same, "I4: t{index} refuses {input:?} with {why:?}, the rules give {expected:?}");
+        self.checker.on_refusal(&self.reference, index, &input, now, &why)
     }
 
-    /// I2: what was taken is offered again and changes nothing. What people do has keys instead, a message between
-    /// threads goes with its row, and an event without an id counts each time.
-    fn offer_again(&self, place: Place, input: &Input, now: Timestamp) -> Result<(), Broken> {
+    /// I2: an input that was applied changes nothing when it is applied again. Excluded are requests of people, which
+    /// have idempotency keys, messages between threads, which are removed with their row, and events without an id,
+    /// each of which counts.
+    fn check_repeat(&self, index: ThreadIndex, input: &Input, now: Timestamp) -> Result<(), Violation> {
         match input {
             Input::Event { event, .. } if event.id.is_none() && !event.is_final => return Ok(()),
             Input::Begin { .. }
@@ -151,12 +158,12 @@ impl State {
             | Input::FromThread { .. }
             | Input::Resume
             | Input::Notice { .. }
-            | Input::Spent(_) => return Ok(()),
+            | Input::UnusedAnswer(_) => return Ok(()),
             _ => {}
         }
-        let row = &self.disk.threads[place];
+        let row = &self.reference.threads[index];
         let limits = &self.bounds.thread;
-        let facts = self.disk.facts(place, input, limits, now);
+        let facts = self.reference.facts(index, input, limits, now);
         let Ok(again) = step(row.head.clone(), input.clone(), facts, now, limits) else { return Ok(()) };
         let harmless = |write: &rap_agent::Write| match write {
             rap_agent::Write::View { server, view_type, content } => {
@@ -168,7 +175,7 @@ impl State {
             _ => false,
         };
         let nothing = again.head == row.head && again.effects.is_empty() && again.writes.iter().all(harmless);
-        holds!(nothing, "I2: t{place} takes {input:?} twice: {:?} {:?}", again.writes, again.effects);
+        ensure!(nothing, "I2: t{index} applies {input:?} twice: {:?} {:?}", again.writes, again.effects);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! A small source of chance (splitmix64): the same seed gives the same run on every machine.
+//! A small random number generator (splitmix64). The same seed gives the same run on every machine.
 
 pub(super) struct Rng(u64);
 
@@ -15,7 +15,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number from 0 to `end - 1`; `end` is not 0.
+    /// Returns a number from 0 to `end - 1`. `end` must not be 0.
     pub(super) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
@@ -28,7 +28,7 @@ impl Rng {
         if from.is_empty() { None } else { Some(&from[self.below(from.len())]) }
     }
 
-    /// An index by weight.
+    /// Returns a random index, with probabilities proportional to the weights.
     pub(super) fn weighted(&mut self, weights: &[usize]) -> usize {
         let mut at = self.below(weights.iter().sum());
         for (index, weight) in weights.iter().enumerate() {
@@ -37,6 +37,6 @@ impl Rng {
             }
             at -= weight;
         }
-        unreachable!("the weights add up to the sum")
+        unreachable!("bug: the number is below the sum of the weights")
     }
 }

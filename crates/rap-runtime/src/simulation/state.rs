@@ -1,5 +1,5 @@
-//! The state of a run: the model, the outside, and the source of chance. Everything happens on one thread, in an order
-//! that the seed decides.
+//! The state of a run: the reference store, the peers and the random number generator. Everything happens on one OS
+//! thread, in an order that the seed determines.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,71 +10,78 @@ use rap_protocol::Timestamp;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::disk::{Disk, Place};
 use super::fairness::Fairness;
-use super::invariants::{Broken, Checker, broken};
-use super::outside::{Outside, Server};
+use super::invariants::{Checker, Violation, violation};
+use super::peers::{Peers, Server};
+use super::reference::{ReferenceStore, ThreadIndex};
 use super::rng::Rng;
 use crate::store::sqlite::CommitFault;
 
-/// Sees the history that a question to the model covers.
+/// Called with the history that a question to the model covers.
 pub(super) type Visitor = Box<dyn FnMut(&[Entry]) + Send>;
 
-/// Operations of the store at one moment of simulated time; beyond it the runtime spins.
-const SPINS: usize = 5_000;
+/// Maximum number of store operations without simulated time passing. More of them mean that the runtime is in a busy
+/// loop.
+const MAX_OPERATIONS_AT_ONCE: usize = 5_000;
 
-/// A run.
+/// A simulated run.
 pub(super) struct Sim {
     state: Mutex<State>,
-    /// The process ends here.
+    /// Notified when the process crashes.
     pub(super) crash: Notify,
-    /// A request is to be sent earlier than planned.
-    pub(super) agenda_changed: Notify,
+    /// Notified when a request was added to the send queue.
+    pub(super) send_queue_changed: Notify,
 }
 
 pub(super) struct State {
     pub(super) rng: Rng,
-    pub(super) disk: Disk,
+    pub(super) reference: ReferenceStore,
     pub(super) checker: Checker,
     pub(super) fairness: Fairness,
-    pub(super) outside: Outside,
-    pub(super) mood: Mood,
+    pub(super) peers: Peers,
+    pub(super) chances: Chances,
     pub(super) bounds: RunBounds,
-    /// Chaos is over: everybody answers, and nothing fails any more.
-    pub(super) healed: bool,
-    /// Threads that a task of the runtime asks the model for.
-    pub(super) asking: BTreeMap<tokio::task::Id, (Place, u64)>,
-    pub(super) broken: Option<Broken>,
+    /// Set at the end of a run: from now on all peers respond and nothing fails.
+    pub(super) chaos_over: bool,
+    /// For each task of the runtime that asks the model: the thread and the last entry that the question covers.
+    pub(super) asking: BTreeMap<tokio::task::Id, (ThreadIndex, u64)>,
+    pub(super) violation: Option<Violation>,
     pub(super) visitor: Option<Visitor>,
     pub(super) steps: usize,
-    /// Operations of the store since time passed.
+    /// The current time, and the number of store operations at this time.
     operations: (Timestamp, usize),
     actions: Vec<String>,
     keeps_actions: bool,
-    /// Time at the start of the process, and when that was.
+    /// Simulated time at the start of the process, and the tokio instant of the start. `None` between processes.
     clock: (Timestamp, Option<Instant>),
 }
 
-/// What is likely in a run, in percent.
+/// Probabilities in a run, in percent unless stated otherwise.
 #[derive(Debug, Clone)]
-pub(super) struct Mood {
-    pub(super) talkative: usize,
-    pub(super) subscribing: usize,
-    pub(super) long: usize,
-    pub(super) forgetful: usize,
-    /// Servers: refusals, no answers, slow answers, in this order.
-    pub(super) trouble: [usize; 3],
-    /// Commits that fail, in one of a thousand.
+pub(super) struct Chances {
+    /// Answers of the model with tool calls.
+    pub(super) tool_calls: usize,
+    /// Results that start a subscription.
+    pub(super) subscribe: usize,
+    /// Prompts that the model refuses as too long.
+    pub(super) prompt_too_long: usize,
+    /// Status checks that a server answers wrongly with "not alive".
+    pub(super) false_gone: usize,
+    /// Server faults: refusals, failures and slow responses, in this order.
+    pub(super) server_faults: [usize; 3],
+    /// Commits that fail, per thousand.
     pub(super) lost_commits: usize,
-    /// Crashes at a point where the runtime waits, in one of ten thousand.
+    /// Crashes at a point where the runtime waits, per ten thousand.
     pub(super) crashes: usize,
-    /// Store operations that take a moment.
+    /// Store operations that take some time.
     pub(super) slow_store: usize,
+    /// Invocations during which the server changes its toolset.
     pub(super) redeploys: usize,
+    /// Weight of each action of `chaos`, not in percent.
     pub(super) weights: [usize; super::chaos::ACTIONS],
 }
 
-/// The bounds of a run.
+/// The limits of a run.
 #[derive(Debug, Clone)]
 pub(super) struct RunBounds {
     pub(super) thread: Limits,
@@ -95,18 +102,18 @@ impl Sim {
             invoke_retry_for: Duration::from_secs(1 + rng.below(120) as u64),
         };
         let servers = (0..2).map(|no| Server { url: format!("http://tools{no}.test"), version: 1 });
-        let mut outside = Outside::default();
-        outside.servers = servers.collect();
+        let mut peers = Peers::default();
+        peers.servers = servers.collect();
         let state = State {
-            mood: mood(&mut rng),
-            disk: Disk::default(),
+            chances: chances(&mut rng),
+            reference: ReferenceStore::default(),
             checker: Checker::new(bounds.thread.clone(), bounds.lost_after),
             fairness: Fairness::new(bounds.slots),
-            outside,
+            peers,
             bounds,
-            healed: false,
+            chaos_over: false,
             asking: BTreeMap::new(),
-            broken: None,
+            violation: None,
             visitor: None,
             steps: 0,
             operations: (Timestamp(0), 0),
@@ -115,20 +122,20 @@ impl Sim {
             clock: (Timestamp(1_000_000_000), None),
             rng,
         };
-        Arc::new(Sim { state: Mutex::new(state), crash: Notify::new(), agenda_changed: Notify::new() })
+        Arc::new(Sim { state: Mutex::new(state), crash: Notify::new(), send_queue_changed: Notify::new() })
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A point at which the runtime waits for something outside of it: it may take a moment, or crash.
-    pub(super) async fn wait_here(&self) {
+    /// A point at which the runtime waits for IO. It may take some time here, or crash.
+    pub(super) async fn pause_or_crash(&self) {
         let (crashes, pause) = {
             let mut state = self.state();
             state.count_operation();
-            let (likely, slow) = (state.mood.crashes, state.mood.slow_store);
-            let crashes = state.broken.is_some() || !state.healed && state.rng.below(10_000) < likely;
+            let (likely, slow) = (state.chances.crashes, state.chances.slow_store);
+            let crashes = state.violation.is_some() || !state.chaos_over && state.rng.below(10_000) < likely;
             let pause = state.rng.percent(slow).then(|| state.rng.below(4) as u64);
             (crashes, pause)
         };
@@ -144,11 +151,11 @@ impl Sim {
         }
     }
 
-    /// How the next commit ends.
+    /// Chooses the outcome of the next commit.
     pub(super) fn next_commit(&self) -> CommitFault {
         let mut state = self.state();
-        let likely = state.mood.lost_commits;
-        if state.healed || state.rng.below(1_000) >= likely {
+        let likely = state.chances.lost_commits;
+        if state.chaos_over || state.rng.below(1_000) >= likely {
             return CommitFault::None;
         }
         let fault = if state.rng.percent(50) { CommitFault::Lost } else { CommitFault::Unknown };
@@ -178,7 +185,7 @@ impl State {
         start.map_or(base, |start| base.plus(start.elapsed()))
     }
 
-    /// The clock of a new process goes on where the last one ended.
+    /// Starts the clock of a new process at the time at which the last one ended.
     pub(super) fn start_clock(&mut self) {
         self.clock.1 = Some(Instant::now());
     }
@@ -192,38 +199,38 @@ impl State {
         self.now().plus(Duration::from_millis(millis))
     }
 
-    /// I12: a runtime that goes on without waiting for anything would use a whole processor.
+    /// I12: a runtime that never waits would use a whole processor.
     fn count_operation(&mut self) {
         let now = self.now();
         let (at, count) = self.operations;
         self.operations = if at == now { (at, count + 1) } else { (now, 1) };
-        if count > SPINS {
-            self.holds(broken(format!("I12: {count} operations of the store at the same time")));
+        if count > MAX_OPERATIONS_AT_ONCE {
+            self.record(violation(format!("I12: {count} store operations without time passing")));
         }
     }
 
-    /// Keeps what holds; the first thing that does not is the outcome of the run.
-    pub(super) fn holds(&mut self, outcome: Result<(), Broken>) {
-        if let Err(broken) = outcome {
-            self.broken.get_or_insert(broken);
+    /// Records the result of a check. The first violation is the outcome of the run.
+    pub(super) fn record(&mut self, outcome: Result<(), Violation>) {
+        if let Err(violation) = outcome {
+            self.violation.get_or_insert(violation);
         }
     }
 }
 
-fn mood(rng: &mut Rng) -> Mood {
-    let usual = super::chaos::USUAL;
+fn chances(rng: &mut Rng) -> Chances {
+    let usual = super::chaos::USUAL_WEIGHTS;
     let weights = usual.map(|weight| match rng.below(8) {
         0 => 0,
         1 => weight * 3,
         _ => weight + 1,
     });
     let quiet = rng.percent(20);
-    Mood {
-        talkative: 20 + rng.below(60),
-        subscribing: rng.below(90),
-        long: rng.below(30),
-        forgetful: rng.below(40),
-        trouble: if quiet { [0; 3] } else { [rng.below(15), rng.below(20), rng.below(30)] },
+    Chances {
+        tool_calls: 20 + rng.below(60),
+        subscribe: rng.below(90),
+        prompt_too_long: rng.below(30),
+        false_gone: rng.below(40),
+        server_faults: if quiet { [0; 3] } else { [rng.below(15), rng.below(20), rng.below(30)] },
         lost_commits: if rng.percent(50) { 0 } else { rng.below(60) },
         crashes: if rng.percent(40) { 0 } else { rng.below(60) },
         slow_store: if rng.percent(20) { 0 } else { rng.below(60) },
@@ -232,7 +239,7 @@ fn mood(rng: &mut Rng) -> Mood {
     }
 }
 
-/// In some runs one thing is bounded for each session.
+/// In some runs each session has a budget for one quantity.
 fn budgets(rng: &mut Rng) -> Budgets {
     if rng.percent(60) {
         return Budgets::default();
@@ -249,13 +256,13 @@ fn budgets(rng: &mut Rng) -> Budgets {
     }
 }
 
-/// Narrow bounds, so that every run meets some of them.
+/// Small limits, so that every run reaches some of them.
 fn limits(rng: &mut Rng) -> Limits {
     Limits {
         subscriptions: 1 + rng.below(3),
         open_calls: 1 + rng.below(5),
         held: 1 + rng.below(6) as u32,
-        // What is said here is short.
+        // All texts are short.
         held_bytes: u64::MAX,
         questions: 1 + rng.below(3),
         children: 1 + rng.below(3),

@@ -1,22 +1,22 @@
-//! The real store behind a wrapper: operations take a moment, the process may crash before and after each, and what is
-//! read is compared with the model.
+//! A wrapper around the real store. Operations take time, the process may crash before and after each of them, and
+//! prompts are compared with the reference store.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use rap_agent::{Cause, Entry, Seq, StatusCheck, prompt::seen};
+use rap_agent::{Cause, Entry, Seq, StatusCheck, prompt::visible_entries};
 use rap_io::metrics::Exposition;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 
-use super::disk::place_of;
-use super::invariants::Broken;
+use super::invariants::Violation;
+use super::reference::index_of;
 use super::state::Sim;
 use crate::store::{
-    CallRow, Census, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage,
-    InboxItem, Lane, Message, OutboxKey, OutboxMessage, Page, Receipt, Redelivery, SessionKey,
-    SessionToolset, SqliteStore, Store, SubscriptionRow, Thread, ThreadFilter, ThreadKey, ThreadRow, Timer,
-    TimerRow, ViewRow, Wanted, Work, WorkKey, WorkKind, WorkQueue,
+    CallRow, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage, InboxItem,
+    Message, MessageClass, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery, SessionKey,
+    SessionToolset, SqliteStore, Store, StoreCounts, SubscriptionRow, Thread, ThreadFilter, ThreadKey,
+    ThreadRow, Timer, TimerRow, ViewRow, Work, WorkKey, WorkKind, WorkQueue,
 };
 
 pub(super) struct SimStore {
@@ -25,48 +25,48 @@ pub(super) struct SimStore {
 }
 
 impl SimStore {
-    /// An operation of the store, with a moment before and after it.
-    async fn slowly<T>(&self, operation: impl Future<Output = T>) -> T {
-        self.sim.wait_here().await;
+    /// Runs a store operation with a possible pause or crash before and after it.
+    async fn with_pauses<T>(&self, operation: impl Future<Output = T>) -> T {
+        self.sim.pause_or_crash().await;
         let done = operation.await;
-        self.sim.wait_here().await;
+        self.sim.pause_or_crash().await;
         done
     }
 
-    /// I9: a model sees the history of its thread up to the question, and nothing else.
-    fn shown(&self, thread: &Thread, up_to: Seq, entries: &[Entry]) {
+    /// I9: the model sees the history of its thread up to the question, and nothing else.
+    fn check_prompt(&self, thread: &Thread, up_to: Seq, entries: &[Entry]) {
         let mut state = self.sim.state();
         let state = &mut *state;
-        let place = place_of(thread.key);
+        let index = index_of(thread.key);
         if let Some(task) = tokio::task::try_id() {
-            state.asking.insert(task, (place, up_to));
+            state.asking.insert(task, (index, up_to));
         }
-        let visible: Vec<Entry> = state.disk.visible(place, up_to).into_iter().cloned().collect();
+        let visible: Vec<Entry> = state.reference.visible(index, up_to).into_iter().cloned().collect();
         if state.visitor.is_some() {
             state.show(&visible);
         }
-        let expected = seen((1..).zip(visible).collect());
+        let expected = visible_entries((1..).zip(visible).collect());
         if expected != entries {
             let at = expected.iter().zip(entries).position(|(one, other)| one != other);
             let differ = at.map(|at| (&entries[at], &expected[at]));
             let text = format!(
-                "I9: the model of t{place} is shown {} entries up to {up_to} instead of {}, the first that differ: {differ:?}",
+                "I9: the model of t{index} gets {} entries up to {up_to} instead of {}, the first difference: {differ:?}",
                 entries.len(),
                 expected.len(),
             );
-            state.holds(Err(Broken(text)));
+            state.record(Err(Violation(text)));
         }
     }
 }
 
 #[async_trait]
 impl Store for SimStore {
-    async fn apply(&self, lane: Lane, messages: Vec<Message>) -> Vec<Result<Receipt, Error>> {
-        self.slowly(self.store.apply(lane, messages)).await
+    async fn apply(&self, class: MessageClass, messages: Vec<Message>) -> Vec<Result<Receipt, Error>> {
+        self.with_pauses(self.store.apply(class, messages)).await
     }
 
     async fn thread(&self, id: &ThreadId) -> Result<ThreadRow, Error> {
-        self.slowly(self.store.thread(id)).await
+        self.with_pauses(self.store.thread(id)).await
     }
 
     async fn threads(&self, filter: ThreadFilter) -> Result<Page<ThreadRow>, Error> {
@@ -78,10 +78,10 @@ impl Store for SimStore {
     }
 
     async fn prompt_entries(&self, thread: &Thread, up_to: Seq) -> Result<Vec<Entry>, Error> {
-        self.sim.wait_here().await;
+        self.sim.pause_or_crash().await;
         let entries = self.store.prompt_entries(thread, up_to).await?;
-        self.shown(thread, up_to, &entries);
-        self.sim.wait_here().await;
+        self.check_prompt(thread, up_to, &entries);
+        self.sim.pause_or_crash().await;
         Ok(entries)
     }
 
@@ -94,59 +94,63 @@ impl Store for SimStore {
     }
 
     async fn cause(&self, thread: &Thread) -> Result<Cause, Error> {
-        self.slowly(self.store.cause(thread)).await
+        self.with_pauses(self.store.cause(thread)).await
     }
 
-    async fn knows_call(&self, thread: &ThreadId, call: &CallId) -> Result<bool, Error> {
-        self.slowly(self.store.knows_call(thread, call)).await
+    async fn has_call(&self, thread: &ThreadId, call: &CallId) -> Result<bool, Error> {
+        self.with_pauses(self.store.has_call(thread, call)).await
     }
 
     async fn views(&self, thread: ThreadKey) -> Result<Vec<ViewRow>, Error> {
         self.store.views(thread).await
     }
 
-    async fn inbox(&self, thread: Option<ThreadKey>, wanted: Wanted) -> Result<Page<InboxItem>, Error> {
-        self.store.inbox(thread, wanted).await
+    async fn inbox(
+        &self,
+        thread: Option<ThreadKey>,
+        page_request: PageRequest,
+    ) -> Result<Page<InboxItem>, Error> {
+        self.store.inbox(thread, page_request).await
     }
 
-    async fn calls(&self, wanted: Wanted) -> Result<Page<CallRow>, Error> {
-        self.store.calls(wanted).await
+    async fn calls(&self, page_request: PageRequest) -> Result<Page<CallRow>, Error> {
+        self.store.calls(page_request).await
     }
 
-    async fn subscriptions(&self, wanted: Wanted) -> Result<Page<SubscriptionRow>, Error> {
-        self.store.subscriptions(wanted).await
+    async fn subscriptions(&self, page_request: PageRequest) -> Result<Page<SubscriptionRow>, Error> {
+        self.store.subscriptions(page_request).await
     }
 
-    async fn timers(&self, wanted: Wanted) -> Result<Page<TimerRow>, Error> {
-        self.store.timers(wanted).await
+    async fn timers(&self, page_request: PageRequest) -> Result<Page<TimerRow>, Error> {
+        self.store.timers(page_request).await
     }
 
     async fn session_toolsets(&self, session: SessionKey) -> Result<Vec<SessionToolset>, Error> {
-        self.slowly(self.store.session_toolsets(session)).await
+        self.with_pauses(self.store.session_toolsets(session)).await
     }
 
     async fn toolset(&self, hash: &str) -> Result<Option<Vec<u8>>, Error> {
-        self.slowly(self.store.toolset(hash)).await
+        self.with_pauses(self.store.toolset(hash)).await
     }
 
     async fn newest_toolset(&self, server: &str) -> Result<Option<String>, Error> {
-        self.slowly(self.store.newest_toolset(server)).await
+        self.with_pauses(self.store.newest_toolset(server)).await
     }
 
     async fn save_toolsets(&self, toolsets: Vec<SessionToolset>) -> Result<(), Error> {
-        self.slowly(self.store.save_toolsets(toolsets)).await
+        self.with_pauses(self.store.save_toolsets(toolsets)).await
     }
 
     async fn destinations(&self, kind: WorkKind) -> Result<Vec<String>, Error> {
-        self.slowly(self.store.destinations(kind)).await
+        self.with_pauses(self.store.destinations(kind)).await
     }
 
     async fn due_work(&self, queue: &WorkQueue, page: DuePage) -> Result<DueWork, Error> {
-        self.slowly(self.store.due_work(queue, page)).await
+        self.with_pauses(self.store.due_work(queue, page)).await
     }
 
     async fn load_work(&self, key: &WorkKey, now: Timestamp) -> Result<Option<Work>, Error> {
-        self.slowly(self.store.load_work(key, now)).await
+        self.with_pauses(self.store.load_work(key, now)).await
     }
 
     async fn postpone(
@@ -156,32 +160,32 @@ impl Store for SimStore {
         attempts: u32,
         outcome: String,
     ) -> Result<(), Error> {
-        self.slowly(self.store.postpone(key, at, attempts, outcome)).await
+        self.with_pauses(self.store.postpone(key, at, attempts, outcome)).await
     }
 
     async fn answer_delivered(&self, key: &WorkKey, attempts: u32) -> Result<(), Error> {
-        self.slowly(self.store.answer_delivered(key, attempts)).await
+        self.with_pauses(self.store.answer_delivered(key, attempts)).await
     }
 
     async fn acknowledge(&self, calls: Vec<(ThreadKey, CallId)>, at: Timestamp) -> Result<(), Error> {
         let known = calls.clone();
-        self.sim.wait_here().await;
+        self.sim.pause_or_crash().await;
         let done = self.store.acknowledge(calls, at).await;
         if done.is_ok() {
             let mut state = self.sim.state();
-            known.iter().for_each(|(_, call)| state.checker.invocation_recorded(call, at));
+            known.iter().for_each(|(_, call)| state.checker.on_invocation_recorded(call, at));
         }
-        self.sim.wait_here().await;
+        self.sim.pause_or_crash().await;
         done
     }
 
     async fn record_check(&self, thread: ThreadKey, call: &CallId, check: StatusCheck) -> Result<(), Error> {
-        self.sim.wait_here().await;
+        self.sim.pause_or_crash().await;
         let done = self.store.record_check(thread, call, check).await;
         if done.is_ok() {
-            self.sim.state().checker.recorded(call, check);
+            self.sim.state().checker.on_check_recorded(call, check);
         }
-        self.sim.wait_here().await;
+        self.sim.pause_or_crash().await;
         done
     }
 
@@ -191,7 +195,7 @@ impl Store for SimStore {
         skip: &[SessionKey],
         limit: usize,
     ) -> Result<Vec<OutboxMessage>, Error> {
-        self.slowly(self.store.due_messages(now, skip, limit)).await
+        self.with_pauses(self.store.due_messages(now, skip, limit)).await
     }
 
     async fn due_timers(
@@ -201,25 +205,25 @@ impl Store for SimStore {
         skip: &[SessionKey],
         limit: usize,
     ) -> Result<Vec<Timer>, Error> {
-        self.slowly(self.store.due_timers(now, late_after, skip, limit)).await
+        self.with_pauses(self.store.due_timers(now, late_after, skip, limit)).await
     }
 
-    async fn put_off(
+    async fn postpone_due(
         &self,
         timers: Vec<Timer>,
         messages: Vec<OutboxKey>,
         now: Timestamp,
         at: Timestamp,
     ) -> Result<(), Error> {
-        self.slowly(self.store.put_off(timers, messages, now, at)).await
+        self.with_pauses(self.store.postpone_due(timers, messages, now, at)).await
     }
 
     async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {
-        self.slowly(self.store.next_due(after)).await
+        self.with_pauses(self.store.next_due(after)).await
     }
 
     async fn record_deliveries(&self, records: Vec<DeliveryRecord>) -> Result<Vec<String>, Error> {
-        self.slowly(self.store.record_deliveries(records)).await
+        self.with_pauses(self.store.record_deliveries(records)).await
     }
 
     async fn deliveries(&self, filter: DeliveryFilter) -> Result<Page<Delivery>, Error> {
@@ -231,15 +235,15 @@ impl Store for SimStore {
     }
 
     async fn redeliver(&self, id: &str, now: Timestamp) -> Result<Redelivery, Error> {
-        self.slowly(self.store.redeliver(id, now)).await
+        self.with_pauses(self.store.redeliver(id, now)).await
     }
 
     async fn prune(&self, keys_before: Timestamp, deliveries_before: Timestamp) -> Result<bool, Error> {
-        self.slowly(self.store.prune(keys_before, deliveries_before)).await
+        self.with_pauses(self.store.prune(keys_before, deliveries_before)).await
     }
 
-    async fn census(&self) -> Result<Census, Error> {
-        self.store.census().await
+    async fn counts(&self) -> Result<StoreCounts, Error> {
+        self.store.counts().await
     }
 
     fn expose(&self, text: &mut Exposition) {

@@ -1,14 +1,16 @@
-//! Seeded runs. `RAP_SIM_SEED=n` runs one seed, `RAP_SIM_SEEDS=n` so many in each part.
+//! Seeded runs. `RAP_SIM_SEED=n` runs only seed n. `RAP_SIM_SEEDS=n` runs n seeds in each part.
 
 use std::env;
 
 use super::{check, run};
 
-/// Seeds in each part.
+/// Number of seeds in each part, unless `RAP_SIM_SEEDS` is set.
 const SEEDS: u64 = 80;
 
 fn number(name: &str) -> Option<u64> {
-    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text}")))
+    env::var(name)
+        .ok()
+        .map(|text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not {text}")))
 }
 
 fn part(part: u64) {
@@ -42,7 +44,7 @@ fn all_invariants_hold_under_chaos_4_of_4() {
 }
 
 #[test]
-fn a_seed_replays_exactly() {
+fn a_seed_gives_the_same_run_twice() {
     for seed in 0..10 {
         let [(_, one), (_, other)] = [run(seed, true), run(seed, true)];
         let differs = one.iter().zip(&other).position(|(one, other)| one != other);

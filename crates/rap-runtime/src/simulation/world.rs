@@ -1,4 +1,4 @@
-//! The simulated world of an engine: its clock, its randomness, and the tool servers.
+//! The simulated environment of an engine: clock, random numbers, and tool servers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,23 +14,23 @@ use serde_json::{Value, json};
 use url::Url;
 
 use super::invariants::Notification;
-use super::outside::{SimEvent, ToolCall};
+use super::peers::{SimEvent, ToolCall};
 use super::state::{Sim, State};
-use super::watch::FOR_CLIENTS;
+use super::tracker::FOR_CLIENTS;
 use crate::store::{WorkKind, WorkQueue};
 use crate::world::{Blocking, Clock, Headers, Http, Purpose, Random, World};
 
 /// The base of callback URLs.
 pub(super) const PUBLIC_URL: &str = "http://127.0.0.1:9";
-/// How long a request waits for a server that hangs.
-const HANGS: Duration = Duration::from_secs(10);
+/// Time until a request to a hanging server times out.
+const HANG_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) fn world(sim: &Arc<Sim>) -> World {
-    let outside = Arc::new(SimWorld { sim: Arc::clone(sim) });
+    let world = Arc::new(SimWorld { sim: Arc::clone(sim) });
     World {
-        clock: Arc::<SimWorld>::clone(&outside),
-        random: Arc::<SimWorld>::clone(&outside),
-        http: outside,
+        clock: Arc::<SimWorld>::clone(&world),
+        random: Arc::<SimWorld>::clone(&world),
+        http: world,
         blocking: Blocking::Inline,
     }
 }
@@ -51,36 +51,46 @@ impl Random for SimWorld {
     }
 }
 
-/// What becomes of a request.
+/// The simulated course of an HTTP request.
 #[derive(Debug)]
-struct Fate {
-    before: Duration,
+struct Exchange {
+    request_delay: Duration,
     arrives: bool,
-    after: Duration,
+    reply_delay: Duration,
     answer: Result<u16, Error>,
 }
 
-impl Fate {
-    fn draw(state: &mut State) -> Fate {
-        let millis = |state: &mut State, most| Duration::from_millis(state.rng.below(most) as u64);
-        let (before, after) = (millis(state, 20), millis(state, 20));
-        if state.healed {
-            return Fate { before, arrives: true, after, answer: Ok(200) };
+impl Exchange {
+    fn random(state: &mut State) -> Exchange {
+        let millis = |state: &mut State, max| Duration::from_millis(state.rng.below(max) as u64);
+        let (request_delay, reply_delay) = (millis(state, 20), millis(state, 20));
+        if state.chaos_over {
+            return Exchange { request_delay, arrives: true, reply_delay, answer: Ok(200) };
         }
-        let [refuses, fails, slow] = state.mood.trouble;
-        let before = if state.rng.percent(slow) { millis(state, 4_000) } else { before };
+        let [refuses, fails, slow] = state.chances.server_faults;
+        let request_delay = if state.rng.percent(slow) { millis(state, 4_000) } else { request_delay };
         if state.rng.percent(refuses) {
-            return Fate { before, arrives: false, after, answer: Ok(400) };
+            return Exchange { request_delay, arrives: false, reply_delay, answer: Ok(400) };
         }
         if !state.rng.percent(fails) {
-            return Fate { before, arrives: true, after, answer: Ok(202) };
+            return Exchange { request_delay, arrives: true, reply_delay, answer: Ok(202) };
         }
         let arrives = state.rng.percent(50);
         match state.rng.below(4) {
-            0 => Fate { before, arrives: false, after, answer: Ok(503) },
-            1 => Fate { before, arrives, after: HANGS, answer: Err(Error::TimedOut) },
-            2 => Fate { before, arrives: false, after, answer: Err(Error::Unreachable("down".into())) },
-            _ => Fate { before, arrives, after, answer: Err(Error::Protocol("the connection broke")) },
+            0 => Exchange { request_delay, arrives: false, reply_delay, answer: Ok(503) },
+            1 => Exchange { request_delay, arrives, reply_delay: HANG_TIMEOUT, answer: Err(Error::TimedOut) },
+            2 => Exchange {
+                request_delay,
+                arrives: false,
+                reply_delay,
+                answer: Err(Error::Unreachable("down".into())),
+            },
+            _ => Exchange {
+                request_delay,
+                arrives,
+                reply_delay,
+                answer: Err(Error::Protocol("the connection broke")),
+            },
         }
     }
 }
@@ -101,30 +111,30 @@ impl Http for SimWorld {
         let base = url.origin().ascii_serialization();
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
         match url.path() {
-            "/invoke" => self.invoked(base, body).await,
-            CANCEL_TOOL_CALL_PATH | CLOSE_THREAD_PATH => self.notified(&base, &body).await,
-            TOOL_CALL_STATUS_PATH => self.asked_after(base, &body).await,
-            path => self.answered(base, path, &body).await,
+            "/invoke" => self.handle_invocation(base, body).await,
+            CANCEL_TOOL_CALL_PATH | CLOSE_THREAD_PATH => self.handle_notification(&base, &body).await,
+            TOOL_CALL_STATUS_PATH => self.handle_status_check(base, &body).await,
+            path => self.handle_answer(base, path, &body).await,
         }
     }
 
     async fn get(&self, url: &Url, _headers: &Headers, _max_bytes: usize) -> Result<Fetched, Error> {
         assert_eq!(url.path(), DISCOVERY_PATH);
         let base = url.origin().ascii_serialization();
-        let fate = Fate::draw(&mut self.sim.state());
-        tokio::time::sleep(fate.before + fate.after).await;
+        let exchange = Exchange::random(&mut self.sim.state());
+        tokio::time::sleep(exchange.request_delay + exchange.reply_delay).await;
         let mut state = self.sim.state();
-        state.note(|| format!("GET {url}: {:?}", fate.answer));
-        let status = fate.answer?;
+        state.note(|| format!("GET {url}: {:?}", exchange.answer));
+        let status = exchange.answer?;
         let version =
-            state.outside.servers.iter().find(|server| server.url == base).map(|server| server.version);
+            state.peers.servers.iter().find(|server| server.url == base).map(|server| server.version);
         let body = if status < 300 { toolset(&base, version.unwrap_or(0)) } else { Vec::new() };
         let status = if status < 300 { 200 } else { status };
         Ok(Fetched { status, retry_after: None, body: body.into() })
     }
 }
 
-/// The tools of a server. Both servers have the same ones, by different names.
+/// Returns the toolset of a server. Both servers have the same tools under different names.
 fn toolset(base: &str, version: u64) -> Vec<u8> {
     let no = &base[base.len() - "0.test".len()..base.len() - ".test".len()];
     let schema = json!({"type": "object", "properties": {"of": {"type": "integer"}}});
@@ -142,28 +152,34 @@ fn toolset(base: &str, version: u64) -> Vec<u8> {
     serde_json::to_vec(&document).expect("JSON")
 }
 
-/// A request that a simulated server works on. It ends when this is dropped, also if the runtime gave it up.
-struct Served<'a> {
+/// A request that a simulated server is handling. It ends when this is dropped, even if the runtime gave it up.
+struct InFlightRequest<'a> {
     sim: &'a Sim,
     queue: WorkQueue,
     work: String,
 }
 
-impl<'a> Served<'a> {
-    fn begin(sim: &'a Sim, kind: WorkKind, destination: &str, thread: &ThreadId, work: String) -> Served<'a> {
+impl<'a> InFlightRequest<'a> {
+    fn begin(
+        sim: &'a Sim,
+        kind: WorkKind,
+        destination: &str,
+        thread: &ThreadId,
+        work: String,
+    ) -> InFlightRequest<'a> {
         let queue = WorkQueue { kind, destination: destination.to_owned() };
         let mut state = sim.state();
         let now = state.now();
-        let outcome = match state.disk.place(thread) {
+        let outcome = match state.reference.index(thread) {
             Some(_) => state.fairness.begin(&queue, &work, now),
-            None => super::invariants::broken(format!("I8: nobody knows thread {thread}")),
+            None => super::invariants::violation(format!("I8: a request for the unknown thread {thread}")),
         };
-        state.holds(outcome);
-        Served { sim, queue, work }
+        state.record(outcome);
+        InFlightRequest { sim, queue, work }
     }
 }
 
-impl Drop for Served<'_> {
+impl Drop for InFlightRequest<'_> {
     fn drop(&mut self) {
         self.sim.state().fairness.end(&self.queue, &self.work);
     }
@@ -182,36 +198,38 @@ fn call_in(body: &Value, name: &str) -> CallId {
 }
 
 impl SimWorld {
-    async fn invoked(&self, base: String, body: Value) -> Result<Reply, Error> {
+    async fn handle_invocation(&self, base: String, body: Value) -> Result<Reply, Error> {
         let (thread, call) = (thread_in(&body, "group_id"), call_in(&body, "id"));
-        let fate = {
+        let exchange = {
             let mut state = self.sim.state();
             let state = &mut *state;
-            let outcome = match state.disk.place(&thread) {
-                Some(place) => state.checker.invoked(&state.disk, place, &call),
-                None => super::invariants::broken(format!("I8: {call} of unknown {thread}")),
+            let outcome = match state.reference.index(&thread) {
+                Some(index) => state.checker.on_invocation(&state.reference, index, &call),
+                None => super::invariants::violation(format!(
+                    "I8: {call} is invoked for the unknown thread {thread}"
+                )),
             };
-            state.holds(outcome);
-            Fate::draw(state)
+            state.record(outcome);
+            Exchange::random(state)
         };
-        let served = Served::begin(&self.sim, WorkKind::Invoke, &base, &thread, call.to_string());
-        tokio::time::sleep(fate.before).await;
+        let in_flight = InFlightRequest::begin(&self.sim, WorkKind::Invoke, &base, &thread, call.to_string());
+        tokio::time::sleep(exchange.request_delay).await;
         let stale = {
             let mut state = self.sim.state();
-            let redeploys = state.mood.redeploys;
-            let redeploys = !state.healed && state.rng.percent(redeploys);
-            let server = state.outside.servers.iter_mut().find(|server| server.url == base);
-            let server = server.expect("a server of ours");
+            let redeploys = state.chances.redeploys;
+            let redeploys = !state.chaos_over && state.rng.percent(redeploys);
+            let server = state.peers.servers.iter_mut().find(|server| server.url == base);
+            let server = server.expect("a simulated server");
             server.version += u64::from(redeploys);
             text(&body, "toolset_version") != server.version.to_string()
         };
-        let answer = if stale && fate.arrives { Ok(409) } else { fate.answer };
-        self.sim.state().note(|| format!("invoke {call} of {thread}: {answer:?} {}", fate.arrives));
-        if fate.arrives && !stale {
+        let answer = if stale && exchange.arrives { Ok(409) } else { exchange.answer };
+        self.sim.state().note(|| format!("invoke {call} of {thread}: {answer:?} {}", exchange.arrives));
+        if exchange.arrives && !stale {
             self.accept(&mut self.sim.state(), &thread, &call, text(&body, "callback_url"));
         }
-        tokio::time::sleep(fate.after).await;
-        drop(served);
+        tokio::time::sleep(exchange.reply_delay).await;
+        drop(in_flight);
         let mut state = self.sim.state();
         let now = state.now();
         match &answer {
@@ -223,139 +241,138 @@ impl SimWorld {
         Ok(reply(answer?, Bytes::new()))
     }
 
-    /// A tool server has an invocation, perhaps for the second time.
+    /// A tool server accepts an invocation, possibly a repeated one.
     fn accept(&self, state: &mut State, thread: &ThreadId, call: &CallId, callback: String) {
         let callback = callback.strip_prefix(PUBLIC_URL).unwrap_or_default().to_owned();
-        let place = state.disk.place(thread).unwrap_or_default();
-        let new =
-            ToolCall { thread: thread.clone(), place, callback, forgotten: false, results: 0, result: None };
-        let known = state.outside.accepted.entry(call.clone()).or_insert(new);
-        known.forgotten = false;
+        let index = state.reference.index(thread).unwrap_or_default();
+        let new = ToolCall { thread: thread.clone(), index, callback, lost: false, results: 0, result: None };
+        let known = state.peers.accepted.entry(call.clone()).or_insert(new);
+        known.lost = false;
         let again = known.results > 0;
         if again && state.rng.percent(50) {
             return;
         }
         match state.rng.below(10) {
-            0 if !state.healed => {
+            0 if !state.chaos_over => {
                 if state.rng.percent(50)
-                    && let Some(known) = state.outside.accepted.get_mut(call)
+                    && let Some(known) = state.peers.accepted.get_mut(call)
                 {
-                    known.forgotten = true;
+                    known.lost = true;
                 }
             }
             1 | 2 => {
                 for _ in 0..=state.rng.below(3) {
-                    state.aside(call);
+                    state.send_question_or_view(call);
                 }
                 state.send_result(call);
             }
             _ => state.send_result(call),
         }
-        self.sim.agenda_changed.notify_one();
+        self.sim.send_queue_changed.notify_one();
     }
 
-    async fn notified(&self, base: &str, body: &Value) -> Result<Reply, Error> {
+    async fn handle_notification(&self, base: &str, body: &Value) -> Result<Reply, Error> {
         let call = body.get("tool_call_id").map(|_| call_in(body, "tool_call_id"));
         let thread = thread_in(body, "thread_id");
-        let fate = {
+        let exchange = {
             let mut state = self.sim.state();
             let state = &mut *state;
             state.note(|| format!("notify {base}: {body}"));
             let notification = Notification { server: base.to_owned(), thread, call };
-            let outcome = state.checker.notified(&state.disk, notification);
-            state.holds(outcome);
-            Fate::draw(state)
+            let outcome = state.checker.on_notification(&state.reference, notification);
+            state.record(outcome);
+            Exchange::random(state)
         };
-        tokio::time::sleep(fate.before + fate.after).await;
-        Ok(reply(fate.answer?, Bytes::new()))
+        tokio::time::sleep(exchange.request_delay + exchange.reply_delay).await;
+        Ok(reply(exchange.answer?, Bytes::new()))
     }
 
-    async fn asked_after(&self, base: String, body: &Value) -> Result<Reply, Error> {
+    async fn handle_status_check(&self, base: String, body: &Value) -> Result<Reply, Error> {
         let (thread, call) = (thread_in(body, "thread_id"), call_in(body, "tool_call_id"));
-        let (fate, gone) = {
+        let (exchange, gone) = {
             let mut state = self.sim.state();
             let state = &mut *state;
-            let checked = state.checker.asked_after(&call, state.now());
-            state.holds(checked);
-            let known = state.outside.accepted.get(&call);
-            let gone = known.is_none_or(|known| known.forgotten);
-            let lies = !state.healed && state.rng.percent(state.mood.forgetful);
-            (Fate::draw(state), gone || lies)
+            let checked = state.checker.on_status_check(&call, state.now());
+            state.record(checked);
+            let known = state.peers.accepted.get(&call);
+            let gone = known.is_none_or(|known| known.lost);
+            let wrong = !state.chaos_over && state.rng.percent(state.chances.false_gone);
+            (Exchange::random(state), gone || wrong)
         };
-        let served = Served::begin(&self.sim, WorkKind::Check, &base, &thread, call.to_string());
-        tokio::time::sleep(fate.before + fate.after).await;
-        drop(served);
-        let gone = fate.answer.as_ref().is_ok_and(|status| *status < 300) && gone;
+        let in_flight = InFlightRequest::begin(&self.sim, WorkKind::Check, &base, &thread, call.to_string());
+        tokio::time::sleep(exchange.request_delay + exchange.reply_delay).await;
+        drop(in_flight);
+        let gone = exchange.answer.as_ref().is_ok_and(|status| *status < 300) && gone;
         let mut state = self.sim.state();
-        state.note(|| format!("status of {call}: {:?} gone {gone}", fate.answer));
+        state.note(|| format!("status of {call}: {:?} gone {gone}", exchange.answer));
         let now = state.now();
         if gone {
-            state.checker.said_gone(&call, now);
+            state.checker.on_gone(&call, now);
         }
         drop(state);
-        let status = fate.answer.map(|status| if status < 300 { 200 } else { status });
+        let status = exchange.answer.map(|status| if status < 300 { 200 } else { status });
         let body = json!({"alive": !gone}).to_string();
         Ok(reply(status?, body.into()))
     }
 
-    async fn answered(&self, base: String, path: &str, body: &Value) -> Result<Reply, Error> {
+    async fn handle_answer(&self, base: String, path: &str, body: &Value) -> Result<Reply, Error> {
         let call = call_in(body, "id");
-        let (fate, thread) = {
+        let (exchange, thread) = {
             let mut state = self.sim.state();
             state.note(|| format!("answer {path}: {body}"));
-            let thread = state.outside.accepted.get(&call).map(|call| call.thread.clone());
-            (Fate::draw(&mut state), thread)
+            let thread = state.peers.accepted.get(&call).map(|call| call.thread.clone());
+            (Exchange::random(&mut state), thread)
         };
         let Some(thread) = thread else { return Ok(reply(404, Bytes::new())) };
-        let served = Served::begin(&self.sim, WorkKind::Answer, &base, &thread, path.to_owned());
-        tokio::time::sleep(fate.before + fate.after).await;
-        drop(served);
-        if fate.arrives && self.sim.state().rng.percent(60) {
+        let in_flight = InFlightRequest::begin(&self.sim, WorkKind::Answer, &base, &thread, path.to_owned());
+        tokio::time::sleep(exchange.request_delay + exchange.reply_delay).await;
+        drop(in_flight);
+        if exchange.arrives && self.sim.state().rng.percent(60) {
             self.sim.state().send_result(&call);
-            self.sim.agenda_changed.notify_one();
+            self.sim.send_queue_changed.notify_one();
         }
-        Ok(reply(fate.answer?, Bytes::new()))
+        Ok(reply(exchange.answer?, Bytes::new()))
     }
 }
 
 impl State {
-    /// A tool server sends the result of a call; a repeat is the same result.
+    /// A tool server sends the result of a call. A repeat sends the same result.
     pub(super) fn send_result(&mut self, call: &CallId) {
-        let subscribes = !self.healed && self.rng.percent(self.mood.subscribing);
-        let at = self.later(if self.healed { 50 } else { 1_500 });
-        let Some(mut known) = self.outside.accepted.get(call).cloned() else { return };
-        let (word, subscription) = *known.result.get_or_insert_with(|| (self.outside.word(), subscribes));
+        let subscribes = !self.chaos_over && self.rng.percent(self.chances.subscribe);
+        let at = self.later(if self.chaos_over { 50 } else { 1_500 });
+        let Some(mut known) = self.peers.accepted.get(call).cloned() else { return };
+        let (tag, subscription) = *known.result.get_or_insert_with(|| (self.peers.next_tag(), subscribes));
         known.results += 1;
-        self.outside.send(known.result(call, word, subscription), at);
-        self.outside.accepted.insert(call.clone(), known);
+        self.peers.send(known.result(call, tag, subscription), at);
+        self.peers.accepted.insert(call.clone(), known);
     }
 
-    /// A tool server asks something or shows something.
-    pub(super) fn aside(&mut self, call: &CallId) {
-        // Now and then the same as before.
-        let (no, again) = (self.outside.number(), self.rng.below(2) as u64);
+    /// A tool server sends a question, a view or a malformed callback.
+    pub(super) fn send_question_or_view(&mut self, call: &CallId) {
+        // Some choices repeat an earlier question.
+        let (no, again) = (self.peers.next_number(), self.rng.below(2) as u64);
         let at = self.later(1_000);
-        let Some(known) = self.outside.accepted.get(call) else { return };
-        let server = &self.outside.servers[self.rng.below(2)].url;
+        let Some(known) = self.peers.accepted.get(call) else { return };
+        let server = &self.peers.servers[self.rng.below(2)].url;
         let request = match self.rng.below(10) {
-            0 => known.nonsense(),
+            0 => known.malformed(),
             1..=3 => known.sign_in(call, no),
             4..=6 => known.choice(call, no - again, server),
             _ => known.view(no),
         };
-        self.outside.send(request, at);
+        self.peers.send(request, at);
     }
 
-    pub(super) fn event(&mut self, call: &CallId) {
-        let no = self.outside.number();
+    pub(super) fn send_event(&mut self, call: &CallId) {
+        let no = self.peers.next_number();
         let id = self.rng.percent(70).then_some(no);
-        let crowded = self.disk.threads.len() + self.outside.requests.len() / 2 >= super::chaos::THREADS;
+        let crowded = self.reference.threads.len() + self.peers.requests.len() / 2 >= super::chaos::THREADS;
         let associative = crowded || self.rng.percent(60);
         let is_final = self.rng.percent(15);
-        let word = self.outside.word();
+        let tag = self.peers.next_tag();
         let at = self.later(500);
-        let Some(known) = self.outside.accepted.get(call) else { return };
-        let request = known.event(call, &SimEvent { id, word, associative, is_final });
-        self.outside.send(request, at);
+        let Some(known) = self.peers.accepted.get(call) else { return };
+        let request = known.event(call, &SimEvent { id, tag, associative, is_final });
+        self.peers.send(request, at);
     }
 }

@@ -1,7 +1,7 @@
-//! Applying messages: the part that every database shares. It is pure.
+//! The part of applying messages that every database shares. It does no IO.
 //!
-//! A batch runs in rounds. A round has at most one message of each thread: heads and facts are loaded, steps are made in
-//! memory, and all of it is written. So the second message of a thread sees what the first one did.
+//! A batch is applied in rounds. A round has at most one message for each thread: heads and facts are loaded, steps are
+//! computed in memory, and all of them are written. So the second message for a thread sees the result of the first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -11,9 +11,9 @@ use std::sync::Arc;
 use rap_agent::{Facts, Head, Input, Limits, Spending, Step, Write, step};
 use rap_protocol::Timestamp;
 
-use super::{Error, Once, Receipt, SessionKey, Target, Thread};
+use super::{Error, IdempotencyKey, Receipt, SessionKey, Target, Thread};
 
-/// A thread as it is stored, or as it is about to be stored for the first time.
+/// A thread that was loaded, or that is about to be stored for the first time.
 #[derive(Debug, Clone)]
 pub(crate) struct Loaded {
     pub(crate) thread: Arc<Thread>,
@@ -22,18 +22,19 @@ pub(crate) struct Loaded {
     pub(crate) version: i64,
 }
 
-/// A step that has to be written.
+/// A step that is not written yet.
 pub(crate) struct Stepped {
     pub(crate) loaded: Loaded,
     pub(crate) step: Step,
     pub(crate) now: Timestamp,
 }
 
-/// Facts that threads share. They are loaded once for a batch, passed from step to step, and written at its end.
+/// Facts that several threads share. They are loaded once for a batch, passed from step to step, and written at the end
+/// of the batch.
 #[derive(Default)]
 pub(crate) struct SharedFacts {
     spending: BTreeMap<SessionKey, (Spending, Saved)>,
-    once: HashMap<[u8; 32], ([u8; 32], Receipt)>,
+    receipts: HashMap<[u8; 32], ([u8; 32], Receipt)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,27 +48,27 @@ impl SharedFacts {
         self.spending.get(&session).map(|(spending, _)| *spending)
     }
 
-    pub(crate) fn loaded_spending(&mut self, session: SessionKey, spending: Spending) {
+    pub(crate) fn set_loaded_spending(&mut self, session: SessionKey, spending: Spending) {
         self.spending.insert(session, (spending, Saved::Yes));
     }
 
-    /// What has to be written at the end of the batch, in the order of the sessions.
+    /// Returns the spending to write at the end of the batch, ordered by session.
     pub(crate) fn changed_spending(&self) -> impl Iterator<Item = (SessionKey, &Spending)> {
         let changed = self.spending.iter().filter(|(_, (_, saved))| *saved == Saved::No);
         changed.map(|(session, (spending, _))| (*session, spending))
     }
 
-    /// The receipt of an earlier request with the same key.
-    pub(crate) fn repeated(&self, once: &Once) -> Option<Result<Receipt, Error>> {
-        self.once.get(&once.key).map(|(request, receipt)| same_request(once, request, receipt.clone()))
+    /// Returns the reply to a request whose key was used earlier in this batch.
+    pub(crate) fn repeated(&self, key: &IdempotencyKey) -> Option<Result<Receipt, Error>> {
+        self.receipts.get(&key.key).map(|(request, receipt)| same_request(key, request, receipt.clone()))
     }
 
-    pub(crate) fn remember(&mut self, once: &Once, receipt: &Receipt) {
-        self.once.insert(once.key, (once.request, receipt.clone()));
+    pub(crate) fn remember(&mut self, key: &IdempotencyKey, receipt: &Receipt) {
+        self.receipts.insert(key.key, (key.request, receipt.clone()));
     }
 
-    /// Takes the shared facts out of a step.
-    pub(crate) fn after(&mut self, session: SessionKey, step: &Step) {
+    /// Updates the shared facts from the writes of a step.
+    pub(crate) fn record_step(&mut self, session: SessionKey, step: &Step) {
         for write in &step.writes {
             if let Write::Spending(spending) = write {
                 self.spending.insert(session, (*spending, Saved::No));
@@ -76,12 +77,13 @@ impl SharedFacts {
     }
 }
 
-/// The answer to a request whose key was used before.
-pub(crate) fn same_request(once: &Once, request: &[u8], receipt: Receipt) -> Result<Receipt, Error> {
-    if once.request == request { Ok(receipt) } else { Err(Error::KeyReused) }
+/// Returns the reply to a request whose key was used before: the receipt of the same request, or an error if the
+/// request is a different one.
+pub(crate) fn same_request(key: &IdempotencyKey, request: &[u8], receipt: Receipt) -> Result<Receipt, Error> {
+    if key.request == request { Ok(receipt) } else { Err(Error::KeyReused) }
 }
 
-/// Distributes messages to rounds: the n-th message of each thread is in round n.
+/// Distributes messages over rounds: the n-th message for each thread is in round n.
 pub(crate) fn rounds<K: Eq + Hash>(threads: Vec<K>) -> Vec<Vec<usize>> {
     let mut counts: HashMap<K, usize> = HashMap::new();
     let mut rounds: Vec<Vec<usize>> = Vec::new();
@@ -96,7 +98,7 @@ pub(crate) fn rounds<K: Eq + Hash>(threads: Vec<K>) -> Vec<Vec<usize>> {
     rounds
 }
 
-/// Whether a loaded thread is the one that is meant.
+/// Checks that a loaded thread is the one that the target identifies.
 pub(crate) fn check_target(target: &Target, thread: &Thread) -> Result<(), Error> {
     match target {
         Target::Token { incarnation, .. } if thread.incarnation != *incarnation => Err(Error::NoThread),
@@ -106,7 +108,7 @@ pub(crate) fn check_target(target: &Target, thread: &Thread) -> Result<(), Error
     }
 }
 
-/// Makes a step. A panic fails this one message.
+/// Computes the step of one message. A panic fails only this message.
 pub(crate) fn step_one(
     loaded: Loaded,
     input: Input,
@@ -119,20 +121,20 @@ pub(crate) fn step_one(
     let fault = matches!(&input, Input::UserMessage { text, .. } if text == PANIC);
     let stepped = catch_unwind(AssertUnwindSafe(|| {
         #[cfg(test)]
-        assert!(!fault, "as the test wanted");
+        assert!(!fault, "the test asked for a panic");
         step(head, input, facts, now, limits)
     }));
     match stepped {
         Ok(Ok(step)) => Ok(Stepped { loaded, step, now }),
         Ok(Err(ignored)) => Err((loaded.into(), ignored.into())),
         Err(_panic) => {
-            tracing::error!(thread = %loaded.thread.id, "a step panicked; its thread is set aside until the next start");
-            Err((loaded.into(), Error::SetAside))
+            tracing::error!(thread = %loaded.thread.id, "a step panicked; its thread is disabled until the runtime restarts");
+            Err((loaded.into(), Error::Disabled))
         }
     }
 }
 
-/// A message with this text makes its step panic in tests.
+/// In tests, a message with this text makes its step panic.
 #[cfg(test)]
 pub(crate) const PANIC: &str = "panic in this step, please";
 

@@ -1,25 +1,25 @@
-//! The ledger of deliveries: what was refused, retried or given up, in both directions. What is delivered at its first
-//! attempt has no record.
+//! The delivery ledger: deliveries in both directions that were refused, retried or given up. A delivery that succeeds
+//! at its first attempt has no record.
 //!
-//! It is for people. Nothing is decided by it, and it is written a moment later than what it tells of. It holds no URL
-//! but a server's base.
+//! The ledger is for people; no decision depends on it. Records are written shortly after the attempt. The only URLs in
+//! it are base URLs of servers.
 
 use rap_protocol::retry::Next;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 
 use super::{Cursor, ThreadKey};
 
-/// What is delivered.
+/// The kind of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum DeliveryKind {
-    /// To a tool server: a call.
+    /// A call, sent to a tool server.
     Invocation,
-    /// To a tool server: a thread is closed, or a call cancelled. Tried once.
+    /// Tells a tool server that a thread was closed or a call cancelled. Attempted once.
     Notification,
-    /// To a tool: a person's choice.
+    /// A person's choice, sent to the tool that asked.
     Answer,
-    /// From a tool.
+    /// Received from a tool.
     Callback,
 }
 
@@ -37,19 +37,19 @@ impl DeliveryKind {
     }
 }
 
-/// How a delivery goes.
+/// The state of a delivery after its last attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum DeliveryOutcome {
-    /// Not yet; it is tried again.
+    /// The last attempt failed, and there will be another one.
     Retrying,
-    /// In the end.
+    /// Delivered after at least one failed attempt.
     Delivered,
-    /// The receiver does not want it.
+    /// Refused by the receiver.
     Refused,
-    /// The receiver could not be reached for too long.
+    /// Given up, because the receiver could not be reached for too long.
     GivenUp,
-    /// Nobody needs it any more, or there was no room for it.
+    /// Dropped, because it was no longer needed or a queue was full.
     Dropped,
 }
 
@@ -62,11 +62,11 @@ impl DeliveryOutcome {
         DeliveryOutcome::Dropped,
     ];
 
-    /// After an attempt.
+    /// Returns the outcome of an attempt.
     pub(crate) fn after(next: Next) -> DeliveryOutcome {
         match next {
             Next::Done => DeliveryOutcome::Delivered,
-            Next::Again { .. } => DeliveryOutcome::Retrying,
+            Next::Retry { .. } => DeliveryOutcome::Retrying,
             Next::Refused { .. } => DeliveryOutcome::Refused,
             Next::GaveUp => DeliveryOutcome::GivenUp,
         }
@@ -83,16 +83,16 @@ impl DeliveryOutcome {
     }
 }
 
-/// What is recorded of an attempt.
+/// The record of an attempt.
 #[derive(Debug, Clone)]
 pub(crate) struct DeliveryRecord {
     pub(crate) kind: DeliveryKind,
     pub(crate) thread: Option<ThreadKey>,
-    /// For the log.
+    /// Only for the log.
     pub(crate) thread_id: Option<ThreadId>,
     pub(crate) call: Option<CallId>,
     pub(crate) server: Option<String>,
-    /// The path of a notification, the number of a question, the code of a refusal.
+    /// Path of a notification, number of a question, or error code of a refusal. Empty for an invocation.
     pub(crate) topic: String,
     pub(crate) outcome: DeliveryOutcome,
     pub(crate) attempts: u32,
@@ -113,11 +113,11 @@ pub(crate) struct Delivery {
     pub(crate) detail: String,
     pub(crate) first_at: Timestamp,
     pub(crate) last_at: Timestamp,
-    /// Time of the next attempt.
+    /// Time of the next attempt, if there will be one.
     pub(crate) next_at: Option<Timestamp>,
 }
 
-/// Which deliveries to list, the newest first.
+/// Selects the deliveries to list, newest first.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeliveryFilter {
     pub(crate) thread: Option<ThreadId>,
@@ -126,13 +126,13 @@ pub(crate) struct DeliveryFilter {
     pub(crate) limit: usize,
 }
 
-/// The answer to a request to deliver once more.
+/// The result of a request to deliver an invocation again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Redelivery {
-    /// It is due now.
+    /// The invocation is due now.
     Due,
     NoSuchDelivery,
-    /// Only invocations can be repeated.
+    /// Only invocations can be delivered again.
     NotAnInvocation,
     AlreadyDelivered,
     CallSettled,

@@ -1,4 +1,4 @@
-//! Rows of listings, and how listings are paged.
+//! Rows of listings, and paging.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,28 +11,29 @@ use serde_json::Value;
 
 use super::{Thread, ThreadKey};
 
-/// What a listing is asked for.
+/// Selects a page of a listing.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Wanted {
-    /// Only rows behind this one.
+pub(crate) struct PageRequest {
+    /// Return only rows after this one.
     pub(crate) after: Cursor,
     pub(crate) limit: usize,
 }
 
-impl Wanted {
-    pub(crate) fn first(limit: usize) -> Wanted {
-        Wanted { after: Cursor::default(), limit }
+impl PageRequest {
+    pub(crate) fn first(limit: usize) -> PageRequest {
+        PageRequest { after: Cursor::default(), limit }
     }
 }
 
 /// A page of a listing.
 pub(crate) struct Page<T> {
     pub(crate) rows: Vec<T>,
-    /// The last row, if there is another page.
+    /// Cursor of the last row, if there is another page.
     pub(crate) next: Option<Cursor>,
 }
 
-/// A row of a listing: its time, if it has one, its thread and its id there. The default stands before all rows.
+/// Position of a row in a listing: its time, if the listing has one, its thread, and its id within the thread. The
+/// default is before all rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cursor {
     pub(super) at: Option<i64>,
@@ -47,7 +48,7 @@ impl Default for Cursor {
 }
 
 impl Cursor {
-    /// The form of a cursor as text.
+    /// Regular expression of a cursor in text form.
     pub(crate) const PATTERN: &'static str =
         r"^(-|[0-9]{1,15})\.[0-9]{1,9}\.[^\u0000-\u001f\u007f-\u009f]{0,256}$";
 }
@@ -62,7 +63,7 @@ impl fmt::Display for Cursor {
     }
 }
 
-/// A text that is not a cursor.
+/// The error for a text that is not a cursor.
 #[derive(Debug)]
 pub(crate) struct NotACursor;
 
@@ -78,25 +79,27 @@ impl FromStr for Cursor {
     }
 }
 
-/// Which threads to list.
+/// Selects the threads to list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ThreadFilter {
     pub(crate) status: Option<Status>,
     pub(crate) parent: Option<ThreadId>,
-    pub(crate) wanted: Wanted,
+    pub(crate) page_request: PageRequest,
 }
 
-/// A part of a history. One entry is always read, however large it is.
+/// Selects a page of a history. If any entry matches, at least one is returned, whatever its size.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HistoryPage {
-    /// Only entries behind this one.
+    /// Return only entries after this one.
     pub(crate) after: Seq,
     pub(crate) up_to: Seq,
+    /// Maximum number of entries.
     pub(crate) rows: usize,
+    /// Number of bytes after which no more entries are read.
     pub(crate) bytes: usize,
 }
 
-/// A thread for a listing.
+/// A thread in a listing.
 pub(crate) struct ThreadRow {
     pub(crate) thread: Arc<Thread>,
     pub(crate) parent_id: Option<ThreadId>,
@@ -114,7 +117,7 @@ pub(crate) struct ViewRow {
     pub(crate) at: Timestamp,
 }
 
-/// A question that waits for a person.
+/// An unanswered question to a person.
 pub(crate) struct InboxItem {
     pub(crate) thread: ThreadId,
     pub(crate) call: CallId,
@@ -123,7 +126,7 @@ pub(crate) struct InboxItem {
     pub(crate) question: StoredQuestion,
 }
 
-/// A question as it is stored, sealed.
+/// The content of a question. It is stored encrypted.
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub(crate) enum StoredQuestion {
@@ -131,7 +134,7 @@ pub(crate) enum StoredQuestion {
         prompt: String,
         choices: Vec<String>,
         default: usize,
-        /// None if the runtime itself asks.
+        /// `None` if the runtime itself asks.
         #[serde(default)]
         response_url: Option<String>,
     },
@@ -140,7 +143,7 @@ pub(crate) enum StoredQuestion {
     },
 }
 
-/// An open call.
+/// An open call in a listing.
 pub(crate) struct CallRow {
     pub(crate) thread: ThreadId,
     pub(crate) call: CallId,
@@ -153,22 +156,24 @@ pub(crate) struct CallRow {
     pub(crate) outcome: Option<String>,
 }
 
-/// An active subscription.
+/// An active subscription in a listing.
 pub(crate) struct SubscriptionRow {
     pub(crate) thread: ThreadId,
     pub(crate) call: CallId,
     pub(crate) tool: String,
     pub(crate) server: String,
     pub(crate) since: Timestamp,
-    /// Number of its events that wait for a child.
+    /// Number of its events that wait for an event child.
     pub(crate) waiting: u64,
 }
 
-/// Something that happens at a time by itself.
+/// A timer in a listing.
 pub(crate) struct TimerRow {
     pub(crate) thread: ThreadId,
+    /// `None` if the timer is the thread's own.
     pub(crate) call: Option<CallId>,
     pub(crate) tool: Option<String>,
+    /// `timeout`, `sleep`, `schedule` or `retry`.
     pub(crate) kind: &'static str,
     pub(crate) at: Timestamp,
 }
@@ -178,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cursor_is_read_as_it_is_written() {
+    fn a_cursor_survives_a_round_trip_through_text() {
         for text in ["-.0.", "-.3.call_1", "1700000000000.12.a.b.c", "5.1.ü x"] {
             assert_eq!(text.parse::<Cursor>().unwrap().to_string(), text);
         }

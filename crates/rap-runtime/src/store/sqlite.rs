@@ -1,19 +1,19 @@
-//! The store in one SQLite file: one writer, one transaction for each batch of messages, a few readers.
+//! The store in one SQLite file, with one writer and several readers. Each batch of messages is one transaction.
 //!
-//! Messages wait in an inbox. A job of the group-commit writer takes those that wait, applies them and, after the COMMIT,
-//! tells their senders. Heads carry versions: after a COMMIT whose outcome is unknown they decide whether it stands,
-//! before anything else is applied.
+//! Messages wait in a queue. A job of the group-commit writer takes the waiting messages, applies them and, after the
+//! COMMIT, replies to their senders. Each head has a version. If the outcome of a COMMIT is unknown, the stored
+//! versions tell whether it succeeded, before anything else is applied.
 
 mod access;
 mod apply;
 mod cache;
-mod census;
+mod counts;
 mod facts;
 mod heads;
 mod history;
-mod inbox;
 mod ledger;
 mod listings;
+mod message_queue;
 mod prune;
 #[cfg(test)]
 mod tests;
@@ -38,42 +38,42 @@ use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::oneshot;
 
 use super::{
-    CallRow, Census, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage,
-    InboxItem, Lane, Message, OnCommit, OutboxKey, OutboxMessage, Page, Receipt, Redelivery, Rules,
-    SessionKey, SessionToolset, Store, SubscriptionRow, Thread, ThreadFilter, ThreadKey, ThreadRow, Timer,
-    TimerRow, ViewRow, Wanted, Work, WorkKey, WorkKind, WorkQueue,
+    CallRow, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage, InboxItem,
+    Message, MessageClass, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery, Rules,
+    SessionKey, SessionToolset, Store, StoreCounts, SubscriptionRow, Thread, ThreadFilter, ThreadKey,
+    ThreadRow, Timer, TimerRow, ViewRow, Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::world::Clock;
 use access::Access;
 #[cfg(test)]
 pub(crate) use access::{CommitFault, Inline, Observed, ObservedOutcome};
-use apply::{Applied, Applier, Context, SetAside};
-use inbox::{Inbox, Pending};
+use apply::{Applied, Applier, Context, DisabledThreads};
+use message_queue::{MessageQueue, Pending};
 
 const MIGRATIONS: &[&str] = &[include_str!("sqlite/schema_1.sql"), include_str!("sqlite/schema_2.sql")];
-/// Messages that share a batch.
+/// Maximum number of messages in a batch.
 const BATCH: usize = 32;
-/// Jobs of the writer that share a commit: a batch of messages, and writes that are not steps.
+/// Maximum number of writer jobs that share a commit. A job is a batch of messages or a write outside a step.
 const COMMIT_JOBS: usize = 8;
 
-/// Why the store cannot be opened.
+/// An error when opening the store.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Another process owns the database.
     #[error(transparent)]
     Locked(#[from] LockError),
-    /// The schema is newer, or a migration failed.
+    /// The database was written by a newer version, or a migration failed.
     #[error("{}", path.display())]
     Schema {
-        /// The database.
+        /// Path of the database.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         source: MigrateError,
     },
     /// The file cannot be opened.
     #[error("cannot open the database {}", path.display())]
     Open {
-        /// The database.
+        /// Path of the database.
         path: PathBuf,
         /// The error of the database.
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -82,7 +82,7 @@ pub enum OpenError {
 
 impl From<rusqlite::Error> for Error {
     fn from(error: rusqlite::Error) -> Self {
-        match heads::is_about_rows(&error) {
+        match heads::is_row_error(&error) {
             true => Error::Unreadable(error.into()),
             false => Error::Unavailable(error.into()),
         }
@@ -100,7 +100,7 @@ impl From<writer::Error> for Error {
     }
 }
 
-/// The store. Clones share it.
+/// A store in a SQLite database. Clones refer to the same store.
 #[derive(Clone)]
 pub(crate) struct SqliteStore {
     inner: Arc<Inner>,
@@ -108,9 +108,9 @@ pub(crate) struct SqliteStore {
 
 struct Inner {
     access: Access,
-    inbox: Inbox,
+    queue: MessageQueue,
     applier: Mutex<Applier>,
-    set_aside: SetAside,
+    disabled: DisabledThreads,
     /// The batch whose commit is in progress, or whose outcome is unknown.
     committing: Mutex<Option<Batch>>,
     rules: Rules,
@@ -121,22 +121,22 @@ struct Inner {
     _lock: Option<DirLock>,
 }
 
-/// A batch that was written.
+/// A batch that was written to a transaction.
 struct Batch {
-    answers: Vec<Answer>,
+    replies: Vec<PendingReply>,
     outcome: Outcome,
 }
 
 #[derive(PartialEq, Eq)]
 enum Outcome {
-    /// Its transaction goes on.
+    /// The transaction is not committed yet.
     Pending,
-    /// Its commit failed, and it may stand all the same.
+    /// The COMMIT returned an error. The batch may be on disk nevertheless.
     Unknown,
 }
 
-/// What a sender will hear.
-struct Answer {
+/// The reply to a sender, which is sent after the commit.
+struct PendingReply {
     applied: Applied,
     reply: oneshot::Sender<Result<Receipt, Error>>,
     since: Instant,
@@ -145,12 +145,12 @@ struct Answer {
 struct Metrics {
     applied: Counter,
     refused: Counter,
-    /// From the arrival of a message until its step is on disk.
+    /// Time from the arrival of a message until its step is on disk.
     seconds: Histogram,
 }
 
 impl SqliteStore {
-    /// Opens or creates the database; this blocks. The lock file is beside it.
+    /// Opens or creates the database. This blocks. The lock file is in the same directory.
     pub(crate) fn open(
         path: &Path,
         key: Key,
@@ -170,7 +170,7 @@ impl SqliteStore {
         on_commit: OnCommit,
         limits: WriterLimits,
     ) -> Result<SqliteStore, OpenError> {
-        let lock = DirLock::take(&beside(path, "lock"))?;
+        let lock = DirLock::take(&sibling_path(path, "lock"))?;
         let failed =
             |source: Box<dyn std::error::Error + Send + Sync>| OpenError::Open { path: path.into(), source };
         let conn = open_sqlite(path).map_err(|error| failed(error.into()))?;
@@ -192,7 +192,7 @@ impl SqliteStore {
         Ok(store)
     }
 
-    /// A store on a connection of the caller, which does its work where it is called.
+    /// Makes a store on the caller's connection, which runs all work on the calling task.
     #[cfg(test)]
     pub(crate) fn inline(
         inline: Inline,
@@ -228,12 +228,12 @@ impl SqliteStore {
             refused: Counter::default(),
             seconds: Histogram::of_seconds(),
         };
-        let set_aside = SetAside::default();
+        let disabled = DisabledThreads::default();
         let inner = Inner {
             access,
-            inbox: Inbox::default(),
-            applier: Mutex::new(Applier::new(set_aside.clone())),
-            set_aside,
+            queue: MessageQueue::default(),
+            applier: Mutex::new(Applier::new(disabled.clone())),
+            disabled,
             committing: Mutex::default(),
             rules,
             key,
@@ -260,8 +260,8 @@ impl SqliteStore {
     }
 }
 
-/// A file that belongs to the database.
-pub(crate) fn beside(path: &Path, extension: &str) -> PathBuf {
+/// Returns the path of a file that belongs to the database: its path with another extension appended.
+pub(crate) fn sibling_path(path: &Path, extension: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".");
     name.push(extension);
@@ -270,7 +270,7 @@ pub(crate) fn beside(path: &Path, extension: &str) -> PathBuf {
 
 impl Inner {
     fn applier(&self) -> MutexGuard<'_, Applier> {
-        // A panic in a step is caught; a panic elsewhere loses the batch, and with it all heads.
+        // A panic in a step is caught. After any other panic the batch is lost and all cached heads are dropped.
         self.applier.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -278,30 +278,30 @@ impl Inner {
         self.committing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the writer apply the messages that wait.
+    /// Schedules a writer job that applies the waiting messages.
     fn schedule(self: &Arc<Self>) {
         let (inner, committed) = (Arc::clone(self), Arc::clone(self));
         let job = move |conn: &Connection| inner.apply_waiting(conn);
         let posted = self.access.post(job, move |()| committed.complete());
         if posted.is_err() {
-            self.inbox.refuse_all(|| Error::Closed);
+            self.queue.refuse_all(|| Error::Closed);
         }
     }
 
-    /// Applies the messages that wait. Runs in a transaction.
+    /// Applies the waiting messages. Runs in a transaction.
     fn apply_waiting(self: &Arc<Self>, conn: &Connection) -> rusqlite::Result<()> {
         let resolved = self.resolve(conn);
         if let Err(error) = &resolved {
-            self.inbox.refuse_all(|| Error::Unavailable(error.to_string().into()));
+            self.queue.refuse_all(|| Error::Unavailable(error.to_string().into()));
         }
-        let mut answers = resolved?;
-        let (waiting, more) = self.inbox.take(BATCH);
+        let mut replies = resolved?;
+        let (waiting, more) = self.queue.take(BATCH);
         if more {
             self.schedule();
         }
-        let applied = self.apply_batch(conn, waiting, &mut answers);
-        if !answers.is_empty() {
-            *self.committing() = Some(Batch { answers, outcome: Outcome::Pending });
+        let applied = self.apply_batch(conn, waiting, &mut replies);
+        if !replies.is_empty() {
+            *self.committing() = Some(Batch { replies, outcome: Outcome::Pending });
         }
         applied
     }
@@ -310,7 +310,7 @@ impl Inner {
         &self,
         conn: &Connection,
         waiting: Vec<Pending>,
-        answers: &mut Vec<Answer>,
+        replies: &mut Vec<PendingReply>,
     ) -> rusqlite::Result<()> {
         if waiting.is_empty() {
             return Ok(());
@@ -324,12 +324,16 @@ impl Inner {
         match applied {
             Ok(applied) => {
                 let applied = applied.into_iter().zip(senders);
-                answers.extend(applied.map(|(applied, (reply, since))| Answer { applied, reply, since }));
+                replies.extend(applied.map(|(applied, (reply, since))| PendingReply {
+                    applied,
+                    reply,
+                    since,
+                }));
                 Ok(())
             }
             Err(error) => {
                 for (reply, _) in senders {
-                    // A sender that is gone need not hear.
+                    // The sender may have stopped waiting for the reply.
                     reply.send(Err(Error::Unavailable(error.to_string().into()))).ok();
                 }
                 Err(error)
@@ -337,51 +341,51 @@ impl Inner {
         }
     }
 
-    /// Decides by the versions of heads whether a batch of unknown outcome stands. If it does, its senders hear of it with
-    /// this commit; if not, they are told to try again.
-    fn resolve(&self, conn: &Connection) -> rusqlite::Result<Vec<Answer>> {
+    /// Compares versions of heads to decide whether a batch of unknown outcome was committed. If it was, its replies
+    /// are returned, to be sent after this commit. If not, its senders are told to retry.
+    fn resolve(&self, conn: &Connection) -> rusqlite::Result<Vec<PendingReply>> {
         let mut committing = self.committing();
         let Some(batch) = &*committing else { return Ok(Vec::new()) };
-        let mut stands = Vec::with_capacity(batch.answers.len());
-        for answer in batch.answers.iter().filter(|_| batch.outcome == Outcome::Unknown) {
-            let Applied::Done { committed, version, .. } = &answer.applied else {
-                stands.push(None);
+        let mut stored = Vec::with_capacity(batch.replies.len());
+        for pending in batch.replies.iter().filter(|_| batch.outcome == Outcome::Unknown) {
+            let Applied::Done { committed, version, .. } = &pending.applied else {
+                stored.push(None);
                 continue;
             };
-            let stored = heads::version(conn, committed.thread.key)?;
-            stands.push(Some(stored.is_some_and(|stored| stored >= *version)));
+            let version_now = heads::version(conn, committed.thread.key)?;
+            stored.push(Some(version_now.is_some_and(|now| now >= *version)));
         }
-        // Only now: a batch whose versions cannot be read is looked at again.
-        let Some(Batch { answers, outcome }) = committing.take() else { return Ok(Vec::new()) };
+        // The batch is taken only now, because if reading the versions fails, this runs again.
+        let Some(Batch { replies, outcome }) = committing.take() else { return Ok(Vec::new()) };
         drop(committing);
         if outcome == Outcome::Pending {
-            return Ok(answers);
+            return Ok(replies);
         }
-        // A refusal or a repeat may be due to a step of the same batch.
-        let all = !stands.contains(&Some(false));
-        let mut standing = Vec::new();
-        for (mut answer, stands) in answers.into_iter().zip(stands) {
-            if let Applied::Done { committed, .. } = &mut answer.applied {
+        // A refusal or a repeat may depend on a step of the same batch, so it is valid only if all steps are stored.
+        let all = !stored.contains(&Some(false));
+        let mut committed_replies = Vec::new();
+        for (mut pending, is_stored) in replies.into_iter().zip(stored) {
+            if let Applied::Done { committed, .. } = &mut pending.applied {
                 committed.late = true;
             }
-            if stands.unwrap_or(all) {
-                standing.push(answer);
+            if is_stored.unwrap_or(all) {
+                committed_replies.push(pending);
             } else {
-                // A sender that is gone need not hear.
-                answer.reply.send(Err(Error::Unavailable("the commit failed".into()))).ok();
+                // The sender may have stopped waiting for the reply.
+                pending.reply.send(Err(Error::Unavailable("the commit failed".into()))).ok();
             }
         }
-        Ok(standing)
+        Ok(committed_replies)
     }
 
-    /// Tells senders and the runtime of a batch that is on disk.
+    /// Sends the replies of a batch that is on disk and reports its steps to the runtime.
     fn complete(&self) {
-        let Some(Batch { answers, .. }) = self.committing().take() else { return };
-        for Answer { applied, reply, since } in answers {
-            let answer = match applied {
+        let Some(Batch { replies, .. }) = self.committing().take() else { return };
+        for PendingReply { applied, reply, since } in replies {
+            let result = match applied {
                 Applied::Done { receipt, committed, .. } => {
                     self.metrics.applied.count();
-                    self.metrics.seconds.took(since.elapsed());
+                    self.metrics.seconds.observe_duration(since.elapsed());
                     (self.on_commit)(*committed);
                     Ok(receipt)
                 }
@@ -391,16 +395,16 @@ impl Inner {
                     Err(error)
                 }
             };
-            // A sender that is gone need not hear.
-            reply.send(answer).ok();
+            // The sender may have stopped waiting for the reply.
+            reply.send(result).ok();
         }
     }
 
-    /// A commit failed. Messages that wait would meet the same failure. The batch may stand all the same; that is looked at
-    /// when the database answers again.
+    /// Handles a failed commit. Waiting messages are refused, since they would fail in the same way. The batch may be
+    /// on disk nevertheless; that is resolved later, when the database responds again.
     fn batch_lost(self: &Arc<Self>) {
         self.applier().forget_heads();
-        self.inbox.refuse_all(|| Error::Unavailable("the database does not answer".into()));
+        self.queue.refuse_all(|| Error::Unavailable("the database does not answer".into()));
         let unknown = self.committing().as_mut().map(|batch| batch.outcome = Outcome::Unknown).is_some();
         if unknown {
             self.access.resolve_later(Arc::clone(self));
@@ -410,13 +414,13 @@ impl Inner {
 
 #[async_trait]
 impl Store for SqliteStore {
-    async fn apply(&self, lane: Lane, messages: Vec<Message>) -> Vec<Result<Receipt, Error>> {
-        let answers = self.inner.inbox.push(lane, messages, || self.inner.schedule());
-        let mut results = Vec::with_capacity(answers.len());
-        for answer in answers {
-            results.push(match answer {
-                // A sender that was dropped says nothing about the store: it may well be applied.
-                Ok(answer) => answer.await.unwrap_or_else(|lost| Err(Error::Unavailable(lost.into()))),
+    async fn apply(&self, class: MessageClass, messages: Vec<Message>) -> Vec<Result<Receipt, Error>> {
+        let replies = self.inner.queue.push(class, messages, || self.inner.schedule());
+        let mut results = Vec::with_capacity(replies.len());
+        for reply in replies {
+            results.push(match reply {
+                // If the channel was closed without a reply, the message may have been applied or not.
+                Ok(reply) => reply.await.unwrap_or_else(|lost| Err(Error::Unavailable(lost.into()))),
                 Err(error) => Err(error),
             });
         }
@@ -464,7 +468,7 @@ impl Store for SqliteStore {
         self.read(move |conn| history::cause(conn, key)).await
     }
 
-    async fn knows_call(&self, thread: &ThreadId, call: &CallId) -> Result<bool, Error> {
+    async fn has_call(&self, thread: &ThreadId, call: &CallId) -> Result<bool, Error> {
         let (thread, call) = (thread.clone(), call.clone());
         self.read(move |conn| match heads::key_of(conn, &thread)? {
             None => Ok(false),
@@ -477,21 +481,25 @@ impl Store for SqliteStore {
         self.read(move |conn| listings::views(conn, thread)).await
     }
 
-    async fn inbox(&self, thread: Option<ThreadKey>, wanted: Wanted) -> Result<Page<InboxItem>, Error> {
+    async fn inbox(
+        &self,
+        thread: Option<ThreadKey>,
+        page_request: PageRequest,
+    ) -> Result<Page<InboxItem>, Error> {
         let key = self.inner.key.clone();
-        self.read(move |conn| listings::inbox(conn, &key, thread, &wanted)).await
+        self.read(move |conn| listings::inbox(conn, &key, thread, &page_request)).await
     }
 
-    async fn calls(&self, wanted: Wanted) -> Result<Page<CallRow>, Error> {
-        self.read(move |conn| listings::calls(conn, &wanted)).await
+    async fn calls(&self, page_request: PageRequest) -> Result<Page<CallRow>, Error> {
+        self.read(move |conn| listings::calls(conn, &page_request)).await
     }
 
-    async fn subscriptions(&self, wanted: Wanted) -> Result<Page<SubscriptionRow>, Error> {
-        self.read(move |conn| listings::subscriptions(conn, &wanted)).await
+    async fn subscriptions(&self, page_request: PageRequest) -> Result<Page<SubscriptionRow>, Error> {
+        self.read(move |conn| listings::subscriptions(conn, &page_request)).await
     }
 
-    async fn timers(&self, wanted: Wanted) -> Result<Page<TimerRow>, Error> {
-        self.read(move |conn| listings::timers(conn, &wanted)).await
+    async fn timers(&self, page_request: PageRequest) -> Result<Page<TimerRow>, Error> {
+        self.read(move |conn| listings::timers(conn, &page_request)).await
     }
 
     async fn session_toolsets(&self, session: SessionKey) -> Result<Vec<SessionToolset>, Error> {
@@ -526,8 +534,8 @@ impl Store for SqliteStore {
     }
 
     async fn load_work(&self, key: &WorkKey, now: Timestamp) -> Result<Option<Work>, Error> {
-        if self.inner.set_aside.contains(key.thread()) {
-            return Err(Error::SetAside);
+        if self.inner.disabled.contains(key.thread()) {
+            return Err(Error::Disabled);
         }
         let (key, secrets) = (key.clone(), self.inner.key.clone());
         self.read(move |conn| work::load(conn, &secrets, &key, now)).await
@@ -579,14 +587,14 @@ impl Store for SqliteStore {
         self.read(move |conn| work::due_timers(conn, now, late_after, &skip, limit)).await
     }
 
-    async fn put_off(
+    async fn postpone_due(
         &self,
         timers: Vec<Timer>,
         messages: Vec<OutboxKey>,
         now: Timestamp,
         at: Timestamp,
     ) -> Result<(), Error> {
-        self.write(move |conn| work::put_off(conn, &timers, &messages, now, at)).await
+        self.write(move |conn| work::postpone_due(conn, &timers, &messages, now, at)).await
     }
 
     async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {
@@ -603,7 +611,7 @@ impl Store for SqliteStore {
 
     async fn delivery(&self, id: &str) -> Result<Option<Delivery>, Error> {
         let Ok(number) = id.parse() else { return Ok(None) };
-        self.read(move |conn| ledger::one(conn, number)).await
+        self.read(move |conn| ledger::get(conn, number)).await
     }
 
     async fn redeliver(&self, id: &str, now: Timestamp) -> Result<Redelivery, Error> {
@@ -615,9 +623,9 @@ impl Store for SqliteStore {
         self.write(move |conn| prune::prune(conn, keys_before, deliveries_before)).await
     }
 
-    async fn census(&self) -> Result<Census, Error> {
-        let set_aside = self.inner.set_aside.len();
-        self.read(move |conn| census::census(conn, set_aside)).await
+    async fn counts(&self) -> Result<StoreCounts, Error> {
+        let disabled = self.inner.disabled.len();
+        self.read(move |conn| counts::counts(conn, disabled)).await
     }
 
     fn expose(&self, text: &mut Exposition) {
@@ -625,17 +633,17 @@ impl Store for SqliteStore {
         let outcomes = [("applied", metrics.applied.get()), ("refused", metrics.refused.get())];
         let outcomes = outcomes.map(|(outcome, count)| (format!("outcome=\"{outcome}\""), count));
         text.family("rap_steps_total", "counter", "Messages to threads.", outcomes);
-        let help = "From the arrival of a message until its step is on disk.";
+        let help = "Time from the arrival of a message until its step is on disk.";
         text.histogram("rap_step_commit_seconds", help, &metrics.seconds);
-        let (internal, external) = self.inner.inbox.waiting();
+        let (internal, external) = self.inner.queue.waiting();
         let waiting = [("internal", internal), ("external", external)];
         let waiting = waiting.map(|(lane, count)| (format!("lane=\"{lane}\""), count));
-        text.family("rap_writer_queue", "gauge", "Messages that wait for the writer.", waiting);
+        text.family("rap_writer_queue", "gauge", "Messages waiting for the writer.", waiting);
         self.inner.access.expose(text);
     }
 
     async fn is_readable(&self) -> Result<(), Error> {
-        // A statement without a table would not look into the file.
+        // A statement that uses no table would not read the file.
         self.read(|conn| conn.prepare_cached("SELECT no FROM threads LIMIT 1")?.exists([])).await?;
         Ok(())
     }

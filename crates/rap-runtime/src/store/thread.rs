@@ -1,9 +1,9 @@
-//! What a thread is apart from its head. It never changes.
+//! The immutable data of a thread: everything except its head.
 
 use rap_agent::{Identity, Seq};
 use rap_protocol::{ThreadId, Timestamp, UserId};
 
-/// The store's own name of a thread. Its content is the store's business; callback tokens carry it.
+/// The store's internal key of a thread. Only the store interprets it. Callback tokens contain it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ThreadKey(i64);
 
@@ -25,7 +25,7 @@ impl ThreadKey {
     }
 }
 
-/// The store's own name of a session: a root thread with all its descendants.
+/// The store's internal key of a session, which is a root thread with all its descendants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SessionKey(pub(super) ThreadKey);
 
@@ -39,7 +39,7 @@ impl SessionKey {
     }
 }
 
-/// Who a thread is.
+/// The immutable data of a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Thread {
     pub(crate) key: ThreadKey,
@@ -48,11 +48,11 @@ pub(crate) struct Thread {
     pub(crate) parent: Option<ThreadKey>,
     /// The thread whose history it inherits: its parent, or the thread that it was forked from.
     pub(crate) source: Option<ThreadKey>,
-    /// It inherits the history of its source up to here.
+    /// The last entry of its source's history that it inherits. 0 if it inherits nothing.
     pub(crate) inherits: Seq,
-    /// Ids, root first, parent last.
+    /// Ids of its ancestors, root first, parent last.
     pub(crate) ancestors: Vec<ThreadId>,
-    /// A random number. Callback tokens and call ids carry it.
+    /// A random number that callback tokens and call ids contain.
     pub(crate) incarnation: u64,
     pub(crate) agent: String,
     pub(crate) user_id: Option<UserId>,
@@ -66,7 +66,7 @@ impl Thread {
     }
 }
 
-/// A root thread to be made.
+/// A root thread to be created.
 #[derive(Debug, Clone)]
 pub(crate) struct NewThread {
     pub(crate) id: ThreadId,
@@ -76,7 +76,7 @@ pub(crate) struct NewThread {
     pub(crate) title: Option<String>,
 }
 
-/// A new id. Ids sort by the time at which they were made.
+/// Makes a new thread id. Ids sort by the time of their creation.
 pub(crate) fn new_thread_id(now: Timestamp, random: u64) -> ThreadId {
     let text = format!("t{:011x}{random:016x}", now.0.max(0));
     ThreadId::new(text).expect("bug: an id of digits is well-formed")

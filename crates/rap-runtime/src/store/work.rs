@@ -1,4 +1,5 @@
-//! Work: what has to be done outside of the store. It has a destination and a due time, and belongs to a session.
+//! Work: the requests that committed steps ask for. Each item has a destination and a due time, and belongs to a
+//! session.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,16 +10,16 @@ use serde_json::{Map, Value};
 
 use super::{SessionKey, Thread, ThreadKey};
 
-/// A kind of work that goes to a destination.
+/// The kind of an item of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum WorkKind {
     /// A question to a model server.
     Ask,
     /// An invocation of a tool server.
     Invoke,
-    /// A person's answer for a tool server.
+    /// Delivery of a person's answer to a tool server.
     Answer,
-    /// A question to a tool server whether a call or subscription is alive.
+    /// A request to a tool server for the status of a call or subscription.
     Check,
 }
 
@@ -36,7 +37,7 @@ impl WorkKind {
     }
 }
 
-/// The work of one kind for one destination.
+/// Identifies a queue: the work of one kind for one destination.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WorkQueue {
     pub(crate) kind: WorkKind,
@@ -44,30 +45,30 @@ pub(crate) struct WorkQueue {
     pub(crate) destination: String,
 }
 
-/// A page of due work.
+/// Selects a page of due work.
 #[derive(Debug, Clone)]
 pub(crate) struct DuePage {
     pub(crate) now: Timestamp,
-    /// New work only of sessions behind this one. Work to be tried again is on every page.
+    /// Return new work only of sessions after this one. Retries are on every page.
     pub(crate) after: Option<SessionKey>,
-    /// Number of sessions with new work.
+    /// Maximum number of sessions with new work on a page.
     pub(crate) sessions: usize,
-    /// Amount of work of each session.
+    /// Maximum number of items of each session on a page.
     pub(crate) per_session: usize,
-    /// Work that is left out because it is in progress or known already.
+    /// Items to leave out, because they are in progress or already known.
     pub(crate) skip: HashSet<WorkKey>,
 }
 
-/// Due work of a page.
+/// A page of due work.
 pub(crate) struct DueWork {
     pub(crate) work: Vec<(SessionKey, WorkKey)>,
-    /// The last session that was looked at, if there may be more behind it.
+    /// The last session that was read. `None` if there are no sessions after it.
     pub(crate) after: Option<SessionKey>,
-    /// Whether more of this work is due than a page has: to be tried again, or to be checked.
+    /// Whether more retries or checks are due than fit on the page.
     pub(crate) more: bool,
 }
 
-/// Identifies work.
+/// Identifies an item of work.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum WorkKey {
     Ask { thread: ThreadKey, turn: u64 },
@@ -96,7 +97,7 @@ impl WorkKey {
     }
 }
 
-/// Work, with everything that an attempt needs.
+/// An item of work with everything that an attempt needs.
 pub(crate) enum Work {
     Ask(Box<AskWork>),
     Invoke(InvokeWork),
@@ -107,10 +108,10 @@ pub(crate) enum Work {
 /// A question to the model.
 pub(crate) struct AskWork {
     pub(crate) thread: Arc<Thread>,
-    /// The head of the thread when it asks.
+    /// The head of the thread when the work was loaded.
     pub(crate) head: Head,
     pub(crate) turn: u64,
-    /// The last entry that it covers.
+    /// The last entry that the question covers.
     pub(crate) up_to: Seq,
     /// Number of attempts before this one.
     pub(crate) attempts: u32,
@@ -122,11 +123,11 @@ pub(crate) struct InvokeWork {
     pub(crate) call: OpenCall,
     pub(crate) arguments: Map<String, Value>,
     pub(crate) attempts: u32,
-    /// Outcome of the last attempt.
+    /// Outcome of the last attempt. `None` before the first.
     pub(crate) outcome: Option<String>,
 }
 
-/// A person's answer.
+/// Delivery of a person's answer.
 pub(crate) struct AnswerWork {
     pub(crate) thread: Arc<Thread>,
     pub(crate) no: u64,
@@ -134,11 +135,11 @@ pub(crate) struct AnswerWork {
     pub(crate) response_url: ResponseUrl,
     pub(crate) selected: usize,
     pub(crate) attempts: u32,
-    /// Time of the answer.
+    /// Time at which the person answered.
     pub(crate) since: Timestamp,
 }
 
-/// A call or subscription whose server has not been heard of for long.
+/// A status check of a call or subscription that its server has long been silent about.
 pub(crate) struct CheckWork {
     pub(crate) thread: Arc<Thread>,
     pub(crate) call: CallId,
@@ -147,11 +148,11 @@ pub(crate) struct CheckWork {
     pub(crate) check: StatusCheck,
 }
 
-/// Identifies a stored message between threads.
+/// Identifies an outbox message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct OutboxKey(pub(super) i64);
 
-/// A message between threads.
+/// A stored message from one thread to another.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct OutboxMessage {
     pub(crate) key: OutboxKey,
@@ -166,6 +167,6 @@ pub(crate) struct OutboxMessage {
 pub(crate) struct Timer {
     pub(crate) session: SessionKey,
     pub(crate) thread: ThreadKey,
-    /// The call whose timer it is; none if it is the thread's own.
+    /// The call that the timer belongs to. `None` if it is the thread's own timer.
     pub(crate) call: Option<CallId>,
 }

@@ -1,7 +1,7 @@
-//! A model's server on loopback that answers what it was told, and remembers what it was asked.
+//! A fake model server on loopback that returns canned responses and records its requests.
 
-#![allow(dead_code, reason = "each test program uses another part of this")]
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(dead_code, reason = "each test program uses a different part")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,21 +16,21 @@ use futures_util::future::ready;
 use futures_util::stream::{self, StreamExt};
 use rap_agent::{Entry, Item};
 use rap_protocol::{InputSchema, Timestamp};
-use rap_runtime::model::{Answer, Error, Model, Offered, Question};
+use rap_runtime::model::{Answer, Error, Model, OfferedTool, Question};
 use serde_json::{Value, json};
 use url::Url;
 
 pub const KEY: &str = "sk-very-secret-key";
 pub const LONG_NAME: &str = "a.tool/with a name that no provider takes";
 
-/// An answer of the server.
+/// A canned response of the server.
 #[derive(Clone, Default)]
 pub struct Canned {
     pub status: u16,
     pub retry_after: Option<&'static str>,
     pub content_type: Option<&'static str>,
     pub body: Vec<u8>,
-    /// Whether the connection breaks behind the body.
+    /// True if the connection is cut after the body.
     pub breaks: bool,
 }
 
@@ -38,7 +38,7 @@ pub fn ok(body: impl Into<Vec<u8>>) -> Canned {
     Canned { status: 200, body: body.into(), ..Canned::default() }
 }
 
-/// The same, said to be a stream of events.
+/// A successful response with the content type of an event stream.
 pub fn events_of(body: impl Into<Vec<u8>>) -> Canned {
     Canned { content_type: Some("text/event-stream"), ..ok(body) }
 }
@@ -50,11 +50,11 @@ pub fn failing(status: u16, body: &str) -> Canned {
 #[derive(Clone, Default)]
 pub struct Server {
     answers: Arc<Mutex<VecDeque<Canned>>>,
-    asked: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
+    requests: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
 }
 
 async fn answer(State(server): State<Server>, headers: HeaderMap, body: Bytes) -> Response<Body> {
-    server.asked.lock().unwrap().push((headers, serde_json::from_slice(&body).unwrap()));
+    server.requests.lock().unwrap().push((headers, serde_json::from_slice(&body).unwrap()));
     let canned = server.answers.lock().unwrap().pop_front().unwrap();
     let mut response = Response::builder().status(canned.status);
     if let Some(seconds) = canned.retry_after {
@@ -64,31 +64,32 @@ async fn answer(State(server): State<Server>, headers: HeaderMap, body: Bytes) -
         response = response.header("content-type", kind);
     }
     let body = stream::iter([Ok(Bytes::from(canned.body))]);
-    // The pause lets the server send the body before it finds that the rest is missing.
+    // The yield lets the server send the body before the error.
     let end = stream::once(tokio::task::yield_now());
     let end = end.filter_map(move |()| ready(canned.breaks.then(|| Err(io::Error::other("cut")))));
     response.body(Body::from_stream(body.chain(end))).unwrap()
 }
 
 impl Server {
-    /// Headers and body of every question so far.
-    pub fn asked(&self) -> Vec<(HeaderMap, Value)> {
-        self.asked.lock().unwrap().clone()
+    /// Returns headers and body of every request so far.
+    pub fn requests(&self) -> Vec<(HeaderMap, Value)> {
+        self.requests.lock().unwrap().clone()
     }
 }
 
-pub struct Asked {
+/// A fake server and a model that uses it.
+pub struct Harness {
     pub server: Server,
     pub model: Arc<dyn Model>,
 }
 
-impl Asked {
-    /// The answer, and what was streamed of it.
+impl Harness {
+    /// Asks the default question. Returns the answer and its streamed text.
     pub async fn ask(&self) -> (Result<Answer, Error>, String) {
-        self.ask_this(question()).await
+        self.ask_question(question()).await
     }
 
-    pub async fn ask_this(&self, question: Question) -> (Result<Answer, Error>, String) {
+    pub async fn ask_question(&self, question: Question) -> (Result<Answer, Error>, String) {
         let mut streamed = String::new();
         let answer = self.model.ask(question, &mut |delta| streamed.push_str(delta)).await;
         if let Ok(answer) = &answer {
@@ -101,25 +102,25 @@ impl Asked {
     }
 }
 
-/// A server that gives these answers at a path, and the model that asks it.
+/// Starts a server that returns these responses at a path, and the model that uses it.
 pub async fn start(
     path: &str,
     answers: impl IntoIterator<Item = Canned>,
     model: impl FnOnce(Url) -> Arc<dyn Model>,
-) -> Asked {
+) -> Harness {
     let server = Server { answers: Arc::new(Mutex::new(answers.into_iter().collect())), ..Server::default() };
     let router = Router::new().route(path, routing::post(answer)).with_state(server.clone());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = Url::parse(&format!("http://{}/", listener.local_addr().unwrap())).unwrap();
     let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-    Asked { server, model: model(url) }
+    Harness { server, model: model(url) }
 }
 
 pub fn question() -> Question {
-    let entries = vec![Entry { at: Timestamp(0), item: Item::said("hi") }];
+    let entries = vec![Entry { at: Timestamp(0), item: Item::user("hi") }];
     let schema = InputSchema::new(json!({"type": "object"})).unwrap();
-    let tools = ["read", LONG_NAME].map(|name| Offered {
+    let tools = ["read", LONG_NAME].map(|name| OfferedTool {
         name: name.into(),
         description: "does it".into(),
         schema: schema.clone(),
@@ -127,8 +128,8 @@ pub fn question() -> Question {
     Question { system: "be good".into(), entries, tools: tools.into(), turn: 7, images: true }
 }
 
-/// Id, name and arguments of each call.
-pub fn shown(answer: &Answer) -> Vec<(&str, &str, Value)> {
+/// Returns id, name and arguments of each call.
+pub fn call_fields(answer: &Answer) -> Vec<(&str, &str, Value)> {
     let arguments = |arguments: &Result<_, String>| match arguments {
         Ok(map) => Value::Object(serde_json::Map::clone(map)),
         Err(raw) => json!({"unusable": raw}),
@@ -136,8 +137,8 @@ pub fn shown(answer: &Answer) -> Vec<(&str, &str, Value)> {
     answer.calls.iter().map(|call| (&*call.id, &*call.name, arguments(&call.arguments))).collect()
 }
 
-/// Answers with status 200 that come from no model's server, and what is said of each.
-pub fn no_answers() -> Vec<(Canned, String)> {
+/// Returns responses with status 200 that are not answers of a model, and the expected error of each.
+pub fn non_answers() -> Vec<(Canned, String)> {
     let typed = |kind: &'static str, body: &str| Canned { content_type: Some(kind), ..ok(body) };
     let page = "\r\n<!DOCTYPE html>\n<html><title>Hello</title></html>";
     let page_begin = "<!DOCTYPE html> <html><title>Hello</title></html>";
@@ -157,6 +158,7 @@ pub fn no_answers() -> Vec<(Canned, String)> {
         (ok(" \r\n"), empty("")),
         (ok(""), empty("")),
     ];
-    let said = |(canned, what)| (canned, format!("the model's server answered {what}; check model.base_url"));
-    table.into_iter().map(said).collect()
+    let expected =
+        |(canned, what)| (canned, format!("the model's server answered {what}; check model.base_url"));
+    table.into_iter().map(expected).collect()
 }

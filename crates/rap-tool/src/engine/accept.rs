@@ -1,11 +1,11 @@
-//! What comes in: invocations, cancellations, closings, questions.
+//! Incoming requests: invocations, cancellations, thread closings and status queries.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use rap_io::writer::{Error as WriteError, Lane};
+use rap_io::writer::{Error as WriteError, JobClass};
 use rap_protocol::{
     BadInvocation, CallId, CancelToolCall, Fault, Forbidden, Invalid, Invocation, StatusQuery, ThreadId,
     Timestamp, parse_invocation,
@@ -14,29 +14,28 @@ use rusqlite::Connection;
 
 use super::{Engine, Run, lock};
 use crate::auth::Caller;
-use crate::journal::{Applied, NewCall, Seq, StoredCall};
+use crate::journal::{Applied, CallSeq, NewCall, StoredCall};
 use crate::rules::{Input, Returned};
 
-/// How long the sender of a notification waits until it is written.
-const NOTIFIED_WITHIN: Duration = Duration::from_secs(5);
+/// Maximum time that the sender of a notification waits until it is written.
+const NOTIFICATION_WAIT: Duration = Duration::from_secs(5);
 
-/// An invocation was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accepted {
     New,
     Repeat,
 }
 
-/// Why something that came in was not taken.
+/// Why a request was refused.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// It can not be read, or there is nowhere to answer.
+    /// The request is malformed, or its callback URL is not allowed.
     Invalid(Invalid),
-    /// It was made for another version of the toolset.
+    /// The invocation is for another version of the toolset.
     Stale,
-    /// Too much at once: come back later.
+    /// Too many requests; the client may try again later.
     Overloaded,
-    /// The journal can not be written: come back later.
+    /// The journal cannot be written; the client may try again later.
     Unavailable,
 }
 
@@ -45,33 +44,33 @@ impl From<WriteError> for Refusal {
         if matches!(error, WriteError::Busy) {
             return Refusal::Overloaded;
         }
-        tracing::warn!(%error, "the journal can not be written");
+        tracing::warn!(%error, "the journal cannot be written");
         Refusal::Unavailable
     }
 }
 
-/// An invocation on its way into the journal.
+/// An invocation that is not in the journal yet.
 struct Incoming {
     call: NewCall,
     run: Arc<Run>,
-    what: What,
+    parsed: Parsed,
 }
 
-enum What {
-    Sound { invocation: Box<Invocation>, stale: bool },
-    Defective(Invalid),
+enum Parsed {
+    Valid { invocation: Box<Invocation>, stale: bool },
+    Invalid(Invalid),
 }
 
-/// A run that is registered before its call is committed. If that fails, it is taken back.
-struct Registered {
+/// A run that is registered before its call is committed. Dropping it, as when the commit fails, unregisters the run.
+struct RegisteredRun {
     engine: Arc<Engine>,
     run: Option<Arc<Run>>,
 }
 
-impl Registered {
-    fn new(engine: &Arc<Engine>, seq: Seq, run: Arc<Run>) -> Self {
+impl RegisteredRun {
+    fn new(engine: &Arc<Engine>, seq: CallSeq, run: Arc<Run>) -> Self {
         engine.register(seq, &run);
-        Registered { engine: Arc::clone(engine), run: Some(run) }
+        RegisteredRun { engine: Arc::clone(engine), run: Some(run) }
     }
 
     fn keep(mut self) -> Arc<Run> {
@@ -79,7 +78,7 @@ impl Registered {
     }
 }
 
-impl Drop for Registered {
+impl Drop for RegisteredRun {
     fn drop(&mut self) {
         if let Some(run) = &self.run {
             self.engine.unregister(run);
@@ -87,18 +86,19 @@ impl Drop for Registered {
     }
 }
 
-/// What the journal made of it.
-enum Entry {
-    /// It is to be run. The journal may know it already, from a commit that nobody was sure of.
-    Run(Accepted, StoredCall, Registered),
-    /// It is over before it began.
-    Over(Seq, Applied),
+/// Result of writing an invocation to the journal.
+enum Recorded {
+    /// The call has to run. A repeat also runs if the call is in the journal, unfinished, and has no run: its commit
+    /// was reported as failed but took effect.
+    Run(Accepted, StoredCall, RegisteredRun),
+    /// The call ended without running: the invocation is invalid, or was cancelled before it arrived.
+    Ended(CallSeq, Applied),
     Repeat,
     Stale,
 }
 
 impl Engine {
-    /// Takes an invocation: returns when it is on disk, and has started it.
+    /// Accepts an invocation. Returns when it is on disk and its handler was started.
     pub(crate) async fn accept(self: &Arc<Self>, caller: Caller, body: Bytes) -> Result<Accepted, Refusal> {
         if self.is_stopping() || !self.invocations.admits(&caller) {
             return Err(Refusal::Overloaded);
@@ -106,12 +106,15 @@ impl Engine {
         let incoming = self.read(caller, &body)?;
         drop(body);
         let engine = Arc::clone(self);
-        self.act_upon(move |engine, db| engine.write_down(db, incoming), move |entry| engine.enter(entry))
-            .await?
+        self.write_then(
+            move |engine, db| engine.record(db, incoming),
+            move |recorded| engine.after_accept(recorded),
+        )
+        .await?
     }
 
-    /// Writes, and acts upon what is written even if the client hangs up in between.
-    pub(super) async fn act_upon<T: Send + 'static, U: Send + 'static>(
+    /// Runs a write job and then `act` on its result, even if the client disconnects in between.
+    pub(super) async fn write_then<T: Send + 'static, U: Send + 'static>(
         self: &Arc<Self>,
         write: impl FnOnce(&Arc<Engine>, &Connection) -> rusqlite::Result<T> + Send + 'static,
         act: impl FnOnce(T) -> U + Send + 'static,
@@ -121,89 +124,91 @@ impl Engine {
             let _runtime = runtime.enter();
             act(written)
         };
-        // Such a job fails only if the database does, and then the others of its batch have nothing to lose by it.
-        Ok(self.writer.run_unguarded(Lane::External, move |db| write(&engine, db), act).await?)
+        // Such a job fails only if the database fails, and then the whole batch fails anyway.
+        Ok(self.writer.run_unguarded(JobClass::External, move |db| write(&engine, db), act).await?)
     }
 
     fn read(&self, caller: Caller, body: &[u8]) -> Result<Incoming, Refusal> {
-        let (address, what) = match parse_invocation(body) {
+        let (address, parsed) = match parse_invocation(body) {
             Ok(invocation) => {
                 let version = invocation.toolset_version.as_ref();
                 let stale = version.is_some_and(|version| *version != self.version);
-                (invocation.address.clone(), What::Sound { invocation: Box::new(invocation), stale })
+                (invocation.address.clone(), Parsed::Valid { invocation: Box::new(invocation), stale })
             }
-            Err(BadInvocation { error, address: Some(address) }) => (*address, What::Defective(error)),
+            Err(BadInvocation { error, address: Some(address) }) => (*address, Parsed::Invalid(error)),
             Err(BadInvocation { error, address: None }) => return Err(Refusal::Invalid(error)),
         };
         let url = address.callback_url.to_url();
         self.limits.callbacks_to.check(&url).map_err(|forbidden| forbidden_callback(&forbidden))?;
-        let invocation = match &what {
-            What::Sound { invocation, .. } => Some(&**invocation),
-            What::Defective(_) => None,
+        let invocation = match &parsed {
+            Parsed::Valid { invocation, .. } => Some(&**invocation),
+            Parsed::Invalid(_) => None,
         };
-        let call = self.book.new_call(caller, address, &url, invocation);
-        let place = Arc::clone(&self.calls).try_acquire_owned().map_err(|_| Refusal::Overloaded)?;
-        Ok(Incoming { call, run: Run::new(Some(place)), what })
+        let call = self.journal.new_call(caller, address, &url, invocation);
+        let permit = Arc::clone(&self.calls).try_acquire_owned().map_err(|_| Refusal::Overloaded)?;
+        Ok(Incoming { call, run: Run::new(Some(permit)), parsed })
     }
 
-    /// Acts upon an invocation that is on disk.
-    fn enter(self: &Arc<Self>, entry: Entry) -> Result<Accepted, Refusal> {
-        let accepted = match entry {
-            Entry::Run(accepted, stored, registered) => {
+    /// Acts on an invocation that is on disk.
+    fn after_accept(self: &Arc<Self>, recorded: Recorded) -> Result<Accepted, Refusal> {
+        let accepted = match recorded {
+            Recorded::Run(accepted, stored, registered) => {
                 self.start(stored, registered.keep());
                 accepted
             }
-            Entry::Over(seq, applied) => {
-                self.follow(seq, applied);
+            Recorded::Ended(seq, applied) => {
+                self.after_commit(seq, applied);
                 Accepted::New
             }
-            Entry::Repeat => Accepted::Repeat,
-            Entry::Stale => return Err(Refusal::Stale),
+            Recorded::Repeat => Accepted::Repeat,
+            Recorded::Stale => return Err(Refusal::Stale),
         };
-        self.counters.took(accepted);
+        self.counters.count_accepted(accepted);
         Ok(accepted)
     }
 
-    /// A repeat is recognised before the version is compared, so that it is answered like the first time.
-    fn write_down(self: &Arc<Self>, db: &Connection, incoming: Incoming) -> rusqlite::Result<Entry> {
-        let Incoming { call, run, what } = incoming;
+    /// Recognises a repeat before it compares the version, so that a repeat gets the same answer as the first time.
+    fn record(self: &Arc<Self>, db: &Connection, incoming: Incoming) -> rusqlite::Result<Recorded> {
+        let Incoming { call, run, parsed } = incoming;
         let now = self.now();
-        if matches!(what, What::Sound { stale: true, .. }) && !self.book.knows(db, &call.identity)? {
-            return Ok(Entry::Stale);
+        if matches!(parsed, Parsed::Valid { stale: true, .. })
+            && !self.journal.contains(db, &call.identity)?
+        {
+            return Ok(Recorded::Stale);
         }
-        let Some(seq) = self.book.insert(db, &call, now)? else {
-            let orphan = self.book.unfinished_call(db, &call.identity)?;
+        let Some(seq) = self.journal.insert(db, &call, now)? else {
+            let orphan = self.journal.unfinished_call(db, &call.identity)?;
             let orphan = orphan.filter(|stored| !lock(&self.runs).contains_key(&stored.seq));
-            return Ok(orphan.map_or(Entry::Repeat, |stored| {
-                let registered = Registered::new(self, stored.seq, run);
-                Entry::Run(Accepted::Repeat, stored, registered)
+            return Ok(orphan.map_or(Recorded::Repeat, |stored| {
+                let registered = RegisteredRun::new(self, stored.seq, run);
+                Recorded::Run(Accepted::Repeat, stored, registered)
             }));
         };
-        let invocation = match what {
-            What::Sound { invocation, .. } => Ok(invocation),
-            What::Defective(defect) => Err(format!("the invocation is not valid: {defect}")),
+        let invocation = match parsed {
+            Parsed::Valid { invocation, .. } => Ok(invocation),
+            Parsed::Invalid(error) => Err(format!("the invocation is not valid: {error}")),
         };
-        let over = match &invocation {
-            Err(defect) => Some(Input::Returned(Returned::Error(defect.clone()))),
-            Ok(_) if lock(&self.early).knows(&call, now) => Some(Input::Cancelled),
+        let ended = match &invocation {
+            Err(error) => Some(Input::Returned(Returned::Error(error.clone()))),
+            Ok(_) if lock(&self.early).contains(&call, now) => Some(Input::Cancelled),
             Ok(_) => None,
         };
-        if let Some(input) = over {
-            let applied = self.book.step(db, seq, input, now)?;
-            return Ok(Entry::Over(seq, applied.expect("bug: a new call can end")));
+        if let Some(input) = ended {
+            let applied = self.journal.step(db, seq, input, now)?;
+            return Ok(Recorded::Ended(seq, applied.expect("bug: a new call can end")));
         }
-        let registered = Registered::new(self, seq, run);
-        let invocation = invocation.expect("bug: a defective invocation is over");
-        Ok(Entry::Run(Accepted::New, stored(seq, call, *invocation), registered))
+        let registered = RegisteredRun::new(self, seq, run);
+        let invocation = invocation.expect("bug: an invalid invocation has ended");
+        Ok(Recorded::Run(Accepted::New, stored(seq, call, *invocation), registered))
     }
 
-    /// From here on a cancellation finds the run, even one that is committed together with its call.
-    pub(super) fn register(&self, seq: Seq, run: &Arc<Run>) {
+    /// Makes the run visible to cancellations, including one that is committed in the same batch as the call.
+    pub(super) fn register(&self, seq: CallSeq, run: &Arc<Run>) {
         run.seq.set(seq).expect("bug: a run belongs to one call");
         lock(&self.runs).insert(seq, Arc::clone(run));
     }
 
-    /// Forgets a run whose call was not written. By now its number may belong to another call.
+    /// Removes a run whose call was not written. Another call may have the same number by now.
     fn unregister(&self, run: &Arc<Run>) {
         let Some(seq) = run.seq.get() else { return };
         let mut runs = lock(&self.runs);
@@ -212,71 +217,73 @@ impl Engine {
         }
     }
 
-    /// Cancels what the caller calls so, now or, if it is overtaken, when it comes.
-    pub(crate) async fn cancel(self: &Arc<Self>, caller: Caller, what: CancelToolCall) {
-        let CancelToolCall { thread_id: thread, tool_call_id: call } = what;
+    /// Cancels a call. If it is unknown, remembers the cancellation in case it has overtaken the invocation.
+    pub(crate) async fn cancel(self: &Arc<Self>, caller: Caller, request: CancelToolCall) {
+        let CancelToolCall { thread_id: thread, tool_call_id: call } = request;
         let cancel = move |engine: &Engine, db: &Connection| {
             let now = engine.now();
-            let cancelled = engine.book.cancel(db, &caller, &thread, &call, now)?;
+            let cancelled = engine.journal.cancel(db, &caller, &thread, &call, now)?;
             if cancelled.is_none() {
-                tracing::info!(?thread, ?call, "cancelled a call that is not known here");
-                lock(&engine.early).note(caller.clone(), thread.clone(), call.clone(), now);
+                tracing::info!(?thread, ?call, "received a cancellation of an unknown call");
+                lock(&engine.early).insert(caller.clone(), thread.clone(), call.clone(), now);
             }
             Ok(cancelled)
         };
         let engine = Arc::clone(self);
-        self.notified(async move {
+        self.run_notification(async move {
             for (seq, applied) in engine.write(cancel).await.flatten().unwrap_or_default() {
-                engine.follow(seq, applied);
+                engine.after_commit(seq, applied);
             }
         })
         .await;
     }
 
-    /// Closes a thread of the caller. What belongs to it is cleared away in the background.
+    /// Closes a thread of the caller. The close hook runs in the background.
     pub(crate) async fn close(self: &Arc<Self>, caller: Caller, thread: ThreadId) {
         let (owner, id) = (caller.clone(), thread.clone());
-        let close = move |engine: &Engine, db: &Connection| engine.book.close(db, &owner, &id, engine.now());
+        let close =
+            move |engine: &Engine, db: &Connection| engine.journal.close(db, &owner, &id, engine.now());
         let engine = Arc::clone(self);
-        self.notified(async move {
+        self.run_notification(async move {
             match engine.write(close).await.flatten() {
-                None => tracing::info!(?thread, "closed a thread that is not open here"),
-                Some(closed) => engine.closed(caller, thread, closed),
+                None => tracing::info!(?thread, "received a request to close a thread that is not open"),
+                Some(closed) => engine.after_close(caller, thread, closed),
             }
         })
         .await;
     }
 
-    /// Acts upon a notification. It will not come again, so it is kept until it can be written, whoever hangs up;
-    /// but nobody waits long for that.
-    async fn notified(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        let Ok(place) = Arc::clone(&self.notified).try_acquire_owned() else {
-            tracing::warn!("too many notifications wait to be written; one is lost");
+    /// Processes a notification in a task of its own. A notification is sent only once, so the task retries until it
+    /// is written, even if the client disconnects. The request itself waits at most [`NOTIFICATION_WAIT`].
+    async fn run_notification(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
+        let Ok(permit) = Arc::clone(&self.pending_notifications).try_acquire_owned() else {
+            tracing::warn!("too many notifications wait to be written; dropped one");
             return;
         };
         let acting = self.tasks.spawn(async move {
             work.await;
-            drop(place);
+            drop(permit);
         });
-        if tokio::time::timeout(NOTIFIED_WITHIN, acting).await.is_err() {
-            tracing::warn!("a notification waits to be written");
+        if tokio::time::timeout(NOTIFICATION_WAIT, acting).await.is_err() {
+            tracing::warn!("a notification is not written yet; answering before that");
         }
     }
 
-    /// Will a result, or further events, still come?
+    /// Returns true if a result or further events of the call may still be sent.
     pub(crate) async fn is_alive(
         self: &Arc<Self>,
         caller: Caller,
-        what: StatusQuery,
+        query: StatusQuery,
     ) -> Result<bool, Refusal> {
         let engine = Arc::clone(self);
-        let alive =
-            move |db: &Connection| engine.book.is_alive(db, &caller, &what.thread_id, &what.tool_call_id);
-        Ok(self.writer.run(Lane::External, alive).await?)
+        let alive = move |db: &Connection| {
+            engine.journal.is_alive(db, &caller, &query.thread_id, &query.tool_call_id)
+        };
+        Ok(self.writer.run(JobClass::External, alive).await?)
     }
 }
 
-/// A URL that we will never send to is refused while somebody listens.
+/// Refuses a forbidden callback URL now, since the server could never report it later.
 fn forbidden_callback(forbidden: &Forbidden) -> Refusal {
     Refusal::Invalid(Invalid {
         fault: Fault::Value,
@@ -286,7 +293,7 @@ fn forbidden_callback(forbidden: &Forbidden) -> Refusal {
     })
 }
 
-fn stored(seq: Seq, call: NewCall, invocation: Invocation) -> StoredCall {
+fn stored(seq: CallSeq, call: NewCall, invocation: Invocation) -> StoredCall {
     StoredCall {
         seq,
         identity: call.identity,
@@ -302,7 +309,7 @@ fn stored(seq: Seq, call: NewCall, invocation: Invocation) -> StoredCall {
     }
 }
 
-/// Cancellations of calls that have not come yet. Only a hint, so it lives in memory and is bounded.
+/// Cancellations that arrived before their calls. Best effort: kept in memory, bounded in number and age.
 #[derive(Default)]
 pub(crate) struct EarlyCancels {
     at: HashMap<(Caller, ThreadId, CallId), Timestamp>,
@@ -310,25 +317,23 @@ pub(crate) struct EarlyCancels {
 }
 
 impl EarlyCancels {
-    /// How many are remembered.
-    const MOST: usize = 4_096;
-    /// How long.
-    const FOR: Duration = Duration::from_secs(600);
+    const MAX: usize = 4_096;
+    const TTL: Duration = Duration::from_secs(600);
 
-    fn note(&mut self, caller: Caller, thread: ThreadId, call: CallId, now: Timestamp) {
+    fn insert(&mut self, caller: Caller, thread: ThreadId, call: CallId, now: Timestamp) {
         let name = (caller, thread, call);
         self.at.insert(name.clone(), now);
         self.order.push_back((now, name));
-        while self.order.len() > Self::MOST || self.order.front().is_some_and(|(at, _)| is_old(*at, now)) {
+        while self.order.len() > Self::MAX || self.order.front().is_some_and(|(at, _)| is_old(*at, now)) {
             let Some((at, name)) = self.order.pop_front() else { break };
-            // A name that was noted again since then lives on.
+            // A newer cancellation of the same call is kept.
             if self.at.get(&name) == Some(&at) {
                 self.at.remove(&name);
             }
         }
     }
 
-    fn knows(&self, call: &NewCall, now: Timestamp) -> bool {
+    fn contains(&self, call: &NewCall, now: Timestamp) -> bool {
         if self.at.is_empty() {
             return false;
         }
@@ -338,5 +343,5 @@ impl EarlyCancels {
 }
 
 fn is_old(at: Timestamp, now: Timestamp) -> bool {
-    now.since(at) > EarlyCancels::FOR
+    now.since(at) > EarlyCancels::TTL
 }

@@ -1,8 +1,8 @@
-//! Delivery: every message of the outbox, in order for each call, until it is taken, refused or given up.
+//! Delivery of outbox messages, in order for each call, until each is delivered, refused or given up.
 //!
-//! A lane is one call's messages under way. At most one attempt of a lane runs at a time, which keeps events in
-//! order; lanes to the same host are bounded, so that a host that hangs holds up nobody else. What waits for a
-//! later attempt costs no memory: it lies in the journal until it is due.
+//! A delivery queue sends the outbox messages of one call, one at a time, which keeps events in order. The number of
+//! active queues per host is limited, so that a host that does not answer cannot block the others. A message that
+//! waits for a retry uses no memory: it stays in the journal until it is due.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use rusqlite::Connection;
 use tokio::sync::Notify;
 
 use super::{Engine, lock};
-use crate::journal::{Letter, Seq, outbox};
+use crate::journal::{CallSeq, OutboxMessage, outbox};
 use crate::rules::{Dropped, Input};
 
-/// How callbacks leave the process.
+/// Transport of callbacks.
 pub(crate) enum Outgoing {
     Http(Box<Client>),
-    /// Into the hands of a test.
+    /// Passes callbacks to a test.
     Memory(Arc<Take>),
 }
 
@@ -38,168 +38,178 @@ impl Outgoing {
     }
 }
 
-/// The lanes at work.
+/// The active delivery queues.
 #[derive(Default)]
-pub(super) struct Lanes {
-    active: HashMap<Seq, Lane>,
+pub(super) struct DeliveryQueues {
+    active: HashMap<CallSeq, DeliveryQueue>,
     hosts: HashMap<i64, usize>,
-    /// A lane found no place, or may have; look for due ones when one becomes free.
-    starved: bool,
-    /// How often a lane has looked into the journal for what to send, or something was dropped from it.
-    looks: u64,
+    /// A due message may wait for a slot. The dispatcher has to be woken when a slot becomes free.
+    recheck: bool,
+    /// Counts reads of outbox messages by queues, and deletions of unsent messages.
+    read_epoch: u64,
 }
 
-/// A message at hand, and how often lanes had looked into the journal before it was written there.
-pub(super) struct AtHand {
-    pub(super) letter: Letter,
-    pub(super) looks: u64,
+/// A message that was just written, with the read epoch from before the write.
+pub(super) struct FreshMessage {
+    pub(super) message: OutboxMessage,
+    pub(super) read_epoch: u64,
 }
 
-struct Lane {
-    /// Something was added while it was at work.
-    again: bool,
-    /// What stands first has to wait, so the dispatcher must look when the lane is closed, and not before: it
-    /// passes over calls that have one.
-    postponed: bool,
-    /// What is being sent is not wanted any more.
+struct DeliveryQueue {
+    /// A message was added since the queue last read the outbox.
+    has_more: bool,
+    /// The first message waits for a retry. The dispatcher skips calls with an active queue, so it has to be woken
+    /// when the queue closes.
+    retry_scheduled: bool,
+    /// Notified when messages of the call were dropped from the outbox.
     interrupt: Arc<Notify>,
 }
 
-/// The longest time between two looks at what is due: what wakes the dispatcher earlier is only a hint.
-const LOOK_AGAIN: Duration = Duration::from_secs(600);
+/// Maximum time between two scans for due messages. Wake-ups only make a scan happen earlier.
+const MAX_DISPATCH_INTERVAL: Duration = Duration::from_secs(600);
 
 impl Engine {
-    /// Sends what waits for a call. If there is no place, it stays in the journal and is sent later.
-    pub(super) fn deliver(self: &Arc<Self>, call: Seq, host: i64) {
-        if let Some((interrupt, _)) = self.open_lane(call, host) {
-            self.run_lane(call, host, None, interrupt);
+    /// Sends the messages of a call. Without a free slot they stay in the journal and are sent later.
+    pub(super) fn deliver(self: &Arc<Self>, call: CallSeq, host: i64) {
+        if let Some((interrupt, _)) = self.open_queue(call, host) {
+            self.run_queue(call, host, None, interrupt);
         }
     }
 
-    /// The same, without reading what is at hand. If a lane has looked into the journal since it was written, it
-    /// may have been sent already, and is read again.
-    pub(super) fn deliver_at_hand(self: &Arc<Self>, AtHand { letter, looks }: AtHand) {
-        let (call, host) = (letter.call, letter.origin);
-        if let Some((interrupt, looks_now)) = self.open_lane(call, host) {
-            self.run_lane(call, host, (looks_now == looks).then_some(letter), interrupt);
+    /// Like [`Engine::deliver`], but sends a message that is in memory without reading it from the journal. If the
+    /// read epoch has changed since it was written, it may have been sent or dropped, so the outbox is read after
+    /// all.
+    pub(super) fn deliver_fresh(self: &Arc<Self>, FreshMessage { message, read_epoch }: FreshMessage) {
+        let (call, host) = (message.call, message.origin);
+        if let Some((interrupt, epoch_now)) = self.open_queue(call, host) {
+            self.run_queue(call, host, (epoch_now == read_epoch).then_some(message), interrupt);
         }
     }
 
-    pub(super) fn looks(&self) -> u64 {
-        lock(&self.lanes).looks
+    pub(super) fn read_epoch(&self) -> u64 {
+        lock(&self.queues).read_epoch
     }
 
-    fn run_lane(self: &Arc<Self>, call: Seq, host: i64, first: Option<Letter>, interrupt: Arc<Notify>) {
+    fn run_queue(
+        self: &Arc<Self>,
+        call: CallSeq,
+        host: i64,
+        first: Option<OutboxMessage>,
+        interrupt: Arc<Notify>,
+    ) {
         let engine = Arc::clone(self);
         self.tasks.spawn(async move {
-            let mut letter = first;
+            let mut message = first;
             loop {
-                engine.work_off(call, letter.take(), &interrupt).await;
-                if engine.close_lane(call, host) {
+                engine.send_all(call, message.take(), &interrupt).await;
+                if engine.close_queue(call, host) {
                     return;
                 }
             }
         });
     }
 
-    /// Opens a lane, if there is a place and it is not open; also how often lanes have looked into the journal.
-    fn open_lane(&self, call: Seq, host: i64) -> Option<(Arc<Notify>, u64)> {
-        let mut lanes = lock(&self.lanes);
-        if let Some(lane) = lanes.active.get_mut(&call) {
-            lane.again = true;
+    /// Opens the queue of a call, unless it is open already or no slot is free. Also returns the read epoch.
+    fn open_queue(&self, call: CallSeq, host: i64) -> Option<(Arc<Notify>, u64)> {
+        let mut queues = lock(&self.queues);
+        if let Some(queue) = queues.active.get_mut(&call) {
+            queue.has_more = true;
             return None;
         }
-        let to_host = lanes.hosts.get(&host).copied().unwrap_or(0);
-        if lanes.active.len() >= self.limits.deliveries || to_host >= self.limits.deliveries_per_host {
-            lanes.starved = true;
+        let to_host = queues.hosts.get(&host).copied().unwrap_or(0);
+        if queues.active.len() >= self.limits.deliveries || to_host >= self.limits.deliveries_per_host {
+            queues.recheck = true;
             return None;
         }
-        lanes.hosts.insert(host, to_host + 1);
+        queues.hosts.insert(host, to_host + 1);
         let interrupt = Arc::new(Notify::new());
-        lanes.active.insert(call, Lane { again: false, postponed: false, interrupt: Arc::clone(&interrupt) });
-        Some((interrupt, lanes.looks))
+        queues.active.insert(
+            call,
+            DeliveryQueue { has_more: false, retry_scheduled: false, interrupt: Arc::clone(&interrupt) },
+        );
+        Some((interrupt, queues.read_epoch))
     }
 
-    /// Whether the lane is closed; if something was added meanwhile it goes on instead.
-    fn close_lane(&self, call: Seq, host: i64) -> bool {
-        let mut lanes = lock(&self.lanes);
-        if let Some(lane) = lanes.active.get_mut(&call)
-            && std::mem::take(&mut lane.again)
+    /// Closes a queue. Returns false, and leaves it open, if a message was added meanwhile.
+    fn close_queue(&self, call: CallSeq, host: i64) -> bool {
+        let mut queues = lock(&self.queues);
+        if let Some(queue) = queues.active.get_mut(&call)
+            && std::mem::take(&mut queue.has_more)
         {
             return false;
         }
-        let postponed = lanes.active.remove(&call).is_some_and(|lane| lane.postponed);
-        if let Some(count) = lanes.hosts.get_mut(&host) {
+        let retry_scheduled = queues.active.remove(&call).is_some_and(|queue| queue.retry_scheduled);
+        if let Some(count) = queues.hosts.get_mut(&host) {
             *count -= 1;
             if *count == 0 {
-                lanes.hosts.remove(&host);
+                queues.hosts.remove(&host);
             }
         }
-        if std::mem::take(&mut lanes.starved) || postponed {
+        if std::mem::take(&mut queues.recheck) || retry_scheduled {
             self.due.notify_one();
         }
         true
     }
 
-    /// Stops sending what was dropped from the outbox: what is under way, and what is at hand but has no lane yet.
-    pub(super) fn interrupt_delivery(&self, call: Seq) {
-        let mut lanes = lock(&self.lanes);
-        lanes.looks += 1;
-        if let Some(lane) = lanes.active.get_mut(&call) {
-            lane.again = true;
-            lane.interrupt.notify_one();
+    /// Stops sending messages that were dropped from the outbox: the one in progress, and any [`FreshMessage`].
+    pub(super) fn interrupt_delivery(&self, call: CallSeq) {
+        let mut queues = lock(&self.queues);
+        queues.read_epoch += 1;
+        if let Some(queue) = queues.active.get_mut(&call) {
+            queue.has_more = true;
+            queue.interrupt.notify_one();
         }
     }
 
-    /// Sends one message after the other until there is none, or one has to wait.
-    async fn work_off(self: &Arc<Self>, call: Seq, first: Option<Letter>, interrupt: &Notify) {
-        let mut letter = first;
+    /// Sends messages in order until there is none left or one has to wait for a retry.
+    async fn send_all(self: &Arc<Self>, call: CallSeq, first: Option<OutboxMessage>, interrupt: &Notify) {
+        let mut message = first;
         loop {
-            let current = match letter.take() {
-                Some(letter) => letter,
-                None => match self.first_letter(call).await {
-                    Some(letter) => letter,
+            let current = match message.take() {
+                Some(message) => message,
+                None => match self.first_message(call).await {
+                    Some(message) => message,
                     None => return,
                 },
             };
             let attempted = tokio::select! {
-                attempted = self.attempt_while_wanted(&current, interrupt) => attempted,
+                attempted = self.attempt_unless_dropped(&current, interrupt) => attempted,
                 () = self.ended.cancelled() => return,
             };
-            // What stands first now may be another message, or none.
+            // The message was dropped; the outbox may have another one.
             let Some(attempted) = attempted else { continue };
-            if !self.note(&current, attempted).await {
+            if !self.record_attempt(&current, attempted).await {
                 return;
             }
         }
     }
 
-    /// What stands first in the journal. Whatever was added before this look is seen by it.
-    async fn first_letter(self: &Arc<Self>, call: Seq) -> Option<Letter> {
+    /// Reads the first outbox message of a call, and resets `has_more` before it.
+    async fn first_message(self: &Arc<Self>, call: CallSeq) -> Option<OutboxMessage> {
         {
-            let mut lanes = lock(&self.lanes);
-            lanes.looks += 1;
-            if let Some(lane) = lanes.active.get_mut(&call) {
-                lane.again = false;
+            let mut queues = lock(&self.queues);
+            queues.read_epoch += 1;
+            if let Some(queue) = queues.active.get_mut(&call) {
+                queue.has_more = false;
             }
         }
         self.write(move |_, db| outbox::first(db, call)).await.flatten()
     }
 
-    /// `None` if the message was dropped from the outbox meanwhile.
-    async fn attempt_while_wanted(
+    /// Returns `None` if the message was dropped from the outbox meanwhile.
+    async fn attempt_unless_dropped(
         self: &Arc<Self>,
-        letter: &Letter,
+        message: &OutboxMessage,
         interrupt: &Notify,
-    ) -> Option<Attempted> {
-        let mut attempt = std::pin::pin!(self.attempt(letter));
-        let id = letter.seq;
+    ) -> Option<AttemptResult> {
+        let mut attempt = std::pin::pin!(self.attempt(message));
+        let id = message.seq;
         loop {
             tokio::select! {
                 biased;
                 () = interrupt.notified() => {
-                    // It may have been meant for the message before this one.
-                    if self.write(move |_, db| outbox::waits(db, id)).await != Some(true) {
+                    // The interruption may have been meant for the previous message.
+                    if self.write(move |_, db| outbox::exists(db, id)).await != Some(true) {
                         return None;
                     }
                 }
@@ -208,47 +218,48 @@ impl Engine {
         }
     }
 
-    async fn attempt(&self, letter: &Letter) -> Attempted {
-        let Some(url) = self.book.callback_url(letter) else {
+    async fn attempt(&self, message: &OutboxMessage) -> AttemptResult {
+        let Some(url) = self.journal.callback_url(message) else {
             tracing::error!(
-                call = letter.call,
-                "a callback URL could not be opened; its message is given up"
+                call = message.call,
+                "a callback URL could not be decrypted; giving up its message"
             );
-            return Attempted::Never;
+            return AttemptResult::Impossible;
         };
-        let body = Bytes::from(letter.body.clone());
+        let body = Bytes::from(message.body.clone());
         match self.outgoing.post(url, body).await {
-            Ok(reply) => {
-                Attempted::Ended(Outcome::Answered { status: reply.status, retry_after: reply.retry_after })
-            }
+            Ok(reply) => AttemptResult::Finished(Outcome::Answered {
+                status: reply.status,
+                retry_after: reply.retry_after,
+            }),
             Err(error @ client::Error::Forbidden(_)) => {
-                tracing::warn!(call = letter.call, %error, "a callback leads where this server may not send to");
-                Attempted::Never
+                tracing::warn!(call = message.call, %error, "a callback URL is not allowed");
+                AttemptResult::Impossible
             }
             Err(error) => {
-                tracing::debug!(call = letter.call, %error, "a callback was not answered");
-                Attempted::Ended(Outcome::NoAnswer)
+                tracing::debug!(call = message.call, %error, "a callback was not answered");
+                AttemptResult::Finished(Outcome::NoAnswer)
             }
         }
     }
 
-    /// Writes down how an attempt ended. Whether to go on with the next message at once.
-    async fn note(self: &Arc<Self>, letter: &Letter, attempted: Attempted) -> bool {
-        let (id, call, kind, attempts) = (letter.seq, letter.call, letter.kind, letter.attempts + 1);
+    /// Records the result of an attempt. Returns true if the next message may be sent at once.
+    async fn record_attempt(self: &Arc<Self>, message: &OutboxMessage, attempted: AttemptResult) -> bool {
+        let (id, call, kind, attempts) = (message.seq, message.call, message.kind, message.attempts + 1);
         let now = self.now();
         let next = match attempted {
-            Attempted::Never => Next::GaveUp,
-            Attempted::Ended(outcome) => {
-                let attempt = Attempt { number: attempts, since: letter.created_at, now, dice: dice() };
+            AttemptResult::Impossible => Next::GaveUp,
+            AttemptResult::Finished(outcome) => {
+                let attempt = Attempt { number: attempts, since: message.created_at, now, jitter: jitter() };
                 after_attempt(outcome, attempt, &self.limits.delivery)
             }
         };
-        self.counters.attempted(next);
+        self.counters.count_attempt(next);
         let input = match next {
-            Next::Again { at } => {
+            Next::Retry { at } => {
                 self.write(move |_, db| outbox::postpone(db, id, call, attempts, at)).await;
-                if let Some(lane) = lock(&self.lanes).active.get_mut(&call) {
-                    lane.postponed = true;
+                if let Some(queue) = lock(&self.queues).active.get_mut(&call) {
+                    queue.retry_scheduled = true;
                 }
                 return false;
             }
@@ -263,18 +274,18 @@ impl Engine {
             }
         };
         let answered = move |engine: &Engine, db: &Connection| {
-            engine.book.answered(db, (id, call), input.clone(), engine.now())
+            engine.journal.step_delivered(db, (id, call), input.clone(), engine.now())
         };
         let Some(Ok(mut applied)) = self.write(answered).await else { return true };
         let more = !applied.head.outbox_is_empty();
-        // This lane goes on by itself: a message that the step has posted is read from the journal, and those
-        // that it dropped are not being sent.
+        // This queue continues by itself: it reads a message that the step has added from the journal, and is not
+        // sending any message that the step has dropped.
         (applied.first, applied.dropped) = (None, Dropped::Nothing);
-        self.follow(call, applied);
+        self.after_commit(call, applied);
         more
     }
 
-    /// Finds what is due in the journal, until the server stops.
+    /// Starts the delivery of due messages, until the server stops.
     pub(super) async fn dispatch(self: Arc<Self>) {
         loop {
             let pause = self.dispatch_due().await;
@@ -286,44 +297,45 @@ impl Engine {
         }
     }
 
-    /// Opens a lane for all that is due and has a place; how long until more is due.
+    /// Opens queues for due messages, as far as slots are free. Returns the time until the next scan.
     async fn dispatch_due(self: &Arc<Self>) -> Duration {
         let busy: Vec<i64> = {
-            let mut lanes = lock(&self.lanes);
+            let mut queues = lock(&self.queues);
             let full =
                 |(host, count): (&i64, &usize)| (*count >= self.limits.deliveries_per_host).then_some(*host);
-            let busy: Vec<i64> = lanes.hosts.iter().filter_map(full).collect();
-            // What is due for a busy host is not looked for, and must be found when it has a place.
-            lanes.starved = !busy.is_empty();
+            let busy: Vec<i64> = queues.hosts.iter().filter_map(full).collect();
+            // Messages to a busy host are not read now, so scan again when it has a free slot.
+            queues.recheck = !busy.is_empty();
             busy
         };
         let now = self.now();
-        // Those that are at work are due as well.
-        let most_each = u32::try_from(self.limits.deliveries_per_host.saturating_mul(2)).unwrap_or(u32::MAX);
-        let read = move |_: &Engine, db: &Connection| outbox::due(db, now, &busy, most_each);
-        let Some(due) = self.write(read).await else { return LOOK_AGAIN };
+        // Calls with an active queue are also due, so read more than can be started.
+        let limit_per_host =
+            u32::try_from(self.limits.deliveries_per_host.saturating_mul(2)).unwrap_or(u32::MAX);
+        let read = move |_: &Engine, db: &Connection| outbox::due(db, now, &busy, limit_per_host);
+        let Some(due) = self.write(read).await else { return MAX_DISPATCH_INTERVAL };
         for (call, host) in due.calls {
-            self.deliver_due(call, host);
+            self.deliver_if_idle(call, host);
         }
-        due.next.map_or(LOOK_AGAIN, |at| at.since(now)).min(LOOK_AGAIN)
+        due.next.map_or(MAX_DISPATCH_INTERVAL, |at| at.since(now)).min(MAX_DISPATCH_INTERVAL)
     }
 
-    /// Like [`Engine::deliver`], but leaves a lane that is at work alone.
-    fn deliver_due(self: &Arc<Self>, call: Seq, host: i64) {
-        if !lock(&self.lanes).active.contains_key(&call) {
+    /// Like [`Engine::deliver`], but does nothing if the call has an active queue.
+    fn deliver_if_idle(self: &Arc<Self>, call: CallSeq, host: i64) {
+        if !lock(&self.queues).active.contains_key(&call) {
             self.deliver(call, host);
         }
     }
 }
 
-/// How an attempt ended, if there could be one at all.
-enum Attempted {
-    Ended(Outcome),
-    Never,
+enum AttemptResult {
+    Finished(Outcome),
+    /// The URL cannot be decrypted or is not allowed.
+    Impossible,
 }
 
-/// A number that spreads the pauses of many lanes. It need not be hard to guess.
-fn dice() -> u32 {
+/// Returns a random number for jitter. It need not be unpredictable.
+fn jitter() -> u32 {
     use std::hash::{BuildHasher, RandomState};
     (RandomState::new().hash_one(0u8) >> 32) as u32
 }

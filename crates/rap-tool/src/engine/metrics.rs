@@ -1,15 +1,15 @@
-//! What is counted, and how it reads for Prometheus.
+//! Metrics of a tool server, in the Prometheus text format.
 
 use std::sync::Arc;
 
 use rap_io::metrics::{Counter, Exposition};
-use rap_io::writer::Lane;
+use rap_io::writer::JobClass;
 use rap_protocol::retry::Next;
 
 use super::{Accepted, Engine, Refusal};
 use crate::journal::outbox;
 
-/// Counts since the process started.
+/// Counters since the process started.
 #[derive(Default)]
 pub(crate) struct Counters {
     accepted: Counter,
@@ -21,17 +21,17 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    pub(super) fn took(&self, accepted: Accepted) {
+    pub(super) fn count_accepted(&self, accepted: Accepted) {
         match accepted {
             Accepted::New => self.accepted.count(),
             Accepted::Repeat => self.repeated.count(),
         }
     }
 
-    pub(super) fn attempted(&self, next: Next) {
+    pub(super) fn count_attempt(&self, next: Next) {
         match next {
             Next::Done => self.delivered.count(),
-            Next::Again { .. } => self.retried.count(),
+            Next::Retry { .. } => self.retried.count(),
             Next::Refused { .. } => self.refused.count(),
             Next::GaveUp => self.given_up.count(),
         }
@@ -39,11 +39,11 @@ impl Counters {
 }
 
 impl Engine {
-    /// All metrics in the text format of Prometheus.
+    /// Returns all metrics in the Prometheus text format.
     pub(crate) async fn metrics(self: &Arc<Self>) -> Result<String, Refusal> {
         let now = self.now();
-        let waiting = self.writer.run(Lane::External, move |db| outbox::waiting(db, now)).await?;
-        let oldest = waiting.oldest.map_or(0.0, |at| now.since(at).as_secs_f64());
+        let stats = self.writer.run(JobClass::External, move |db| outbox::stats(db, now)).await?;
+        let oldest = stats.oldest.map_or(0.0, |at| now.since(at).as_secs_f64());
         let taken = |free: usize, all: usize| all - free.min(all);
         let running = taken(self.calls.available_permits(), self.limits.calls);
         let subscriptions = taken(self.subscriptions.available_permits(), self.limits.subscriptions);
@@ -54,12 +54,16 @@ impl Engine {
         text.counter("rap_tool_delivered_total", "Callbacks delivered.", &counters.delivered);
         text.counter("rap_tool_refused_total", "Callbacks refused by a runtime.", &counters.refused);
         text.counter("rap_tool_given_up_total", "Callbacks given up.", &counters.given_up);
-        text.counter("rap_tool_retried_total", "Attempts that are tried again.", &counters.retried);
-        text.gauge("rap_tool_running", "Calls at work.", running);
+        text.counter(
+            "rap_tool_retried_total",
+            "Failed callback attempts that are retried.",
+            &counters.retried,
+        );
+        text.gauge("rap_tool_running", "Running calls.", running);
         text.gauge("rap_tool_subscriptions", "Active subscriptions.", subscriptions);
-        let help = "Calls with a callback that waits to be tried again.";
-        text.gauge("rap_tool_retrying", help, waiting.later);
-        let help = "Age of the oldest callback under way.";
+        let help = "Calls with a callback that waits for a retry.";
+        text.gauge("rap_tool_retrying", help, stats.retrying);
+        let help = "Age of the oldest undelivered callback, in seconds.";
         text.gauge("rap_tool_oldest_undelivered_seconds", help, oldest);
         Ok(text.finish())
     }

@@ -1,4 +1,4 @@
-//! Opening a data directory: lock, key, journal.
+//! Opens a data directory: lock, key and journal.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,22 +22,23 @@ use crate::auth::Callers;
 use crate::clock::Clock;
 use crate::error::ServeError;
 use crate::journal::keys::Keys;
-use crate::journal::{Book, MIGRATIONS};
+use crate::journal::{Journal, MIGRATIONS};
 use crate::limits::Limits;
 use crate::rate::{Limiter, Rate};
 
-/// How many jobs share a commit. With more, the writer and those who talk HTTP wait for each other in turns: of 64
-/// connections, half are being written while the others are being answered.
+/// Maximum number of jobs per commit. With larger batches, the writer and the HTTP connections would take turns
+/// waiting for each other. With this size and 64 connections, half of the requests are written while the other half
+/// are answered.
 const BATCH_JOBS: usize = 32;
 
-/// How often the metrics may be read.
-const SCRAPES: Rate = Rate::new(2, 20);
+/// Rate limit of the metrics endpoint.
+const SCRAPE_RATE: Rate = Rate::new(2, 20);
 
-/// How many notifications may wait to be written.
-const NOTIFICATIONS: usize = 4_096;
+/// Maximum number of notifications that wait to be written.
+const MAX_NOTIFICATIONS: usize = 4_096;
 
-/// All that a server is made of.
-pub(crate) struct Parts {
+/// Configuration of an engine.
+pub(crate) struct EngineConfig {
     pub(crate) data: PathBuf,
     pub(crate) key: Option<Secret>,
     pub(crate) tokens: Vec<Secret>,
@@ -49,17 +50,17 @@ pub(crate) struct Parts {
     pub(crate) limits: Limits,
 }
 
-/// Where an engine runs: on this machine, or inside of a test.
-pub(crate) struct Place {
+/// Dependencies of an engine that differ between production and tests.
+pub(crate) struct Externals {
     pub(crate) public_url: String,
     pub(crate) outgoing: Outgoing,
     pub(crate) clock: Clock,
 }
 
-/// Opens the data directory and makes an engine that has not resumed anything yet.
-pub(crate) fn open(parts: Parts, place: Place) -> Result<Arc<Engine>, ServeError> {
-    let Parts { data, key, tokens, manifest, version, tools, on_close, states, limits } = parts;
-    let limits = limits.within_reach();
+/// Opens the data directory and creates an engine. Nothing is resumed yet.
+pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Engine>, ServeError> {
+    let EngineConfig { data, key, tokens, manifest, version, tools, on_close, states, limits } = config;
+    let limits = limits.clamped();
     create_private_dir(&data)?;
     let lock = DirLock::take(&data.join("journal.lock"))?;
     let key = match key {
@@ -71,48 +72,48 @@ pub(crate) fn open(parts: Parts, place: Place) -> Result<Arc<Engine>, ServeError
     migrate(&db, MIGRATIONS).map_err(|error| ServeError::Journal(error.to_string()))?;
     check_key(&db, &key, &data)?;
     drop(db);
-    let virtual_time = place.clock.is_virtual();
+    let virtual_time = externals.clock.is_virtual();
     let open = move || {
         let db = open_sqlite(&path)?;
         if virtual_time {
-            // A test that crashes its server does not pull the plug.
+            // A simulated crash ends the engine, not the machine, so nothing has to be flushed to disk.
             db.pragma_update(None, "synchronous", "OFF")?;
         }
         Ok(db)
     };
     let keys = Arc::<Mutex<Keys>>::default();
-    let lost = Arc::clone(&keys);
-    let on_lost = move || super::lock(&lost).forget();
+    let cached_keys = Arc::clone(&keys);
+    let on_batch_failed = move || super::lock(&cached_keys).reset();
     let batches = WriterLimits { batch_jobs: BATCH_JOBS, ..WriterLimits::default() };
-    let mut writer = Writer::start_watched(open, batches, on_lost)
+    let mut writer = Writer::start_with_failure_hook(open, batches, on_batch_failed)
         .map_err(|error| ServeError::Journal(error.to_string()))?;
     if virtual_time {
-        writer = writer.holding_the_clock();
+        writer = writer.for_paused_clock();
     }
     Ok(Arc::new(Engine {
         callers: Callers::new(&tokens, &key),
         manifest,
         version,
         notifications: Limiter::new(limits.notification_rate),
-        arriving: Arc::new(Semaphore::new(limits.arriving_bytes)),
+        request_memory: Arc::new(Semaphore::new(limits.arriving_bytes)),
         tools,
         on_close,
         invocations: Limiter::new(limits.invocation_rate),
-        notified: Arc::new(Semaphore::new(NOTIFICATIONS)),
+        pending_notifications: Arc::new(Semaphore::new(MAX_NOTIFICATIONS)),
         calls: Arc::new(Semaphore::new(limits.calls)),
         subscriptions: Arc::new(Semaphore::new(limits.subscriptions)),
-        book: Book { key, most_events: limits.waiting_events, keys },
+        journal: Journal { key, max_events: limits.waiting_events, keys },
         writer,
-        outgoing: place.outgoing,
-        clock: place.clock,
-        public_url: place.public_url,
+        outgoing: externals.outgoing,
+        clock: externals.clock,
+        public_url: externals.public_url,
         states,
         counters: metrics::Counters::default(),
         answers: Limiter::new(limits.notification_rate),
-        scrapes: Limiter::new(SCRAPES),
+        scrapes: Limiter::new(SCRAPE_RATE),
         runs: Mutex::default(),
         early: Mutex::default(),
-        lanes: Mutex::default(),
+        queues: Mutex::default(),
         due: Notify::new(),
         stopping: CancellationToken::new(),
         ended: CancellationToken::new(),
@@ -123,14 +124,14 @@ pub(crate) fn open(parts: Parts, place: Place) -> Result<Arc<Engine>, ServeError
     }))
 }
 
-/// Only the owner may look into it: results and arguments lie there in the clear.
+/// Readable by the owner only, because the journal contains results and arguments in plain text.
 fn create_private_dir(path: &Path) -> Result<(), ServeError> {
     use std::os::unix::fs::DirBuilderExt;
     let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     created.map_err(|source| ServeError::Data { path: path.into(), source })
 }
 
-/// What was sealed with another key could never be delivered; better to say so now.
+/// Checks that the journal was written with this key. With another key, its callbacks could not be delivered.
 fn check_key(db: &Connection, key: &Key, data: &Path) -> Result<(), ServeError> {
     const PROOF: &[u8] = b"this journal's key";
     let failed = |error: rusqlite::Error| ServeError::Journal(error.to_string());

@@ -1,4 +1,4 @@
-//! Running handlers: acknowledge has happened, now validate, execute, and hand the result to delivery.
+//! Runs handlers of calls that are on disk: validates the arguments, runs the handler and commits its result.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{Engine, Offered, Run, lock};
 use crate::call::Call;
 use crate::error::Error;
-use crate::journal::{Seq, StoredCall};
+use crate::journal::{CallSeq, StoredCall};
 use crate::output::Output;
 use crate::rules::{Input, Returned};
 use crate::subscription::Subscribe;
@@ -21,10 +21,10 @@ use crate::tool::Handler;
 const PANICKED: &str = "the tool failed unexpectedly; it may have done part of its work, so check before you call \
                         it again";
 
-/// How many names of tools an error lists.
-const NAMES: usize = 50;
+/// Maximum number of tool names in an error message.
+const LISTED_NAMES: usize = 50;
 
-/// A handler that waits to be polled, and the call in its hands.
+/// A handler that has not been polled yet, and its call.
 struct Work {
     handler: BoxFuture<'static, Returned>,
     call: Call,
@@ -44,24 +44,24 @@ impl Engine {
         self.tasks.spawn(engine.run(Box::new(call), run));
     }
 
-    /// The future of this is what a waiting subscription costs, so what it does not hold on to is boxed.
+    /// The size of this future is the memory cost of an idle subscription, so short-lived futures in it are boxed.
     async fn run(self: Arc<Self>, call: Box<StoredCall>, run: Arc<Run>) {
         let seq = call.seq;
         if !run.is_stopped() {
             match self.begin(call, &run) {
                 Ok(work) => self.work(work, &run).await,
-                Err(refused) => Box::pin(self.refuse(seq, refused)).await,
+                Err(rejected) => Box::pin(self.reject(seq, rejected)).await,
             }
         }
         lock(&self.runs).remove(&seq);
     }
 
-    /// Lets a handler run to its end, or until the grace time after a cancellation, or until the server ends.
+    /// Runs a handler until it returns, until the grace time after a cancellation is over, or until the server stops.
     async fn work(self: &Arc<Self>, Work { handler, call, kind }: Work, run: &Run) {
         let begun = Instant::now();
         let server_ends = match kind {
             WorkKind::Call => &self.ended,
-            // It is resumed after a restart: there is nothing to wait for when the server stops.
+            // A subscription is resumed after a restart, so the server does not wait for it when it stops.
             WorkKind::Subscription => &self.stopping,
         };
         let returned = tokio::select! {
@@ -78,7 +78,7 @@ impl Engine {
             Returned::Error(_) => "error",
             Returned::Nothing => "ended",
         };
-        // A call that was cancelled or closed meanwhile has its end already.
+        // Ignored if the call was cancelled or its thread was closed meanwhile.
         let taken = self.commit(call.seq(), Input::Returned(returned), None).await;
         let outcome = if taken.is_ok() { outcome } else { "cancelled" };
         let ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -86,45 +86,47 @@ impl Engine {
         tracing::info!(tool, ?thread, ?id, outcome, ms, "call");
     }
 
-    async fn refuse(self: &Arc<Self>, seq: Seq, Refused { tool, thread, id, why }: Refused) {
-        // If it was cancelled meanwhile, it has its end already.
+    async fn reject(self: &Arc<Self>, seq: CallSeq, RejectedCall { tool, thread, id, why }: RejectedCall) {
+        // Ignored if the call was cancelled or its thread was closed meanwhile.
         let taken = self.commit(seq, Input::Returned(Returned::Error(why)), None).await;
         let outcome = if taken.is_ok() { "refused" } else { "cancelled" };
         tracing::info!(tool, ?thread, ?id, outcome, ms = 0, "call");
     }
 
-    /// Validates a call and makes its handler, which does not run before it is polled.
-    fn begin(self: &Arc<Self>, mut call: Box<StoredCall>, run: &Arc<Run>) -> Result<Work, Refused> {
+    /// Validates a call and creates the future of its handler.
+    fn begin(self: &Arc<Self>, mut call: Box<StoredCall>, run: &Arc<Run>) -> Result<Work, RejectedCall> {
         let arguments = Value::Object(std::mem::take(&mut call.arguments));
         let offered = match self.offered(&call.operation, &arguments) {
             Ok(offered) => offered,
-            Err(why) => return Err(Refused { tool: call.operation, thread: call.thread, id: call.id, why }),
+            Err(why) => {
+                return Err(RejectedCall { tool: call.operation, thread: call.thread, id: call.id, why });
+            }
         };
         let thread = self.thread(&call.caller, &call.thread);
         let tool = Arc::clone(&offered.name);
         let handle = Call::new(Arc::clone(self), Arc::clone(run), thread, tool, &mut call);
-        let of = handle.clone();
+        let call_handle = handle.clone();
         // The author's code runs inside the future, where a panic is caught.
         let (handler, kind): (BoxFuture<'static, Returned>, _) = match offered.tool.handler().clone() {
             Handler::Call(handler) => {
                 let output = async move { handler(arguments, handle)?.await };
-                (Box::pin(caught(output, Output::into_returned)), WorkKind::Call)
+                (Box::pin(catch_panic(output, Output::into_returned)), WorkKind::Call)
             }
             Handler::Subscription(handler) => {
                 let subscribe = Subscribe::new(handle, call.confirmed, call.cursor);
                 let ended = async move { handler(arguments, subscribe)?.await };
-                (Box::pin(caught(ended, |()| Returned::Nothing)), WorkKind::Subscription)
+                (Box::pin(catch_panic(ended, |()| Returned::Nothing)), WorkKind::Subscription)
             }
         };
-        Ok(Work { handler, call: of, kind })
+        Ok(Work { handler, call: call_handle, kind })
     }
 
-    /// The tool that is called, if there is one and the arguments fit.
+    /// Returns the called tool, or an error message if it does not exist or the arguments are invalid.
     fn offered(&self, operation: &str, arguments: &Value) -> Result<&Offered, String> {
         let offered = self.tools.get(operation).ok_or_else(|| self.unknown(operation))?;
         offered.schema.validate(arguments).map_err(|violations| {
             let list: Vec<String> = violations.iter().map(ToString::to_string).collect();
-            format!("the arguments do not fit the schema of {operation}: {}", list.join("; "))
+            format!("the arguments do not match the schema of {operation}: {}", list.join("; "))
         })?;
         Ok(offered)
     }
@@ -132,22 +134,22 @@ impl Engine {
     fn unknown(&self, operation: &str) -> String {
         let mut names: Vec<&str> = self.tools.keys().map(String::as_str).collect();
         names.sort_unstable();
-        let more = if names.len() > NAMES { ", …" } else { "" };
-        names.truncate(NAMES);
-        format!("there is no tool {operation:?} here; there is {}{more}", names.join(", "))
+        let more = if names.len() > LISTED_NAMES { ", …" } else { "" };
+        names.truncate(LISTED_NAMES);
+        format!("there is no tool {operation:?}; the tools of this server are: {}{more}", names.join(", "))
     }
 }
 
-/// A call that never came to its handler.
-struct Refused {
+/// A call that failed validation.
+struct RejectedCall {
     tool: String,
     thread: ThreadId,
     id: CallId,
     why: String,
 }
 
-/// What a handler comes to, its panic included.
-async fn caught<T>(
+/// Runs a handler and converts its result. A panic becomes an error.
+async fn catch_panic<T>(
     handler: impl Future<Output = Result<T, Error>>,
     returned: impl FnOnce(T) -> Returned,
 ) -> Returned {
@@ -159,7 +161,7 @@ async fn caught<T>(
 }
 
 fn failed(error: &Error) -> Returned {
-    if let Error::Caused(cause) = error {
+    if let Error::Source(cause) = error {
         tracing::warn!(%cause, "a handler failed");
     }
     Returned::Error(error.for_model())

@@ -1,53 +1,53 @@
-//! Which call has which identity.
+//! The index from the identity of a call to its row.
 //!
-//! Identities come in no order: in an index of all of them, nearly each new one would change a page of its own. So the
-//! latest are kept in memory, and are carried over to the index in its order, a few whenever a few have come. Then
-//! many share a page.
+//! Identities are hashes and arrive in random order. In an ordinary index, nearly every insert would change a page of
+//! its own. So the most recent keys are kept in memory and flushed to the index in key order, a few at a time. Then
+//! many inserts share a page.
 //!
 //! Invariants:
-//! - A call is in memory or in the index, or in both after a restart. Up to the mark, all are in the index.
-//! - Memory follows the database, as the last act of a job. Whoever loses a batch calls [`Keys::forget`]; what lies
-//!   behind the mark is then read again.
+//! - A call is in memory or in the index, or in both after a restart. All calls up to the stored mark are in the
+//!   index.
+//! - A job updates the memory last, after the database. When a batch fails, [`Keys::reset`] is called, and the calls
+//!   after the mark are read again.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::{Identity, Result, Seq};
+use super::{CallSeq, Identity, Result};
 
-/// How many are kept in memory before they are carried over, and how many may come meanwhile. Both are read again after
-/// a restart, in a fraction of a second.
-const KEPT: usize = 16_384;
-/// After so many new ones …
-const NEW: Seq = 64;
-/// … so many are carried over. More than come, so that an end is reached.
-const CARRIED: usize = 128;
+/// Number of keys in memory at which a flush begins. As many again may arrive during the flush. Both are read again
+/// after a restart, which takes a fraction of a second.
+const MEMORY_KEYS: usize = 16_384;
+/// A flush continues whenever this many calls were added.
+const FLUSH_EVERY: CallSeq = 64;
+/// Number of keys that are flushed each time. Greater than `FLUSH_EVERY`, so that a flush comes to an end.
+const FLUSH_BATCH: usize = 128;
 
 #[derive(Default)]
 pub(crate) struct Keys {
-    /// `None`: has to be read.
-    latest: Option<BTreeMap<Identity, Seq>>,
-    carrying: Option<Carrying>,
+    /// `None` if it has to be read from the database.
+    recent: Option<BTreeMap<Identity, CallSeq>>,
+    flush: Option<Flush>,
 }
 
-/// A walk through the latest in the order of the index.
+/// A flush in progress, which goes through the recent keys in order.
 #[derive(Clone, Copy)]
-struct Carrying {
-    behind: Bound<Identity>,
-    /// Later calls wait for the next one.
-    up_to: Seq,
+struct Flush {
+    after: Bound<Identity>,
+    /// Later calls are left for the next flush.
+    up_to: CallSeq,
 }
 
 impl Keys {
-    /// What is remembered may not be true.
-    pub(crate) fn forget(&mut self) {
+    /// Drops the memory, which may differ from the database after a failed batch.
+    pub(crate) fn reset(&mut self) {
         *self = Keys::default();
     }
 
-    /// The call of this identity.
-    pub(super) fn find(&mut self, db: &Connection, identity: &Identity) -> Result<Option<Seq>> {
-        if let Some(call) = self.latest(db)?.get(identity) {
+    pub(super) fn find(&mut self, db: &Connection, identity: &Identity) -> Result<Option<CallSeq>> {
+        if let Some(call) = self.recent(db)?.get(identity) {
             return Ok(Some(*call));
         }
         db.prepare_cached("SELECT call FROM call_keys WHERE key = ?1")?
@@ -55,73 +55,74 @@ impl Keys {
             .optional()
     }
 
-    /// The calls whose identity begins so, in no order.
-    pub(super) fn beginning_with(&mut self, db: &Connection, key: &[u8]) -> Result<Vec<Seq>> {
+    /// Returns the calls whose identity has this prefix, in no particular order.
+    pub(super) fn with_prefix(&mut self, db: &Connection, key: &[u8]) -> Result<Vec<CallSeq>> {
         let (from, to) = range(key);
-        let latest = self.latest(db)?;
-        let mut calls: Vec<Seq> = latest.range(from..=to).map(|(_, call)| *call).collect();
+        let recent = self.recent(db)?;
+        let mut calls: Vec<CallSeq> = recent.range(from..=to).map(|(_, call)| *call).collect();
         let mut statement =
             db.prepare_cached("SELECT key, call FROM call_keys WHERE key BETWEEN ?1 AND ?2")?;
         let mut rows = statement.query(params![from, to])?;
         while let Some(row) = rows.next()? {
-            if !latest.contains_key(&row.get::<_, Identity>(0)?) {
+            if !recent.contains_key(&row.get::<_, Identity>(0)?) {
                 calls.push(row.get(1)?);
             }
         }
         Ok(calls)
     }
 
-    /// Remembers a call that was just written.
-    pub(super) fn add(&mut self, db: &Connection, identity: Identity, call: Seq) -> Result<()> {
-        if call % NEW == 0 {
-            self.carry(db)?;
+    /// Adds a call that was just inserted.
+    pub(super) fn add(&mut self, db: &Connection, identity: Identity, call: CallSeq) -> Result<()> {
+        if call % FLUSH_EVERY == 0 {
+            self.flush_some(db)?;
         }
-        self.latest(db)?.insert(identity, call);
+        self.recent(db)?.insert(identity, call);
         Ok(())
     }
 
-    /// Calls that were just deleted.
+    /// Removes calls that were just deleted.
     pub(super) fn remove(&mut self, db: &Connection, identities: &[Identity]) -> Result<()> {
         for identity in identities {
             db.prepare_cached("DELETE FROM call_keys WHERE key = ?1")?.execute([identity])?;
         }
-        let latest = self.latest(db)?;
+        let recent = self.recent(db)?;
         for identity in identities {
-            latest.remove(identity);
+            recent.remove(identity);
         }
         Ok(())
     }
 
-    /// Carries some over to the index, if there are many.
-    fn carry(&mut self, db: &Connection) -> Result<()> {
-        let carrying = self.carrying;
-        let latest = self.latest(db)?;
-        let Carrying { behind, up_to } = match carrying {
-            Some(carrying) => carrying,
-            None if latest.len() < KEPT => return Ok(()),
-            None => Carrying { behind: Bound::Unbounded, up_to: latest.values().copied().max().unwrap_or(0) },
+    /// Flushes the next keys to the index, if a flush is in progress or has to begin.
+    fn flush_some(&mut self, db: &Connection) -> Result<()> {
+        let flush = self.flush;
+        let recent = self.recent(db)?;
+        let Flush { after, up_to } = match flush {
+            Some(flush) => flush,
+            None if recent.len() < MEMORY_KEYS => return Ok(()),
+            None => Flush { after: Bound::Unbounded, up_to: recent.values().copied().max().unwrap_or(0) },
         };
-        let next = latest.range((behind, Bound::Unbounded)).filter(|(_, call)| **call <= up_to);
-        let next: Vec<(Identity, Seq)> = next.take(CARRIED).map(|(key, call)| (*key, *call)).collect();
+        let next = recent.range((after, Bound::Unbounded)).filter(|(_, call)| **call <= up_to);
+        let next: Vec<(Identity, CallSeq)> =
+            next.take(FLUSH_BATCH).map(|(key, call)| (*key, *call)).collect();
         for (key, call) in &next {
             db.prepare_cached("INSERT OR IGNORE INTO call_keys (key, call) VALUES (?1, ?2)")?
                 .execute(params![key, call])?;
         }
-        let last = next.last().filter(|_| next.len() == CARRIED).map(|(key, _)| *key);
+        let last = next.last().filter(|_| next.len() == FLUSH_BATCH).map(|(key, _)| *key);
         if last.is_none() {
             db.prepare_cached("INSERT OR REPLACE INTO meta (name, value) VALUES ('keys up to', ?1)")?
                 .execute([up_to])?;
         }
         for (key, _) in &next {
-            latest.remove(key);
+            recent.remove(key);
         }
-        self.carrying = last.map(|key| Carrying { behind: Bound::Excluded(key), up_to });
+        self.flush = last.map(|key| Flush { after: Bound::Excluded(key), up_to });
         Ok(())
     }
 
-    fn latest(&mut self, db: &Connection) -> Result<&mut BTreeMap<Identity, Seq>> {
-        let latest = match self.latest.take() {
-            Some(latest) => latest,
+    fn recent(&mut self, db: &Connection) -> Result<&mut BTreeMap<Identity, CallSeq>> {
+        let recent = match self.recent.take() {
+            Some(recent) => recent,
             None => db
                 .prepare_cached(
                     "SELECT key, seq FROM calls
@@ -130,11 +131,11 @@ impl Keys {
                 .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
                 .collect::<Result<_>>()?,
         };
-        Ok(self.latest.insert(latest))
+        Ok(self.recent.insert(recent))
     }
 }
 
-/// The first and the last identity that begin so.
+/// Returns the first and the last identity with this prefix.
 fn range(key: &[u8]) -> (Identity, Identity) {
     let (mut from, mut to) = ([0; 32], [0xff; 32]);
     from[..key.len()].copy_from_slice(key);
@@ -153,8 +154,8 @@ mod tests {
         db
     }
 
-    /// An identity without any order, as of one of 1,000 threads.
-    fn identity(call: Seq) -> Identity {
+    /// A pseudo-random identity, in one of 1,000 threads.
+    fn identity(call: CallSeq) -> Identity {
         let mut identity = [0; 32];
         identity[..8].copy_from_slice(&thread(call % 1_000));
         identity[8..16]
@@ -162,11 +163,11 @@ mod tests {
         identity
     }
 
-    fn thread(number: Seq) -> [u8; 8] {
+    fn thread(number: CallSeq) -> [u8; 8] {
         number.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64.cast_signed()).to_be_bytes()
     }
 
-    fn write(db: &Connection, keys: &mut Keys, calls: std::ops::RangeInclusive<Seq>) {
+    fn write(db: &Connection, keys: &mut Keys, calls: std::ops::RangeInclusive<CallSeq>) {
         for call in calls {
             db.prepare_cached(
                 "INSERT INTO calls (seq, key, caller, thread, call_id, operation, origin, state, accepted_at)
@@ -179,57 +180,57 @@ mod tests {
         }
     }
 
-    fn count(db: &Connection) -> Seq {
+    fn count(db: &Connection) -> CallSeq {
         db.query_row("SELECT count(*) FROM call_keys", [], |row| row.get(0)).unwrap()
     }
 
-    const MANY: Seq = 3 * KEPT as Seq;
+    const MANY: CallSeq = 3 * MEMORY_KEYS as CallSeq;
 
-    fn all_are_found(db: &Connection, keys: &mut Keys, calls: std::ops::RangeInclusive<Seq>) {
+    fn check_all_are_found(db: &Connection, keys: &mut Keys, calls: std::ops::RangeInclusive<CallSeq>) {
         for call in calls.clone().step_by(7) {
             assert_eq!(keys.find(db, &identity(call)).unwrap(), Some(call));
         }
-        let mut found = keys.beginning_with(db, &thread(5)).unwrap();
+        let mut found = keys.with_prefix(db, &thread(5)).unwrap();
         found.sort_unstable();
         assert_eq!(found, calls.filter(|call| call % 1_000 == 5).collect::<Vec<_>>());
     }
 
     #[test]
-    fn a_call_is_found_wherever_its_key_is_and_after_every_loss() {
+    fn a_call_is_found_in_memory_and_in_the_index_and_after_a_reset() {
         let db = journal();
         let mut keys = Keys::default();
-        // It stops in the middle of carrying over.
-        let last = MANY + 10 * NEW;
+        // Stops in the middle of a flush.
+        let last = MANY + 10 * FLUSH_EVERY;
         write(&db, &mut keys, 1..=last);
-        assert!(keys.carrying.is_some());
-        assert!(keys.latest(&db).unwrap().len() < 3 * KEPT);
-        all_are_found(&db, &mut keys, 1..=last);
+        assert!(keys.flush.is_some());
+        assert!(keys.recent(&db).unwrap().len() < 3 * MEMORY_KEYS);
+        check_all_are_found(&db, &mut keys, 1..=last);
         assert_eq!(keys.find(&db, &identity(last + 1)).unwrap(), None);
-        keys.forget();
-        all_are_found(&db, &mut keys, 1..=last);
-        // What was carried over before is carried over again.
+        keys.reset();
+        check_all_are_found(&db, &mut keys, 1..=last);
+        // Keys that were flushed before are flushed again.
         write(&db, &mut keys, last + 1..=2 * MANY);
-        all_are_found(&db, &mut keys, 1..=2 * MANY);
-        keys.forget();
-        assert!(keys.latest(&db).unwrap().len() < 3 * KEPT);
-        all_are_found(&db, &mut keys, 1..=2 * MANY);
+        check_all_are_found(&db, &mut keys, 1..=2 * MANY);
+        keys.reset();
+        assert!(keys.recent(&db).unwrap().len() < 3 * MEMORY_KEYS);
+        check_all_are_found(&db, &mut keys, 1..=2 * MANY);
     }
 
     #[test]
-    fn what_a_lost_batch_carried_over_is_found_again() {
+    fn keys_that_a_failed_batch_flushed_are_found_again() {
         let db = journal();
         let mut keys = Keys::default();
         write(&db, &mut keys, 1..=MANY);
         let before = count(&db);
         db.execute_batch("BEGIN").unwrap();
-        write(&db, &mut keys, MANY + 1..=MANY + 8 * NEW);
+        write(&db, &mut keys, MANY + 1..=MANY + 8 * FLUSH_EVERY);
         assert!(count(&db) > before);
         db.execute_batch("ROLLBACK").unwrap();
-        keys.forget();
-        all_are_found(&db, &mut keys, 1..=MANY);
+        keys.reset();
+        check_all_are_found(&db, &mut keys, 1..=MANY);
         assert_eq!(keys.find(&db, &identity(MANY + 1)).unwrap(), None);
         write(&db, &mut keys, MANY + 1..=2 * MANY);
-        all_are_found(&db, &mut keys, 1..=2 * MANY);
+        check_all_are_found(&db, &mut keys, 1..=2 * MANY);
     }
 
     #[test]
@@ -242,8 +243,8 @@ mod tests {
             keys.remove(&db, &[identity(call)]).unwrap();
             assert_eq!(keys.find(&db, &identity(call)).unwrap(), None, "{call}");
         }
-        keys.forget();
-        all_are_found(&db, &mut keys, 2..=MANY - 1);
+        keys.reset();
+        check_all_are_found(&db, &mut keys, 2..=MANY - 1);
         assert_eq!(keys.find(&db, &identity(MANY)).unwrap(), None);
     }
 }

@@ -1,26 +1,26 @@
-//! The outbox: messages on their way, in order for each call.
+//! The outbox: messages that are not delivered yet, in order for each call.
 
 use rap_protocol::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::letter::{self, Topic};
-use super::{Letter, Result, Seq, questions};
-use crate::rules::{Aside, Input, Kind};
+use super::message::{self, Topic};
+use super::{CallSeq, OutboxMessage, Result, questions};
+use crate::rules::{Aside, Input, MessageKind};
 
-/// The message of this call that stands first.
-pub(crate) fn first(db: &Connection, call: Seq) -> Result<Option<Letter>> {
+/// Returns the first message of a call.
+pub(crate) fn first(db: &Connection, call: CallSeq) -> Result<Option<OutboxMessage>> {
     db.prepare_cached(
         "SELECT outbox.seq, call, kind, body, attempts, created_at, origin, callback, key
          FROM outbox JOIN calls ON calls.seq = call WHERE call = ?1 ORDER BY outbox.seq LIMIT 1",
     )?
     .query_row([call], |row| {
-        Ok(Letter {
+        Ok(OutboxMessage {
             seq: row.get(0)?,
             call: row.get(1)?,
             kind: match row.get(2)? {
-                0u8 => Kind::Result,
-                1 => Kind::Event,
-                _ => Kind::Aside,
+                0u8 => MessageKind::Result,
+                1 => MessageKind::Event,
+                _ => MessageKind::Aside,
             },
             body: row.get(3)?,
             attempts: row.get(4)?,
@@ -33,11 +33,11 @@ pub(crate) fn first(db: &Connection, call: Seq) -> Result<Option<Letter>> {
     .optional()
 }
 
-/// Takes a message out, since this became of it. Whether it was still there.
-pub(super) fn take(db: &Connection, letter: i64, input: &Input) -> Result<bool> {
+/// Removes a message whose delivery has ended with `input`. Returns false if it was already gone.
+pub(super) fn remove(db: &Connection, message: i64, input: &Input) -> Result<bool> {
     let topic: Option<Option<Topic>> = db
         .prepare_cached("DELETE FROM outbox WHERE seq = ?1 RETURNING topic")?
-        .query_row([letter], |row| row.get(0))
+        .query_row([message], |row| row.get(0))
         .optional()?;
     if let (Some(Some(Topic::Question(name))), Input::Refused(..) | Input::GaveUp(_)) = (&topic, input) {
         questions::refuse(db, name)?;
@@ -45,32 +45,39 @@ pub(super) fn take(db: &Connection, letter: i64, input: &Input) -> Result<bool> 
     Ok(topic.is_some())
 }
 
-/// Whether a message is still to be sent.
-pub(crate) fn waits(db: &Connection, letter: i64) -> Result<bool> {
-    db.prepare_cached("SELECT 1 FROM outbox WHERE seq = ?1")?.exists([letter])
+/// Returns true if a message is still in the outbox.
+pub(crate) fn exists(db: &Connection, message: i64) -> Result<bool> {
+    db.prepare_cached("SELECT 1 FROM outbox WHERE seq = ?1")?.exists([message])
 }
 
-/// Notes a failed attempt and when the next one is due. A message that is gone meanwhile stays gone.
-pub(crate) fn postpone(db: &Connection, letter: i64, call: Seq, attempts: u32, at: Timestamp) -> Result<()> {
+/// Records a failed attempt and the time of the next one. Does nothing if the message is gone.
+pub(crate) fn postpone(
+    db: &Connection,
+    message: i64,
+    call: CallSeq,
+    attempts: u32,
+    at: Timestamp,
+) -> Result<()> {
     let still_there = db
         .prepare_cached("UPDATE outbox SET attempts = ?2 WHERE seq = ?1")?
-        .execute(params![letter, attempts])?;
+        .execute(params![message, attempts])?;
     if still_there > 0 {
         db.prepare_cached("UPDATE calls SET deliver_at = ?2 WHERE seq = ?1")?.execute(params![call, at.0])?;
     }
     Ok(())
 }
 
-/// What is to be sent now, and when to look again.
+/// Calls with due messages, each with its host, and when the next message becomes due.
 pub(crate) struct Due {
-    pub(crate) calls: Vec<(Seq, i64)>,
+    pub(crate) calls: Vec<(CallSeq, i64)>,
     pub(crate) next: Option<Timestamp>,
 }
 
-/// The calls whose first message is due, longest waiting first: none to `busy` hosts, and at most so many to each
-/// other. It looks from host to host, so that what piles up for one costs the others nothing.
-pub(crate) fn due(db: &Connection, now: Timestamp, busy: &[i64], most_each: u32) -> Result<Due> {
-    let mut waiting: Vec<(i64, Seq, i64)> = Vec::new();
+/// Finds the calls whose first message is due, in order of their due time. Skips `busy` hosts, and returns at most
+/// `limit_per_host` calls for each other host. Reads host by host, so that a long queue for one host does not slow
+/// down the others.
+pub(crate) fn due(db: &Connection, now: Timestamp, busy: &[i64], limit_per_host: u32) -> Result<Due> {
+    let mut waiting: Vec<(i64, CallSeq, i64)> = Vec::new();
     let mut next = None;
     let mut from = Some(i64::MIN);
     while let Some(host) = from.map(|from| host_from(db, from)).transpose()?.flatten() {
@@ -84,7 +91,7 @@ pub(crate) fn due(db: &Connection, now: Timestamp, busy: &[i64], most_each: u32)
                  ORDER BY deliver_at LIMIT ?3",
             )?;
             for call in
-                due.query_map(params![host, now.0, most_each], |row| Ok((row.get(0)?, row.get(1)?)))?
+                due.query_map(params![host, now.0, limit_per_host], |row| Ok((row.get(0)?, row.get(1)?)))?
             {
                 let (at, seq) = call?;
                 waiting.push((at, seq, host));
@@ -97,35 +104,35 @@ pub(crate) fn due(db: &Connection, now: Timestamp, busy: &[i64], most_each: u32)
     Ok(Due { calls, next: next.map(Timestamp) })
 }
 
-/// Drops what an aside takes the place of; how many.
-pub(super) fn forget_view(db: &Connection, call: Seq, aside: &Aside) -> Result<u32> {
-    let view @ Topic::View(_) = letter::topic(aside) else { return Ok(0) };
+/// Deletes the unsent content of the view that an aside replaces. Returns the number of deleted messages.
+pub(super) fn delete_view(db: &Connection, call: CallSeq, aside: &Aside) -> Result<u32> {
+    let view @ Topic::View(_) = message::topic(aside) else { return Ok(0) };
     let dropped = db
         .prepare_cached("DELETE FROM outbox WHERE call = ?1 AND kind = 2 AND topic = ?2")?
         .execute(params![call, view])?;
     Ok(u32::try_from(dropped).unwrap_or(u32::MAX))
 }
 
-/// What has not been delivered.
-pub(crate) struct Waiting {
-    /// Since when the oldest message has been under way.
+/// Figures for the metrics.
+pub(crate) struct OutboxStats {
+    /// When the oldest message was added.
     pub(crate) oldest: Option<Timestamp>,
-    /// How many calls have a message that waits for another attempt.
-    pub(crate) later: f64,
+    /// Number of calls with a message that waits for a retry.
+    pub(crate) retrying: f64,
 }
 
-pub(crate) fn waiting(db: &Connection, now: Timestamp) -> Result<Waiting> {
+pub(crate) fn stats(db: &Connection, now: Timestamp) -> Result<OutboxStats> {
     let oldest: Option<i64> = db
         .prepare_cached("SELECT created_at FROM outbox ORDER BY seq LIMIT 1")?
         .query_row([], |row| row.get(0))
         .optional()?;
-    let later: u32 = db
+    let retrying: u32 = db
         .prepare_cached("SELECT count(*) FROM calls WHERE deliver_at > ?1")?
         .query_row([now.0], |row| row.get(0))?;
-    Ok(Waiting { oldest: oldest.map(Timestamp), later: later.into() })
+    Ok(OutboxStats { oldest: oldest.map(Timestamp), retrying: retrying.into() })
 }
 
-/// The first host at or behind this one that something waits for.
+/// Returns the first host, from `from` on, that has messages.
 fn host_from(db: &Connection, from: i64) -> Result<Option<i64>> {
     db.prepare_cached("SELECT min(origin) FROM calls WHERE origin >= ?1 AND deliver_at IS NOT NULL")?
         .query_row([from], |row| row.get(0))
@@ -136,7 +143,7 @@ mod tests {
     use super::*;
     use crate::journal::MIGRATIONS;
 
-    /// A journal in which calls 1, 2, … wait for these hosts since these times.
+    /// A journal in which calls 1, 2, … have messages for these hosts, due at these times.
     fn journal(waiting: &[(i64, Option<i64>)]) -> Connection {
         let db = Connection::open_in_memory().unwrap();
         rap_io::sqlite::migrate(&db, MIGRATIONS).unwrap();
@@ -152,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_is_found_host_by_host_and_longest_waiting_first() {
+    fn due_messages_are_found_per_host_in_order_of_due_time() {
         let (a, b, c) = (i64::MIN, -1, i64::MAX);
         let waiting = [
             (a, Some(10)),
@@ -164,10 +171,14 @@ mod tests {
             (b, None),
         ];
         let db = journal(&waiting);
-        let check = |now: i64, busy: &[i64], most_each: u32, calls: &[Seq], next: Option<i64>| {
-            let due = due(&db, Timestamp(now), busy, most_each).unwrap();
-            let found: Vec<Seq> = due.calls.iter().map(|(call, _)| *call).collect();
-            assert_eq!((&found[..], due.next.map(|at| at.0)), (calls, next), "{now} {busy:?} {most_each}");
+        let check = |now: i64, busy: &[i64], limit_per_host: u32, calls: &[CallSeq], next: Option<i64>| {
+            let due = due(&db, Timestamp(now), busy, limit_per_host).unwrap();
+            let found: Vec<CallSeq> = due.calls.iter().map(|(call, _)| *call).collect();
+            assert_eq!(
+                (&found[..], due.next.map(|at| at.0)),
+                (calls, next),
+                "{now} {busy:?} {limit_per_host}"
+            );
         };
         check(50, &[], 10, &[4, 1, 2, 3, 6], Some(99));
         check(50, &[], 2, &[4, 1, 2, 6], Some(99));

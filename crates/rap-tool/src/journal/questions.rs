@@ -1,4 +1,4 @@
-//! Questions to a person, and their answers. A question is known by what makes its URL unguessable.
+//! Questions to the user, and their answers. The key of a question is a hash of the secret token in its URL.
 
 use std::collections::BTreeMap;
 
@@ -6,48 +6,45 @@ use rap_protocol::{CallId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, params};
 use serde::{Deserialize, Serialize};
 
-use super::{Applied, Book, Result, Seq, id, json, to_json};
-use crate::rules::{Aside, Ignored, Input, Question};
+use super::{Applied, CallSeq, Journal, Result, id, json, to_json};
+use crate::rules::{Aside, Ignored, Input, QuestionName};
 
-/// A question that waits, or has waited, for an answer.
-pub(crate) struct Stored {
-    pub(crate) call: Seq,
+pub(crate) struct QuestionRow {
+    pub(crate) call: CallSeq,
     pub(crate) call_id: CallId,
-    /// How many choices there are; none where consent is asked for.
+    /// Number of choices; 0 for a consent.
     pub(crate) choices: usize,
     pub(crate) answer: Option<Answer>,
 }
 
-/// How a question was answered.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
     Selected(usize),
     Consented(BTreeMap<String, String>),
-    /// The runtime would not take the question.
+    /// The runtime refused the question, or it could not be delivered.
     Refused,
 }
 
-/// What came of asking.
-pub(crate) enum Asked {
-    /// It is on its way.
-    Now(Box<Applied>),
-    /// It was asked before a restart.
-    Before,
+pub(crate) enum AskOutcome {
+    /// The question is in the outbox.
+    Sent(Box<Applied>),
+    /// The question was asked before a restart.
+    AlreadyAsked,
 }
 
-impl Book {
-    /// Asks a question, once: after a restart the same question finds what it was answered meanwhile.
+impl Journal {
+    /// Asks a question, unless it was asked before a restart.
     pub(crate) fn ask(
         &self,
         db: &Connection,
-        call: Seq,
-        name: &Question,
+        call: CallSeq,
+        name: &QuestionName,
         aside: &Aside,
         now: Timestamp,
-    ) -> Result<std::result::Result<Asked, Ignored>> {
+    ) -> Result<std::result::Result<AskOutcome, Ignored>> {
         if find(db, name)?.is_some() {
-            return Ok(Ok(Asked::Before));
+            return Ok(Ok(AskOutcome::AlreadyAsked));
         }
         let choices = match aside {
             Aside::Choice { choices, .. } => choices.len(),
@@ -58,18 +55,17 @@ impl Book {
             db.prepare_cached("INSERT INTO questions (name, call, choices) VALUES (?1, ?2, ?3)")?
                 .execute(params![name, call, choices as i64])?;
         }
-        Ok(stepped.map(|applied| Asked::Now(Box::new(applied))))
+        Ok(stepped.map(|applied| AskOutcome::Sent(Box::new(applied))))
     }
 }
 
-/// The question of this name.
-pub(crate) fn find(db: &Connection, name: &Question) -> Result<Option<Stored>> {
+pub(crate) fn find(db: &Connection, name: &QuestionName) -> Result<Option<QuestionRow>> {
     db.prepare_cached(
         "SELECT call, call_id, choices, answer FROM questions JOIN calls ON calls.seq = call WHERE name = ?1",
     )?
     .query_row([name], |row| {
         let choices: u32 = row.get(2)?;
-        Ok(Stored {
+        Ok(QuestionRow {
             call: row.get(0)?,
             call_id: id(row, 1)?,
             choices: choices as usize,
@@ -79,20 +75,20 @@ pub(crate) fn find(db: &Connection, name: &Question) -> Result<Option<Stored>> {
     .optional()
 }
 
-/// Writes down the answer, unless there is one. The first one counts.
-pub(crate) fn answer(db: &Connection, name: &Question, answer: &Answer) -> Result<()> {
+/// Stores an answer, unless there is one already.
+pub(crate) fn answer(db: &Connection, name: &QuestionName, answer: &Answer) -> Result<()> {
     db.prepare_cached("UPDATE questions SET answer = ?2 WHERE name = ?1 AND answer IS NULL")?
         .execute(params![name, to_json(answer)])?;
     Ok(())
 }
 
-/// The runtime would not take the question: nobody will answer it.
-pub(super) fn refuse(db: &Connection, name: &Question) -> Result<()> {
+/// Records that a question could not be delivered, so that nothing waits for its answer.
+pub(super) fn refuse(db: &Connection, name: &QuestionName) -> Result<()> {
     answer(db, name, &Answer::Refused)
 }
 
-/// The call is over: nobody waits for answers any more.
-pub(super) fn forget(db: &Connection, call: Seq) -> Result<()> {
+/// Deletes the questions of a settled call.
+pub(super) fn delete_for_call(db: &Connection, call: CallSeq) -> Result<()> {
     db.prepare_cached("DELETE FROM questions WHERE call = ?1")?.execute([call])?;
     Ok(())
 }

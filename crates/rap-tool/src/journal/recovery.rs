@@ -1,23 +1,23 @@
-//! What a server finds when it starts, and what it clears away as it goes.
+//! Reads unfinished calls at startup, and deletes settled ones.
 
 use rap_protocol::Timestamp;
 use rusqlite::{Connection, Row, params};
 
-use super::{Identity, Result, Seq, StoredCall, id, json, optional_id};
+use super::{CallSeq, Identity, Result, StoredCall, id, json, optional_id};
 use crate::auth::Caller;
 use crate::rules::State;
 
 const STORED_CALL: &str =
     "seq, caller, thread, call_id, operation, arguments, ancestors, user_id, subscription, cursor, key";
 
-/// The next few calls after `after` whose handlers have not finished.
-pub(crate) fn unfinished(db: &Connection, after: Seq, most: u32) -> Result<Vec<StoredCall>> {
+/// Returns the next `limit` calls after `after` whose handlers have not finished.
+pub(crate) fn unfinished(db: &Connection, after: CallSeq, limit: u32) -> Result<Vec<StoredCall>> {
     let sql = format!("SELECT {STORED_CALL} FROM calls WHERE state < 2 AND seq > ?1 ORDER BY seq LIMIT ?2");
-    db.prepare_cached(&sql)?.query_map(params![after, most], stored_call)?.collect()
+    db.prepare_cached(&sql)?.query_map(params![after, limit], stored_call)?.collect()
 }
 
-/// A call, if its handler has not finished.
-pub(super) fn unfinished_call(db: &Connection, call: Seq) -> Result<Option<StoredCall>> {
+/// Returns a call, if its handler has not finished.
+pub(super) fn unfinished_call(db: &Connection, call: CallSeq) -> Result<Option<StoredCall>> {
     let sql = format!("SELECT {STORED_CALL} FROM calls WHERE seq = ?1 AND state < 2");
     db.prepare_cached(&sql)?.query_map([call], stored_call)?.next().transpose()
 }
@@ -38,25 +38,24 @@ fn stored_call(row: &Row<'_>) -> Result<StoredCall> {
     })
 }
 
-/// Where a subscription stands, as its handler put it.
-pub(crate) fn save_cursor(db: &Connection, call: Seq, cursor: &str) -> Result<()> {
+pub(crate) fn save_cursor(db: &Connection, call: CallSeq, cursor: &str) -> Result<()> {
     db.prepare_cached("UPDATE calls SET cursor = ?2 WHERE seq = ?1 AND state < 2")?
         .execute(params![call, cursor])?;
     Ok(())
 }
 
-/// The server was told to stop: that a call was running then is not held against it.
-pub(crate) fn stopped_in_order(db: &Connection) -> Result<()> {
+/// Resets the restart counts of running calls at a graceful shutdown, which does not count as a crash.
+pub(crate) fn reset_restart_counts(db: &Connection) -> Result<()> {
     db.execute("UPDATE calls SET restarts = 0 WHERE state < 2 AND restarts > 0", [])?;
     Ok(())
 }
 
-/// Forgets some of the calls that were settled before `before`; which.
-pub(super) fn forget_settled(db: &Connection, before: Timestamp, most: u32) -> Result<Vec<Identity>> {
+/// Deletes at most `limit` calls that were settled before `before`. Returns their identities.
+pub(super) fn delete_settled(db: &Connection, before: Timestamp, limit: u32) -> Result<Vec<Identity>> {
     db.prepare_cached(
         "DELETE FROM calls WHERE seq IN (SELECT seq FROM calls WHERE state = ?1 AND settled_at < ?2 LIMIT ?3)
          RETURNING key",
     )?
-    .query_map(params![State::Settled as u8, before.0, most], |row| row.get(0))?
+    .query_map(params![State::Settled as u8, before.0, limit], |row| row.get(0))?
     .collect()
 }

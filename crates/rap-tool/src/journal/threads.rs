@@ -1,6 +1,7 @@
-//! Threads: which are open, which are closed, and whose things are to be cleared away.
+//! Open, closed and expired threads.
 //!
-//! A thread is known by its calls. It is open while one of them is later than its last closing.
+//! There is no table of threads: a thread exists if it has calls. It is open if one of them is later than its last
+//! closing.
 
 use std::collections::HashSet;
 
@@ -8,14 +9,14 @@ use rap_protocol::{ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::keys::Keys;
-use super::{Identity, Result, Seq, id};
+use super::{CallSeq, Identity, Result, id};
 use crate::auth::Caller;
 
-/// Notes that a thread is being closed, until [`cleared`]. Whether it was open.
+/// Records that a thread is being closed; [`finish_closing`] ends this. Returns false if the thread was not open.
 pub(super) fn begin_closing(
     db: &Connection,
     key: &[u8; 8],
-    last_call: Option<Seq>,
+    last_call: Option<CallSeq>,
     (caller, thread): (&Caller, &ThreadId),
     now: Timestamp,
 ) -> Result<bool> {
@@ -31,83 +32,82 @@ pub(super) fn begin_closing(
     Ok(closed > 0)
 }
 
-/// The latest call of a thread.
-pub(super) fn last_call(db: &Connection, keys: &mut Keys, key: &[u8; 8]) -> Result<Option<Seq>> {
-    Ok(keys.beginning_with(db, key)?.into_iter().max())
+pub(super) fn last_call(db: &Connection, keys: &mut Keys, key: &[u8; 8]) -> Result<Option<CallSeq>> {
+    Ok(keys.with_prefix(db, key)?.into_iter().max())
 }
 
-/// What belongs to a thread has been cleared away, unless it was closed once more since this closing.
-pub(super) fn cleared(db: &Connection, key: &[u8; 8], closing: Option<Seq>) -> Result<()> {
+/// Records that the close hook has finished, unless the thread was closed again after `closing`.
+pub(super) fn finish_closing(db: &Connection, key: &[u8; 8], closing: Option<CallSeq>) -> Result<()> {
     db.prepare_cached("UPDATE closings SET pending = 0 WHERE thread_key = ?1 AND last_call = ?2")?
         .execute(params![key, closing])?;
     Ok(())
 }
 
-/// The call that the thread's last closing came after.
-pub(super) fn last_closing(db: &Connection, key: &[u8; 8]) -> Result<Option<Seq>> {
+/// Returns the last call before the thread was last closed.
+pub(super) fn last_closed_call(db: &Connection, key: &[u8; 8]) -> Result<Option<CallSeq>> {
     db.prepare_cached("SELECT last_call FROM closings WHERE thread_key = ?1")?
         .query_row([key], |row| row.get(0))
         .optional()
 }
 
-/// Threads whose closing was begun and not finished.
+/// Returns the threads whose close hook has not finished.
 pub(crate) fn closing(db: &Connection) -> Result<Vec<(Caller, ThreadId)>> {
     db.prepare_cached("SELECT caller, thread FROM closings WHERE pending = 1")?
         .query_map([], |row| Ok((Caller::from_bytes(row.get(0)?), id(row, 1)?)))?
         .collect()
 }
 
-/// How far a look for expired threads has come: behind the call that was settled then.
+/// Position of the scan for expired threads: the last settled call that was read.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct LookedUpTo {
+pub(crate) struct ScanPosition {
     settled_at: Timestamp,
-    call: Seq,
+    call: CallSeq,
 }
 
-/// Some of the threads that have expired.
+/// One page of expired threads.
 pub(crate) struct Expired {
     pub(crate) threads: Vec<(Caller, ThreadId)>,
-    pub(crate) up_to: LookedUpTo,
-    /// There may be more behind it.
+    pub(crate) position: ScanPosition,
+    /// The page is full, so there may be more.
     pub(crate) is_full: bool,
 }
 
-/// Looks on at calls that were settled before `before`. The thread of one of them has expired if all its calls were
-/// settled by then, and it was not closed meanwhile.
+/// Reads the next calls that were settled before `before`. A thread has expired if it is open and all its calls were
+/// settled before `before`.
 pub(super) fn expired(
     db: &Connection,
     keys: &mut Keys,
-    (after, before): (LookedUpTo, Timestamp),
-    most: u32,
+    (after, before): (ScanPosition, Timestamp),
+    limit: u32,
 ) -> Result<Expired> {
-    let old: Vec<(LookedUpTo, Identity, Caller, ThreadId)> = db
+    let old: Vec<(ScanPosition, Identity, Caller, ThreadId)> = db
         .prepare_cached(
             "SELECT settled_at, seq, key, caller, thread FROM calls
              WHERE state = 3 AND (settled_at, seq) > (?1, ?2) AND settled_at < ?3 ORDER BY settled_at, seq LIMIT ?4",
         )?
-        .query_map(params![after.settled_at.0, after.call, before.0, most], |row| {
-            let up_to = LookedUpTo { settled_at: Timestamp(row.get(0)?), call: row.get(1)? };
-            Ok((up_to, row.get(2)?, Caller::from_bytes(row.get(3)?), id(row, 4)?))
+        .query_map(params![after.settled_at.0, after.call, before.0, limit], |row| {
+            let position = ScanPosition { settled_at: Timestamp(row.get(0)?), call: row.get(1)? };
+            Ok((position, row.get(2)?, Caller::from_bytes(row.get(3)?), id(row, 4)?))
         })?
         .collect::<Result<_>>()?;
-    let is_full = old.len() == most as usize;
-    let up_to = old.last().map_or(after, |(up_to, ..)| *up_to);
+    let is_full = old.len() == limit as usize;
+    let position = old.last().map_or(after, |(position, ..)| *position);
     let (mut seen, mut threads) = (HashSet::new(), Vec::new());
     for (_, identity, caller, thread) in old {
         let key: [u8; 8] = *identity.first_chunk().expect("bug: 32 bytes");
         if !seen.insert(key) {
             continue;
         }
-        let calls = keys.beginning_with(db, &key)?;
-        let is_open = calls.iter().copied().max() > last_closing(db, &key)?;
-        if is_open && !are_used_since(db, &calls, before)? {
+        let calls = keys.with_prefix(db, &key)?;
+        let is_open = calls.iter().copied().max() > last_closed_call(db, &key)?;
+        if is_open && !any_used_since(db, &calls, before)? {
             threads.push((caller, thread));
         }
     }
-    Ok(Expired { threads, up_to, is_full })
+    Ok(Expired { threads, position, is_full })
 }
 
-fn are_used_since(db: &Connection, calls: &[Seq], before: Timestamp) -> Result<bool> {
+fn any_used_since(db: &Connection, calls: &[CallSeq], before: Timestamp) -> Result<bool> {
     let mut statement =
         db.prepare_cached("SELECT 1 FROM calls WHERE seq = ?1 AND (state < 3 OR settled_at >= ?2)")?;
     for call in calls {
@@ -118,8 +118,8 @@ fn are_used_since(db: &Connection, calls: &[Seq], before: Timestamp) -> Result<b
     Ok(false)
 }
 
-/// Forgets closings that no call is left of.
-pub(crate) fn forget(db: &Connection, before: Timestamp) -> Result<()> {
+/// Deletes closings whose calls are all deleted.
+pub(crate) fn delete_old(db: &Connection, before: Timestamp) -> Result<()> {
     db.prepare_cached("DELETE FROM closings WHERE pending = 0 AND closed_at < ?1")?.execute([before.0])?;
     Ok(())
 }

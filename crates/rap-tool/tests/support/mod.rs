@@ -1,7 +1,7 @@
-//! A runtime to test against: it invokes tools over real HTTP and listens for their callbacks.
+//! Test support: a runtime that invokes tools over real HTTP and receives their callbacks, and tool servers.
 
-#![allow(dead_code, reason = "each test program uses another part of this")]
-#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+#![allow(dead_code, reason = "each test program uses a different part of this")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
@@ -27,10 +27,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-/// How long anything in a test may take before the test has failed.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Time after which a test fails if something does not happen.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The receiving half of a runtime: an endpoint for callbacks that answers as it is told to.
+/// The receiving half of a runtime: an endpoint for callbacks with configurable answers.
 pub struct Runtime {
     pub url: String,
     received: mpsc::UnboundedReceiver<Received>,
@@ -38,20 +38,20 @@ pub struct Runtime {
     task: JoinHandle<()>,
 }
 
-/// A callback as it came in.
+/// A received callback.
 #[derive(Debug, Clone)]
 pub struct Received {
-    /// What stood behind `/callback/`.
+    /// The part of the path after `/callback/`.
     pub name: String,
-    /// What stood behind the question mark.
+    /// The query string.
     pub query: String,
     pub body: Value,
-    /// The same, byte by byte.
+    /// The bytes of the body.
     pub raw: Bytes,
     pub at: Instant,
-    /// The body, parsed and validated as a runtime does it.
+    /// The body, parsed and validated as by a runtime.
     pub message: Callback,
-    /// What it was answered with.
+    /// Status of the answer.
     pub status: u16,
 }
 
@@ -60,7 +60,6 @@ impl Received {
         self.body["text"].as_str().unwrap_or_else(|| panic!("no text in {}", self.body))
     }
 
-    /// The id of an event.
     pub fn event_id(&self) -> &str {
         self.body["event_id"].as_str().unwrap_or_else(|| panic!("no event_id in {}", self.body))
     }
@@ -73,7 +72,7 @@ impl Received {
 struct Script {
     next: Mutex<VecDeque<(u16, HeaderMap)>>,
     always: Mutex<u16>,
-    /// Whether callbacks are answered at all.
+    /// False while callbacks are not answered.
     answers: watch::Sender<bool>,
     received: mpsc::UnboundedSender<Received>,
 }
@@ -84,7 +83,7 @@ impl Runtime {
         Runtime::listen(listener)
     }
 
-    /// Starts on an address that was free before, such as that of a runtime that was stopped.
+    /// Starts on a given address, such as that of a runtime that was stopped.
     pub async fn start_on(address: &str) -> Runtime {
         Runtime::listen(TcpListener::bind(address).await.unwrap())
     }
@@ -104,44 +103,44 @@ impl Runtime {
         Runtime { url, received, script, task }
     }
 
-    /// A callback URL of its own, by which the callback is recognised.
+    /// Returns a callback URL; `name` appears in [`Received::name`].
     pub fn callback_url(&self, name: &str) -> String {
         format!("{}/callback/{name}", self.url)
     }
 
-    /// The next callbacks are answered with these statuses, one after the other.
+    /// Answers the next callbacks with these statuses, in order.
     pub fn answer_next(&self, statuses: &[u16]) {
         let plain = statuses.iter().map(|status| (*status, HeaderMap::new()));
         self.script.next.lock().unwrap().extend(plain);
     }
 
-    /// The next callback after those is answered with a header as well.
+    /// Answers the callback after those with this status and header.
     pub fn answer_next_with(&self, status: u16, name: HeaderName, value: &str) {
         let headers = HeaderMap::from_iter([(name, value.parse().unwrap())]);
         self.script.next.lock().unwrap().push_back((status, headers));
     }
 
-    /// Callbacks are taken and shown to the test, but not answered, until [`Runtime::answer_again`].
-    pub fn hang(&self) {
+    /// Receives callbacks without answering them, until [`Runtime::resume_answering`].
+    pub fn stop_answering(&self) {
         self.script.answers.send_replace(false);
     }
 
-    pub fn answer_again(&self) {
+    pub fn resume_answering(&self) {
         self.script.answers.send_replace(true);
     }
 
-    /// All further callbacks are answered with this status.
+    /// Answers all further callbacks with this status.
     pub fn answer_always(&self, status: u16) {
         *self.script.always.lock().unwrap() = status;
     }
 
-    /// The next callback, whatever it was answered with.
+    /// Waits for the next callback, whatever its answer was.
     pub async fn next(&mut self) -> Received {
-        let next = tokio::time::timeout(PATIENCE, self.received.recv()).await;
-        next.expect("no callback came").expect("the runtime is gone")
+        let next = tokio::time::timeout(TIMEOUT, self.received.recv()).await;
+        next.expect("no callback arrived").expect("the runtime is gone")
     }
 
-    /// The next callback that was accepted.
+    /// Waits for the next callback that was answered with 200.
     pub async fn accepted(&mut self) -> Received {
         loop {
             let next = self.next().await;
@@ -151,26 +150,26 @@ impl Runtime {
         }
     }
 
-    /// Everything that has come and has not been looked at.
+    /// Returns the received callbacks that the test has not read yet.
     pub fn pending(&mut self) -> Vec<Received> {
         std::iter::from_fn(|| self.received.try_recv().ok()).collect()
     }
 
-    /// The next callback that was accepted, which has to be this one.
+    /// Waits for the next accepted callback and checks its text.
     pub async fn expect_text(&mut self, text: &str) -> Received {
         let next = self.accepted().await;
         assert_eq!(next.text(), text);
         next
     }
 
-    /// Stops listening, breaks its connections, and returns the address.
+    /// Stops listening, closes all connections, and returns the address.
     pub async fn stop(self) -> String {
         self.task.abort();
         assert!(self.task.await.unwrap_err().is_cancelled());
         self.url.trim_start_matches("http://").to_owned()
     }
 
-    /// An invocation whose callback URL ends in the id of the call.
+    /// Creates an invocation whose callback URL ends in the id of the call.
     pub fn invocation(&self, operation: &str, thread: &str, id: &str, arguments: Value) -> Value {
         json!({
             "operation": operation,
@@ -182,7 +181,7 @@ impl Runtime {
     }
 }
 
-/// Unlike axum's, its connections end with it.
+/// Unlike `axum::serve`, closes its connections when it is aborted.
 async fn serve(listener: TcpListener, router: Router) {
     let mut connections = JoinSet::new();
     loop {
@@ -207,7 +206,7 @@ async fn callback(
     assert_eq!(headers[header::CONTENT_TYPE], "application/json");
     let message = parse_callback(&raw).expect("a tool sent an invalid callback");
     let body = serde_json::from_slice(&raw).unwrap();
-    // A test that is over does not look any more.
+    // The test may have ended.
     let query = uri.query().unwrap_or_default().to_owned();
     script.received.send(Received { name, query, body, raw, at: Instant::now(), message, status }).ok();
     script.answers.subscribe().wait_for(|answers| *answers).await.unwrap();
@@ -227,7 +226,7 @@ pub type Answer = (u16, String);
 
 impl Caller {
     pub fn new(base: &str) -> Caller {
-        let limits = ClientLimits { connect: PATIENCE, total: PATIENCE, ..ClientLimits::default() };
+        let limits = ClientLimits { connect: TIMEOUT, total: TIMEOUT, ..ClientLimits::default() };
         Caller { base: base.to_owned(), token: None, client: Client::new(UrlPolicy::Local, limits) }
     }
 
@@ -237,20 +236,20 @@ impl Caller {
         self
     }
 
-    /// The same, with a server that was started again somewhere else.
+    /// Returns the same caller for a server that was restarted on another address.
     #[must_use]
     pub fn moved_to(mut self, base: &str) -> Caller {
         base.clone_into(&mut self.base);
         self
     }
 
-    /// POSTs a body as it is, to a server that may be gone.
+    /// POSTs a body. Returns `None` if the server is not reachable.
     pub async fn try_post(&self, path: &str, body: impl Into<Bytes>) -> Option<rap_io::client::Reply> {
         let url = format!("{}{path}", self.base).parse().unwrap();
         self.client.post_json(&url, &[], body.into()).await.ok()
     }
 
-    /// POSTs a body as it is.
+    /// POSTs a body.
     pub async fn post(&self, path: &str, body: impl Into<Bytes>) -> Answer {
         let url = format!("{}{path}", self.base).parse().unwrap();
         let mut headers = Vec::new();
@@ -266,7 +265,7 @@ impl Caller {
         self.post("/invoke", invocation.to_string()).await
     }
 
-    /// Invokes and expects to be acknowledged.
+    /// Invokes a tool and expects a 200.
     pub async fn accepted(&self, invocation: &Value) {
         assert_eq!(self.invoke(invocation).await, (200, String::new()));
     }
@@ -287,20 +286,21 @@ impl Caller {
         serde_json::from_str::<Value>(&answer).unwrap()["alive"].as_bool().unwrap()
     }
 
-    /// Asks until the call is over.
+    /// Polls until the call is settled.
     pub async fn until_settled(&self, thread: &str, call: &str) {
         let settled = async {
             while self.is_alive(thread, call).await {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, settled).await.expect("the call was never settled");
+        tokio::time::timeout(TIMEOUT, settled).await.expect("the call was never settled");
     }
 }
 
-/// Lets so much time pass that anything that was to be tried again would have been: it takes longer than the
-/// longest pause of these tests until this call, which is refused again and again, comes through.
-pub async fn let_retries_pass(caller: &Caller, runtime: &mut Runtime) -> Vec<Received> {
+/// Waits longer than the longest retry pause of these tests, so that every pending retry would have happened. It does
+/// so with a call whose result is answered with 503 several times. Returns the other callbacks that arrived
+/// meanwhile.
+pub async fn wait_past_retries(caller: &Caller, runtime: &mut Runtime) -> Vec<Received> {
     runtime.answer_next(&[503; 6]);
     caller.accepted(&runtime.invocation("say", "thread_0", "barrier", json!({"text": "barrier"}))).await;
     let mut others = Vec::new();
@@ -314,7 +314,7 @@ pub async fn let_retries_pass(caller: &Caller, runtime: &mut Runtime) -> Vec<Rec
     }
 }
 
-/// A tool server inside of the test, with its journal in a directory of its own.
+/// A tool server in the test process, with its journal in its own directory.
 pub struct Server {
     pub url: String,
     pub data: PathBuf,
@@ -324,13 +324,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server with its journal below `data`.
+    /// Starts a server with its journal in `data`.
     pub async fn start(server: ToolServer, data: &Path) -> Server {
         let bound = server.data(data).bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", bound.local_addr());
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(bound.run_until(async move {
-            // A sender that was dropped means stop as well.
+            // Dropping the sender also stops the server.
             drop(stopped.await);
         }));
         Server { caller: Caller::new(&url), url, data: data.to_owned(), stop: Some(stop), task }
@@ -340,22 +340,22 @@ impl Server {
         self.caller.clone()
     }
 
-    /// Stops in order, and returns when that is done.
+    /// Shuts down gracefully, and returns when that is done.
     pub async fn stop(mut self) {
         drop(self.stop.take());
         self.task.await.unwrap();
     }
 }
 
-/// Limits whose pauses suit a test: the first retry after 20 ms, none later than 100 ms.
-pub fn quick() -> Limits {
+/// Limits with short retry pauses: from 20 ms to 100 ms.
+pub fn short_pauses() -> Limits {
     let mut limits = Limits::default();
     limits.delivery.first_pause = Duration::from_millis(20);
     limits.delivery.longest_pause = Duration::from_millis(100);
     limits
 }
 
-/// A door in a handler: the test hears who stands before it, and opens it.
+/// Blocks handlers until the test lets them continue.
 #[derive(Clone)]
 pub struct Gate {
     reached: Arc<Semaphore>,
@@ -367,30 +367,30 @@ impl Gate {
         Gate { reached: Arc::new(Semaphore::new(0)), open: Arc::new(Semaphore::new(0)) }
     }
 
-    /// For the handler: waits until it may go on.
+    /// Called by a handler: waits until it may continue.
     pub async fn pass(&self) {
         self.reached.add_permits(1);
         self.open.acquire().await.unwrap().forget();
     }
 
-    /// For the test: waits until one more handler is there.
+    /// Called by the test: waits until one more handler has reached the gate.
     pub async fn reached(&self) {
-        let reached = tokio::time::timeout(PATIENCE, self.reached.acquire()).await;
-        reached.expect("no handler came to the gate").unwrap().forget();
+        let reached = tokio::time::timeout(TIMEOUT, self.reached.acquire()).await;
+        reached.expect("no handler reached the gate").unwrap().forget();
     }
 
-    /// How many handlers have come without being waited for.
+    /// Number of handlers at the gate that the test has not waited for.
     pub fn arrivals(&self) -> usize {
         self.reached.available_permits()
     }
 
-    /// Lets so many pass.
+    /// Lets this many handlers pass.
     pub fn open(&self, handlers: usize) {
         self.open.add_permits(handlers);
     }
 }
 
-/// The journal of a server as another process sees it: only what was committed.
+/// A separate connection to the journal of a server, which sees only committed data.
 pub struct Journal(rusqlite::Connection);
 
 impl Journal {
@@ -398,45 +398,45 @@ impl Journal {
         Journal(rusqlite::Connection::open(data.join("journal.db")).unwrap())
     }
 
-    /// One number that a query yields.
+    /// Runs a query that returns one number.
     pub fn number(&self, sql: &str) -> i64 {
         self.0.query_row(sql, [], |row| row.get(0)).unwrap()
     }
 
-    /// How many calls, threads and messages there are.
+    /// Returns the number of calls, closings and outbox messages.
     pub fn rows(&self) -> [i64; 3] {
         ["calls", "closings", "outbox"].map(|table| self.number(&format!("SELECT count(*) FROM {table}")))
     }
 
-    /// Asks until the query yields this number.
+    /// Polls until the query returns this number.
     pub async fn until(&self, sql: &str, expected: i64) {
         let seen = async {
             while self.number(sql) != expected {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("never {expected}: {sql}"));
+        tokio::time::timeout(TIMEOUT, seen).await.unwrap_or_else(|_| panic!("never {expected}: {sql}"));
     }
 
-    /// Keeps everyone from writing until it is dropped.
+    /// Blocks all writers until the transaction is dropped.
     pub fn block(&self) -> rusqlite::Transaction<'_> {
         rusqlite::Transaction::new_unchecked(&self.0, rusqlite::TransactionBehavior::Immediate).unwrap()
     }
 }
 
-/// An answer with all that came over the wire.
+/// A raw HTTP answer.
 #[derive(Debug)]
 pub struct RawAnswer {
     pub status: u16,
-    /// The lines of the head, in lower case.
+    /// Status line and headers, in lower case.
     pub head: String,
     pub body: String,
 }
 
-/// Sends bytes as they are, and reads until the server closes the connection.
+/// Sends raw bytes, and reads until the server closes the connection.
 pub async fn exchange(url: &str, request: impl AsRef<[u8]>) -> RawAnswer {
     let mut stream = connect(url).await;
-    // Whoever answers early may not read it all.
+    // A server that answers early may not read all of the request.
     drop(stream.write_all(request.as_ref()).await);
     read_answer(stream).await
 }
@@ -445,11 +445,11 @@ pub async fn connect(url: &str) -> TcpStream {
     TcpStream::connect(url.trim_start_matches("http://")).await.unwrap()
 }
 
-/// Reads an answer up to the end of the connection.
+/// Reads an answer until the server closes the connection.
 pub async fn read_answer(mut stream: TcpStream) -> RawAnswer {
     let mut answer = Vec::new();
-    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
-    // A reset after the answer is as good an end as any.
+    let read = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut answer)).await;
+    // The server may also reset the connection after the answer.
     drop(read.expect("the connection was not closed"));
     let answer = String::from_utf8_lossy(&answer).into_owned();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
@@ -457,7 +457,7 @@ pub async fn read_answer(mut stream: TcpStream) -> RawAnswer {
     RawAnswer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
 }
 
-/// The text of a request with a body of JSON, after which the connection is closed.
+/// Formats a request with a JSON body and `connection: close`.
 pub fn request(path: &str, headers: &str, body: &str) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
@@ -470,7 +470,7 @@ pub fn data_dir() -> TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// An example of this crate as a process of its own.
+/// A tool server in a separate process.
 pub struct Process {
     pub url: String,
     caller: Caller,
@@ -479,12 +479,12 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts an example on a port that the system picks, and waits until it listens.
+    /// Starts an example on a free port, and waits until it listens.
     pub fn start(example: &str, data: &Path, environment: &[(&str, &str)]) -> Process {
         Process::spawn(command(&example_path(example), data, environment))
     }
 
-    /// Starts this very program again, to run the one test that serves when it finds itself a child.
+    /// Starts this test program again to run `test`, which serves if [`is_server_process`].
     pub fn start_test(test: &str, data: &Path, environment: &[(&str, &str)]) -> Process {
         let mut command = command(&std::env::current_exe().unwrap(), data, environment);
         command.env(CHILD, "1");
@@ -516,10 +516,10 @@ impl Process {
         Process { caller: Caller::new(&url), url, child, log }
     }
 
-    /// What an example says that does not start.
+    /// Runs an example that must fail to start, and returns its stderr.
     pub fn refused(example: &str, data: &Path, environment: &[(&str, &str)]) -> String {
         let output = command(&example_path(example), data, environment).output().unwrap();
-        assert!(!output.status.success(), "{example} ended as if all were well");
+        assert!(!output.status.success(), "{example} exited with success");
         String::from_utf8(output.stderr).unwrap()
     }
 
@@ -531,30 +531,30 @@ impl Process {
         self.caller.clone()
     }
 
-    /// Everything it has logged so far.
+    /// Returns the log so far.
     pub fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
 
-    /// Waits until it has logged this.
+    /// Waits until the log contains `text`.
     pub async fn until_logged(&self, text: &str) {
         let logged = async {
             while !self.log().contains(text) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, logged)
+        tokio::time::timeout(TIMEOUT, logged)
             .await
             .unwrap_or_else(|_| panic!("no {text:?} in {}", self.log()));
     }
 
-    /// kill -9, and waits until it is gone.
+    /// Sends SIGKILL and waits for the exit.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM, and waits until it has ended; whether it ended with success.
+    /// Sends SIGTERM and waits for the exit. Returns true if it exited with success.
     pub fn terminate(self) -> bool {
         self.signal("TERM");
         self.wait().success()
@@ -564,7 +564,7 @@ impl Process {
         assert!(Command::new("kill").args([&format!("-{name}"), &self.pid()]).status().unwrap().success());
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits for the exit.
     pub fn wait(mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }
@@ -579,15 +579,15 @@ impl Drop for Process {
     }
 }
 
-/// What tells this program that it was started to serve.
+/// Environment variable that marks a server process; see [`Process::start_test`].
 const CHILD: &str = "RAP_TOOL_TEST_SERVER";
 
-/// Whether this program is a server that a test has started.
-pub fn is_child() -> bool {
+/// Returns true in a process that was started by [`Process::start_test`].
+pub fn is_server_process() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// A server on a port that the system picks, with its log on stderr.
+/// Builds the command of a server on a free port, with its log on stderr.
 pub fn command(program: &Path, data: &Path, environment: &[(&str, &str)]) -> Command {
     let mut command = Command::new(program);
     command.env_remove("RAP_TOOL_BEARER").env_remove("RAP_TOOL_KEY").env_remove("RAP_TOOL_URL");
@@ -596,12 +596,12 @@ pub fn command(program: &Path, data: &Path, environment: &[(&str, &str)]) -> Com
     command
 }
 
-/// An example that listens on a port that the system picks.
+/// Builds the command of an example on a free port.
 pub fn example_command(example: &str, data: &Path) -> Command {
     command(&example_path(example), data, &[])
 }
 
-/// Where cargo has put an example, next to the test that runs.
+/// Returns the path of the compiled example.
 pub fn example_path(example: &str) -> PathBuf {
     let mut path = std::env::current_exe().unwrap();
     path.pop();

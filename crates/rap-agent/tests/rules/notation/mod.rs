@@ -1,4 +1,4 @@
-//! Rules as tables. A line is `input -> consequences`, in a few words:
+//! Format of the tables. A line is `input -> outcome`:
 //!
 //! ```text
 //! said hi          -> asking 1; user hi; ask 1
@@ -6,13 +6,14 @@
 //! returned a: 42   -> waiting; settle a Returned; a: 42
 //! ```
 //!
-//! First the phase, then the writes, then the effects. An input that changes nothing is `ignored: why`.
+//! An outcome is the phase, then the writes, then the effects. The outcome of an input that changes nothing is
+//! `ignored: REASON`.
 //!
-//! A call has the model's own id as its name (`a`), a call that the runtime made is `rap_1`, `rap_2` … in order of
-//! appearance, a question `#1`, `#2` …, a child `t1`, `t2` …. The thread itself is `t0`.
+//! A call of the model is named by the id that the model gave it (`a`). Synthetic calls are named `rap_1`, `rap_2` … in
+//! order of appearance, questions `#1`, `#2` …, and children `t1`, `t2` …. The thread itself is `t0`.
 //!
-//! The inputs and the calls of an answer are described in [`read`], the model of the store in [`store`]. Facts are
-//! loaded only as far as `facts_needed` asks for them.
+//! [`read`] describes the inputs and the calls of an answer, [`store`] the model of the store. Only the facts that
+//! `facts_needed` asks for are loaded.
 
 mod names;
 pub mod read;
@@ -30,8 +31,8 @@ use rap_protocol::{CallId, ThreadId, Timestamp};
 pub use names::Names;
 pub use store::Store;
 
-/// Bounds that a table can reach.
-pub fn narrow() -> Limits {
+/// Returns limits that are small enough to be reached in a table.
+pub fn small_limits() -> Limits {
     Limits {
         subscriptions: 2,
         open_calls: 3,
@@ -53,7 +54,7 @@ pub fn narrow() -> Limits {
     }
 }
 
-/// A thread, and what a store would know of it.
+/// A thread with a model of its stored rows.
 #[derive(Clone)]
 pub struct Thread {
     pub head: Head,
@@ -64,60 +65,60 @@ pub struct Thread {
     pub store: Store,
 }
 
-/// Plays a table line by line.
+/// Applies the lines of a table in order to a new thread and compares the outcomes.
 pub fn check(table: &str) {
-    check_with(narrow(), table);
+    check_with(small_limits(), table);
 }
 
 pub fn check_with(limits: Limits, table: &str) {
-    Thread::new(limits).play(table);
+    Thread::new(limits).check(table);
 }
 
-/// Plays a table in a child that was spawned for an event of its parent's subscription `s`.
-pub fn check_child(table: &str) {
-    event_child(narrow()).play(table);
+/// Checks a table in an event child of its parent's subscription `s`.
+pub fn check_event_child(table: &str) {
+    event_child(small_limits()).check(table);
 }
 
-/// Plays a table in a child that was spawned by call `p`.
-pub fn check_spawned(table: &str) {
-    spawned_child(narrow()).play(table);
+/// Checks a table in a child that call `p` spawned.
+pub fn check_spawned_child(table: &str) {
+    spawned_child(small_limits()).check(table);
 }
 
-/// A child that was spawned for an event of its parent's subscription `s`.
+/// Returns an event child of its parent's subscription `s`.
 pub fn event_child(limits: Limits) -> Thread {
     let mut parent = Thread::after(limits, &["said hi", "answer: s", "subscribed s: ok", "answer done:"]);
     parent.spawn("event s: ding, child")
 }
 
-/// A child that was spawned by call `p`.
+/// Returns a child that call `p` spawned.
 pub fn spawned_child(limits: Limits) -> Thread {
     Thread::after(limits, &["said hi"]).spawn("answer: p=spawn(dig)")
 }
 
-/// Brings a thread into a state, then tries each line of the table from there.
-pub fn from(lines: &[&str], table: &str) {
-    let thread = Thread::after(narrow(), lines);
+/// Applies `lines` to a new thread, then applies each line of the table to a copy of it.
+pub fn check_each_from(lines: &[&str], table: &str) {
+    let thread = Thread::after(small_limits(), lines);
     compare(table, |line| thread.clone().take(line));
 }
 
-/// Plays a table of what each input spends: `turns, tokens, wakes`, those of new children included.
+/// Checks a table of the amounts that each input spends: `turns, tokens, wakes`, including those of new children.
 pub fn check_spending(table: &str) {
     let all = Bounds { turns: Some(u64::MAX), tokens: Some(u64::MAX), wakes: Some(u64::MAX) };
     let budgets = Budgets { per_hour: all, in_total: all };
-    let mut thread = Thread::new(Limits { event_children: 2, children: 2, budgets, ..narrow() });
+    let mut thread = Thread::new(Limits { event_children: 2, children: 2, budgets, ..small_limits() });
     compare(table, |line| thread.spend(line));
 }
 
 pub fn compare(table: &str, mut take: impl FnMut(&str) -> String) {
     let mut differs = false;
-    let mut real = String::new();
+    let mut actual = String::new();
     for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (input, expected) = line.split_once("->").unwrap_or((line, ""));
         let outcome = take(input.trim());
         differs |= outcome != expected.trim();
-        real.push_str(&format!("        {:<26} -> {outcome}\n", input.trim()));
+        actual.push_str(&format!("        {:<26} -> {outcome}\n", input.trim()));
     }
-    assert!(!differs, "expected:\n{table}\nreally:\n{real}");
+    assert!(!differs, "expected:\n{table}\nactual:\n{actual}");
 }
 
 pub fn id(text: &str) -> CallId {
@@ -138,21 +139,21 @@ impl Thread {
         Thread { head: Head::new(), identity, limits, now: Timestamp(0), names, store }
     }
 
-    /// A thread that has taken these lines.
+    /// Returns a new thread after these lines, none of which may be ignored.
     pub fn after(limits: Limits, lines: &[&str]) -> Thread {
         let mut thread = Thread::new(limits);
-        thread.take_all(lines);
+        thread.apply_all(lines);
         thread
     }
 
-    pub fn take_all(&mut self, lines: &[&str]) {
+    pub fn apply_all(&mut self, lines: &[&str]) {
         for line in lines {
             let outcome = self.take(line);
             assert!(!outcome.starts_with("ignored"), "{line} -> {outcome}");
         }
     }
 
-    pub fn play(&mut self, table: &str) {
+    pub fn check(&mut self, table: &str) {
         compare(table, |line| self.take(line));
     }
 
@@ -167,7 +168,8 @@ impl Thread {
         }
     }
 
-    /// Lets time pass, or changes what the store knows of other threads.
+    /// Executes a line that is not an input: it changes the time, or the paused threads in the store. Returns `false` for
+    /// any other line.
     pub fn is_preparation(&mut self, line: &str) -> bool {
         let seconds = |text: &str| text.trim_end_matches('s').parse::<i64>().expect("seconds") * 1000;
         if let Some(text) = line.strip_prefix("after ") {
@@ -182,7 +184,7 @@ impl Thread {
         true
     }
 
-    /// The child that an input spawns.
+    /// Applies an input and returns the child that it spawns.
     pub fn spawn(&mut self, line: &str) -> Thread {
         let step = self.step_line(line).expect("a step");
         let spawned = step.writes.into_iter().find_map(|write| match write {
@@ -205,7 +207,7 @@ impl Thread {
         self.step_with(input, None)
     }
 
-    /// Loads the facts that are asked for, takes the step and writes what follows.
+    /// Loads the facts that are needed, runs the step, and stores its writes.
     fn step_with(&mut self, input: Input, occurrence: Option<Occurrence>) -> Result<Step, Ignored> {
         let needs = facts_needed(&self.head, &input, &self.limits);
         let facts = self.store.load(&needs, self.identity.clone(), occurrence);

@@ -1,4 +1,4 @@
-//! Short names for the ids that the runtime makes.
+//! Short names for ids that the runtime makes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,12 +7,12 @@ use rap_protocol::{CallId, ThreadId};
 
 use super::{id, thread_id};
 
-/// Names of calls, threads and questions. Those of calls that the model made are registered; all others are given in
-/// order of appearance.
+/// Names of calls, threads and questions. Calls of the model are registered with the model's ids; all other names are
+/// assigned in order of appearance.
 #[derive(Clone, Default)]
 pub struct Names {
     calls: BTreeMap<String, String>,
-    /// The last call of each name.
+    /// Id of the last call of each name.
     ids: BTreeMap<String, String>,
     made: usize,
     threads: Vec<String>,
@@ -20,12 +20,12 @@ pub struct Names {
 }
 
 impl Names {
-    /// The same calls in another thread, which has children of its own.
+    /// Returns names with the same calls for another thread, which has other children.
     pub fn without_threads(&self) -> Names {
         Names { threads: Vec::new(), ..self.clone() }
     }
 
-    /// Registers the calls that the model makes by their own ids. A second one of the same id has a mark behind it.
+    /// Registers the calls of an answer by the ids that the model gave. If an answer repeats an id, `'` is appended.
     pub fn register(&mut self, item: &Item) {
         let Item::Assistant { calls, .. } = item else { return };
         let mut taken = BTreeSet::new();
@@ -44,19 +44,19 @@ impl Names {
         self.calls.insert(id.to_owned(), name);
     }
 
-    /// The call of a name; the name itself if there is none.
+    /// Returns the call with this name; if there is none, the name itself as an id.
     pub fn call(&self, name: &str) -> CallId {
         id(self.ids.get(name).map_or(name, String::as_str))
     }
 
-    /// The thread of a name; the name itself if there is none.
+    /// Returns the thread with this name; if there is none, the name itself as an id.
     pub fn thread(&self, name: &str) -> ThreadId {
         let number = name.strip_prefix('t').and_then(|number| number.parse::<usize>().ok());
         let known = number.and_then(|number| self.threads.get(number.checked_sub(1)?));
         thread_id(known.map_or(name, String::as_str))
     }
 
-    /// The number of a question in order of appearance.
+    /// Returns the number of a question in order of appearance.
     pub fn question(&mut self, no: u64) -> usize {
         let at = self.questions.iter().position(|known| *known == no).unwrap_or_else(|| {
             self.questions.push(no);
@@ -110,7 +110,7 @@ fn is_hex(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Length of the call id that a text begins with: `rap_`, 16 hexadecimal digits, `_` and a number.
+/// Returns the length of the call id at the start of a text: `rap_`, 16 hexadecimal digits, `_` and a number.
 fn call_length(text: &str) -> Option<usize> {
     let rest = text.strip_prefix("rap_")?;
     let (incarnation, rest) = (rest.get(..16)?, rest.get(16..)?.strip_prefix('_')?);
@@ -118,7 +118,7 @@ fn call_length(text: &str) -> Option<usize> {
     (is_hex(incarnation) && digits > 0).then_some(4 + 16 + 1 + digits)
 }
 
-/// Length of the thread id that a text begins with: `t` and 27 hexadecimal digits.
+/// Returns the length of the thread id at the start of a text: `t` and 27 hexadecimal digits.
 fn thread_length(text: &str) -> Option<usize> {
     let digits = text.strip_prefix('t')?.get(..27)?;
     is_hex(digits).then_some(28)

@@ -1,25 +1,25 @@
-//! How a line of a table is read.
+//! Parser of the input column of a table.
 //!
 //! Inputs: `begin[: TEXT]`, `said TEXT[, interrupt|enqueue|reject]`, `answer[ of TURN][ TEXT]: CALLS`,
-//! `failed[ for good]`, `too long: WHY`, `summarised[ of TURN]: TEXT`, `spent`, `returned CALL: TEXT`,
+//! `failed[ permanently]`, `too long: WHY`, `summarised[ of TURN]: TEXT`, `unused answer`, `returned CALL: TEXT`,
 //! `subscribed CALL: TEXT`, `call failed CALL`, `refused CALL: WHY`, `timed out CALL`,
 //! `ticked CALL: TEXT[, next SECONDS|unknown]`, `event CALL: TEXT[, child][, final][, id ID]`, `lost CALL`,
 //! `sign in CALL`, `choice CALL NO`, `view CALL`, `chose CALL NO`, `dismissed CALL`, `interrupt`, `cancel CALL`,
-//! `resume`, `close`, `due`, `notice: TEXT`; of other threads: `child closed THREAD`, `child idle THREAD`,
-//! `child notice THREAD: TEXT`, `report THREAD CALL: TEXT[, news]`, `told: TEXT[, news]`, `parent closed`, `resumed`.
+//! `resume`, `close`, `due`, `notice: TEXT`; from other threads: `child closed THREAD`, `child idle THREAD`,
+//! `child notice THREAD: TEXT`, `report THREAD CALL: TEXT[, newer]`, `from parent: TEXT[, newer]`, `parent closed`, `resumed`.
 //!
-//! `after SECONDS` lets time pass, `clock back SECONDS` sets the clock back, `paused elsewhere THREADS` names the other
-//! paused threads of the session.
+//! Other lines: `after SECONDS` advances the time, `clock back SECONDS` sets the clock back, `paused elsewhere THREADS` sets
+//! the other paused threads of the session.
 //!
-//! Calls of an answer: `a` is sent to a server, `a=refuse` cannot be carried out, `a=approve` is sent if somebody allows
-//! it, `a=odd` has no arguments, `?` has no usable id. The built-in tools: `a=cancel(CALL)`, `a=spawn(TEXT)`,
-//! `a=report(TEXT)`, `a=close`, `a=close(TEXT)`, `a=tell(THREAD)`, `a=sleep(SECOND)`, `a=wait`, `a=schedule(SECOND)`.
+//! Calls of an answer: `a` is sent to a server, `a=refuse` cannot be executed, `a=approve` is sent if the user allows
+//! it, `a=malformed` has malformed arguments, `?` has a malformed id. The built-in tools: `a=cancel(CALL)`, `a=spawn(TEXT)`,
+//! `a=report(TEXT)`, `a=close`, `a=close(TEXT)`, `a=message(THREAD)`, `a=sleep(SECOND)`, `a=wait`, `a=schedule(SECOND)`.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use rap_agent::{
-    Again, Answer, Arguments, BuiltIn, Choice, Event, Input, NextTime, Occurrence, OnBusy, Plan, PlannedCall,
-    Server, ThreadMessage, ToolResult, Usage, words,
+    Answer, Arguments, BuiltIn, Choice, Event, Input, NextTime, Occurrence, OnBusy, Plan, PlannedCall,
+    Server, ThreadMessage, ToolResult, TurnRetry, Usage, texts,
 };
 use rap_protocol::{AuthUrl, Body, CallId, EventId, ResponseUrl, Timestamp};
 use serde_json::{Map, Value};
@@ -28,7 +28,7 @@ use super::{Names, Thread, id, thread_id};
 
 const USAGE: Usage = Usage { input: 3, output: 1, cached: 0 };
 
-/// Reads an input, and what its schedule says if it is a tick.
+/// Parses an input. For `ticked`, also returns the occurrence of the schedule.
 pub fn input(thread: &Thread, line: &str) -> (Input, Option<Occurrence>) {
     let (words, text) = match line.split_once(':') {
         Some((words, text)) => (words, text.trim()),
@@ -60,12 +60,12 @@ fn of_model(thread: &Thread, line: &str, words: &[&str], text: &str) -> Option<I
         ["failed", rest @ ..] => Input::TurnFailed {
             turn: current,
             why: "503".into(),
-            again: if rest.is_empty() { Again::Later } else { Again::No },
+            retry: if rest.is_empty() { TurnRetry::Later } else { TurnRetry::Never },
         },
         ["too", "long"] => Input::PromptTooLong { turn: current, why: text.into() },
         ["summarised", "of", of] => summarised(turn(of)),
         ["summarised"] => summarised(current),
-        ["spent"] => Input::Spent(USAGE),
+        ["unused", "answer"] => Input::UnusedAnswer(USAGE),
         _ => return None,
     })
 }
@@ -117,26 +117,26 @@ fn of_person(names: &Names, words: &[&str], line: &str, text: &str) -> Option<In
     })
 }
 
-/// A time that is newer than all others.
+/// Returns a time that is later than all times before.
 fn newer() -> Timestamp {
     static LAST: AtomicI64 = AtomicI64::new(1 << 50);
     Timestamp(LAST.fetch_add(1_000_000, Ordering::Relaxed))
 }
 
 fn of_session(names: &Names, words: &[&str], text: &str) -> Option<Input> {
-    let (plain, heard) = match text.strip_suffix(", news") {
+    let (plain, external_input_at) = match text.strip_suffix(", newer") {
         Some(plain) => (plain.to_owned(), newer()),
         None => (text.to_owned(), Timestamp(0)),
     };
     let (sender, message) = match words {
         ["child", "closed", child] => (names.thread(child), ThreadMessage::ChildClosed),
-        ["child", "idle", child] => (names.thread(child), ThreadMessage::ChildIdle),
+        ["child", "idle", child] => (names.thread(child), ThreadMessage::EventChildIdle),
         ["child", "notice", child] => (names.thread(child), ThreadMessage::Notice { text: plain }),
         ["report", child, call] => {
-            let (call, tool) = (names.call(call), words::SPAWN_THREAD.into());
-            (names.thread(child), ThreadMessage::Report { call, tool, text: plain, heard })
+            let (call, tool) = (names.call(call), texts::SPAWN_THREAD.into());
+            (names.thread(child), ThreadMessage::Report { call, tool, text: plain, external_input_at })
         }
-        ["told"] => (thread_id("t0"), ThreadMessage::Text { text: plain, heard }),
+        ["from", "parent"] => (thread_id("t0"), ThreadMessage::Text { text: plain, external_input_at }),
         ["parent", "closed"] => (thread_id("t0"), ThreadMessage::Close),
         ["resumed"] => (thread_id("t0"), ThreadMessage::Resume),
         _ => return None,
@@ -188,7 +188,7 @@ fn planned(names: &Names, call: &str) -> PlannedCall {
         "" => Plan::Invoke(server),
         "refuse" => Plan::Refuse("Error: no such tool".into()),
         "approve" => Plan::Approve { server, prompt: "Really?".into() },
-        "odd" => {
+        "malformed" => {
             arguments = Arguments::Unusable("{".into());
             Plan::Invoke(server)
         }
@@ -204,7 +204,7 @@ fn built_in(names: &Names, tool: &str, with: &str) -> BuiltIn {
         "spawn" => BuiltIn::SpawnThread { instructions: with.into() },
         "report" => BuiltIn::ReportToParent { report: with.into() },
         "close" => BuiltIn::CloseThread { report: Some(with.to_owned()).filter(|with| !with.is_empty()) },
-        "tell" => {
+        "message" => {
             BuiltIn::SendMessageToChild { thread_id: names.thread(with).to_string(), message: "psst".into() }
         }
         "sleep" => BuiltIn::Sleep { until: second(with) },

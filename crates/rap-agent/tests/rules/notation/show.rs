@@ -1,8 +1,8 @@
-//! How a step is shown: its phase, then its writes, then its effects.
+//! Formats a step for the outcome column of a table: the phase, then the writes, then the effects.
 
 use rap_agent::{
     Arguments, CallEntry, Effect, Entry, Head, Item, NewQuestion, PauseScope, Phase, Queue, Spawn, Step,
-    ThreadMessage, Write, words,
+    ThreadMessage, Write, texts,
 };
 use rap_protocol::{Body, Timestamp};
 
@@ -63,8 +63,8 @@ fn write(write: &Write, names: &mut Names) -> String {
         Write::View { view_type, .. } => format!("view {view_type}"),
         Write::Timer { call, at: Some(at) } => format!("{call} at {}", seconds(*at)),
         Write::Timer { call, at: None } => format!("{call} never"),
-        Write::Mark { event, no, forget: 0, .. } => format!("mark {no} {event}"),
-        Write::Mark { event, no, forget, .. } => format!("mark {no} {event}, forget up to {forget}"),
+        Write::RecordEventId { event, no, forget: 0, .. } => format!("mark {no} {event}"),
+        Write::RecordEventId { event, no, forget, .. } => format!("mark {no} {event}, forget up to {forget}"),
         Write::Backlog { call, entry, .. } => format!("backlog of {call} {}", item(entry, names)),
         Write::DropBacklog { call } => format!("drop backlog of {call}"),
         Write::Spawn(child) => spawn(child, names),
@@ -95,7 +95,7 @@ fn send(to: &str, message: &ThreadMessage) -> String {
         ThreadMessage::Close => format!("send to {to}: close"),
         ThreadMessage::Resume => format!("send to {to}: resume"),
         ThreadMessage::ChildClosed => format!("send to {to}: child closed"),
-        ThreadMessage::ChildIdle => format!("send to {to}: child idle"),
+        ThreadMessage::EventChildIdle => format!("send to {to}: child idle"),
         ThreadMessage::Notice { text } => format!("send to {to}: notice {text}"),
     }
 }
@@ -112,7 +112,7 @@ fn item(entry: &Entry, names: &mut Names) -> String {
             }
         }
         Item::Result { call_id, content: Body::Text(text), .. } => {
-            let text = match text.strip_prefix(words::CHILD_OPENING) {
+            let text = match text.strip_prefix(texts::CHILD_INSTRUCTIONS_PREFIX) {
                 Some(instructions) => format!("do {instructions}"),
                 None => text.replace("\n\n", " "),
             };
@@ -128,12 +128,12 @@ fn item(entry: &Entry, names: &mut Names) -> String {
 
 fn call(call: &CallEntry) -> String {
     match &call.arguments {
-        Arguments::Echo { kind, .. } => format!("{} {kind}", call.id),
+        Arguments::Synthetic { kind, .. } => format!("{} {kind}", call.id),
         _ => call.id.to_string(),
     }
 }
 
-/// Long texts of the runtime's own are cut.
+/// Truncates long texts that the runtime wrote.
 fn brief(text: &str, names: &mut Names) -> String {
     let text = names.show(text);
     match text.char_indices().nth(40) {
@@ -144,7 +144,7 @@ fn brief(text: &str, names: &mut Names) -> String {
 
 fn effect(effect: &Effect, names: &mut Names) -> String {
     match effect {
-        Effect::Ask { turn, .. } => format!("ask {turn}"),
+        Effect::AskModel { turn, .. } => format!("ask {turn}"),
         Effect::Abandon { turn } => format!("abandon {turn}"),
         Effect::Invoke { call, .. } => format!("invoke {}", call.id),
         Effect::InvokeApproved { call, .. } => format!("invoke {call}"),

@@ -1,10 +1,10 @@
-//! A model of the store: it keeps what a step writes and loads the facts that are asked for, no others. Writes that a
-//! store could not carry out fail.
+//! A model of the store. It applies the writes of a step and loads exactly the facts that are needed. It panics on a write
+//! that a real store could not apply.
 
 use std::collections::BTreeMap;
 
 use rap_agent::{
-    Arguments, BacklogRange, CallState, Effect, Entry, Facts, Head, Identity, Item, Needs, Occurrence,
+    Arguments, BacklogRange, CallState, Effect, Entry, Facts, FactsNeeded, Head, Identity, Item, Occurrence,
     PastCall, Phase, Queue, Seq, Server, Spawn, Spending, Step, Write,
 };
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
@@ -19,7 +19,7 @@ pub struct Store {
     history: BTreeMap<Seq, Entry>,
     held: BTreeMap<(Queue, u64), Entry>,
     backlogs: BTreeMap<(CallId, u64), Entry>,
-    /// The own entries of each child.
+    /// Entries of each child when it was spawned, without the inherited ones.
     spawned: Vec<(ThreadId, BTreeMap<Seq, Entry>)>,
     pub spending: Spending,
     /// Other threads of the session that its budget has paused.
@@ -50,7 +50,7 @@ impl Store {
         self.spawned.iter().map(|(child, _)| child)
     }
 
-    /// The own entries of a child when it was spawned.
+    /// Returns the entries of a child when it was spawned, without the inherited ones.
     pub fn entries_of(&self, child: &ThreadId) -> &BTreeMap<Seq, Entry> {
         &self.spawned.iter().find(|(known, _)| known == child).expect("a child").1
     }
@@ -59,8 +59,8 @@ impl Store {
         self.history.values().map(|entry| &entry.item)
     }
 
-    pub fn load(&self, needs: &Needs, thread: Identity, occurrence: Option<Occurrence>) -> Facts {
-        let Needs { call, event, arguments, schedule, spending, paused } = needs;
+    pub fn load(&self, needs: &FactsNeeded, thread: Identity, occurrence: Option<Occurrence>) -> Facts {
+        let FactsNeeded { call, event, arguments, schedule, spending, paused } = needs;
         Facts {
             call: call.as_ref().and_then(|call| self.calls.get(call).cloned()),
             event_is_known: event.as_ref().is_some_and(|event| self.marks.contains_key(event)),
@@ -82,7 +82,7 @@ impl Store {
         }
     }
 
-    pub fn write(&mut self, step: &Step, needs: &Needs, names: &mut Names) {
+    pub fn write(&mut self, step: &Step, needs: &FactsNeeded, names: &mut Names) {
         for write in &step.writes {
             self.write_one(write, needs);
             if let Write::Append { entry, .. } = write {
@@ -94,45 +94,53 @@ impl Store {
         assert_eq!(delivers, usize::from(sends));
     }
 
-    fn write_one(&mut self, write: &Write, needs: &Needs) {
+    fn write_one(&mut self, write: &Write, needs: &FactsNeeded) {
         match write {
             Write::Append { seq, entry } => self.append(*seq, entry.clone()),
             Write::Hold { queue, no, entry } => {
                 let last = self.held.keys().filter(|(other, _)| other == queue).max();
-                assert!(last.is_none_or(|(_, last)| last + 1 == *no), "{queue:?} {no} leaves a gap");
+                assert!(last.is_none_or(|(_, last)| last + 1 == *no), "entry {no} of {queue:?} leaves a gap");
                 assert!(self.held.insert((*queue, *no), entry.clone()).is_none());
             }
             Write::Release { queue, first, count, seq } => {
                 for (no, seq) in (*first..first + count).zip(*seq..) {
-                    let entry = self.held.remove(&(*queue, no)).expect("a held entry");
+                    let entry = self.held.remove(&(*queue, no)).expect("released entries are held");
                     self.append(seq, entry);
                 }
             }
             Write::Open(open) => {
                 let (name, server, seq) = (open.name.clone(), open.server.clone(), open.seq);
                 let past = PastCall { name, server, seq, state: CallState::Open };
-                assert_eq!(self.calls.insert(open.id.clone(), past), None, "{} is new", open.id);
+                assert_eq!(
+                    self.calls.insert(open.id.clone(), past),
+                    None,
+                    "the call id {} is unique",
+                    open.id
+                );
                 self.set_timer(&open.id, open.until);
             }
             Write::Approve(open) => self.set_timer(&open.id, open.timer()),
             Write::Settle { call, state } => {
-                self.calls.get_mut(call).expect("a call that was made").state = *state;
+                self.calls.get_mut(call).expect("only opened calls are settled").state = *state;
                 self.timers.remove(call);
             }
             Write::Timer { call, at } => self.set_timer(call, *at),
-            Write::Mark { call, event, no, forget } => {
+            Write::RecordEventId { call, event, no, forget } => {
                 self.marks.insert((call.clone(), event.clone()), *no);
                 self.marks.retain(|(of, _), no| of != call || *no > *forget);
             }
             Write::Backlog { call, no, entry } => {
                 let last = self.backlogs.keys().filter(|(of, _)| of == call).max();
-                assert!(last.is_none_or(|(_, last)| last + 1 == *no), "{no} leaves a gap");
+                assert!(
+                    last.is_none_or(|(_, last)| last + 1 == *no),
+                    "entry {no} of the backlog leaves a gap"
+                );
                 assert!(self.backlogs.insert((call.clone(), *no), entry.clone()).is_none());
             }
             Write::DropBacklog { call } => self.backlogs.retain(|(of, _), _| of != call),
             Write::Spawn(spawn) => self.spawn(spawn),
             Write::Spending(spending) => {
-                assert!(needs.spending, "spending that was not asked for is written");
+                assert!(needs.spending, "spending is written only if it was needed");
                 self.spending = *spending;
             }
             Write::View { server, .. } => assert_eq!(*server, Server("https://tools.example".into())),
@@ -144,7 +152,7 @@ impl Store {
     fn append(&mut self, seq: Seq, entry: Entry) {
         let last = self.history.keys().max();
         assert!(last.is_none_or(|last| last + 1 == seq), "entry {seq} leaves a gap");
-        assert!(self.history.insert(seq, entry).is_none(), "entry {seq} is new");
+        assert!(self.history.insert(seq, entry).is_none(), "entry {seq} exists already");
     }
 
     fn set_timer(&mut self, call: &CallId, at: Option<Timestamp>) {
@@ -160,18 +168,23 @@ impl Store {
             let oldest = self.backlogs.keys().filter(|(of, _)| of == call).min();
             assert_eq!(oldest.map(|(_, no)| no), Some(first), "the oldest events go first");
             for no in *first..first + count {
-                entries.push(self.backlogs.remove(&(call.clone(), no)).expect("a waiting entry"));
+                entries.push(
+                    self.backlogs
+                        .remove(&(call.clone(), no))
+                        .expect("the entries of the range are in the backlog"),
+                );
             }
         }
         entries.extend(spawn.entries.iter().cloned());
         assert_eq!(spawn.head.seq(), spawn.at + entries.len() as u64);
-        let ask = spawn.head.asking().map(|turn| Effect::Ask { turn, up_to: spawn.head.seq() });
+        let ask =
+            spawn.head.turn_in_progress().map(|turn| Effect::AskModel { turn, up_to: spawn.head.seq() });
         assert_eq!(spawn.effects, ask.into_iter().collect::<Vec<_>>());
         check_stored_form(&spawn.head);
         self.spawned.push((spawn.id.clone(), (spawn.at + 1..).zip(entries).collect()));
     }
 
-    /// What the store and a head know of the same thing agrees.
+    /// Checks that the stored rows and the head agree.
     pub fn check(&self, head: &Head) {
         check_stored_form(head);
         assert_eq!(self.history.keys().max().copied().unwrap_or(0), head.seq());
@@ -188,13 +201,13 @@ impl Store {
         assert_eq!(self.backlogs.len() as u64, waiting);
         for (id, call) in &self.calls {
             let open = call.state == CallState::Open;
-            assert_eq!(open, head.is_open(id), "{id} is {:?}", call.state);
+            assert_eq!(open, head.is_open(id), "{id} is stored as {:?}", call.state);
             assert_eq!(call.state == CallState::Subscribed, head.subscription(id).is_some(), "{id}");
         }
         self.check_history(head);
     }
 
-    /// I5: every call of an assistant entry has its result before anything but a notice follows.
+    /// I5: after an assistant entry, only the results of its calls and notices follow until every call has its result.
     fn check_history(&self, head: &Head) {
         let mut missing: Vec<&CallId> = Vec::new();
         for item in self.history() {
@@ -216,6 +229,6 @@ impl Store {
 }
 
 fn check_stored_form(head: &Head) {
-    let json = serde_json::to_string(head).expect("a head can be stored");
-    assert_eq!(serde_json::from_str::<Head>(&json).expect("a stored head"), *head, "{json}");
+    let json = serde_json::to_string(head).expect("every head can be serialized");
+    assert_eq!(serde_json::from_str::<Head>(&json).expect("every stored head can be read"), *head, "{json}");
 }

@@ -1,4 +1,4 @@
-//! Where a chat is read and shown: on a terminal, or as plain lines on pipes.
+//! Input and output of a chat: a terminal, or plain lines on pipes.
 
 use std::io::{self, BufRead, Write};
 use std::thread;
@@ -16,7 +16,7 @@ pub(super) enum Console {
 
 impl Console {
     pub(super) fn open() -> anyhow::Result<Console> {
-        if let Some(terminal) = Terminal::take()? {
+        if let Some(terminal) = Terminal::open()? {
             return Ok(Console::Terminal(Box::new(terminal)));
         }
         let (sender, lines) = mpsc::channel(1);
@@ -24,7 +24,7 @@ impl Console {
         Ok(Console::Pipe(lines))
     }
 
-    /// How large it is, if it is a terminal.
+    /// Size of the terminal; `None` for a pipe.
     pub(super) fn size(&self) -> Option<Size> {
         match self {
             Console::Terminal(terminal) => Some(terminal.size()),
@@ -36,7 +36,7 @@ impl Console {
         matches!(self, Console::Terminal(_))
     }
 
-    /// The next thing that somebody does. May be dropped and called again without losing anything.
+    /// Returns the next input. Cancel safe.
     pub(super) async fn next(&mut self) -> anyhow::Result<Input> {
         match self {
             Console::Terminal(terminal) => terminal.next().await,
@@ -44,7 +44,8 @@ impl Console {
         }
     }
 
-    /// Shows lines for good, each with its break; on a terminal above rows that change in place.
+    /// Prints `done`, complete lines that are never changed again. On a terminal, `live` are rows below them that are
+    /// redrawn in place; a pipe ignores them.
     pub(super) fn show(&mut self, done: &str, live: Vec<String>) -> anyhow::Result<()> {
         match self {
             Console::Terminal(terminal) => terminal.show(done, live),
@@ -59,7 +60,7 @@ impl Console {
 
 fn read(sender: &mpsc::Sender<Input>) {
     for line in io::stdin().lock().lines() {
-        // What can not be read ends the input.
+        // A read error ends the input.
         let Ok(line) = line else { break };
         if sender.blocking_send(Input::Line(line)).is_err() {
             return;

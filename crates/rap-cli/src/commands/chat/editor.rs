@@ -1,45 +1,45 @@
-//! The line that is being typed.
+//! Line editor with a history.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::keys::Key;
 
 const PROMPT: &str = "> ";
-/// How many lines are remembered.
-const REMEMBERED: usize = 1000;
-/// What stands for a line break in the line.
+/// Maximum number of lines in the history.
+const HISTORY_LINES: usize = 1000;
+/// Shown in place of a line break.
 const BREAK: &str = "⏎";
 
-/// What somebody did.
+/// An action of the user.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Input {
     Line(String),
     /// ^C.
     Interrupt,
-    /// ^D, or the end of a pipe.
+    /// ^D on an empty line, or the end of a pipe.
     End,
 }
 
-/// A line with a cursor in it, and the lines before.
 #[derive(Debug, Default)]
 pub(super) struct Editor {
     text: String,
+    /// Byte offset of the cursor.
     cursor: usize,
-    before: Vec<String>,
-    /// Which of the lines before is shown, and what was typed until then.
-    looking: Option<(usize, String)>,
+    history: Vec<String>,
+    /// Index of the history line that is shown, and the text that was typed before.
+    browsing: Option<(usize, String)>,
 }
 
 impl Editor {
-    /// Changes the line; gives what somebody did with it.
+    /// Handles a key. Returns an input if the key completes one.
     pub(super) fn press(&mut self, key: Key) -> Option<Input> {
         match key {
             Key::Char(c) => self.insert(c.encode_utf8(&mut [0; 4])),
             Key::Paste(text) => self.insert(&text),
             Key::Enter => return Some(Input::Line(self.take())),
             Key::Interrupt => return Some(Input::Interrupt),
-            Key::Leave if self.text.is_empty() => return Some(Input::End),
-            Key::Delete | Key::Leave => self.cut(self.cursor, self.right()),
+            Key::EndOfInput if self.text.is_empty() => return Some(Input::End),
+            Key::Delete | Key::EndOfInput => self.cut(self.cursor, self.right()),
             Key::Backspace => self.cut(self.left(), self.cursor),
             Key::CutToEnd => self.cut(self.cursor, self.text.len()),
             Key::CutToHome => self.cut(0, self.cursor),
@@ -50,8 +50,8 @@ impl Editor {
             Key::WordRight => self.cursor = self.word_right(),
             Key::Home => self.cursor = 0,
             Key::End => self.cursor = self.text.len(),
-            Key::Up => self.look(-1),
-            Key::Down => self.look(1),
+            Key::Up => self.browse_history(-1),
+            Key::Down => self.browse_history(1),
             Key::Redraw | Key::Suspend => {}
         }
         None
@@ -59,11 +59,11 @@ impl Editor {
 
     fn take(&mut self) -> String {
         let line = std::mem::take(&mut self.text);
-        (self.cursor, self.looking) = (0, None);
-        if !line.trim().is_empty() && self.before.last() != Some(&line) {
-            self.before.push(line.clone());
-            let surplus = self.before.len().saturating_sub(REMEMBERED);
-            self.before.drain(..surplus);
+        (self.cursor, self.browsing) = (0, None);
+        if !line.trim().is_empty() && self.history.last() != Some(&line) {
+            self.history.push(line.clone());
+            let surplus = self.history.len().saturating_sub(HISTORY_LINES);
+            self.history.drain(..surplus);
         }
         line
     }
@@ -78,7 +78,7 @@ impl Editor {
         self.cursor = from;
     }
 
-    /// Where the character before the cursor begins, with what is combined with it.
+    /// Offset of the character before the cursor, including its combining marks.
     fn left(&self) -> usize {
         let mut before = self.text[..self.cursor].char_indices().rev();
         before.find(|(_, c)| c.width() != Some(0)).map_or(0, |(at, _)| at)
@@ -102,25 +102,25 @@ impl Editor {
         self.cursor + (behind.len() - word.len()) + length
     }
 
-    /// Looks at another of the lines before; behind the last one is what was typed.
-    fn look(&mut self, step: isize) {
-        let end = self.before.len();
-        let at = self.looking.as_ref().map_or(end, |(at, _)| *at);
+    /// Shows another line of the history. The typed text comes after the last one.
+    fn browse_history(&mut self, step: isize) {
+        let end = self.history.len();
+        let at = self.browsing.as_ref().map_or(end, |(at, _)| *at);
         let Some(to) = at.checked_add_signed(step).filter(|to| *to <= end && *to != at) else { return };
-        let typed = match self.looking.take() {
+        let typed = match self.browsing.take() {
             Some((_, typed)) => typed,
             None => std::mem::take(&mut self.text),
         };
         if to == end {
             self.text = typed;
         } else {
-            self.text.clone_from(&self.before[to]);
-            self.looking = Some((to, typed));
+            self.text.clone_from(&self.history[to]);
+            self.browsing = Some((to, typed));
         }
         self.cursor = self.text.len();
     }
 
-    /// The line as it is shown in one row of this width, and the column of the cursor: the part around the cursor.
+    /// Returns the line as it is shown in one row of this width, scrolled to the cursor, and the column of the cursor.
     pub(super) fn row(&self, width: usize) -> (String, usize) {
         let shown = |text: &str| text.replace('\n', BREAK).replace('\t', " ");
         let (before, behind) = (shown(&self.text[..self.cursor]), shown(&self.text[self.cursor..]));
@@ -146,7 +146,7 @@ mod tests {
     use super::super::keys::Keys;
     use super::*;
 
-    /// Presses keys, and gives the line with a bar for the cursor.
+    /// Presses keys and returns the line with a bar at the cursor.
     fn typed(editor: &mut Editor, keys: &str) -> String {
         for key in Keys::default().push(keys.as_bytes()) {
             assert_eq!(editor.press(key), None);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_before_are_looked_at_and_what_was_typed_is_kept() {
+    fn the_history_is_browsed_and_the_typed_text_is_kept() {
         let mut editor = Editor::default();
         for line in ["one", "two", "two", " "] {
             typed(&mut editor, line);
@@ -188,18 +188,18 @@ mod tests {
     }
 
     #[test]
-    fn control_c_keeps_what_was_typed_and_control_d_leaves_an_empty_line() {
+    fn control_c_keeps_the_typed_text_and_control_d_exits_on_an_empty_line() {
         let mut editor = Editor::default();
         typed(&mut editor, "draft");
         assert_eq!(editor.press(Key::Interrupt), Some(Input::Interrupt));
         assert_eq!(typed(&mut editor, ""), "draft|");
-        assert_eq!(editor.press(Key::Leave), None);
+        assert_eq!(editor.press(Key::EndOfInput), None);
         typed(&mut editor, "\x15");
-        assert_eq!(editor.press(Key::Leave), Some(Input::End));
+        assert_eq!(editor.press(Key::EndOfInput), Some(Input::End));
     }
 
     #[test]
-    fn a_long_line_shows_what_is_around_the_cursor() {
+    fn a_long_line_is_scrolled_to_the_cursor() {
         let mut editor = Editor::default();
         typed(&mut editor, "abcdefghij");
         assert_eq!(editor.row(20), ("> abcdefghij".into(), 12));

@@ -1,13 +1,13 @@
-//! Keys, from the bytes that a terminal sends.
+//! Parses keys from the bytes that a terminal sends.
 
-/// The longest escape sequence that is waited for, in bytes.
-const SEQUENCE: usize = 16;
-/// The longest paste, in bytes; what is behind it is dropped.
-const PASTE: usize = 256 * 1024;
+/// Maximum length of an escape sequence, in bytes.
+const SEQUENCE_BYTES: usize = 16;
+/// Maximum length of a paste, in bytes. The rest is dropped.
+const PASTE_BYTES: usize = 256 * 1024;
 const PASTE_BEGINS: &[u8] = b"\x1b[200~";
 const PASTE_ENDS: &[u8] = b"\x1b[201~";
 
-/// What somebody pressed.
+/// A key press or a paste.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Key {
     Char(char),
@@ -32,14 +32,14 @@ pub(super) enum Key {
     /// ^C
     Interrupt,
     /// ^D
-    Leave,
+    EndOfInput,
     /// ^L
     Redraw,
     /// ^Z
     Suspend,
 }
 
-/// Reads keys from bytes, which may come in any pieces.
+/// Incremental parser: the bytes may arrive in pieces of any size.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     bytes: Vec<u8>,
@@ -47,7 +47,7 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// The keys that are complete with these bytes.
+    /// Adds bytes and returns the keys that are complete.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Vec<Key> {
         self.bytes.extend_from_slice(bytes);
         let mut keys = Vec::new();
@@ -58,8 +58,8 @@ impl Keys {
         keys
     }
 
-    /// The first key, or nothing where the bytes mean none, and how many bytes it has. Nothing at all where more have
-    /// to come.
+    /// Returns the first key and its length in bytes. The key is `None` if the bytes are not a key. Returns `None` if more
+    /// bytes are needed.
     fn first(&mut self) -> Option<(Option<Key>, usize)> {
         if self.pasting {
             return self.paste();
@@ -78,10 +78,10 @@ impl Keys {
     fn paste(&mut self) -> Option<(Option<Key>, usize)> {
         let ends = self.bytes.windows(PASTE_ENDS.len()).position(|window| window == PASTE_ENDS);
         let Some(end) = ends else {
-            // The last bytes may be the beginning of the end.
+            // The last bytes may be the beginning of the end marker.
             let keep = PASTE_ENDS.len() - 1;
-            if self.bytes.len() > PASTE + keep {
-                self.bytes.drain(PASTE..self.bytes.len() - keep);
+            if self.bytes.len() > PASTE_BYTES + keep {
+                self.bytes.drain(PASTE_BYTES..self.bytes.len() - keep);
             }
             return None;
         };
@@ -98,7 +98,7 @@ fn control(byte: u8) -> Option<Key> {
         0x01 => Key::Home,
         0x02 => Key::Left,
         0x03 => Key::Interrupt,
-        0x04 => Key::Leave,
+        0x04 => Key::EndOfInput,
         0x05 => Key::End,
         0x06 => Key::Right,
         0x08 | 0x7f => Key::Backspace,
@@ -114,14 +114,14 @@ fn control(byte: u8) -> Option<Key> {
     })
 }
 
-/// `ESC [ … letter`, `ESC O letter`, or a letter with Alt.
+/// Parses `ESC [ … letter`, `ESC O letter`, or Alt and a letter.
 fn escape(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     match *bytes.get(1)? {
         b'[' => {
             let is_final = |byte: &u8| (0x40..=0x7e).contains(byte);
             match bytes[2..].iter().position(is_final) {
                 Some(at) => Some((sequence(&bytes[2..2 + at], bytes[2 + at]), at + 3)),
-                None if bytes.len() > SEQUENCE => Some((None, bytes.len())),
+                None if bytes.len() > SEQUENCE_BYTES => Some((None, bytes.len())),
                 None => None,
             }
         }
@@ -129,7 +129,7 @@ fn escape(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
         b'b' => Some((Some(Key::WordLeft), 2)),
         b'f' => Some((Some(Key::WordRight), 2)),
         0x7f | 0x08 => Some((Some(Key::CutWord), 2)),
-        // A lone Escape does nothing; what follows it counts.
+        // A single Escape is ignored; the next one begins a sequence.
         b'\x1b' => Some((None, 1)),
         _ => Some((None, 2)),
     }
@@ -151,7 +151,7 @@ fn sequence(parameters: &[u8], last: u8) -> Option<Key> {
     })
 }
 
-/// A character of UTF-8; a byte that begins none is dropped.
+/// Parses a UTF-8 character. An invalid byte is dropped.
 fn character(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     let length = match bytes[0] {
         0xc2..=0xdf => 2,
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_read_from_bytes_in_any_pieces() {
+    fn keys_are_parsed_from_pieces_of_any_size() {
         let bytes = "aé日\x1b[A\x1b[1;5D\x1bOH\x1b[3~\x1b[99~\x1bb\r\x03\x1b[200~one\r\ntwo\x1b[2J\x1b[201~z";
         let expected = [
             Key::Char('a'),
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_passed_over_and_kept_nowhere() {
+    fn invalid_bytes_are_dropped_and_not_buffered() {
         let mut keys = Keys::default();
         let mut noise = b"\xff\xfe\x80\x1b\x1b[A\xc3(\x1b[".to_vec();
         noise.extend([b'1'; 40]);
@@ -205,8 +205,8 @@ mod tests {
         for _ in 0..20 {
             keys.push(&[b'x'; 64 * 1024]);
         }
-        assert!(keys.bytes.len() < PASTE + 64);
+        assert!(keys.bytes.len() < PASTE_BYTES + 64);
         let [Key::Paste(pasted)] = &keys.push(PASTE_ENDS)[..] else { panic!("a paste") };
-        assert!(pasted.len() <= PASTE + PASTE_ENDS.len());
+        assert!(pasted.len() <= PASTE_BYTES + PASTE_ENDS.len());
     }
 }

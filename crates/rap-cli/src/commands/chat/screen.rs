@@ -1,35 +1,35 @@
-//! The bottom of a terminal: rows that change in place, and below them the line that is typed. What is over goes above
-//! them and is never touched again.
+//! Draws the bottom of a terminal: live rows that are redrawn in place, and below them the input line. Finished lines are
+//! printed above and never redrawn.
 //!
-//! A frame is one text, written at once, and rows that stay are overwritten and not cleared first: nothing flickers.
+//! To avoid flicker, a frame is written at once, and rows are overwritten without being cleared first.
 
 use unicode_width::UnicodeWidthStr;
 
 use crate::table::cut;
 
-/// Begins a frame: terminals that can show nothing until its end.
+/// Begins a synchronized update: terminals that support it show nothing until its end.
 const BEGIN: &str = "\x1b[?2026h\x1b[?25l\r";
 const END: &str = "\x1b[?25h\x1b[?2026l";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
 
-/// How large the terminal is.
+/// Size of the terminal in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Size {
     pub columns: usize,
     pub rows: usize,
 }
 
-/// What is to stand at the bottom.
+/// Content of the bottom of the terminal.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Bottom {
-    /// What changes in place.
+    /// Rows that are redrawn in place.
     pub live: Vec<String>,
-    /// What is typed, and where the cursor is in it.
+    /// Input line and the column of the cursor.
     pub line: (String, usize),
 }
 
-/// What is drawn at the bottom at the moment. The cursor stands in its last row.
+/// The bottom as it is currently drawn. The cursor is in its last row.
 #[derive(Debug, Default)]
 pub(super) struct Screen {
     bottom: Bottom,
@@ -37,19 +37,19 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    /// What to write so that `done` stands above the bottom for good, in lines that each end with a break. Empty if
-    /// nothing changes.
+    /// Returns the bytes that print `done`, complete lines, above the bottom and redraw the bottom. Empty if nothing
+    /// changes.
     pub(super) fn frame(&mut self, done: &str, mut bottom: Bottom, size: Size) -> String {
-        // A full row would leave the cursor behind its end, where terminals differ.
+        // Terminals differ in where the cursor is after a full row, so rows are one column shorter.
         let room = size.columns.saturating_sub(1).max(1);
         bottom.live.iter_mut().filter(|row| width(row) > room).for_each(|row| *row = cut(&bare(row), room));
         bottom.live.truncate(size.rows.saturating_sub(1));
         if done.is_empty() && bottom == self.bottom && size.columns == self.columns {
             return String::new();
         }
-        let mut frame = format!("{BEGIN}{}", self.to_the_top(size.columns));
+        let mut frame = format!("{BEGIN}{}", self.move_to_top(size.columns));
         if !done.is_empty() || size.columns != self.columns {
-            // A line that is longer than the terminal is wide leaves nothing behind only on cleared ground.
+            // A line longer than the terminal wraps over old rows, so they are cleared first.
             frame.push_str(CLEAR_BELOW);
             frame.push_str(&done.replace('\n', "\r\n"));
         }
@@ -66,15 +66,15 @@ impl Screen {
         frame
     }
 
-    /// What to write so that nothing stands at the bottom any more.
+    /// Returns the bytes that clear the bottom.
     pub(super) fn clear(&mut self, size: Size) -> String {
-        let frame = format!("{BEGIN}{}{CLEAR_BELOW}{END}", self.to_the_top(size.columns));
+        let frame = format!("{BEGIN}{}{CLEAR_BELOW}{END}", self.move_to_top(size.columns));
         *self = Screen::default();
         frame
     }
 
-    /// The way from the cursor to the first row of the bottom. Where the terminal became narrower, its rows are wrapped.
-    fn to_the_top(&self, columns: usize) -> String {
+    /// Moves the cursor to the first row of the bottom. Rows are wrapped if the terminal became narrower.
+    fn move_to_top(&self, columns: usize) -> String {
         let rows = |width: usize| width.div_ceil(columns.max(1)).max(1);
         let above: usize = self.bottom.live.iter().map(|row| rows(width(row))).sum();
         match above + self.bottom.line.1 / columns.max(1) {
@@ -108,7 +108,7 @@ mod tests {
         NonZero::new(number).unwrap()
     }
 
-    /// Writes frames to a terminal, and gives what stands there and where the cursor is.
+    /// Writes frames to a terminal and returns its content and the position of the cursor.
     fn shown(frames: &[String]) -> (String, (u16, u16)) {
         let mut terminal = vt100::Parser::new(nonzero(6), nonzero(20), 100);
         frames.iter().for_each(|frame| terminal.process(frame.as_bytes()));
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_change_in_place_below_what_is_over() {
+    fn live_rows_are_redrawn_below_finished_lines() {
         let mut screen = Screen::default();
         let mut frames = vec![
             screen.frame("one\n", bottom(&["a 1 s"], "> x"), SIZE),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_on_at_the_end_of_a_full_screen_and_with_long_lines() {
+    fn a_full_screen_scrolls_and_long_lines_wrap() {
         let mut screen = Screen::default();
         let mut frames = vec![screen.frame("", bottom(&["live", "more"], "> "), SIZE)];
         for number in 1..=5 {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_for_the_terminal_is_cut() {
+    fn live_rows_are_cut_to_the_size_of_the_terminal() {
         let mut screen = Screen::default();
         let many: Vec<&str> = vec!["a row that is too long for it"; 9];
         let frame = screen.frame("", bottom(&many, "> "), SIZE);

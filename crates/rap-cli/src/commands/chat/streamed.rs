@@ -1,28 +1,28 @@
-//! An answer in progress. The entry that follows is the truth: until it comes nothing of this is shown for good, and
-//! what was dropped is gone.
+//! An answer in progress. Its text is shown only in live rows; the entry that follows is authoritative and is printed
+//! instead.
 
 use unicode_width::UnicodeWidthChar;
 
 use crate::api::{Delta, Status};
 use crate::table::plain;
 
-/// How much of the end of an answer is kept at least, in bytes; twice that at most.
+/// Minimum length of the kept end of an answer, in bytes. At most twice as much is kept.
 const TAIL: usize = 16 * 1024;
 
-/// What has been streamed of an answer.
+/// The streamed text of an answer.
 #[derive(Debug, Default)]
 pub(super) struct Streamed {
-    /// The question and the attempt that it is of.
+    /// Turn and attempt of the text.
     at: Option<(u64, u64)>,
     text: String,
-    /// Whether it was dropped, as far as is known.
+    /// True if the answer was dropped. A further delta of the same attempt clears it.
     dropped: bool,
-    /// The question that the thread is at.
+    /// Current turn of the thread.
     turn: u64,
 }
 
 impl Streamed {
-    /// Takes a piece of an answer. What another attempt said is void.
+    /// Adds a piece of an answer. Text of another attempt is discarded.
     pub(super) fn push(&mut self, delta: &Delta) {
         if delta.turn < self.turn {
             return;
@@ -38,25 +38,25 @@ impl Streamed {
         }
     }
 
-    /// The thread is at this question, and at this.
-    pub(super) fn see(&mut self, turn: u64, status: Status) {
+    /// Updates turn and status of the thread.
+    pub(super) fn set_status(&mut self, turn: u64, status: Status) {
         self.turn = turn;
         if status != Status::Running || self.at.is_some_and(|(of, _)| of < turn) {
-            self.drop_it();
+            self.mark_dropped();
         }
     }
 
-    /// It will not become an answer, unless more of it comes.
-    pub(super) fn drop_it(&mut self) {
+    /// Hides the text, unless more of the same attempt follows.
+    pub(super) fn mark_dropped(&mut self) {
         self.dropped = true;
     }
 
-    /// The answer is in the history.
-    pub(super) fn end(&mut self) {
+    /// Discards the text, because the answer is in the history.
+    pub(super) fn finish(&mut self) {
         *self = Streamed { turn: self.turn, ..Streamed::default() };
     }
 
-    /// The last of it, in rows.
+    /// Returns the last rows of the text.
     pub(super) fn rows(&self, width: usize, rows: usize) -> Vec<String> {
         if self.dropped || self.text.is_empty() {
             return Vec::new();
@@ -66,7 +66,8 @@ impl Streamed {
     }
 }
 
-/// The text in lines of this width, cut between words; a longer word stands alone.
+/// Wraps the text at spaces and keeps its line breaks and indentation. A word longer than the width gets a line of its
+/// own.
 pub(super) fn lines(text: &str, width: usize) -> Vec<String> {
     let (mut lines, mut rest) = (Vec::new(), text);
     while let Some(end) = line_end(rest, width) {
@@ -79,15 +80,15 @@ pub(super) fn lines(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Where the first line ends: behind its break, or behind the last space that fits. Nothing is looked at behind that,
-/// so that a long text without breaks takes time in proportion.
+/// Returns the end of the first line: after its line break, or after the last space that fits. The rest of the text is
+/// not read, so that wrapping takes linear time.
 fn line_end(text: &str, width: usize) -> Option<usize> {
     let (mut end, mut taken, mut inside, mut too_wide) = (None, 0, false, false);
     for (at, c) in text.char_indices() {
         if c == '\n' {
             return Some(at + 1);
         }
-        // Spaces at its beginning are no place to cut a line.
+        // A line is not cut within its indentation.
         if c == ' ' && inside && (taken <= width || end.is_none()) {
             end = Some(at + 1);
         }
@@ -117,12 +118,12 @@ mod tests {
         streamed.push(&delta(1, 1, "two\nthr\x1b[2J"));
         assert_eq!(streamed.rows(20, 9), ["one two", "thr[2J"]);
         assert_eq!(streamed.rows(20, 1), ["thr[2J"]);
-        streamed.end();
+        streamed.finish();
         assert!(streamed.rows(20, 9).is_empty());
     }
 
     #[test]
-    fn of_a_long_answer_the_end_is_kept() {
+    fn the_end_of_a_long_answer_is_kept() {
         let mut streamed = Streamed::default();
         for number in 0..5_000 {
             streamed.push(&delta(1, 1, &format!("número {number}\n")));
@@ -132,30 +133,30 @@ mod tests {
     }
 
     #[test]
-    fn nothing_stays_of_an_attempt_that_was_dropped() {
+    fn the_text_of_a_dropped_attempt_is_hidden() {
         let mut streamed = Streamed::default();
         streamed.push(&delta(1, 1, "a"));
         streamed.push(&delta(1, 2, "b"));
         assert_eq!(streamed.rows(20, 9), ["b"]);
-        streamed.drop_it();
+        streamed.mark_dropped();
         assert!(streamed.rows(20, 9).is_empty());
-        // It goes on after all.
+        // More text of the same attempt.
         streamed.push(&delta(1, 2, "c"));
         assert_eq!(streamed.rows(20, 9), ["bc"]);
-        streamed.see(2, Status::Running);
+        streamed.set_status(2, Status::Running);
         assert!(streamed.rows(20, 9).is_empty());
-        // What comes late of the question before is not shown.
+        // A late delta of the previous turn is not shown.
         streamed.push(&delta(1, 2, "d"));
         assert!(streamed.rows(20, 9).is_empty());
         streamed.push(&delta(2, 1, "e"));
-        streamed.see(2, Status::Running);
+        streamed.set_status(2, Status::Running);
         assert_eq!(streamed.rows(20, 9), ["e"]);
-        streamed.see(2, Status::Failed);
+        streamed.set_status(2, Status::Failed);
         assert!(streamed.rows(20, 9).is_empty());
     }
 
     #[test]
-    fn lines_are_cut_between_words_and_keep_their_indentation() {
+    fn lines_are_wrapped_at_spaces_and_keep_their_indentation() {
         assert_eq!(lines("three and so on and on", 12), ["three and so", "on and on"]);
         assert_eq!(lines("  code\n\nend\n", 12), ["  code", "", "end"]);
         assert_eq!(lines("  extraordinarily long", 8), ["  extraordinarily", "long"]);
@@ -165,9 +166,9 @@ mod tests {
         assert_eq!(lines("full line   \nnext", 9), ["full line", "next"]);
     }
 
-    /// A look at all that follows, for each line, would take hours.
+    /// Quadratic time would take hours.
     #[test]
-    fn a_long_text_without_breaks_takes_time_in_proportion() {
+    fn a_long_text_without_breaks_is_wrapped_in_linear_time() {
         let text = "word ".repeat(1_000_000);
         assert_eq!(lines(&text, 70).len(), 1_000_000 / 14 + 1);
     }

@@ -1,7 +1,7 @@
-//! A terminal in raw mode: keys come as they are pressed, and all of the screen's bottom is ours.
+//! A terminal in raw mode.
 //!
-//! However the chat ends, by ^D, an error, a panic or a signal, the terminal is as it was: leaving is the work of
-//! `Drop`. While the chat is suspended it is as it was, too.
+//! `Drop` restores the modes of the terminal, so that they are restored however the chat ends: by ^D, an error, a panic
+//! or a signal. They are also restored while the chat is suspended.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Read};
@@ -20,14 +20,15 @@ use super::editor::{Editor, Input};
 use super::keys::{Key, Keys};
 use super::screen::{Bottom, Screen, Size};
 
-/// Pastes come in brackets, so that a line break in them is none that was pressed.
+/// Enables bracketed paste, so that a line break in a paste differs from the Enter key.
 const ENTER: &str = "\x1b[?2004h";
 const LEAVE: &str = "\x1b[?2004l\x1b[?25h";
+/// Time in which SIGTSTP takes effect.
 const STOPS_WITHIN: Duration = Duration::from_millis(50);
-/// How long a terminal that takes nothing more is left alone.
-const FULL: Duration = Duration::from_millis(5);
-/// How much that was typed may wait.
-const WAITING: usize = 64;
+/// Delay before another write to a terminal whose buffer is full.
+const FULL_DELAY: Duration = Duration::from_millis(5);
+/// Capacity of the channel for input, in reads.
+const INPUT_READS: usize = 64;
 
 pub(super) struct Terminal {
     before: Termios,
@@ -49,8 +50,8 @@ struct Signals {
 }
 
 impl Terminal {
-    /// Takes the terminal, if there is one on both sides.
-    pub(super) fn take() -> anyhow::Result<Option<Terminal>> {
+    /// Opens the terminal; `None` unless both stdin and stdout are terminals.
+    pub(super) fn open() -> anyhow::Result<Option<Terminal>> {
         if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
             return Ok(None);
         }
@@ -61,7 +62,7 @@ impl Terminal {
             terminated: signal(SignalKind::terminate())?,
             hung_up: signal(SignalKind::hangup())?,
         };
-        let (sender, typed) = mpsc::channel(WAITING);
+        let (sender, typed) = mpsc::channel(INPUT_READS);
         thread::spawn(move || read(&sender));
         let mut terminal = Terminal {
             before,
@@ -91,16 +92,16 @@ impl Terminal {
 
     fn leave(&mut self) {
         let clear = self.screen.clear(self.size());
-        // If the terminal is gone there is nothing to put back.
+        // Errors are ignored: a terminal that is gone needs no restoring.
         write(&format!("{clear}{LEAVE}")).ok();
         tcsetattr(io::stdin(), OptionalActions::Now, &self.before).ok();
     }
 
-    /// ^Z: stops until the shell says to go on.
+    /// Handles ^Z: stops the process until the shell continues it.
     fn suspend(&mut self) -> anyhow::Result<()> {
         self.leave();
         kill_process(getpid(), Stop::TSTP)?;
-        // The stop may take effect a moment after it was asked for, and the terminal is to be as it was until then.
+        // The signal may take effect after a moment, and raw mode must not be entered before.
         thread::sleep(STOPS_WITHIN);
         self.enter()
     }
@@ -114,7 +115,7 @@ impl Terminal {
         }
     }
 
-    /// The next thing that somebody does. May be dropped and called again without losing anything.
+    /// Returns the next input. Cancel safe.
     pub(super) async fn next(&mut self) -> anyhow::Result<Input> {
         loop {
             if let Some(input) = self.ready.pop_front() {
@@ -147,7 +148,7 @@ impl Terminal {
         self.draw("")
     }
 
-    /// Shows lines for good, each with its break, above rows that change in place.
+    /// Prints `done`, complete lines, above the live rows.
     pub(super) fn show(&mut self, done: &str, live: Vec<String>) -> anyhow::Result<()> {
         self.live = live;
         self.draw(done)
@@ -172,14 +173,14 @@ impl Drop for Terminal {
     }
 }
 
-/// All at once, past any buffer.
+/// Writes to stdout without buffering.
 fn write(text: &str) -> io::Result<()> {
     let mut rest = text.as_bytes();
     while !rest.is_empty() {
         match rustix::io::write(io::stdout(), rest) {
             Ok(count) => rest = &rest[count..],
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => thread::sleep(FULL),
+            Err(Errno::AGAIN) => thread::sleep(FULL_DELAY),
             Err(error) => return Err(error.into()),
         }
     }
@@ -197,7 +198,7 @@ fn read(sender: &mpsc::Sender<Vec<u8>>) {
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // A terminal that is gone can not be read.
+            // The terminal is gone.
             Err(_) => return,
         }
     }

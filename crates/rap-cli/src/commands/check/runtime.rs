@@ -1,4 +1,5 @@
-//! `rap check runtime`: the runtime is started, or somebody else has started it, and this plays everything around it.
+//! `rap check runtime`: checks a runtime that it starts, or that is already running. It plays the tool servers, the
+//! model and the user.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,61 +9,63 @@ use anyhow::bail;
 use clap::Args;
 use rap_conformance::Report;
 use rap_conformance::runtime::placeholders::{Error as Placeholder, Words};
-use rap_conformance::runtime::{Api, Checker, Error, Host, Launch, Pace, Process, Say, User};
+use rap_conformance::runtime::{
+    Api, Checker, Error, Launch, Process, RuntimeHost, SayCommand, Timeouts, User,
+};
 use tokio::net::TcpListener;
 use url::Url;
 
-use super::{Shape, base_url, clear_progress, show_progress};
+use super::{ReportOptions, base_url, clear_progress, show_progress};
 use crate::client::DEFAULT_URL;
 use crate::commands::{Token, WrongUsage};
 
-/// How a runtime is checked.
+/// Arguments of `rap check runtime`.
 #[derive(Args)]
 pub struct Runtime {
-    /// The client API of the runtime. Default: http://{listen}, or http://127.0.0.1:7420 without a command.
+    /// URL of the client API [default: http://{listen}, or http://127.0.0.1:7420 without a command].
     #[arg(long, value_name = "URL", value_parser = base_url)]
     url: Option<Url>,
-    /// A token of the client API, where it wants one; better given as RAP_TOKEN.
+    /// Token for the client API, if it requires one; prefer RAP_TOKEN.
     #[arg(long, env = "RAP_TOKEN", hide_env_values = true)]
     token: Option<Token>,
-    /// A command that says something to an agent, with {thread} and {text} in it, instead of the client API.
-    #[arg(long, value_name = "COMMAND", value_parser = Say::new, conflicts_with = "url")]
-    say: Option<Say>,
-    /// What is written to {config}; its placeholders are filled. Default: a configuration of rap serve.
+    /// Command that sends a message to an agent, with {thread} and {text} in it; used instead of the client API.
+    #[arg(long, value_name = "COMMAND", value_parser = SayCommand::new, conflicts_with = "url")]
+    say: Option<SayCommand>,
+    /// Template of {config}; its placeholders are filled [default: a configuration of rap serve].
     #[arg(long, value_name = "FILE")]
     template: Option<PathBuf>,
-    /// A variable for the command; its placeholders are filled.
+    /// Environment variable for the command; its placeholders are filled.
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<(String, String)>,
-    /// Where the tool servers and the model listen.
+    /// Address that the tool servers and the model listen on.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
-    /// The URL under which the runtime reaches them, where that is not their address.
+    /// URL under which the runtime reaches them, if it differs from their address.
     #[arg(long, value_name = "URL", value_parser = base_url)]
     public_url: Option<Url>,
-    /// How long to wait for what should come, in seconds.
+    /// Maximum time to wait for an expected request, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
     patience: f64,
-    /// How long to wait for what should not come, in seconds.
+    /// Time to wait before concluding that no further request comes, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
     settle: f64,
     #[command(flatten)]
-    shape: Shape,
-    /// The command that starts the runtime, with placeholders in it.
+    report_options: ReportOptions,
+    /// Command that starts the runtime, with placeholders in it.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
 pub(super) async fn check(flags: Runtime) -> anyhow::Result<()> {
-    let shape = flags.shape;
-    // Whoever interrupts this ends the runtime with it.
+    let report_options = flags.report_options;
+    // On ^C, dropping the future also kills the runtime.
     let report = tokio::select! {
         report = flags.run() => report,
         _ = tokio::signal::ctrl_c() => bail!("interrupted"),
     };
     clear_progress();
     match report {
-        Ok(report) => shape.show(&report),
+        Ok(report) => report_options.show(&report),
         Err(error @ (Error::Template { .. } | Error::Placeholder(_))) => {
             Err(WrongUsage(error.to_string()).into())
         }
@@ -72,34 +75,34 @@ pub(super) async fn check(flags: Runtime) -> anyhow::Result<()> {
 
 impl Runtime {
     async fn run(self) -> Result<Report, Error> {
-        let pace = Pace {
-            patience: Duration::from_secs_f64(self.patience),
+        let timeouts = Timeouts {
+            arrival: Duration::from_secs_f64(self.patience),
             settle: Duration::from_secs_f64(self.settle),
         };
         let listener = TcpListener::bind(self.listen).await.map_err(Error::Listen)?;
         let public = self.public_url.as_ref().map(Url::as_str);
-        let checker = Checker::listen(listener, public, pace).await?;
+        let checker = Checker::listen(listener, public, timeouts).await?;
         let values = checker.values();
         if self.command.is_empty() {
             let user = self.user(None)?;
-            eprintln!("Configure the runtime with these, and start it:\n\n{}", listed(&values));
+            eprintln!("Configure the runtime with these values and start it:\n\n{}", listed(&values));
             checker.wait_for_contact(&user).await;
             return checker.run(&self.target(), user, None, &show_progress).await;
         }
         let launch = Launch {
-            command: Words::given(self.command.clone())?,
+            command: Words::from_words(self.command.clone())?,
             environment: self.env.clone(),
             template: self.template.clone(),
             address: self.url.as_ref().and_then(address),
-            patience: pace.patience,
+            start_timeout: timeouts.arrival,
         };
         let process = Process::prepare(&launch, &values)?;
         let user = self.user(process.address())?;
         process.start().await?;
-        let host: &dyn Host = &process;
+        let host: &dyn RuntimeHost = &process;
         let report = checker.run(&self.target(), user, Some(host), &show_progress).await;
         if matches!(report, Err(Error::NoContact(_))) {
-            eprintln!("The runtime's last words:\n{}\n", process.log());
+            eprintln!("Last output of the runtime:\n{}\n", process.log());
         }
         process.kill().await;
         report
@@ -144,13 +147,17 @@ fn address(url: &Url) -> Option<String> {
 }
 
 fn variable(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or("write it as NAME=VALUE")?;
-    if name.is_empty() { Err("a variable has a name".into()) } else { Ok((name.into(), value.into())) }
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
+    if name.is_empty() {
+        Err("the name of the variable is empty".into())
+    } else {
+        Ok((name.into(), value.into()))
+    }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("a number of seconds from 0.1 to 3600".into()),
+        _ => Err("expected a number of seconds from 0.1 to 3600".into()),
     }
 }

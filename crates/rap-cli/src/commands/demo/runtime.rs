@@ -1,4 +1,4 @@
-//! The demo's runtime: this very program as a child, so that it can be killed.
+//! The runtime of the demo: this program as a child process, so that it can be killed.
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -10,11 +10,11 @@ use anyhow::{Context, bail};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
-use super::kitchen::Kitchen;
+use super::tools::DemoTools;
 use crate::client::Client;
 
 const SCENARIO: &str = include_str!("scenario.toml");
-const EVENING: &str = include_str!("evening.toml");
+const AFTER_KILL: &str = include_str!("after_kill.toml");
 const START_WITHIN: Duration = Duration::from_secs(15);
 
 pub(super) struct Runtime {
@@ -23,64 +23,64 @@ pub(super) struct Runtime {
     child: Option<Child>,
 }
 
-/// Which model answers.
+/// Behaviour of the scripted model.
 pub(super) enum Model {
-    /// The one that plays the demo's part.
+    /// Replays the scenario of the demo up to the kill.
     Scenario,
-    /// The one that plays it after the kill.
-    Evening,
-    /// The one that does what it is told.
-    Obedient,
+    /// Replays the scenario after the kill.
+    AfterKill,
+    /// Follows the instructions in the user's messages.
+    Interactive,
 }
 
-/// What a process has used so far.
+/// Resources that the runtime has used so far.
 #[derive(Clone, Copy)]
-pub(super) struct Used {
-    /// Time on a processor, where the system tells.
+pub(super) struct ResourceUse {
+    /// CPU time; `None` if the system does not provide it.
     pub processor: Option<Duration>,
-    /// What its database has grown to, in bytes.
+    /// Size of the database, in bytes.
     pub database: u64,
 }
 
 impl Runtime {
-    /// Starts it on an empty database, with the kitchen's tools.
-    pub(super) async fn start(directory: &Path, kitchen: &Kitchen) -> anyhow::Result<Runtime> {
+    /// Starts the runtime on an empty database, with the tools of the demo.
+    pub(super) async fn start(directory: &Path, tools: &DemoTools) -> anyhow::Result<Runtime> {
         let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr())?.port();
         let url = format!("http://127.0.0.1:{port}");
         let mut runtime = Runtime { directory: directory.to_owned(), url, child: None };
         fs::write(directory.join("scenario.toml"), SCENARIO)?;
-        fs::write(directory.join("evening.toml"), EVENING)?;
-        runtime.configure(&Model::Scenario, kitchen)?;
-        runtime.start_again().await?;
+        fs::write(directory.join("after_kill.toml"), AFTER_KILL)?;
+        runtime.configure(&Model::Scenario, tools)?;
+        runtime.restart().await?;
         Ok(runtime)
     }
 
-    /// Takes effect at the next start.
-    pub(super) fn configure(&self, model: &Model, kitchen: &Kitchen) -> anyhow::Result<()> {
+    /// Writes the configuration. It takes effect at the next start.
+    pub(super) fn configure(&self, model: &Model, tools: &DemoTools) -> anyhow::Result<()> {
         let listen = self.url.trim_start_matches("http://");
         let script = match model {
             Model::Scenario => "script = \"scenario.toml\"",
-            Model::Evening => "script = \"evening.toml\"",
-            Model::Obedient => "",
+            Model::AfterKill => "script = \"after_kill.toml\"",
+            Model::Interactive => "",
         };
         let text = format!(
             "[server]\nlisten = \"{listen}\"\n[store]\nurl = \"sqlite:rap.db\"\n\
              [model]\nprovider = \"scripted\"\n{script}\n\
              [[tool_server]]\nurl = \"{}\"\n[[tool_server]]\nurl = \"{}\"\n",
-            kitchen.oven_url, kitchen.doorbell_url
+            tools.oven_url, tools.doorbell_url
         );
         Ok(fs::write(self.directory.join("rap.toml"), text)?)
     }
 
-    pub(super) async fn start_again(&mut self) -> anyhow::Result<()> {
+    pub(super) async fn restart(&mut self) -> anyhow::Result<()> {
         let log = File::options().create(true).append(true).open(self.log())?;
-        let program = std::env::current_exe().context("can not find this program")?;
+        let program = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(program);
         command.args(["serve", "--config", "rap.toml", "--while-stdin-is-open"]);
-        // What is set for other runtimes is not meant for this one.
+        // The user's RAP_ variables must not affect the demo.
         command.env_clear().current_dir(&self.directory).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(log);
-        self.child = Some(command.spawn().context("can not start the runtime")?);
+        self.child = Some(command.spawn().context("cannot start the runtime")?);
         self.ready().await
     }
 
@@ -102,26 +102,29 @@ impl Runtime {
         self.directory.join("runtime.log")
     }
 
-    /// The number of its process.
+    /// Process id.
     pub(super) fn process(&self) -> u32 {
         self.child.as_ref().and_then(Child::id).unwrap_or(0)
     }
 
-    /// Kills it without a warning (SIGKILL), and waits for its end.
+    /// Kills the process with SIGKILL and waits for its end.
     pub(super) async fn kill(&mut self) -> anyhow::Result<()> {
         if let Some(mut child) = self.child.take() {
-            child.kill().await.context("can not kill the runtime")?;
+            child.kill().await.context("cannot kill the runtime")?;
         }
         Ok(())
     }
 
-    pub(super) fn used(&self) -> Used {
+    pub(super) fn resource_use(&self) -> ResourceUse {
         let size = |name| fs::metadata(self.directory.join(name)).map_or(0, |file| file.len());
-        Used { processor: processor_time(self.process()), database: size("rap.db") + size("rap.db-wal") }
+        ResourceUse {
+            processor: processor_time(self.process()),
+            database: size("rap.db") + size("rap.db-wal"),
+        }
     }
 }
 
-/// Linux tells it for each thread, in nanoseconds.
+/// Sums the CPU time of all threads of the process, which Linux reports in nanoseconds.
 fn processor_time(process: u32) -> Option<Duration> {
     let mut total = 0;
     for task in fs::read_dir(format!("/proc/{process}/task")).ok()? {

@@ -1,4 +1,4 @@
-//! Models and agents: what is read, and what is said about it.
+//! Models and agents: the expected configuration or error.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn agents_have_models_tools_and_limits_of_their_own() {
         name = "large"
         api_key = "k"
         [[agent]]
-        name = "usual"
+        name = "defaults"
         [[agent]]
         name = "small"
         model = "small"
@@ -58,8 +58,8 @@ fn agents_have_models_tools_and_limits_of_their_own() {
         hold_max = "5s"
     "#;
     let config = Setup::new(text).config();
-    let [usual, small, other] = config.agents.as_slice() else { panic!("{:?}", config.agents) };
-    assert_eq!(*usual, Agent { name: "usual".into(), ..Agent::default() });
+    let [defaults, small, other] = config.agents.as_slice() else { panic!("{:?}", config.agents) };
+    assert_eq!(*defaults, Agent { name: "defaults".into(), ..Agent::default() });
     let own = small.model.as_ref().unwrap();
     assert_eq!(own.provider, &anthropic::PROVIDER);
     assert_eq!((own.options.name.as_str(), &own.options.api_key), ("small", &Some(Secret::new("k"))));
@@ -72,7 +72,7 @@ fn agents_have_models_tools_and_limits_of_their_own() {
     let table = [
         (
             "model = \"m\"",
-            "agent.model: expected a table with the keys of [model], whose provider has no names",
+            "agent.model: expected a table with the keys of [model], because the provider of [model] has no model names",
         ),
         (
             "model = 5",
@@ -80,13 +80,13 @@ fn agents_have_models_tools_and_limits_of_their_own() {
         ),
         (
             "model = {provider = \"openai\", api_key = \"k\"}",
-            "agent.model.name: missing; which model of the provider is it?",
+            "agent.model.name: missing; name a model of the provider",
         ),
         ("model = {nam = \"m\"}", "agent.model.nam: unknown key; did you mean name?"),
         ("limits = 5", "agent.limits: expected a table, written [limits], found an integer"),
         (
             "limits = {body = 5000}",
-            "agent.limits.body: an agent can not have this for itself; set it in [limits]",
+            "agent.limits.body: this limit cannot be set for one agent; set it in [limits]",
         ),
         ("limits = {depth = 65}", "agent.limits.depth: expected a whole number from 0 to 64, found 65"),
         ("event_tool = []", "agent.event_tool: unknown key; did you mean event_tools?"),
@@ -97,7 +97,7 @@ fn agents_have_models_tools_and_limits_of_their_own() {
 }
 
 #[test]
-fn a_model_can_say_how_much_it_reads_and_when_that_is_too_much() {
+fn window_and_summarise_at_are_read() {
     let check = |lines: &str, tokens, summarise_at| {
         assert_eq!(Setup::new(lines).config().model.window, Window { tokens, summarise_at }, "{lines}");
     };

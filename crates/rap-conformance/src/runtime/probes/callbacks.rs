@@ -1,11 +1,11 @@
-//! Callbacks: taken once, from the right tool, for the right call, or refused.
+//! Callbacks: accepted once, from the right tool and for the right call, and rejected otherwise.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::{Check, Phase};
-use crate::runtime::scene::{Scene, Seen, wrong};
-use crate::runtime::tools::{self, Call, Posted, WORK, with};
+use crate::runtime::scenario::{ProbeResult, Scenario, fail};
+use crate::runtime::tools::{self, Call, PostOutcome, WORK, with};
 use crate::runtime::user::User;
 use crate::{Probe, Verdict};
 
@@ -14,64 +14,64 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "result",
             requirements: &["TR-10", "TR-13"],
-            checks: "A result is answered 200 and reaches the model behind its call.",
+            checks: "A result is answered 200 and follows its call in the prompt.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(result(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(result(scenario)),
     },
     Check {
         probe: Probe {
             name: "duplicate_result",
             requirements: &["LC-30", "TR-25"],
-            checks: "A result that comes again changes nothing.",
+            checks: "A duplicate result changes nothing.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(duplicate(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(duplicate(scenario)),
     },
     Check {
         probe: Probe {
             name: "forged_url",
             requirements: &["TR-20"],
-            checks: "A callback URL with one character changed is refused.",
+            checks: "A result that is posted to a callback URL with one changed character is answered 4xx.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(forged(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(forged(scenario)),
     },
     Check {
         probe: Probe {
             name: "unguessable_url",
             requirements: &["TR-20"],
-            checks: "A callback URL can not be made up from what others know of a call.",
+            checks: "A callback URL cannot be derived from the ids of its call.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(unguessable(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(unguessable(scenario)),
     },
     Check {
         probe: Probe {
             name: "mismatched_result",
             requirements: &["TR-22"],
-            checks: "A result whose ids are not those of its URL is refused.",
+            checks: "A result whose ids do not belong to its callback URL is answered 4xx.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(astray_refused(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(mismatched_rejected(scenario)),
     },
     Check {
         probe: Probe {
             name: "mismatched_result_unheard",
             requirements: &["LC-29"],
-            checks: "A result whose ids are not those of its URL reaches no conversation.",
+            checks: "A result whose ids do not belong to its callback URL never reaches the model.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(astray_unheard(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(mismatched_ignored(scenario)),
     },
     Check {
         probe: Probe {
             name: "invalid_callback",
             requirements: &["TR-21", "LC-29"],
-            checks: "A callback that does not fit the schema is answered 4xx.",
+            checks: "A callback that violates the schema is answered 4xx.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(invalid(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(invalid(scenario)),
     },
     Check {
         probe: Probe {
@@ -79,99 +79,101 @@ pub(super) const CHECKS: &[Check] = &[
             requirements: &["TR-01"],
             checks: "A callback that is not sent as application/json is answered 4xx.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(not_json(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(not_json(scenario)),
     },
     Check {
         probe: Probe {
             name: "hostile_callback",
             requirements: &["TR-21"],
-            checks: "Bodies that are too large or too deep are refused, and the runtime lives.",
+            checks: "Bodies that are too large or too deeply nested are answered 4xx, and the runtime keeps running.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(hostile(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(hostile(scenario)),
     },
     Check {
         probe: Probe {
             name: "sign_in",
             requirements: &["TR-10"],
-            checks: "A call that waits for a sign-in stays open and is not sent again.",
+            checks: "A call that waits for the user's authorization stays open and is not sent again.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(sign_in(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(sign_in(scenario)),
     },
     Check {
         probe: Probe {
             name: "user_choice",
             requirements: &["TR-10"],
-            checks: "A person's choice reaches the tool that asked.",
+            checks: "The user's choice is posted to the response_url of the question.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(choice(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(choice(scenario)),
     },
     Check {
         probe: Probe {
             name: "view_update",
             requirements: &["TR-10"],
-            checks: "A view is accepted, wakes nobody and never reaches the model.",
+            checks: "A view_update is accepted, causes no model request and never reaches the model.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(view(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(view(scenario)),
     },
     Check {
         probe: Probe {
             name: "view_after_result",
             requirements: &[],
-            checks: "A view that comes right after its call's result is answered 200 and kept.",
+            checks: "A view_update that arrives right after the result of its call is answered 200 and stored.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(view_after_result(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(view_after_result(scenario)),
     },
 ];
 
-/// How deep the nested body of a hostile tool is.
+/// Nesting depth of the hostile body.
 const DEEP: usize = 200_000;
-/// How large the large body of a hostile tool is, in bytes.
+/// Size of the large hostile body, in bytes.
 const LARGE: usize = 16 * 1024 * 1024;
 
-async fn result(scene: Scene) -> Seen {
-    let (_, call) = scene.called(WORK).await?;
-    let word = scene.word("done");
-    let content = json!([{"type": "text", "text": word}]);
-    call.insists_on_200(&with(
-        call.result("not this"),
-        json!({"content": content, "a field of the future": 1}),
-    ))
-    .await?;
-    let question = scene.heard(&word).await?;
-    match question.results_of(call.mark()).as_slice() {
-        [only] if only.contains(&word) => Ok(()),
-        _ => wrong("the result does not stand behind its call, or not alone", vec![question.exchange()]),
+async fn result(scenario: Scenario) -> ProbeResult {
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    let text = scenario.unique_text("done");
+    let content = json!([{"type": "text", "text": text}]);
+    call.post_expecting_200(&with(call.result("not this"), json!({"content": content, "future field": 1})))
+        .await?;
+    let model_request = scenario.wait_for_prompt_with(&text).await?;
+    match model_request.results_of(call.marker()).as_slice() {
+        [only] if only.contains(&text) => Ok(()),
+        _ => fail(
+            "the result does not follow its call in the prompt, or the call has several results",
+            vec![model_request.exchange()],
+        ),
     }
 }
 
-async fn duplicate(scene: Scene) -> Seen {
-    let (thread, call) = scene.called(WORK).await?;
-    let (word, other) = (scene.word("once"), scene.word("other"));
-    call.returns(&word).await?;
-    scene.heard(&word).await?;
-    let before = scene.questions().len();
-    for body in [call.result(&word), call.result(&other), call.result(&word)] {
-        call.says(&body).await?;
+async fn duplicate(scenario: Scenario) -> ProbeResult {
+    let (thread, call) = scenario.open_with_call(WORK).await?;
+    let (text, other) = (scenario.unique_text("once"), scenario.unique_text("other"));
+    call.return_result(&text).await?;
+    scenario.wait_for_prompt_with(&text).await?;
+    let before = scenario.model_requests().len();
+    for body in [call.result(&text), call.result(&other), call.result(&text)] {
+        call.post_with_retry(&body).await?;
     }
-    scene.settle().await;
-    if scene.questions().len() > before {
-        return wrong("the model was asked again because of a duplicate result", scene.story());
+    scenario.settle().await;
+    if scenario.model_requests().len() > before {
+        return fail("a duplicate result caused another model request", scenario.exchanges());
     }
-    let question = scene.looked_at(&thread).await?;
-    scene.never_heard(&other, "a second result of a call")?;
-    match question.count(&word) {
+    let model_request = scenario.current_prompt(&thread).await?;
+    scenario.expect_never_in_prompt(&other, "a second result of a call")?;
+    match model_request.count(&text) {
         1 => Ok(()),
-        times => wrong(format!("a result that came twice stands {times} times in the prompt"), scene.story()),
+        times => {
+            fail(format!("a result that was sent twice is {times} times in the prompt"), scenario.exchanges())
+        }
     }
 }
 
-/// One character of the URL is another, at several places from its end.
+/// Variants of a URL in which one character near the end is changed.
 fn forgeries(url: &str) -> Vec<String> {
     let start = url.find("://").map_or(0, |at| at + 3);
     let start = url[start..].find('/').map_or(url.len(), |at| start + at + 1);
@@ -187,55 +189,63 @@ fn forgeries(url: &str) -> Vec<String> {
     urls
 }
 
-/// It has to be refused, and nothing of it may be heard.
-fn refused(posted: &Posted, what: &str) -> Seen {
-    if posted.is_refused() {
+/// Fails unless the callback was answered 4xx.
+fn expect_rejected(posted: &PostOutcome, what: &str) -> ProbeResult {
+    if posted.is_rejected() {
         return Ok(());
     }
-    let status = posted.status.map_or_else(|| "not at all".to_owned(), |status| status.to_string());
-    wrong(format!("{what} was answered {status} instead of 4xx"), vec![posted.exchange.clone()])
+    let status = posted.status.map_or_else(|| "no response".to_owned(), |status| status.to_string());
+    fail(format!("{what} got {status} instead of 4xx"), vec![posted.exchange.clone()])
 }
 
-/// The call still has its say, and nothing else was heard.
-async fn only_the_real_one(scene: &Scene, call: &Call, false_word: &str, what: &str) -> Seen {
-    let real = scene.word("real");
-    call.returns(&real).await?;
-    scene.heard(&real).await?;
-    scene.never_heard(false_word, what)
+/// Sends the real result, and fails if the false one is in any prompt.
+async fn expect_only_the_real_result(
+    scenario: &Scenario,
+    call: &Call,
+    false_text: &str,
+    what: &str,
+) -> ProbeResult {
+    let real = scenario.unique_text("real");
+    call.return_result(&real).await?;
+    scenario.wait_for_prompt_with(&real).await?;
+    scenario.expect_never_in_prompt(false_text, what)
 }
 
-async fn forged(scene: Scene) -> Seen {
-    let (_, call) = scene.called(WORK).await?;
-    let word = scene.word("forged");
-    let body = Bytes::from(call.result(&word).to_string());
+async fn forged(scenario: Scenario) -> ProbeResult {
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    let text = scenario.unique_text("forged");
+    let body = Bytes::from(call.result(&text).to_string());
     for url in forgeries(call.url()) {
-        let posted = tools::post(&scene.bench.http, &url, None, body.clone()).await?;
-        scene.notes.add(posted.exchange.clone());
-        scene.never_heard(&word, "what was posted to a forged URL")?;
-        refused(&posted, "a result at a URL with one character changed")?;
+        let posted = tools::post(&scenario.context.http, &url, None, body.clone()).await?;
+        scenario.log.add(posted.exchange.clone());
+        scenario.expect_never_in_prompt(&text, "a result that was posted to a forged URL")?;
+        expect_rejected(&posted, "a result that was posted to a URL with one changed character")?;
     }
-    only_the_real_one(&scene, &call, &word, "what was posted to a forged URL").await
+    expect_only_the_real_result(&scenario, &call, &text, "a result that was posted to a forged URL").await
 }
 
-/// The URL of a call says something that can not be made up from the call.
-async fn unguessable(scene: Scene) -> Seen {
-    let (_, one) = scene.called(WORK).await?;
-    let (_, two) = scene.called(WORK).await?;
+/// Compares the URLs of two calls without the ids: they have to differ.
+async fn unguessable(scenario: Scenario) -> ProbeResult {
+    let (_, one) = scenario.open_with_call(WORK).await?;
+    let (_, two) = scenario.open_with_call(WORK).await?;
     let bare = |call: &Call| call.url().replace(call.id(), "").replace(call.thread(), "");
     if bare(&one) == bare(&two) {
-        let exchanges = vec![one.asked.exchange(), two.asked.exchange()];
-        return wrong("whoever knows a call's ids can make its callback URL: it holds no token", exchanges);
+        let exchanges = vec![one.request.exchange(), two.request.exchange()];
+        return fail(
+            "the callback URL contains no token: it can be derived from the ids of the call",
+            exchanges,
+        );
     }
     Ok(())
 }
 
-const ASTRAY: &str = "a result whose ids are not those of its callback URL";
+const MISMATCHED: &str = "a result whose ids do not belong to its callback URL";
 
-/// Posts results of other calls to the URL of the one that comes back, with the word in them.
-async fn astray(scene: &Scene) -> Result<(Call, String, Vec<Posted>), Verdict> {
-    let (_, call) = scene.called(WORK).await?;
-    let (_, other) = scene.called(WORK).await?;
-    let word = scene.word("astray");
+/// Posts results with foreign ids to the URL of the returned call. The returned text is in all of them.
+async fn post_mismatched(scenario: &Scenario) -> Result<(Call, String, Vec<PostOutcome>), Verdict> {
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    let (_, other) = scenario.open_with_call(WORK).await?;
+    let text = scenario.unique_text("astray");
     let mut answers = Vec::new();
     let foreign = [
         (other.id(), call.thread()),
@@ -243,32 +253,32 @@ async fn astray(scene: &Scene) -> Result<(Call, String, Vec<Posted>), Verdict> {
         (other.id(), other.thread()),
         ("no-call", "no-thread"),
     ];
-    // Where ids are unique only within a thread, both calls may have the same.
+    // If ids are unique only within a thread, both calls may have the same id.
     let foreign = foreign.into_iter().filter(|ids| *ids != (call.id(), call.thread()));
     for (id, thread) in foreign {
-        let body = with(call.result(&word), json!({"id": id, "group_id": thread}));
+        let body = with(call.result(&text), json!({"id": id, "group_id": thread}));
         let posted = call.post(&body).await?;
         answers.push(posted);
     }
-    Ok((call, word, answers))
+    Ok((call, text, answers))
 }
 
-async fn astray_refused(scene: Scene) -> Seen {
-    let (_, _, answers) = astray(&scene).await?;
-    answers.iter().try_for_each(|posted| refused(posted, ASTRAY))
+async fn mismatched_rejected(scenario: Scenario) -> ProbeResult {
+    let (_, _, answers) = post_mismatched(&scenario).await?;
+    answers.iter().try_for_each(|posted| expect_rejected(posted, MISMATCHED))
 }
 
-async fn astray_unheard(scene: Scene) -> Seen {
-    let (call, word, _) = astray(&scene).await?;
-    scene.settle().await;
-    scene.never_heard(&word, ASTRAY)?;
-    only_the_real_one(&scene, &call, &word, ASTRAY).await
+async fn mismatched_ignored(scenario: Scenario) -> ProbeResult {
+    let (call, text, _) = post_mismatched(&scenario).await?;
+    scenario.settle().await;
+    scenario.expect_never_in_prompt(&text, MISMATCHED)?;
+    expect_only_the_real_result(&scenario, &call, &text, MISMATCHED).await
 }
 
-async fn invalid(scene: Scene) -> Seen {
-    let (_, call) = scene.called(WORK).await?;
-    let word = scene.word("invalid");
-    let good = call.result(&word);
+async fn invalid(scenario: Scenario) -> ProbeResult {
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    let text = scenario.unique_text("invalid");
+    let good = call.result(&text);
     let without = |name: &str| {
         let mut body = good.clone();
         body.as_object_mut().map(|fields| fields.remove(name));
@@ -276,135 +286,138 @@ async fn invalid(scene: Scene) -> Seen {
     };
     let bodies = [
         json!([good]),
-        json!(word),
+        json!(text),
         without("type"),
         with(good.clone(), json!({"type": "tool_results"})),
         without("group_id"),
         without("id"),
         without("text"),
-        with(good.clone(), json!({"text": {"word": word}})),
-        with(good.clone(), json!({"content": [{"type": "sound", "text": word}]})),
+        with(good.clone(), json!({"text": {"word": text}})),
+        with(good.clone(), json!({"content": [{"type": "sound", "text": text}]})),
         with(good.clone(), json!({"subscription": "yes"})),
-        with(call.message("user_choice"), json!({"prompt": word})),
+        with(call.message("user_choice"), json!({"prompt": text})),
     ];
     for body in bodies {
         let posted = call.post(&body).await?;
-        refused(&posted, "a callback that is not valid")?;
+        expect_rejected(&posted, "an invalid callback")?;
     }
     for raw in [&b""[..], b"{", b"{\"type\": \"tool_result\"", b"\xff\xfe\x00"] {
         let posted = call.post_raw("application/json", Bytes::from_static(raw)).await?;
-        refused(&posted, "a callback that is not JSON")?;
+        expect_rejected(&posted, "a callback that is not JSON")?;
     }
-    only_the_real_one(&scene, &call, &word, "a callback that is not valid").await
+    expect_only_the_real_result(&scenario, &call, &text, "an invalid callback").await
 }
 
-async fn not_json(scene: Scene) -> Seen {
-    let (_, call) = scene.called(WORK).await?;
-    let word = scene.word("plain");
-    let body = Bytes::from(call.result(&word).to_string());
+async fn not_json(scenario: Scenario) -> ProbeResult {
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    let text = scenario.unique_text("plain");
+    let body = Bytes::from(call.result(&text).to_string());
     for kind in ["text/plain", "application/x-www-form-urlencoded"] {
         let posted = call.post_raw(kind, body.clone()).await?;
-        refused(&posted, &format!("a callback with Content-Type: {kind}"))?;
+        expect_rejected(&posted, &format!("a callback with Content-Type: {kind}"))?;
     }
-    only_the_real_one(&scene, &call, &word, "a callback that was not sent as JSON").await
+    expect_only_the_real_result(&scenario, &call, &text, "a callback that was not sent as JSON").await
 }
 
-async fn hostile(scene: Scene) -> Seen {
-    let (_, call) = scene.called(WORK).await?;
-    let word = scene.word("hostile");
+async fn hostile(scenario: Scenario) -> ProbeResult {
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    let text = scenario.unique_text("hostile");
     let deep = "[".repeat(DEEP);
     let large = format!("{{\"type\":\"tool_result\",\"text\":\"{}", "x".repeat(LARGE));
-    for (body, what) in [(deep, "a body of nested arrays"), (large, "a body of 16 MiB that never ends")] {
+    for (body, what) in [(deep, "a body of deeply nested arrays"), (large, "a truncated body of 16 MiB")] {
         let posted = call.post_raw("application/json", body.into()).await?;
-        // Whoever has read enough may hang up.
+        // The runtime may close the connection instead of answering.
         if posted.timed_out || posted.status.is_some_and(|status| !(400..500).contains(&status)) {
-            return wrong(format!("{what} was not refused with 4xx"), vec![posted.exchange]);
+            return fail(format!("{what} was not answered 4xx"), vec![posted.exchange]);
         }
     }
-    only_the_real_one(&scene, &call, &word, "a hostile body").await
+    expect_only_the_real_result(&scenario, &call, &text, "a hostile body").await
 }
 
-async fn sign_in(scene: Scene) -> Seen {
-    let (_, call) = scene.called(WORK).await?;
-    let (secret, word) = (scene.word("secret"), scene.word("signedin"));
+async fn sign_in(scenario: Scenario) -> ProbeResult {
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    let (secret, text) = (scenario.unique_text("secret"), scenario.unique_text("signedin"));
     let url = format!("https://sign-in.example/{secret}");
-    call.insists(&with(call.message("oauth"), json!({"auth_url": url}))).await?;
-    let questions = scene.questions().len();
-    scene.settle().await;
-    if scene.invocations().len() > 1 {
-        return wrong("a call that waits for a sign-in was sent again", scene.story());
+    call.post_accepted(&with(call.message("oauth"), json!({"auth_url": url}))).await?;
+    let requests_before = scenario.model_requests().len();
+    scenario.settle().await;
+    if scenario.invocations().len() > 1 {
+        return fail("a call that waits for the user's authorization was sent again", scenario.exchanges());
     }
-    if scene.questions().len() > questions {
-        return wrong("a call that waits for a sign-in did not stay open", scene.story());
-    }
-    call.returns(&word).await?;
-    scene.heard(&word).await?;
-    scene.never_heard(&secret, "the URL to sign in")
-}
-
-async fn choice(scene: Scene) -> Seen {
-    let api = scene.bench.user.api("answer a question")?.clone();
-    let (thread, call) = scene.called(WORK).await?;
-    let path = format!("/answers/{}", scene.number);
-    let question = json!({
-        "prompt": "Which?", "choices": ["red", "green", "blue"], "default": 0,
-        "response_url": format!("{}{path}", scene.stage().url),
-    });
-    call.insists(&with(call.message("user_choice"), question)).await?;
-    let answer = ["threads", &thread, "calls", call.id(), "choice"];
-    let answered = api.post(&scene.bench.http, &answer, &json!({"selected": 2})).await?;
-    scene.notes.add(answered.exchange.clone());
-    answered.expect(202)?;
-    let answers = || scene.stage().asked(|asked| asked.path == path).into_iter().next();
-    let asked = scene.until("the person's answer at its response_url", answers).await?;
-    if asked.body["id"] != call.id() || asked.body["selected"] != json!(2) {
-        return wrong(
-            "the person's answer is not {\"id\", \"selected\"} of the question",
-            vec![asked.exchange()],
+    if scenario.model_requests().len() > requests_before {
+        return fail(
+            "a call that waits for the user's authorization did not stay open",
+            scenario.exchanges(),
         );
     }
-    let word = scene.word("chosen");
-    call.returns(&word).await?;
-    scene.heard(&word).await?;
+    call.return_result(&text).await?;
+    scenario.wait_for_prompt_with(&text).await?;
+    scenario.expect_never_in_prompt(&secret, "the auth_url")
+}
+
+async fn choice(scenario: Scenario) -> ProbeResult {
+    let api = scenario.context.user.api("answer a question")?.clone();
+    let (thread, call) = scenario.open_with_call(WORK).await?;
+    let path = format!("/answers/{}", scenario.number);
+    let user_choice = json!({
+        "prompt": "Which?", "choices": ["red", "green", "blue"], "default": 0,
+        "response_url": format!("{}{path}", scenario.server().url),
+    });
+    call.post_accepted(&with(call.message("user_choice"), user_choice)).await?;
+    let answer = ["threads", &thread, "calls", call.id(), "choice"];
+    let answered = api.post(&scenario.context.http, &answer, &json!({"selected": 2})).await?;
+    scenario.log.add(answered.exchange.clone());
+    answered.expect(202)?;
+    let answers = || scenario.server().requests(|request| request.path == path).into_iter().next();
+    let request = scenario.wait_for("the user's choice at the response_url", answers).await?;
+    if request.body["id"] != call.id() || request.body["selected"] != json!(2) {
+        return fail(
+            "the user's choice does not have the `id` of the call and the `selected` index",
+            vec![request.exchange()],
+        );
+    }
+    let text = scenario.unique_text("chosen");
+    call.return_result(&text).await?;
+    scenario.wait_for_prompt_with(&text).await?;
     Ok(())
 }
 
-/// A view that shows this note.
+/// A view_update with this note.
 fn progress(call: &Call, note: &str) -> Value {
     let content = json!({"note": note});
     json!({"type": "view_update", "group_id": call.thread(), "view_type": "progress", "content": content})
 }
 
-async fn view(scene: Scene) -> Seen {
-    let (_, call) = scene.called(WORK).await?;
-    let (shown, word) = (scene.word("shown"), scene.word("returned"));
-    let questions = scene.questions().len();
-    call.insists(&progress(&call, &shown)).await?;
-    scene.settle().await;
-    if scene.questions().len() > questions {
-        return wrong("a view woke the model", scene.story());
+async fn view(scenario: Scenario) -> ProbeResult {
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    let (shown, text) = (scenario.unique_text("shown"), scenario.unique_text("returned"));
+    let requests_before = scenario.model_requests().len();
+    call.post_accepted(&progress(&call, &shown)).await?;
+    scenario.settle().await;
+    if scenario.model_requests().len() > requests_before {
+        return fail("a view_update caused a model request", scenario.exchanges());
     }
-    call.returns(&word).await?;
-    scene.heard(&word).await?;
-    scene.never_heard(&shown, "a view")
+    call.return_result(&text).await?;
+    scenario.wait_for_prompt_with(&text).await?;
+    scenario.expect_never_in_prompt(&shown, "a view_update")
 }
 
-/// As a tool does that changes a file: the result first, then the diff.
-async fn view_after_result(scene: Scene) -> Seen {
-    let (thread, call) = scene.called(WORK).await?;
-    let shown = scene.word("shown");
-    call.returns(&scene.word("returned")).await?;
-    call.insists_on_200(&progress(&call, &shown)).await?;
-    kept(&scene, &thread, &shown).await
+/// A tool that changes a file may send the result first and then the diff.
+async fn view_after_result(scenario: Scenario) -> ProbeResult {
+    let (thread, call) = scenario.open_with_call(WORK).await?;
+    let shown = scenario.unique_text("shown");
+    call.return_result(&scenario.unique_text("returned")).await?;
+    call.post_expecting_200(&progress(&call, &shown)).await?;
+    expect_view_kept(&scenario, &thread, &shown).await
 }
 
-/// The view with this note is there for people, where the client API shows views at all.
-async fn kept(scene: &Scene, thread: &str, note: &str) -> Seen {
-    let User::Api(api) = &scene.bench.user else { return Ok(()) };
-    let shown = api.get(&scene.bench.http, &["threads", thread, "views"]).await?;
+/// Fails if the thread has no view with this note. Passes if the client API does not show views.
+async fn expect_view_kept(scenario: &Scenario, thread: &str, note: &str) -> ProbeResult {
+    let User::Api(api) = &scenario.context.user else { return Ok(()) };
+    let shown = api.get(&scenario.context.http, &["threads", thread, "views"]).await?;
     let Some(views) = shown["views"].as_array() else { return Ok(()) };
     if views.iter().any(|view| view["content"]["note"] == note) {
         return Ok(());
     }
-    wrong("a view was answered 200, and is not among the views of its thread", scene.story())
+    fail("a view_update was answered 200, but is not among the views of its thread", scenario.exchanges())
 }

@@ -1,15 +1,15 @@
-//! Invocations: what is sent, how often, and what the model hears when it can not be sent.
+//! Invocations: their fields, their retries, and the results of calls that cannot be sent.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Check, Phase, unseen};
-use crate::runtime::model::{Question, Told};
-use crate::runtime::scene::{Scene, Seen, wrong};
-use crate::runtime::stage::{Asked, Mark, Route};
-use crate::runtime::tools::{AWAY, Acknowledgement, Call, MAIN, THIRD, WATCH, WORK};
+use super::{Check, Phase, as_not_observable};
+use crate::runtime::mock_server::{Marker, RecordedRequest, Route};
+use crate::runtime::model::{ModelRequest, PromptCall};
+use crate::runtime::scenario::{ProbeResult, Scenario, fail};
+use crate::runtime::tools::{Acknowledgement, Call, MAIN, THIRD, UNREACHABLE, WATCH, WORK};
 use crate::{Probe, Verdict};
 
 pub(super) const CHECKS: &[Check] = &[
@@ -17,127 +17,127 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "invocation_fields",
             requirements: &["TR-01", "TR-02"],
-            checks: "An invocation is a POST of JSON to the toolset's endpoint, with all its fields.",
+            checks: "An invocation is a POST of JSON to the toolset's endpoint with all required fields.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(fields(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(fields(scenario)),
     },
     Check {
         probe: Probe {
             name: "invocation_version",
             requirements: &["LC-35"],
-            checks: "An invocation names the version of the toolset that it rests on.",
+            checks: "The toolset_version of an invocation is the version of the fetched toolset.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(version(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(version(scenario)),
     },
     Check {
         probe: Probe {
             name: "invocation_authenticated",
             requirements: &["TR-19"],
-            checks: "A bearer token goes out with everything that a tool server is sent.",
+            checks: "The bearer token is sent with every request to a tool server.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(authentication(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(authentication(scenario)),
     },
     Check {
         probe: Probe {
             name: "acknowledgement_body",
             requirements: &["TR-05"],
-            checks: "The body of an acknowledgement means nothing.",
+            checks: "The body of an acknowledgement is ignored.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(acknowledgement_body(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(acknowledgement_body(scenario)),
     },
     Check {
         probe: Probe {
             name: "retry_server_errors",
             requirements: &["TR-06"],
-            checks: "A call that is answered 5xx is sent again.",
+            checks: "An invocation that is answered 5xx is sent again.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(server_errors(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(server_errors(scenario)),
     },
     Check {
         probe: Probe {
             name: "retry_unreachable",
             requirements: &["TR-06"],
-            checks: "A call whose server can not be reached is sent again.",
+            checks: "An invocation whose server cannot be reached is sent again.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(unreachable(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(unreachable(scenario)),
     },
     Check {
         probe: Probe {
             name: "retry_backoff",
             requirements: &["TR-06"],
-            checks: "The pauses between attempts grow.",
+            checks: "The pauses between attempts of an invocation grow.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(backoff(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(backoff(scenario)),
     },
     Check {
         probe: Probe {
             name: "retry_is_the_same",
             requirements: &["TR-06"],
-            checks: "Every attempt of a call has the same id and the same callback URL.",
+            checks: "Every attempt of an invocation has the same id and the same callback URL.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(same_again(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(same_again(scenario)),
     },
     Check {
         probe: Probe {
             name: "no_retry_after_4xx",
             requirements: &["TR-07"],
-            checks: "A call that is answered 4xx is not sent again.",
+            checks: "An invocation that is answered 4xx is not sent again.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(refused_once(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(rejected_once(scenario)),
     },
     Check {
         probe: Probe {
             name: "refusal_is_told",
             requirements: &["LC-15"],
-            checks: "A call that is answered 4xx has an error for its result.",
+            checks: "A call whose invocation is answered 4xx gets an error result.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(refused_told(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(rejected_has_result(scenario)),
     },
     Check {
         probe: Probe {
             name: "parallel_calls",
             requirements: &["LC-29"],
-            checks: "Calls of one answer run at the same time, and each has its own result, in whatever order they return.",
+            checks: "The calls of one model answer run concurrently, and each gets its own result in any order.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(parallel(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(parallel(scenario)),
     },
     Check {
         probe: Probe {
             name: "repeated_call_id",
             requirements: &["TR-22"],
-            checks: "A model that repeats an id does not confuse two calls.",
+            checks: "Two calls to which the model gave the same id are not confused.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(repeated_id(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(repeated_id(scenario)),
     },
     Check {
         probe: Probe {
             name: "call_id_form",
             requirements: &[],
-            checks: "The `id` of a call has at most 40 letters, digits, `_`, `-`, whatever id the model gave.",
+            checks: "The `id` of a call has at most 40 letters, digits, `_` and `-`, whatever id the model gave.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(id_form(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(id_form(scenario)),
     },
     Check {
         probe: Probe {
             name: "call_id_of_the_model",
             requirements: &[],
-            checks: "The id that the model gave a call is its `call_id`.",
+            checks: "The `call_id` of an invocation is the id that the model gave to the call.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(id_of_the_model(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(id_of_the_model(scenario)),
     },
     Check {
         probe: Probe {
@@ -145,282 +145,306 @@ pub(super) const CHECKS: &[Check] = &[
             requirements: &[],
             checks: "Calls of different threads and sessions have different ids.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(ids_across_threads(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(ids_across_threads(scenario)),
     },
 ];
 
-/// The most characters that the `id` of a call has.
+/// Maximum length of the `id` of a call.
 const ID_CHARACTERS: usize = 40;
 
-/// What an invocation lacks or has too much of.
-fn defect(asked: &Asked, scene: &Scene, mark: Mark) -> Option<String> {
-    if asked.method != "POST" {
-        return Some(format!("it was sent by {}", asked.method));
+/// Description of the first defect of an invocation.
+fn defect(request: &RecordedRequest, scenario: &Scenario, marker: Marker) -> Option<String> {
+    if request.method != "POST" {
+        return Some(format!("the method is {} instead of POST", request.method));
     }
-    let kind = asked.header("content-type").unwrap_or_default();
+    let kind = request.header("content-type").unwrap_or_default();
     if kind.split(';').next().unwrap_or_default().trim() != "application/json" {
-        return Some(format!("its Content-Type is `{kind}`"));
+        return Some(format!("the Content-Type is `{kind}` instead of `application/json`"));
     }
     for name in ["operation", "id", "group_id", "callback_url"] {
-        if asked.field(name).is_empty() {
-            return Some(format!("it has no `{name}`"));
+        if request.field(name).is_empty() {
+            return Some(format!("`{name}` is missing"));
         }
     }
-    if asked.field("operation") != WORK {
-        return Some("its `operation` is not the tool that the model called".into());
+    if request.field("operation") != WORK {
+        return Some("`operation` is not the tool that the model called".into());
     }
-    let expected =
-        json!({"mark": scene.call_mark(mark), "text": "\u{e9}\u{1f980} \"quoted\"", "list": [1, null]});
-    if asked.body["arguments"] != expected {
-        return Some("its `arguments` are not those that the model gave".into());
+    let expected = json!({"mark": scenario.call_marker(marker), "text": "\u{e9}\u{1f980} \"quoted\"", "list": [1, null]});
+    if request.body["arguments"] != expected {
+        return Some("`arguments` are not those of the model's call".into());
     }
-    match asked.body.get("thread_ancestors") {
+    match request.body.get("thread_ancestors") {
         None | Some(Value::Null) => None,
         Some(Value::Array(ancestors)) if ancestors.is_empty() => None,
-        Some(_) => Some("it names ancestors of a thread that has none".into()),
+        Some(_) => Some("`thread_ancestors` is not empty, but the thread is a root thread".into()),
     }
 }
 
-async fn fields(scene: Scene) -> Seen {
+async fn fields(scenario: Scenario) -> ProbeResult {
     let more = json!({"text": "\u{e9}\u{1f980} \"quoted\"", "list": [1, null]});
-    let mark = scene.calls_with(&[(WORK, more)]);
-    scene.open(mark).await?;
-    let call = scene.call().await?;
-    match defect(&call.asked, &scene, mark) {
+    let marker = scenario.step_with_call_arguments(&[(WORK, more)]);
+    scenario.open_thread(marker).await?;
+    let call = scenario.call().await?;
+    match defect(&call.request, &scenario, marker) {
         None => Ok(()),
-        Some(what) => wrong(format!("the invocation is not as it should be: {what}"), scene.story()),
+        Some(what) => fail(format!("the invocation is invalid: {what}"), scenario.exchanges()),
     }
 }
 
-async fn version(scene: Scene) -> Seen {
-    let (_, call) = scene.called(WORK).await?;
-    match call.asked.body.get("toolset_version") {
+async fn version(scenario: Scenario) -> ProbeResult {
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    match call.request.body.get("toolset_version") {
         Some(version) if version == "main-1" => Ok(()),
-        _ => wrong("an invocation does not name the version of the toolset that it rests on", scene.story()),
+        _ => fail(
+            "the toolset_version of an invocation is not the version of the fetched toolset",
+            scenario.exchanges(),
+        ),
     }
 }
 
-async fn authentication(scene: Scene) -> Seen {
-    let (thread, call) = scene.called(WORK).await?;
-    let expected = format!("Bearer {}", scene.stage().token.expose());
-    let shows = |asked: &Asked| asked.header("authorization") == Some(expected.as_str());
-    let discovered = scene.stage().asked(|asked| asked.route == Route::Discovery(MAIN));
-    if !shows(&call.asked) {
-        if discovered.iter().any(|asked| shows(asked)) {
-            return wrong("the token goes out with discovery and not with invocations", scene.story());
+async fn authentication(scenario: Scenario) -> ProbeResult {
+    let (thread, call) = scenario.open_with_call(WORK).await?;
+    let expected = format!("Bearer {}", scenario.server().token.expose());
+    let has_token = |request: &RecordedRequest| request.header("authorization") == Some(expected.as_str());
+    let discovered = scenario.server().requests(|request| request.route == Route::Discovery(MAIN));
+    if !has_token(&call.request) {
+        if discovered.iter().any(|request| has_token(request)) {
+            return fail(
+                "the token is sent with discovery requests, but not with invocations",
+                scenario.exchanges(),
+            );
         }
         return Err(Verdict::not_observable(
-            "the runtime shows no bearer token; configure {tool_token} for the tool servers",
+            "the runtime sends no bearer token; configure {tool_token} for the tool servers",
         ));
     }
-    scene.close(&thread).await?;
-    let told = || scene.told(Route::Close, call.thread()).into_iter().find(|(at, _)| *at == MAIN);
-    let (_, asked) = scene.until("the closing at a tool server", told).await?;
-    if shows(&asked) {
+    scenario.close(&thread).await?;
+    let received =
+        || scenario.notifications(Route::Close, call.thread()).into_iter().find(|(at, _)| *at == MAIN);
+    let (_, request) = scenario.wait_for("the /close_thread notification at a tool server", received).await?;
+    if has_token(&request) {
         return Ok(());
     }
-    wrong("the token goes out with invocations and not with notifications", vec![asked.exchange()])
+    fail("the token is sent with invocations, but not with notifications", vec![request.exchange()])
 }
 
-async fn acknowledgement_body(scene: Scene) -> Seen {
-    let mark = scene.calls(&[WORK]);
-    let (word, real) = (scene.word("inbody"), scene.word("bycallback"));
-    scene.acknowledge(mark, [Acknowledgement::Result(word.clone())]);
-    scene.open(mark).await?;
-    let call = scene.call().await?;
-    scene.settle().await;
-    scene.never_heard(&word, "the body of an acknowledgement")?;
-    call.returns(&real).await?;
-    scene.heard(&real).await?;
-    scene.never_heard(&word, "the body of an acknowledgement")
+async fn acknowledgement_body(scenario: Scenario) -> ProbeResult {
+    let marker = scenario.step_with_calls(&[WORK]);
+    let (text, real) = (scenario.unique_text("inbody"), scenario.unique_text("bycallback"));
+    scenario.acknowledge(marker, [Acknowledgement::Result(text.clone())]);
+    scenario.open_thread(marker).await?;
+    let call = scenario.call().await?;
+    scenario.settle().await;
+    scenario.expect_never_in_prompt(&text, "the body of an acknowledgement")?;
+    call.return_result(&real).await?;
+    scenario.wait_for_prompt_with(&real).await?;
+    scenario.expect_never_in_prompt(&text, "the body of an acknowledgement")
 }
 
-/// Has a call refused with these statuses first, and gives all attempts up to the first that is accepted.
-async fn attempts(scene: &Scene, statuses: &[u16]) -> Result<Vec<Arc<Asked>>, Verdict> {
-    let mark = scene.calls(&[WORK]);
-    scene.acknowledge(mark, statuses.iter().map(|status| Acknowledgement::Status(*status)));
-    scene.open(mark).await?;
+/// Answers the first attempts of a call with these statuses, and returns all attempts including the first accepted one.
+async fn attempts(scenario: &Scenario, statuses: &[u16]) -> Result<Vec<Arc<RecordedRequest>>, Verdict> {
+    let marker = scenario.step_with_calls(&[WORK]);
+    scenario.acknowledge(marker, statuses.iter().map(|status| Acknowledgement::Status(*status)));
+    scenario.open_thread(marker).await?;
     let wanted = statuses.len() + 1;
-    scene
-        .until(&format!("attempt {wanted} of a call whose attempts were answered {statuses:?}"), || {
-            Some(scene.invocations()).filter(|asked| asked.len() >= wanted)
+    scenario
+        .wait_for(&format!("attempt {wanted} of a call whose attempts were answered {statuses:?}"), || {
+            Some(scenario.invocations()).filter(|request| request.len() >= wanted)
         })
         .await
 }
 
-async fn server_errors(scene: Scene) -> Seen {
-    attempts(&scene, &[503, 500]).await?;
-    let call = scene.call().await?;
-    let word = scene.word("atlast");
-    call.returns(&word).await?;
-    scene.heard(&word).await?;
+async fn server_errors(scenario: Scenario) -> ProbeResult {
+    attempts(&scenario, &[503, 500]).await?;
+    let call = scenario.call().await?;
+    let text = scenario.unique_text("atlast");
+    call.return_result(&text).await?;
+    scenario.wait_for_prompt_with(&text).await?;
     Ok(())
 }
 
-async fn backoff(scene: Scene) -> Seen {
-    let attempts = attempts(&scene, &[503, 503, 503]).await.map_err(unseen)?;
+async fn backoff(scenario: Scenario) -> ProbeResult {
+    let attempts = attempts(&scenario, &[503, 503, 503]).await.map_err(as_not_observable)?;
     let pauses: Vec<Duration> = attempts.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
-    // Some jitter is good manners.
+    // Pauses may vary by a jitter.
     if pauses[2] > pauses[0].mul_f64(1.2) {
         return Ok(());
     }
-    wrong(format!("the pauses between attempts do not grow: {pauses:?}"), scene.story())
+    fail(format!("the pauses between attempts do not grow: {pauses:?}"), scenario.exchanges())
 }
 
-async fn same_again(scene: Scene) -> Seen {
-    let attempts = attempts(&scene, &[503, 503]).await.map_err(unseen)?;
+async fn same_again(scenario: Scenario) -> ProbeResult {
+    let attempts = attempts(&scenario, &[503, 503]).await.map_err(as_not_observable)?;
     for name in ["id", "group_id", "callback_url", "operation", "arguments"] {
-        if attempts.iter().any(|asked| asked.body[name] != attempts[0].body[name]) {
-            return wrong(
-                format!("`{name}` changes from attempt to attempt of the same call"),
-                scene.story(),
+        if attempts.iter().any(|request| request.body[name] != attempts[0].body[name]) {
+            return fail(
+                format!("`{name}` differs between attempts of the same invocation"),
+                scenario.exchanges(),
             );
         }
     }
     Ok(())
 }
 
-async fn unreachable(scene: Scene) -> Seen {
-    scene.needs(THIRD)?;
-    let mark = scene.calls(&[AWAY]);
-    scene.open(mark).await?;
-    scene.heard(&scene.stage().written(mark)).await?;
-    // Nobody listens there, so that nobody can see the attempts that fail.
-    scene.settle().await;
-    let home = scene.bench.stage.come_home();
-    home.map_err(|error| Verdict::not_observable(format!("the checker can not listen: {error}")))?;
-    let call = scene.call().await?;
-    let word = scene.word("thereagain");
-    call.returns(&word).await?;
-    scene.heard(&word).await?;
+async fn unreachable(scenario: Scenario) -> ProbeResult {
+    scenario.needs(THIRD)?;
+    let marker = scenario.step_with_calls(&[UNREACHABLE]);
+    scenario.open_thread(marker).await?;
+    scenario.wait_for_prompt_with(&scenario.server().marker_text(marker)).await?;
+    // The endpoint does not listen yet, so failed attempts cannot be observed. Wait for some of them.
+    scenario.settle().await;
+    let started = scenario.context.server.start_third_endpoint();
+    started.map_err(|error| {
+        Verdict::not_observable(format!("the checker cannot listen on a second port: {error}"))
+    })?;
+    let call = scenario.call().await?;
+    let text = scenario.unique_text("thereagain");
+    call.return_result(&text).await?;
+    scenario.wait_for_prompt_with(&text).await?;
     Ok(())
 }
 
-async fn refused_once(scene: Scene) -> Seen {
+async fn rejected_once(scenario: Scenario) -> ProbeResult {
     let statuses = [400, 404, 409, 429];
-    let marks = statuses.map(|status| {
-        let mark = scene.calls(&[WORK]);
-        scene.acknowledge(mark, (0..20).map(|_| Acknowledgement::Status(status)));
-        mark
+    let markers = statuses.map(|status| {
+        let marker = scenario.step_with_calls(&[WORK]);
+        scenario.acknowledge(marker, (0..20).map(|_| Acknowledgement::Status(status)));
+        marker
     });
-    for mark in marks {
-        scene.open(mark).await?;
+    for marker in markers {
+        scenario.open_thread(marker).await?;
     }
-    scene
-        .until("the first attempts of four calls", || (scene.invocations().len() >= 4).then_some(()))
+    scenario
+        .wait_for("the first attempts of four calls", || (scenario.invocations().len() >= 4).then_some(()))
         .await?;
-    scene.settle().await;
-    let invocations = scene.invocations();
-    for (mark, status) in marks.into_iter().zip(statuses) {
-        let wanted = scene.call_mark(mark);
-        let of: Vec<_> = invocations.iter().filter(|asked| asked.mark() == wanted).collect();
+    scenario.settle().await;
+    let invocations = scenario.invocations();
+    for (marker, status) in markers.into_iter().zip(statuses) {
+        let wanted = scenario.call_marker(marker);
+        let of: Vec<_> = invocations.iter().filter(|request| request.marker() == wanted).collect();
         if of.len() != 1 {
-            let shown = of.iter().take(3).map(|asked| asked.exchange()).collect();
-            return wrong(format!("a call that was answered {status} was sent {} times", of.len()), shown);
+            let shown = of.iter().take(3).map(|request| request.exchange()).collect();
+            return fail(
+                format!("an invocation that was answered {status} was sent {} times", of.len()),
+                shown,
+            );
         }
     }
     Ok(())
 }
 
-async fn refused_told(scene: Scene) -> Seen {
-    let mark = scene.calls(&[WORK]);
-    scene.acknowledge(mark, (0..20).map(|_| Acknowledgement::Status(422)));
-    scene.open(mark).await?;
-    let call = scene.call().await?;
-    let told = |results: Vec<String>| results.iter().any(|text| !text.trim().is_empty());
-    scene
-        .question("a question with a result of the call that was refused", |asked| {
-            told(asked.results_of(call.mark()))
+async fn rejected_has_result(scenario: Scenario) -> ProbeResult {
+    let marker = scenario.step_with_calls(&[WORK]);
+    scenario.acknowledge(marker, (0..20).map(|_| Acknowledgement::Status(422)));
+    scenario.open_thread(marker).await?;
+    let call = scenario.call().await?;
+    let has_text = |results: Vec<String>| results.iter().any(|text| !text.trim().is_empty());
+    scenario
+        .wait_for_model_request("a model request with the result of the rejected call", |request| {
+            has_text(request.results_of(call.marker()))
         })
         .await?;
     Ok(())
 }
 
-async fn parallel(scene: Scene) -> Seen {
-    scene.open(scene.calls(&[WORK, WATCH, WORK])).await?;
+async fn parallel(scenario: Scenario) -> ProbeResult {
+    scenario.open_thread(scenario.step_with_calls(&[WORK, WATCH, WORK])).await?;
     let mut calls: Vec<Call> = Vec::new();
     for _ in 0..3 {
-        calls.push(scene.call().await?);
+        calls.push(scenario.call().await?);
     }
-    calls.sort_by_key(|call| call.mark().to_owned());
-    let words: Vec<String> = (0..3).map(|at| scene.word(&format!("part{at}"))).collect();
+    calls.sort_by_key(|call| call.marker().to_owned());
+    let texts: Vec<String> = (0..3).map(|at| scenario.unique_text(&format!("part{at}"))).collect();
     for at in [2, 0, 1] {
-        calls[at].returns(&words[at]).await?;
+        calls[at].return_result(&texts[at]).await?;
     }
-    let all = |asked: &Question| words.iter().all(|word| asked.has(word));
-    let question = scene.question("a question with the results of three calls", all).await?;
-    for (call, word) in calls.iter().zip(&words) {
-        // Behind the call itself, or behind a synthetic one for it.
-        if question.call_with_result(word).is_none_or(|told| told.mark() != call.mark()) {
-            let what = format!("the result of `{}` does not stand behind its call", call.id());
-            return wrong(what, vec![question.exchange()]);
+    let all = |request: &ModelRequest| texts.iter().all(|text| request.has(text));
+    let model_request =
+        scenario.wait_for_model_request("a model request with the results of three calls", all).await?;
+    for (call, text) in calls.iter().zip(&texts) {
+        // The result follows the call itself or a synthetic call for it.
+        if model_request.call_with_result(text).is_none_or(|found| found.marker() != call.marker()) {
+            let what = format!("the result of `{}` does not follow its call in the prompt", call.id());
+            return fail(what, vec![model_request.exchange()]);
         }
     }
     Ok(())
 }
 
-/// A model gives its second call the id of its first.
-async fn repeated_id(scene: Scene) -> Seen {
-    let id = scene.model_id();
-    let thread = scene.open(scene.call_as(&id, WORK)).await?;
-    let one = scene.call().await?;
-    let words = [scene.word("one"), scene.word("two")];
-    one.returns(&words[0]).await?;
-    scene.heard(&words[0]).await?;
-    scene.say(&thread, scene.call_as(&id, WORK)).await?;
-    let two = scene.call().await?;
+/// The model gives the second call the id of the first.
+async fn repeated_id(scenario: Scenario) -> ProbeResult {
+    let id = scenario.model_id();
+    let thread = scenario.open_thread(scenario.step_with_call_id(&id, WORK)).await?;
+    let one = scenario.call().await?;
+    let texts = [scenario.unique_text("one"), scenario.unique_text("two")];
+    one.return_result(&texts[0]).await?;
+    scenario.wait_for_prompt_with(&texts[0]).await?;
+    scenario.send_message(&thread, scenario.step_with_call_id(&id, WORK)).await?;
+    let two = scenario.call().await?;
     if one.id() == two.id() {
-        return wrong(
-            "two calls of one thread have the same `id`: their results can not be told apart",
-            scene.story(),
+        return fail(
+            "two calls of one thread have the same `id`, so their results cannot be distinguished",
+            scenario.exchanges(),
         );
     }
-    two.returns(&words[1]).await?;
-    let question = scene.heard(&words[1]).await?;
-    let results: Vec<Told> = question.calls().into_iter().filter(|call| call.name == WORK).collect();
+    two.return_result(&texts[1]).await?;
+    let model_request = scenario.wait_for_prompt_with(&texts[1]).await?;
+    let results: Vec<PromptCall> =
+        model_request.calls().into_iter().filter(|call| call.name == WORK).collect();
     let each =
-        results.len() == 2 && results.iter().zip(&words).all(|(call, word)| call.results == [word.clone()]);
-    if each { Ok(()) } else { wrong("the results of the two calls are mixed up", vec![question.exchange()]) }
+        results.len() == 2 && results.iter().zip(&texts).all(|(call, text)| call.results == [text.clone()]);
+    if each {
+        Ok(())
+    } else {
+        fail("the results of the two calls are swapped or missing", vec![model_request.exchange()])
+    }
 }
 
-/// A call to which the model gave a long id with all kinds of characters, and that id.
-async fn oddly_named(scene: &Scene) -> Result<(Call, String), Verdict> {
-    let given = format!("functions.{WORK}:0/{}", scene.model_id());
-    scene.open(scene.call_as(&given, WORK)).await?;
-    Ok((scene.call().await?, given))
+/// Makes a call to which the model gives a long id with special characters. Returns the call and the id.
+async fn call_with_odd_id(scenario: &Scenario) -> Result<(Call, String), Verdict> {
+    let given = format!("functions.{WORK}:0/{}", scenario.model_id());
+    scenario.open_thread(scenario.step_with_call_id(&given, WORK)).await?;
+    Ok((scenario.call().await?, given))
 }
 
-async fn id_form(scene: Scene) -> Seen {
-    let (call, _) = oddly_named(&scene).await?;
+async fn id_form(scenario: Scenario) -> ProbeResult {
+    let (call, _) = call_with_odd_id(&scenario).await?;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
     if call.id().len() <= ID_CHARACTERS && call.id().bytes().all(plain) {
         return Ok(());
     }
-    let what = format!("`{}` is not an `id` of at most {ID_CHARACTERS} letters, digits, `_`, `-`", call.id());
-    wrong(what, scene.story())
+    let what =
+        format!("the `id` is `{}`; expected at most {ID_CHARACTERS} letters, digits, `_` and `-`", call.id());
+    fail(what, scenario.exchanges())
 }
 
-async fn id_of_the_model(scene: Scene) -> Seen {
-    let (call, given) = oddly_named(&scene).await?;
-    if call.asked.field("call_id") == given {
+async fn id_of_the_model(scenario: Scenario) -> ProbeResult {
+    let (call, given) = call_with_odd_id(&scenario).await?;
+    if call.request.field("call_id") == given {
         return Ok(());
     }
-    wrong(format!("`call_id` is not the id that the model gave: `{given}`"), scene.story())
+    fail(format!("`call_id` is not `{given}`, the id that the model gave to the call"), scenario.exchanges())
 }
 
 /// The model gives the same id to calls of a thread, of its child, and of a thread of another session.
-async fn ids_across_threads(scene: Scene) -> Seen {
-    let given = scene.model_id();
-    let (_, watch) = scene.subscribed_by(scene.call_as(&given, WATCH)).await?;
-    watch.insists(&watch.event(&scene.text(scene.call_as(&given, WORK)))).await?;
-    let inner = scene.call().await?;
-    scene.open(scene.call_as(&given, WORK)).await?;
-    let outer = scene.call().await?;
-    for (one, two) in [(&watch, &inner), (&watch, &outer), (&inner, &outer)] {
+async fn ids_across_threads(scenario: Scenario) -> ProbeResult {
+    let given = scenario.model_id();
+    let (_, subscription_call) =
+        scenario.open_with_subscription_step(scenario.step_with_call_id(&given, WATCH)).await?;
+    subscription_call
+        .post_accepted(
+            &subscription_call.event(&scenario.message_text(scenario.step_with_call_id(&given, WORK))),
+        )
+        .await?;
+    let inner = scenario.call().await?;
+    scenario.open_thread(scenario.step_with_call_id(&given, WORK)).await?;
+    let outer = scenario.call().await?;
+    for (one, two) in [(&subscription_call, &inner), (&subscription_call, &outer), (&inner, &outer)] {
         if one.id() == two.id() {
-            let what = "two calls have the same `id`: a tool server that keys its work by it confuses them";
-            return wrong(what, vec![one.asked.exchange(), two.asked.exchange()]);
+            let what =
+                "two calls have the same `id`; a tool server that identifies calls by it would confuse them";
+            return fail(what, vec![one.request.exchange(), two.request.exchange()]);
         }
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! Closings and cancellations: every server is told once, and nobody waits for it.
+//! Notifications about closed threads and cancelled calls: each tool server gets one, and the runtime does not wait for
+//! the answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,11 +7,11 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::{Check, Phase, unseen};
-use crate::runtime::gate::Gate;
-use crate::runtime::scene::{Scene, Seen, wrong};
-use crate::runtime::stage::{Asked, Route};
-use crate::runtime::tools::{Call, Conduct, MAIN, WORK};
+use super::{Check, Phase, as_not_observable};
+use crate::runtime::latch::Latch;
+use crate::runtime::mock_server::{RecordedRequest, Route};
+use crate::runtime::scenario::{ProbeResult, Scenario, fail};
+use crate::runtime::tools::{Call, MAIN, NotificationBehavior, WORK};
 use crate::{Probe, Verdict};
 
 pub(super) const CHECKS: &[Check] = &[
@@ -18,118 +19,118 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "closing_told",
             requirements: &["TC-01"],
-            checks: "The tool server that was used is told of a closing.",
+            checks: "The tool server that was used receives /close_thread when a thread is closed.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(closing_told(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(closing_sent(scenario)),
     },
     Check {
         probe: Probe {
             name: "closing_told_to_all",
             requirements: &["TC-13"],
-            checks: "Every tool server is told of a closing, whether or not it was used.",
+            checks: "Every tool server receives /close_thread, whether or not the thread used it.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(closing_told_to_all(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(closing_sent_to_all(scenario)),
     },
     Check {
         probe: Probe {
             name: "closing_waits_for_nobody",
             requirements: &["TC-16", "TC-02"],
-            checks: "Closing a thread does not wait for the answers of tool servers.",
+            checks: "Closing a thread does not wait for the answers of the tool servers.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(closing_prompt(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(closing_does_not_wait(scenario)),
     },
     Check {
         probe: Probe {
             name: "closing_told_together",
             requirements: &["TC-15"],
-            checks: "All tool servers are told at the same time.",
+            checks: "/close_thread is sent to all tool servers concurrently.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(closing_together(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(closing_together(scenario)),
     },
     Check {
         probe: Probe {
             name: "closing_told_once",
             requirements: &["TC-07", "TC-06"],
-            checks: "A closing that is answered with an error is not told again.",
+            checks: "/close_thread is not sent again after an error.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(closing_once(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(closing_once(scenario)),
     },
     Check {
         probe: Probe {
             name: "closing_told_despite_failures",
             requirements: &["TC-17"],
-            checks: "A tool server that fails does not keep the others from being told.",
+            checks: "/close_thread is sent to all tool servers, even if some of them fail.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(closing_despite(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(closing_despite(scenario)),
     },
     Check {
         probe: Probe {
             name: "cancelling_told",
             requirements: &["CN-01"],
-            checks: "The tool server that has the call is told of its cancellation.",
+            checks: "The tool server of a call receives /cancel_tool_call when the call is cancelled.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(cancelling_told(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(cancelling_sent(scenario)),
     },
     Check {
         probe: Probe {
             name: "cancelling_told_to_all",
             requirements: &["CN-15"],
-            checks: "Every tool server is told of a cancellation, whichever has the call.",
+            checks: "Every tool server receives /cancel_tool_call, not only the one of the call.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(cancelling_told_to_all(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(cancelling_sent_to_all(scenario)),
     },
     Check {
         probe: Probe {
             name: "cancelling_waits_for_nobody",
             requirements: &["CN-18", "CN-02"],
-            checks: "Cancelling does not wait for the answers of tool servers.",
+            checks: "Cancelling a call does not wait for the answers of the tool servers.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(cancelling_prompt(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(cancelling_does_not_wait(scenario)),
     },
     Check {
         probe: Probe {
             name: "cancelling_told_together",
             requirements: &["CN-17"],
-            checks: "All tool servers are told at the same time.",
+            checks: "/cancel_tool_call is sent to all tool servers concurrently.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(cancelling_together(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(cancelling_together(scenario)),
     },
     Check {
         probe: Probe {
             name: "cancelling_told_once",
             requirements: &["CN-07", "CN-06"],
-            checks: "A cancellation that is answered with an error is not told again.",
+            checks: "/cancel_tool_call is not sent again after an error.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(cancelling_once(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(cancelling_once(scenario)),
     },
     Check {
         probe: Probe {
             name: "cancelling_told_despite_failures",
             requirements: &["CN-19"],
-            checks: "A tool server that fails does not keep the others from being told.",
+            checks: "/cancel_tool_call is sent to all tool servers, even if some of them fail.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(cancelling_despite(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(cancelling_despite(scenario)),
     },
     Check {
         probe: Probe {
             name: "late_result",
             requirements: &["CN-10", "CN-14"],
-            checks: "The late result of an interrupted call is met without an error, and the thread goes on.",
+            checks: "The late result of an interrupted call is not answered 5xx, and the thread continues.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(late_result_met(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(late_result_accepted(scenario)),
     },
     Check {
         probe: Probe {
@@ -137,301 +138,331 @@ pub(super) const CHECKS: &[Check] = &[
             requirements: &["CN-24"],
             checks: "The late result of an interrupted call does not reach the model.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(late_result_ignored(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(late_result_ignored(scenario)),
     },
     Check {
         probe: Probe {
             name: "closing_cancels_open_calls",
             requirements: &[],
-            checks: "Closing a thread cancels its open calls, and no subscription.",
+            checks: "Closing a thread cancels its open calls, but not its subscriptions.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(closing_cancels(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(closing_cancels(scenario)),
     },
     Check {
         probe: Probe {
             name: "closing_told_before_cancellations",
             requirements: &[],
-            checks: "A tool server is told of a closing before the cancellations that come with it.",
+            checks: "A tool server receives /close_thread before the cancellations of the thread's open calls.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(closing_first(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(closing_first(scenario)),
     },
 ];
 
-/// How many threads are closed to see in which order a server is told.
-const CLOSED: usize = 5;
+/// Number of threads that are closed to observe the order of notifications.
+const CLOSED_THREADS: usize = 5;
 
-/// One of the two notifications.
+/// Kind of notification.
 #[derive(Clone, Copy)]
-enum About {
+enum Notification {
     Closing,
     Cancelling,
 }
 
-impl About {
+impl Notification {
     fn route(self) -> fn(usize) -> Route {
         match self {
-            About::Closing => Route::Close,
-            About::Cancelling => Route::Cancel,
+            Notification::Closing => Route::Close,
+            Notification::Cancelling => Route::Cancel,
         }
     }
 
-    fn word(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
-            About::Closing => "the closing",
-            About::Cancelling => "the cancellation",
+            Notification::Closing => "/close_thread",
+            Notification::Cancelling => "/cancel_tool_call",
         }
     }
 
     fn body(self, call: &Call) -> Value {
         match self {
-            About::Closing => json!({"thread_id": call.thread()}),
-            About::Cancelling => json!({"thread_id": call.thread(), "tool_call_id": call.id()}),
+            Notification::Closing => json!({"thread_id": call.thread()}),
+            Notification::Cancelling => json!({"thread_id": call.thread(), "tool_call_id": call.id()}),
         }
     }
 
-    /// A call in a new thread, if the user can have it happen.
-    async fn called(self, scene: &Scene) -> Result<(String, Call), Verdict> {
+    /// Opens a thread with a call. Not observable if the user cannot close or interrupt threads.
+    async fn open_with_call(self, scenario: &Scenario) -> Result<(String, Call), Verdict> {
         match self {
-            About::Closing => scene.may_close()?,
-            About::Cancelling => scene.may_interrupt()?,
+            Notification::Closing => scenario.can_close()?,
+            Notification::Cancelling => scenario.can_interrupt()?,
         }
-        scene.called(WORK).await
+        scenario.open_with_call(WORK).await
     }
 
-    /// Does what servers are told of, to a thread with an open call.
-    async fn happen(self, scene: &Scene, thread: &str) -> Seen {
+    /// Closes or interrupts a thread with an open call.
+    async fn trigger(self, scenario: &Scenario, thread: &str) -> ProbeResult {
         match self {
-            About::Closing => scene.close(thread).await,
-            About::Cancelling => scene.interrupt(thread).await,
+            Notification::Closing => scenario.close(thread).await,
+            Notification::Cancelling => scenario.interrupt(thread).await,
         }
     }
 }
 
-async fn told(scene: Scene, about: About) -> Seen {
-    let (thread, call) = about.called(&scene).await?;
-    about.happen(&scene, &thread).await?;
-    let told = || scene.told(about.route(), call.thread()).into_iter().find(|(at, _)| *at == MAIN);
-    let (_, asked) = scene.until(&format!("{} at the server of the call", about.word()), told).await?;
-    let kind = asked.header("content-type").unwrap_or_default();
+async fn sent(scenario: Scenario, notification: Notification) -> ProbeResult {
+    let (thread, call) = notification.open_with_call(&scenario).await?;
+    notification.trigger(&scenario, &thread).await?;
+    let received = || {
+        scenario.notifications(notification.route(), call.thread()).into_iter().find(|(at, _)| *at == MAIN)
+    };
+    let (_, request) = scenario
+        .wait_for(&format!("{} at the tool server of the call", notification.name()), received)
+        .await?;
+    let kind = request.header("content-type").unwrap_or_default();
     let json = kind.split(';').next().unwrap_or_default().trim() == "application/json";
-    if asked.method == "POST" && json && asked.body == about.body(&call) {
+    if request.method == "POST" && json && request.body == notification.body(&call) {
         return Ok(());
     }
-    let what = format!("{} was not told as it should be: {} {kind}", about.word(), asked.method);
-    wrong(what, vec![asked.exchange()])
+    let what =
+        format!("{} is not a POST of the expected JSON: {} {kind}", notification.name(), request.method);
+    fail(what, vec![request.exchange()])
 }
 
-async fn told_to_all(scene: Scene, about: About) -> Seen {
-    scene.several_servers()?;
-    let (thread, call) = about.called(&scene).await?;
-    about.happen(&scene, &thread).await?;
-    scene.all_told(about.route(), call.thread(), about.word()).await?;
+async fn sent_to_all(scenario: Scenario, notification: Notification) -> ProbeResult {
+    scenario.several_servers()?;
+    let (thread, call) = notification.open_with_call(&scenario).await?;
+    notification.trigger(&scenario, &thread).await?;
+    scenario.notifications_to_all(notification.route(), call.thread(), notification.name()).await?;
     Ok(())
 }
 
-/// Holds the answers of all servers back, has it happen, and lets them go when it was done.
-async fn held(scene: &Scene, about: About) -> Result<(Call, Gate, Instant), Verdict> {
-    let (thread, call) = about.called(scene).await?;
-    let gate = Gate::closed(scene.hold());
-    scene.conduct(call.thread(), Conduct::Holds(gate.clone()));
+/// Closes or interrupts a thread while the answers of all tool servers are held back. Returns the latch and the start
+/// time.
+async fn trigger_while_held(
+    scenario: &Scenario,
+    notification: Notification,
+) -> Result<(Call, Latch, Instant), Verdict> {
+    let (thread, call) = notification.open_with_call(scenario).await?;
+    let latch = Latch::new(scenario.hold_time());
+    scenario.set_notification_behavior(call.thread(), NotificationBehavior::Hold(latch.clone()));
     let began = Instant::now();
-    about.happen(scene, &thread).await?;
-    Ok((call, gate, began))
+    notification.trigger(scenario, &thread).await?;
+    Ok((call, latch, began))
 }
 
-async fn prompt(scene: Scene, about: About) -> Seen {
-    let (_, gate, began) = held(&scene, about).await?;
+async fn does_not_wait(scenario: Scenario, notification: Notification) -> ProbeResult {
+    let (_, latch, began) = trigger_while_held(&scenario, notification).await?;
     let took = began.elapsed();
-    gate.open();
-    if took < scene.hold() {
+    latch.release();
+    if took < scenario.hold_time() {
         return Ok(());
     }
-    let what = format!("it took {took:.1?}, as long as the tool servers held back their answers");
-    wrong(format!("{} waited for its notifications: {what}", about.word()), scene.story())
+    let what =
+        format!("the request took {took:.1?}, so it waited for the answers to {}", notification.name());
+    fail(what, scenario.exchanges())
 }
 
-async fn together(scene: Scene, about: About) -> Seen {
-    scene.several_servers()?;
-    let (call, gate, _) = held(&scene, about).await?;
-    let told = scene.all_told(about.route(), call.thread(), about.word()).await?;
-    gate.open();
-    let times = told.iter().map(|(_, asked)| asked.at);
+async fn sent_concurrently(scenario: Scenario, notification: Notification) -> ProbeResult {
+    scenario.several_servers()?;
+    let (call, latch, _) = trigger_while_held(&scenario, notification).await?;
+    let received =
+        scenario.notifications_to_all(notification.route(), call.thread(), notification.name()).await?;
+    latch.release();
+    let times = received.iter().map(|(_, request)| request.at);
     let (first, last) = (times.clone().min(), times.max());
     let apart = last.zip(first).map(|(last, first)| last - first).unwrap_or_default();
-    if apart < scene.hold() {
+    if apart < scenario.hold_time() {
         return Ok(());
     }
-    let exchanges = told.iter().map(|(_, asked)| asked.exchange()).collect();
-    wrong(format!("the tool servers were told one after the other, {apart:.1?} apart"), exchanges)
+    let exchanges = received.iter().map(|(_, request)| request.exchange()).collect();
+    fail(format!("the notifications were sent one after the other, {apart:.1?} apart"), exchanges)
 }
 
-/// All servers answer with errors.
-async fn failing(scene: &Scene, about: About) -> Result<Call, Verdict> {
-    let (thread, call) = about.called(scene).await?;
-    scene.conduct(call.thread(), Conduct::Fails);
-    about.happen(scene, &thread).await?;
+/// Closes or interrupts a thread while all tool servers answer notifications with errors.
+async fn trigger_with_failing_servers(
+    scenario: &Scenario,
+    notification: Notification,
+) -> Result<Call, Verdict> {
+    let (thread, call) = notification.open_with_call(scenario).await?;
+    scenario.set_notification_behavior(call.thread(), NotificationBehavior::Fail);
+    notification.trigger(scenario, &thread).await?;
     Ok(call)
 }
 
-async fn once(scene: Scene, about: About) -> Seen {
-    let call = failing(&scene, about).await?;
-    scene
-        .until(&format!("{} at a tool server", about.word()), || {
-            (!scene.told(about.route(), call.thread()).is_empty()).then_some(())
+async fn sent_once(scenario: Scenario, notification: Notification) -> ProbeResult {
+    let call = trigger_with_failing_servers(&scenario, notification).await?;
+    scenario
+        .wait_for(&format!("{} at a tool server", notification.name()), || {
+            (!scenario.notifications(notification.route(), call.thread()).is_empty()).then_some(())
         })
         .await?;
-    scene.settle().await;
+    scenario.settle().await;
     let mut times: HashMap<usize, usize> = HashMap::new();
-    let told = scene.told(about.route(), call.thread());
-    for (at, _) in &told {
+    let received = scenario.notifications(notification.route(), call.thread());
+    for (at, _) in &received {
         *times.entry(*at).or_default() += 1;
     }
     match times.values().max() {
         Some(1) => Ok(()),
         most => {
-            let exchanges = told.iter().take(4).map(|(_, asked)| asked.exchange()).collect();
-            wrong(format!("{} was told {} times to one server", about.word(), most.unwrap_or(&0)), exchanges)
+            let exchanges = received.iter().take(4).map(|(_, request)| request.exchange()).collect();
+            fail(
+                format!("{} was sent {} times to one tool server", notification.name(), most.unwrap_or(&0)),
+                exchanges,
+            )
         }
     }
 }
 
-async fn despite(scene: Scene, about: About) -> Seen {
-    scene.several_servers()?;
-    let call = failing(&scene, about).await?;
-    scene.all_told(about.route(), call.thread(), about.word()).await?;
+async fn sent_despite_failures(scenario: Scenario, notification: Notification) -> ProbeResult {
+    scenario.several_servers()?;
+    let call = trigger_with_failing_servers(&scenario, notification).await?;
+    scenario.notifications_to_all(notification.route(), call.thread(), notification.name()).await?;
     Ok(())
 }
 
-async fn closing_told(scene: Scene) -> Seen {
-    told(scene, About::Closing).await
+async fn closing_sent(scenario: Scenario) -> ProbeResult {
+    sent(scenario, Notification::Closing).await
 }
 
-async fn closing_told_to_all(scene: Scene) -> Seen {
-    told_to_all(scene, About::Closing).await
+async fn closing_sent_to_all(scenario: Scenario) -> ProbeResult {
+    sent_to_all(scenario, Notification::Closing).await
 }
 
-async fn closing_prompt(scene: Scene) -> Seen {
-    prompt(scene, About::Closing).await
+async fn closing_does_not_wait(scenario: Scenario) -> ProbeResult {
+    does_not_wait(scenario, Notification::Closing).await
 }
 
-async fn closing_together(scene: Scene) -> Seen {
-    together(scene, About::Closing).await
+async fn closing_together(scenario: Scenario) -> ProbeResult {
+    sent_concurrently(scenario, Notification::Closing).await
 }
 
-async fn closing_once(scene: Scene) -> Seen {
-    once(scene, About::Closing).await
+async fn closing_once(scenario: Scenario) -> ProbeResult {
+    sent_once(scenario, Notification::Closing).await
 }
 
-async fn closing_despite(scene: Scene) -> Seen {
-    despite(scene, About::Closing).await
+async fn closing_despite(scenario: Scenario) -> ProbeResult {
+    sent_despite_failures(scenario, Notification::Closing).await
 }
 
-async fn cancelling_told(scene: Scene) -> Seen {
-    told(scene, About::Cancelling).await
+async fn cancelling_sent(scenario: Scenario) -> ProbeResult {
+    sent(scenario, Notification::Cancelling).await
 }
 
-async fn cancelling_told_to_all(scene: Scene) -> Seen {
-    told_to_all(scene, About::Cancelling).await
+async fn cancelling_sent_to_all(scenario: Scenario) -> ProbeResult {
+    sent_to_all(scenario, Notification::Cancelling).await
 }
 
-async fn cancelling_prompt(scene: Scene) -> Seen {
-    prompt(scene, About::Cancelling).await
+async fn cancelling_does_not_wait(scenario: Scenario) -> ProbeResult {
+    does_not_wait(scenario, Notification::Cancelling).await
 }
 
-async fn cancelling_together(scene: Scene) -> Seen {
-    together(scene, About::Cancelling).await
+async fn cancelling_together(scenario: Scenario) -> ProbeResult {
+    sent_concurrently(scenario, Notification::Cancelling).await
 }
 
-async fn cancelling_once(scene: Scene) -> Seen {
-    once(scene, About::Cancelling).await
+async fn cancelling_once(scenario: Scenario) -> ProbeResult {
+    sent_once(scenario, Notification::Cancelling).await
 }
 
-async fn cancelling_despite(scene: Scene) -> Seen {
-    despite(scene, About::Cancelling).await
+async fn cancelling_despite(scenario: Scenario) -> ProbeResult {
+    sent_despite_failures(scenario, Notification::Cancelling).await
 }
 
-/// A tool returns though its call was interrupted.
-async fn late_result_met(scene: Scene) -> Seen {
-    let (thread, call) = About::Cancelling.called(&scene).await?;
-    scene.interrupt(&thread).await?;
-    let posted = call.post(&call.result(&scene.word("late"))).await?;
+/// A tool sends a result although its call was interrupted.
+async fn late_result_accepted(scenario: Scenario) -> ProbeResult {
+    let (thread, call) = Notification::Cancelling.open_with_call(&scenario).await?;
+    scenario.interrupt(&thread).await?;
+    let posted = call.post(&call.result(&scenario.unique_text("late"))).await?;
     if posted.status.is_none_or(|status| status >= 500) {
-        return wrong("the result of a cancelled call was met with an error", scene.story());
+        return fail(
+            "the late result of a cancelled call was answered 5xx or not at all",
+            scenario.exchanges(),
+        );
     }
-    scene.looked_at(&thread).await?;
+    scenario.current_prompt(&thread).await?;
     Ok(())
 }
 
-async fn late_result_ignored(scene: Scene) -> Seen {
-    let (thread, call) = About::Cancelling.called(&scene).await?;
-    scene.interrupt(&thread).await?;
-    let word = scene.word("late");
-    call.post(&call.result(&word)).await?;
-    let question = scene.looked_at(&thread).await?;
-    scene.settle().await;
-    scene.never_heard(&word, "the late result of an interrupted call")?;
-    match question.results_of(call.mark()).as_slice() {
+async fn late_result_ignored(scenario: Scenario) -> ProbeResult {
+    let (thread, call) = Notification::Cancelling.open_with_call(&scenario).await?;
+    scenario.interrupt(&thread).await?;
+    let text = scenario.unique_text("late");
+    call.post(&call.result(&text)).await?;
+    let model_request = scenario.current_prompt(&thread).await?;
+    scenario.settle().await;
+    scenario.expect_never_in_prompt(&text, "the late result of an interrupted call")?;
+    match model_request.results_of(call.marker()).as_slice() {
         [only] if only.contains("interrupted") => Ok(()),
-        _ => wrong("an interrupted call has no result `interrupted`", vec![question.exchange()]),
+        _ => fail(
+            "the result of an interrupted call does not contain `interrupted`",
+            vec![model_request.exchange()],
+        ),
     }
 }
 
-/// The cancellation of a call at its own server, if it has come.
-fn cancelled(scene: &Scene, call: &Call) -> Option<Arc<Asked>> {
-    let told = scene.told(Route::Cancel, call.thread()).into_iter();
-    told.filter(|(at, _)| *at == MAIN)
-        .map(|(_, asked)| asked)
-        .find(|asked| asked.field("tool_call_id") == call.id())
+/// The cancellation of a call at its tool server, if it has arrived.
+fn cancelled(scenario: &Scenario, call: &Call) -> Option<Arc<RecordedRequest>> {
+    let received = scenario.notifications(Route::Cancel, call.thread()).into_iter();
+    received
+        .filter(|(at, _)| *at == MAIN)
+        .map(|(_, request)| request)
+        .find(|request| request.field("tool_call_id") == call.id())
 }
 
-/// Waits for it.
-async fn until_cancelled(scene: &Scene, call: &Call) -> Result<Arc<Asked>, Verdict> {
-    scene.until("the cancellation of an open call of a closed thread", || cancelled(scene, call)).await
+/// Waits for the cancellation of a call at its tool server.
+async fn until_cancelled(scenario: &Scenario, call: &Call) -> Result<Arc<RecordedRequest>, Verdict> {
+    scenario
+        .wait_for("/cancel_tool_call for an open call of a closed thread", || cancelled(scenario, call))
+        .await
 }
 
-/// A thread with a subscription and an open call is closed.
-async fn closing_cancels(scene: Scene) -> Seen {
-    scene.may_close()?;
-    let (thread, watch) = scene.subscribed().await?;
-    scene.say(&thread, scene.calls(&[WORK])).await?;
-    let work = scene.call().await?;
-    // The runtime has time to note that the call was acknowledged.
-    scene.settle().await;
-    scene.close(&thread).await?;
-    until_cancelled(&scene, &work).await?;
-    scene.settle().await;
-    match cancelled(&scene, &watch) {
+/// Closes a thread with a subscription and an open call.
+async fn closing_cancels(scenario: Scenario) -> ProbeResult {
+    scenario.can_close()?;
+    let (thread, subscription_call) = scenario.open_with_subscription().await?;
+    scenario.send_message(&thread, scenario.step_with_calls(&[WORK])).await?;
+    let work = scenario.call().await?;
+    // Gives the runtime time to record the acknowledgement of the call.
+    scenario.settle().await;
+    scenario.close(&thread).await?;
+    until_cancelled(&scenario, &work).await?;
+    scenario.settle().await;
+    match cancelled(&scenario, &subscription_call) {
         None => Ok(()),
-        Some(asked) => wrong("closing a thread cancelled its subscription", vec![asked.exchange()]),
+        Some(request) => {
+            fail("/cancel_tool_call was sent for a subscription of a closed thread", vec![request.exchange()])
+        }
     }
 }
 
-/// Two requests that are sent one after the other may overtake each other now and then, but not most of the time.
-async fn closing_first(scene: Scene) -> Seen {
-    scene.may_close()?;
+/// Two requests that are sent one after the other may sometimes arrive in reverse order, but not in most cases.
+async fn closing_first(scenario: Scenario) -> ProbeResult {
+    scenario.can_close()?;
     let mut calls = Vec::new();
-    for _ in 0..CLOSED {
-        calls.push(scene.called(WORK).await?);
+    for _ in 0..CLOSED_THREADS {
+        calls.push(scenario.open_with_call(WORK).await?);
     }
-    scene.settle().await;
+    scenario.settle().await;
     for (thread, _) in &calls {
-        scene.close(thread).await?;
+        scenario.close(thread).await?;
     }
     let mut early = Vec::new();
     for (_, call) in &calls {
-        let told = || scene.told(Route::Close, call.thread()).into_iter().find(|(at, _)| *at == MAIN);
-        let (_, closing) = scene.until("the closing at the server of the call", told).await?;
-        let cancellation = until_cancelled(&scene, call).await.map_err(unseen)?;
+        let received =
+            || scenario.notifications(Route::Close, call.thread()).into_iter().find(|(at, _)| *at == MAIN);
+        let (_, closing) =
+            scenario.wait_for("/close_thread at the tool server of the call", received).await?;
+        let cancellation = until_cancelled(&scenario, call).await.map_err(as_not_observable)?;
         if cancellation.at < closing.at {
             early.extend([cancellation.exchange(), closing.exchange()]);
         }
     }
-    // Each pair has two exchanges.
-    if early.len() <= CLOSED {
+    // Each pair has two exchanges, so this tolerates up to half of the threads.
+    if early.len() <= CLOSED_THREADS {
         return Ok(());
     }
-    wrong("a tool server is told of cancellations before the closing that they come with", early)
+    fail("/cancel_tool_call arrived before the /close_thread of the same closing", early)
 }

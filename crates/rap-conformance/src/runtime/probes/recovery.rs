@@ -1,8 +1,8 @@
-//! Recovery: the runtime is killed without warning and started again; what it had accepted is there, once.
+//! Recovery: after the runtime is killed and restarted, everything that it had accepted is there exactly once.
 
 use super::{Check, Phase};
-use crate::runtime::crash::Place;
-use crate::runtime::scene::{Scene, Seen, wrong};
+use crate::runtime::crash::Participant;
+use crate::runtime::scenario::{ProbeResult, Scenario, fail};
 use crate::runtime::tools::{Acknowledgement, WORK};
 use crate::{Probe, Verdict};
 
@@ -11,203 +11,216 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "crash_in_a_call",
             requirements: &["LC-38"],
-            checks: "A call that is open when the runtime is killed can return afterwards.",
+            checks: "A call that is open when the runtime is killed can return after the restart.",
         },
         phase: Phase::Crash,
-        run: |scene| Box::pin(open_call(scene)),
+        run: |scenario| Box::pin(open_call(scenario)),
     },
     Check {
         probe: Probe {
             name: "crash_after_a_result",
             requirements: &["TR-13"],
-            checks: "A result that was answered 200 is there after the runtime is killed.",
+            checks: "A result that was answered 200 survives a crash of the runtime.",
         },
         phase: Phase::Crash,
-        run: |scene| Box::pin(accepted_result(scene)),
+        run: |scenario| Box::pin(accepted_result(scenario)),
     },
     Check {
         probe: Probe {
             name: "crash_after_an_event",
             requirements: &["TR-13"],
-            checks: "An event that was answered 200, and its subscription, are there after the runtime is killed.",
+            checks: "An event that was answered 200 and its subscription survive a crash of the runtime.",
         },
         phase: Phase::Crash,
-        run: |scene| Box::pin(accepted_event(scene)),
+        run: |scenario| Box::pin(accepted_event(scenario)),
     },
     Check {
         probe: Probe {
             name: "crash_after_a_message",
             requirements: &["LC-22"],
-            checks: "A message that was accepted is there once after the runtime is killed.",
+            checks: "A message that was accepted is in the history exactly once after a crash of the runtime.",
         },
         phase: Phase::Crash,
-        run: |scene| Box::pin(accepted_message(scene)),
+        run: |scenario| Box::pin(accepted_message(scenario)),
     },
     Check {
         probe: Probe {
             name: "crash_in_a_question",
             requirements: &["LC-38"],
-            checks: "The model is asked again if the runtime is killed while it is asked.",
+            checks: "A model request that is interrupted by a crash of the runtime is repeated.",
         },
         phase: Phase::Crash,
-        run: |scene| Box::pin(question(scene)),
+        run: |scenario| Box::pin(model_request(scenario)),
     },
     Check {
         probe: Probe {
             name: "crash_in_a_retry",
             requirements: &["TR-06"],
-            checks: "A call that was to be sent again still is after the runtime is killed, and is the same.",
+            checks: "A pending retry of an invocation survives a crash, with the same id and callback URL.",
         },
         phase: Phase::Crash,
-        run: |scene| Box::pin(retry(scene)),
+        run: |scenario| Box::pin(retry(scenario)),
     },
     Check {
         probe: Probe {
             name: "crash_and_a_duplicate",
             requirements: &["LC-30", "TR-25"],
-            checks: "A result from before the runtime was killed does not count again.",
+            checks: "A result that was accepted before a crash and is sent again after it changes nothing.",
         },
         phase: Phase::Crash,
-        run: |scene| Box::pin(duplicate(scene)),
+        run: |scenario| Box::pin(duplicate(scenario)),
     },
 ];
 
-/// The place of a probe in the crash; taken first, so that nobody waits for a probe that has failed.
-fn place(scene: &Scene) -> Result<Place<'_>, Verdict> {
-    let crash = scene.crash.as_ref();
-    crash.map(|crash| crash.place()).ok_or_else(|| Verdict::not_observable("nothing can be killed"))
+/// Registers the probe for the crash. Each probe calls this first, so that a failing probe is counted as finished.
+fn participant(scenario: &Scenario) -> Result<Participant<'_>, Verdict> {
+    let crash = scenario.crash.as_ref();
+    crash
+        .map(|crash| crash.participant())
+        .ok_or_else(|| Verdict::not_observable("the checker cannot restart the runtime"))
 }
 
-/// Whether the runtime is up again at all.
-fn back(scene: &Scene) -> Seen {
-    match scene.crash.as_ref().and_then(|crash| crash.trouble()) {
+/// Fails if the runtime was not restarted.
+fn expect_restarted(scenario: &Scenario) -> ProbeResult {
+    match scenario.crash.as_ref().and_then(|crash| crash.restart_error()) {
         None => Ok(()),
-        Some(why) => wrong(format!("the runtime did not start again: {why}"), Vec::new()),
+        Some(why) => fail(format!("the runtime could not be restarted: {why}"), Vec::new()),
     }
 }
 
-async fn open_call(scene: Scene) -> Seen {
-    let place = place(&scene)?;
-    let (_, call) = scene.called(WORK).await?;
-    place.pass(async {}).await;
-    back(&scene)?;
-    let word = scene.word("aftercrash");
-    call.returns(&word).await?;
-    scene.heard(&word).await?;
+async fn open_call(scenario: Scenario) -> ProbeResult {
+    let participant = participant(&scenario)?;
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    participant.wait_for_restart(async {}).await;
+    expect_restarted(&scenario)?;
+    let text = scenario.unique_text("aftercrash");
+    call.return_result(&text).await?;
+    scenario.wait_for_prompt_with(&text).await?;
     Ok(())
 }
 
-/// The result was answered 200 right before the crash, while another call keeps the model from being asked.
-async fn accepted_result(scene: Scene) -> Seen {
-    let place = place(&scene)?;
-    scene.open(scene.calls(&[WORK, WORK])).await?;
-    let mut calls = [scene.call().await?, scene.call().await?];
-    calls.sort_by_key(|call| call.mark().to_owned());
+/// The result is answered 200 immediately before the crash. A second open call delays the model request.
+async fn accepted_result(scenario: Scenario) -> ProbeResult {
+    let participant = participant(&scenario)?;
+    scenario.open_thread(scenario.step_with_calls(&[WORK, WORK])).await?;
+    let mut calls = [scenario.call().await?, scenario.call().await?];
+    calls.sort_by_key(|call| call.marker().to_owned());
     let [one, two] = calls;
-    let words = [scene.word("before"), scene.word("after")];
-    place.pass(one.returns(&words[0])).await?;
-    back(&scene)?;
-    two.returns(&words[1]).await?;
-    let question = scene.heard(&words[1]).await?;
-    if question.results_of(one.mark()) == [words[0].clone()] {
+    let texts = [scenario.unique_text("before"), scenario.unique_text("after")];
+    participant.wait_for_restart(one.return_result(&texts[0])).await?;
+    expect_restarted(&scenario)?;
+    two.return_result(&texts[1]).await?;
+    let model_request = scenario.wait_for_prompt_with(&texts[1]).await?;
+    if model_request.results_of(one.marker()) == [texts[0].clone()] {
         return Ok(());
     }
-    wrong(
-        "a result that was answered 200 is gone after a crash",
-        vec![one.asked.exchange(), question.exchange()],
+    fail(
+        "a result that was answered 200 is lost after a crash",
+        vec![one.request.exchange(), model_request.exchange()],
     )
 }
 
-async fn accepted_event(scene: Scene) -> Seen {
-    let place = place(&scene)?;
-    let (thread, watch) = scene.subscribed().await?;
-    scene.say(&thread, scene.calls(&[WORK])).await?;
-    let work = scene.call().await?;
-    let words = [scene.word("tick"), scene.word("worked"), scene.word("tock")];
-    place.pass(watch.insists(&watch.inline(&words[0]))).await?;
-    back(&scene)?;
-    work.returns(&words[1]).await?;
-    scene.heard(&words[0]).await?;
-    // The subscription itself is still there.
-    watch.insists(&watch.inline(&words[2])).await?;
-    scene.heard(&words[2]).await?;
+async fn accepted_event(scenario: Scenario) -> ProbeResult {
+    let participant = participant(&scenario)?;
+    let (thread, subscription_call) = scenario.open_with_subscription().await?;
+    scenario.send_message(&thread, scenario.step_with_calls(&[WORK])).await?;
+    let work = scenario.call().await?;
+    let texts = [scenario.unique_text("tick"), scenario.unique_text("worked"), scenario.unique_text("tock")];
+    participant
+        .wait_for_restart(subscription_call.post_accepted(&subscription_call.inline_event(&texts[0])))
+        .await?;
+    expect_restarted(&scenario)?;
+    work.return_result(&texts[1]).await?;
+    scenario.wait_for_prompt_with(&texts[0]).await?;
+    // The subscription is still active.
+    subscription_call.post_accepted(&subscription_call.inline_event(&texts[2])).await?;
+    scenario.wait_for_prompt_with(&texts[2]).await?;
     Ok(())
 }
 
-async fn accepted_message(scene: Scene) -> Seen {
-    let place = place(&scene)?;
-    let first = scene.note();
-    let thread = scene.open(first).await?;
-    scene.heard(&scene.stage().written(first)).await?;
-    let mark = scene.note();
-    place.pass(scene.say(&thread, mark)).await?;
-    back(&scene)?;
-    scene.heard(&scene.stage().written(mark)).await?;
-    let question = scene.looked_at(&thread).await?;
-    match question.count(&scene.stage().written(mark)) {
+async fn accepted_message(scenario: Scenario) -> ProbeResult {
+    let participant = participant(&scenario)?;
+    let first = scenario.noop_step();
+    let thread = scenario.open_thread(first).await?;
+    scenario.wait_for_prompt_with(&scenario.server().marker_text(first)).await?;
+    let marker = scenario.noop_step();
+    participant.wait_for_restart(scenario.send_message(&thread, marker)).await?;
+    expect_restarted(&scenario)?;
+    scenario.wait_for_prompt_with(&scenario.server().marker_text(marker)).await?;
+    let model_request = scenario.current_prompt(&thread).await?;
+    match model_request.count(&scenario.server().marker_text(marker)) {
         1 => Ok(()),
-        times => wrong(
-            format!("a message stands {times} times in the prompt after a crash"),
-            vec![question.exchange()],
+        times => fail(
+            format!("after a crash, a message is {times} times in the prompt"),
+            vec![model_request.exchange()],
         ),
     }
 }
 
-/// The model is being asked when the runtime is killed.
-async fn question(scene: Scene) -> Seen {
-    let place = place(&scene)?;
-    let mark = scene.calls(&[WORK]);
-    let gate = scene.hold_answer(mark);
-    scene.open(mark).await?;
-    scene.heard(&scene.stage().written(mark)).await?;
-    place.pass(async {}).await;
-    gate.open();
-    back(&scene)?;
-    let call = scene.call().await?;
-    let word = scene.word("worked");
-    call.returns(&word).await?;
-    scene.heard(&word).await?;
+/// The runtime is killed while it waits for the model's answer.
+async fn model_request(scenario: Scenario) -> ProbeResult {
+    let participant = participant(&scenario)?;
+    let marker = scenario.step_with_calls(&[WORK]);
+    let latch = scenario.hold_answer(marker);
+    scenario.open_thread(marker).await?;
+    scenario.wait_for_prompt_with(&scenario.server().marker_text(marker)).await?;
+    participant.wait_for_restart(async {}).await;
+    latch.release();
+    expect_restarted(&scenario)?;
+    let call = scenario.call().await?;
+    let text = scenario.unique_text("worked");
+    call.return_result(&text).await?;
+    scenario.wait_for_prompt_with(&text).await?;
     Ok(())
 }
 
-/// The call was answered 503 and waits for its next attempt when the runtime is killed.
-async fn retry(scene: Scene) -> Seen {
-    let place = place(&scene)?;
-    let mark = scene.calls(&[WORK]);
-    // Until the crash nobody takes it.
-    scene.acknowledge(mark, (0..1000).map(|_| Acknowledgement::Status(503)));
-    scene.open(mark).await?;
-    let first = scene.call().await?;
-    place.pass(async {}).await;
-    scene.acknowledge(mark, []);
-    let before = scene.invocations().len();
-    back(&scene)?;
-    let again =
-        scene.until("another attempt after the crash", || scene.invocations().get(before).cloned()).await?;
+/// The runtime is killed while it waits for the next attempt of an invocation that was answered 503.
+async fn retry(scenario: Scenario) -> ProbeResult {
+    let participant = participant(&scenario)?;
+    let marker = scenario.step_with_calls(&[WORK]);
+    // All attempts before the crash are answered 503.
+    scenario.acknowledge(marker, (0..1000).map(|_| Acknowledgement::Status(503)));
+    scenario.open_thread(marker).await?;
+    let first = scenario.call().await?;
+    participant.wait_for_restart(async {}).await;
+    scenario.acknowledge(marker, []);
+    let before = scenario.invocations().len();
+    expect_restarted(&scenario)?;
+    let again = scenario
+        .wait_for("another attempt of the invocation after the crash", || {
+            scenario.invocations().get(before).cloned()
+        })
+        .await?;
     if again.body["id"] != first.id() || again.body["callback_url"] != first.url() {
-        return wrong("the same call has another `id` or `callback_url` after a crash", scene.story());
+        return fail(
+            "after a crash, the `id` or the `callback_url` of an invocation is different",
+            scenario.exchanges(),
+        );
     }
-    let word = scene.word("taken");
-    first.returns(&word).await?;
-    scene.heard(&word).await?;
+    let text = scenario.unique_text("taken");
+    first.return_result(&text).await?;
+    scenario.wait_for_prompt_with(&text).await?;
     Ok(())
 }
 
-async fn duplicate(scene: Scene) -> Seen {
-    let place = place(&scene)?;
-    let (thread, call) = scene.called(WORK).await?;
-    let word = scene.word("once");
-    call.returns(&word).await?;
-    scene.heard(&word).await?;
-    place.pass(async {}).await;
-    back(&scene)?;
-    // As a tool does that did not hear the answer.
-    call.says(&call.result(&word)).await?;
-    scene.settle().await;
-    let question = scene.looked_at(&thread).await?;
-    match question.count(&word) {
+async fn duplicate(scenario: Scenario) -> ProbeResult {
+    let participant = participant(&scenario)?;
+    let (thread, call) = scenario.open_with_call(WORK).await?;
+    let text = scenario.unique_text("once");
+    call.return_result(&text).await?;
+    scenario.wait_for_prompt_with(&text).await?;
+    participant.wait_for_restart(async {}).await;
+    expect_restarted(&scenario)?;
+    // A tool that has not received the answer sends the result again.
+    call.post_with_retry(&call.result(&text)).await?;
+    scenario.settle().await;
+    let model_request = scenario.current_prompt(&thread).await?;
+    match model_request.count(&text) {
         1 => Ok(()),
-        0 => wrong("what was said before a crash is gone", vec![question.exchange()]),
-        times => wrong(format!("a result from before a crash counts {times} times"), scene.story()),
+        0 => fail("a result that was accepted before a crash is lost", vec![model_request.exchange()]),
+        times => fail(
+            format!("a result that was accepted before a crash is {times} times in the prompt"),
+            scenario.exchanges(),
+        ),
     }
 }

@@ -1,9 +1,9 @@
-//! The conversation as a whole: what the model is asked, and when.
+//! Conversations: when the model is called, and with which prompts.
 
 use super::{Check, Phase};
 use crate::Probe;
-use crate::runtime::model::Question;
-use crate::runtime::scene::{Scene, Seen, wrong};
+use crate::runtime::model::ModelRequest;
+use crate::runtime::scenario::{ProbeResult, Scenario, fail};
 use crate::runtime::tools::WORK;
 
 pub(super) const CHECKS: &[Check] = &[
@@ -11,80 +11,88 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "responsive",
             requirements: &["LC-19"],
-            checks: "A message is answered while a call is open, and the call's result follows.",
+            checks: "A message is answered while a call is open, and the result of the call reaches the model later.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(responsive(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(responsive(scenario)),
     },
     Check {
         probe: Probe {
             name: "model_failure",
             requirements: &["LC-22"],
-            checks: "A message stays when the model can not be asked.",
+            checks: "A message stays in the history if the model request fails.",
         },
-        phase: Phase::Together,
-        run: |scene| Box::pin(model_fails(scene)),
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(model_fails(scenario)),
     },
     Check {
         probe: Probe {
             name: "prompts_are_valid",
             requirements: &["LC-16"],
-            checks: "In every prompt each call is followed by exactly its results, and nothing stands between.",
+            checks: "In every prompt, each assistant message with calls is followed by exactly their results.",
         },
         phase: Phase::Last,
-        run: |scene| Box::pin(valid(scene)),
+        run: |scenario| Box::pin(valid(scenario)),
     },
     Check {
         probe: Probe {
             name: "conversations_are_apart",
             requirements: &["LC-29"],
-            checks: "No prompt holds anything of another conversation.",
+            checks: "No prompt contains messages of another conversation.",
         },
         phase: Phase::Last,
-        run: |scene| Box::pin(apart(scene)),
+        run: |scenario| Box::pin(apart(scenario)),
     },
 ];
 
-async fn responsive(scene: Scene) -> Seen {
-    let (thread, call) = scene.called(WORK).await?;
-    scene.looked_at(&thread).await?;
-    let word = scene.word("afterwards");
-    call.returns(&word).await?;
-    scene.heard(&word).await?;
+async fn responsive(scenario: Scenario) -> ProbeResult {
+    let (thread, call) = scenario.open_with_call(WORK).await?;
+    scenario.current_prompt(&thread).await?;
+    let text = scenario.unique_text("afterwards");
+    call.return_result(&text).await?;
+    scenario.wait_for_prompt_with(&text).await?;
     Ok(())
 }
 
-async fn model_fails(scene: Scene) -> Seen {
-    let mark = scene.step(|_, step| step.refusals = [400].into());
-    let written = scene.stage().written(mark);
-    let thread = scene.open(mark).await?;
-    scene.heard(&written).await?;
-    let question = scene.looked_at(&thread).await?;
-    if question.has(&written) {
+async fn model_fails(scenario: Scenario) -> ProbeResult {
+    let marker = scenario.step(|_, step| step.error_statuses = [400].into());
+    let written = scenario.server().marker_text(marker);
+    let thread = scenario.open_thread(marker).await?;
+    scenario.wait_for_prompt_with(&written).await?;
+    let model_request = scenario.current_prompt(&thread).await?;
+    if model_request.has(&written) {
         return Ok(());
     }
-    wrong("a message is lost because the model could not be asked", vec![question.exchange()])
+    fail("a message was lost after a failed model request", vec![model_request.exchange()])
 }
 
-/// Every question of every scene.
-fn questions(scene: &Scene) -> Vec<Question> {
-    scene.stage().asked(|asked| asked.prompt.is_some()).into_iter().filter_map(Question::of).collect()
+/// All model requests of all scenarios.
+fn all_model_requests(scenario: &Scenario) -> Vec<ModelRequest> {
+    scenario
+        .server()
+        .requests(|request| request.prompt.is_some())
+        .into_iter()
+        .filter_map(ModelRequest::of)
+        .collect()
 }
 
-async fn valid(scene: Scene) -> Seen {
-    for question in questions(&scene) {
-        if let Some(fault) = question.fault() {
-            return wrong(format!("no model's server takes this prompt: {fault}"), vec![question.exchange()]);
+async fn valid(scenario: Scenario) -> ProbeResult {
+    for model_request in all_model_requests(&scenario) {
+        if let Some(fault) = model_request.fault() {
+            return fail(
+                format!("a model API would reject this prompt: {fault}"),
+                vec![model_request.exchange()],
+            );
         }
     }
     Ok(())
 }
 
-async fn apart(scene: Scene) -> Seen {
-    for question in questions(&scene) {
-        let marks = question.marks(scene.stage());
-        if marks.iter().any(|mark| mark.scene != marks[0].scene) {
-            return wrong("two conversations are mixed in one prompt", vec![question.exchange()]);
+async fn apart(scenario: Scenario) -> ProbeResult {
+    for model_request in all_model_requests(&scenario) {
+        let markers = model_request.markers(scenario.server());
+        if markers.iter().any(|marker| marker.scenario != markers[0].scenario) {
+            return fail("a prompt contains messages of two conversations", vec![model_request.exchange()]);
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Errors are results, and what can not be answered with one is refused.
+//! Errors are reported as results. Invocations for which no result can be delivered are rejected.
 
 use bytes::Bytes;
 use rap_protocol::redact;
@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use crate::report::{Probe, Verdict};
 use crate::tool::inbox::Replies;
 use crate::tool::target::{Call, Credentials, Target};
-use crate::tool::{Check, Found, choice};
+use crate::tool::{Check, ProbeResult, selection};
 
 const UNKNOWN: &str = "rap_check_no_such_operation";
-/// Deeper than any JSON that means something.
+/// Nesting depth that no valid message reaches.
 const NESTING: usize = 20_000;
-/// What programs print when they fall over.
+/// Typical beginnings of stack traces.
 const TRACES: [&str; 5] =
     ["Traceback (most recent call last)", "panicked at", "Exception in thread", "goroutine ", "\n    at "];
 
@@ -21,8 +21,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "unknown_operation_is_an_error_result",
             requirements: &["LC-24", "LC-10", "LC-27"],
-            checks: "An operation that is not in the toolset is acknowledged with 200 and brings an error \
-                     result.",
+            checks: "An invocation of an operation that is not in the toolset is acknowledged with 200, and an \
+                     error result follows.",
         },
         run: |target| Box::pin(unknown_operation(target)),
     },
@@ -30,8 +30,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "invalid_arguments_are_an_error_result",
             requirements: &["LC-25", "LC-31"],
-            checks: "Arguments that do not fit the tool's own schema are acknowledged with 200 and bring an \
-                     error result.",
+            checks: "An invocation whose arguments violate the tool's schema is acknowledged with 200, and an \
+                     error result follows.",
         },
         run: |target| Box::pin(invalid_arguments(target)),
     },
@@ -39,8 +39,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "defects_are_error_results",
             requirements: &["TR-09"],
-            checks: "An invocation without arguments, or with arguments that are no object, is acknowledged \
-                     with 200 and brings an error result, since it says where to.",
+            checks: "An invocation without `arguments`, or with `arguments` that are not an object, is \
+                     acknowledged with 200, and an error result follows, because its callback URL is known.",
         },
         run: |target| Box::pin(defects(target)),
     },
@@ -48,31 +48,32 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "errors_say_what_is_wrong",
             requirements: &["LC-26"],
-            checks: "The text of an error result goes on after `Error: `, so that a model can act on it.",
+            checks: "The text of an error result has a description after `Error: `, so that a model can act on it.",
         },
-        run: |target| Box::pin(telling(target)),
+        run: |target| Box::pin(informative(target)),
     },
     Check {
         probe: Probe {
             name: "errors_hide_what_is_inside",
             requirements: &["LC-33"],
-            checks: "No stack trace and no path of a file stands in an error result.",
+            checks: "An error result contains no stack trace and no file path.",
         },
-        run: |target| Box::pin(discreet(target)),
+        run: |target| Box::pin(no_internal_details(target)),
     },
     Check {
         probe: Probe {
             name: "callback_urls_are_not_shown",
             requirements: &["LC-34"],
-            checks: "No acknowledgement and no result repeats the callback URL.",
+            checks: "No acknowledgement and no result contains the callback URL.",
         },
-        run: |target| Box::pin(secretive(target)),
+        run: |target| Box::pin(no_callback_url(target)),
     },
     Check {
         probe: Probe {
             name: "unreadable_invocation_is_refused",
             requirements: &["TR-23"],
-            checks: "What is no JSON, or lacks an id, a group_id or a usable callback_url, is answered 4xx.",
+            checks: "A body that is not JSON, or that has no `id`, no `group_id` or no valid `callback_url`, is \
+                     answered 4xx.",
         },
         run: |target| Box::pin(unreadable(target)),
     },
@@ -80,7 +81,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "deep_json_does_no_harm",
             requirements: &["TR-23", "LC-31"],
-            checks: "JSON that nests 20,000 deep is answered below 500, and the server goes on.",
+            checks: "JSON with 20,000 levels of nesting is answered with a status below 500, and the server keeps \
+                     running.",
         },
         run: |target| Box::pin(deep(target)),
     },
@@ -88,7 +90,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "stale_version_is_409",
             requirements: &["TR-08"],
-            checks: "A toolset_version that is not the manifest's is answered 409.",
+            checks: "An invocation whose `toolset_version` is not the current version is answered 409.",
         },
         run: |target| Box::pin(stale(target)),
     },
@@ -96,35 +98,37 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "stale_call_is_not_lost",
             requirements: &["LC-12"],
-            checks: "A call with another toolset_version is refused, or brings a result.",
+            checks: "An invocation with an outdated `toolset_version` is answered 4xx, or a result follows.",
         },
         run: |target| Box::pin(stale_is_not_lost(target)),
     },
 ];
 
-/// A call of something that is not there, with all that it brought.
+/// Calls an operation that does not exist, and waits for the result.
 async fn unknown(target: &Target) -> Result<Call, Verdict> {
     let call = target.call(UNKNOWN, json!({}), "", Replies::default())?;
     target.invoke(&call).await?;
-    call.result(target.patience).await?;
+    call.result(target.timeouts).await?;
     Ok(call)
 }
 
-async fn unknown_operation(target: &Target) -> Found {
+async fn unknown_operation(target: &Target) -> ProbeResult {
     expect_error(target, &target.call(UNKNOWN, json!({}), "", Replies::default())?).await
 }
 
-async fn invalid_arguments(target: &Target) -> Found {
-    let hidden = || Verdict::not_observable("no schema of a harmless tool forbids any arguments");
-    let misfit = choice::misfit(target.toolset()?, target.order().ok()).ok_or_else(hidden)?;
-    let call = target.call(&misfit.operation, Value::Object(misfit.arguments), "", Replies::default())?;
+async fn invalid_arguments(target: &Target) -> ProbeResult {
+    let not_observable =
+        || Verdict::not_observable("no schema of a non-destructive tool rejects any arguments");
+    let invalid = selection::invalid_call(target.toolset()?, target.operation_call().ok())
+        .ok_or_else(not_observable)?;
+    let call = target.call(&invalid.operation, Value::Object(invalid.arguments), "", Replies::default())?;
     expect_error(target, &call).await
 }
 
-async fn defects(target: &Target) -> Found {
-    let order = target.order()?;
+async fn defects(target: &Target) -> ProbeResult {
+    let operation_call = target.operation_call()?;
     for arguments in [Some(json!("none")), Some(json!([1, 2])), None] {
-        let mut call = target.call(&order.operation, json!({}), "", Replies::default())?;
+        let mut call = target.call(&operation_call.operation, json!({}), "", Replies::default())?;
         let fields = call.invocation.as_object_mut().expect("bug: an invocation is an object");
         match arguments {
             Some(arguments) => fields.insert("arguments".into(), arguments),
@@ -135,58 +139,60 @@ async fn defects(target: &Target) -> Found {
     Ok(())
 }
 
-async fn expect_error(target: &Target, call: &Call) -> Found {
+async fn expect_error(target: &Target, call: &Call) -> ProbeResult {
     target.invoke(call).await?;
-    if call.result(target.patience).await?.says().starts_with("Error:") {
+    if call.result(target.timeouts).await?.result_text().starts_with("Error:") {
         return Ok(());
     }
-    Err(call.fail("the result does not begin with `Error: `"))
+    Err(call.fail("the text of the result does not begin with `Error: `"))
 }
 
-async fn telling(target: &Target) -> Found {
-    let call = unseen(unknown(target).await)?;
-    let text = call.result(target.patience).await?.says();
+async fn informative(target: &Target) -> ProbeResult {
+    let call = or_not_observable(unknown(target).await)?;
+    let text = call.result(target.timeouts).await?.result_text();
     let words = text.trim_start_matches("Error:").split_whitespace().count();
-    if words >= 2 { Ok(()) } else { Err(call.fail("the error does not say what is wrong")) }
+    if words >= 2 { Ok(()) } else { Err(call.fail("the error result has no description after `Error: `")) }
 }
 
-async fn discreet(target: &Target) -> Found {
-    let mut calls = vec![unseen(unknown(target).await)?];
-    if let Some(misfit) = choice::misfit(target.toolset()?, target.order().ok()) {
-        let call = target.call(&misfit.operation, Value::Object(misfit.arguments), "", Replies::default())?;
+async fn no_internal_details(target: &Target) -> ProbeResult {
+    let mut calls = vec![or_not_observable(unknown(target).await)?];
+    if let Some(invalid) = selection::invalid_call(target.toolset()?, target.operation_call().ok()) {
+        let call =
+            target.call(&invalid.operation, Value::Object(invalid.arguments), "", Replies::default())?;
         target.invoke(&call).await?;
         calls.push(call);
     }
     for call in calls {
-        let text = unseen(call.result(target.patience).await)?.says();
+        let text = or_not_observable(call.result(target.timeouts).await)?.result_text();
         let path = |line: &str| !line.contains("://") && redact::text(line) != line.trim();
         if TRACES.iter().any(|trace| text.contains(trace)) || text.lines().any(path) {
-            return Err(call.fail("the error shows something of the server's inside"));
+            return Err(call.fail("the error result contains a stack trace or a file path"));
         }
     }
     Ok(())
 }
 
-/// The callback URL is known by its token, which stands behind the last slash.
-async fn secretive(target: &Target) -> Found {
+/// Looks for the token of the callback URL, which is the part after the last slash.
+async fn no_callback_url(target: &Target) -> ProbeResult {
     let mut calls = vec![target.call(UNKNOWN, json!({}), "", Replies::default())?];
     calls.extend(target.operation().ok());
     for call in calls {
         let token = call.inbox.url.rsplit('/').next().unwrap_or_default();
-        let said = unseen(target.invoke(&call).await)?;
-        unseen(call.result(target.patience).await)?;
-        let shows = |text: &str| text.contains(token);
+        let response = or_not_observable(target.invoke(&call).await)?;
+        or_not_observable(call.result(target.timeouts).await)?;
+        let has_token = |text: &str| text.contains(token);
         let deliveries = call.inbox.deliveries();
-        if shows(&String::from_utf8_lossy(&said.body))
-            || deliveries.iter().any(|delivery| shows(&delivery.says()))
+        if has_token(&String::from_utf8_lossy(&response.body))
+            || deliveries.iter().any(|delivery| has_token(&delivery.result_text()))
         {
-            return Err(call.fail("the callback URL was repeated, where others may read it"));
+            return Err(call
+                .fail("an acknowledgement or a result contains the callback URL, where others may read it"));
         }
     }
     Ok(())
 }
 
-async fn unreadable(target: &Target) -> Found {
+async fn unreadable(target: &Target) -> ProbeResult {
     let call = target.call(UNKNOWN, json!({}), "", Replies::default())?;
     let changed = |field: &str, value: Option<Value>| {
         let mut body = call.invocation.clone();
@@ -209,23 +215,25 @@ async fn unreadable(target: &Target) -> Found {
         changed("callback_url", Some(json!("/relative"))),
     ];
     for body in bodies {
-        let said = target.post_to_endpoint(body.into(), Credentials::Ours).await?;
-        if !(400..500).contains(&said.status) {
-            let what =
-                format!("it was answered {}, and nobody can be told what is wrong with it", said.status);
-            return Err(Verdict::fail(what, vec![said.exchange]));
+        let response = target.post_to_endpoint(body.into(), Credentials::Valid).await?;
+        if !(400..500).contains(&response.status) {
+            let what = format!("an unreadable invocation was answered {} instead of 4xx", response.status);
+            return Err(Verdict::fail(what, vec![response.exchange]));
         }
     }
     Ok(())
 }
 
-async fn deep(target: &Target) -> Found {
+async fn deep(target: &Target) -> ProbeResult {
     let call = target.call(UNKNOWN, json!({"x": "HERE"}), "", Replies::default())?;
     let deep = format!("{}{}", "[".repeat(NESTING), "]".repeat(NESTING));
     let body = call.invocation.to_string().replace("\"HERE\"", &deep);
-    let said = target.post_to_endpoint(Bytes::from(body), Credentials::Ours).await?;
-    if said.status >= 500 {
-        return Err(Verdict::fail(format!("it was answered {}", said.status), vec![said.exchange]));
+    let response = target.post_to_endpoint(Bytes::from(body), Credentials::Valid).await?;
+    if response.status >= 500 {
+        return Err(Verdict::fail(
+            format!("deeply nested JSON was answered {} instead of a status below 500", response.status),
+            vec![response.exchange],
+        ));
     }
     target.discover().await?;
     Ok(())
@@ -240,33 +248,34 @@ fn stale_call(target: &Target) -> Result<Call, Verdict> {
     Ok(call)
 }
 
-async fn stale(target: &Target) -> Found {
+async fn stale(target: &Target) -> ProbeResult {
     let call = stale_call(target)?;
-    let said = target.send_invocation(&call, Credentials::Ours).await?;
-    if said.status == 409 {
+    let response = target.send_invocation(&call, Credentials::Valid).await?;
+    if response.status == 409 {
         Ok(())
     } else {
-        Err(call.fail(format!("it was answered {} and not 409", said.status)))
+        Err(call.fail(format!("an outdated toolset_version was answered {} instead of 409", response.status)))
     }
 }
 
-async fn stale_is_not_lost(target: &Target) -> Found {
+async fn stale_is_not_lost(target: &Target) -> ProbeResult {
     let call = stale_call(target)?;
-    let said = target.send_invocation(&call, Credentials::Ours).await?;
-    if said.status >= 500 {
-        return Err(
-            call.fail(format!("it was answered {}, so that it would be sent again and again", said.status))
-        );
+    let response = target.send_invocation(&call, Credentials::Valid).await?;
+    if response.status >= 500 {
+        return Err(call.fail(format!(
+            "an outdated toolset_version was answered {}, so the runtime would send it again",
+            response.status
+        )));
     }
-    if said.status >= 400 {
+    if response.status >= 400 {
         return Ok(());
     }
-    call.result(target.patience).await.map(|_| ())
+    call.result(target.timeouts).await.map(|_| ())
 }
 
-/// Where another probe says that there is no error result, this one has nothing to look at.
-fn unseen<T>(outcome: Result<T, Verdict>) -> Result<T, Verdict> {
+/// Turns a failure into not observable: a missing error result is the failure of another probe.
+fn or_not_observable<T>(outcome: Result<T, Verdict>) -> Result<T, Verdict> {
     outcome.map_err(|_| {
-        Verdict::not_observable("no error result came: see unknown_operation_is_an_error_result")
+        Verdict::not_observable("no error result arrived: see the probe unknown_operation_is_an_error_result")
     })
 }

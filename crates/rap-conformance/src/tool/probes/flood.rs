@@ -1,4 +1,4 @@
-//! What a server does when it is sent too much.
+//! Rate limits of notifications.
 
 use futures_util::StreamExt;
 use rap_protocol::{CANCEL_TOOL_CALL_PATH, CLOSE_THREAD_PATH};
@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use crate::report::{Probe, Verdict};
 use crate::tool::target::{Credentials, Target};
-use crate::tool::{Check, Found};
+use crate::tool::{Check, ProbeResult};
 
-/// How many notifications are sent, and how many of them at a time.
+/// Number of notifications that are sent, and how many of them concurrently.
 const FLOOD: usize = 2_000;
 const AT_A_TIME: usize = 16;
 
@@ -17,7 +17,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "closings_are_rate_limited",
             requirements: &["TC-20"],
-            checks: "Of 2,000 closings in a row some are answered 429.",
+            checks: "Of 2,000 /close_thread notifications in a row, some are answered 429.",
         },
         run: |target| Box::pin(closings(target)),
     },
@@ -25,34 +25,38 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "cancellations_are_rate_limited",
             requirements: &["CN-22"],
-            checks: "Of 2,000 cancellations in a row some are answered 429.",
+            checks: "Of 2,000 /cancel_tool_call notifications in a row, some are answered 429.",
         },
         run: |target| Box::pin(cancellations(target)),
     },
 ];
 
-async fn closings(target: &Target) -> Found {
+async fn closings(target: &Target) -> ProbeResult {
     flood(target, CLOSE_THREAD_PATH, |thread, _| json!({"thread_id": thread})).await
 }
 
-async fn cancellations(target: &Target) -> Found {
+async fn cancellations(target: &Target) -> ProbeResult {
     flood(target, CANCEL_TOOL_CALL_PATH, |thread, call| json!({"thread_id": thread, "tool_call_id": call}))
         .await
 }
 
-async fn flood(target: &Target, path: &str, body: fn(String, String) -> Value) -> Found {
+async fn flood(target: &Target, path: &str, body: fn(String, String) -> Value) -> ProbeResult {
     let sent = (0..FLOOD).map(|_| async {
-        target.notify_as(path, &body(target.fresh("thread"), target.fresh("call")), Credentials::Ours).await
+        target
+            .notify_as(path, &body(target.fresh_id("thread"), target.fresh_id("call")), Credentials::Valid)
+            .await
     });
     let mut answers = futures_util::stream::iter(sent).buffer_unordered(AT_A_TIME);
     let mut last = None;
     while let Some(answer) = answers.next().await {
-        let said = answer?;
-        if said.status == 429 {
+        let response = answer?;
+        if response.status == 429 {
             return Ok(());
         }
-        last = Some(said.exchange);
+        last = Some(response.exchange);
     }
-    let what = format!("all of {FLOOD} in a row were taken; a limit, if there is one, lies above that");
+    let what = format!(
+        "none of {FLOOD} notifications in a row was answered 429; a rate limit, if there is one, is higher"
+    );
     Err(Verdict::fail(what, last.into_iter().collect()))
 }

@@ -1,15 +1,15 @@
-//! Closing threads and cancelling calls: always 200, at once, and without a word about what is there.
+//! Notifications about closed threads and cancelled calls: always answered 200, promptly, and without revealing state.
 
 use rap_protocol::{CANCEL_TOOL_CALL_PATH, CLOSE_THREAD_PATH};
 use serde_json::{Value, json};
 
 use crate::report::{Probe, Verdict};
 use crate::tool::inbox::Delivery;
-use crate::tool::target::{Call, Said, Target, results};
-use crate::tool::{Check, Found};
+use crate::tool::target::{Call, ServerResponse, Target, results};
+use crate::tool::{Check, ProbeResult};
 
-/// Ids that break what trusts them. A server that takes one for a path may well delete what is there, so all paths
-/// lead to nothing, and none to a folder; what is not a path does no harm where it works either.
+/// Ids that break servers which use them unchecked. A server that uses an id as a path may delete what it finds there,
+/// so no path leads to an existing file or directory. The other ids are harmless even if they are interpreted.
 const HOSTILE: [&str; 10] = [
     "../../../../rap-check/no-such-file",
     "..\\..\\..\\rap-check\\no-such-file",
@@ -22,9 +22,9 @@ const HOSTILE: [&str; 10] = [
     "<b>&amp;</b>",
     "a\u{0}b\r\nX-Injected: yes",
 ];
-/// One late answer may be the network's doing, or a busy machine's.
+/// Number of attempts: a single late answer may be caused by the network or by a busy machine.
 const ATTEMPTS: usize = 3;
-/// Longer than an id may be.
+/// Length of an id that exceeds the limit.
 const LONG: usize = 10_000;
 
 pub(super) const CHECKS: &[Check] = &[
@@ -32,7 +32,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "closing_an_unknown_thread_is_200",
             requirements: &["TC-04", "TC-05", "TC-14", "LC-03"],
-            checks: "POST /close_thread with a thread that the server never heard of is answered 200.",
+            checks: "POST /close_thread with an unknown thread is answered 200.",
         },
         run: |target| Box::pin(unknown(target, Kind::Close)),
     },
@@ -40,7 +40,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "closing_a_known_thread_is_200",
             requirements: &["TC-04", "TC-05"],
-            checks: "POST /close_thread with a thread that made a call is answered 200.",
+            checks: "POST /close_thread with a thread that has made a call is answered 200.",
         },
         run: |target| Box::pin(known(target, Kind::Close)),
     },
@@ -48,7 +48,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "closing_twice_is_harmless",
             requirements: &["TC-09"],
-            checks: "A second closing of the same thread is answered 200 as well.",
+            checks: "A second POST /close_thread with the same thread is answered 200, too.",
         },
         run: |target| Box::pin(twice(target, Kind::Close)),
     },
@@ -56,7 +56,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "closing_is_answered_at_once",
             requirements: &["TC-12"],
-            checks: "The closing of a thread is answered within a second, at least once in three.",
+            checks: "POST /close_thread is answered within one second, at least once in three attempts.",
         },
         run: |target| Box::pin(at_once(target)),
     },
@@ -64,8 +64,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "closing_takes_hostile_ids",
             requirements: &["TC-21"],
-            checks: "Thread ids that are paths, quotes, commands, control characters or far too long \
-                     are answered 200, and what is no string below 500.",
+            checks: "POST /close_thread with ids that are paths, quotes, commands, control characters or far too \
+                     long is answered 200; an id that is not a string is answered below 500.",
         },
         run: |target| Box::pin(hostile(target, Kind::Close)),
     },
@@ -73,15 +73,15 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "closing_reveals_nothing",
             requirements: &["TC-19"],
-            checks: "A known and an unknown thread get the same answer.",
+            checks: "POST /close_thread has the same answer for a known and an unknown thread.",
         },
-        run: |target| Box::pin(discreet(target, Kind::Close)),
+        run: |target| Box::pin(same_answer(target, Kind::Close)),
     },
     Check {
         probe: Probe {
             name: "a_closed_thread_can_call_again",
             requirements: &["TC-08"],
-            checks: "An invocation that arrives after the closing of its thread brings a result.",
+            checks: "A result follows an invocation that arrives after its thread was closed.",
         },
         run: |target| Box::pin(call_after_close(target)),
     },
@@ -89,7 +89,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "cancelling_an_unknown_call_is_200",
             requirements: &["CN-04", "CN-05", "CN-16"],
-            checks: "POST /cancel_tool_call with a call that the server never heard of is answered 200.",
+            checks: "POST /cancel_tool_call with an unknown call is answered 200.",
         },
         run: |target| Box::pin(unknown(target, Kind::Cancel)),
     },
@@ -97,8 +97,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "cancelling_a_finished_call_is_200",
             requirements: &["CN-03", "CN-04", "CN-05"],
-            checks: "POST /cancel_tool_call with a call whose result was delivered is answered 200, and \
-                     nothing follows.",
+            checks: "POST /cancel_tool_call with a call that has returned is answered 200, and no further result \
+                     follows.",
         },
         run: |target| Box::pin(cancel_after_result(target)),
     },
@@ -106,7 +106,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "cancelling_twice_is_harmless",
             requirements: &["CN-08"],
-            checks: "A second cancellation of the same call is answered 200 as well.",
+            checks: "A second POST /cancel_tool_call with the same call is answered 200, too.",
         },
         run: |target| Box::pin(twice(target, Kind::Cancel)),
     },
@@ -114,8 +114,8 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "cancelling_takes_hostile_ids",
             requirements: &["CN-23"],
-            checks: "Call and thread ids that are paths, quotes, commands, control characters or far \
-                     too long are answered 200, and what is no string below 500.",
+            checks: "POST /cancel_tool_call with ids that are paths, quotes, commands, control characters or far \
+                     too long is answered 200; an id that is not a string is answered below 500.",
         },
         run: |target| Box::pin(hostile(target, Kind::Cancel)),
     },
@@ -123,9 +123,9 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "cancelling_reveals_nothing",
             requirements: &["CN-21"],
-            checks: "A known and an unknown call get the same answer.",
+            checks: "POST /cancel_tool_call has the same answer for a known and an unknown call.",
         },
-        run: |target| Box::pin(discreet(target, Kind::Cancel)),
+        run: |target| Box::pin(same_answer(target, Kind::Cancel)),
     },
 ];
 
@@ -151,89 +151,106 @@ impl Kind {
     }
 }
 
-async fn send(target: &Target, kind: Kind, body: &Value) -> Result<Said, Verdict> {
+async fn send(target: &Target, kind: Kind, body: &Value) -> Result<ServerResponse, Verdict> {
     target.notify(kind.path(), body).await
 }
 
-async fn send_about(target: &Target, kind: Kind, call: &Call) -> Result<Said, Verdict> {
+async fn send_about(target: &Target, kind: Kind, call: &Call) -> Result<ServerResponse, Verdict> {
     send(target, kind, &kind.body(call.thread.as_str(), call.id.as_str())).await
 }
 
-fn expect_200(said: Said) -> Found {
-    match said.status {
+fn expect_200(response: ServerResponse) -> ProbeResult {
+    match response.status {
         200 => Ok(()),
-        status => Err(Verdict::fail(format!("it was answered {status}"), vec![said.exchange])),
+        status => Err(Verdict::fail(
+            format!("the notification was answered {status} instead of 200"),
+            vec![response.exchange],
+        )),
     }
 }
 
-/// A call that brought its result.
+/// Makes a call and waits for its result.
 async fn finished(target: &Target) -> Result<Call, Verdict> {
     let call = target.operation()?;
     target.invoke(&call).await?;
-    call.result(target.patience).await?;
+    call.result(target.timeouts).await?;
     Ok(call)
 }
 
-async fn unknown(target: &Target, kind: Kind) -> Found {
-    expect_200(send(target, kind, &kind.body(target.fresh("thread"), target.fresh("call"))).await?)
+async fn unknown(target: &Target, kind: Kind) -> ProbeResult {
+    expect_200(send(target, kind, &kind.body(target.fresh_id("thread"), target.fresh_id("call"))).await?)
 }
 
-async fn known(target: &Target, kind: Kind) -> Found {
+async fn known(target: &Target, kind: Kind) -> ProbeResult {
     expect_200(send_about(target, kind, &finished(target).await?).await?)
 }
 
-async fn twice(target: &Target, kind: Kind) -> Found {
+async fn twice(target: &Target, kind: Kind) -> ProbeResult {
     let call = finished(target).await?;
     send_about(target, kind, &call).await?;
     expect_200(send_about(target, kind, &call).await?)
 }
 
-async fn at_once(target: &Target) -> Found {
+async fn at_once(target: &Target) -> ProbeResult {
     let mut found = Ok(());
     for _ in 0..ATTEMPTS {
         let call = finished(target).await?;
-        let said = send_about(target, Kind::Close, &call).await?;
-        if said.took <= target.patience.prompt {
+        let response = send_about(target, Kind::Close, &call).await?;
+        if response.took <= target.timeouts.prompt {
             return Ok(());
         }
-        found = Err(Verdict::fail(format!("it took {:.1} s", said.took.as_secs_f64()), vec![said.exchange]));
+        found = Err(Verdict::fail(
+            format!(
+                "the answer took {:.1} s; answer before the clean-up is done",
+                response.took.as_secs_f64()
+            ),
+            vec![response.exchange],
+        ));
     }
     found
 }
 
-async fn hostile(target: &Target, kind: Kind) -> Found {
+async fn hostile(target: &Target, kind: Kind) -> ProbeResult {
     let long = "x".repeat(LONG);
     for id in HOSTILE.into_iter().chain([long.as_str()]) {
         let bodies = match kind {
             Kind::Close => vec![kind.body(id, "")],
-            Kind::Cancel => vec![kind.body(target.fresh("thread"), id), kind.body(id, target.fresh("call"))],
+            Kind::Cancel => {
+                vec![kind.body(target.fresh_id("thread"), id), kind.body(id, target.fresh_id("call"))]
+            }
         };
         for body in bodies {
             expect_200(send(target, kind, &body).await?)?;
         }
     }
-    for no_id in [json!(7), json!(null), json!({"a": 1}), json!(["a"])] {
-        let said = send(target, kind, &kind.body(no_id.clone(), no_id)).await?;
-        if said.status >= 500 {
-            return Err(Verdict::fail(format!("it was answered {}", said.status), vec![said.exchange]));
+    for not_an_id in [json!(7), json!(null), json!({"a": 1}), json!(["a"])] {
+        let response = send(target, kind, &kind.body(not_an_id.clone(), not_an_id)).await?;
+        if response.status >= 500 {
+            return Err(Verdict::fail(
+                format!("an id that is not a string was answered {}", response.status),
+                vec![response.exchange],
+            ));
         }
     }
     Ok(())
 }
 
-async fn discreet(target: &Target, kind: Kind) -> Found {
+async fn same_answer(target: &Target, kind: Kind) -> ProbeResult {
     let call = finished(target).await?;
     let known = send_about(target, kind, &call).await?;
-    let unknown = send(target, kind, &kind.body(target.fresh("thread"), target.fresh("call"))).await?;
-    // Another status than 200 is for other probes to find.
+    let unknown = send(target, kind, &kind.body(target.fresh_id("thread"), target.fresh_id("call"))).await?;
+    // A status other than 200 is the failure of other probes.
     if known.body == unknown.body {
         return Ok(());
     }
-    Err(Verdict::fail("the two answers differ", vec![known.exchange, unknown.exchange]))
+    Err(Verdict::fail(
+        "the answers for a known and an unknown id differ, which reveals whether the id is known",
+        vec![known.exchange, unknown.exchange],
+    ))
 }
 
-/// The second call has the callback URL of the first, too: that is another probe's business.
-async fn call_after_close(target: &Target) -> Found {
+/// The second call uses the callback URL of the first, because separate URLs are checked by another probe.
+async fn call_after_close(target: &Target) -> ProbeResult {
     let first = finished(target).await?;
     send_about(target, Kind::Close, &first).await?;
     let mut second = target.operation()?;
@@ -241,16 +258,16 @@ async fn call_after_close(target: &Target) -> Found {
     second.invocation["callback_url"] = first.inbox.url.as_str().into();
     target.invoke(&second).await?;
     let result = |deliveries: &[Delivery]| results(deliveries).nth(1).map(|_| ());
-    let seen = first.inbox.until(target.patience.result, result).await;
-    seen.ok_or_else(|| second.fail("the call was acknowledged and brought nothing"))
+    let observed = first.inbox.wait_for(target.timeouts.result, result).await;
+    observed.ok_or_else(|| second.fail("the call was acknowledged, but no result followed"))
 }
 
-async fn cancel_after_result(target: &Target) -> Found {
+async fn cancel_after_result(target: &Target) -> ProbeResult {
     let call = finished(target).await?;
     expect_200(send_about(target, Kind::Cancel, &call).await?)?;
     let second = |deliveries: &[Delivery]| results(deliveries).nth(1).map(|_| ());
-    match call.inbox.until(target.patience.quiet, second).await {
+    match call.inbox.wait_for(target.timeouts.quiet, second).await {
         None => Ok(()),
-        Some(()) => Err(call.fail("a second result came after the cancellation of a call that was over")),
+        Some(()) => Err(call.fail("a second result arrived after a finished call was cancelled")),
     }
 }

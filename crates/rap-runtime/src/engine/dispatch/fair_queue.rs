@@ -1,28 +1,29 @@
-//! A queue in which sessions take turns: each waits for one item of every other session at most.
+//! A fair queue: sessions take turns, so that each waits for at most one item of every other session.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Items that wait, by session. Bounded in all and for each session.
+/// Queued items by session, bounded in total and per session.
 pub(super) struct FairQueue<S, T> {
-    /// Sessions with items, in the order of their turns.
+    /// Sessions that have items, in the order of their turns.
     turns: VecDeque<S>,
     items: BTreeMap<S, VecDeque<T>>,
     known: BTreeSet<T>,
     bounds: Bounds,
 }
 
-/// The bounds of a queue.
+/// Maximum number of items in a queue, in total and per session.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
     pub(super) items: usize,
     pub(super) per_session: usize,
 }
 
-/// Whether an item is in the queue.
+/// Result of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pushed {
-    Waits,
-    /// There is no room for it.
+    /// The item is in the queue.
+    Queued,
+    /// The queue or the session's share is full. The item was not added.
     Full,
 }
 
@@ -39,21 +40,21 @@ impl<S: Ord + Copy, T: Ord + Clone> FairQueue<S, T> {
         self.items.contains_key(&session)
     }
 
-    /// Adds an item behind the others of its session, if there is room. One that is there already is not added again.
+    /// Appends an item to those of its session if there is room. An item that is already queued is not added again.
     pub(super) fn push(&mut self, session: S, item: T) -> Pushed {
         if self.known.contains(&item) {
-            return Pushed::Waits;
+            return Pushed::Queued;
         }
         let of_session = self.items.get(&session).map_or(0, VecDeque::len);
         if self.known.len() >= self.bounds.items || of_session >= self.bounds.per_session {
             return Pushed::Full;
         }
-        self.push_beyond(session, item);
-        Pushed::Waits
+        self.push_unbounded(session, item);
+        Pushed::Queued
     }
 
-    /// Like `push`, without the bounds. The caller limits how many items it adds.
-    pub(super) fn push_beyond(&mut self, session: S, item: T) {
+    /// Like `push`, but ignores the bounds. The caller limits the number of items.
+    pub(super) fn push_unbounded(&mut self, session: S, item: T) {
         if !self.known.insert(item.clone()) {
             return;
         }
@@ -64,7 +65,7 @@ impl<S: Ord + Copy, T: Ord + Clone> FairQueue<S, T> {
         items.push_back(item);
     }
 
-    /// Drops all items but the first of each session.
+    /// Drops all items except the first of each session.
     pub(super) fn keep_first(&mut self) {
         for items in self.items.values_mut() {
             for dropped in items.drain(1..) {
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_comes_late_waits_for_one_item_of_each_other_session() {
+    fn a_new_session_waits_for_one_item_of_each_other_session() {
         let mut queue = queue();
         for no in 0..4 {
             queue.push(1, (1, no));
@@ -125,24 +126,24 @@ mod tests {
     fn one_session_cannot_fill_the_queue() {
         let mut queue = queue();
         let pushed: Vec<Pushed> = (0..5).map(|no| queue.push(1, (1, no))).collect();
-        assert_eq!(pushed[3..], [Pushed::Waits, Pushed::Full]);
-        assert_eq!(queue.push(2, (2, 0)), Pushed::Waits);
+        assert_eq!(pushed[3..], [Pushed::Queued, Pushed::Full]);
+        assert_eq!(queue.push(2, (2, 0)), Pushed::Queued);
         for no in 0..3 {
-            assert_eq!(queue.push(3, (3, no)), Pushed::Waits);
+            assert_eq!(queue.push(3, (3, no)), Pushed::Queued);
         }
         assert_eq!(queue.push(4, (4, 0)), Pushed::Full);
     }
 
     #[test]
-    fn an_item_waits_once() {
+    fn an_item_is_queued_only_once() {
         let mut queue = queue();
-        assert_eq!([queue.push(1, (1, 0)), queue.push(1, (1, 0))], [Pushed::Waits, Pushed::Waits]);
+        assert_eq!([queue.push(1, (1, 0)), queue.push(1, (1, 0))], [Pushed::Queued, Pushed::Queued]);
         queue.pop();
         assert_eq!(queue.pop(), None);
     }
 
     #[test]
-    fn the_first_item_of_each_session_can_be_kept_alone() {
+    fn keep_first_drops_all_but_the_first_item_of_each_session() {
         let mut queue = queue();
         for no in 0..3 {
             queue.push(1, (1, no));
@@ -151,9 +152,9 @@ mod tests {
         queue.pop();
         queue.keep_first();
         assert!(queue.has(1) && queue.has(2) && !queue.has(3));
-        // What was dropped can be added again, also beyond the bounds.
+        // Dropped items can be added again, also beyond the bounds.
         for no in 0..9 {
-            queue.push_beyond(1, (1, no));
+            queue.push_unbounded(1, (1, no));
         }
         let order: Vec<(u8, u32)> = std::iter::from_fn(|| queue.pop()).map(|(_, item)| item).collect();
         assert_eq!(order[..4], [(2, 0), (1, 1), (1, 0), (1, 2)]);

@@ -1,4 +1,4 @@
-//! The decisions of the dispatcher as tables. `tests/random.rs` drives it against a model of the store.
+//! Table tests of the dispatcher's decisions. `tests/random.rs` runs it against a model of the store.
 
 mod random;
 
@@ -20,7 +20,7 @@ fn session(number: u64) -> SessionKey {
     SessionKey::of_root(key(number))
 }
 
-/// Work of a session, told apart by its number.
+/// Work item `number` of a session.
 fn ask(session: u64, number: u64) -> WorkKey {
     WorkKey::Ask { thread: key(session), turn: number }
 }
@@ -33,14 +33,15 @@ fn invoke(number: u64) -> WorkKey {
     WorkKey::Invoke { thread: key(1), call: call(number) }
 }
 
-/// A dispatcher whose only slot for questions is taken.
+/// Returns a dispatcher whose only slot for questions is in use.
 fn busy(bounds: Bounds) -> Dispatcher {
     let dispatcher = Dispatcher::with_bounds(SLOTS, bounds);
     assert!(dispatcher.offer(&queue(WorkKind::Ask), session(99), ask(99, 0)).is_some());
     dispatcher
 }
 
-/// What is done next, as text: `1.2` begins work 2 of session 1, `read 3 x2` reads behind session 3, two items each.
+/// Returns the next action as text: `1.2` starts item 2 of session 1, `read 3 x2` reads the sessions after session 3,
+/// up to two items each.
 fn next(dispatcher: &Dispatcher) -> String {
     match dispatcher.next(&queue(WorkKind::Ask), NOW) {
         Next::Start(WorkKey::Ask { thread, turn }, _) => {
@@ -57,7 +58,7 @@ fn next(dispatcher: &Dispatcher) -> String {
     }
 }
 
-/// Frees the slot and says what is done next.
+/// Releases the slot and returns the next action.
 fn free(dispatcher: &Dispatcher) -> String {
     dispatcher.release(&queue(WorkKind::Ask));
     next(dispatcher)
@@ -78,12 +79,12 @@ fn offer(dispatcher: &Dispatcher, of: u64, number: u64) -> bool {
 }
 
 #[test]
-fn each_queue_has_slots_of_its_own() {
+fn each_queue_has_its_own_slots() {
     let dispatcher = Dispatcher::new(SLOTS);
     for (kind, slots) in [(WorkKind::Ask, 1), (WorkKind::Invoke, 2), (WorkKind::Answer, 3)] {
         for destination in ["a", "b"] {
             let queue = WorkQueue { kind, destination: destination.into() };
-            let begun = (0..9).filter(|number| {
+            let started = (0..9).filter(|number| {
                 let thread = key(10 * number + u64::from(destination == "b"));
                 let key = match kind {
                     WorkKind::Ask => WorkKey::Ask { thread, turn: 1 },
@@ -92,22 +93,22 @@ fn each_queue_has_slots_of_its_own() {
                 };
                 dispatcher.offer(&queue, session(*number), key).is_some()
             });
-            assert_eq!(begun.count(), slots, "{kind:?} {destination}");
+            assert_eq!(started.count(), slots, "{kind:?} {destination}");
             assert!(matches!(dispatcher.next(&queue, NOW), Next::Nothing));
         }
     }
-    assert_eq!(dispatcher.running(), [("ask", 2), ("invoke", 4), ("answer", 6), ("check", 0)]);
+    assert_eq!(dispatcher.in_progress(), [("ask", 2), ("invoke", 4), ("answer", 6), ("check", 0)]);
 }
 
 #[test]
-fn work_begins_at_once_if_a_slot_is_free_and_nobody_waits() {
+fn work_starts_at_once_if_a_slot_is_free_and_nothing_waits() {
     let dispatcher = Dispatcher::with_bounds(SLOTS, SMALL);
     assert_eq!(next(&dispatcher), "nothing");
     assert!(offer(&dispatcher, 1, 1));
-    assert!(!offer(&dispatcher, 1, 1), "it is in progress");
+    assert!(!offer(&dispatcher, 1, 1), "already in progress");
     assert!(!offer(&dispatcher, 1, 2));
     assert_eq!(next(&dispatcher), "nothing");
-    // The slot is free, but somebody waits for it.
+    // The slot is free, but other work waits for it.
     dispatcher.release(&queue(WorkKind::Ask));
     assert!(!offer(&dispatcher, 2, 1));
     assert_eq!(next(&dispatcher), "1.2");
@@ -121,7 +122,7 @@ fn sessions_take_turns() {
     let dispatcher = busy(Bounds { items: 100, per_session: 10 });
     for (of, number) in [(1, 1), (1, 2), (1, 3), (2, 1), (3, 1), (2, 2)] {
         assert!(!offer(&dispatcher, of, number));
-        // What waits is not added again.
+        // Work that is queued is not added again.
         assert!(!offer(&dispatcher, of, number));
     }
     let order: Vec<String> = (0..7).map(|_| free(&dispatcher)).collect();
@@ -134,36 +135,36 @@ fn work_beyond_the_bounds_is_read_from_the_store() {
     for number in 1..=5 {
         offer(&dispatcher, 1, number);
     }
-    // Only the first of a session that has more in the store stays here, so that it is not ahead of others.
+    // Only the first item of each session stays in memory, so that a session with more in the store does not get ahead.
     offer(&dispatcher, 2, 1);
     assert_eq!([free(&dispatcher), free(&dispatcher)], ["1.1", "2.1"]);
     assert_eq!(free(&dispatcher), "read  x2");
-    assert_eq!(next(&dispatcher), "nothing", "it is being read");
-    // There may be more than two, so it is read again, and again one of each session only.
+    assert_eq!(next(&dispatcher), "nothing", "a page is being read");
+    // A session may have more than two items, so the store is read again, and again one item of each session is taken.
     dispatcher.end(&ask(1, 1));
     dispatcher.end(&ask(2, 1));
-    dispatcher.read(&queue(WorkKind::Ask), &page(None, 2), found(&[(1, 2), (1, 3)], None));
+    dispatcher.page_read(&queue(WorkKind::Ask), &page(None, 2), found(&[(1, 2), (1, 3)], None));
     assert_eq!(next(&dispatcher), "1.2");
     assert_eq!(free(&dispatcher), "read  x2");
     dispatcher.end(&ask(1, 2));
-    dispatcher.read(&queue(WorkKind::Ask), &page(None, 2), found(&[(1, 3)], None));
+    dispatcher.page_read(&queue(WorkKind::Ask), &page(None, 2), found(&[(1, 3)], None));
     assert_eq!([next(&dispatcher), free(&dispatcher)], ["1.3", "nothing"]);
 }
 
 #[test]
-fn a_page_fills_the_slots_that_are_free() {
+fn a_page_fills_the_free_slots() {
     let dispatcher = Dispatcher::with_bounds(Slots { ask: 3, ..SLOTS }, SMALL);
-    dispatcher.look_in_store(&queue(WorkKind::Ask));
+    dispatcher.check_store(&queue(WorkKind::Ask));
     assert_eq!(next(&dispatcher), "read  x2");
     let work = found(&[(1, 1), (1, 2), (2, 1), (2, 2)], None);
-    dispatcher.read(&queue(WorkKind::Ask), &page(None, 2), work);
+    dispatcher.page_read(&queue(WorkKind::Ask), &page(None, 2), work);
     assert_eq!([next(&dispatcher), next(&dispatcher), next(&dispatcher)], ["1.1", "2.1", "1.2"]);
-    // The fourth has to be found again.
+    // The fourth item has to be read again.
     assert_eq!(free(&dispatcher), "read  x2");
 }
 
 #[test]
-fn a_session_that_had_a_turn_since_the_last_page_is_behind_the_others() {
+fn a_session_that_had_a_turn_since_the_last_page_comes_after_the_others() {
     let dispatcher = busy(SMALL);
     for (of, number) in [(3, 1), (3, 2), (3, 3), (1, 1)] {
         offer(&dispatcher, of, number);
@@ -171,7 +172,7 @@ fn a_session_that_had_a_turn_since_the_last_page_is_behind_the_others() {
     let order = [free(&dispatcher), free(&dispatcher), free(&dispatcher)];
     assert_eq!(order, ["3.1", "1.1", "read  x2"]);
     let work = found(&[(1, 2), (2, 1), (3, 2), (3, 3)], None);
-    dispatcher.read(&queue(WorkKind::Ask), &page(None, 2), work);
+    dispatcher.page_read(&queue(WorkKind::Ask), &page(None, 2), work);
     assert_eq!([next(&dispatcher), free(&dispatcher), free(&dispatcher)], ["2.1", "3.2", "1.2"]);
 }
 
@@ -179,83 +180,83 @@ fn a_session_that_had_a_turn_since_the_last_page_is_behind_the_others() {
 fn in_a_round_of_several_pages_each_session_has_one_turn() {
     let dispatcher = Dispatcher::with_bounds(SLOTS, SMALL);
     let asks = queue(WorkKind::Ask);
-    dispatcher.look_in_store(&asks);
+    dispatcher.check_store(&asks);
     assert_eq!(next(&dispatcher), "read  x2");
     let first = [(1, 1), (1, 2), (2, 1), (3, 1), (3, 2), (4, 1)];
-    dispatcher.read(&asks, &page(None, 2), found(&first, Some(4)));
+    dispatcher.page_read(&asks, &page(None, 2), found(&first, Some(4)));
     let mut order: Vec<String> = vec![next(&dispatcher)];
-    // New work of sessions does not overtake those on the next page.
+    // New work does not overtake the sessions of the next page.
     for (of, number) in [(1, 3), (9, 1)] {
         assert!(!offer(&dispatcher, of, number));
     }
     order.extend((0..4).map(|_| free(&dispatcher)));
     assert_eq!(order, ["1.1", "2.1", "3.1", "4.1", "read 4 x1"]);
-    dispatcher.read(&asks, &page(Some(4), 1), found(&[(7, 1), (9, 1)], None));
-    // The round wraps, because it did not begin with this page.
+    dispatcher.page_read(&asks, &page(Some(4), 1), found(&[(7, 1), (9, 1)], None));
+    // The round starts over, because this page was not its first.
     assert_eq!([next(&dispatcher), free(&dispatcher), free(&dispatcher)], ["7.1", "9.1", "read  x2"]);
     for (of, number) in [(1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (9, 1)] {
         dispatcher.end(&ask(of, number));
     }
-    dispatcher.read(&asks, &page(None, 2), found(&[(1, 2), (3, 2)], None));
+    dispatcher.page_read(&asks, &page(None, 2), found(&[(1, 2), (3, 2)], None));
     assert_eq!([next(&dispatcher), free(&dispatcher), free(&dispatcher)], ["1.2", "3.2", "nothing"]);
 }
 
 #[test]
-fn work_that_comes_while_a_page_is_read_is_not_forgotten() {
+fn work_that_is_added_while_a_page_is_read_is_not_lost() {
     let dispatcher = busy(SMALL);
     let asks = queue(WorkKind::Ask);
     for number in 1..=3 {
         offer(&dispatcher, 1, number);
     }
     assert_eq!([free(&dispatcher), free(&dispatcher)], ["1.1", "read  x2"]);
-    // Session 2 had no turn yet; session 1 had, and its work may not be on the page.
+    // Session 2 had no turn yet. Session 1 had one, and its new work may be missing from the page.
     offer(&dispatcher, 2, 1);
     offer(&dispatcher, 1, 4);
-    dispatcher.read(&asks, &page(None, 9), found(&[(1, 2), (1, 3)], None));
+    dispatcher.page_read(&asks, &page(None, 9), found(&[(1, 2), (1, 3)], None));
     assert_eq!([next(&dispatcher), free(&dispatcher)], ["2.1", "1.2"]);
     assert_eq!(free(&dispatcher), "read  x2");
     // A page that could not be read is read again.
-    dispatcher.not_read(&asks);
+    dispatcher.read_failed(&asks);
     assert_eq!(next(&dispatcher), "read  x2");
-    // So is one during whose reading the clock told of more.
-    assert_eq!(dispatcher.look_in_store_for_all(), std::slice::from_ref(&asks));
-    dispatcher.read(&asks, &page(None, 2), found(&[], None));
+    // So is a page during whose read the clock reported more work.
+    assert_eq!(dispatcher.check_store_for_all(), std::slice::from_ref(&asks));
+    dispatcher.page_read(&asks, &page(None, 2), found(&[], None));
     assert_eq!(next(&dispatcher), "read  x2");
-    dispatcher.read(&asks, &page(None, 2), found(&[], None));
+    dispatcher.page_read(&asks, &page(None, 2), found(&[], None));
     assert_eq!(next(&dispatcher), "nothing");
 }
 
 #[test]
-fn a_page_that_is_not_all_is_followed_by_another() {
+fn an_incomplete_page_is_followed_by_another() {
     let dispatcher = Dispatcher::with_bounds(SLOTS, SMALL);
     let asks = queue(WorkKind::Ask);
-    dispatcher.look_in_store(&asks);
+    dispatcher.check_store(&asks);
     assert_eq!(next(&dispatcher), "read  x2");
-    dispatcher.read(&asks, &page(None, 2), DueWork { more: true, ..found(&[(1, 1)], None) });
+    dispatcher.page_read(&asks, &page(None, 2), DueWork { more: true, ..found(&[(1, 1)], None) });
     assert_eq!([next(&dispatcher), free(&dispatcher)], ["1.1", "read  x2"]);
-    // But not if nothing of it can be begun: that would have no end.
-    dispatcher.read(&asks, &page(None, 2), DueWork { more: true, ..found(&[], None) });
+    // But not if none of its work can be started: that would repeat for ever.
+    dispatcher.page_read(&asks, &page(None, 2), DueWork { more: true, ..found(&[], None) });
     assert_eq!(next(&dispatcher), "nothing");
 }
 
 #[test]
-fn work_in_progress_is_not_begun_again() {
+fn work_in_progress_is_not_started_again() {
     let dispatcher = Dispatcher::with_bounds(SLOTS, SMALL);
     let asks = queue(WorkKind::Ask);
     assert!(offer(&dispatcher, 1, 1));
-    dispatcher.look_in_store(&asks);
+    dispatcher.check_store(&asks);
     dispatcher.release(&asks);
-    let Next::Read(read) = dispatcher.next(&asks, NOW) else { panic!("there may be work") };
+    let Next::Read(read) = dispatcher.next(&asks, NOW) else { panic!("expected a read") };
     assert_eq!(read.skip, HashSet::from([ask(1, 1)]));
-    // It was read before it began.
-    dispatcher.read(&asks, &read, found(&[(1, 1)], None));
+    // The page was read before the work started.
+    dispatcher.page_read(&asks, &read, found(&[(1, 1)], None));
     assert_eq!(next(&dispatcher), "nothing");
     dispatcher.end(&ask(1, 1));
     assert!(offer(&dispatcher, 1, 1));
 }
 
 #[test]
-fn cancelled_work_is_told() {
+fn cancelling_work_in_progress_cancels_its_token() {
     let dispatcher = Dispatcher::new(SLOTS);
     let invokes = queue(WorkKind::Invoke);
     let cancelled = dispatcher.offer(&invokes, session(1), invoke(1)).unwrap();
@@ -263,29 +264,29 @@ fn cancelled_work_is_told() {
     assert!(!cancelled.is_cancelled());
     dispatcher.cancel(&invoke(1));
     assert!(cancelled.is_cancelled());
-    // It is accepted all the same, which is not recorded any more.
+    // If it is accepted nevertheless, that is not recorded.
     assert!(!dispatcher.accept(key(1), &call(1)));
     assert!(dispatcher.take_accepted().is_empty());
-    assert_eq!(dispatcher.running()[1], ("invoke", 0));
+    assert_eq!(dispatcher.in_progress()[1], ("invoke", 0));
 }
 
 #[test]
-fn accepted_invocations_are_kept_until_that_is_recorded() {
+fn accepted_invocations_are_kept_until_their_acceptance_is_recorded() {
     let dispatcher = Dispatcher::new(Slots { invoke: 9, ..SLOTS });
     let invokes = queue(WorkKind::Invoke);
     for number in 1..=4 {
         assert!(dispatcher.offer(&invokes, session(1), invoke(number)).is_some());
     }
-    assert!(dispatcher.accept(key(1), &call(1)), "the first has to be recorded");
-    assert!(!dispatcher.accept(key(1), &call(2)), "together with the first");
+    assert!(dispatcher.accept(key(1), &call(1)), "the first one triggers a write");
+    assert!(!dispatcher.accept(key(1), &call(2)), "recorded together with the first");
     assert!(!dispatcher.accept(key(1), &call(3)));
-    assert!(!dispatcher.accept(key(1), &call(9)), "it is not in progress");
-    // A call that has settled since need not be recorded.
+    assert!(!dispatcher.accept(key(1), &call(9)), "not in progress");
+    // The acceptance of a settled call is not recorded.
     dispatcher.cancel(&invoke(2));
     let accepted = vec![(key(1), call(1)), (key(1), call(3))];
     assert_eq!(dispatcher.take_accepted(), accepted);
     assert!(dispatcher.take_accepted().is_empty());
-    // It could not be recorded: it is kept, and not begun again meanwhile.
+    // The write failed: the invocations are kept and not started again.
     dispatcher.keep_accepted(accepted.clone());
     assert!(dispatcher.offer(&invokes, session(1), invoke(1)).is_none());
     assert!(!dispatcher.accept(key(1), &call(4)));
@@ -293,11 +294,11 @@ fn accepted_invocations_are_kept_until_that_is_recorded() {
     for number in [1, 3, 4] {
         dispatcher.end(&invoke(number));
     }
-    assert_eq!(dispatcher.running()[1], ("invoke", 0));
+    assert_eq!(dispatcher.in_progress()[1], ("invoke", 0));
 }
 
 #[test]
-fn a_slot_that_was_released_is_used_by_the_next() {
+fn a_released_slot_is_used_by_the_next_item() {
     let dispatcher = Dispatcher::with_bounds(SLOTS, SMALL);
     let invokes = queue(WorkKind::Invoke);
     for number in 1..=5 {
@@ -306,28 +307,28 @@ fn a_slot_that_was_released_is_used_by_the_next() {
     // An accepted invocation occupies no slot.
     assert!(dispatcher.accept(key(1), &call(1)));
     dispatcher.release(&invokes);
-    assert!(matches!(dispatcher.next(&invokes, NOW), Next::Start(begun, _) if begun == invoke(3)));
+    assert!(matches!(dispatcher.next(&invokes, NOW), Next::Start(started, _) if started == invoke(3)));
     assert!(matches!(dispatcher.next(&invokes, NOW), Next::Nothing));
-    // More releases than there were slots in use change nothing.
+    // Releasing more slots than are in use changes nothing.
     for _ in 0..9 {
         dispatcher.release(&invokes);
     }
-    let begun = std::iter::from_fn(|| match dispatcher.next(&invokes, NOW) {
+    let started = std::iter::from_fn(|| match dispatcher.next(&invokes, NOW) {
         Next::Start(key, _) => Some(key),
         _ => None,
     });
-    assert_eq!(begun.collect::<Vec<_>>(), [invoke(4), invoke(5)]);
+    assert_eq!(started.collect::<Vec<_>>(), [invoke(4), invoke(5)]);
 }
 
 #[test]
-fn a_round_in_which_all_due_work_is_in_progress_is_the_last() {
+fn no_page_is_read_after_a_round_in_which_all_due_work_is_in_progress() {
     let dispatcher = busy(Bounds { items: 2, per_session: 2 });
     let asks = queue(WorkKind::Ask);
-    dispatcher.look_in_store(&asks);
+    dispatcher.check_store(&asks);
     dispatcher.release(&asks);
     assert!(next(&dispatcher).starts_with("read"));
-    dispatcher.read(&asks, &page(None, 2), found(&[], Some(2)));
+    dispatcher.page_read(&asks, &page(None, 2), found(&[], Some(2)));
     assert!(next(&dispatcher).starts_with("read"));
-    dispatcher.read(&asks, &page(Some(2), 1), found(&[], None));
+    dispatcher.page_read(&asks, &page(Some(2), 1), found(&[], None));
     assert_eq!(next(&dispatcher), "nothing");
 }

@@ -1,29 +1,29 @@
-//! An answer put together from its blocks.
+//! Assembly of an answer from streamed content blocks.
 //!
-//! A block is whole when it was closed; a thought or the arguments of a call that are not whole are never used.
+//! A block is complete when it was closed. Incomplete thinking blocks and arguments of calls are never used.
 
 use rap_agent::prompt::Names;
 use rap_agent::{Thought, ThoughtKind, Thoughts, Usage};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::model::remote::{CALLS, CUT, FILTERED, error_message, garbled, too_many_calls};
+use crate::model::remote::{CALLS, CUT, FILTERED, error_message, malformed_answer, too_many_calls};
 use crate::model::{Answer, Error, ModelCall, OnDelta, arguments};
 
-/// The most blocks of one answer.
+/// Maximum number of blocks of an answer.
 const BLOCKS: usize = 4 * CALLS;
 const FULL: &str = "[cut: the conversation fills the model's context window]";
 const PAUSED: &str = "[cut: the model's provider paused the answer too often]";
 
-/// What came so far.
+/// The part of an answer that has been received.
 #[derive(Debug, Default)]
 pub(super) struct Assembly {
     text: String,
     blocks: Vec<Block>,
-    /// Where the blocks of the message that is being read begin.
+    /// Index of the first block of the current message.
     first: usize,
     usage: Usage,
-    /// What the messages before the last pause have cost.
+    /// Usage of the messages before the last pause.
     spent: Usage,
     state: State,
     stop: Stop,
@@ -37,7 +37,7 @@ enum State {
     Done,
 }
 
-/// Why the model stopped.
+/// Reason why the model stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Stop {
     #[default]
@@ -52,7 +52,7 @@ enum Stop {
 struct Block {
     index: u64,
     closed: bool,
-    /// How much of the text was said before it.
+    /// Length of the answer's text before this block, in bytes.
     at: usize,
     kind: Kind,
 }
@@ -73,7 +73,7 @@ enum Kind {
     Sealed {
         data: String,
     },
-    /// Nothing that concerns us; a provider that pauses wants it back.
+    /// A block that is not interpreted. It has to be sent back after a pause.
     Other {
         block: Value,
         json: String,
@@ -105,7 +105,7 @@ enum Event {
     Error {
         error: Value,
     },
-    /// `ping`, and whatever there will be.
+    /// `ping`, and events of later API versions.
     #[serde(other)]
     Other,
 }
@@ -144,17 +144,18 @@ struct Tokens {
 }
 
 impl Assembly {
-    /// Whether the server said that the message is at its end.
+    /// Returns true if the server has ended the message.
     pub(super) fn is_done(&self) -> bool {
         self.state == State::Done
     }
 
-    /// Whether the model would go on if it were asked. It can not while somebody else has to act.
+    /// Returns true if the provider paused the turn and it can be resumed. A turn with calls cannot, because their
+    /// results come first.
     pub(super) fn is_paused(&self) -> bool {
         self.stop == Stop::Paused && !self.blocks.iter().any(|block| matches!(block.kind, Kind::Call { .. }))
     }
 
-    /// All that came so far, as it came; another message is expected.
+    /// Prepares for the next message after a pause. Returns all blocks so far, unchanged.
     pub(super) fn pause(&mut self) -> Vec<Value> {
         self.state = State::Expected;
         self.stop = Stop::Whole;
@@ -166,12 +167,12 @@ impl Assembly {
         kept.map(|block| block.kind.to_value()).collect()
     }
 
-    /// Takes the data of one event.
-    pub(super) fn take(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+    /// Adds the data of one event.
+    pub(super) fn push_event(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         if self.is_done() || data.trim().is_empty() {
             return Ok(());
         }
-        let event = serde_json::from_str(data).map_err(|_| garbled())?;
+        let event = serde_json::from_str(data).map_err(|_| malformed_answer())?;
         match (self.state, event) {
             (_, Event::Error { error }) => return Err(failure(&error)),
             (_, Event::Other) => {}
@@ -189,32 +190,32 @@ impl Assembly {
             (State::Begun, Event::MessageDelta { delta, usage }) => {
                 self.count(usage);
                 if let Some(reason) = delta.stop_reason {
-                    self.stop = Stop::of(&reason);
+                    self.stop = Stop::from_reason(&reason);
                 }
             }
             (State::Begun, Event::MessageStop) => self.state = State::Done,
-            _ => return Err(garbled()),
+            _ => return Err(malformed_answer()),
         }
         Ok(())
     }
 
     fn open(&mut self, index: u64, block: Value, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
-        let mut kind = Kind::of(block)?;
+        let mut kind = Kind::parse(block)?;
         let calls = || self.blocks.iter().filter(|block| matches!(block.kind, Kind::Call { .. })).count();
         if self.blocks.len() == BLOCKS || (matches!(kind, Kind::Call { .. }) && calls() == CALLS) {
             return Err(too_many_calls());
         }
-        let said = if let Kind::Text(text) = &mut kind { std::mem::take(text) } else { String::new() };
+        let text = if let Kind::Text(text) = &mut kind { std::mem::take(text) } else { String::new() };
         self.blocks.push(Block { index, closed: false, at: self.text.len(), kind });
-        if said.is_empty() {
+        if text.is_empty() {
             return Ok(());
         }
-        self.extend(index, Delta::Text { text: said }, on_delta)
+        self.extend(index, Delta::Text { text }, on_delta)
     }
 
     fn block(&mut self, index: u64) -> Result<&mut Block, Error> {
         let mut blocks = self.blocks[self.first..].iter_mut().rev();
-        blocks.find(|block| block.index == index && !block.closed).ok_or_else(garbled)
+        blocks.find(|block| block.index == index && !block.closed).ok_or_else(malformed_answer)
     }
 
     fn extend(&mut self, index: u64, delta: Delta, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
@@ -225,9 +226,9 @@ impl Assembly {
                 text.push_str(&more);
                 let apart = begins && !self.text.is_empty() && !self.follows_text();
                 if apart {
-                    self.say("\n\n", on_delta);
+                    self.push_text("\n\n", on_delta);
                 }
-                self.say(&more, on_delta);
+                self.push_text(&more, on_delta);
             }
             (Kind::Call { json, .. } | Kind::Other { json, .. }, Delta::InputJson { partial_json }) => {
                 json.push_str(&partial_json);
@@ -237,24 +238,24 @@ impl Assembly {
                 signature.push_str(&more);
             }
             (_, Delta::Other) | (Kind::Other { .. }, _) => {}
-            _ => return Err(garbled()),
+            _ => return Err(malformed_answer()),
         }
         Ok(())
     }
 
-    /// Whether the last block goes on with the text of the one before it.
+    /// Returns true if the block before the last one is text, which the last one continues.
     fn follows_text(&self) -> bool {
         matches!(self.blocks.as_slice(), [.., Block { kind: Kind::Text(_), .. }, _])
     }
 
-    fn say(&mut self, text: &str, on_delta: &mut OnDelta<'_>) {
+    fn push_text(&mut self, text: &str, on_delta: &mut OnDelta<'_>) {
         if !text.is_empty() {
             self.text.push_str(text);
             on_delta(text);
         }
     }
 
-    /// Later figures of a message stand for the whole of it, and replace earlier ones.
+    /// Updates the usage. Later numbers cover the whole message and replace earlier ones.
     fn count(&mut self, tokens: Option<Tokens>) {
         let Some(tokens) = tokens else { return };
         if let Some(fresh) = tokens.input_tokens {
@@ -274,7 +275,7 @@ impl Assembly {
         }
     }
 
-    /// The whole answer, with the real names of the tools.
+    /// Returns the complete answer, with the original names of the tools.
     pub(super) fn into_answer(
         mut self,
         model: &str,
@@ -292,25 +293,25 @@ impl Assembly {
         };
         if let Some(note) = note {
             let space = if self.text.is_empty() { "" } else { "\n" };
-            self.say(&format!("{space}{note}"), on_delta);
+            self.push_text(&format!("{space}{note}"), on_delta);
         }
         let (mut calls, mut parts) = (Vec::new(), Vec::new());
         let last = self.blocks.len().saturating_sub(1);
-        // What a provider stopped is not carried out.
+        // The calls of an answer that the provider stopped are not made.
         let blocks = if stop == Stop::Refused { Vec::new() } else { self.blocks };
-        for (place, block) in blocks.into_iter().enumerate() {
-            let whole = block.closed && (place < last || stop == Stop::Whole || !block.kind.is_empty());
+        for (index, block) in blocks.into_iter().enumerate() {
+            let whole = block.closed && (index < last || stop == Stop::Whole || !block.kind.is_empty());
             match block.kind {
                 Kind::Call { id, name, input, json } => calls.push(ModelCall {
-                    arguments: if whole { given(input, &json) } else { Err(json) },
+                    arguments: if whole { call_arguments(input, &json) } else { Err(json) },
                     id: if id.is_empty() { format!("call_{turn}_{}", calls.len() + 1) } else { id },
                     name: names.real(&name).to_owned(),
                 }),
                 Kind::Thinking { text, signature } if block.closed && !signature.is_empty() => {
-                    parts.push(Thought { at: block.at, kind: ThoughtKind::Open { text, signature } });
+                    parts.push(Thought { at: block.at, kind: ThoughtKind::Readable { text, signature } });
                 }
                 Kind::Sealed { data } if block.closed && !data.is_empty() => {
-                    parts.push(Thought { at: block.at, kind: ThoughtKind::Sealed { data } });
+                    parts.push(Thought { at: block.at, kind: ThoughtKind::Redacted { data } });
                 }
                 _ => {}
             }
@@ -320,8 +321,8 @@ impl Assembly {
     }
 }
 
-/// The arguments of a call that is whole. Some servers send them at its begin, and none at all mean none.
-fn given(input: Value, json: &str) -> Result<Map<String, Value>, String> {
+/// Returns the arguments of a complete call. Some servers send them when the block starts. No text means no arguments.
+fn call_arguments(input: Value, json: &str) -> Result<Map<String, Value>, String> {
     match (json.trim().is_empty(), input) {
         (false, _) => arguments(json),
         (true, Value::Object(input)) => Ok(input),
@@ -331,22 +332,22 @@ fn given(input: Value, json: &str) -> Result<Map<String, Value>, String> {
 }
 
 impl Stop {
-    fn of(reason: &str) -> Stop {
+    fn from_reason(reason: &str) -> Stop {
         match reason {
             "max_tokens" => Stop::Cut,
             "model_context_window_exceeded" => Stop::Full,
             "refusal" => Stop::Refused,
             "pause_turn" => Stop::Paused,
-            // `end_turn`, `tool_use`, `stop_sequence`, and whatever there will be.
+            // `end_turn`, `tool_use`, `stop_sequence`, and reasons of later API versions.
             _ => Stop::Whole,
         }
     }
 }
 
 impl Kind {
-    fn of(block: Value) -> Result<Kind, Error> {
+    fn parse(block: Value) -> Result<Kind, Error> {
         let text = |key: &str| block[key].as_str().unwrap_or_default().to_owned();
-        Ok(match block["type"].as_str().ok_or_else(garbled)? {
+        Ok(match block["type"].as_str().ok_or_else(malformed_answer)? {
             "text" => Kind::Text(text("text")),
             "tool_use" => {
                 let (id, name, input) = (text("id"), text("name"), block["input"].clone());
@@ -358,12 +359,12 @@ impl Kind {
         })
     }
 
-    /// Whether a call came without any arguments.
+    /// Returns true for a call without any arguments so far.
     fn is_empty(&self) -> bool {
         matches!(self, Kind::Call { json, .. } if json.trim().is_empty())
     }
 
-    /// As the provider sent it.
+    /// Returns the block as the provider sent it.
     fn to_value(&self) -> Value {
         let with_input = |mut block: Value, json: &str| {
             if let Ok(input) = serde_json::from_str::<Value>(json) {
@@ -385,7 +386,7 @@ impl Kind {
     }
 }
 
-/// An error in the middle of a stream, when the status has long been 200.
+/// Converts an error event, which follows a response status of 200.
 fn failure(error: &Value) -> Error {
     let why = format!("the model's server: {}", error_message(error));
     match error["type"].as_str() {

@@ -1,17 +1,17 @@
-//! An answer put together from its pieces.
+//! Assembly of an answer from streamed chunks.
 //!
-//! Servers differ in how they send calls: in pieces with an index, whole, without an index, with the same index
-//! for all, without ids. A piece that could belong to two calls begins a new one only if it names a tool.
+//! Servers differ in how they send calls: in pieces with an index, in one piece, without an index, with the same index
+//! for all, without ids. A piece that could belong to two calls starts a new one only if it names a tool.
 
 use rap_agent::Usage;
 use rap_agent::prompt::Names;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::model::remote::{CALLS, CUT, FILTERED, error_message, garbled, too_many_calls};
+use crate::model::remote::{CALLS, CUT, FILTERED, error_message, malformed_answer, too_many_calls};
 use crate::model::{Answer, Error, ModelCall, OnDelta, arguments};
 
-/// What came so far.
+/// The part of an answer that has been received.
 #[derive(Debug, Default)]
 pub(super) struct Assembly {
     text: String,
@@ -83,18 +83,18 @@ struct TokenDetails {
 }
 
 impl Assembly {
-    /// Whether nothing is to come.
+    /// Returns true if the stream has ended.
     pub(super) fn is_done(&self) -> bool {
         self.done
     }
 
-    /// Whether the server said that the answer is at its end.
+    /// Returns true if the server has ended the answer.
     pub(super) fn is_complete(&self) -> bool {
         self.done || self.finish.is_some()
     }
 
-    /// Takes the data of one event.
-    pub(super) fn take(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+    /// Adds the data of one event.
+    pub(super) fn push_event(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         if self.done || data.trim().is_empty() {
             return Ok(());
         }
@@ -103,27 +103,27 @@ impl Assembly {
             return Ok(());
         }
         let mut chunk = parse(data.as_bytes())?;
-        let choice = self.take_around(&mut chunk)?;
+        let choice = self.take_metadata(&mut chunk)?;
         if let Some(piece) = choice.and_then(|choice| choice.delta) {
             self.piece(piece, on_delta)?;
         }
         Ok(())
     }
 
-    /// Takes an answer that came as one document, which is whole if it can be read.
-    pub(super) fn take_document(&mut self, document: &[u8], on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+    /// Adds an answer that came as one document. It is complete if it can be parsed.
+    pub(super) fn push_document(&mut self, document: &[u8], on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         let mut chunk = parse(document)?;
-        let choice = self.take_around(&mut chunk)?;
+        let choice = self.take_metadata(&mut chunk)?;
         let Some(piece) = choice.and_then(|choice| choice.message.or(choice.delta)) else {
-            return Err(Error::retry("the model's answer holds no message"));
+            return Err(Error::retry("the model's answer contains no message"));
         };
         self.piece(piece, on_delta)?;
         self.done = true;
         Ok(())
     }
 
-    /// Everything but the piece itself.
-    fn take_around(&mut self, chunk: &mut Chunk) -> Result<Option<Choice>, Error> {
+    /// Takes the error, usage and finish reason of a chunk. Returns its first choice.
+    fn take_metadata(&mut self, chunk: &mut Chunk) -> Result<Option<Choice>, Error> {
         if let Some(error) = chunk.error.take() {
             return Err(Error::retry(format!("the model's server: {}", error_message(&error))));
         }
@@ -133,7 +133,9 @@ impl Assembly {
         let choice = chunk.choices.take().and_then(|choices| choices.into_iter().next());
         match choice.as_ref().and_then(|choice| choice.finish_reason.as_deref()) {
             None | Some("") => {}
-            Some("error") => return Err(Error::retry("the model's server gave up in the middle")),
+            Some("error") => {
+                return Err(Error::retry("the model's server failed in the middle of the answer"));
+            }
             Some("length") => self.finish = Some(Finish::Cut),
             Some("content_filter") => self.finish = Some(Finish::Filtered),
             Some(_) => self.finish = Some(Finish::Whole),
@@ -143,7 +145,7 @@ impl Assembly {
 
     fn piece(&mut self, piece: Piece, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         for text in piece.content.as_ref().into_iter().flat_map(texts).chain(piece.refusal.as_deref()) {
-            self.say(text, on_delta);
+            self.push_text(text, on_delta);
         }
         for call in piece.tool_calls.into_iter().flatten() {
             self.call(call)?;
@@ -151,7 +153,7 @@ impl Assembly {
         Ok(())
     }
 
-    fn say(&mut self, text: &str, on_delta: &mut OnDelta<'_>) {
+    fn push_text(&mut self, text: &str, on_delta: &mut OnDelta<'_>) {
         if !text.is_empty() {
             self.text.push_str(text);
             on_delta(text);
@@ -162,15 +164,15 @@ impl Assembly {
         let id = piece.id.unwrap_or_default();
         let function = piece.function.unwrap_or(FunctionPiece { name: None, arguments: None });
         let name = function.name.unwrap_or_default();
-        let place = match self.find(piece.index, &id, &name) {
-            Some(place) => place,
+        let index = match self.find(piece.index, &id, &name) {
+            Some(index) => index,
             None if self.calls.len() == CALLS => return Err(too_many_calls()),
             None => {
                 self.calls.push(Call { index: piece.index, ..Call::default() });
                 self.calls.len() - 1
             }
         };
-        let call = &mut self.calls[place];
+        let call = &mut self.calls[index];
         if call.id.is_empty() {
             call.id = id;
         }
@@ -185,21 +187,21 @@ impl Assembly {
         Ok(())
     }
 
-    /// The call that a piece goes on with; nothing if it begins a new one.
+    /// Returns the index of the call that a piece continues, or `None` if it starts a new one.
     fn find(&self, index: Option<u64>, id: &str, name: &str) -> Option<usize> {
-        let place = match index {
+        let index = match index {
             Some(_) => self.calls.iter().rposition(|call| call.index == index)?,
             None if id.is_empty() => self.calls.len().checked_sub(1)?,
             None => return self.calls.iter().rposition(|call| call.id == id),
         };
-        let call = &self.calls[place];
+        let call = &self.calls[index];
         let other_id = !id.is_empty() && !call.id.is_empty() && id != call.id;
         let unnamed = id.is_empty() || call.id.is_empty();
         let again = unnamed && !name.is_empty() && call.is_complete();
-        if other_id || again { None } else { Some(place) }
+        if other_id || again { None } else { Some(index) }
     }
 
-    /// The whole answer, with the real names of the tools.
+    /// Returns the complete answer, with the original names of the tools.
     pub(super) fn into_answer(mut self, turn: u64, names: &Names, on_delta: &mut OnDelta<'_>) -> Answer {
         let note = match self.finish {
             Some(Finish::Cut) => Some(CUT),
@@ -208,12 +210,12 @@ impl Assembly {
         };
         if let Some(note) = note {
             let space = if self.text.is_empty() { "" } else { "\n" };
-            self.say(&format!("{space}{note}"), on_delta);
+            self.push_text(&format!("{space}{note}"), on_delta);
         }
         let calls = std::mem::take(&mut self.calls);
-        let calls = calls.into_iter().enumerate().map(|(place, call)| ModelCall {
+        let calls = calls.into_iter().enumerate().map(|(index, call)| ModelCall {
             arguments: call.arguments(note.is_some()),
-            id: if call.id.is_empty() { format!("call_{turn}_{}", place + 1) } else { call.id },
+            id: if call.id.is_empty() { format!("call_{turn}_{}", index + 1) } else { call.id },
             name: names.real(&call.name).to_owned(),
         });
         Answer { calls: calls.collect(), text: self.text, thoughts: None, usage: self.usage }
@@ -227,7 +229,7 @@ impl Call {
             && serde_json::from_str::<Map<String, Value>>(&self.arguments).is_ok()
     }
 
-    /// No text at all means no arguments, unless the answer was cut before they came.
+    /// Parses the arguments. No text means no arguments, unless the answer was cut before they were sent.
     fn arguments(&self, cut: bool) -> Result<Map<String, Value>, String> {
         if self.arguments.trim().is_empty() && !cut {
             return Ok(Map::new());
@@ -248,10 +250,10 @@ impl Tokens {
 }
 
 fn parse(data: &[u8]) -> Result<Chunk, Error> {
-    serde_json::from_slice(data).map_err(|_| garbled())
+    serde_json::from_slice(data).map_err(|_| malformed_answer())
 }
 
-/// A text, or the texts of several parts.
+/// Returns the text of a content, or the texts of its parts.
 fn texts(content: &Value) -> Vec<&str> {
     match content {
         Value::String(text) => vec![text],

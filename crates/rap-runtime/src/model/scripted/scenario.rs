@@ -1,4 +1,4 @@
-//! A scenario: what a scripted model does in each turn, written in a file.
+//! Scenarios for the scripted model: a file that defines the answer of each turn.
 
 use std::fs;
 use std::io;
@@ -8,33 +8,33 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// The longest delay of an answer, in seconds: a day.
+/// Maximum delay of an answer, in seconds (one day).
 const SLEEP_SECONDS: f64 = 86_400.0;
 
-/// Why a scenario can not be played.
+/// Reason why a scenario cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file could not be read.
-    #[error("can not read the script {}: {source}", path.display())]
+    #[error("cannot read the script {}: {source}", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The file does not hold a scenario.
+    /// The file does not contain a valid scenario.
     #[error("{}:{line}: {why}", path.display())]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The line, the first one being 1.
+        /// Number of the line, starting at 1.
         line: usize,
-        /// What is wrong there.
+        /// Description of the error.
         why: String,
     },
 }
 
-/// All turns, in order.
+/// The turns of a scenario, in order.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Scenario {
@@ -44,7 +44,7 @@ pub(super) struct Scenario {
     turns: Vec<Turn>,
 }
 
-/// What the model does in one turn.
+/// Answer of the model in one turn.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Turn {
@@ -55,7 +55,7 @@ pub(super) struct Turn {
     pub sleep: Seconds,
 }
 
-/// A call that the model makes.
+/// A call of a tool.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Call {
@@ -64,7 +64,7 @@ pub(super) struct Call {
     pub arguments: Map<String, Value>,
 }
 
-/// A delay, given in seconds.
+/// A delay in seconds.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(try_from = "f64")]
 pub(super) struct Seconds(pub Duration);
@@ -95,7 +95,7 @@ impl Scenario {
         })
     }
 
-    /// What happens in this turn of a thread, of which the first is 1.
+    /// Returns a turn by its number, which starts at 1. `None` after the end.
     pub(super) fn turn(&self, turn: u64) -> Option<&Turn> {
         let index = usize::try_from(turn.saturating_sub(1)).unwrap_or(usize::MAX);
         let index = if self.repeat { index.checked_rem(self.turns.len())? } else { index };

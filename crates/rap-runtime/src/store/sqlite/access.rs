@@ -1,4 +1,5 @@
-//! How the database is reached: a writer's thread and a few readers, or, in the simulation, one connection in place.
+//! Access to the database: a writer thread and several readers or, in the simulation, one connection on the calling
+//! task.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,9 +14,9 @@ use tokio::sync::Semaphore;
 use super::Inner;
 use crate::store::Error;
 
-/// Reads that run at a time.
+/// Maximum number of concurrent reads.
 const READERS: usize = 4;
-/// The pause before the outcome of a lost commit is looked at again.
+/// Pause before the outcome of a failed commit is resolved.
 const RESOLVE_PAUSE: Duration = Duration::from_millis(250);
 
 pub(super) enum Access {
@@ -56,12 +57,12 @@ impl Access {
         let file = path.to_owned();
         let open = move || {
             let conn = open_existing(&file)?;
-            // No test pulls the plug, so none waits for the disk.
+            // No test simulates a power failure, so tests need not wait for the disk.
             #[cfg(test)]
             conn.pragma_update(None, "synchronous", "OFF")?;
             Ok(conn)
         };
-        let writer = Writer::start_watched(open, limits, on_lost)?;
+        let writer = Writer::start_with_failure_hook(open, limits, on_lost)?;
         let permits = Arc::new(Semaphore::new(READERS));
         let readers = Arc::new(Readers { path: path.to_owned(), permits, idle: Mutex::default() });
         Ok(Access::Threads { writer, readers })
@@ -79,7 +80,7 @@ impl Access {
         };
         let permit = Arc::clone(&readers.permits).acquire_owned().await.map_err(|_| Error::Closed)?;
         let read = move || {
-            // The read goes on if nobody waits for it any more, and keeps its permit as long.
+            // The read continues if the caller stops waiting, and keeps its permit until it ends.
             let _permit = permit;
             let conn = readers.take()?;
             let done = conn.unchecked_transaction().and_then(|transaction| job(&transaction));
@@ -94,13 +95,13 @@ impl Access {
         }
     }
 
-    /// Runs a write that is no step, and resolves when it is on disk.
+    /// Runs a write outside a step. Returns when it is on disk.
     pub(super) async fn write<T: Send + 'static>(
         &self,
         job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
         match self {
-            Access::Threads { writer, .. } => Ok(writer.run(writer::Lane::Internal, job).await?),
+            Access::Threads { writer, .. } => Ok(writer.run(writer::JobClass::Internal, job).await?),
             #[cfg(test)]
             Access::Inline(inline) => inline.transaction(job),
         }
@@ -122,10 +123,10 @@ impl Access {
         }
     }
 
-    /// Has a batch of unknown outcome resolved a moment later.
+    /// Schedules the resolution of a batch of unknown outcome after a pause.
     pub(super) fn resolve_later(&self, inner: Arc<Inner>) {
         match self {
-            // On the writer's thread there is no async runtime, and this happens hardly ever.
+            // The writer thread has no async runtime. This is rare, so a new thread is acceptable.
             Access::Threads { .. } => drop(std::thread::spawn(move || {
                 std::thread::sleep(RESOLVE_PAUSE);
                 inner.schedule();
@@ -138,7 +139,7 @@ impl Access {
         }
     }
 
-    /// Keeps what a transaction has done until its commit.
+    /// Keeps the messages that a transaction has applied until its commit.
     #[cfg(test)]
     pub(super) fn observe(&self, observed: Vec<Observed>) {
         if let Access::Inline(inline) = self {
@@ -150,12 +151,16 @@ impl Access {
         match self {
             Access::Threads { writer, .. } => {
                 let metrics = writer.metrics();
-                text.histogram("rap_commit_jobs", "How many jobs shared a commit.", &metrics.group_size);
-                text.histogram("rap_commit_seconds", "How long a COMMIT took.", &metrics.commit_seconds);
+                text.histogram(
+                    "rap_commit_jobs",
+                    "Number of jobs that shared a commit.",
+                    &metrics.group_size,
+                );
+                text.histogram("rap_commit_seconds", "Duration of a COMMIT.", &metrics.commit_seconds);
                 text.counter(
                     "rap_commits_lost_total",
                     "Batches of which nothing was written.",
-                    &metrics.lost,
+                    &metrics.failed_batches,
                 );
             }
             #[cfg(test)]
@@ -163,7 +168,7 @@ impl Access {
         }
     }
 
-    /// The last connection to close checkpoints the WAL. Readers close first, so that the writer does it.
+    /// Closes all connections. The last connection to close checkpoints the WAL, so the writer closes last.
     pub(super) async fn close(&self) {
         match self {
             Access::Threads { writer, readers } => {
@@ -180,14 +185,14 @@ impl Access {
     }
 }
 
-/// How the next commit ends, in the simulation.
+/// The outcome of the next commit in the simulation.
 #[cfg(test)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommitFault {
     None,
-    /// Nothing is written, and the caller is told so.
+    /// Nothing is written, and the caller gets an error.
     Lost,
-    /// It is written, and the caller is told that it failed.
+    /// The commit succeeds, and the caller gets an error.
     Unknown,
 }
 
@@ -217,22 +222,22 @@ pub(crate) enum ObservedOutcome {
 #[cfg(test)]
 type OnLost = Box<dyn Fn() + Send + Sync>;
 
-/// One connection that does its work where it is called.
+/// One connection that runs all work on the calling task.
 #[cfg(test)]
 #[derive(Clone)]
 pub(crate) struct Inline {
     conn: Arc<Mutex<Connection>>,
     fault: Arc<dyn Fn() -> CommitFault + Send + Sync>,
     observer: Arc<dyn Fn(Vec<Observed>) + Send + Sync>,
-    /// What the transaction in progress has done.
+    /// The messages that the transaction in progress has applied.
     observed: Arc<Mutex<Vec<Observed>>>,
     on_lost: Arc<Mutex<Option<OnLost>>>,
 }
 
 #[cfg(test)]
 impl Inline {
-    /// `fault` says how the next commit ends. `observer` is told what each commit wrote, also if the caller is told
-    /// that it failed.
+    /// `fault` determines the outcome of the next commit. `observer` gets the messages of each commit that succeeded,
+    /// even if the caller gets an error.
     pub(crate) fn new(
         conn: Connection,
         fault: impl Fn() -> CommitFault + Send + Sync + 'static,
@@ -268,7 +273,7 @@ impl Inline {
             let fault = (self.fault)();
             if fault == CommitFault::Lost {
                 transaction.rollback()?;
-                // Refusals of a batch without a step stand all the same.
+                // Refusals in a batch without a step are valid although nothing was committed.
                 if !observed.iter().any(|one| matches!(one.outcome, ObservedOutcome::Done { .. })) {
                     (self.observer)(
                         observed.into_iter().filter(|one| one.message.outbox.is_none()).collect(),
@@ -279,7 +284,9 @@ impl Inline {
             transaction.commit()?;
             (self.observer)(observed);
             match fault {
-                CommitFault::Unknown => Err(Error::Unavailable("the simulated commit has no outcome".into())),
+                CommitFault::Unknown => {
+                    Err(Error::Unavailable("the outcome of the simulated commit is unknown".into()))
+                }
                 _ => Ok(done),
             }
         })

@@ -1,4 +1,4 @@
-//! Applying a batch of messages in one transaction.
+//! Applies a batch of messages in one transaction.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,7 @@ use rap_protocol::{ThreadId, Timestamp};
 use rusqlite::Connection;
 
 use super::cache::Cache;
-use super::heads::{self, is_about_rows, unreadable};
+use super::heads::{self, is_row_error, unreadable};
 use super::writes::StepWriter;
 use super::{facts, history, toolsets};
 use crate::store::apply::check_target;
@@ -19,24 +19,25 @@ use crate::store::{
     step_one,
 };
 
-/// What became of a message.
+/// The result of applying a message.
 pub(super) enum Applied {
-    /// Its step was written. The version is that of the head it wrote.
+    /// Its step was written. `version` is the version of the new head.
     Done {
         receipt: Receipt,
         committed: Box<Committed>,
         version: i64,
     },
-    /// It repeats a request that was applied before.
+    /// It repeats a request that was applied earlier.
     Repeated(Receipt),
     Refused(Error),
 }
 
-/// Threads that take no input until the next start. Clones share them.
+/// Threads that accept no input until the runtime restarts, because one of their steps panicked. Clones refer to the
+/// same set.
 #[derive(Default, Clone)]
-pub(super) struct SetAside(Arc<Mutex<HashSet<ThreadKey>>>);
+pub(super) struct DisabledThreads(Arc<Mutex<HashSet<ThreadKey>>>);
 
-impl SetAside {
+impl DisabledThreads {
     fn threads(&self) -> MutexGuard<'_, HashSet<ThreadKey>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -54,17 +55,16 @@ impl SetAside {
     }
 }
 
-/// Applies batches. Used by one thread at a time.
+/// Applies batches. Used by one OS thread at a time.
 #[derive(Default)]
 pub(super) struct Applier {
     cache: Cache,
-    /// Threads in whose step something panicked.
-    set_aside: SetAside,
+    disabled: DisabledThreads,
     #[cfg(test)]
     pub(super) observed: Vec<super::Observed>,
 }
 
-/// What a batch is applied with.
+/// The environment of a batch.
 pub(super) struct Context<'a> {
     pub(super) conn: &'a Connection,
     pub(super) rules: &'a Rules,
@@ -72,32 +72,32 @@ pub(super) struct Context<'a> {
     pub(super) now: Timestamp,
 }
 
-/// The thread of a message.
+/// The thread that a message is for.
 #[derive(Clone, PartialEq, Eq, Hash)]
-enum Found {
-    Key(ThreadKey),
-    /// There is no such thread yet.
-    Nothing(ThreadId),
+enum Lookup {
+    Existing(ThreadKey),
+    /// There is no thread with this id.
+    Missing(ThreadId),
 }
 
-/// A message in its round.
-struct Ready<'a> {
+/// A message and its thread, or the reason why the thread cannot take it.
+struct LoadedMessage<'a> {
     message: &'a Message,
     outcome: Result<Loaded, Error>,
 }
 
 impl Applier {
-    pub(super) fn new(set_aside: SetAside) -> Applier {
-        Applier { set_aside, ..Applier::default() }
+    pub(super) fn new(disabled: DisabledThreads) -> Applier {
+        Applier { disabled, ..Applier::default() }
     }
 
-    /// Drops all heads, because what was written did not stay.
+    /// Drops all cached heads, because the last writes were rolled back.
     pub(super) fn forget_heads(&mut self) {
         self.cache.clear();
     }
 
-    /// Applies a batch. If rows do not let it, it is tried by halves, so that one bad message harms no other. Any other
-    /// error fails the batch.
+    /// Applies a batch. If stored rows prevent that, each half of it is tried on its own, so that one bad message does
+    /// not affect others. Any other error fails the batch.
     pub(super) fn apply(
         &mut self,
         context: &Context<'_>,
@@ -107,20 +107,20 @@ impl Applier {
         #[cfg(test)]
         let observed = self.observed.len();
         let rounds = catch_unwind(AssertUnwindSafe(|| self.apply_rounds(context, batch)));
-        match rounds
-            .unwrap_or_else(|_| Err(unreadable(std::io::Error::other("a panic outside of the rules"))))
-        {
+        match rounds.unwrap_or_else(|_| {
+            Err(unreadable(std::io::Error::other("applying a message panicked outside of its step")))
+        }) {
             Ok(applied) => {
                 context.conn.prepare_cached("RELEASE batch")?.execute([])?;
                 Ok(applied)
             }
-            Err(error) if is_about_rows(&error) => {
+            Err(error) if is_row_error(&error) => {
                 context.conn.execute_batch("ROLLBACK TO batch; RELEASE batch")?;
                 self.cache.clear();
                 #[cfg(test)]
                 self.observed.truncate(observed);
                 if batch.len() == 1 {
-                    tracing::error!(%error, "a message cannot be applied");
+                    tracing::error!(%error, "a message cannot be applied because of invalid stored data");
                     return Ok(vec![Applied::Refused(Error::Unreadable(error.into()))]);
                 }
                 let (first, second) = batch.split_at(batch.len() / 2);
@@ -137,7 +137,7 @@ impl Applier {
 
     fn apply_rounds(&mut self, context: &Context<'_>, batch: &[Message]) -> rusqlite::Result<Vec<Applied>> {
         let threads = batch.iter().map(|message| self.find(context.conn, &message.target));
-        let threads = threads.collect::<rusqlite::Result<Vec<Found>>>()?;
+        let threads = threads.collect::<rusqlite::Result<Vec<Lookup>>>()?;
         let mut shared = SharedFacts::default();
         let mut applied: Vec<Option<Applied>> = batch.iter().map(|_| None).collect();
         for round in rounds(threads) {
@@ -146,10 +146,13 @@ impl Applier {
             }
         }
         facts::save_shared(context.conn, &shared)?;
-        Ok(applied.into_iter().map(|applied| applied.expect("bug: each message is in a round")).collect())
+        Ok(applied
+            .into_iter()
+            .map(|applied| applied.expect("bug: each message is in exactly one round"))
+            .collect())
     }
 
-    /// Loads heads and facts, steps in memory, and writes.
+    /// Applies one round: for each message, loads the head and the facts, computes the step in memory, and writes it.
     fn apply_round(
         &mut self,
         context: &Context<'_>,
@@ -160,10 +163,10 @@ impl Applier {
         let mut applied = Vec::with_capacity(round.len());
         for at in round {
             let message = &batch[at];
-            let ready = Ready { message, outcome: self.load(context, &message.target)? };
+            let loaded = LoadedMessage { message, outcome: self.load(context, &message.target)? };
             #[cfg(test)]
-            let thread = ready.outcome.as_ref().ok().map(|loaded| loaded.thread.key);
-            let done = self.apply_one(context, ready, shared)?;
+            let thread = loaded.outcome.as_ref().ok().map(|loaded| loaded.thread.key);
+            let done = self.apply_one(context, loaded, shared)?;
             #[cfg(test)]
             self.observe(context, message, thread, &done);
             applied.push((at, done));
@@ -174,12 +177,12 @@ impl Applier {
     fn apply_one(
         &mut self,
         context: &Context<'_>,
-        ready: Ready<'_>,
+        loaded: LoadedMessage<'_>,
         shared: &mut SharedFacts,
     ) -> rusqlite::Result<Applied> {
-        let Ready { message, outcome } = ready;
-        if let Some(once) = &message.once
-            && let Some(repeated) = facts::repeated(context.conn, once, shared)?
+        let LoadedMessage { message, outcome } = loaded;
+        if let Some(key) = &message.idempotency_key
+            && let Some(repeated) = facts::repeated(context.conn, key, shared)?
         {
             self.put_back(outcome);
             return Ok(repeated.map_or_else(Applied::Refused, Applied::Repeated));
@@ -188,9 +191,10 @@ impl Applier {
             Ok(loaded) => self.step(context, loaded, message.input.clone(), shared)?,
             Err(error) => Err(error),
         };
-        // A message that its receiver refuses is delivered as well, unless the receiver could not be asked.
+        // A message that its receiver refuses counts as delivered. It stays in the outbox only if the step could not
+        // run.
         if let Some(outbox) = message.outbox
-            && !matches!(stepped, Err(Error::SetAside | Error::Unreadable(_)))
+            && !matches!(stepped, Err(Error::Disabled | Error::Unreadable(_)))
             && !facts::take_message(context.conn, outbox)?
         {
             if let Ok(stepped) = stepped {
@@ -252,9 +256,9 @@ impl Applier {
             Ok(stepped) => Ok(Ok(stepped)),
             Err((loaded, error)) => {
                 match error {
-                    // A thread that was never stored leaves its key to another one.
-                    Error::SetAside if loaded.version == 0 => {}
-                    Error::SetAside => self.set_aside.insert(loaded.thread.key),
+                    // A thread that was never stored has no key of its own: the next new thread gets the same one.
+                    Error::Disabled if loaded.version == 0 => {}
+                    Error::Disabled => self.disabled.insert(loaded.thread.key),
                     _ => self.put_back(Ok(*loaded)),
                 }
                 Ok(Err(error))
@@ -262,7 +266,7 @@ impl Applier {
         }
     }
 
-    /// Writes a step as it is.
+    /// Writes a step unchanged.
     fn write(
         &mut self,
         context: &Context<'_>,
@@ -281,11 +285,11 @@ impl Applier {
         for write in &step.writes {
             children.extend(writer.write(write)?);
         }
-        shared.after(thread.session, &step);
+        shared.record_step(thread.session, &step);
         let receipt = Receipt { thread: thread.id.clone(), turn: step.head.turn() };
-        if let Some(once) = &message.once {
-            facts::save_once(conn, once, &receipt, now)?;
-            shared.remember(once, &receipt);
+        if let Some(key) = &message.idempotency_key {
+            facts::save_idempotency_key(conn, key, &receipt, now)?;
+            shared.remember(key, &receipt);
         }
         if let Some(toolset) = &message.toolset {
             toolsets::save(conn, toolset)?;
@@ -299,32 +303,32 @@ impl Applier {
         })
     }
 
-    fn find(&self, conn: &Connection, target: &Target) -> rusqlite::Result<Found> {
+    fn find(&self, conn: &Connection, target: &Target) -> rusqlite::Result<Lookup> {
         let id = match target {
-            Target::Key(key) | Target::Token { key, .. } => return Ok(Found::Key(*key)),
+            Target::Key(key) | Target::Token { key, .. } => return Ok(Lookup::Existing(*key)),
             Target::Id(id) | Target::New(crate::store::NewThread { id, .. }) | Target::Fork { id, .. } => id,
         };
         let key = match self.cache.key(id) {
             Some(key) => Some(key),
             None => heads::key_of(conn, id)?,
         };
-        Ok(key.map_or_else(|| Found::Nothing(id.clone()), Found::Key))
+        Ok(key.map_or_else(|| Lookup::Missing(id.clone()), Lookup::Existing))
     }
 
-    /// The thread of a message, or why it cannot take it.
+    /// Loads the thread of a message, or returns the reason why it cannot take the message.
     fn load(&mut self, context: &Context<'_>, target: &Target) -> rusqlite::Result<Result<Loaded, Error>> {
         let conn = context.conn;
         let key = match (self.find(conn, target)?, target) {
-            (Found::Key(_), Target::New(_) | Target::Fork { .. }) => return Ok(Err(Error::Exists)),
-            (Found::Nothing(_), Target::New(new)) => {
+            (Lookup::Existing(_), Target::New(_) | Target::Fork { .. }) => return Ok(Err(Error::Exists)),
+            (Lookup::Missing(_), Target::New(new)) => {
                 return Ok(Ok(heads::new_root(conn, new, context.now)?));
             }
-            (Found::Nothing(_), Target::Fork { .. }) => return self.fork(context, target),
-            (Found::Nothing(_), _) => return Ok(Err(Error::NoThread)),
-            (Found::Key(key), _) => key,
+            (Lookup::Missing(_), Target::Fork { .. }) => return self.fork(context, target),
+            (Lookup::Missing(_), _) => return Ok(Err(Error::NoThread)),
+            (Lookup::Existing(key), _) => key,
         };
-        if self.set_aside.contains(key) {
-            return Ok(Err(Error::SetAside));
+        if self.disabled.contains(key) {
+            return Ok(Err(Error::Disabled));
         }
         let loaded = match self.cache.take(key) {
             Some(loaded) => loaded,
@@ -342,7 +346,7 @@ impl Applier {
 
     fn fork(&self, context: &Context<'_>, target: &Target) -> rusqlite::Result<Result<Loaded, Error>> {
         let Target::Fork { source, at, id, incarnation } = target else {
-            unreachable!("bug: only forks are forked")
+            unreachable!("bug: the target is not a fork")
         };
         let conn = context.conn;
         let source = match heads::key_of(conn, source)? {

@@ -1,6 +1,6 @@
-//! Heads that were used lately, so that a busy thread is not loaded again for each message.
+//! A cache of recently used heads, so that the head of a busy thread is not loaded again for each message.
 //!
-//! A head is put here when all writes of its step were made. If the batch is lost afterwards, all heads are dropped.
+//! A head enters the cache after all writes of its step. If its batch is lost afterwards, the cache is cleared.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use rap_protocol::ThreadId;
 
 use crate::store::{Loaded, ThreadKey};
 
-/// Number of heads that are kept.
+/// Maximum number of heads.
 const HEADS: usize = 1024;
 
 #[derive(Default)]
@@ -34,7 +34,7 @@ impl Cache {
         self.heads.insert(loaded.thread.key, loaded);
     }
 
-    /// Drops any half of the heads; those in use come back with their next message.
+    /// Drops an arbitrary half of the heads. Threads in use are loaded again with their next message.
     fn drop_half(&mut self) {
         let keep = HEADS / 2;
         let mut left = keep;

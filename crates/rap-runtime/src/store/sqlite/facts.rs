@@ -1,22 +1,22 @@
-//! Facts for the rules.
+//! Loads and stores the facts that steps need.
 
-use rap_agent::{Arguments, Entry, Facts, Item, Needs, PastCall, Seq, Server, Spending};
+use rap_agent::{Arguments, Entry, Facts, FactsNeeded, Item, PastCall, Seq, Server, Spending};
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value};
 
 use super::heads::{self, thread_id, unreadable};
-use super::writes::{entry_key, state_of};
+use super::writes::{entry_key, state_from_number};
 use crate::engine::built_in;
-use crate::store::{Error, Once, OutboxKey, Receipt, SessionKey, SharedFacts, Thread, ThreadKey};
+use crate::store::{Error, IdempotencyKey, OutboxKey, Receipt, SessionKey, SharedFacts, Thread, ThreadKey};
 
-/// Threads of a session that are resumed together.
+/// Maximum number of threads of a session that are resumed together.
 const RESUMED: usize = 10_000;
 
 pub(super) fn load(
     conn: &Connection,
     thread: &Thread,
-    needs: &Needs,
+    needs: &FactsNeeded,
     shared: &mut SharedFacts,
     now: Timestamp,
 ) -> rusqlite::Result<Facts> {
@@ -53,7 +53,7 @@ pub(super) fn past_call(
             name: row.get(0)?,
             server: Server(row.get(1)?),
             seq: row.get::<_, i64>(2)?.unsigned_abs(),
-            state: state_of(row.get(3)?)?,
+            state: state_from_number(row.get(3)?)?,
         })
     };
     conn.prepare_cached(sql)?.query_row(params![thread, call.as_str()], past).optional()
@@ -64,7 +64,7 @@ fn is_marked(conn: &Connection, thread: ThreadKey, call: &CallId, event: &EventI
     conn.prepare_cached(sql)?.exists(params![thread, call.as_str(), event.as_str()])
 }
 
-/// The arguments of a call, from the assistant entry that makes it.
+/// Returns the arguments of a call from the assistant entry that made it.
 pub(super) fn arguments_of(
     conn: &Connection,
     thread: ThreadKey,
@@ -83,7 +83,8 @@ pub(super) fn arguments_of(
     }
 }
 
-/// Other threads of a session that are paused. Whether its budget paused them is decided when they are resumed.
+/// Returns the other paused threads of a session. Each of them decides when it is resumed whether the budget had paused
+/// it.
 fn paused(conn: &Connection, thread: &Thread) -> rusqlite::Result<Vec<ThreadId>> {
     let sql = "SELECT id FROM threads WHERE no = ?1 AND status = 'needs_you' AND no <> ?2 \
                UNION ALL SELECT id FROM threads WHERE root = ?1 AND parent IS NOT NULL \
@@ -105,7 +106,7 @@ fn spending(
     let mut statement = conn.prepare_cached("SELECT body FROM spending WHERE root = ?1")?;
     let stored = |row: &Row<'_>| serde_json::from_str(row.get_ref(0)?.as_str()?).map_err(unreadable);
     let spending = statement.query_row([session], stored).optional()?.unwrap_or_else(|| Spending::new(now));
-    shared.loaded_spending(session, spending);
+    shared.set_loaded_spending(session, spending);
     Ok(spending)
 }
 
@@ -117,37 +118,37 @@ pub(super) fn save_shared(conn: &Connection, shared: &SharedFacts) -> rusqlite::
     Ok(())
 }
 
-/// The answer to a request whose key was used before.
+/// Returns the reply to a request whose key was used before.
 pub(super) fn repeated(
     conn: &Connection,
-    once: &Once,
+    key: &IdempotencyKey,
     shared: &SharedFacts,
 ) -> rusqlite::Result<Option<Result<Receipt, Error>>> {
-    if let Some(repeated) = shared.repeated(once) {
+    if let Some(repeated) = shared.repeated(key) {
         return Ok(Some(repeated));
     }
     let mut statement = conn.prepare_cached("SELECT thread, turn, request FROM repeats WHERE digest = ?1")?;
     let found = |row: &Row<'_>| {
         let receipt = Receipt { thread: thread_id(row, 0)?, turn: row.get::<_, i64>(1)?.unsigned_abs() };
-        Ok(crate::store::apply::same_request(once, row.get_ref(2)?.as_blob()?, receipt))
+        Ok(crate::store::apply::same_request(key, row.get_ref(2)?.as_blob()?, receipt))
     };
-    statement.query_row([once.key.as_slice()], found).optional()
+    statement.query_row([key.key.as_slice()], found).optional()
 }
 
-pub(super) fn save_once(
+pub(super) fn save_idempotency_key(
     conn: &Connection,
-    once: &Once,
+    key: &IdempotencyKey,
     receipt: &Receipt,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     let sql = "INSERT INTO repeats (digest, request, thread, turn, at) VALUES (?1, ?2, ?3, ?4, ?5)";
     let (thread, turn) = (receipt.thread.as_str(), receipt.turn.cast_signed());
-    let row = params![once.key.as_slice(), once.request.as_slice(), thread, turn, now.0];
+    let row = params![key.key.as_slice(), key.request.as_slice(), thread, turn, now.0];
     conn.prepare_cached(sql)?.execute(row)?;
     Ok(())
 }
 
-/// Removes a message between threads. Without it, it was delivered before.
+/// Removes a message between threads from the outbox. Returns false if it was delivered before.
 pub(super) fn take_message(conn: &Connection, key: OutboxKey) -> rusqlite::Result<bool> {
     Ok(conn.prepare_cached("DELETE FROM letters WHERE no = ?1")?.execute([key.0])? == 1)
 }

@@ -1,4 +1,4 @@
-//! Threads and their heads: how they are loaded and written.
+//! Loads and writes threads and their heads.
 
 use std::sync::Arc;
 
@@ -36,13 +36,14 @@ impl rusqlite::types::FromSql for SessionKey {
     }
 }
 
-/// A value in a column that makes no sense.
+/// Makes the error for an invalid value in a column.
 pub(super) fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(0, Type::Text, Box::new(error))
 }
 
-/// Whether an error is about rows: a value that makes no sense, or a constraint. Trying again does not help.
-pub(super) fn is_about_rows(error: &rusqlite::Error) -> bool {
+/// Returns whether an error is caused by stored rows: an invalid value or a violated constraint. Retrying does not
+/// help.
+pub(super) fn is_row_error(error: &rusqlite::Error) -> bool {
     use rusqlite::Error::{
         FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, QueryReturnedNoRows,
         StatementChangedRows,
@@ -57,11 +58,14 @@ pub(super) fn is_about_rows(error: &rusqlite::Error) -> bool {
     ) || error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation)
 }
 
-/// Passes over a thread whose rows make no sense, so that it stops no other.
-pub(super) fn if_readable<T>(thread: ThreadKey, read: rusqlite::Result<T>) -> rusqlite::Result<Option<T>> {
+/// Turns an error that is caused by the rows of a thread into `None`, so that the thread does not block others.
+pub(super) fn skip_unreadable<T>(
+    thread: ThreadKey,
+    read: rusqlite::Result<T>,
+) -> rusqlite::Result<Option<T>> {
     match read {
-        Err(error) if is_about_rows(&error) => {
-            tracing::error!(?thread, %error, "a thread is passed over: its rows cannot be read");
+        Err(error) if is_row_error(&error) => {
+            tracing::error!(?thread, %error, "skipping a thread whose rows cannot be read");
             Ok(None)
         }
         read => read.map(Some),
@@ -106,10 +110,10 @@ pub(super) fn call_id(row: &Row<'_>, at: usize) -> rusqlite::Result<CallId> {
 }
 
 pub(super) fn to_json(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).expect("bug: stored values are JSON")
+    serde_json::to_string(value).expect("bug: stored values can be serialized as JSON")
 }
 
-/// A root thread that is not stored yet.
+/// Makes a root thread that is not stored yet.
 pub(super) fn new_root(conn: &Connection, new: &NewThread, now: Timestamp) -> rusqlite::Result<Loaded> {
     let key = next_key(conn)?;
     let thread = Thread {
@@ -134,7 +138,7 @@ pub(super) fn next_key(conn: &Connection) -> rusqlite::Result<ThreadKey> {
     statement.query_row([], |row| row.get(0))
 }
 
-/// Adds a thread. Its head gets version 1.
+/// Inserts a thread. Its head gets version 1.
 pub(super) fn insert(
     conn: &Connection,
     thread: &Thread,
@@ -147,7 +151,7 @@ pub(super) fn insert(
          created_at, updated_at, version, status, ask, ask_to, ask_at, due, head, source) \
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 1, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
     )?;
-    let asking = head.asking();
+    let asking = head.turn_in_progress();
     statement.execute(params![
         thread.key,
         thread.id.as_str(),
@@ -172,7 +176,8 @@ pub(super) fn insert(
     Ok(())
 }
 
-/// Writes a head over the version that it was made from. A question that is still the same keeps its due time.
+/// Replaces a head if its stored version is still `version`, and fails otherwise. A question with the same turn number
+/// keeps its due time.
 pub(super) fn update(
     conn: &Connection,
     thread: &Thread,
@@ -187,7 +192,7 @@ pub(super) fn update(
          ask_attempts = CASE WHEN ask IS ?5 THEN ask_attempts ELSE 0 END, \
          ask = ?5, ask_to = ?7, due = ?8, updated_at = ?9 WHERE no = ?1 AND version = ?2",
     )?;
-    let asking = head.asking();
+    let asking = head.turn_in_progress();
     let changed = statement.execute(params![
         thread.key,
         version,
@@ -202,19 +207,20 @@ pub(super) fn update(
     if changed == 1 { Ok(()) } else { Err(rusqlite::Error::StatementChangedRows(changed)) }
 }
 
-/// The version of a stored head.
+/// Returns the version of a stored head, or `None` if there is no such thread.
 pub(super) fn version(conn: &Connection, key: ThreadKey) -> rusqlite::Result<Option<i64>> {
     let mut statement = conn.prepare_cached("SELECT version FROM threads WHERE no = ?1")?;
     statement.query_row([key], |row| row.get(0)).optional()
 }
 
-/// Points questions that wait to the model servers that are configured now.
+/// Sets the destination of waiting questions to the model servers that are configured now.
 pub(super) fn retarget_questions(conn: &Connection, rules: &Rules) -> rusqlite::Result<()> {
-    // Each half has an index.
-    for half in ["ask IS NOT NULL AND ask_attempts = 0", "ask_attempts > 0"] {
-        let mut agents = conn.prepare(&format!("SELECT DISTINCT agent FROM threads WHERE {half}"))?;
+    // There is an index for each of the two conditions.
+    for condition in ["ask IS NOT NULL AND ask_attempts = 0", "ask_attempts > 0"] {
+        let mut agents = conn.prepare(&format!("SELECT DISTINCT agent FROM threads WHERE {condition}"))?;
         let agents: Vec<String> = agents.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
-        let sql = format!("UPDATE threads SET ask_to = ?2 WHERE {half} AND agent = ?1 AND ask_to IS NOT ?2");
+        let sql =
+            format!("UPDATE threads SET ask_to = ?2 WHERE {condition} AND agent = ?1 AND ask_to IS NOT ?2");
         for agent in agents {
             conn.execute(&sql, params![agent, rules.model_server(&agent)])?;
         }
@@ -222,12 +228,12 @@ pub(super) fn retarget_questions(conn: &Connection, rules: &Rules) -> rusqlite::
     Ok(())
 }
 
-/// Failed threads of the first release may have no time for their next attempt, although the rules give them one now.
+/// Sets the retry times of failed threads that the first release stored without one.
 pub(super) fn recompute_due(conn: &Connection, rules: &Rules) -> rusqlite::Result<()> {
     let mut failed = conn.prepare("SELECT no FROM threads WHERE status = 'failed' AND due IS NULL")?;
     let failed: Vec<ThreadKey> = failed.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
     for key in failed {
-        let Some(Loaded { thread, head, .. }) = if_readable(key, load(conn, key))?.flatten() else {
+        let Some(Loaded { thread, head, .. }) = skip_unreadable(key, load(conn, key))?.flatten() else {
             continue;
         };
         if let Some(due) = head.due(rules.limits(&thread.agent)) {

@@ -1,8 +1,8 @@
-//! Histories: what people and models see of a thread. A child's history begins with what it inherits.
+//! Reads histories for people and for prompts. A child's history begins with the entries that it inherits.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use rap_agent::prompt::seen;
+use rap_agent::prompt::visible_entries;
 use rap_agent::{Arguments, Cause, Entry, ForkPoint, ForkSearch, Item, Seq, Speaker};
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -12,7 +12,7 @@ use super::heads::{self, THREAD_COLUMNS, thread_id, unreadable};
 use super::writes::entry_key;
 use crate::store::{HistoryPage, Loaded, Thread, ThreadKey, ThreadRow};
 
-/// The columns of a thread for a listing.
+/// Returns the query for [`thread_row`], without a condition.
 pub(super) fn thread_rows() -> String {
     format!(
         "SELECT {THREAD_COLUMNS}, p.id, r.id, t.updated_at, s.id FROM threads t \
@@ -39,7 +39,7 @@ pub(super) fn thread(conn: &Connection, id: &ThreadId) -> rusqlite::Result<Optio
     conn.prepare_cached(&sql)?.query_row([id.as_str()], thread_row).optional()
 }
 
-/// A part of a history in which synthetic calls show the arguments of their original.
+/// Returns a page of a history in which synthetic calls show the arguments of the original call.
 pub(super) fn for_people(
     conn: &Connection,
     thread: &Thread,
@@ -47,35 +47,35 @@ pub(super) fn for_people(
 ) -> rusqlite::Result<Vec<(Seq, Entry)>> {
     let mut entries = read(conn, thread, page)?;
     let threads: Vec<ThreadKey> =
-        pieces(conn, thread, page.up_to)?.into_iter().map(|(key, ..)| key).collect();
+        segments(conn, thread, page.up_to)?.into_iter().map(|(key, ..)| key).collect();
     for (_, entry) in &mut entries {
         if let Item::Assistant { calls, .. } = &mut entry.item {
-            calls.iter_mut().try_for_each(|call| complete(conn, &threads, &mut call.arguments))?;
+            calls.iter_mut().try_for_each(|call| fill_arguments(conn, &threads, &mut call.arguments))?;
         }
     }
     Ok(entries)
 }
 
-/// The last summary, and what it does not cover. What it covers is not even read.
+/// Returns the last summary and the entries that it does not cover. Covered entries are not read.
 pub(super) fn for_prompt(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<Entry>> {
-    let pieces = pieces(conn, thread, up_to)?;
-    let covered = covered(conn, &pieces)?;
-    let mut entries = read(conn, thread, all(covered, up_to))?;
+    let segments = segments(conn, thread, up_to)?;
+    let covered = covered(conn, &segments)?;
+    let mut entries = read(conn, thread, range(covered, up_to))?;
     if covered > 0 {
-        let threads: Vec<ThreadKey> = pieces.into_iter().map(|(key, ..)| key).collect();
-        recall(conn, &threads, &mut entries)?;
+        let threads: Vec<ThreadKey> = segments.into_iter().map(|(key, ..)| key).collect();
+        restore_arguments(conn, &threads, &mut entries)?;
     }
-    Ok(seen(entries))
+    Ok(visible_entries(entries))
 }
 
-/// All entries behind one and up to another.
-fn all(after: Seq, up_to: Seq) -> HistoryPage {
+/// Selects all entries after one and up to another.
+fn range(after: Seq, up_to: Seq) -> HistoryPage {
     HistoryPage { after, up_to, rows: usize::MAX, bytes: usize::MAX }
 }
 
 pub(super) fn since_user(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<Entry>> {
     let from = last_user(conn, thread, up_to)?;
-    let entries = read(conn, thread, all(from.saturating_sub(1), up_to))?;
+    let entries = read(conn, thread, range(from.saturating_sub(1), up_to))?;
     Ok(entries.into_iter().map(|(_, entry)| entry).collect())
 }
 
@@ -86,7 +86,7 @@ pub(super) fn displays(
 ) -> rusqlite::Result<HashMap<CallId, String>> {
     let mut displays = HashMap::new();
     for seq in entries.into_iter().collect::<BTreeSet<Seq>>() {
-        for (_, entry) in read(conn, thread, all(seq - 1, seq))? {
+        for (_, entry) in read(conn, thread, range(seq - 1, seq))? {
             let Item::Assistant { calls, .. } = entry.item else { continue };
             displays.extend(calls.into_iter().filter_map(|call| Some((call.id, call.display?))));
         }
@@ -94,7 +94,8 @@ pub(super) fn displays(
     Ok(displays)
 }
 
-/// The cause of a thread, or of the thread that it descends from: work for an event gives no other rights.
+/// Returns the cause of a thread, or of its nearest ancestor that has one. So a thread that an event child starts has
+/// no more permissions than the event child itself.
 pub(super) fn cause(conn: &Connection, thread: ThreadKey) -> rusqlite::Result<Cause> {
     let mut next = Some(thread);
     while let Some(key) = next {
@@ -107,18 +108,19 @@ pub(super) fn cause(conn: &Connection, thread: ThreadKey) -> rusqlite::Result<Ca
     Ok(Cause::Client)
 }
 
-/// The pieces of a history: each thread that it inherits from, and which of its entries it has.
-fn pieces(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<(ThreadKey, Seq, Seq)>> {
-    let mut pieces = vec![(thread.key, thread.inherits, up_to)];
+/// Returns the segments of a history, oldest first: each is a thread and the range of its entries, from the first
+/// number (exclusive) to the second (inclusive).
+fn segments(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<(ThreadKey, Seq, Seq)>> {
+    let mut segments = vec![(thread.key, thread.inherits, up_to)];
     let (mut source, mut end) = (thread.source, thread.inherits.min(up_to));
     while let Some(no) = source {
         let Some(Loaded { thread, .. }) = heads::load(conn, no)? else { break };
-        pieces.push((no, thread.inherits, end));
+        segments.push((no, thread.inherits, end));
         source = thread.source;
         end = end.min(thread.inherits);
     }
-    pieces.reverse();
-    Ok(pieces)
+    segments.reverse();
+    Ok(segments)
 }
 
 fn read(conn: &Connection, thread: &Thread, page: HistoryPage) -> rusqlite::Result<Vec<(Seq, Entry)>> {
@@ -128,7 +130,7 @@ fn read(conn: &Connection, thread: &Thread, page: HistoryPage) -> rusqlite::Resu
     let mut statement = conn.prepare_cached(
         "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3",
     )?;
-    for (no, from, to) in pieces(conn, thread, up_to)? {
+    for (no, from, to) in segments(conn, thread, up_to)? {
         let from = from.max(after);
         if from >= to {
             continue;
@@ -151,9 +153,13 @@ fn read(conn: &Connection, thread: &Thread, page: HistoryPage) -> rusqlite::Resu
     Ok(entries)
 }
 
-/// Gives a synthetic call the arguments of its original, which one of these threads made.
-fn complete(conn: &Connection, threads: &[ThreadKey], arguments: &mut Arguments) -> rusqlite::Result<()> {
-    if let Arguments::Echo { of, arguments: arguments @ None, .. } = arguments {
+/// Fills in the arguments of a synthetic call from its original call, which one of these threads made.
+fn fill_arguments(
+    conn: &Connection,
+    threads: &[ThreadKey],
+    arguments: &mut Arguments,
+) -> rusqlite::Result<()> {
+    if let Arguments::Synthetic { of, arguments: arguments @ None, .. } = arguments {
         for no in threads.iter().rev() {
             if let Some(past) = facts::past_call(conn, *no, of)? {
                 *arguments = Some(facts::arguments_of(conn, *no, past.seq, of)?);
@@ -164,30 +170,30 @@ fn complete(conn: &Connection, threads: &[ThreadKey], arguments: &mut Arguments)
     Ok(())
 }
 
-/// The nearest point at or before an entry from which a thread can be forked.
+/// Returns the nearest point at or before an entry at which a thread can be forked.
 pub(super) fn fork_point(conn: &Connection, thread: &Thread, at: Seq) -> rusqlite::Result<ForkPoint> {
     let mut search = ForkSearch::new(at);
     let mut statement = conn.prepare_cached(
         "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key DESC",
     )?;
-    for (no, from, to) in pieces(conn, thread, at)?.into_iter().rev() {
+    for (no, from, to) in segments(conn, thread, at)?.into_iter().rev() {
         let mut found = statement.query(params![entry_key(no, from), entry_key(no, to)])?;
         while let Some(row) = found.next()? {
             let entry: Entry = serde_json::from_str(row.get_ref(1)?.as_str()?).map_err(unreadable)?;
-            if let Some(point) = search.look(row.get::<_, i64>(0)?.unsigned_abs(), &entry.item) {
+            if let Some(point) = search.visit(row.get::<_, i64>(0)?.unsigned_abs(), &entry.item) {
                 return Ok(point);
             }
         }
     }
-    Ok(search.end())
+    Ok(search.finish())
 }
 
-/// The last message of a user, searched from the end.
+/// Returns the last user message, or 0 if there is none. Entries are read backwards.
 fn last_user(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Seq> {
     let mut statement = conn.prepare_cached(
         "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key DESC",
     )?;
-    for (no, from, to) in pieces(conn, thread, up_to)?.into_iter().rev() {
+    for (no, from, to) in segments(conn, thread, up_to)?.into_iter().rev() {
         let mut found = statement.query(params![entry_key(no, from), entry_key(no, to)])?;
         while let Some(row) = found.next()? {
             let entry: Entry = serde_json::from_str(row.get_ref(1)?.as_str()?).map_err(unreadable)?;
@@ -199,12 +205,12 @@ fn last_user(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result
     Ok(0)
 }
 
-/// What the last summary among the pieces of a history covers.
-fn covered(conn: &Connection, pieces: &[(ThreadKey, Seq, Seq)]) -> rusqlite::Result<Seq> {
+/// Returns the last entry that the last summary of a history covers, or 0 if there is no summary.
+fn covered(conn: &Connection, segments: &[(ThreadKey, Seq, Seq)]) -> rusqlite::Result<Seq> {
     let mut statement = conn.prepare_cached(
         "SELECT covers FROM summaries WHERE thread = ?1 AND seq <= ?2 ORDER BY seq DESC LIMIT 1",
     )?;
-    for (no, _, to) in pieces.iter().rev() {
+    for (no, _, to) in segments.iter().rev() {
         let covers = statement.query_row(params![no, to.cast_signed()], |row| row.get::<_, i64>(0));
         if let Some(covers) = covers.optional()? {
             return Ok(covers.unsigned_abs());
@@ -213,15 +219,20 @@ fn covered(conn: &Connection, pieces: &[(ThreadKey, Seq, Seq)]) -> rusqlite::Res
     Ok(0)
 }
 
-/// Gives synthetic calls the arguments of originals that are not among the entries any more.
-fn recall(conn: &Connection, threads: &[ThreadKey], entries: &mut [(Seq, Entry)]) -> rusqlite::Result<()> {
+/// Fills in the arguments of synthetic calls whose original calls are not among the entries, because a summary covers
+/// them.
+fn restore_arguments(
+    conn: &Connection,
+    threads: &[ThreadKey],
+    entries: &mut [(Seq, Entry)],
+) -> rusqlite::Result<()> {
     let mut made: HashSet<CallId> = HashSet::new();
     for (_, entry) in entries {
         let Item::Assistant { calls, .. } = &mut entry.item else { continue };
         for call in calls {
             match &call.arguments {
-                Arguments::Echo { of, .. } if !made.contains(of) => {
-                    complete(conn, threads, &mut call.arguments)?;
+                Arguments::Synthetic { of, .. } if !made.contains(of) => {
+                    fill_arguments(conn, threads, &mut call.arguments)?;
                 }
                 _ => {}
             }

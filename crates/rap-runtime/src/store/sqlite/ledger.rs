@@ -1,4 +1,5 @@
-//! Records of deliveries. Whether a call that was being retried has settled since is read from the call.
+//! Records of deliveries. If the last record of an invocation says that it is being retried, its outcome is read from
+//! the call, which may have settled since.
 
 use rap_protocol::{ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -9,12 +10,12 @@ use crate::store::{
     ThreadKey,
 };
 
-/// Records of each kind that are kept.
+/// Maximum number of records of each kind.
 const RECORDS: usize = 10_000;
-/// Length of the detail of a record, in characters.
+/// Maximum length of the detail of a record, in characters.
 const DETAIL_CHARS: usize = 500;
 
-/// Writes records and returns their numbers.
+/// Writes records and returns their ids.
 pub(super) fn record_all(conn: &Connection, records: &[DeliveryRecord]) -> rusqlite::Result<Vec<String>> {
     let ids = records.iter().map(|record| self::record(conn, record)).collect();
     let recorded = |kind: &DeliveryKind| records.iter().any(|record| record.kind == *kind);
@@ -29,10 +30,10 @@ pub(super) fn list(conn: &Connection, filter: &DeliveryFilter) -> rusqlite::Resu
     );
     let thread = filter.thread.as_ref().map(ThreadId::as_str);
     let before = filter.before.as_ref().and_then(|cursor| cursor.at).unwrap_or(i64::MAX);
-    let wanted =
+    let parameters =
         params![before, filter.outcome.map(DeliveryOutcome::as_str), thread, filter.limit as i64 + 1];
     let found =
-        conn.prepare_cached(&sql)?.query_map(wanted, delivery)?.collect::<rusqlite::Result<Vec<_>>>()?;
+        conn.prepare_cached(&sql)?.query_map(parameters, delivery)?.collect::<rusqlite::Result<Vec<_>>>()?;
     let more = found.len() > filter.limit;
     let rows: Vec<Delivery> = found.into_iter().take(filter.limit).collect();
     let last = rows.last().and_then(|last| last.id.parse().ok());
@@ -40,7 +41,7 @@ pub(super) fn list(conn: &Connection, filter: &DeliveryFilter) -> rusqlite::Resu
     Ok(Page { rows, next })
 }
 
-/// Makes an invocation due that waits for a retry.
+/// Makes an invocation that waits for a retry due now.
 pub(super) fn redeliver(conn: &Connection, no: i64, now: Timestamp) -> rusqlite::Result<Redelivery> {
     let mut found = conn.prepare_cached("SELECT thread, call, kind FROM deliveries WHERE no = ?1")?;
     let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, kind(row, 2)?));
@@ -61,7 +62,8 @@ pub(super) fn redeliver(conn: &Connection, no: i64, now: Timestamp) -> rusqlite:
     Ok(if open { Redelivery::AlreadyDelivered } else { Redelivery::CallSettled })
 }
 
-/// Writes a record. The same delivery has one record; callbacks that are refused for the same reason are counted in one.
+/// Writes a record. Each delivery has one record. Callbacks of a call that are refused for the same reason share a
+/// record, which counts them.
 fn record(conn: &Connection, record: &DeliveryRecord) -> rusqlite::Result<String> {
     let mut statement = conn.prepare_cached(
         "INSERT INTO deliveries (kind, thread, call, server, topic, outcome, attempts, detail, first_at, last_at) \
@@ -85,7 +87,7 @@ fn record(conn: &Connection, record: &DeliveryRecord) -> rusqlite::Result<String
     statement.query_row(row, |row| row.get::<_, i64>(0)).map(|no| no.to_string())
 }
 
-/// Removes records beyond the bound, the oldest first.
+/// Removes the oldest records of a kind, so that at most `records` remain.
 fn prune(conn: &Connection, kind: DeliveryKind, records: usize) -> rusqlite::Result<()> {
     let mut statement = conn.prepare_cached(
         "DELETE FROM deliveries WHERE no IN \
@@ -95,7 +97,7 @@ fn prune(conn: &Connection, kind: DeliveryKind, records: usize) -> rusqlite::Res
     Ok(())
 }
 
-/// Removes records whose last attempt is older.
+/// Removes records whose last attempt was before a time.
 pub(super) fn prune_old(conn: &Connection, before: Timestamp) -> rusqlite::Result<()> {
     let mut statement = conn.prepare_cached("DELETE FROM deliveries WHERE kind = ?1 AND last_at < ?2")?;
     for kind in DeliveryKind::ALL {
@@ -104,13 +106,13 @@ pub(super) fn prune_old(conn: &Connection, before: Timestamp) -> rusqlite::Resul
     Ok(())
 }
 
-pub(super) fn one(conn: &Connection, no: i64) -> rusqlite::Result<Option<Delivery>> {
+pub(super) fn get(conn: &Connection, no: i64) -> rusqlite::Result<Option<Delivery>> {
     let sql = format!("SELECT * FROM ({ROWS}) WHERE no = ?1");
     conn.prepare_cached(&sql)?.query_row([no], delivery).optional()
 }
 
-/// A retry ends with its call: a call that returned was delivered, whatever the last attempt said; one that failed was
-/// given up.
+/// Retries end when their call settles. If the call returned, the invocation was delivered, whatever the outcome of the
+/// last attempt; if the call failed, the invocation was given up.
 const ROWS: &str = "SELECT d.no, d.kind, t.id AS thread, d.call, d.server, d.topic, \
      CASE WHEN d.outcome <> 'retrying' OR c.state IS NULL OR c.state = 0 THEN d.outcome \
      WHEN d.kind = 'invocation' AND c.state IN (1, 5, 6) THEN 'delivered' \
@@ -141,7 +143,7 @@ fn delivery(row: &Row<'_>) -> rusqlite::Result<Delivery> {
 
 fn kind(row: &Row<'_>, at: usize) -> rusqlite::Result<DeliveryKind> {
     let text = row.get_ref(at)?.as_str()?;
-    DeliveryKind::ALL.into_iter().find(|kind| kind.as_str() == text).ok_or_else(|| unknown_word(text))
+    DeliveryKind::ALL.into_iter().find(|kind| kind.as_str() == text).ok_or_else(|| unknown_value(text))
 }
 
 fn outcome(row: &Row<'_>, at: usize) -> rusqlite::Result<DeliveryOutcome> {
@@ -149,11 +151,11 @@ fn outcome(row: &Row<'_>, at: usize) -> rusqlite::Result<DeliveryOutcome> {
     DeliveryOutcome::ALL
         .into_iter()
         .find(|outcome| outcome.as_str() == text)
-        .ok_or_else(|| unknown_word(text))
+        .ok_or_else(|| unknown_value(text))
 }
 
-fn unknown_word(text: &str) -> rusqlite::Error {
-    unreadable(std::io::Error::other(format!("`{text}` is not a word of the ledger")))
+fn unknown_value(text: &str) -> rusqlite::Error {
+    unreadable(std::io::Error::other(format!("`{text}` is not a known value in the delivery ledger")))
 }
 
 #[cfg(test)]
@@ -167,7 +169,7 @@ mod tests {
         conn
     }
 
-    fn of(kind: DeliveryKind, call: &str, at: i64) -> DeliveryRecord {
+    fn record_of(kind: DeliveryKind, call: &str, at: i64) -> DeliveryRecord {
         DeliveryRecord {
             kind,
             thread: Some(ThreadKey::new(1)),
@@ -188,14 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_records_of_a_kind_go_first_and_those_of_others_stay() {
+    fn the_oldest_records_of_a_kind_are_pruned_first_and_other_kinds_are_kept() {
         let conn = ledger();
-        record(&conn, &of(DeliveryKind::Invocation, "other", 0)).unwrap();
+        record(&conn, &record_of(DeliveryKind::Invocation, "other", 0)).unwrap();
         for (call, at) in [("a", 1), ("b", 2), ("c", 3)] {
-            record(&conn, &of(DeliveryKind::Callback, call, at)).unwrap();
+            record(&conn, &record_of(DeliveryKind::Callback, call, at)).unwrap();
         }
-        // It has happened again, so that it is not the oldest any more.
-        record(&conn, &of(DeliveryKind::Callback, "a", 4)).unwrap();
+        // Recording it again makes it the newest.
+        record(&conn, &record_of(DeliveryKind::Callback, "a", 4)).unwrap();
         prune(&conn, DeliveryKind::Callback, 2).unwrap();
         assert_eq!(calls(&conn), [("other".into(), 1), ("a".into(), 2), ("c".into(), 1)]);
         prune_old(&conn, Timestamp(4)).unwrap();
@@ -203,16 +205,16 @@ mod tests {
     }
 
     #[test]
-    fn the_same_invocation_has_one_record_with_its_last_attempt() {
+    fn an_invocation_has_one_record_with_its_last_attempt() {
         let conn = ledger();
-        let first = record(&conn, &of(DeliveryKind::Invocation, "a", 1)).unwrap();
+        let first = record(&conn, &record_of(DeliveryKind::Invocation, "a", 1)).unwrap();
         let again = DeliveryRecord {
             attempts: 7,
             outcome: DeliveryOutcome::GivenUp,
-            ..of(DeliveryKind::Invocation, "a", 2)
+            ..record_of(DeliveryKind::Invocation, "a", 2)
         };
         assert_eq!(record(&conn, &again).unwrap(), first);
-        let row = one(&conn, first.parse().unwrap()).unwrap().unwrap();
+        let row = get(&conn, first.parse().unwrap()).unwrap().unwrap();
         assert_eq!(
             (row.attempts, row.outcome, row.first_at, row.last_at),
             (7, DeliveryOutcome::GivenUp, Timestamp(1), Timestamp(2))

@@ -1,23 +1,23 @@
-//! Listings over all threads, page by page. All but the questions, which are few, are read along an index, so that a page
-//! costs what it shows.
+//! Listings over all threads, page by page. All of them except the inbox, which is small, are read in index order, so
+//! the cost of a page depends only on its size.
 
 use rap_agent::{Server, Status};
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::{Connection, Row, Rows, params};
 
-use super::heads::{self, call_id, if_readable, thread_id, unreadable};
+use super::heads::{self, call_id, skip_unreadable, thread_id, unreadable};
 use super::history::{thread_row, thread_rows};
 use super::writes::question_context;
 use crate::store::{
-    CallRow, Cursor, InboxItem, Loaded, Page, StoredQuestion, SubscriptionRow, Thread, ThreadFilter,
-    ThreadKey, ThreadRow, TimerRow, ViewRow, Wanted,
+    CallRow, Cursor, InboxItem, Loaded, Page, PageRequest, StoredQuestion, SubscriptionRow, Thread,
+    ThreadFilter, ThreadKey, ThreadRow, TimerRow, ViewRow,
 };
 
-// The parameters of each are the cursor that a page begins behind, and the number of rows.
+// The parameters of each query are the cursor after which the page begins, and the number of rows.
 
-/// Calls that nothing has to be sent for come first, then new ones, then those that are tried again. The time of the last
-/// is shifted, so that a cursor tells which part it is in.
+/// Calls with nothing left to send come first, then new ones, then retries. The times of retries are shifted, so that a
+/// cursor tells which of the three parts it is in.
 const CALLS: &str = "SELECT * FROM (\
          SELECT NULL, c.thread, c.id, t.id, c.name, c.server, c.since, c.until, c.acknowledged_at, c.attempts, c.outcome \
          FROM calls c JOIN threads t ON t.no = c.thread \
@@ -54,12 +54,12 @@ const TIMERS: &str = "SELECT c.until, c.thread, c.id, t.id, c.name, \
      WHERE due IS NOT NULL AND status IN ('failed', 'needs_you') AND (due, no, '') > (coalesce(?1, -1), ?2, ?3) \
      ORDER BY 1, 2, 3 LIMIT ?4";
 
-/// One more row tells whether there is another page.
-fn rows(wanted: &Wanted) -> i64 {
-    i64::try_from(wanted.limit).unwrap_or(i64::MAX).saturating_add(1)
+/// Number of rows to read. One more than the page holds, to find out whether there is another page.
+fn rows(page_request: &PageRequest) -> i64 {
+    i64::try_from(page_request.limit).unwrap_or(i64::MAX).saturating_add(1)
 }
 
-/// Reads a page. The cursor of a row is in its first three columns; a row that cannot be read is passed over.
+/// Reads a page. The first three columns of a row are its cursor. Unreadable rows are skipped.
 fn page<T>(
     mut found: Rows<'_>,
     limit: usize,
@@ -73,24 +73,24 @@ fn page<T>(
         count += 1;
         let thread = row.get(1)?;
         last = Some(Cursor { at: row.get(0)?, thread, id: row.get(2)? });
-        rows.extend(if_readable(thread, read(row))?.flatten());
+        rows.extend(skip_unreadable(thread, read(row))?.flatten());
     }
     Ok(Page { rows, next: None })
 }
 
-/// The condition on a thread `t`, whose parameters are the cursor, the parent and the limit. It is written out, so that its
-/// index is found.
+/// Returns the condition on a thread `t`. Its parameters are the cursor, the parent and the limit. The status is a
+/// literal in the SQL, so that SQLite can use the partial index for it.
 fn condition(filter: &ThreadFilter) -> String {
     let status = match filter.status {
         None => String::new(),
-        // Threads that are asking are few. They are found by two indexes, which are not in the order of the listing.
+        // Few threads are running. They are found by two indexes that are not in the order of the listing.
         Some(Status::Running) => "AND t.no IN (\
              SELECT no FROM threads INDEXED BY threads_ask WHERE ask IS NOT NULL AND ask_attempts = 0 \
              UNION ALL SELECT no FROM threads INDEXED BY threads_retry WHERE ask_attempts > 0)"
             .into(),
         Some(status) => format!("AND t.status = '{}'", status.as_str()),
     };
-    // Without a parent the parameter is there all the same.
+    // The statement must use the parameter even if there is no parent.
     let parent = match filter.parent {
         None => "AND ?2 IS NOT NULL",
         Some(_) => "AND t.parent = (SELECT no FROM threads WHERE id = ?2)",
@@ -101,8 +101,8 @@ fn condition(filter: &ThreadFilter) -> String {
 pub(super) fn threads(conn: &Connection, filter: &ThreadFilter) -> rusqlite::Result<Page<ThreadRow>> {
     let sql = format!("{} {}", thread_rows(), condition(filter));
     let parent = filter.parent.as_ref().map_or("", ThreadId::as_str);
-    let Wanted { after, limit } = &filter.wanted;
-    let row = params![after.thread, parent, rows(&filter.wanted)];
+    let PageRequest { after, limit } = &filter.page_request;
+    let row = params![after.thread, parent, rows(&filter.page_request)];
     let mut statement = conn.prepare_cached(&sql)?;
     let mut found = statement.query(row)?;
     let (mut rows, mut last, mut count) = (Vec::new(), None, 0);
@@ -114,7 +114,7 @@ pub(super) fn threads(conn: &Connection, filter: &ThreadFilter) -> rusqlite::Res
         count += 1;
         let thread = row.get(0)?;
         last = Some(thread);
-        rows.extend(if_readable(thread, thread_row(row))?);
+        rows.extend(skip_unreadable(thread, thread_row(row))?);
     }
     Ok(Page { rows, next: None })
 }
@@ -136,7 +136,7 @@ pub(super) fn inbox(
     conn: &Connection,
     key: &Key,
     thread: Option<ThreadKey>,
-    wanted: &Wanted,
+    page_request: &PageRequest,
 ) -> rusqlite::Result<Page<InboxItem>> {
     let mut statement = conn.prepare_cached(
         "SELECT q.asked_at, q.thread, CAST(q.no AS TEXT), q.no, q.call, q.body, c.name FROM questions q \
@@ -145,16 +145,16 @@ pub(super) fn inbox(
          AND (q.asked_at, q.thread, q.no) > (coalesce(?1, -1), ?2, CAST(?3 AS INTEGER)) \
          ORDER BY q.asked_at, q.thread, q.no LIMIT ?4",
     )?;
-    let Cursor { at, thread: of, id } = &wanted.after;
-    let found = statement.query(params![at, of, id, rows(wanted), thread])?;
-    page(found, wanted.limit, |row| {
+    let Cursor { at, thread: of, id } = &page_request.after;
+    let found = statement.query(params![at, of, id, rows(page_request), thread])?;
+    page(found, page_request.limit, |row| {
         let of = row.get(1)?;
-        let Some(Loaded { thread, .. }) = if_readable(of, heads::load(conn, of))?.flatten() else {
+        let Some(Loaded { thread, .. }) = skip_unreadable(of, heads::load(conn, of))?.flatten() else {
             return Ok(None);
         };
         let no = row.get::<_, i64>(3)?.cast_unsigned();
-        let question = open_question(key, &thread, no, row.get_ref(5)?.as_blob()?);
-        let Some(question) = if_readable(of, question)? else { return Ok(None) };
+        let question = decrypt_question(key, &thread, no, row.get_ref(5)?.as_blob()?);
+        let Some(question) = skip_unreadable(of, question)? else { return Ok(None) };
         Ok(Some(InboxItem {
             question,
             thread: thread.id.clone(),
@@ -165,12 +165,12 @@ pub(super) fn inbox(
     })
 }
 
-/// Open calls: those that no tool server has to be sent, then the others.
-pub(super) fn calls(conn: &Connection, wanted: &Wanted) -> rusqlite::Result<Page<CallRow>> {
+/// Lists open calls: those with nothing left to send first, then the others.
+pub(super) fn calls(conn: &Connection, page_request: &PageRequest) -> rusqlite::Result<Page<CallRow>> {
     let mut statement = conn.prepare_cached(CALLS)?;
-    let Cursor { at, thread, id: after } = &wanted.after;
-    let found = statement.query(params![at, thread, after, rows(wanted)])?;
-    page(found, wanted.limit, |row| {
+    let Cursor { at, thread, id: after } = &page_request.after;
+    let found = statement.query(params![at, thread, after, rows(page_request)])?;
+    page(found, page_request.limit, |row| {
         Ok(Some(CallRow {
             thread: thread_id(row, 3)?,
             call: call_id(row, 2)?,
@@ -185,12 +185,15 @@ pub(super) fn calls(conn: &Connection, wanted: &Wanted) -> rusqlite::Result<Page
     })
 }
 
-/// Active subscriptions, the oldest first.
-pub(super) fn subscriptions(conn: &Connection, wanted: &Wanted) -> rusqlite::Result<Page<SubscriptionRow>> {
+/// Lists active subscriptions, oldest first.
+pub(super) fn subscriptions(
+    conn: &Connection,
+    page_request: &PageRequest,
+) -> rusqlite::Result<Page<SubscriptionRow>> {
     let mut statement = conn.prepare_cached(SUBSCRIPTIONS)?;
-    let Cursor { at, thread, id: after } = &wanted.after;
-    let found = statement.query(params![at, thread, after, rows(wanted)])?;
-    page(found, wanted.limit, |row| {
+    let Cursor { at, thread, id: after } = &page_request.after;
+    let found = statement.query(params![at, thread, after, rows(page_request)])?;
+    page(found, page_request.limit, |row| {
         Ok(Some(SubscriptionRow {
             thread: thread_id(row, 3)?,
             call: call_id(row, 2)?,
@@ -202,11 +205,11 @@ pub(super) fn subscriptions(conn: &Connection, wanted: &Wanted) -> rusqlite::Res
     })
 }
 
-pub(super) fn timers(conn: &Connection, wanted: &Wanted) -> rusqlite::Result<Page<TimerRow>> {
+pub(super) fn timers(conn: &Connection, page_request: &PageRequest) -> rusqlite::Result<Page<TimerRow>> {
     let mut statement = conn.prepare_cached(TIMERS)?;
-    let Cursor { at, thread, id: after } = &wanted.after;
-    let found = statement.query(params![at, thread, after, rows(wanted), Server::runtime().0])?;
-    page(found, wanted.limit, |row| {
+    let Cursor { at, thread, id: after } = &page_request.after;
+    let found = statement.query(params![at, thread, after, rows(page_request), Server::runtime().0])?;
+    page(found, page_request.limit, |row| {
         let kind = usize::from(row.get::<_, u8>(5)?);
         let call = Some(row.get::<_, String>(2)?).filter(|call| !call.is_empty());
         Ok(Some(TimerRow {
@@ -219,8 +222,8 @@ pub(super) fn timers(conn: &Connection, wanted: &Wanted) -> rusqlite::Result<Pag
     })
 }
 
-/// A question, which is stored sealed.
-pub(super) fn open_question(
+/// Decrypts a stored question.
+pub(super) fn decrypt_question(
     key: &Key,
     thread: &Thread,
     no: u64,
@@ -237,9 +240,9 @@ mod tests {
     use super::*;
     use crate::store::sqlite::tests::database;
 
-    /// However many rows there are, a page is read where it begins and nothing is sorted.
+    /// The cost of a page does not depend on the number of rows: it is found by an index and nothing is sorted.
     #[test]
-    fn a_page_costs_what_it_shows() {
+    fn a_page_is_read_by_an_index_without_sorting() {
         let conn = database();
         let table = [
             (CALLS, "calls_due ((server,root,invoke_at,thread,id)>"),
@@ -258,10 +261,10 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_are_few_are_found_by_an_index() {
+    fn filtered_threads_are_found_by_an_index() {
         let conn = database();
         let plan = |status, parent| {
-            let filter = ThreadFilter { status, parent, wanted: Wanted::first(1) };
+            let filter = ThreadFilter { status, parent, page_request: PageRequest::first(1) };
             let sql = format!("EXPLAIN QUERY PLAN SELECT head FROM threads t {}", condition(&filter));
             let mut statement = conn.prepare(&sql).unwrap();
             let steps = statement.query_map(params![0, "", 1], |row| row.get::<_, String>(3)).unwrap();

@@ -1,15 +1,15 @@
-//! Rows that are kept for a time only. Each call removes a bounded number of them.
+//! Removes expired rows, a bounded number per call.
 
 use rap_protocol::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::ledger;
 
-/// Rows that are removed in one transaction.
+/// Maximum number of rows that are removed in one transaction.
 const ROWS: usize = 1_000;
 
-/// Removes the keys of clients and deliveries that are old, and the marks of subscriptions that have ended. Returns
-/// whether there are more.
+/// Removes old idempotency keys, old delivery records, and event ids of ended subscriptions. Returns whether there are
+/// more.
 pub(super) fn prune(
     conn: &Connection,
     keys_before: Timestamp,

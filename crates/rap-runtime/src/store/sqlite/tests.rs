@@ -1,4 +1,5 @@
-//! What is particular to SQLite: files, locks, transactions and migrations. What every database does is in the suite.
+//! Tests of what is specific to SQLite: files, locks, transactions and migrations. The suite tests what every database
+//! does.
 
 mod batch;
 mod commit;
@@ -21,16 +22,16 @@ use crate::store::suite::fixture::Fixture;
 
 crate::store::suite::suite!(super::File::new);
 
-/// A database with the newest schema.
+/// Makes an empty database with the newest schema.
 pub(super) fn database() -> Connection {
-    let conn = Connection::open_in_memory().expect("memory");
+    let conn = Connection::open_in_memory().expect("an in-memory database");
     for migration in super::MIGRATIONS {
-        conn.execute_batch(migration).expect("the schema is valid");
+        conn.execute_batch(migration).expect("valid schema");
     }
     conn
 }
 
-/// A database in a directory of its own.
+/// A database in its own temporary directory.
 struct File {
     dir: TempDir,
     limits: WriterLimits,
@@ -43,8 +44,8 @@ impl File {
         File::with(WriterLimits { batch_jobs: COMMIT_JOBS, ..WriterLimits::default() })
     }
 
-    /// Batches end for want of jobs, never by time.
-    fn patient() -> Arc<File> {
+    /// A batch ends when no more jobs are waiting, never by time.
+    fn without_batch_timeout() -> Arc<File> {
         let batch_time = Duration::from_secs(3600);
         Arc::new(File::with(WriterLimits { batch_time, ..WriterLimits::default() }))
     }
@@ -57,8 +58,8 @@ impl File {
         self.dir.path().join("rap.db")
     }
 
-    /// Another connection, which sees what is committed.
-    fn look(&self) -> Connection {
+    /// Opens another connection, which sees only committed data.
+    fn connection(&self) -> Connection {
         open_sqlite(&self.path()).unwrap()
     }
 
@@ -73,14 +74,14 @@ impl File {
         self.opened.lock().unwrap().clone().expect("a store was opened")
     }
 
-    /// Changes a row behind the store's back.
+    /// Changes one row without going through the store.
     fn alter(&self, sql: &str) {
-        assert_eq!(self.look().execute(sql, []).unwrap(), 1, "{sql}");
+        assert_eq!(self.connection().execute(sql, []).unwrap(), 1, "{sql}");
     }
 
-    /// Everything that a step writes, of all threads.
+    /// Returns the rows of all tables that a step writes to.
     fn rows(&self) -> Vec<String> {
-        all_rows(&self.look())
+        all_rows(&self.connection())
     }
 }
 
@@ -107,7 +108,7 @@ fn key() -> Key {
 impl Database for File {
     fn open(&self, rules: Rules, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store> {
         let mut opened = self.opened.lock().unwrap();
-        // Its lock goes with it.
+        // Dropping the store releases its lock.
         *opened = None;
         let store =
             SqliteStore::open_with(&self.path(), key(), rules, clock, on_commit, self.limits).unwrap();
@@ -115,9 +116,9 @@ impl Database for File {
         Arc::new(store)
     }
 
-    fn spoil(&self, thread: &ThreadId) {
+    fn corrupt_head(&self, thread: &ThreadId) {
         let sql = "UPDATE threads SET head = '{\"phase\": \"confused\"}' WHERE id = ?1";
-        assert_eq!(self.look().execute(sql, [thread.as_str()]).unwrap(), 1);
+        assert_eq!(self.connection().execute(sql, [thread.as_str()]).unwrap(), 1);
     }
 }
 
@@ -126,14 +127,14 @@ impl Database for Arc<File> {
         File::open(self, rules, clock, on_commit)
     }
 
-    fn spoil(&self, thread: &ThreadId) {
-        File::spoil(self, thread);
+    fn corrupt_head(&self, thread: &ThreadId) {
+        File::corrupt_head(self, thread);
     }
 }
 
-/// A fixture of the suite, and its file.
+/// Makes a fixture of the suite, and its file.
 fn fixture() -> (Arc<File>, Fixture) {
-    let file = File::patient();
+    let file = File::without_batch_timeout();
     let fixture = Fixture::new(Box::new(Arc::clone(&file)));
     (file, fixture)
 }

@@ -1,4 +1,4 @@
-//! Toolsets, and which of them a session holds.
+//! Toolsets, and their assignment to sessions.
 
 use rap_protocol::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -20,7 +20,7 @@ pub(super) fn of_session(conn: &Connection, session: SessionKey) -> rusqlite::Re
     conn.prepare_cached(sql)?.query_map([session], held)?.collect()
 }
 
-/// Writes what a session holds from now on. A failure leaves it what it held.
+/// Saves the toolset of a session. After a failed discovery the session keeps its previous toolset.
 pub(super) fn save(conn: &Connection, held: &SessionToolset) -> rusqlite::Result<()> {
     let hash = held.toolset.as_ref().map(|toolset| &toolset.hash);
     if let Some(StoredToolset { hash, body: Some(body) }) = &held.toolset {
@@ -36,7 +36,7 @@ pub(super) fn save(conn: &Connection, held: &SessionToolset) -> rusqlite::Result
     Ok(())
 }
 
-/// The toolset that any session fetched last from a server.
+/// Returns the hash of the toolset that was fetched last from a server, by any session.
 pub(super) fn newest(conn: &Connection, server: &str) -> rusqlite::Result<Option<String>> {
     let sql = "SELECT hash FROM session_tools WHERE server = ?1 AND hash IS NOT NULL \
                ORDER BY fetched_at DESC LIMIT 1";

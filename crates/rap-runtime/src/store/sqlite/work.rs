@@ -1,4 +1,5 @@
-//! Work: due times are columns of the rows that it belongs to. SQLite stores no claims, since one process owns the file.
+//! Queries for due work. Due times are columns of the thread, call or question that the work belongs to. No claims are
+//! stored, since one process owns the file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,23 +11,23 @@ use rusqlite::types::Value as SqlValue;
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 
 use super::facts;
-use super::heads::{self, call_id, if_readable, is_about_rows, thread_id, unreadable};
-use super::listings::open_question;
+use super::heads::{self, call_id, is_row_error, skip_unreadable, thread_id, unreadable};
+use super::listings::decrypt_question;
 use crate::store::{
     AnswerWork, AskWork, CheckWork, DuePage, DueWork, InvokeWork, Loaded, OutboxKey, OutboxMessage,
     SessionKey, StoredQuestion, ThreadKey, Timer, Work, WorkKey, WorkKind, WorkQueue,
 };
 
-/// How work of one kind is found. Work that was not tried yet is due, and found session by session; work to be tried again
-/// is found by its time.
+/// The queries for work of one kind. New work, which was not attempted yet, is always due and is found session by
+/// session. Retries are found by their due time.
 struct Queries {
-    /// The next session with new work at a destination.
+    /// Finds the next session with new work for a destination.
     next_session: &'static str,
-    /// New work of a session.
+    /// Finds new work of a session.
     new: &'static str,
-    /// Work to be tried again.
-    again: &'static str,
-    /// The next destination with new work, and with work to be tried again.
+    /// Finds due retries.
+    retries: &'static str,
+    /// Find the next destination with new work, and with retries.
     destinations: [&'static str; 2],
 }
 
@@ -35,7 +36,7 @@ const ASK: Queries = Queries {
                    WHERE ask IS NOT NULL AND ask_attempts = 0 AND ask_to = ?1 AND root > ?2",
     new: "SELECT no, ask FROM threads \
           WHERE ask IS NOT NULL AND ask_attempts = 0 AND ask_to = ?1 AND root = ?2 ORDER BY ask_at",
-    again: "SELECT no, ask, root FROM threads WHERE ask_attempts > 0 AND ask_to = ?1 AND ask_at <= ?2",
+    retries: "SELECT no, ask, root FROM threads WHERE ask_attempts > 0 AND ask_to = ?1 AND ask_at <= ?2",
     destinations: [
         "SELECT min(ask_to) FROM threads WHERE ask IS NOT NULL AND ask_attempts = 0 AND ask_to >= ?1",
         "SELECT min(ask_to) FROM threads WHERE ask_attempts > 0 AND ask_to >= ?1",
@@ -46,7 +47,7 @@ const INVOKE: Queries = Queries {
                    WHERE state = 0 AND invoke_at IS NOT NULL AND attempts = 0 AND server = ?1 AND root > ?2",
     new: "SELECT thread, id FROM calls \
           WHERE state = 0 AND invoke_at IS NOT NULL AND attempts = 0 AND server = ?1 AND root = ?2 ORDER BY invoke_at",
-    again: "SELECT thread, id, root FROM calls \
+    retries: "SELECT thread, id, root FROM calls \
             WHERE state = 0 AND invoke_at IS NOT NULL AND attempts > 0 AND server = ?1 AND invoke_at <= ?2",
     destinations: [
         "SELECT min(server) FROM calls WHERE state = 0 AND invoke_at IS NOT NULL AND attempts = 0 AND server >= ?1",
@@ -58,24 +59,24 @@ const ANSWER: Queries = Queries {
                    WHERE answer_at IS NOT NULL AND attempts = 0 AND server = ?1 AND root > ?2",
     new: "SELECT thread, no FROM questions \
           WHERE answer_at IS NOT NULL AND attempts = 0 AND server = ?1 AND root = ?2 ORDER BY answer_at",
-    again: "SELECT thread, no, root FROM questions \
+    retries: "SELECT thread, no, root FROM questions \
             WHERE answer_at IS NOT NULL AND attempts > 0 AND server = ?1 AND answer_at <= ?2",
     destinations: [
         "SELECT min(server) FROM questions WHERE answer_at IS NOT NULL AND attempts = 0 AND server >= ?1",
         "SELECT min(server) FROM questions WHERE answer_at IS NOT NULL AND attempts > 0 AND server >= ?1",
     ],
 };
-/// Work to be tried again that is looked at in one query besides that in progress, and the number of such queries:
-/// sessions that have more of it than their share are left out of the next query.
-const AGAIN_ROWS: usize = 256;
-const AGAIN_QUERIES: usize = 64;
-/// Calls and subscriptions whose server is to be asked, as [`StatusCheck::due`] says.
+/// Number of retries that one query reads, in addition to those in progress.
+const RETRY_ROWS: usize = 256;
+/// Maximum number of such queries for a page. Each query leaves out the sessions whose share is used up by then.
+const RETRY_QUERIES: usize = 64;
+/// Finds calls and subscriptions whose status is to be checked, by the rule of [`StatusCheck::due`].
 const CHECKS: &str = "SELECT thread, id, root FROM calls \
      WHERE acknowledged_at IS NOT NULL AND state IN (0, 5) AND server = ?1 \
      AND coalesce(asked_after, acknowledged_at) <= ?3 \
      AND (gone_since IS NOT NULL OR coalesce(asked_after, acknowledged_at) <= ?2) \
      ORDER BY coalesce(asked_after, acknowledged_at) LIMIT ?4";
-/// Timers are found by an index, so that those that are not due cost nothing, however many they are.
+/// Due timers are found by an index, so timers that are not due cost nothing.
 const DUE_THREADS: &str = "SELECT root, no FROM threads WHERE due <= ?1";
 const DUE_CALLS: &str =
     "SELECT root, thread, id FROM calls WHERE until <= ?1 AND (until > ?2 OR server = ?3)";
@@ -93,12 +94,12 @@ fn queries(kind: WorkKind) -> Option<&'static Queries> {
         WorkKind::Ask => Some(&ASK),
         WorkKind::Invoke => Some(&INVOKE),
         WorkKind::Answer => Some(&ANSWER),
-        // Checks have an order of their own: the server that was not asked for longest comes first.
+        // Checks have their own order: the call that was checked longest ago comes first.
         WorkKind::Check => None,
     }
 }
 
-/// The destinations that have work. They are few, so each is found by one look at an index.
+/// Lists the destinations that have work. They are few, so each is found by its own index lookup.
 pub(super) fn destinations(conn: &Connection, kind: WorkKind) -> rusqlite::Result<Vec<String>> {
     let Some(queries) = queries(kind) else { return Ok(Vec::new()) };
     let mut found = BTreeSet::new();
@@ -106,7 +107,7 @@ pub(super) fn destinations(conn: &Connection, kind: WorkKind) -> rusqlite::Resul
         let mut statement = conn.prepare_cached(sql)?;
         let mut from = String::new();
         while let Some(next) = statement.query_row([&from], |row| row.get::<_, Option<String>>(0))? {
-            // The smallest text that is larger.
+            // The smallest string that is greater than `next`.
             from = format!("{next}\0");
             found.insert(next);
         }
@@ -123,13 +124,13 @@ pub(super) fn due(
     let Some(queries) = queries(queue.kind) else {
         return due_checks(conn, queue, page, lost_after);
     };
-    let (mut work, more) = due_again(conn, queries, queue, page)?;
+    let (mut work, more) = due_retries(conn, queries, queue, page)?;
     let mut next_session = conn.prepare_cached(queries.next_session)?;
     let mut new = conn.prepare_cached(queries.new)?;
     let mut after = page.after;
     for _ in 0..page.sessions {
-        let behind = after.map_or(i64::MIN, |session| session.0.number());
-        let session = next_session.query_row(params![queue.destination, behind], |row| row.get(0))?;
+        let previous = after.map_or(i64::MIN, |session| session.0.number());
+        let session = next_session.query_row(params![queue.destination, previous], |row| row.get(0))?;
         let Some(session): Option<SessionKey> = session else {
             return Ok(DueWork { work, after: None, more });
         };
@@ -137,7 +138,7 @@ pub(super) fn due(
         let mut rows = new.query(params![queue.destination, session])?;
         let mut of_session = 0;
         while let Some(row) = rows.next()?.filter(|_| of_session < page.per_session) {
-            let Some(key) = if_readable(row.get(0)?, work_key(queue.kind, row))? else { continue };
+            let Some(key) = skip_unreadable(row.get(0)?, work_key(queue.kind, row))? else { continue };
             if !page.skip.contains(&key) {
                 work.push((session, key));
                 of_session += 1;
@@ -147,17 +148,17 @@ pub(super) fn due(
     Ok(DueWork { work, after, more })
 }
 
-/// Work to be tried again, and whether more of it is due.
-fn due_again(
+/// Returns due retries, and whether more are due.
+fn due_retries(
     conn: &Connection,
     queries: &Queries,
     queue: &WorkQueue,
     page: &DuePage,
 ) -> rusqlite::Result<(Vec<(SessionKey, WorkKey)>, bool)> {
-    let rows_at_once = AGAIN_ROWS + page.skip.len();
+    let rows_at_once = RETRY_ROWS + page.skip.len();
     let mut work: Vec<(SessionKey, WorkKey)> = Vec::new();
     let mut counts: BTreeMap<SessionKey, usize> = BTreeMap::new();
-    for _ in 0..AGAIN_QUERIES {
+    for _ in 0..RETRY_QUERIES {
         let full: Vec<SessionKey> = counts
             .iter()
             .filter(|(_, count)| **count >= page.per_session)
@@ -166,13 +167,13 @@ fn due_again(
         let mut parameters = vec![SqlValue::from(queue.destination.clone()), SqlValue::from(page.now.0)];
         let except = except(&full, &mut parameters);
         let order = due_column(queue.kind);
-        let sql = format!("{}{except} ORDER BY {order} LIMIT {rows_at_once}", queries.again);
+        let sql = format!("{}{except} ORDER BY {order} LIMIT {rows_at_once}", queries.retries);
         let mut statement = conn.prepare(&sql)?;
         let mut rows = statement.query(params_from_iter(parameters))?;
         let mut read = 0;
         while let Some(row) = rows.next()? {
             read += 1;
-            let Some(key) = if_readable(row.get(0)?, work_key(queue.kind, row))? else { continue };
+            let Some(key) = skip_unreadable(row.get(0)?, work_key(queue.kind, row))? else { continue };
             let session = row.get(2)?;
             let known = work.iter().any(|(_, other)| *other == key);
             let count = counts.entry(session).or_default();
@@ -225,7 +226,7 @@ fn due_checks(
     let (mut work, mut read) = (Vec::new(), 0);
     while let Some(row) = found.next()? {
         read += 1;
-        let key = if_readable(row.get(0)?, work_key(WorkKind::Check, row))?;
+        let key = skip_unreadable(row.get(0)?, work_key(WorkKind::Check, row))?;
         if let Some(key) = key.filter(|key| !page.skip.contains(key)) {
             work.push((row.get(2)?, key));
         }
@@ -258,8 +259,8 @@ fn load_question(
     now: Timestamp,
 ) -> rusqlite::Result<Option<AskWork>> {
     let Loaded { thread, head, .. } = loaded;
-    let Some(up_to) = head.asking_up_to().filter(|_| head.turn() == turn) else { return Ok(None) };
-    // New work is due whatever the clock says: it may have been set back.
+    let Some(up_to) = head.prompt_up_to().filter(|_| head.turn() == turn) else { return Ok(None) };
+    // New work is always due, since the clock may have been set back.
     let sql =
         "SELECT ask_attempts FROM threads WHERE no = ?1 AND ask = ?2 AND (ask_attempts = 0 OR ask_at <= ?3)";
     let mut statement = conn.prepare_cached(sql)?;
@@ -311,7 +312,7 @@ fn load_answer(
     let mut statement = conn.prepare_cached(sql)?;
     let mut rows = statement.query(params![thread.key, no.cast_signed(), now.0])?;
     let Some(row) = rows.next()? else { return Ok(None) };
-    let question = open_question(secrets, &thread, no, row.get_ref(1)?.as_blob()?)?;
+    let question = decrypt_question(secrets, &thread, no, row.get_ref(1)?.as_blob()?)?;
     let StoredQuestion::Choice { response_url: Some(response_url), .. } = question else { return Ok(None) };
     Ok(Some(AnswerWork {
         no,
@@ -335,7 +336,7 @@ fn load_check(conn: &Connection, loaded: Loaded, call: &CallId) -> rusqlite::Res
             server: row.get(0)?,
             subscription: row.get::<_, i64>(1)? == 5,
             check: StatusCheck {
-                asked: Timestamp(row.get(2)?),
+                checked_at: Timestamp(row.get(2)?),
                 gone_since: row.get::<_, Option<i64>>(3)?.map(Timestamp),
             },
         })
@@ -364,7 +365,7 @@ pub(super) fn postpone(
             let sql = "UPDATE questions SET answer_at = ?3, attempts = ?4 WHERE thread = ?1 AND no = ?2";
             conn.prepare_cached(sql)?.execute(params![thread, no.cast_signed(), at.0, attempts])?;
         }
-        // A check that was not made is due again after its usual pause.
+        // A check that failed is due again after the usual pause.
         WorkKey::Check { thread, call } => {
             let sql = "UPDATE calls SET asked_after = ?3 WHERE thread = ?1 AND id = ?2";
             conn.prepare_cached(sql)?.execute(params![thread, call.as_str(), at.0])?;
@@ -403,19 +404,19 @@ pub(super) fn record_check(
 ) -> rusqlite::Result<()> {
     let sql = "UPDATE calls SET asked_after = ?3, gone_since = ?4 WHERE thread = ?1 AND id = ?2";
     let gone = check.gone_since.map(|gone| gone.0);
-    conn.prepare_cached(sql)?.execute(params![thread, call.as_str(), check.asked.0, gone])?;
+    conn.prepare_cached(sql)?.execute(params![thread, call.as_str(), check.checked_at.0, gone])?;
     Ok(())
 }
 
-/// A list of sessions as a condition.
+/// Returns a condition that excludes sessions, and adds its parameters.
 fn except(skip: &[SessionKey], parameters: &mut Vec<SqlValue>) -> String {
     if skip.is_empty() {
         return String::new();
     }
     let first = parameters.len() + 1;
     parameters.extend(skip.iter().map(|session| SqlValue::from(session.0.number())));
-    let places: Vec<String> = (first..=parameters.len()).map(|at| format!("?{at}")).collect();
-    format!(" AND root NOT IN ({})", places.join(", "))
+    let placeholders: Vec<String> = (first..=parameters.len()).map(|at| format!("?{at}")).collect();
+    format!(" AND root NOT IN ({})", placeholders.join(", "))
 }
 
 pub(super) fn due_messages(
@@ -434,8 +435,8 @@ pub(super) fn due_messages(
     let mut messages = Vec::new();
     while let Some(row) = found.next()? {
         match message(row) {
-            // One that cannot be read keeps no other from its receiver.
-            Err(error) if is_about_rows(&error) => {
+            // An unreadable message must not block the others.
+            Err(error) if is_row_error(&error) => {
                 tracing::error!(no = row.get::<_, i64>(0)?, %error, "a message between threads cannot be read");
             }
             message => messages.push(message?),
@@ -477,14 +478,14 @@ pub(super) fn due_timers(
     let mut found = statement.query(params_from_iter(parameters))?;
     while let Some(row) = found.next()? {
         let thread = row.get(1)?;
-        if let Some(call) = if_readable(thread, call_id(row, 2))? {
+        if let Some(call) = skip_unreadable(thread, call_id(row, 2))? {
             timers.push(Timer { session: row.get(0)?, thread, call: Some(call) });
         }
     }
     Ok(timers)
 }
 
-pub(super) fn put_off(
+pub(super) fn postpone_due(
     conn: &Connection,
     timers: &[Timer],
     messages: &[OutboxKey],
@@ -510,7 +511,7 @@ pub(super) fn put_off(
     Ok(())
 }
 
-/// Time of the next retry or timer. What was due before has been begun.
+/// Returns the time of the first retry or timer after a time. Earlier ones have been started already.
 pub(super) fn next_due(conn: &Connection, after: Timestamp) -> rusqlite::Result<Option<Timestamp>> {
     let mut next: Option<i64> = None;
     for sql in NEXT_DUE {
@@ -534,24 +535,24 @@ mod tests {
         steps.collect::<rusqlite::Result<_>>().unwrap()
     }
 
-    /// Nothing is known of a table's size when its plan is made, so a million rows have the same.
+    /// The query planner knows nothing about table sizes here, so the plans are the same for a million rows.
     #[test]
     fn work_is_found_by_an_index_and_in_its_order() {
         let conn = database();
         let table = [
             (ASK.next_session, "threads_ask"),
             (ASK.new, "threads_ask"),
-            (ASK.again, "threads_retry"),
+            (ASK.retries, "threads_retry"),
             (ASK.destinations[0], "threads_ask"),
             (ASK.destinations[1], "threads_retry"),
             (INVOKE.next_session, "calls_due"),
             (INVOKE.new, "calls_due"),
-            (INVOKE.again, "calls_retry"),
+            (INVOKE.retries, "calls_retry"),
             (INVOKE.destinations[0], "calls_due"),
             (INVOKE.destinations[1], "calls_retry"),
             (ANSWER.next_session, "questions_answer"),
             (ANSWER.new, "questions_answer"),
-            (ANSWER.again, "questions_retry"),
+            (ANSWER.retries, "questions_retry"),
             (ANSWER.destinations[0], "questions_answer"),
             (ANSWER.destinations[1], "questions_retry"),
             (CHECKS, "calls_check"),

@@ -1,10 +1,10 @@
-//! Writes of a step.
+//! Carries out the writes of a step.
 
 use std::sync::Arc;
 
 use rap_agent::{
     BacklogRange, CallState, Entry, Item, Limits, NewQuestion, OpenCall, Queue, Seq, Spawn, ThreadMessage,
-    Write, words,
+    Write, texts,
 };
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::heads::{self, to_json};
 use crate::store::{Rules, Thread, ThreadKey};
 
-/// The key of an entry: the thread's number in the upper 32 bits, the entry's in the lower ones.
+/// Returns the key of an entry: the thread's number in the upper 32 bits, the entry's number in the lower 32.
 pub(super) fn entry_key(thread: ThreadKey, seq: Seq) -> i64 {
     (thread.number() << 32) | i64::try_from(seq).unwrap_or(0)
 }
@@ -31,7 +31,7 @@ pub(super) fn state_number(state: CallState) -> i64 {
     }
 }
 
-pub(super) fn state_of(number: i64) -> rusqlite::Result<CallState> {
+pub(super) fn state_from_number(number: i64) -> rusqlite::Result<CallState> {
     Ok(match number {
         0 => CallState::Open,
         1 => CallState::Returned,
@@ -51,10 +51,10 @@ fn queue_number(queue: Queue) -> i64 {
     }
 }
 
-/// Marks of events that one step forgets; each adds one.
-const FORGOTTEN: i64 = 64;
+/// Maximum number of stored event ids that one step removes. A step adds at most one.
+const FORGET_PER_STEP: i64 = 64;
 
-/// Writes everything of a step but its head.
+/// Writes everything of a step except its head.
 pub(super) struct StepWriter<'a> {
     pub(super) conn: &'a Connection,
     pub(super) thread: &'a Thread,
@@ -64,7 +64,7 @@ pub(super) struct StepWriter<'a> {
 }
 
 impl StepWriter<'_> {
-    /// Makes one write. Returns the child that it added.
+    /// Carries out one write. Returns the child that it added, if any.
     pub(super) fn write(&self, write: &Write) -> rusqlite::Result<Option<Arc<Thread>>> {
         match write {
             Write::Append { seq, entry } => self.append(self.thread.key, *seq, entry)?,
@@ -78,12 +78,12 @@ impl StepWriter<'_> {
             Write::DropQuestions { call } => self.drop_questions(call)?,
             Write::View { server, view_type, content } => self.view(&server.0, view_type, content)?,
             Write::Timer { call, at } => self.timer(call, *at)?,
-            Write::Mark { call, event, no, forget } => self.mark(call, event, *no, *forget)?,
+            Write::RecordEventId { call, event, no, forget } => self.mark(call, event, *no, *forget)?,
             Write::Backlog { call, no, entry } => self.backlog(call, *no, entry)?,
             Write::DropBacklog { call } => self.drop_backlog(call)?,
             Write::Spawn(spawn) => return self.spawn(spawn).map(Some),
             Write::Send { to, message } => self.send(to, message)?,
-            // Shared by several threads; written at the end of the batch.
+            // Several threads share the spending. It is written at the end of the batch.
             Write::Spending(_) => {}
         }
         Ok(None)
@@ -179,7 +179,7 @@ impl StepWriter<'_> {
                 ])?;
             }
             CallState::Ended => {
-                // The marks can be many; they are removed bit by bit.
+                // There can be many event ids. `prune` removes them in parts.
                 let sql = "INSERT OR IGNORE INTO ended_subscriptions (thread, call) \
                            SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM seen WHERE thread = ?1 AND call = ?2)";
                 self.conn.prepare_cached(sql)?.execute(params![self.thread.key, call.as_str()])?;
@@ -194,8 +194,8 @@ impl StepWriter<'_> {
             NewQuestion::SignIn(url) => json!({"auth_url": url.expose()}),
             NewQuestion::Approval(prompt) => json!({
                 "prompt": prompt,
-                "choices": words::APPROVAL,
-                "default": words::REFUSE,
+                "choices": texts::APPROVAL_CHOICES,
+                "default": texts::REFUSE,
             }),
             NewQuestion::Choice(choice) => json!({
                 "prompt": choice.prompt,
@@ -252,10 +252,10 @@ impl StepWriter<'_> {
         let row = params![self.thread.key, call.as_str(), event.as_str(), self.now.0, no.cast_signed()];
         self.conn.prepare_cached(sql)?.execute(row)?;
         if forget > 0 {
-            // The number of them can be large if the bound was smaller before.
+            // Many can be over the limit, for example after the limit was lowered.
             let sql = "DELETE FROM seen WHERE thread = ?1 AND call = ?2 AND event IN (\
                        SELECT event FROM seen WHERE thread = ?1 AND call = ?2 AND no <= ?3 ORDER BY no LIMIT ?4)";
-            let row = params![self.thread.key, call.as_str(), forget.cast_signed(), FORGOTTEN];
+            let row = params![self.thread.key, call.as_str(), forget.cast_signed(), FORGET_PER_STEP];
             self.conn.prepare_cached(sql)?.execute(row)?;
         }
         Ok(())
@@ -274,7 +274,7 @@ impl StepWriter<'_> {
         Ok(())
     }
 
-    /// Moves a part of a backlog to the first entries of a child.
+    /// Moves a part of a backlog to a child, as its first entries.
     fn move_backlog(&self, range: &BacklogRange, child: ThreadKey, seq: Seq) -> rusqlite::Result<()> {
         let (first, end) = (range.first.cast_signed(), (range.first + range.count).cast_signed());
         let mut copy = self.conn.prepare_cached(

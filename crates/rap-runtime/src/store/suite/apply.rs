@@ -4,13 +4,13 @@ use rap_agent::{Bounds, Budgets, Effect, Ignored, Input, Limits, Spending, Statu
 
 use super::Database;
 use super::fixture::{
-    Fixture, SERVER, answer, enqueued, id, new, new_thread, rejecting, spawns, to, user, word,
+    Fixture, SERVER, answer, enqueued, entry_text, id, new, new_thread, rejecting, spawns, to, user,
 };
 use crate::store::apply::PANIC;
-use crate::store::{Error, Lane, Message, OutboxMessage, Target};
+use crate::store::{Error, Message, MessageClass, OutboxMessage, Target};
 
 /// Proves: LC-16
-pub(crate) async fn a_second_message_of_a_thread_sees_what_the_first_one_did(database: Box<dyn Database>) {
+pub(crate) async fn a_second_message_to_a_thread_sees_the_result_of_the_first(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("other", None).await;
     let results = fixture
@@ -28,29 +28,30 @@ pub(crate) async fn a_second_message_of_a_thread_sees_what_the_first_one_did(dat
     assert_eq!((turn(0), turn(1), turn(2), turn(4), turn(5)), (0, 1, 1, 1, 2));
     assert!(matches!(results[3], Err(Error::Ignored(Ignored::Busy))));
     assert!(matches!(results[6], Err(Error::Ignored(Ignored::StaleTurn))));
-    assert_eq!(fixture.words("thread").await, ["one", "first", "three"]);
-    assert_eq!(fixture.words("other").await, ["elsewhere"]);
-    // They are told in commit order.
-    let told: Vec<_> = fixture.commits.take().into_iter().map(|c| c.thread.id.as_str().to_owned()).collect();
-    assert_eq!(told.iter().filter(|thread| *thread == "thread").count(), 4);
-    assert_eq!(told.iter().filter(|thread| *thread == "other").count(), 2);
+    assert_eq!(fixture.texts("thread").await, ["one", "first", "three"]);
+    assert_eq!(fixture.texts("other").await, ["elsewhere"]);
+    // Every committed step is reported.
+    let reported: Vec<_> =
+        fixture.commits.take().into_iter().map(|c| c.thread.id.as_str().to_owned()).collect();
+    assert_eq!(reported.iter().filter(|thread| *thread == "thread").count(), 4);
+    assert_eq!(reported.iter().filter(|thread| *thread == "other").count(), 2);
 }
 
 /// Proves: LC-17
-pub(crate) async fn messages_of_many_threads_are_applied_together(database: Box<dyn Database>) {
+pub(crate) async fn messages_to_many_threads_are_applied_together(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     let names: Vec<String> = (0..50).map(|number| format!("thread_{number}")).collect();
     let results = fixture.apply(names.iter().map(|name| new(name, Some("hello"))).collect()).await;
     for (result, name) in results.into_iter().zip(&names) {
         assert_eq!(result.unwrap().thread, id(name));
     }
-    fixture.tell_all(names.iter().map(|name| (name.as_str(), answer(1, name))).collect()).await;
+    fixture.send_inputs(names.iter().map(|name| (name.as_str(), answer(1, name))).collect()).await;
     for name in &names {
-        assert_eq!(fixture.words(name).await, ["hello", name]);
+        assert_eq!(fixture.texts(name).await, ["hello", name]);
     }
-    let told = fixture.commits.take();
-    assert_eq!(told.len(), 100);
-    assert!(told[50..].iter().all(|committed| committed.step.head.status() == Status::Idle));
+    let committed = fixture.commits.take();
+    assert_eq!(committed.len(), 100);
+    assert!(committed[50..].iter().all(|one| one.step.head.status() == Status::Idle));
 }
 
 pub(crate) async fn more_messages_than_one_batch_holds_are_applied_in_order(database: Box<dyn Database>) {
@@ -58,28 +59,28 @@ pub(crate) async fn more_messages_than_one_batch_holds_are_applied_in_order(data
     fixture.create("thread", Some("hello")).await;
     let texts: Vec<String> = (0..300).map(|number| number.to_string()).collect();
     let messages = texts.iter().map(|text| to("thread", enqueued(text))).collect();
-    for result in fixture.store.apply(Lane::Internal, messages).await {
+    for result in fixture.store.apply(MessageClass::Internal, messages).await {
         result.unwrap();
     }
-    fixture.tell("thread", answer(1, "an answer")).await.unwrap();
-    assert_eq!(fixture.words("thread").await[2..], texts);
+    fixture.send_input("thread", answer(1, "an answer")).await.unwrap();
+    assert_eq!(fixture.texts("thread").await[2..], texts);
 }
 
-pub(crate) async fn a_thread_is_named_by_its_id_its_key_or_its_token(database: Box<dyn Database>) {
+pub(crate) async fn a_thread_is_addressed_by_id_key_or_token(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("thread", Some("hello")).await;
     let thread = fixture.row("thread").await.thread;
     let token = Target::Token { key: thread.key, incarnation: thread.incarnation, id: id("thread") };
     let targets = [Target::Id(id("thread")), Target::Key(thread.key), token];
     let messages: Vec<_> = targets.into_iter().map(|target| Message::new(target, enqueued("more"))).collect();
-    // They are one thread, also within a batch.
+    // All three identify the same thread, also within a batch.
     for result in fixture.apply(messages).await {
         assert_eq!(result.unwrap().thread, id("thread"));
     }
     assert_eq!(fixture.head("thread").await.queued().inputs, 3);
 }
 
-pub(crate) async fn a_thread_of_another_incarnation_is_another_thread(database: Box<dyn Database>) {
+pub(crate) async fn a_token_of_another_incarnation_finds_no_thread(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("thread", Some("hello")).await;
     let thread = fixture.row("thread").await.thread;
@@ -94,10 +95,10 @@ pub(crate) async fn a_thread_of_another_incarnation_is_another_thread(database: 
     assert!(matches!(results[1], Err(Error::WrongThread)));
     fixture.send(token(thread.incarnation, "thread")).await.unwrap();
     assert_eq!(fixture.head("thread").await.queued().inputs, 1);
-    assert!(matches!(fixture.tell("nobody", user("hello")).await, Err(Error::NoThread)));
+    assert!(matches!(fixture.send_input("nobody", user("hello")).await, Err(Error::NoThread)));
 }
 
-pub(crate) async fn a_thread_that_exists_is_not_made_again(database: Box<dyn Database>) {
+pub(crate) async fn an_existing_thread_is_not_created_again(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("old", Some("hello")).await;
     let results = fixture
@@ -106,8 +107,8 @@ pub(crate) async fn a_thread_that_exists_is_not_made_again(database: Box<dyn Dat
     assert!(matches!(results[0], Err(Error::Exists)));
     assert!(results[1].is_ok());
     assert!(matches!(results[2], Err(Error::Exists)));
-    assert_eq!(fixture.words("old").await, ["hello"]);
-    assert_eq!(fixture.words("new").await, ["one"]);
+    assert_eq!(fixture.texts("old").await, ["hello"]);
+    assert_eq!(fixture.texts("new").await, ["one"]);
 }
 
 fn fork(source: &str, at: Option<u64>, thread: &str, text: &str) -> Message {
@@ -116,34 +117,34 @@ fn fork(source: &str, at: Option<u64>, thread: &str, text: &str) -> Message {
     Message::new(target, Input::Begin { text: Some(text.into()) })
 }
 
-pub(crate) async fn a_fork_begins_with_a_part_of_another_history(database: Box<dyn Database>) {
+pub(crate) async fn a_fork_inherits_part_of_another_history(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("source", Some("hello")).await;
     fixture.call("source", &[SERVER]).await;
     // The call has no result yet, so the fork begins before it.
     fixture.send(fork("source", None, "now", "what if")).await.unwrap();
-    assert_eq!(fixture.words("now").await, ["hello", "what if"]);
+    assert_eq!(fixture.texts("now").await, ["hello", "what if"]);
     let call = fixture.head("source").await.batch()[0].id.clone();
-    fixture.tell("source", super::fixture::result(&call, "done")).await.unwrap();
-    fixture.tell("source", answer(2, "finished")).await.unwrap();
+    fixture.send_input("source", super::fixture::result(&call, "done")).await.unwrap();
+    fixture.send_input("source", answer(2, "finished")).await.unwrap();
     // A fork and a message to its source in one batch.
     let results =
         fixture.apply(vec![fork("source", Some(3), "middle", "go on"), to("source", user("more"))]).await;
     assert!(results.iter().all(Result::is_ok));
     fixture.send(fork("middle", None, "fork_of_fork", "and on")).await.unwrap();
-    assert_eq!(fixture.words("middle").await, ["hello", "1 calls", "done", "go on"]);
-    assert_eq!(fixture.words("fork_of_fork").await, ["hello", "1 calls", "done", "go on", "and on"]);
-    assert_eq!(fixture.words("source").await, ["hello", "1 calls", "done", "finished", "more"]);
+    assert_eq!(fixture.texts("middle").await, ["hello", "1 calls", "done", "go on"]);
+    assert_eq!(fixture.texts("fork_of_fork").await, ["hello", "1 calls", "done", "go on", "and on"]);
+    assert_eq!(fixture.texts("source").await, ["hello", "1 calls", "done", "finished", "more"]);
     let row = fixture.row("middle").await;
     assert_eq!(row.forked_from, Some(id("source")));
     assert_eq!((row.parent_id, row.root_id), (None, id("middle")));
     assert_ne!(row.thread.session, fixture.session("source").await);
     assert_eq!(row.head.open_calls().count(), 0);
     let fixture = fixture.reopen().await;
-    assert_eq!(fixture.words("middle").await, ["hello", "1 calls", "done", "go on"]);
+    assert_eq!(fixture.texts("middle").await, ["hello", "1 calls", "done", "go on"]);
 }
 
-pub(crate) async fn a_fork_of_no_thread_or_to_an_id_in_use_is_refused(database: Box<dyn Database>) {
+pub(crate) async fn a_fork_of_a_missing_thread_or_to_an_existing_id_is_refused(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create_idle("source").await;
     let results = fixture
@@ -160,9 +161,7 @@ pub(crate) async fn a_fork_of_no_thread_or_to_an_id_in_use_is_refused(database: 
     assert!(matches!(results[3], Err(Error::Exists)));
 }
 
-pub(crate) async fn a_step_that_panics_fails_one_message_and_sets_its_thread_aside(
-    database: Box<dyn Database>,
-) {
+pub(crate) async fn a_panicking_step_fails_one_message_and_disables_its_thread(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("bad", Some("hello")).await;
     fixture.create("good", None).await;
@@ -176,36 +175,38 @@ pub(crate) async fn a_step_that_panics_fails_one_message_and_sets_its_thread_asi
         ])
         .await;
     assert!(results[0].is_ok() && results[3].is_ok());
-    assert!(matches!(results[1], Err(Error::SetAside)));
-    assert!(matches!(results[2], Err(Error::SetAside)));
+    assert!(matches!(results[1], Err(Error::Disabled)));
+    assert!(matches!(results[2], Err(Error::Disabled)));
     assert!(fixture.commits.take().iter().all(|committed| committed.thread.id == id("good")));
-    assert_eq!(fixture.words("bad").await, ["hello"]);
+    assert_eq!(fixture.texts("bad").await, ["hello"]);
     assert_eq!(fixture.head("good").await.queued().inputs, 1);
-    // Whichever way it is named.
+    // Also when it is addressed by its key.
     let key = fixture.key("bad").await;
     let by_key = fixture.send(Message::new(Target::Key(key), answer(1, "late"))).await;
-    assert!(matches!(by_key, Err(Error::SetAside)));
-    assert_eq!(fixture.store.census().await.unwrap().set_aside, 1);
-    // Until the next start.
+    assert!(matches!(by_key, Err(Error::Disabled)));
+    assert_eq!(fixture.store.counts().await.unwrap().disabled, 1);
+    // Until the next restart.
     let fixture = fixture.reopen().await;
-    fixture.tell("bad", answer(1, "late")).await.unwrap();
-    assert_eq!(fixture.words("bad").await, ["hello", "late"]);
+    fixture.send_input("bad", answer(1, "late")).await.unwrap();
+    assert_eq!(fixture.texts("bad").await, ["hello", "late"]);
 }
 
-pub(crate) async fn a_new_thread_whose_first_step_panics_harms_no_other(database: Box<dyn Database>) {
+pub(crate) async fn a_new_thread_whose_first_step_panics_affects_no_other_thread(
+    database: Box<dyn Database>,
+) {
     let fixture = Fixture::new(database);
     fixture.create_idle("source").await;
     let never_made = Message::new(Target::New(new_thread("never")), user(PANIC));
     let never_forked = Message { input: user(PANIC), ..fork("source", None, "neither", "") };
     for message in [never_made, never_forked] {
-        assert!(matches!(fixture.send(message).await, Err(Error::SetAside)));
+        assert!(matches!(fixture.send(message).await, Err(Error::Disabled)));
     }
     assert!(matches!(fixture.store.thread(&id("never")).await, Err(Error::NoThread)));
-    // Whatever name of the store's own it would have had belongs to the next thread.
+    // The next thread may get the internal key that it would have had.
     fixture.create("next", Some("hello")).await;
-    fixture.tell("next", answer(1, "hello to you")).await.unwrap();
-    assert_eq!(fixture.words("next").await, ["hello", "hello to you"]);
-    assert_eq!(fixture.store.census().await.unwrap().set_aside, 0);
+    fixture.send_input("next", answer(1, "hello to you")).await.unwrap();
+    assert_eq!(fixture.texts("next").await, ["hello", "hello to you"]);
+    assert_eq!(fixture.store.counts().await.unwrap().disabled, 0);
 }
 
 fn spent(fixture: &Fixture) -> Vec<Spending> {
@@ -217,30 +218,30 @@ fn spent(fixture: &Fixture) -> Vec<Spending> {
     spent.collect()
 }
 
-/// Two threads of a session share its budget, also in one batch.
+/// Two threads of a session share its budget, also within one batch.
 pub(crate) async fn spending_is_passed_from_step_to_step(database: Box<dyn Database>) {
     let bounds = Bounds { turns: Some(4), ..Bounds::default() };
     let limits = Limits { budgets: Budgets { in_total: bounds, ..Budgets::default() }, ..Limits::default() };
     let fixture = Fixture::with(database, limits);
     fixture.create("root", Some("hello")).await;
-    fixture.tell("root", spawns(1, 1)).await.unwrap();
+    fixture.send_input("root", spawns(1, 1)).await.unwrap();
     let child = fixture.head("root").await.children().next().unwrap().as_str().to_owned();
-    // Three questions by now: the first one, the child's, and the root's about its result.
+    // Three questions so far: the first one, the child's, and the root's second one.
     assert_eq!(spent(&fixture).last().unwrap().total.turns, 3);
     let other = new("other", Some("hello"));
     let results = fixture.apply(vec![to("root", user("one")), other, to(&child, user("two"))]).await;
     assert!(results.iter().all(Result::is_ok));
-    // Each step went on where the one before it ended; the other session counts by itself.
+    // Each step continued from the spending of the one before it. The other session is counted separately.
     assert_eq!(spent(&fixture).iter().map(|s| s.total.turns).collect::<Vec<_>>(), [4, 1, 5]);
     assert_eq!(fixture.head("root").await.status(), Status::Running);
     assert_eq!(fixture.head(&child).await.status(), Status::NeedsYou);
-    // What was written is what the last step of the session said.
+    // The last step's spending was written.
     let fixture = fixture.reopen().await;
-    fixture.tell("root", user("three")).await.unwrap();
+    fixture.send_input("root", user("three")).await.unwrap();
     assert_eq!(spent(&fixture)[0].total.turns, 6);
     assert_eq!(fixture.head("root").await.status(), Status::NeedsYou);
     // Resuming one thread sends a message to the others.
-    fixture.tell("root", Input::Resume).await.unwrap();
+    fixture.send_input("root", Input::Resume).await.unwrap();
     let messages = fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap();
     let resumed: Vec<_> = messages.iter().map(|message| (&message.receiver, &message.message)).collect();
     assert_eq!(resumed, [(&id(&child), &ThreadMessage::Resume)]);
@@ -257,8 +258,8 @@ pub(crate) async fn a_message_between_threads_is_applied_once(database: Box<dyn 
     fixture.create("root", Some("hello")).await;
     let call = fixture.subscribe("root").await;
     let children = [fixture.spawn("root", &call, "one").await, fixture.spawn("root", &call, "two").await];
-    // One child ends by itself, the other with its parent.
-    fixture.tell(&children[0], answer(1, "handled")).await.unwrap();
+    // One child ends on its own, the other one with its parent.
+    fixture.send_input(&children[0], answer(1, "handled")).await.unwrap();
     let closed = fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap();
     assert_eq!(closed.len(), 1);
     assert_eq!((closed[0].sender.as_str(), closed[0].receiver.as_str()), (children[0].as_str(), "root"));
@@ -270,49 +271,49 @@ pub(crate) async fn a_message_between_threads_is_applied_once(database: Box<dyn 
     assert!(matches!(again, Err(Error::Ignored(Ignored::Duplicate))));
     assert_eq!(fixture.head("root").await.children().collect::<Vec<_>>(), [&id(&children[1])]);
 
-    fixture.tell("root", Input::Close).await.unwrap();
+    fixture.send_input("root", Input::Close).await.unwrap();
     fixture.commits.take();
     let close = fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap();
     assert_eq!(close.len(), 1);
     fixture.send(delivery(&close[0])).await.unwrap();
-    // The child is closed now, and would refuse it by itself.
+    // The child is closed now and would refuse the message anyway.
     let again = fixture.send(delivery(&close[0])).await;
     assert!(matches!(again, Err(Error::Ignored(_))));
     let effects = fixture.commits.take_effects();
-    let count = |wanted: &Effect| effects.iter().filter(|(_, effect)| effect == wanted).count();
+    let count = |expected: &Effect| effects.iter().filter(|(_, effect)| effect == expected).count();
     assert_eq!((count(&Effect::NotifyClose), count(&Effect::Deliver)), (1, 1));
-    let words = fixture.words(&children[1]).await;
-    assert_eq!(words.iter().filter(|word| *word == "the thread was closed").count(), 1);
+    let texts = fixture.texts(&children[1]).await;
+    assert_eq!(texts.iter().filter(|entry_text| *entry_text == "the thread was closed").count(), 1);
 }
 
-pub(crate) async fn a_message_is_kept_until_its_receiver_has_taken_or_refused_it(
+pub(crate) async fn a_message_is_kept_until_its_receiver_has_applied_or_refused_it(
     database: Box<dyn Database>,
 ) {
     let fixture = Fixture::new(database);
     fixture.create("root", Some("hello")).await;
     let call = fixture.subscribe("root").await;
     let child = fixture.spawn("root", &call, "one").await;
-    assert!(matches!(fixture.tell(&child, user(PANIC)).await, Err(Error::SetAside)));
-    fixture.tell("root", Input::Close).await.unwrap();
+    assert!(matches!(fixture.send_input(&child, user(PANIC)).await, Err(Error::Disabled)));
+    fixture.send_input("root", Input::Close).await.unwrap();
     for _ in 0..2 {
         let message = fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap().remove(0);
-        assert!(matches!(fixture.send(delivery(&message)).await, Err(Error::SetAside)));
+        assert!(matches!(fixture.send(delivery(&message)).await, Err(Error::Disabled)));
     }
     let fixture = fixture.reopen().await;
     let message = fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap().remove(0);
     fixture.send(delivery(&message)).await.unwrap();
     assert!(fixture.head(&child).await.is_closed());
-    // The child's own message finds its parent closed, and is done with.
+    // The child's own message is refused by the closed parent, and is removed.
     let message = fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap().remove(0);
     assert!(matches!(fixture.send(delivery(&message)).await, Err(Error::Ignored(Ignored::Closed))));
     assert!(fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap().is_empty());
 }
 
-pub(crate) async fn a_message_to_a_thread_that_is_gone_is_removed(database: Box<dyn Database>) {
+pub(crate) async fn a_message_to_a_missing_thread_is_removed(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("root", Some("hello")).await;
-    fixture.tell("root", spawns(1, 1)).await.unwrap();
-    fixture.tell("root", Input::Close).await.unwrap();
+    fixture.send_input("root", spawns(1, 1)).await.unwrap();
+    fixture.send_input("root", Input::Close).await.unwrap();
     let message = fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap().remove(0);
     let to_nobody = Message { target: Target::Id(id("nobody")), ..delivery(&message) };
     assert!(matches!(fixture.send(to_nobody).await, Err(Error::NoThread)));
@@ -323,10 +324,10 @@ pub(crate) async fn a_closed_store_refuses_everything(database: Box<dyn Database
     let fixture = Fixture::new(database);
     fixture.create("thread", Some("hello")).await;
     fixture.store.close().await;
-    assert!(matches!(fixture.tell("thread", user("more")).await, Err(Error::Closed)));
+    assert!(matches!(fixture.send_input("thread", user("more")).await, Err(Error::Closed)));
     assert!(matches!(fixture.store.thread(&id("thread")).await, Err(Error::Closed)));
     assert!(matches!(fixture.store.save_toolsets(Vec::new()).await, Err(Error::Closed)));
     let fixture = fixture.reopen().await;
     let entry = fixture.history("thread").await.remove(0).1;
-    assert_eq!(word(entry.item), "hello");
+    assert_eq!(entry_text(entry.item), "hello");
 }

@@ -1,4 +1,4 @@
-//! Inputs that come twice: event ids and results.
+//! Deduplication of events and results.
 
 use std::time::Duration;
 
@@ -16,9 +16,7 @@ fn is_duplicate(result: &Result<crate::store::Receipt, Error>) -> bool {
 }
 
 /// Proves: LC-30, TR-25
-pub(crate) async fn an_event_that_comes_twice_is_taken_once_also_after_a_restart(
-    database: Box<dyn Database>,
-) {
+pub(crate) async fn a_repeated_event_is_applied_once_even_after_a_restart(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("root", Some("hello")).await;
     let call = fixture.subscribe("root").await;
@@ -30,42 +28,40 @@ pub(crate) async fn an_event_that_comes_twice_is_taken_once_also_after_a_restart
         .await;
     assert!(results[0].is_ok() && is_duplicate(&results[1]));
     let fixture = fixture.reopen().await;
-    assert!(is_duplicate(&fixture.tell("root", event(&call, "event", Some("e1"))).await));
-    fixture.tell("root", event(&call, "another", Some("e2"))).await.unwrap();
+    assert!(is_duplicate(&fixture.send_input("root", event(&call, "event", Some("e1"))).await));
+    fixture.send_input("root", event(&call, "another", Some("e2"))).await.unwrap();
     assert_eq!(fixture.head("root").await.children().count(), 2);
-    // Ids of another subscription are others.
-    fixture.tell("root", super::fixture::user("again")).await.unwrap();
+    // Event ids are unique only within a subscription.
+    fixture.send_input("root", super::fixture::user("again")).await.unwrap();
     let other = fixture.subscribe("root").await;
-    fixture.tell("root", event(&other, "event", Some("e1"))).await.unwrap();
+    fixture.send_input("root", event(&other, "event", Some("e1"))).await.unwrap();
 }
 
 /// Proves: LC-30, TR-25
-pub(crate) async fn a_result_that_comes_twice_is_taken_once_also_after_a_restart(
-    database: Box<dyn Database>,
-) {
+pub(crate) async fn a_repeated_result_is_applied_once_even_after_a_restart(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("thread", Some("hello")).await;
     let call = fixture.call("thread", &[SERVER]).await.remove(0);
-    fixture.tell("thread", result(&call, "done")).await.unwrap();
-    assert!(is_duplicate(&fixture.tell("thread", result(&call, "done")).await));
+    fixture.send_input("thread", result(&call, "done")).await.unwrap();
+    assert!(is_duplicate(&fixture.send_input("thread", result(&call, "done")).await));
     let fixture = fixture.reopen().await;
-    assert!(is_duplicate(&fixture.tell("thread", result(&call, "done")).await));
-    assert_eq!(fixture.words("thread").await, ["hello", "1 calls", "done"]);
+    assert!(is_duplicate(&fixture.send_input("thread", result(&call, "done")).await));
+    assert_eq!(fixture.texts("thread").await, ["hello", "1 calls", "done"]);
     let row = fixture.row("thread").await;
-    assert!(fixture.store.knows_call(&row.thread.id, &call).await.unwrap());
+    assert!(fixture.store.has_call(&row.thread.id, &call).await.unwrap());
     let unknown = CallId::new("unknown").unwrap();
-    assert!(!fixture.store.knows_call(&row.thread.id, &unknown).await.unwrap());
+    assert!(!fixture.store.has_call(&row.thread.id, &unknown).await.unwrap());
 }
 
-/// An asking thread with a subscription, so that events are held.
+/// Creates an asking thread with a subscription, so that events are held.
 async fn busy(fixture: &Fixture) -> CallId {
     fixture.create("thread", Some("hello")).await;
     let call = fixture.subscribe("thread").await;
-    fixture.tell("thread", super::fixture::user("more")).await.unwrap();
+    fixture.send_input("thread", super::fixture::user("more")).await.unwrap();
     call
 }
 
-pub(crate) async fn event_ids_are_bounded_and_the_oldest_are_forgotten(database: Box<dyn Database>) {
+pub(crate) async fn event_ids_are_bounded_and_the_oldest_are_dropped(database: Box<dyn Database>) {
     let fixture = Fixture::with(database, Limits { event_marks: 3, ..Limits::default() });
     let call = busy(&fixture).await;
     let send = |number: usize| {
@@ -73,7 +69,7 @@ pub(crate) async fn event_ids_are_bounded_and_the_oldest_are_forgotten(database:
         inline_event(&call, &id, Some(&id))
     };
     for number in 1..=5 {
-        fixture.tell("thread", send(number)).await.unwrap();
+        fixture.send_input("thread", send(number)).await.unwrap();
     }
     let numbers: Vec<(u64, u64)> = fixture
         .commits
@@ -81,31 +77,31 @@ pub(crate) async fn event_ids_are_bounded_and_the_oldest_are_forgotten(database:
         .into_iter()
         .flat_map(|committed| committed.step.writes)
         .filter_map(|write| match write {
-            Write::Mark { no, forget, .. } => Some((no, forget)),
+            Write::RecordEventId { no, forget, .. } => Some((no, forget)),
             _ => None,
         })
         .collect();
     assert_eq!(numbers, [(1, 0), (2, 0), (3, 0), (4, 1), (5, 2)]);
     for number in 3..=5 {
-        assert!(is_duplicate(&fixture.tell("thread", send(number)).await), "{number}");
+        assert!(is_duplicate(&fixture.send_input("thread", send(number)).await), "{number}");
     }
     let fixture = fixture.reopen().await;
-    assert!(is_duplicate(&fixture.tell("thread", send(3)).await));
-    // This one was forgotten, and makes the next one forgotten.
-    fixture.tell("thread", send(1)).await.unwrap();
-    fixture.tell("thread", send(3)).await.unwrap();
-    assert!(is_duplicate(&fixture.tell("thread", send(5)).await));
+    assert!(is_duplicate(&fixture.send_input("thread", send(3)).await));
+    // This id was dropped. Storing it again drops the next one.
+    fixture.send_input("thread", send(1)).await.unwrap();
+    fixture.send_input("thread", send(3)).await.unwrap();
+    assert!(is_duplicate(&fixture.send_input("thread", send(5)).await));
 }
 
 /// Proves: TR-25
 pub(crate) async fn an_event_id_is_kept_as_long_as_its_subscription(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     let call = busy(&fixture).await;
-    fixture.tell("thread", inline_event(&call, "one", Some("e1"))).await.unwrap();
+    fixture.send_input("thread", inline_event(&call, "one", Some("e1"))).await.unwrap();
     fixture.clock.pass(30 * DAY);
     let week_ago = fixture.now().minus(7 * DAY);
     assert!(!fixture.store.prune(week_ago, week_ago).await.unwrap());
-    assert!(is_duplicate(&fixture.tell("thread", inline_event(&call, "one", Some("e1"))).await));
+    assert!(is_duplicate(&fixture.send_input("thread", inline_event(&call, "one", Some("e1"))).await));
 }
 
 pub(crate) async fn event_ids_of_an_ended_subscription_are_removed_page_by_page(database: Box<dyn Database>) {
@@ -113,15 +109,15 @@ pub(crate) async fn event_ids_of_an_ended_subscription_are_removed_page_by_page(
     let call = busy(&fixture).await;
     let ids: Vec<String> = (0..2_100).map(|number| format!("e{number}")).collect();
     let events = ids.iter().map(|id| ("thread", inline_event(&call, "x", Some(id))));
-    fixture.tell_all(events.collect()).await;
+    fixture.send_inputs(events.collect()).await;
     let now = fixture.now();
     assert!(!fixture.store.prune(now, now).await.unwrap(), "the subscription is active");
-    fixture.tell("thread", Input::Cancel { call: call.clone() }).await.unwrap();
+    fixture.send_input("thread", Input::Cancel { call: call.clone() }).await.unwrap();
     fixture.clock.pass(seconds(1));
     let mut calls = 0;
     while fixture.store.prune(now, now).await.unwrap() {
         calls += 1;
-        assert!(calls < 100, "there is no end");
+        assert!(calls < 100, "pruning does not end");
     }
-    assert!(calls >= 3, "all of them in one transaction");
+    assert!(calls >= 3, "too many rows were removed in one transaction");
 }

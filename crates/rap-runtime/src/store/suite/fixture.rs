@@ -1,4 +1,4 @@
-//! What the tests of the suite have in common: a store with a clock of its own, and words for inputs.
+//! Shared by the tests of the suite: a store with a manual clock, and constructors for inputs.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,47 +15,47 @@ use serde_json::{Map, json};
 
 use super::Database;
 use crate::store::{
-    Committed, DuePage, DueWork, Error, HistoryPage, Lane, Message, NewThread, Receipt, Rules, SessionKey,
-    Store, Target, Thread, ThreadKey, ThreadRow, WorkKey, WorkKind, WorkQueue,
+    Committed, DuePage, DueWork, Error, HistoryPage, Message, MessageClass, NewThread, Receipt, Rules,
+    SessionKey, Store, Target, Thread, ThreadKey, ThreadRow, WorkKey, WorkKind, WorkQueue,
 };
 use crate::world::Clock;
 
-/// The tool server of calls where it does not matter.
+/// The tool server of calls for which the server does not matter.
 pub(crate) const SERVER: &str = "http://127.0.0.1:9";
 /// The model server of all threads.
 pub(crate) const MODEL: &str = "http://127.0.0.1:8";
-/// When the clock of a fixture begins.
+/// Initial time of the clock.
 pub(crate) const START: Timestamp = Timestamp(1_700_000_000_000);
-/// After this time calls and subscriptions are checked.
+/// Time after which calls and subscriptions are checked.
 pub(crate) const LOST_AFTER: Duration = Duration::from_secs(900);
 
-/// A clock that is set by hand.
-pub(crate) struct SetClock(AtomicI64);
+/// A clock that only the test advances.
+pub(crate) struct ManualClock(AtomicI64);
 
-impl SetClock {
-    pub(crate) fn new() -> SetClock {
-        SetClock(AtomicI64::new(START.0))
+impl ManualClock {
+    pub(crate) fn new() -> ManualClock {
+        ManualClock(AtomicI64::new(START.0))
     }
 
     pub(crate) fn pass(&self, time: Duration) {
-        let millis = i64::try_from(time.as_millis()).expect("a short time");
+        let millis = i64::try_from(time.as_millis()).expect("the duration fits into i64");
         self.0.fetch_add(millis, Ordering::SeqCst);
     }
 }
 
-impl Clock for SetClock {
+impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
         Timestamp(self.0.load(Ordering::SeqCst))
     }
 }
 
-/// The steps that were committed, in order.
+/// The committed steps, in order.
 #[derive(Clone, Default)]
 pub(crate) struct Commits(Arc<Mutex<Vec<Committed>>>);
 
 impl Commits {
     fn all(&self) -> MutexGuard<'_, Vec<Committed>> {
-        self.0.lock().expect("nobody panicked")
+        self.0.lock().expect("the lock is not poisoned")
     }
 
     pub(crate) fn push(&self, committed: Committed) {
@@ -66,7 +66,7 @@ impl Commits {
         std::mem::take(&mut *self.all())
     }
 
-    /// The effects of all of them.
+    /// Takes the effects of all steps.
     pub(crate) fn take_effects(&self) -> Vec<(Arc<Thread>, Effect)> {
         let effects =
             |Committed { thread, step, .. }| step.effects.into_iter().map(move |e| (Arc::clone(&thread), e));
@@ -76,7 +76,7 @@ impl Commits {
 
 pub(crate) struct Fixture {
     pub(crate) store: Arc<dyn Store>,
-    pub(crate) clock: Arc<SetClock>,
+    pub(crate) clock: Arc<ManualClock>,
     pub(crate) commits: Commits,
     pub(crate) database: Box<dyn Database>,
     limits: Limits,
@@ -97,12 +97,12 @@ impl Fixture {
     }
 
     pub(crate) fn with(database: Box<dyn Database>, limits: Limits) -> Fixture {
-        let (clock, commits) = (Arc::new(SetClock::new()), Commits::default());
+        let (clock, commits) = (Arc::new(ManualClock::new()), Commits::default());
         let store = open(&*database, &limits, &clock, &commits);
         Fixture { store, clock, commits, database, limits }
     }
 
-    /// As after a restart.
+    /// Closes and opens the store, as a restart does.
     pub(crate) async fn reopen(self) -> Fixture {
         let Fixture { store, clock, commits, database, limits } = self;
         store.close().await;
@@ -117,29 +117,29 @@ impl Fixture {
     }
 
     pub(crate) async fn apply(&self, messages: Vec<Message>) -> Vec<Result<Receipt, Error>> {
-        self.store.apply(Lane::External, messages).await
+        self.store.apply(MessageClass::External, messages).await
     }
 
     pub(crate) async fn send(&self, message: Message) -> Result<Receipt, Error> {
-        self.apply(vec![message]).await.pop().expect("an answer for each message")
+        self.apply(vec![message]).await.pop().expect("one reply for each message")
     }
 
     pub(crate) async fn create(&self, thread: &str, text: Option<&str>) -> Receipt {
         self.send(new(thread, text)).await.unwrap()
     }
 
-    /// Makes a thread with a first message and a first answer.
+    /// Creates a thread and has the model answer its first message.
     pub(crate) async fn create_idle(&self, thread: &str) {
         self.create(thread, Some("hello")).await;
-        self.tell(thread, answer(1, "hello to you")).await.unwrap();
+        self.send_input(thread, answer(1, "hello to you")).await.unwrap();
     }
 
-    pub(crate) async fn tell(&self, thread: &str, input: Input) -> Result<Receipt, Error> {
+    pub(crate) async fn send_input(&self, thread: &str, input: Input) -> Result<Receipt, Error> {
         self.send(to(thread, input)).await
     }
 
-    /// The same for many inputs in one call, all of which are taken.
-    pub(crate) async fn tell_all(&self, inputs: Vec<(&str, Input)>) {
+    /// Applies many inputs in one call. Fails if one of them is refused.
+    pub(crate) async fn send_inputs(&self, inputs: Vec<(&str, Input)>) {
         let messages = inputs.into_iter().map(|(thread, input)| to(thread, input)).collect();
         for result in self.apply(messages).await {
             result.unwrap();
@@ -162,26 +162,26 @@ impl Fixture {
         self.row(thread).await.head
     }
 
-    /// Has the model answer with a call of each of these servers. Returns the calls.
+    /// Has the model answer with one call to each of these servers. Returns the calls.
     pub(crate) async fn call(&self, thread: &str, servers: &[&str]) -> Vec<CallId> {
         let turn = self.head(thread).await.turn();
-        self.tell(thread, calls(turn, servers)).await.unwrap();
+        self.send_input(thread, calls(turn, servers)).await.unwrap();
         self.head(thread).await.batch().iter().map(|call| call.id.clone()).collect()
     }
 
-    /// Gives an asking thread an active subscription, after which it is idle.
+    /// Gives an asking thread an active subscription. Afterwards the thread is idle.
     pub(crate) async fn subscribe(&self, thread: &str) -> CallId {
         let call = self.call(thread, &[SERVER]).await.remove(0);
-        self.tell(thread, subscribed(&call)).await.unwrap();
+        self.send_input(thread, subscribed(&call)).await.unwrap();
         let turn = self.head(thread).await.turn();
-        self.tell(thread, answer(turn, "I listen")).await.unwrap();
+        self.send_input(thread, answer(turn, "I listen")).await.unwrap();
         call
     }
 
-    /// Makes a child by an event. Returns its id.
+    /// Sends an event that spawns a child. Returns the child's id.
     pub(crate) async fn spawn(&self, thread: &str, call: &CallId, text: &str) -> String {
         self.commits.take();
-        self.tell(thread, event(call, text, None)).await.unwrap();
+        self.send_input(thread, event(call, text, None)).await.unwrap();
         let child = self.commits.take().pop().expect("a step").children.pop().expect("a child");
         child.id.as_str().to_owned()
     }
@@ -191,12 +191,12 @@ impl Fixture {
         self.store.history(&row.thread, all(row.head.seq())).await.unwrap()
     }
 
-    /// The history, a word for each entry.
-    pub(crate) async fn words(&self, thread: &str) -> Vec<String> {
-        self.history(thread).await.into_iter().map(|(_, entry)| word(entry.item)).collect()
+    /// Returns the history as one text for each entry.
+    pub(crate) async fn texts(&self, thread: &str) -> Vec<String> {
+        self.history(thread).await.into_iter().map(|(_, entry)| entry_text(entry.item)).collect()
     }
 
-    /// All due work of a queue in one page.
+    /// Returns all due work of a queue.
     pub(crate) async fn due(&self, kind: WorkKind, destination: &str) -> Vec<(SessionKey, WorkKey)> {
         self.page(kind, destination, self.due_page()).await.work
     }
@@ -220,12 +220,12 @@ impl Fixture {
 fn open(
     database: &dyn Database,
     limits: &Limits,
-    clock: &Arc<SetClock>,
+    clock: &Arc<ManualClock>,
     commits: &Commits,
 ) -> Arc<dyn Store> {
     let commits = commits.clone();
     let on_commit = Box::new(move |committed| commits.push(committed));
-    let clock: Arc<dyn Clock> = Arc::<SetClock>::clone(clock);
+    let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(clock);
     database.open(rules(limits.clone()), clock, on_commit)
 }
 
@@ -237,7 +237,7 @@ pub(crate) fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A root. Its incarnation follows from its name.
+/// A new root. Its incarnation is derived from its name.
 pub(crate) fn new_thread(thread: &str) -> NewThread {
     let mut hasher = DefaultHasher::new();
     thread.hash(&mut hasher);
@@ -294,7 +294,7 @@ pub(crate) fn plans(turn: u64, name: &str, plans: Vec<Plan>) -> Input {
     Input::TurnEnded { turn, answer: Answer { calls, ..Answer::default() } }
 }
 
-/// An answer with a call of each of these servers.
+/// An answer with one call to each of these servers.
 pub(crate) fn calls(turn: u64, servers: &[&str]) -> Input {
     let invoke = |server: &&str| Plan::Invoke(Server((*server).into()));
     plans(turn, "tool", servers.iter().map(invoke).collect())
@@ -332,7 +332,7 @@ pub(crate) fn inline_event(call: &CallId, text: &str, event: Option<&str>) -> In
     Input::Event { call: call.clone(), event }
 }
 
-pub(crate) fn word(item: Item) -> String {
+pub(crate) fn entry_text(item: Item) -> String {
     match item {
         Item::User { text, .. } if text.starts_with("You are a thread of your own") => "spawned".into(),
         Item::User { text, .. } | Item::Notice { text } | Item::Summary { text, .. } => text,

@@ -1,47 +1,45 @@
-//! Histories: what people and models see of a thread.
+//! Histories as people and models see them.
 
-use rap_agent::prompt::seen;
+use rap_agent::prompt::visible_entries;
 use rap_agent::{Answer, Arguments, Cause, Entry, Input, Item, Plan, PlannedCall, Seq, Server, Usage};
 use serde_json::{Map, Value, json};
 
 use super::Database;
-use super::fixture::{Fixture, SERVER, all, answer, id, result, spawns, user, word};
+use super::fixture::{Fixture, SERVER, all, answer, entry_text, id, result, spawns, user};
 use crate::store::HistoryPage;
 
 fn summarised(turn: u64, text: &str) -> Input {
     Input::Summarised { turn, text: text.into(), usage: Usage::default() }
 }
 
-/// A root, a child and a grandchild, each of which went on after the next one was spawned.
+/// Creates a root, a child and a grandchild. Root and child continue after spawning.
 async fn family(fixture: &Fixture) -> (String, String) {
     fixture.create("root", Some("hello")).await;
     let call = fixture.subscribe("root").await;
     let child = fixture.spawn("root", &call, "event 1").await;
-    fixture.tell("root", user("after the child")).await.unwrap();
+    fixture.send_input("root", user("after the child")).await.unwrap();
     let call = fixture.subscribe(&child).await;
     let grandchild = fixture.spawn(&child, &call, "event 2").await;
-    fixture.tell(&child, user("after the grandchild")).await.unwrap();
-    fixture.tell(&grandchild, answer(1, "handled")).await.unwrap();
+    fixture.send_input(&child, user("after the grandchild")).await.unwrap();
+    fixture.send_input(&grandchild, answer(1, "handled")).await.unwrap();
     (child, grandchild)
 }
 
 /// Proves: SE-09
-pub(crate) async fn a_child_sees_its_ancestors_up_to_its_birth_and_nothing_after_it(
-    database: Box<dyn Database>,
-) {
+pub(crate) async fn a_child_sees_its_ancestors_up_to_its_spawn_point_only(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     let (child, grandchild) = family(&fixture).await;
     let root = ["hello", "1 calls", "subscribed", "I listen"];
-    let words = fixture.words(&child).await;
-    assert_eq!(words[..4], root);
-    // Its own: the synthetic call, the event, what it is, and what it does.
+    let texts = fixture.texts(&child).await;
+    assert_eq!(texts[..4], root);
+    // Its own entries: the synthetic call, the event, the notice that it is a child, and its own turns.
     let own =
         ["synthetic", "event 1", "spawned", "1 calls", "subscribed", "I listen", "after the grandchild"];
-    assert_eq!(words[4..], own);
-    let words = fixture.words(&grandchild).await;
-    assert_eq!(words[..4], root);
-    assert_eq!(words[4..10], own[..6]);
-    assert_eq!(words[10..], ["synthetic", "event 2", "spawned", "handled", "the thread was closed"]);
+    assert_eq!(texts[4..], own);
+    let texts = fixture.texts(&grandchild).await;
+    assert_eq!(texts[..4], root);
+    assert_eq!(texts[4..10], own[..6]);
+    assert_eq!(texts[10..], ["synthetic", "event 2", "spawned", "handled", "the thread was closed"]);
     let rows = fixture.history(&grandchild).await;
     assert_eq!(rows.iter().map(|(seq, _)| *seq).collect::<Vec<_>>(), (1..=15).collect::<Vec<_>>());
     let row = fixture.row(&grandchild).await;
@@ -66,9 +64,9 @@ pub(crate) async fn a_history_is_the_same_page_by_page(database: Box<dyn Databas
             }
             pages.extend(page);
         }
-        assert_eq!(pages, rows, "{limit} at a time");
+        assert_eq!(pages, rows, "page size {limit}");
     }
-    // A question covers exactly the entries up to its own.
+    // A question covers exactly the entries up to its sequence number.
     for up_to in 0..=row.head.seq() {
         let part = fixture.store.history(&row.thread, all(up_to)).await.unwrap();
         assert_eq!(part, rows[..up_to as usize]);
@@ -79,8 +77,8 @@ pub(crate) async fn a_history_is_the_same_page_by_page(database: Box<dyn Databas
 pub(crate) async fn a_page_is_bounded_in_bytes_and_has_one_entry_at_least(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("thread", Some(&"x".repeat(5000))).await;
-    fixture.tell("thread", answer(1, &"y".repeat(5000))).await.unwrap();
-    fixture.tell("thread", user("short")).await.unwrap();
+    fixture.send_input("thread", answer(1, &"y".repeat(5000))).await.unwrap();
+    fixture.send_input("thread", user("short")).await.unwrap();
     let row = fixture.row("thread").await;
     let read = async |after, bytes| {
         let page = HistoryPage { after, up_to: row.head.seq(), rows: 10, bytes };
@@ -92,20 +90,18 @@ pub(crate) async fn a_page_is_bounded_in_bytes_and_has_one_entry_at_least(databa
     assert_eq!(read(0, 1_000_000).await, 3);
 }
 
-pub(crate) async fn people_see_the_arguments_of_the_call_that_a_synthetic_one_repeats(
-    database: Box<dyn Database>,
-) {
+pub(crate) async fn people_see_the_original_arguments_of_a_synthetic_call(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     let (_, grandchild) = family(&fixture).await;
-    // A result behind a placeholder of the grandchild's own parent.
+    // A late result of a call of the root that shows a placeholder.
     let call = fixture.call("root", &[SERVER]).await.remove(0);
-    fixture.tell("root", user("meanwhile")).await.unwrap();
+    fixture.send_input("root", user("meanwhile")).await.unwrap();
     let turn = fixture.head("root").await.turn();
-    fixture.tell("root", answer(turn, "fine")).await.unwrap();
-    fixture.tell("root", result(&call, "late")).await.unwrap();
+    fixture.send_input("root", answer(turn, "fine")).await.unwrap();
+    fixture.send_input("root", result(&call, "late")).await.unwrap();
     let echoes = async |thread: &str| -> Vec<Value> {
         let echo = |arguments| match arguments {
-            Arguments::Echo { arguments, .. } => Some(json!(arguments)),
+            Arguments::Synthetic { arguments, .. } => Some(json!(arguments)),
             _ => None,
         };
         let calls = |(_, entry): (Seq, Entry)| match entry.item {
@@ -119,43 +115,43 @@ pub(crate) async fn people_see_the_arguments_of_the_call_that_a_synthetic_one_re
     assert_eq!(echoes("root").await, [json!({"at": 0})]);
 }
 
-/// What is read for a prompt is what would be seen of all that there is.
+/// Checks that the entries for a prompt are those that the rules select from the whole history.
 async fn check_prompt(fixture: &Fixture, thread: &str, up_to: Seq) {
     let row = fixture.row(thread).await;
     let all = fixture.store.history(&row.thread, all(up_to)).await.unwrap();
     let read = fixture.store.prompt_entries(&row.thread, up_to).await.unwrap();
-    // People see more of synthetic calls than is stored with them.
+    // The history for people adds arguments to synthetic calls.
     let plain = |mut entries: Vec<Entry>| {
         for entry in &mut entries {
             let Item::Assistant { calls, .. } = &mut entry.item else { continue };
             for call in calls {
-                if let Arguments::Echo { arguments, .. } = &mut call.arguments {
+                if let Arguments::Synthetic { arguments, .. } = &mut call.arguments {
                     *arguments = None;
                 }
             }
         }
         entries
     };
-    assert_eq!(plain(read), plain(seen(all)), "{thread} up to {up_to}");
+    assert_eq!(plain(read), plain(visible_entries(all)), "{thread} up to {up_to}");
 }
 
 async fn prompt_words(fixture: &Fixture, thread: &str) -> Vec<String> {
     let row = fixture.row(thread).await;
     let entries = fixture.store.prompt_entries(&row.thread, row.head.seq()).await.unwrap();
-    entries.into_iter().map(|entry| word(entry.item)).collect()
+    entries.into_iter().map(|entry| entry_text(entry.item)).collect()
 }
 
-pub(crate) async fn what_a_summary_covers_is_not_read_and_nothing_is_deleted(database: Box<dyn Database>) {
+pub(crate) async fn entries_covered_by_a_summary_are_not_read_and_not_deleted(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("root", Some("hello")).await;
     let call = fixture.subscribe("root").await;
     let before = fixture.spawn("root", &call, "event 1").await;
-    fixture.tell("root", user("more")).await.unwrap();
-    fixture.tell("root", summarised(3, "SHORT")).await.unwrap();
-    fixture.tell("root", answer(4, "fine")).await.unwrap();
+    fixture.send_input("root", user("more")).await.unwrap();
+    fixture.send_input("root", summarised(3, "SHORT")).await.unwrap();
+    fixture.send_input("root", answer(4, "fine")).await.unwrap();
     let between = fixture.spawn("root", &call, "event 2").await;
-    fixture.tell("root", user("even more")).await.unwrap();
-    fixture.tell("root", summarised(5, "SHORTER")).await.unwrap();
+    fixture.send_input("root", user("even more")).await.unwrap();
+    fixture.send_input("root", summarised(5, "SHORTER")).await.unwrap();
 
     let open = |text: &str, children: &[&str]| {
         let subscription = format!("Active subscriptions, which cancel_subscription ends:\n- {call} (tool)");
@@ -166,9 +162,9 @@ pub(crate) async fn what_a_summary_covers_is_not_read_and_nothing_is_deleted(dat
     let (first, second) = (open("SHORT", &[&before]), open("SHORTER", &[&before, &between]));
     assert_eq!(prompt_words(&fixture, "root").await, [second.as_str(), "fine", "even more"]);
     let all = ["hello", "1 calls", "subscribed", "I listen", "more", &first, "fine", "even more", &second];
-    assert_eq!(fixture.words("root").await, all);
+    assert_eq!(fixture.texts("root").await, all);
 
-    // A child sees what there was when it was spawned, whatever became of it since.
+    // A child sees the summary that was current when it was spawned, not a later one.
     assert_eq!(prompt_words(&fixture, &before).await[..4], all[..4]);
     let seen = prompt_words(&fixture, &between).await;
     assert_eq!(seen[..4], [first.as_str(), "I listen", "more", "fine"]);
@@ -179,47 +175,47 @@ pub(crate) async fn what_a_summary_covers_is_not_read_and_nothing_is_deleted(dat
         }
     }
 
-    // Its own summary covers what it inherits. The synthetic call keeps the arguments of its original.
-    fixture.tell(&between, summarised(1, "OWN")).await.unwrap();
+    // Its own summary covers the inherited entries. The synthetic call keeps the arguments of the original call.
+    fixture.send_input(&between, summarised(1, "OWN")).await.unwrap();
     assert_eq!(prompt_words(&fixture, &between).await[0], "OWN");
     assert_eq!(prompt_words(&fixture, &between).await[2..], ["event 2", "spawned"]);
-    assert_eq!(fixture.words(&between).await.len(), 11);
+    assert_eq!(fixture.texts(&between).await.len(), 11);
     let fixture = fixture.reopen().await;
     check_prompt(&fixture, &between, fixture.head(&between).await.seq()).await;
     let row = fixture.row(&between).await;
     let entries = fixture.store.prompt_entries(&row.thread, row.head.seq()).await.unwrap();
-    let Item::Assistant { calls, .. } = &entries[1].item else { panic!("the event is a call") };
+    let Item::Assistant { calls, .. } = &entries[1].item else { panic!("the event is not a synthetic call") };
     let expected = Map::from_iter([("at".to_owned(), json!(0))]);
     assert!(
-        matches!(&calls[0].arguments, Arguments::Echo { arguments: Some(arguments), .. } if *arguments == expected)
+        matches!(&calls[0].arguments, Arguments::Synthetic { arguments: Some(arguments), .. } if *arguments == expected)
     );
 }
 
-pub(crate) async fn entries_since_the_last_message_of_a_user(database: Box<dyn Database>) {
+pub(crate) async fn entries_since_the_last_user_message_are_found(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     let (child, grandchild) = family(&fixture).await;
     let since = async |thread: &str, up_to: Option<Seq>| -> Vec<String> {
         let row = fixture.row(thread).await;
         let up_to = up_to.unwrap_or(row.head.seq());
         let entries = fixture.store.entries_since_user(&row.thread, up_to).await.unwrap();
-        entries.into_iter().map(|entry| word(entry.item)).collect()
+        entries.into_iter().map(|entry| entry_text(entry.item)).collect()
     };
     assert_eq!(since("root", None).await, ["after the child"]);
     assert_eq!(since("root", Some(4)).await, ["hello", "1 calls", "subscribed", "I listen"]);
     assert_eq!(since(&child, None).await, ["after the grandchild"]);
-    // Its own thread had none, so it is the root's.
-    let words = since(&grandchild, None).await;
-    assert_eq!((words[0].as_str(), words.len()), ("hello", 15));
+    // Neither it nor its inherited part of the child has a user message, so it is the root's.
+    let texts = since(&grandchild, None).await;
+    assert_eq!((texts[0].as_str(), texts.len()), ("hello", 15));
 }
 
-pub(crate) async fn the_cause_of_a_thread_is_that_of_its_ancestors(database: Box<dyn Database>) {
+pub(crate) async fn a_thread_inherits_the_cause_of_its_ancestors(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("root", Some("hello")).await;
-    fixture.tell("root", spawns(1, 1)).await.unwrap();
+    fixture.send_input("root", spawns(1, 1)).await.unwrap();
     let spawned = fixture.head("root").await.children().next().unwrap().as_str().to_owned();
     let call = fixture.subscribe("root").await;
     let for_event = fixture.spawn("root", &call, "event").await;
-    fixture.tell(&for_event, spawns(1, 1)).await.unwrap();
+    fixture.send_input(&for_event, spawns(1, 1)).await.unwrap();
     let below = fixture.head(&for_event).await.children().next().unwrap().as_str().to_owned();
     let table = [
         ("root", Cause::Client),
@@ -233,7 +229,7 @@ pub(crate) async fn the_cause_of_a_thread_is_that_of_its_ancestors(database: Box
     }
 }
 
-pub(crate) async fn calls_show_what_their_tools_say(database: Box<dyn Database>) {
+pub(crate) async fn calls_show_the_display_text_of_their_tools(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("thread", Some("hello")).await;
     let call = |display: Option<&str>| PlannedCall {
@@ -245,7 +241,7 @@ pub(crate) async fn calls_show_what_their_tools_say(database: Box<dyn Database>)
     };
     let calls = vec![call(Some("Looking")), call(None), call(Some("Reading"))];
     let input = Input::TurnEnded { turn: 1, answer: Answer { calls, ..Answer::default() } };
-    fixture.tell("thread", input).await.unwrap();
+    fixture.send_input("thread", input).await.unwrap();
     let row = fixture.row("thread").await;
     let shown = fixture.store.displays(&row).await.unwrap();
     let by_call: Vec<_> = row.head.open_calls().map(|call| shown.get(&call.id).map(String::as_str)).collect();

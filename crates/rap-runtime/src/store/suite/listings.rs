@@ -1,8 +1,8 @@
-//! Listings, page by page: no row twice and none missing while rows do not change.
+//! Listings page by page: while rows do not change, no row is missing and none is listed twice.
 
 use std::collections::BTreeSet;
 
-use rap_agent::{Again, BuiltIn, Choice, Input, Limits, Status};
+use rap_agent::{BuiltIn, Choice, Input, Limits, Status, TurnRetry};
 use rap_protocol::{AuthUrl, CallId, ResponseUrl, Timestamp};
 
 use super::Database;
@@ -10,34 +10,34 @@ use super::fixture::{
     Fixture, SERVER, answer, built_in, calls, event, id, result, seconds, spawns, subscribed,
 };
 use crate::store::{
-    CallRow, Cursor, InboxItem, Page, StoredQuestion, ThreadFilter, ThreadRow, TimerRow, Wanted, WorkKey,
+    CallRow, Cursor, InboxItem, Page, PageRequest, StoredQuestion, ThreadFilter, ThreadRow, TimerRow, WorkKey,
 };
 
-/// Reads a listing in pages of each size. Returns its rows as texts.
-async fn in_pages<T, F>(read: impl Fn(Wanted) -> F, show: impl Fn(&T) -> String) -> Vec<String>
+/// Reads a listing in pages of every size and compares the results. Returns its rows as text.
+async fn list_in_pages<T, F>(read: impl Fn(PageRequest) -> F, show: impl Fn(&T) -> String) -> Vec<String>
 where
     F: Future<Output = Result<Page<T>, crate::store::Error>>,
 {
-    let whole = read(Wanted::first(1000)).await.unwrap();
+    let whole = read(PageRequest::first(1000)).await.unwrap();
     assert!(whole.next.is_none());
     let whole: Vec<String> = whole.rows.iter().map(&show).collect();
     for limit in 1..=whole.len() + 1 {
-        let (mut rows, mut wanted) = (Vec::new(), Wanted::first(limit));
+        let (mut rows, mut page_request) = (Vec::new(), PageRequest::first(limit));
         loop {
-            let page = read(wanted).await.unwrap();
+            let page = read(page_request).await.unwrap();
             assert!(page.rows.len() <= limit);
             rows.extend(page.rows.iter().map(&show));
             let Some(next) = page.next else { break };
-            assert_eq!(page.rows.len(), limit, "a page that is not the last one is full");
-            // A cursor travels as text.
+            assert_eq!(page.rows.len(), limit, "a page before the last one is not full");
+            // Clients get the cursor as text.
             let after: Cursor = next.to_string().parse().unwrap();
             assert_eq!(after, next);
-            wanted = Wanted { after, limit };
+            page_request = PageRequest { after, limit };
         }
-        assert_eq!(rows, whole, "{limit} at a time");
+        assert_eq!(rows, whole, "page size {limit}");
     }
     let unique: BTreeSet<&String> = whole.iter().collect();
-    assert_eq!(unique.len(), whole.len(), "a row twice");
+    assert_eq!(unique.len(), whole.len(), "a row is listed twice");
     whole
 }
 
@@ -46,28 +46,28 @@ pub(crate) async fn threads_are_listed_in_order_page_by_page(database: Box<dyn D
     for name in ["idle", "failed", "closed", "running", "retrying", "waiting", "needs_you"] {
         fixture.create(name, Some("hello")).await;
     }
-    fixture.tell("idle", answer(1, "fine")).await.unwrap();
-    let failed = Input::TurnFailed { turn: 1, why: "no".into(), again: Again::No };
-    fixture.tell("failed", failed).await.unwrap();
-    fixture.tell("closed", Input::Close).await.unwrap();
+    fixture.send_input("idle", answer(1, "fine")).await.unwrap();
+    let failed = Input::TurnFailed { turn: 1, why: "no".into(), retry: TurnRetry::Never };
+    fixture.send_input("failed", failed).await.unwrap();
+    fixture.send_input("closed", Input::Close).await.unwrap();
     let retry = WorkKey::Ask { thread: fixture.key("retrying").await, turn: 1 };
     fixture.store.postpone(&retry, fixture.now().plus(seconds(60)), 1, "503".into()).await.unwrap();
-    fixture.tell("waiting", calls(1, &[SERVER])).await.unwrap();
+    fixture.send_input("waiting", calls(1, &[SERVER])).await.unwrap();
     let call = fixture.call("needs_you", &[SERVER]).await.remove(0);
     let url = AuthUrl::new("https://example.com/sign-in").unwrap();
-    fixture.tell("needs_you", Input::SignInRequested { call, url }).await.unwrap();
+    fixture.send_input("needs_you", Input::SignInRequested { call, url }).await.unwrap();
     fixture.create("parent", Some("hello")).await;
-    fixture.tell("parent", spawns(1, 3)).await.unwrap();
+    fixture.send_input("parent", spawns(1, 3)).await.unwrap();
     let children: Vec<String> =
         fixture.head("parent").await.children().map(|child| child.as_str().to_owned()).collect();
 
     let list = async |status, parent: Option<&str>| {
-        let read = |wanted| {
-            let filter = ThreadFilter { status, parent: parent.map(id), wanted };
+        let read = |page_request| {
+            let filter = ThreadFilter { status, parent: parent.map(id), page_request };
             let store = &fixture.store;
             async move { store.threads(filter).await }
         };
-        in_pages(read, |row: &ThreadRow| row.thread.id.as_str().to_owned()).await
+        list_in_pages(read, |row: &ThreadRow| row.thread.id.as_str().to_owned()).await
     };
     let all = list(None, None).await;
     assert_eq!(all[..3], ["idle", "failed", "closed"]);
@@ -90,13 +90,13 @@ pub(crate) async fn threads_are_listed_in_order_page_by_page(database: Box<dyn D
     assert_eq!(list(None, Some("nobody")).await, [""; 0]);
 }
 
-/// Calls that wait for nothing of ours, new ones and retries, to two servers and of several sessions.
-pub(crate) async fn calls_are_listed_once_each_whatever_became_of_them(database: Box<dyn Database>) {
+/// Acknowledged calls, new calls and retries, to two servers and in several sessions.
+pub(crate) async fn every_open_call_is_listed_once(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     let other = "http://127.0.0.1:7";
     let mut expected = BTreeSet::new();
     for number in 0..6 {
-        // Some at the same time.
+        // Two threads each have the same time.
         if number % 2 == 0 {
             fixture.clock.pass(seconds(1));
         }
@@ -110,18 +110,20 @@ pub(crate) async fn calls_are_listed_once_each_whatever_became_of_them(database:
             let due = fixture.now().plus(seconds(60 * (at as u64 + number / 3)));
             fixture.store.postpone(&key, due, 2, "503 of its server".into()).await.unwrap();
         }
-        fixture.tell(&name, result(&open[5], "done")).await.unwrap();
+        fixture.send_input(&name, result(&open[5], "done")).await.unwrap();
         expected.extend(open[..5].iter().map(|call| call.as_str().to_owned()));
     }
     fixture.create("sleeps", Some("hello")).await;
-    fixture.tell("sleeps", built_in(1, vec![BuiltIn::Wait])).await.unwrap();
+    fixture.send_input("sleeps", built_in(1, vec![BuiltIn::Wait])).await.unwrap();
     expected.insert(fixture.head("sleeps").await.batch()[0].id.as_str().to_owned());
 
     let store = &fixture.store;
-    let listed = in_pages(|wanted| store.calls(wanted), |row: &CallRow| row.call.as_str().to_owned()).await;
+    let listed =
+        list_in_pages(|page_request| store.calls(page_request), |row: &CallRow| row.call.as_str().to_owned())
+            .await;
     assert_eq!(listed.len(), 31);
     assert_eq!(listed.iter().cloned().collect::<BTreeSet<_>>(), expected);
-    let rows = store.calls(Wanted::first(100)).await.unwrap().rows;
+    let rows = store.calls(PageRequest::first(100)).await.unwrap().rows;
     let part = |row: &CallRow| match (row.acknowledged_at, row.attempts) {
         (Some(_), _) => 0,
         _ if row.tool == "built_in" => 0,
@@ -130,7 +132,7 @@ pub(crate) async fn calls_are_listed_once_each_whatever_became_of_them(database:
     };
     let parts: Vec<i32> = rows.iter().map(part).collect();
     assert!(parts.is_sorted(), "{parts:?}");
-    assert_eq!([7, 12, 12], [0, 1, 2].map(|wanted| parts.iter().filter(|part| **part == wanted).count()));
+    assert_eq!([7, 12, 12], [0, 1, 2].map(|expected| parts.iter().filter(|part| **part == expected).count()));
     let retried = rows.last().unwrap();
     assert_eq!((retried.attempts, retried.outcome.as_deref()), (2, Some("503 of its server")));
 }
@@ -155,21 +157,24 @@ pub(crate) async fn questions_are_listed_oldest_first(database: Box<dyn Database
         let open = fixture.call(&name, &[SERVER, SERVER]).await;
         all.extend(open.into_iter().map(|call| (name.clone(), call)));
     }
-    // Across the threads, several at a time, and more than nine of one thread.
+    // In several threads, several with the same time, and more than nine in one thread.
     for digest in 0..11 {
-        fixture.tell("thread_0", choice(&all[0].1, digest)).await.unwrap();
+        fixture.send_input("thread_0", choice(&all[0].1, digest)).await.unwrap();
     }
     for digest in 0..3 {
         for (name, call) in &all[1..] {
-            fixture.tell(name, choice(call, digest)).await.unwrap();
+            fixture.send_input(name, choice(call, digest)).await.unwrap();
         }
         fixture.clock.pass(seconds(1));
     }
     let url = AuthUrl::new("https://example.com/sign-in/secret").unwrap();
     let (name, call) = &all[7];
-    fixture.tell(name, Input::SignInRequested { call: call.clone(), url }).await.unwrap();
-    // The oldest question of a call is answered, and waits for nobody any more.
-    fixture.tell("thread_0", Input::Choose { call: all[0].1.clone(), selected: Some(1) }).await.unwrap();
+    fixture.send_input(name, Input::SignInRequested { call: call.clone(), url }).await.unwrap();
+    // The oldest question of a call is answered and no longer listed.
+    fixture
+        .send_input("thread_0", Input::Choose { call: all[0].1.clone(), selected: Some(1) })
+        .await
+        .unwrap();
 
     let store = &fixture.store;
     let show = |item: &InboxItem| {
@@ -179,30 +184,30 @@ pub(crate) async fn questions_are_listed_oldest_first(database: Box<dyn Database
         };
         format!("{} {} {} {asked}", item.asked_at.0, item.thread, item.call)
     };
-    let listed = in_pages(|wanted| store.inbox(None, wanted), show).await;
+    let listed = list_in_pages(|page_request| store.inbox(None, page_request), show).await;
     assert_eq!(listed.len(), 10 + 3 * 7 + 1);
     assert!(listed.last().unwrap().ends_with("https://example.com/sign-in/secret"));
     let times: Vec<&str> = listed.iter().map(|row| row.split(' ').next().unwrap()).collect();
     assert!(times.is_sorted());
     let key = fixture.key("thread_0").await;
-    let of_one = in_pages(|wanted| store.inbox(Some(key), wanted), show).await;
+    let of_one = list_in_pages(|page_request| store.inbox(Some(key), page_request), show).await;
     assert_eq!(of_one.len(), 13);
     assert!(of_one[0].ends_with("Question 1?"), "{}", of_one[0]);
-    // A call that settles takes its questions and their answers with it.
-    fixture.tell("thread_0", result(&all[0].1, "done")).await.unwrap();
-    assert_eq!(in_pages(|wanted| store.inbox(Some(key), wanted), show).await.len(), 3);
+    // When a call settles, its questions and their answers are removed.
+    fixture.send_input("thread_0", result(&all[0].1, "done")).await.unwrap();
+    assert_eq!(list_in_pages(|page_request| store.inbox(Some(key), page_request), show).await.len(), 3);
 }
 
-pub(crate) async fn subscriptions_are_listed_with_what_waits(database: Box<dyn Database>) {
+pub(crate) async fn subscriptions_are_listed_with_their_waiting_events(database: Box<dyn Database>) {
     let fixture = Fixture::with(database, Limits { event_children: 1, ..Limits::default() });
     let mut expected = Vec::new();
     for number in 0..4 {
         let name = format!("thread_{number}");
         fixture.create(&name, Some("hello")).await;
         let open = fixture.call(&name, &[SERVER, SERVER]).await;
-        fixture.tell_all(vec![(&name, subscribed(&open[0])), (&name, subscribed(&open[1]))]).await;
+        fixture.send_inputs(vec![(&name, subscribed(&open[0])), (&name, subscribed(&open[1]))]).await;
         for _ in 0..number {
-            fixture.tell(&name, event(&open[0], "event", None)).await.unwrap();
+            fixture.send_input(&name, event(&open[0], "event", None)).await.unwrap();
         }
         let waits = [number as u64, 0].map(|events| events.saturating_sub(1));
         expected.extend(open.iter().zip(waits).map(|(call, waits)| format!("{name} {call} {waits}")));
@@ -210,11 +215,11 @@ pub(crate) async fn subscriptions_are_listed_with_what_waits(database: Box<dyn D
     }
     let store = &fixture.store;
     let show = |row: &crate::store::SubscriptionRow| format!("{} {} {}", row.thread, row.call, row.waiting);
-    let mut listed = in_pages(|wanted| store.subscriptions(wanted), show).await;
+    let mut listed = list_in_pages(|page_request| store.subscriptions(page_request), show).await;
     listed.sort();
     expected.sort();
     assert_eq!(listed, expected);
-    let row = store.subscriptions(Wanted::first(1)).await.unwrap().rows.remove(0);
+    let row = store.subscriptions(PageRequest::first(1)).await.unwrap().rows.remove(0);
     assert_eq!((row.tool.as_str(), row.server.as_str(), row.since), ("tool", SERVER, super::fixture::START));
 }
 
@@ -225,19 +230,19 @@ pub(crate) async fn timers_are_listed_by_time(database: Box<dyn Database>) {
     for name in ["calls", "sleeps", "scheduled", "failed"] {
         fixture.create(name, Some("hello")).await;
     }
-    fixture.tell("calls", calls(1, &[SERVER, SERVER])).await.unwrap();
+    fixture.send_input("calls", calls(1, &[SERVER, SERVER])).await.unwrap();
     let sleep = BuiltIn::Sleep { until: now.plus(seconds(50)) };
-    fixture.tell("sleeps", built_in(1, vec![sleep, BuiltIn::Wait])).await.unwrap();
+    fixture.send_input("sleeps", built_in(1, vec![sleep, BuiltIn::Wait])).await.unwrap();
     let schedule = BuiltIn::Schedule { next: now.plus(seconds(10)), confirmation: "scheduled".into() };
-    fixture.tell("scheduled", built_in(1, vec![schedule])).await.unwrap();
-    let failed = Input::TurnFailed { turn: 1, why: "no".into(), again: Again::Later };
-    fixture.tell("failed", failed).await.unwrap();
+    fixture.send_input("scheduled", built_in(1, vec![schedule])).await.unwrap();
+    let failed = Input::TurnFailed { turn: 1, why: "no".into(), retry: TurnRetry::Later };
+    fixture.send_input("failed", failed).await.unwrap();
     let store = &fixture.store;
     let show = |row: &TimerRow| {
         let call = row.call.as_ref().map_or("-", CallId::as_str);
         format!("{} {} {} {call}", (row.at.0 - now.0) / 1000, row.kind, row.thread)
     };
-    let listed = in_pages(|wanted| store.timers(wanted), show).await;
+    let listed = list_in_pages(|page_request| store.timers(page_request), show).await;
     let shown: Vec<String> = listed.iter().map(|row| row.rsplit_once(' ').unwrap().0.to_owned()).collect();
     let expected = [
         "10 schedule scheduled",

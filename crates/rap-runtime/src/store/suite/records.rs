@@ -1,4 +1,4 @@
-//! What is kept beside threads: toolsets, deliveries, counts; and threads that cannot be read.
+//! Toolsets, delivery records and counts; and unreadable threads.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use super::fixture::{
     Fixture, LOST_AFTER, MODEL, SERVER, START, answer, built_in, calls, id, result, seconds, spawns, user,
 };
 use crate::store::{
-    Cursor, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Error, Redelivery, SessionKey,
-    SessionToolset, StoredToolset, Target, ThreadFilter, Wanted, WorkKey, WorkKind,
+    Cursor, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Error, PageRequest, Redelivery,
+    SessionKey, SessionToolset, StoredToolset, Target, ThreadFilter, WorkKey, WorkKind,
 };
 
 const OTHER: &str = "http://127.0.0.1:7";
@@ -55,7 +55,7 @@ pub(crate) async fn a_session_keeps_its_toolset_when_a_discovery_fails(database:
         held().await,
         [(other, Some("two".into()), None, at(2)), (server, Some("one".into()), error, at(2))]
     );
-    // One that is known to be stored comes without its body.
+    // A toolset that is already stored is saved without its body.
     let known = StoredToolset { hash: "two".into(), body: None };
     save(vec![SessionToolset { toolset: Some(known), ..toolset(session, SERVER, None, 3) }]).await;
     assert_eq!(fixture.store.toolset("two").await.unwrap().unwrap(), b"body of two");
@@ -121,7 +121,7 @@ pub(crate) async fn deliveries_are_listed_newest_first(database: Box<dyn Databas
     records.push(nobody.clone());
     let ids = fixture.store.record_deliveries(records).await.unwrap();
     assert_eq!(ids.len(), 5);
-    // The same once more: a callback is counted, an invocation has its last attempt.
+    // Recorded again, callbacks are counted in the same record.
     let again = DeliveryRecord { detail: "another reason".into(), ..nobody };
     assert_eq!(fixture.store.record_deliveries(vec![again]).await.unwrap(), ids[4..]);
     let list = async |thread: Option<&str>, outcome, before: Option<Cursor>, limit| {
@@ -149,7 +149,7 @@ pub(crate) async fn deliveries_are_listed_newest_first(database: Box<dyn Databas
     assert_eq!((one.kind, one.thread), (DeliveryKind::Invocation, Some(id("a"))));
     assert!(fixture.store.delivery("0").await.unwrap().is_none());
     assert!(fixture.store.delivery("x").await.unwrap().is_none());
-    // They are kept for a time.
+    // Records are kept for some time.
     fixture.clock.pass(seconds(1));
     fixture.store.prune(START, START).await.unwrap();
     assert_eq!(list(None, None, None, 10).await.rows.len(), 5);
@@ -157,7 +157,7 @@ pub(crate) async fn deliveries_are_listed_newest_first(database: Box<dyn Databas
     assert_eq!(list(None, None, None, 10).await.rows.len(), 0);
 }
 
-pub(crate) async fn a_delivery_that_was_retried_ends_with_its_call(database: Box<dyn Database>) {
+pub(crate) async fn a_retried_delivery_ends_with_its_call(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     let mut ids = Vec::new();
     for name in ["open", "returned", "failed", "cancelled"] {
@@ -173,7 +173,7 @@ pub(crate) async fn a_delivery_that_was_retried_ends_with_its_call(database: Box
             "cancelled" => Input::Cancel { call },
             _ => continue,
         };
-        fixture.tell(name, input).await.unwrap();
+        fixture.send_input(name, input).await.unwrap();
     }
     let mut outcomes = Vec::new();
     for id in ids {
@@ -192,7 +192,7 @@ pub(crate) async fn a_delivery_that_was_retried_ends_with_its_call(database: Box
     );
 }
 
-pub(crate) async fn an_invocation_is_delivered_once_more_on_request(database: Box<dyn Database>) {
+pub(crate) async fn an_invocation_is_redelivered_on_request(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("thread", Some("hello")).await;
     let call = fixture.call("thread", &[SERVER]).await.remove(0);
@@ -212,7 +212,7 @@ pub(crate) async fn an_invocation_is_delivered_once_more_on_request(database: Bo
     assert_eq!(fixture.due(WorkKind::Invoke, SERVER).await.len(), 1);
     fixture.store.acknowledge(vec![(thread, call.clone())], fixture.now()).await.unwrap();
     assert_eq!(redeliver(invocation.clone()).await, Redelivery::AlreadyDelivered);
-    fixture.tell("thread", result(&call, "done")).await.unwrap();
+    fixture.send_input("thread", result(&call, "done")).await.unwrap();
     assert_eq!(redeliver(invocation).await, Redelivery::CallSettled);
 }
 
@@ -223,47 +223,47 @@ pub(crate) async fn threads_and_work_are_counted(database: Box<dyn Database>) {
     }
     let retry = WorkKey::Ask { thread: fixture.key("retries").await, turn: 1 };
     fixture.store.postpone(&retry, fixture.now().plus(seconds(60)), 1, "503".into()).await.unwrap();
-    fixture.tell("closed", spawns(1, 1)).await.unwrap();
-    fixture.tell("closed", Input::Close).await.unwrap();
-    fixture.tell("idle", answer(1, "an answer")).await.unwrap();
+    fixture.send_input("closed", spawns(1, 1)).await.unwrap();
+    fixture.send_input("closed", Input::Close).await.unwrap();
+    fixture.send_input("idle", answer(1, "an answer")).await.unwrap();
     let open = fixture.call("calls", &[SERVER, SERVER, SERVER]).await;
     let thread = fixture.key("calls").await;
     fixture.store.acknowledge(vec![(thread, open[0].clone())], fixture.now()).await.unwrap();
     let retry = WorkKey::Invoke { thread, call: open[1].clone() };
     fixture.store.postpone(&retry, fixture.now().plus(seconds(60)), 1, "503".into()).await.unwrap();
     let fixture = fixture.reopen().await;
-    let census = fixture.store.census().await.unwrap();
+    let counts = fixture.store.counts().await.unwrap();
     let expected =
         [("closed", 1), ("failed", 0), ("running", 3), ("needs_you", 0), ("waiting", 1), ("idle", 1)];
-    assert_eq!(census.threads, expected);
-    assert_eq!(census.waiting, [("ask", 3), ("invoke", 2), ("answer", 0), ("letter", 1)]);
-    assert_eq!(census.set_aside, 0);
+    assert_eq!(counts.threads, expected);
+    assert_eq!(counts.waiting, [("ask", 3), ("invoke", 2), ("answer", 0), ("letter", 1)]);
+    assert_eq!(counts.disabled, 0);
     let mut text = rap_io::metrics::Exposition::default();
     fixture.store.expose(&mut text);
 }
 
 /// Proves: LC-20, LC-37
-pub(crate) async fn a_thread_that_cannot_be_read_stops_no_other(database: Box<dyn Database>) {
+pub(crate) async fn an_unreadable_thread_does_not_block_others(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     let names = ["first", "bad", "good"];
     for name in names {
         fixture.create(name, Some("hello")).await;
         let open = fixture.call(name, &[SERVER, SERVER, SERVER]).await;
         let url = rap_protocol::AuthUrl::new("https://example.com/sign-in").unwrap();
-        fixture.tell(name, Input::SignInRequested { call: open[0].clone(), url }).await.unwrap();
+        fixture.send_input(name, Input::SignInRequested { call: open[0].clone(), url }).await.unwrap();
         fixture.store.acknowledge(vec![(fixture.key(name).await, open[1].clone())], START).await.unwrap();
         let new = format!("{name}_asks");
         fixture.create(&new, Some("hello")).await;
     }
     fixture.create("sleeps", Some("hello")).await;
     let sleep = rap_agent::BuiltIn::Sleep { until: START.plus(seconds(1)) };
-    fixture.tell("sleeps", built_in(1, vec![sleep])).await.unwrap();
+    fixture.send_input("sleeps", built_in(1, vec![sleep])).await.unwrap();
     let fixture = fixture.reopen().await;
     let thread = fixture.row("bad").await.thread;
-    for spoiled in ["bad", "bad_asks", "sleeps"] {
-        fixture.database.spoil(&id(spoiled));
+    for corrupted in ["bad", "bad_asks", "sleeps"] {
+        fixture.database.corrupt_head(&id(corrupted));
     }
-    // It takes nothing, and the others of its batch do.
+    // It refuses messages; other messages of the batch are applied.
     let results = fixture
         .apply(vec![
             super::fixture::to("good", user("one")),
@@ -277,20 +277,23 @@ pub(crate) async fn a_thread_that_cannot_be_read_stops_no_other(database: Box<dy
         assert!(matches!(results[at], Err(Error::Unreadable(_))));
     }
     assert!(matches!(fixture.store.thread(&id("bad")).await, Err(Error::Unreadable(_))));
-    // Listings and due work pass over it.
-    let filter = ThreadFilter { wanted: Wanted::first(100), ..ThreadFilter::default() };
+    // Listings and due work skip it.
+    let filter = ThreadFilter { page_request: PageRequest::first(100), ..ThreadFilter::default() };
     let listed = fixture.store.threads(filter).await.unwrap();
     let listed: Vec<_> = listed.rows.iter().map(|row| row.thread.id.as_str()).collect();
     assert_eq!(listed, ["first", "first_asks", "good", "good_asks"]);
-    let filter =
-        ThreadFilter { status: Some(Status::Running), wanted: Wanted::first(2), ..ThreadFilter::default() };
+    let filter = ThreadFilter {
+        status: Some(Status::Running),
+        page_request: PageRequest::first(2),
+        ..ThreadFilter::default()
+    };
     let page = fixture.store.threads(filter.clone()).await.unwrap();
-    let next = page.next.expect("there are more");
-    let filter = ThreadFilter { wanted: Wanted { after: next, limit: 100 }, ..filter };
+    let next = page.next.expect("there is another page");
+    let filter = ThreadFilter { page_request: PageRequest { after: next, limit: 100 }, ..filter };
     let rest = fixture.store.threads(filter).await.unwrap();
     let running: Vec<_> = page.rows.iter().chain(&rest.rows).map(|row| row.thread.id.as_str()).collect();
     assert_eq!(running, ["first", "first_asks", "good", "good_asks"]);
-    let inbox = fixture.store.inbox(None, Wanted::first(100)).await.unwrap();
+    let inbox = fixture.store.inbox(None, PageRequest::first(100)).await.unwrap();
     let asking: Vec<_> = inbox.rows.iter().map(|item| item.thread.as_str()).collect();
     assert_eq!(asking, ["first", "good"]);
     fixture.clock.pass(LOST_AFTER);
@@ -309,7 +312,7 @@ pub(crate) async fn a_thread_that_cannot_be_read_stops_no_other(database: Box<dy
             }
         }
         assert!(!loaded.is_empty() && !unreadable.is_empty());
-        // It does not stay in front of the others.
+        // It does not block the work behind it.
         let due = fixture.due(kind, destination).await;
         assert!(!due.iter().any(|(_, key)| unreadable.contains(key)));
         let of_bad = |key: &WorkKey| {
@@ -321,7 +324,7 @@ pub(crate) async fn a_thread_that_cannot_be_read_stops_no_other(database: Box<dy
         };
         assert!(!loaded.iter().any(of_bad), "{kind:?}");
     }
-    // Its timer fails by name, and can be put off.
+    // Its timer is refused as unreadable and can be postponed.
     let now = fixture.now();
     let timers = fixture.store.due_timers(now, Timestamp(i64::MIN), &[], 10).await.unwrap();
     assert_eq!(timers.len(), 1);
@@ -330,12 +333,12 @@ pub(crate) async fn a_thread_that_cannot_be_read_stops_no_other(database: Box<dy
         Input::TimerFired { call: timers[0].call.clone().unwrap() },
     );
     assert!(matches!(fixture.send(fire).await, Err(Error::Unreadable(_))));
-    fixture.store.put_off(timers, Vec::new(), now, now.plus(seconds(60))).await.unwrap();
+    fixture.store.postpone_due(timers, Vec::new(), now, now.plus(seconds(60))).await.unwrap();
     assert!(fixture.store.due_timers(now, Timestamp(i64::MIN), &[], 10).await.unwrap().is_empty());
-    fixture.tell("good", calls(2, &[SERVER])).await.unwrap();
+    fixture.send_input("good", calls(2, &[SERVER])).await.unwrap();
 }
 
-pub(crate) async fn the_store_says_that_it_is_readable(database: Box<dyn Database>) {
+pub(crate) async fn a_store_is_readable_until_it_is_closed(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.store.is_readable().await.unwrap();
     fixture.store.close().await;

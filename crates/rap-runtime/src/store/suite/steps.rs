@@ -1,4 +1,4 @@
-//! Steps are written as they are.
+//! Steps are written unchanged.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use serde_json::json;
 
 use super::Database;
 use super::fixture::{
-    Fixture, SERVER, all, answer, calls, enqueued, event, id, inline_event, plans, result, seconds, spawns,
-    subscribed, to, user, word,
+    Fixture, SERVER, all, answer, calls, enqueued, entry_text, event, id, inline_event, plans, result,
+    seconds, spawns, subscribed, to, user,
 };
 use crate::store::{Committed, Error, Message, SessionToolset, StoredToolset, Target, Thread, WorkKind};
 
-/// Compares what is stored with the last steps: the head of each thread, every entry and every child.
+/// Compares the stored data with the last steps: the head of each thread, every entry and every child.
 async fn check_written(fixture: &Fixture) {
     let committed = fixture.commits.take();
     assert!(!committed.is_empty());
@@ -32,7 +32,7 @@ async fn check_written(fixture: &Fixture) {
                 _ => {}
             }
         }
-        assert!(spawned.next().is_none(), "a child that the step did not add");
+        assert!(spawned.next().is_none(), "there is a child that the step did not add");
     }
 }
 
@@ -60,7 +60,7 @@ async fn check_child(fixture: &Fixture, parent: &Thread, spawn: &Spawn, child: &
     assert_eq!(own[waited..], spawn.entries);
 }
 
-pub(crate) async fn a_step_is_written_as_it_is(database: Box<dyn Database>) {
+pub(crate) async fn a_step_is_written_unchanged(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("thread", Some("hello")).await;
     check_written(&fixture).await;
@@ -74,21 +74,21 @@ pub(crate) async fn a_step_is_written_as_it_is(database: Box<dyn Database>) {
         answer(2, "an answer"),
         result(&open[2], "late"),
         Input::Notice { text: "for people".into() },
-        Input::Spent(rap_agent::Usage { input: 1, output: 2, cached: 0 }),
+        Input::UnusedAnswer(rap_agent::Usage { input: 1, output: 2, cached: 0 }),
         Input::Interrupt,
         user("more"),
-        Input::TurnFailed { turn: 4, why: "out of order".into(), again: rap_agent::Again::Later },
+        Input::TurnFailed { turn: 4, why: "out of order".into(), retry: rap_agent::TurnRetry::Later },
         Input::Resume,
         Input::Close,
     ];
     for step in steps {
         fixture.clock.pass(seconds(1));
         let name = format!("{step:?}");
-        fixture.tell("thread", step).await.unwrap_or_else(|error| panic!("{name}: {error}"));
+        fixture.send_input("thread", step).await.unwrap_or_else(|error| panic!("{name}: {error}"));
         check_written(&fixture).await;
         let row = fixture.row("thread").await;
         assert_eq!(row.updated_at, fixture.now());
-        // Nothing between the first and the last entry is missing.
+        // No entry is missing.
         let seqs: Vec<Seq> = fixture.history("thread").await.into_iter().map(|(seq, _)| seq).collect();
         assert_eq!(seqs, (1..=row.head.seq()).collect::<Vec<_>>(), "{name}");
     }
@@ -101,65 +101,65 @@ pub(crate) async fn a_step_is_written_as_it_is(database: Box<dyn Database>) {
 pub(crate) async fn a_child_is_written_with_its_entries(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("root", Some("hello")).await;
-    fixture.tell("root", spawns(1, 3)).await.unwrap();
+    fixture.send_input("root", spawns(1, 3)).await.unwrap();
     check_written(&fixture).await;
-    fixture.tell("root", answer(2, "they work")).await.unwrap();
-    fixture.tell("root", user("listen")).await.unwrap();
+    fixture.send_input("root", answer(2, "they work")).await.unwrap();
+    fixture.send_input("root", user("listen")).await.unwrap();
     let call = fixture.subscribe("root").await;
     fixture.commits.take();
-    fixture.tell("root", event(&call, "an event", Some("e1"))).await.unwrap();
+    fixture.send_input("root", event(&call, "an event", Some("e1"))).await.unwrap();
     check_written(&fixture).await;
     let row = fixture.row("root").await;
     assert_eq!(row.head.children().count(), 4);
     let child = row.head.children().last().unwrap().as_str().to_owned();
     // A child of a child.
-    fixture.tell(&child, spawns(1, 1)).await.unwrap();
+    fixture.send_input(&child, spawns(1, 1)).await.unwrap();
     check_written(&fixture).await;
-    assert_eq!(fixture.words(&child).await.len(), fixture.head(&child).await.seq() as usize);
+    assert_eq!(fixture.texts(&child).await.len(), fixture.head(&child).await.seq() as usize);
 }
 
 /// Proves: LC-16
-pub(crate) async fn held_input_becomes_history_in_the_order_in_which_it_came(database: Box<dyn Database>) {
+pub(crate) async fn held_input_is_written_to_the_history_in_order_of_arrival(database: Box<dyn Database>) {
     let mut fixture = Fixture::new(database);
     fixture.create("thread", Some("hello")).await;
     let open = fixture.call("thread", &[SERVER, SERVER]).await;
-    fixture.tell("thread", subscribed(&open[0])).await.unwrap();
+    fixture.send_input("thread", subscribed(&open[0])).await.unwrap();
     for number in 0..30 {
         if number % 10 == 9 {
             fixture = fixture.reopen().await;
         }
         let held = inline_event(&open[0], &format!("event {number}"), None);
-        fixture.tell_all(vec![("thread", held), ("thread", enqueued(&format!("queued {number}")))]).await;
+        fixture.send_inputs(vec![("thread", held), ("thread", enqueued(&format!("queued {number}")))]).await;
     }
     assert_eq!(fixture.head("thread").await.held().inputs, 30);
-    fixture.tell("thread", result(&open[1], "done")).await.unwrap();
-    fixture.tell("thread", answer(2, "so much happened")).await.unwrap();
-    let words = fixture.words("thread").await;
+    fixture.send_input("thread", result(&open[1], "done")).await.unwrap();
+    fixture.send_input("thread", answer(2, "so much happened")).await.unwrap();
+    let texts = fixture.texts("thread").await;
     let events: Vec<String> = (0..30).map(|number| format!("event {number}")).collect();
     let queued: Vec<String> = (0..30).map(|number| format!("queued {number}")).collect();
-    assert_eq!(words[..4], ["hello", "2 calls", "subscribed", "done"]);
-    let results: Vec<&String> = words[4..64].iter().skip(1).step_by(2).collect();
+    assert_eq!(texts[..4], ["hello", "2 calls", "subscribed", "done"]);
+    let results: Vec<&String> = texts[4..64].iter().skip(1).step_by(2).collect();
     assert_eq!(results, events.iter().collect::<Vec<_>>());
-    assert_eq!(words[64], "so much happened");
-    assert_eq!(words[65..], queued);
-    // The numbers of held input are used again.
-    fixture.tell_all(vec![("thread", enqueued("again")), ("thread", answer(3, "fine"))]).await;
-    assert_eq!(fixture.words("thread").await.last().unwrap(), "again");
+    assert_eq!(texts[64], "so much happened");
+    assert_eq!(texts[65..], queued);
+    // The numbers of held input are reused.
+    fixture.send_inputs(vec![("thread", enqueued("again")), ("thread", answer(3, "fine"))]).await;
+    assert_eq!(fixture.texts("thread").await.last().unwrap(), "again");
 }
 
-pub(crate) async fn events_that_waited_become_the_first_entries_of_a_child(database: Box<dyn Database>) {
+pub(crate) async fn waiting_events_become_the_first_entries_of_a_child(database: Box<dyn Database>) {
     let limits = Limits { event_children: 1, events_per_child: 2, ..Limits::default() };
     let fixture = Fixture::with(database, limits);
     fixture.create("root", Some("hello")).await;
     let call = fixture.subscribe("root").await;
     let mut child = fixture.spawn("root", &call, "event 0").await;
     for number in 1..=5 {
-        fixture.tell("root", event(&call, &format!("event {number}"), None)).await.unwrap();
+        fixture.send_input("root", event(&call, &format!("event {number}"), None)).await.unwrap();
     }
     assert_eq!(fixture.head("root").await.backlogs()[0].held.inputs, 5);
     let fixture = fixture.reopen().await;
     for expected in [vec!["event 1", "event 2"], vec!["event 3", "event 4"], vec!["event 5"]] {
-        fixture.tell(&child, answer(1, "handled")).await.unwrap();
+        fixture.send_input(&child, answer(1, "handled")).await.unwrap();
         let closed = fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap();
         fixture.commits.take();
         for message in closed {
@@ -169,35 +169,35 @@ pub(crate) async fn events_that_waited_become_the_first_entries_of_a_child(datab
         let next = fixture.head("root").await.children().next().unwrap().as_str().to_owned();
         assert_ne!(next, child);
         child = next;
-        let words = fixture.words(&child).await;
+        let texts = fixture.texts(&child).await;
         let events: Vec<&str> =
-            words.iter().map(String::as_str).filter(|word| word.starts_with("event")).collect();
+            texts.iter().map(String::as_str).filter(|entry_text| entry_text.starts_with("event")).collect();
         assert_eq!(events, expected);
-        assert_eq!(words.last().unwrap(), "spawned");
+        assert_eq!(texts.last().unwrap(), "spawned");
     }
     assert!(fixture.head("root").await.backlogs()[0].held.is_empty());
 }
 
-pub(crate) async fn a_dropped_backlog_is_gone(database: Box<dyn Database>) {
+pub(crate) async fn a_dropped_backlog_is_deleted(database: Box<dyn Database>) {
     let fixture = Fixture::with(database, Limits { event_children: 1, ..Limits::default() });
     fixture.create("root", Some("hello")).await;
     let call = fixture.subscribe("root").await;
     let waiting = || async {
-        let page = fixture.store.subscriptions(crate::store::Wanted::first(10)).await.unwrap();
+        let page = fixture.store.subscriptions(crate::store::PageRequest::first(10)).await.unwrap();
         page.rows.iter().map(|row| row.waiting).collect::<Vec<_>>()
     };
     for number in 0..4 {
-        fixture.tell("root", event(&call, &format!("event {number}"), None)).await.unwrap();
+        fixture.send_input("root", event(&call, &format!("event {number}"), None)).await.unwrap();
     }
     assert_eq!(waiting().await, [3]);
-    fixture.tell("root", Input::Cancel { call: call.clone() }).await.unwrap();
+    fixture.send_input("root", Input::Cancel { call: call.clone() }).await.unwrap();
     assert_eq!(waiting().await, [0; 0]);
-    assert!(fixture.words("root").await.iter().any(|word| word.contains("3 that waited")));
+    assert!(fixture.texts("root").await.contains(&format!("dropped waiting events of {call}: 3")));
 }
 
-fn holds(fixture_session: crate::store::SessionKey, hash: &str) -> SessionToolset {
+fn session_toolset(session: crate::store::SessionKey, hash: &str) -> SessionToolset {
     SessionToolset {
-        session: fixture_session,
+        session: session,
         server: SERVER.into(),
         toolset: Some(StoredToolset { hash: hash.into(), body: Some(Arc::new(b"{}".to_vec())) }),
         error: None,
@@ -209,7 +209,7 @@ pub(crate) async fn a_toolset_is_stored_with_its_step_or_not_at_all(database: Bo
     let fixture = Fixture::new(database);
     fixture.create("thread", Some("hello")).await;
     let session = fixture.session("thread").await;
-    let with = |input, hash| Message { toolset: Some(holds(session, hash)), ..to("thread", input) };
+    let with = |input, hash| Message { toolset: Some(session_toolset(session, hash)), ..to("thread", input) };
     let refused = fixture.send(with(answer(7, "stale"), "refused")).await;
     assert!(matches!(refused, Err(Error::Ignored(rap_agent::Ignored::StaleTurn))));
     assert!(fixture.store.session_toolsets(session).await.unwrap().is_empty());
@@ -220,7 +220,7 @@ pub(crate) async fn a_toolset_is_stored_with_its_step_or_not_at_all(database: Bo
     assert_eq!(fixture.store.toolset("taken").await.unwrap().unwrap(), b"{}");
 }
 
-pub(crate) async fn views_replace_each_other_and_are_bounded(database: Box<dyn Database>) {
+pub(crate) async fn a_view_replaces_the_previous_one_and_views_are_bounded(database: Box<dyn Database>) {
     let fixture = Fixture::with(database, Limits { views: 2, ..Limits::default() });
     fixture.create("thread", Some("hello")).await;
     let open = fixture.call("thread", &[SERVER, "http://127.0.0.1:7"]).await;
@@ -233,7 +233,7 @@ pub(crate) async fn views_replace_each_other_and_are_bounded(database: Box<dyn D
         [view(&open[0], "a", 1), view(&open[1], "a", 2), view(&open[0], "a", 3), view(&open[0], "b", 4)];
     for show in shows {
         fixture.clock.pass(seconds(1));
-        fixture.tell("thread", show).await.unwrap();
+        fixture.send_input("thread", show).await.unwrap();
     }
     let views = fixture.store.views(fixture.key("thread").await).await.unwrap();
     let shown: Vec<_> = views
@@ -244,37 +244,37 @@ pub(crate) async fn views_replace_each_other_and_are_bounded(database: Box<dyn D
     assert_eq!(shown, [(SERVER, "b", json!(4), at(4)), (SERVER, "a", json!(3), at(3))]);
 }
 
-pub(crate) async fn an_approved_call_is_due_from_then_on(database: Box<dyn Database>) {
+pub(crate) async fn an_approved_call_is_due_from_its_approval(database: Box<dyn Database>) {
     let limits = Limits { call_timeout: Some(seconds(60)), ..Limits::default() };
     let fixture = Fixture::with(database, limits);
     fixture.create("thread", Some("hello")).await;
     let approve = Plan::Approve { server: Server(SERVER.into()), prompt: "Allow tool?".into() };
-    fixture.tell("thread", plans(1, "tool", vec![approve])).await.unwrap();
+    fixture.send_input("thread", plans(1, "tool", vec![approve])).await.unwrap();
     let call = fixture.head("thread").await.batch()[0].id.clone();
     assert!(fixture.due(WorkKind::Invoke, SERVER).await.is_empty());
     fixture.clock.pass(seconds(30));
-    fixture.tell("thread", Input::Choose { call: call.clone(), selected: Some(0) }).await.unwrap();
+    fixture.send_input("thread", Input::Choose { call: call.clone(), selected: Some(0) }).await.unwrap();
     let due = fixture.due(WorkKind::Invoke, SERVER).await;
     assert_eq!(due.len(), 1);
     let loaded = fixture.store.load_work(&due[0].1, fixture.now()).await.unwrap();
-    let Some(crate::store::Work::Invoke(work)) = loaded else { panic!("it is due") };
+    let Some(crate::store::Work::Invoke(work)) = loaded else { panic!("the call is not due") };
     assert_eq!((work.call.since, work.call.until), (fixture.now(), Some(fixture.now().plus(seconds(60)))));
 }
 
-pub(crate) async fn a_timer_is_moved_with_the_step_that_moves_it(database: Box<dyn Database>) {
+pub(crate) async fn a_timer_is_written_with_its_step(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("thread", Some("hello")).await;
-    fixture.tell("thread", calls(1, &[SERVER])).await.unwrap();
+    fixture.send_input("thread", calls(1, &[SERVER])).await.unwrap();
     let call = fixture.head("thread").await.batch()[0].id.clone();
     let far = Timestamp(i64::MAX);
     let timers =
         || async { fixture.store.due_timers(far, Timestamp(i64::MIN), &[], 10).await.unwrap().len() };
     assert_eq!(timers().await, 0);
     let refused = Input::CallbackRefused { call: call.clone(), why: "413: too large".into() };
-    fixture.tell("thread", refused).await.unwrap();
+    fixture.send_input("thread", refused).await.unwrap();
     assert_eq!(timers().await, 1);
     fixture.send(Message::new(Target::Id(id("thread")), result(&call, "done"))).await.unwrap();
     assert_eq!(timers().await, 0);
     let last = fixture.history("thread").await.pop().unwrap().1.item;
-    assert!(matches!(&last, Item::Result { call_id, .. } if *call_id == call), "{}", word(last));
+    assert!(matches!(&last, Item::Result { call_id, .. } if *call_id == call), "{}", entry_text(last));
 }

@@ -1,6 +1,6 @@
-//! Timers and messages between threads: when they are due, and how they are put off.
+//! Timers and messages between threads: when they are due, and postponing them.
 
-use rap_agent::{Again, BuiltIn, Input, Limits, ThreadMessage};
+use rap_agent::{BuiltIn, Input, Limits, ThreadMessage, TurnRetry};
 use rap_protocol::Timestamp;
 
 use super::Database;
@@ -16,15 +16,15 @@ fn sleep(seconds: u64) -> BuiltIn {
 }
 
 fn failed(turn: u64) -> Input {
-    Input::TurnFailed { turn, why: "no".into(), again: Again::Later }
+    Input::TurnFailed { turn, why: "no".into(), retry: TurnRetry::Later }
 }
 
-/// A thread whose retry is due after 30 s, and sleeps of another after 10, 20 and 40 s.
+/// Creates a thread whose retry is due after 30 s, and one with sleeps that end after 10, 20 and 40 s.
 async fn timers(fixture: &Fixture) {
     fixture.create("failed", Some("hello")).await;
-    fixture.tell("failed", failed(1)).await.unwrap();
+    fixture.send_input("failed", failed(1)).await.unwrap();
     fixture.create("sleeps", Some("hello")).await;
-    fixture.tell("sleeps", built_in(1, vec![sleep(20), sleep(10), sleep(40)])).await.unwrap();
+    fixture.send_input("sleeps", built_in(1, vec![sleep(20), sleep(10), sleep(40)])).await.unwrap();
 }
 
 async fn due(fixture: &Fixture, skip: &[SessionKey], limit: usize) -> Vec<Timer> {
@@ -48,20 +48,20 @@ pub(crate) async fn timers_are_due_oldest_first(database: Box<dyn Database>) {
     let thread = fixture.row("failed").await.thread;
     let own = Timer { session: thread.session, thread: thread.key, call: None };
     assert_eq!(due(&fixture, &[], 10).await, [own.clone(), of(1), of(0), of(2)]);
-    // The bound is for each of the two kinds.
+    // The limit applies to each of the two kinds.
     assert_eq!(due(&fixture, &[], 1).await, [own, of(1)]);
-    // A step that takes it moves it or removes it.
+    // The step of a timer moves or removes it.
     let call = row.head.batch()[1].id.clone();
-    fixture.tell("sleeps", Input::TimerFired { call }).await.unwrap();
-    fixture.tell("failed", Input::Due).await.unwrap();
+    fixture.send_input("sleeps", Input::TimerFired { call }).await.unwrap();
+    fixture.send_input("failed", Input::Due).await.unwrap();
     assert_eq!(due(&fixture, &[], 10).await, [of(0), of(2)]);
 }
 
-pub(crate) async fn late_timeouts_have_a_grace_and_sleeps_have_not(database: Box<dyn Database>) {
+pub(crate) async fn late_timeouts_have_a_grace_period_and_sleeps_do_not(database: Box<dyn Database>) {
     let fixture = Fixture::with(database, Limits { call_timeout: Some(seconds(5)), ..Limits::default() });
     timers(&fixture).await;
     fixture.create("calls", Some("hello")).await;
-    fixture.tell("calls", calls(1, &[SERVER])).await.unwrap();
+    fixture.send_input("calls", calls(1, &[SERVER])).await.unwrap();
     fixture.clock.pass(seconds(15));
     assert_eq!(due(&fixture, &[], 10).await.len(), 2);
     let late = fixture.store.due_timers(fixture.now(), START.plus(seconds(5)), &[], 10).await.unwrap();
@@ -70,16 +70,16 @@ pub(crate) async fn late_timeouts_have_a_grace_and_sleeps_have_not(database: Box
     assert_eq!(in_time.len(), 2);
 }
 
-pub(crate) async fn sessions_can_be_left_out_of_timers_and_messages(database: Box<dyn Database>) {
+pub(crate) async fn sessions_can_be_excluded_from_timers_and_messages(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     let mut sessions = Vec::new();
     for name in ["a", "b", "c"] {
         fixture.create(name, Some("hello")).await;
-        fixture.tell(name, spawns(1, 2)).await.unwrap();
+        fixture.send_input(name, spawns(1, 2)).await.unwrap();
         let children: Vec<_> = fixture.head(name).await.children().cloned().collect();
-        fixture.tell(children[0].as_str(), Input::Close).await.unwrap();
-        fixture.tell(children[1].as_str(), built_in(1, vec![sleep(10)])).await.unwrap();
-        fixture.tell(name, failed(2)).await.unwrap();
+        fixture.send_input(children[0].as_str(), Input::Close).await.unwrap();
+        fixture.send_input(children[1].as_str(), built_in(1, vec![sleep(10)])).await.unwrap();
+        fixture.send_input(name, failed(2)).await.unwrap();
         sessions.push(fixture.session(name).await);
     }
     fixture.clock.pass(seconds(60));
@@ -93,45 +93,45 @@ pub(crate) async fn sessions_can_be_left_out_of_timers_and_messages(database: Bo
     }
 }
 
-pub(crate) async fn timers_and_messages_that_are_put_off_wait(database: Box<dyn Database>) {
+pub(crate) async fn postponed_timers_and_messages_are_not_due(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     timers(&fixture).await;
     fixture.create("root", Some("hello")).await;
     let call = fixture.subscribe("root").await;
     let child = fixture.spawn("root", &call, "event").await;
-    fixture.tell(&child, answer(1, "handled")).await.unwrap();
+    fixture.send_input(&child, answer(1, "handled")).await.unwrap();
     fixture.clock.pass(seconds(60));
     let (due_timers, now) = (due(&fixture, &[], 10).await, fixture.now());
     assert_eq!(due_timers.len(), 4);
     let messages = fixture.store.due_messages(now, &[], 10).await.unwrap();
     assert_eq!(messages.len(), 1);
     let later = now.plus(seconds(60));
-    fixture.store.put_off(due_timers[..2].to_vec(), vec![messages[0].key], now, later).await.unwrap();
+    fixture.store.postpone_due(due_timers[..2].to_vec(), vec![messages[0].key], now, later).await.unwrap();
     assert_eq!(due(&fixture, &[], 10).await, due_timers[2..]);
     assert!(fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap().is_empty());
     fixture.clock.pass(seconds(60));
     assert_eq!(due(&fixture, &[], 10).await.len(), 4);
     assert_eq!(fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap(), messages);
-    // Putting it off did not change the thread, which takes it as it would have before.
-    fixture.tell("failed", Input::Due).await.unwrap();
+    // Postponing did not change the thread, which still accepts the timer.
+    fixture.send_input("failed", Input::Due).await.unwrap();
     assert_eq!(fixture.head("failed").await.turn(), 2);
     fixture.send(super::apply::delivery(&messages[0])).await.unwrap();
 }
 
-pub(crate) async fn a_timer_that_was_moved_meanwhile_is_not_put_off(database: Box<dyn Database>) {
+pub(crate) async fn a_timer_that_has_moved_is_not_postponed(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     timers(&fixture).await;
     fixture.clock.pass(seconds(60));
     let (timers, now) = (due(&fixture, &[], 10).await, fixture.now());
-    // The retry failed again, which gives it a new time.
-    fixture.tell("failed", Input::Due).await.unwrap();
-    fixture.tell("failed", failed(2)).await.unwrap();
+    // The retry failed again and has a new due time.
+    fixture.send_input("failed", Input::Due).await.unwrap();
+    fixture.send_input("failed", failed(2)).await.unwrap();
     let next = fixture.store.next_due(now).await.unwrap().unwrap();
-    fixture.store.put_off(timers, Vec::new(), now, now.plus(seconds(3600))).await.unwrap();
+    fixture.store.postpone_due(timers, Vec::new(), now, now.plus(seconds(3600))).await.unwrap();
     assert_eq!(fixture.store.next_due(now).await.unwrap(), Some(next));
 }
 
-pub(crate) async fn the_next_due_time_is_the_earliest_of_all(database: Box<dyn Database>) {
+pub(crate) async fn the_next_due_time_is_the_earliest_of_all_kinds(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     let next = async |after: u64| {
         let next = fixture.store.next_due(START.plus(seconds(after))).await.unwrap();
@@ -141,7 +141,7 @@ pub(crate) async fn the_next_due_time_is_the_earliest_of_all(database: Box<dyn D
     fixture.create("asks", Some("hello")).await;
     fixture.create("calls", Some("hello")).await;
     let call = fixture.call("calls", &[SERVER]).await.remove(0);
-    // What is due at once is begun at once, and is not waited for.
+    // New work is due immediately, so it does not count.
     assert_eq!(next(0).await, None);
     let postpone = async |key: WorkKey, at: u64| {
         fixture.store.postpone(&key, START.plus(seconds(at)), 1, "503".into()).await.unwrap();
@@ -157,17 +157,17 @@ pub(crate) async fn the_next_due_time_is_the_earliest_of_all(database: Box<dyn D
         [Some(20), Some(30), Some(40), Some(50)]
     );
     assert_eq!([next(50).await, next(70).await], [Some(70), None]);
-    // A message that was put off.
+    // A postponed message.
     fixture.create("root", Some("hello")).await;
-    fixture.tell("root", spawns(1, 1)).await.unwrap();
-    fixture.tell("root", Input::Close).await.unwrap();
+    fixture.send_input("root", spawns(1, 1)).await.unwrap();
+    fixture.send_input("root", Input::Close).await.unwrap();
     let message = fixture.store.due_messages(START, &[], 1).await.unwrap().remove(0);
     let later = START.plus(LOST_AFTER);
-    fixture.store.put_off(Vec::new(), vec![message.key], START, later).await.unwrap();
+    fixture.store.postpone_due(Vec::new(), vec![message.key], START, later).await.unwrap();
     assert_eq!(next(70).await, Some(900));
 }
 
-pub(crate) async fn messages_are_due_in_the_order_in_which_they_were_sent(database: Box<dyn Database>) {
+pub(crate) async fn messages_are_due_in_sending_order(database: Box<dyn Database>) {
     let fixture = Fixture::new(database);
     fixture.create("root", Some("hello")).await;
     let call = fixture.subscribe("root").await;
@@ -177,14 +177,14 @@ pub(crate) async fn messages_are_due_in_the_order_in_which_they_were_sent(databa
     }
     for child in children.iter().rev() {
         let report = BuiltIn::ReportToParent { report: child.clone() };
-        fixture.tell(child, built_in(1, vec![report])).await.unwrap();
-        fixture.tell(child, answer(2, "done")).await.unwrap();
+        fixture.send_input(child, built_in(1, vec![report])).await.unwrap();
+        fixture.send_input(child, answer(2, "done")).await.unwrap();
     }
-    fixture.tell("root", event(&call, "one more", None)).await.unwrap();
+    fixture.send_input("root", event(&call, "one more", None)).await.unwrap();
     let messages = fixture.store.due_messages(fixture.now(), &[], 100).await.unwrap();
     let senders: Vec<_> = messages.iter().map(|message| message.sender.clone()).collect();
-    let reverse = |at: usize| id(&children[at]);
-    assert_eq!(senders, [reverse(2), reverse(2), reverse(1), reverse(1), reverse(0), reverse(0)]);
+    let child = |at: usize| id(&children[at]);
+    assert_eq!(senders, [child(2), child(2), child(1), child(1), child(0), child(0)]);
     assert!(matches!(&messages[0].message, ThreadMessage::Report { text, .. } if *text == children[2]));
     assert_eq!(messages[1].message, ThreadMessage::ChildClosed);
     assert!(messages.is_sorted_by_key(|message| message.key));

@@ -1,4 +1,4 @@
-//! Work: how it is found when it is due, and what becomes of it.
+//! Finding, loading, postponing and settling work.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -15,11 +15,11 @@ use super::fixture::{
 use crate::store::{DuePage, SessionKey, Work, WorkKey, WorkKind};
 
 const OTHER: &str = "http://127.0.0.1:7";
-/// The kinds whose work is found by session.
+/// The kinds whose new work is found by session.
 const KINDS: [WorkKind; 3] = [WorkKind::Ask, WorkKind::Invoke, WorkKind::Answer];
 
-/// No bound that these tests would reach.
-fn wide(database: Box<dyn Database>) -> Fixture {
+/// Makes a fixture with limits that these tests do not reach.
+fn without_limits(database: Box<dyn Database>) -> Fixture {
     let limits = Limits {
         children: 10_000,
         open_calls: 10_000,
@@ -38,8 +38,8 @@ fn destination(kind: WorkKind) -> &'static str {
     }
 }
 
-/// Makes a session with so much work of a kind. Returns it in the order in which it became due.
-async fn make(fixture: &Fixture, kind: WorkKind, thread: &str, count: usize) -> Vec<WorkKey> {
+/// Creates a session with `count` items of work of a kind. Returns them in the order in which they became due.
+async fn create_work(fixture: &Fixture, kind: WorkKind, thread: &str, count: usize) -> Vec<WorkKey> {
     fixture.create(thread, Some("hello")).await;
     let key = fixture.key(thread).await;
     match kind {
@@ -51,7 +51,7 @@ async fn make(fixture: &Fixture, kind: WorkKind, thread: &str, count: usize) -> 
             let (mut work, mut turn) = (Vec::new(), 1);
             while work.len() < count - 1 {
                 fixture.commits.take();
-                fixture.tell(thread, spawns(turn, (count - 1 - work.len()).min(20))).await.unwrap();
+                fixture.send_input(thread, spawns(turn, (count - 1 - work.len()).min(20))).await.unwrap();
                 let children = fixture.commits.take().remove(0).children;
                 work.extend(children.iter().map(|child| WorkKey::Ask { thread: child.key, turn: 1 }));
                 turn += 1;
@@ -68,12 +68,12 @@ async fn make(fixture: &Fixture, kind: WorkKind, thread: &str, count: usize) -> 
             for digest in 0..count as u64 {
                 let requested = choice(&call, digest);
                 let chosen = Input::Choose { call: call.clone(), selected: Some(1) };
-                fixture.tell_all(vec![(thread, requested), (thread, chosen)]).await;
+                fixture.send_inputs(vec![(thread, requested), (thread, chosen)]).await;
             }
             let questions = fixture.head(thread).await;
             questions.questions().iter().map(|q| WorkKey::Answer { thread: key, no: q.no }).collect()
         }
-        WorkKind::Check => unreachable!("checks are made otherwise"),
+        WorkKind::Check => unreachable!("checks are not created here"),
     }
 }
 
@@ -99,7 +99,7 @@ fn keys(work: &[(SessionKey, WorkKey)]) -> Vec<WorkKey> {
     work.iter().map(|(_, key)| key.clone()).collect()
 }
 
-/// Begins all work that a page has and reads the next page, as long as there may be more.
+/// Starts all work on a page and reads the next page, until no more work can be due.
 async fn drain(fixture: &Fixture, kind: WorkKind, sessions: usize, per_session: usize) -> Vec<WorkKey> {
     let mut begun: Vec<WorkKey> = Vec::new();
     let mut after = None;
@@ -115,16 +115,16 @@ async fn drain(fixture: &Fixture, kind: WorkKind, sessions: usize, per_session: 
             return begun;
         }
     }
-    panic!("there is no end");
+    panic!("there is always another page");
 }
 
-pub(crate) async fn new_work_is_found_by_session_in_the_order_of_keys(database: Box<dyn Database>) {
-    let fixture = wide(database);
+pub(crate) async fn new_work_is_found_by_session_in_key_order(database: Box<dyn Database>) {
+    let fixture = without_limits(database);
     for kind in KINDS {
         let mut expected = Vec::new();
         for number in 0..3 {
             let name = format!("{}_{number}", kind.as_str());
-            let work = make(&fixture, kind, &name, 3).await;
+            let work = create_work(&fixture, kind, &name, 3).await;
             let session = fixture.session(&name).await;
             expected.extend(work.into_iter().map(|key| (session, key)));
             fixture.clock.pass(seconds(1));
@@ -133,11 +133,11 @@ pub(crate) async fn new_work_is_found_by_session_in_the_order_of_keys(database: 
             found.into_iter().filter(|found| expected.contains(found)).collect()
         };
         let found = of_kind(fixture.due(kind, destination(kind)).await);
-        // Equally old work has no order.
+        // Items with the same due time have no defined order.
         let sorted = |work: &[(SessionKey, WorkKey)]| work.iter().cloned().collect::<BTreeSet<_>>();
         assert_eq!(sorted(&found), sorted(&expected));
         assert!(found.is_sorted_by_key(|(session, _)| *session), "{found:?}");
-        // Session by session it is the same.
+        // Pages of one session each give the same result.
         let (mut pages, mut after) = (Vec::new(), None);
         loop {
             let page = DuePage { after, sessions: 1, ..fixture.due_page() };
@@ -154,16 +154,16 @@ pub(crate) async fn new_work_is_found_by_session_in_the_order_of_keys(database: 
     }
 }
 
-/// The longest-waiting work of each session comes first.
-pub(crate) async fn a_page_has_a_bound_for_each_session(database: Box<dyn Database>) {
-    let fixture = wide(database);
+/// The oldest work of each session comes first.
+pub(crate) async fn a_page_is_bounded_per_session(database: Box<dyn Database>) {
+    let fixture = without_limits(database);
     for name in ["a", "b"] {
         fixture.create(name, Some("hello")).await;
         for round in 0..3 {
             fixture.clock.pass(seconds(1));
             fixture.call(name, &[SERVER]).await;
-            // The call goes on behind a placeholder.
-            fixture.tell(name, user(&format!("more {round}"))).await.unwrap();
+            // The call stays open behind a placeholder result.
+            fixture.send_input(name, user(&format!("more {round}"))).await.unwrap();
         }
     }
     let page = DuePage { per_session: 2, ..fixture.due_page() };
@@ -178,9 +178,9 @@ pub(crate) async fn a_page_has_a_bound_for_each_session(database: Box<dyn Databa
 }
 
 pub(crate) async fn work_in_progress_is_left_out(database: Box<dyn Database>) {
-    let fixture = wide(database);
+    let fixture = without_limits(database);
     for kind in KINDS {
-        let work = make(&fixture, kind, kind.as_str(), 4).await;
+        let work = create_work(&fixture, kind, kind.as_str(), 4).await;
         let session = fixture.session(kind.as_str()).await;
         let skip: HashSet<WorkKey> = work[..2].iter().cloned().collect();
         let page = DuePage { per_session: 2, skip, ..fixture.due_page() };
@@ -191,10 +191,10 @@ pub(crate) async fn work_in_progress_is_left_out(database: Box<dyn Database>) {
     }
 }
 
-pub(crate) async fn work_to_be_tried_again_is_found_when_it_is_due(database: Box<dyn Database>) {
-    let fixture = wide(database);
+pub(crate) async fn retries_are_found_when_they_are_due(database: Box<dyn Database>) {
+    let fixture = without_limits(database);
     for kind in KINDS {
-        let work = make(&fixture, kind, kind.as_str(), 3).await;
+        let work = create_work(&fixture, kind, kind.as_str(), 3).await;
         let session = fixture.session(kind.as_str()).await;
         let due = async || {
             let found = fixture.due(kind, destination(kind)).await;
@@ -208,22 +208,24 @@ pub(crate) async fn work_to_be_tried_again_is_found_when_it_is_due(database: Box
         fixture.clock.pass(seconds(10));
         assert_eq!(due().await, [work[1].clone(), work[2].clone()]);
         fixture.clock.pass(seconds(10));
-        // The one that waited longest first.
+        // The one with the earliest due time comes first.
         assert_eq!(due().await, [work[1].clone(), work[0].clone(), work[2].clone()]);
-        // It is on every page.
+        // Retries are on every page.
         let page = DuePage { after: Some(session), ..fixture.due_page() };
-        let behind = keys(&fixture.page(kind, destination(kind), page).await.work);
-        assert!(behind.contains(&work[0]) && behind.contains(&work[1]) && !behind.contains(&work[2]));
+        let next_page = keys(&fixture.page(kind, destination(kind), page).await.work);
+        assert!(
+            next_page.contains(&work[0]) && next_page.contains(&work[1]) && !next_page.contains(&work[2])
+        );
         assert!(fixture.store.destinations(kind).await.unwrap().contains(&destination(kind).to_owned()));
     }
 }
 
-pub(crate) async fn a_session_with_much_new_work_hides_no_other(database: Box<dyn Database>) {
-    let fixture = wide(database);
+pub(crate) async fn a_session_with_much_new_work_does_not_hide_others(database: Box<dyn Database>) {
+    let fixture = without_limits(database);
     for kind in KINDS {
         let many = if kind == WorkKind::Answer { 100 } else { 1000 };
-        let flood = make(&fixture, kind, &format!("{}_flood", kind.as_str()), many).await;
-        let other = make(&fixture, kind, &format!("{}_other", kind.as_str()), 1).await.remove(0);
+        let flood = create_work(&fixture, kind, &format!("{}_flood", kind.as_str()), many).await;
+        let other = create_work(&fixture, kind, &format!("{}_other", kind.as_str()), 1).await.remove(0);
         let page = DuePage { sessions: 64, per_session: 4, ..fixture.due_page() };
         let found = keys(&fixture.page(kind, destination(kind), page).await.work);
         assert!(found.contains(&other), "{kind:?}");
@@ -231,11 +233,11 @@ pub(crate) async fn a_session_with_much_new_work_hides_no_other(database: Box<dy
     }
 }
 
-pub(crate) async fn a_session_with_many_retries_hides_no_other(database: Box<dyn Database>) {
-    let fixture = wide(database);
+pub(crate) async fn a_session_with_many_retries_does_not_hide_others(database: Box<dyn Database>) {
+    let fixture = without_limits(database);
     for kind in KINDS {
-        let flood = make(&fixture, kind, &format!("{}_flood", kind.as_str()), 300).await;
-        let other = make(&fixture, kind, &format!("{}_other", kind.as_str()), 1).await;
+        let flood = create_work(&fixture, kind, &format!("{}_flood", kind.as_str()), 300).await;
+        let other = create_work(&fixture, kind, &format!("{}_other", kind.as_str()), 1).await;
         postpone_all(&fixture, &flood, fixture.now().plus(seconds(1))).await;
         postpone_all(&fixture, &other, fixture.now().plus(seconds(2))).await;
         fixture.clock.pass(seconds(2));
@@ -243,15 +245,15 @@ pub(crate) async fn a_session_with_many_retries_hides_no_other(database: Box<dyn
         let found = fixture.page(kind, destination(kind), page).await;
         assert!(keys(&found.work).contains(&other[0]), "{kind:?}");
         assert_eq!(found.work.iter().filter(|(_, key)| flood.contains(key)).count(), 4);
-        // Done with, so that the next kind has the session to itself.
+        // Postponed, so that they do not interfere with the next kind.
         postpone_all(&fixture, &flood, fixture.now().plus(seconds(3600))).await;
     }
-    // Several floods at once hide no other either.
+    // Several sessions with many retries do not hide others either.
     let (mut floods, kind) = (Vec::new(), WorkKind::Invoke);
     for number in 0..6 {
-        floods.extend(make(&fixture, kind, &format!("flood_{number}"), 260).await);
+        floods.extend(create_work(&fixture, kind, &format!("flood_{number}"), 260).await);
     }
-    let other = make(&fixture, kind, "other", 1).await;
+    let other = create_work(&fixture, kind, "other", 1).await;
     postpone_all(&fixture, &floods, fixture.now().plus(seconds(1))).await;
     postpone_all(&fixture, &other, fixture.now().plus(seconds(2))).await;
     fixture.clock.pass(seconds(2));
@@ -260,7 +262,7 @@ pub(crate) async fn a_session_with_many_retries_hides_no_other(database: Box<dyn
     assert!(found.contains(&other[0]));
 }
 
-/// Sessions with one retry each, more than are read at once.
+/// Creates sessions with one due retry each.
 async fn many_retries(fixture: &Fixture, count: usize) -> Vec<WorkKey> {
     let names: Vec<String> = (0..count).map(|number| format!("thread_{number}")).collect();
     let created = fixture.apply(names.iter().map(|name| new(name, Some("hello"))).collect()).await;
@@ -272,18 +274,18 @@ async fn many_retries(fixture: &Fixture, count: usize) -> Vec<WorkKey> {
     work
 }
 
-pub(crate) async fn retries_beyond_a_page_are_announced(database: Box<dyn Database>) {
-    let fixture = wide(database);
+pub(crate) async fn a_page_reports_that_more_retries_are_due(database: Box<dyn Database>) {
+    let fixture = without_limits(database);
     let retries = many_retries(&fixture, 300).await;
-    let new = make(&fixture, WorkKind::Ask, "new", 5).await;
+    let new = create_work(&fixture, WorkKind::Ask, "new", 5).await;
     let found: BTreeSet<WorkKey> = drain(&fixture, WorkKind::Ask, 64, 16).await.into_iter().collect();
     assert_eq!(found, retries.into_iter().chain(new).collect());
 }
 
-pub(crate) async fn retries_in_progress_hide_no_other(database: Box<dyn Database>) {
-    let fixture = wide(database);
+pub(crate) async fn retries_in_progress_do_not_hide_others(database: Box<dyn Database>) {
+    let fixture = without_limits(database);
     let retries = many_retries(&fixture, 300).await;
-    let other = make(&fixture, WorkKind::Ask, "other", 1).await;
+    let other = create_work(&fixture, WorkKind::Ask, "other", 1).await;
     postpone_all(&fixture, &other, fixture.now().plus(seconds(1))).await;
     fixture.clock.pass(seconds(1));
     let page = DuePage { skip: retries.into_iter().collect(), sessions: 64, ..fixture.due_page() };
@@ -292,12 +294,12 @@ pub(crate) async fn retries_in_progress_hide_no_other(database: Box<dyn Database
 }
 
 pub(crate) async fn each_destination_has_its_own_work(database: Box<dyn Database>) {
-    let fixture = wide(database);
+    let fixture = without_limits(database);
     for kind in WorkKind::ALL {
         assert!(fixture.store.destinations(kind).await.unwrap().is_empty());
     }
     fixture.create("thread", Some("hello")).await;
-    fixture.tell("thread", calls(1, &[SERVER, OTHER, SERVER])).await.unwrap();
+    fixture.send_input("thread", calls(1, &[SERVER, OTHER, SERVER])).await.unwrap();
     fixture.create("asks", Some("hello")).await;
     assert_eq!(fixture.due(WorkKind::Invoke, SERVER).await.len(), 2);
     let other = fixture.due(WorkKind::Invoke, OTHER).await;
@@ -306,7 +308,7 @@ pub(crate) async fn each_destination_has_its_own_work(database: Box<dyn Database
     assert_eq!(fixture.due(WorkKind::Ask, MODEL).await.len(), 1);
     assert_eq!(fixture.store.destinations(WorkKind::Invoke).await.unwrap(), [OTHER, SERVER]);
     assert_eq!(fixture.store.destinations(WorkKind::Ask).await.unwrap(), [MODEL]);
-    // Also one that has only work to be tried again.
+    // A destination that has only retries is listed too.
     postpone_all(&fixture, &keys(&other), fixture.now().plus(seconds(60))).await;
     assert_eq!(fixture.store.destinations(WorkKind::Invoke).await.unwrap(), [OTHER, SERVER]);
     let fixture = fixture.reopen().await;
@@ -315,38 +317,38 @@ pub(crate) async fn each_destination_has_its_own_work(database: Box<dyn Database
 }
 
 pub(crate) async fn work_is_loaded_with_everything_an_attempt_needs(database: Box<dyn Database>) {
-    let fixture = wide(database);
+    let fixture = without_limits(database);
     let load = async |key: &WorkKey| fixture.store.load_work(key, fixture.now()).await.unwrap();
-    let ask = make(&fixture, WorkKind::Ask, "asks", 1).await.remove(0);
+    let ask = create_work(&fixture, WorkKind::Ask, "asks", 1).await.remove(0);
     fixture.store.postpone(&ask, fixture.now(), 3, "503".into()).await.unwrap();
-    let Some(Work::Ask(work)) = load(&ask).await else { panic!("it is due") };
+    let Some(Work::Ask(work)) = load(&ask).await else { panic!("the work is not due") };
     assert_eq!((work.thread.id.as_str(), work.turn, work.up_to, work.attempts), ("asks", 1, 1, 3));
 
-    let invoke = make(&fixture, WorkKind::Invoke, "invokes", 2).await;
-    let Some(Work::Invoke(work)) = load(&invoke[1]).await else { panic!("it is due") };
+    let invoke = create_work(&fixture, WorkKind::Invoke, "invokes", 2).await;
+    let Some(Work::Invoke(work)) = load(&invoke[1]).await else { panic!("the work is not due") };
     let head = fixture.head("invokes").await;
     assert_eq!(work.call, head.batch()[1]);
     assert_eq!((json!(work.arguments), work.attempts, work.outcome), (json!({"at": 1}), 0, None));
     fixture.store.postpone(&invoke[1], fixture.now(), 2, "503 of it".into()).await.unwrap();
-    let Some(Work::Invoke(work)) = load(&invoke[1]).await else { panic!("it is due") };
+    let Some(Work::Invoke(work)) = load(&invoke[1]).await else { panic!("the work is not due") };
     assert_eq!((work.attempts, work.outcome.as_deref()), (2, Some("503 of it")));
 
-    let answers = make(&fixture, WorkKind::Answer, "answers", 2).await;
+    let answers = create_work(&fixture, WorkKind::Answer, "answers", 2).await;
     let asked_at = fixture.now();
     fixture.clock.pass(seconds(5));
-    let Some(Work::Answer(work)) = load(&answers[1]).await else { panic!("it is due") };
+    let Some(Work::Answer(work)) = load(&answers[1]).await else { panic!("the work is not due") };
     assert_eq!(work.response_url.expose(), format!("{SERVER}/answers/1"));
-    let WorkKey::Answer { no, .. } = answers[1] else { panic!("an answer") };
+    let WorkKey::Answer { no, .. } = answers[1] else { panic!("not an answer") };
     assert_eq!((work.no, work.selected, work.attempts, work.since), (no, 1, 0, asked_at));
     assert_eq!(work.call, fixture.head("answers").await.batch()[0].id);
     assert_eq!(work.thread.id.as_str(), "answers");
 }
 
-pub(crate) async fn work_that_is_settled_or_put_off_is_not_loaded(database: Box<dyn Database>) {
-    let fixture = wide(database);
+pub(crate) async fn settled_or_postponed_work_is_not_loaded(database: Box<dyn Database>) {
+    let fixture = without_limits(database);
     let is_due = async |key: &WorkKey| fixture.store.load_work(key, fixture.now()).await.unwrap().is_some();
     for kind in KINDS {
-        let work = make(&fixture, kind, kind.as_str(), 1).await.remove(0);
+        let work = create_work(&fixture, kind, kind.as_str(), 1).await.remove(0);
         assert!(is_due(&work).await);
         fixture.store.postpone(&work, fixture.now().plus(seconds(10)), 1, "503".into()).await.unwrap();
         assert!(!is_due(&work).await, "{kind:?}");
@@ -354,19 +356,19 @@ pub(crate) async fn work_that_is_settled_or_put_off_is_not_loaded(database: Box<
         assert!(is_due(&work).await, "{kind:?}");
     }
     // The model has answered.
-    fixture.tell("ask", answer(1, "done")).await.unwrap();
+    fixture.send_input("ask", answer(1, "done")).await.unwrap();
     assert!(!is_due(&WorkKey::Ask { thread: fixture.key("ask").await, turn: 1 }).await);
-    // The call has its result, and its question goes with it.
+    // When the call gets its result, its question is removed.
     for kind in [WorkKind::Invoke, WorkKind::Answer] {
         let thread = kind.as_str();
         let key = fixture.key(thread).await;
         let head = fixture.head(thread).await;
         let call = head.batch()[0].id.clone();
         let no = head.questions().first().map_or(0, |question| question.no);
-        fixture.tell(thread, result(&call, "done")).await.unwrap();
+        fixture.send_input(thread, result(&call, "done")).await.unwrap();
         assert!(!is_due(&WorkKey::Invoke { thread: key, call }).await);
         assert!(!is_due(&WorkKey::Answer { thread: key, no }).await);
-        // What was in progress when it settled is not made due again.
+        // Postponing an attempt that was in progress meanwhile does not make the work due again.
         let work = WorkKey::Answer { thread: key, no };
         fixture.store.postpone(&work, fixture.now(), 2, "503".into()).await.unwrap();
         assert!(!is_due(&work).await);
@@ -376,26 +378,26 @@ pub(crate) async fn work_that_is_settled_or_put_off_is_not_loaded(database: Box<
     assert!(!is_due(&WorkKey::Ask { thread: crate::store::ThreadKey::from_bytes([9; 8]), turn: 1 }).await);
 }
 
-pub(crate) async fn a_question_keeps_its_retry_time_while_it_is_the_same(database: Box<dyn Database>) {
-    let fixture = wide(database);
-    let work = make(&fixture, WorkKind::Ask, "thread", 1).await;
+pub(crate) async fn an_unchanged_question_keeps_its_retry_time(database: Box<dyn Database>) {
+    let fixture = without_limits(database);
+    let work = create_work(&fixture, WorkKind::Ask, "thread", 1).await;
     fixture.store.postpone(&work[0], fixture.now().plus(seconds(60)), 1, "503".into()).await.unwrap();
-    fixture.tell("thread", enqueued("later")).await.unwrap();
-    fixture.tell("thread", Input::Notice { text: "for people".into() }).await.unwrap();
+    fixture.send_input("thread", enqueued("later")).await.unwrap();
+    fixture.send_input("thread", Input::Notice { text: "for people".into() }).await.unwrap();
     assert_eq!(fixture.due(WorkKind::Ask, MODEL).await, []);
-    // Another question is due at once.
-    fixture.tell("thread", user("now")).await.unwrap();
+    // A new question is due immediately.
+    fixture.send_input("thread", user("now")).await.unwrap();
     let due = keys(&fixture.due(WorkKind::Ask, MODEL).await);
     assert_eq!(due, [WorkKey::Ask { thread: fixture.key("thread").await, turn: 2 }]);
     let Some(Work::Ask(work)) = fixture.store.load_work(&due[0], fixture.now()).await.unwrap() else {
-        panic!("it is due")
+        panic!("the work is not due")
     };
     assert_eq!(work.attempts, 0);
 }
 
-pub(crate) async fn an_acknowledged_call_is_not_due_any_more(database: Box<dyn Database>) {
-    let fixture = wide(database);
-    let work = make(&fixture, WorkKind::Invoke, "thread", 3).await;
+pub(crate) async fn an_acknowledged_call_is_no_longer_due(database: Box<dyn Database>) {
+    let fixture = without_limits(database);
+    let work = create_work(&fixture, WorkKind::Invoke, "thread", 3).await;
     postpone_all(&fixture, &work[1..2], fixture.now()).await;
     let head = fixture.head("thread").await;
     let key = fixture.key("thread").await;
@@ -404,32 +406,32 @@ pub(crate) async fn an_acknowledged_call_is_not_due_any_more(database: Box<dyn D
     assert_eq!(keys(&fixture.due(WorkKind::Invoke, SERVER).await), work[2..]);
     for work in &work[..2] {
         assert!(fixture.store.load_work(work, fixture.now()).await.unwrap().is_none());
-        // An attempt that ends now changes nothing.
+        // A failed attempt that ends after the acknowledgement changes nothing.
         fixture.store.postpone(work, fixture.now(), 5, "503".into()).await.unwrap();
     }
     assert_eq!(keys(&fixture.due(WorkKind::Invoke, SERVER).await), work[2..]);
 }
 
-pub(crate) async fn a_delivered_answer_is_not_due_any_more(database: Box<dyn Database>) {
-    let fixture = wide(database);
-    let work = make(&fixture, WorkKind::Answer, "thread", 3).await;
+pub(crate) async fn a_delivered_answer_is_no_longer_due(database: Box<dyn Database>) {
+    let fixture = without_limits(database);
+    let work = create_work(&fixture, WorkKind::Answer, "thread", 3).await;
     postpone_all(&fixture, &work[1..2], fixture.now()).await;
     fixture.store.answer_delivered(&work[0], 1).await.unwrap();
     fixture.store.answer_delivered(&work[1], 2).await.unwrap();
     assert_eq!(keys(&fixture.due(WorkKind::Answer, SERVER).await), work[2..]);
     assert!(fixture.store.load_work(&work[0], fixture.now()).await.unwrap().is_none());
-    // It was answered, and waits for nobody.
-    let inbox = fixture.store.inbox(None, crate::store::Wanted::first(10)).await.unwrap();
+    // An answered question is not in the inbox.
+    let inbox = fixture.store.inbox(None, crate::store::PageRequest::first(10)).await.unwrap();
     assert!(inbox.rows.is_empty());
 }
 
 pub(crate) async fn calls_and_subscriptions_are_checked_at_their_server(database: Box<dyn Database>) {
-    let fixture = wide(database);
+    let fixture = without_limits(database);
     fixture.create("thread", Some("hello")).await;
     let open = fixture.call("thread", &[SERVER, OTHER, SERVER]).await;
     let (key, session) = (fixture.key("thread").await, fixture.session("thread").await);
     let of = |call: &rap_protocol::CallId| WorkKey::Check { thread: key, call: call.clone() };
-    fixture.tell("thread", subscribed(&open[2])).await.unwrap();
+    fixture.send_input("thread", subscribed(&open[2])).await.unwrap();
     let acknowledged_at = fixture.now().plus(seconds(1));
     let calls = open[..2].iter().map(|call| (key, call.clone())).collect();
     fixture.store.acknowledge(calls, acknowledged_at).await.unwrap();
@@ -440,35 +442,35 @@ pub(crate) async fn calls_and_subscriptions_are_checked_at_their_server(database
     assert_eq!(fixture.due(WorkKind::Check, SERVER).await, both);
     assert_eq!(fixture.due(WorkKind::Check, OTHER).await, [(session, of(&open[1]))]);
     let load = async |call| fixture.store.load_work(&of(call), fixture.now()).await.unwrap();
-    let Some(Work::Check(work)) = load(&open[0]).await else { panic!("it is to be checked") };
+    let Some(Work::Check(work)) = load(&open[0]).await else { panic!("the check is not due") };
     assert_eq!((work.server.as_str(), work.subscription), (SERVER, false));
     assert_eq!(work.check, StatusCheck::new(acknowledged_at));
-    let Some(Work::Check(work)) = load(&open[2]).await else { panic!("it is to be checked") };
+    let Some(Work::Check(work)) = load(&open[2]).await else { panic!("the check is not due") };
     assert!(work.subscription);
-    // One that is said to be gone is asked after again soon, the other one after the usual time.
+    // A call that its server does not know is checked again soon, the other one after the usual time.
     let now = fixture.now();
-    let gone = StatusCheck { asked: now, gone_since: Some(now) };
+    let gone = StatusCheck { checked_at: now, gone_since: Some(now) };
     fixture.store.record_check(key, &open[0], gone).await.unwrap();
     fixture.store.record_check(key, &open[2], StatusCheck::new(now)).await.unwrap();
     assert_eq!(fixture.due(WorkKind::Check, SERVER).await, []);
     fixture.clock.pass(seconds(60));
     assert_eq!(fixture.due(WorkKind::Check, SERVER).await, [(session, of(&open[0]))]);
-    let Some(Work::Check(work)) = load(&open[0]).await else { panic!("it is to be checked") };
+    let Some(Work::Check(work)) = load(&open[0]).await else { panic!("the check is not due") };
     assert_eq!(work.check, gone);
-    // A check that could not be made is put off.
+    // A failed check is postponed.
     fixture.store.postpone(&of(&open[0]), fixture.now(), 1, "no answer".into()).await.unwrap();
     assert_eq!(fixture.due(WorkKind::Check, SERVER).await, []);
     fixture.clock.pass(LOST_AFTER);
     assert_eq!(fixture.due(WorkKind::Check, SERVER).await.len(), 2);
-    // What has ended is not checked.
-    fixture.tell("thread", result(&open[0], "done")).await.unwrap();
-    fixture.tell("thread", Input::Cancel { call: open[2].clone() }).await.unwrap();
+    // Settled calls and ended subscriptions are not checked.
+    fixture.send_input("thread", result(&open[0], "done")).await.unwrap();
+    fixture.send_input("thread", Input::Cancel { call: open[2].clone() }).await.unwrap();
     assert_eq!(fixture.due(WorkKind::Check, SERVER).await, []);
     assert!(load(&open[0]).await.is_none() && load(&open[2]).await.is_none());
 }
 
-pub(crate) async fn checks_beyond_a_page_are_announced(database: Box<dyn Database>) {
-    let fixture = wide(database);
+pub(crate) async fn a_page_reports_that_more_checks_are_due(database: Box<dyn Database>) {
+    let fixture = without_limits(database);
     let mut expected = BTreeSet::new();
     for number in 0..5 {
         let name = format!("thread_{number}");

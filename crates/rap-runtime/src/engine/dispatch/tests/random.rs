@@ -1,13 +1,13 @@
-//! The dispatcher against a model of the store: work comes, ends, is put off and is cancelled in any order, pages are read
-//! late or not at all.
+//! Random tests of the dispatcher against a model of the store. Work is added, finished, postponed and cancelled in any
+//! order, and pages are read late or fail.
 //!
-//! Checked: no more work than slots, nothing twice at a time, everything due is begun in the end, and I13.
+//! Checked: slots are not exceeded, no item runs twice at the same time, all due work is started eventually, and I13.
 
 use super::*;
 
 const DESTINATIONS: [&str; 2] = ["a", "b"];
 
-/// A case: the bounds of the dispatcher, and how many sessions there are.
+/// Bounds of the dispatcher and number of sessions.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     slots: usize,
@@ -30,23 +30,23 @@ impl Random {
     }
 }
 
-/// Work as the store has it.
+/// A row of work in the store.
 #[derive(Debug, Clone)]
 struct Stored {
     destination: usize,
     session: u64,
     due: Timestamp,
     attempts: u32,
-    /// Whether the dispatcher was told of it since it became due.
-    told: bool,
+    /// True if the dispatcher was notified since the work became due.
+    notified: bool,
 }
 
-/// How long the first work of a session has waited.
+/// Time that the first work item of a session has waited.
 #[derive(Debug, Clone, Default)]
 struct Wait {
-    /// Starts of other sessions.
+    /// Number of starts of other sessions' work.
     starts: usize,
-    /// Sessions that waited meanwhile.
+    /// Sessions that had work in that time.
     sessions: HashSet<u64>,
 }
 
@@ -56,13 +56,13 @@ struct Model {
     random: Random,
     now: Timestamp,
     stored: BTreeMap<WorkKey, Stored>,
-    running: Vec<(usize, WorkKey)>,
-    /// Pages that are being read, with what was found if the store has been looked at.
+    in_progress: Vec<(usize, WorkKey)>,
+    /// Pages that are being read, with their content once the store has been queried.
     reading: Vec<(usize, DuePage, Option<DueWork>)>,
     waits: BTreeMap<(usize, u64), Wait>,
     last: u64,
-    begun: usize,
-    longest: usize,
+    starts: usize,
+    longest_wait: usize,
 }
 
 impl Model {
@@ -74,12 +74,12 @@ impl Model {
             random: Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
             now: NOW,
             stored: BTreeMap::new(),
-            running: Vec::new(),
+            in_progress: Vec::new(),
             reading: Vec::new(),
             waits: BTreeMap::new(),
             last: 0,
-            begun: 0,
-            longest: 0,
+            starts: 0,
+            longest_wait: 0,
         }
     }
 
@@ -87,19 +87,19 @@ impl Model {
         WorkQueue { kind: WorkKind::Ask, destination: DESTINATIONS[destination].into() }
     }
 
-    fn is_running(&self, key: &WorkKey) -> bool {
-        self.running.iter().any(|(_, running)| running == key)
+    fn is_in_progress(&self, key: &WorkKey) -> bool {
+        self.in_progress.iter().any(|(_, other)| other == key)
     }
 
-    /// A few sessions have most of the work.
-    fn come(&mut self) {
+    /// Adds work. A few sessions get most of it.
+    fn add_work(&mut self) {
         let destination = self.random.below(2);
         let all = self.case.sessions as usize;
         let session = 1 + if self.random.one_in(2) { self.random.below(2) } else { self.random.below(all) };
         for _ in 0..1 + self.random.below(3) {
             self.last += 1;
             let (key, due) = (ask(self.last, 1), self.now);
-            let stored = Stored { destination, session: session as u64, due, attempts: 0, told: true };
+            let stored = Stored { destination, session: session as u64, due, attempts: 0, notified: true };
             self.stored.insert(key.clone(), stored);
             match self.dispatcher.offer(
                 &Self::queue(destination),
@@ -107,18 +107,21 @@ impl Model {
                 key.clone(),
             ) {
                 Some(_) => self.begin(destination, key),
-                None => self.pump(destination),
+                None => self.fill_slots(destination),
             }
         }
     }
 
-    fn pump(&mut self, destination: usize) {
+    fn fill_slots(&mut self, destination: usize) {
         loop {
             match self.dispatcher.next(&Self::queue(destination), self.now) {
                 Next::Nothing => return,
                 Next::Start(key, _) => self.begin(destination, key),
                 Next::Read(page) => {
-                    assert!(!self.reading.iter().any(|(reading, ..)| *reading == destination), "two reads");
+                    assert!(
+                        !self.reading.iter().any(|(reading, ..)| *reading == destination),
+                        "two reads of one queue"
+                    );
                     return self.reading.push((destination, page, None));
                 }
             }
@@ -126,28 +129,28 @@ impl Model {
     }
 
     fn begin(&mut self, destination: usize, key: WorkKey) {
-        assert!(!self.is_running(&key), "{key:?} twice at a time");
-        let in_use = self.running.iter().filter(|(of, _)| *of == destination).count();
-        assert!(in_use < self.case.slots, "more than the slots");
-        self.running.push((destination, key.clone()));
+        assert!(!self.is_in_progress(&key), "{key:?} was started twice");
+        let in_use = self.in_progress.iter().filter(|(of, _)| *of == destination).count();
+        assert!(in_use < self.case.slots, "more work than slots");
+        self.in_progress.push((destination, key.clone()));
         match self.stored.get(&key).cloned() {
             Some(stored) if stored.due <= self.now => {
                 assert_eq!(stored.destination, destination);
-                self.begun += 1;
+                self.starts += 1;
                 self.count_start(destination, stored.session);
             }
-            // It was cancelled or done meanwhile.
-            _ => self.end(self.running.len() - 1, false),
+            // The work was cancelled or finished meanwhile.
+            _ => self.end(self.in_progress.len() - 1, false),
         }
     }
 
-    /// Sessions with work that waits at a destination.
+    /// Returns the sessions with waiting work for a destination.
     fn waiting(&self, destination: usize) -> HashSet<u64> {
         let waits = |(key, stored): &(&WorkKey, &Stored)| {
             stored.destination == destination
                 && stored.due <= self.now
-                && stored.told
-                && !self.is_running(key)
+                && stored.notified
+                && !self.is_in_progress(key)
         };
         self.stored.iter().filter(waits).map(|(_, stored)| stored.session).collect()
     }
@@ -161,11 +164,11 @@ impl Model {
             wait.starts += 1;
             wait.sessions.extend(&waiting);
             wait.sessions.insert(session);
-            self.longest = self.longest.max(wait.starts);
-            // Work that comes while a page is read may have to wait for the next one.
+            self.longest_wait = self.longest_wait.max(wait.starts);
+            // Work that is added while a page is read may have to wait for the next page.
             let mut bound = 2 * wait.sessions.len() + self.case.slots;
             if self.case.sessions as usize > self.case.bounds.items {
-                // Before a round of several pages begins, what is in memory has its turn.
+                // The work in memory has its turn before a round of several pages begins.
                 bound += self.case.bounds.items;
             }
             assert!(
@@ -178,24 +181,24 @@ impl Model {
     }
 
     fn end(&mut self, at: usize, again: bool) {
-        let (destination, key) = self.running.remove(at);
+        let (destination, key) = self.in_progress.remove(at);
         let queue = Self::queue(destination);
         self.dispatcher.release(&queue);
-        // The key is in progress until its end is stored.
-        self.running.push((usize::MAX, key.clone()));
-        self.pump(destination);
+        // The key stays in progress until the outcome is stored.
+        self.in_progress.push((usize::MAX, key.clone()));
+        self.fill_slots(destination);
         match self.stored.get_mut(&key) {
             Some(stored) if again => {
                 stored.due = Timestamp(self.now.0 + 1 + self.random.below(20) as i64);
-                (stored.attempts, stored.told) = (stored.attempts + 1, false);
+                (stored.attempts, stored.notified) = (stored.attempts + 1, false);
             }
             _ => drop(self.stored.remove(&key)),
         }
         self.dispatcher.end(&key);
-        self.running.retain(|(_, running)| *running != key);
+        self.in_progress.retain(|(_, other)| *other != key);
     }
 
-    /// Looks at the store, as `due_work` does.
+    /// Queries the store, as `due_work` does.
     fn due(&mut self, destination: usize, page: &DuePage) -> DueWork {
         let mut due: Vec<(&WorkKey, &Stored)> = self
             .stored
@@ -229,45 +232,46 @@ impl Model {
                 return DueWork { work, after, more };
             }
             after = Some(super::session(session));
-            // A session is looked at, even if all of its work is in progress.
+            // A session counts, even if all of its work is in progress.
             let keys = keys.into_iter().filter(|key| !page.skip.contains(key)).take(page.per_session);
             work.extend(keys.map(|key| (super::session(session), key)));
         }
         DueWork { work, after: None, more }
     }
 
-    /// Goes on with a page: looks at the store, or hands over what was found, or fails.
+    /// Continues the read of a page: queries the store, returns the content or fails.
     fn read(&mut self, at: usize) {
         let (destination, page, found) = self.reading.remove(at);
         match found {
             None if self.random.one_in(10) => {
-                self.dispatcher.not_read(&Self::queue(destination));
-                self.pump(destination);
+                self.dispatcher.read_failed(&Self::queue(destination));
+                self.fill_slots(destination);
             }
             None => {
                 let found = self.due(destination, &page);
                 self.reading.push((destination, page, Some(found)));
             }
             Some(found) => {
-                self.dispatcher.read(&Self::queue(destination), &page, found);
-                self.pump(destination);
+                self.dispatcher.page_read(&Self::queue(destination), &page, found);
+                self.fill_slots(destination);
             }
         }
     }
 
-    /// Time passes, and the clock looks at what has become due.
+    /// Advances the time, and lets the clock announce what has become due.
     fn pass_time(&mut self) {
         self.now.0 += 1 + self.random.below(10) as i64;
-        for queue in self.dispatcher.look_in_store_for_all() {
+        for queue in self.dispatcher.check_store_for_all() {
             let destination = DESTINATIONS.iter().position(|name| *name == queue.destination).unwrap();
-            self.pump(destination);
+            self.fill_slots(destination);
         }
         let now = self.now;
-        self.stored.values_mut().filter(|stored| stored.due <= now).for_each(|stored| stored.told = true);
+        self.stored.values_mut().filter(|stored| stored.due <= now).for_each(|stored| stored.notified = true);
     }
 
     fn cancel(&mut self) {
-        let waiting: Vec<WorkKey> = self.stored.keys().filter(|key| !self.is_running(key)).cloned().collect();
+        let waiting: Vec<WorkKey> =
+            self.stored.keys().filter(|key| !self.is_in_progress(key)).cloned().collect();
         if !waiting.is_empty() {
             let key = &waiting[self.random.below(waiting.len())];
             self.stored.remove(key);
@@ -277,9 +281,9 @@ impl Model {
 
     fn act(&mut self) {
         match self.random.below(10) {
-            0..=1 => self.come(),
-            2..=5 if !self.running.is_empty() => {
-                let (at, again) = (self.random.below(self.running.len()), self.random.one_in(4));
+            0..=1 => self.add_work(),
+            2..=5 if !self.in_progress.is_empty() => {
+                let (at, again) = (self.random.below(self.in_progress.len()), self.random.one_in(4));
                 self.end(at, again);
             }
             6 | 7 if !self.reading.is_empty() => {
@@ -292,27 +296,27 @@ impl Model {
         }
     }
 
-    /// Nothing new comes any more: all work has to be begun and to end.
+    /// Adds no more work and checks that all of it is started and finished.
     fn finish(&mut self) {
         for _ in 0..100_000 {
             if let Some(at) = self.reading.len().checked_sub(1) {
                 self.read(at);
-            } else if !self.running.is_empty() {
+            } else if !self.in_progress.is_empty() {
                 self.end(0, false);
-            } else if self.stored.values().any(|stored| !stored.told) {
+            } else if self.stored.values().any(|stored| !stored.notified) {
                 self.pass_time();
             } else {
                 break;
             }
         }
-        assert!(self.stored.is_empty(), "forgotten: {:?}", self.stored);
+        assert!(self.stored.is_empty(), "never started: {:?}", self.stored);
         assert!(
             DESTINATIONS
                 .iter()
                 .enumerate()
                 .all(|(at, _)| { matches!(self.dispatcher.next(&Self::queue(at), self.now), Next::Nothing) })
         );
-        assert_eq!(self.dispatcher.running()[0].1, 0);
+        assert_eq!(self.dispatcher.in_progress()[0].1, 0);
     }
 }
 
@@ -326,15 +330,15 @@ fn run(case: Case, seeds: std::ops::Range<u64>) {
             model.finish();
         }));
         if run.is_err() {
-            panic!("{case:?}, seed {seed}, after {} starts", model.begun);
+            panic!("{case:?}, seed {seed}, after {} starts", model.starts);
         }
-        assert!(model.begun > 100);
+        assert!(model.starts > 100);
     }
 }
 
 /// Proves: LC-17
 #[test]
-fn all_sessions_have_their_turn_where_one_page_holds_them() {
+fn all_sessions_have_their_turn_if_one_page_holds_them() {
     let bounds = Bounds { items: 16, per_session: 4 };
     for (slots, sessions) in [(1, 3), (1, 8), (2, 8), (3, 6), (6, 8)] {
         run(Case { slots, bounds, sessions }, 0..12);

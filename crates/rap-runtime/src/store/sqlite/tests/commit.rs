@@ -1,4 +1,5 @@
-//! Commits whose outcome is unknown: the versions of heads decide, and nobody is told twice or wrongly.
+//! Tests of commits whose outcome is unknown: it is resolved by the versions of heads, and each step is reported once
+//! and correctly.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,11 +7,11 @@ use rap_agent::Limits;
 
 use super::*;
 use crate::store::suite::fixture::{
-    Commits, SetClock, answer, enqueued, id, new, rejecting, rules, to, user,
+    Commits, ManualClock, answer, enqueued, id, new, rejecting, rules, to, user,
 };
-use crate::store::{HistoryPage, Message, Once};
+use crate::store::{HistoryPage, IdempotencyKey, Message};
 
-/// A store in memory whose commits end as they are told.
+/// A store in memory whose commits have the given outcomes.
 struct Faulty {
     store: SqliteStore,
     conn: Inline,
@@ -25,9 +26,9 @@ impl Faulty {
         let fault = move || next.lock().unwrap().pop_front().unwrap_or(CommitFault::None);
         let conn = Inline::new(Connection::open_in_memory().unwrap(), fault, |_| ());
         let commits = Commits::default();
-        let told = commits.clone();
-        let on_commit = Box::new(move |committed| told.push(committed));
-        let clock = Arc::new(SetClock::new());
+        let reported = commits.clone();
+        let on_commit = Box::new(move |committed| reported.push(committed));
+        let clock = Arc::new(ManualClock::new());
         let store = SqliteStore::inline(conn.clone(), key(), rules(Limits::default()), clock, on_commit);
         Faulty { store: store.unwrap(), conn, commits, faults }
     }
@@ -37,7 +38,7 @@ impl Faulty {
     }
 
     async fn apply(&self, messages: Vec<Message>) -> Vec<Result<Receipt, Error>> {
-        self.store.apply(Lane::External, messages).await
+        self.store.apply(MessageClass::External, messages).await
     }
 
     async fn send(&self, message: Message) -> Result<Receipt, Error> {
@@ -48,37 +49,37 @@ impl Faulty {
         self.conn.with(all_rows)
     }
 
-    /// How often each thread was told of.
-    fn told(&self) -> BTreeMap<String, usize> {
-        let mut told = BTreeMap::new();
+    /// Returns the number of reported steps of each thread since the last call.
+    fn reported(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
         for committed in self.commits.take() {
-            *told.entry(committed.thread.id.as_str().to_owned()).or_default() += 1;
+            *counts.entry(committed.thread.id.as_str().to_owned()).or_default() += 1;
         }
-        told
+        counts
     }
 }
 
-fn once(message: Message, key: u8) -> Message {
-    Message { once: Some(Once { key: [key; 32], request: [0; 32] }), ..message }
+fn with_key(message: Message, key: u8) -> Message {
+    Message { idempotency_key: Some(IdempotencyKey { key: [key; 32], request: [0; 32] }), ..message }
 }
 
-/// Steps, repeats and refusals that rest on each other.
+/// Returns steps, repeats and refusals that depend on each other.
 fn batch() -> Vec<Message> {
     vec![
         to("old", user("one")),
         to("old", rejecting("two")),
-        once(new("new", Some("hello")), 1),
-        once(new("new", Some("hello")), 1),
+        with_key(new("new", Some("hello")), 1),
+        with_key(new("new", Some("hello")), 1),
         new("new", Some("again")),
         to("new", enqueued("later")),
     ]
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_that_stands_after_all_is_told_once() {
+async fn a_batch_that_turns_out_to_be_committed_is_reported_once() {
     for faults in [
         vec![CommitFault::Unknown],
-        // The commit with which it would have been told is lost as well, or unknown.
+        // The commit that would have resolved it is lost as well, or unknown.
         vec![CommitFault::Unknown, CommitFault::Lost],
         vec![CommitFault::Unknown, CommitFault::Unknown, CommitFault::Lost],
     ] {
@@ -93,15 +94,15 @@ async fn a_batch_that_stands_after_all_is_told_once() {
             assert_eq!(answers[at].as_ref().unwrap().thread, id("new"), "{faults:?}");
         }
         assert!(matches!(answers[4], Err(Error::Exists)), "{faults:?}");
-        assert_eq!(faulty.told(), BTreeMap::from([("new".into(), 2), ("old".into(), 1)]), "{faults:?}");
-        // Nothing is left that would be told later.
+        assert_eq!(faulty.reported(), BTreeMap::from([("new".into(), 2), ("old".into(), 1)]), "{faults:?}");
+        // Nothing is reported later.
         faulty.send(to("old", answer(2, "more"))).await.unwrap();
-        assert_eq!(faulty.told(), BTreeMap::from([("old".into(), 1)]));
+        assert_eq!(faulty.reported(), BTreeMap::from([("old".into(), 1)]));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_batch_that_does_not_stand_nothing_is_told() {
+async fn a_batch_that_turns_out_to_be_lost_is_not_reported() {
     for faults in [vec![CommitFault::Lost], vec![CommitFault::Lost, CommitFault::Lost]] {
         let faulty = Faulty::new();
         faulty.apply(vec![new("old", Some("hello")), to("old", answer(1, "fine"))]).await;
@@ -112,41 +113,43 @@ async fn of_a_batch_that_does_not_stand_nothing_is_told() {
             assert!(matches!(answer, Err(Error::Unavailable(_))), "{faults:?}: {at}: {answer:?}");
         }
         assert_eq!(faulty.rows(), before);
-        assert!(faulty.told().is_empty());
-        // Heads in memory are forgotten: the thread is idle, and the new one does not exist.
+        assert!(faulty.reported().is_empty());
+        // Cached heads were dropped: the old thread is idle, and the new one does not exist.
         assert_eq!(faulty.send(to("old", rejecting("now"))).await.unwrap().turn, 2);
         assert!(matches!(faulty.send(to("new", user("hello"))).await, Err(Error::NoThread)));
-        assert_eq!(faulty.send(once(new("new", Some("hello")), 1)).await.unwrap().thread, id("new"));
+        assert_eq!(faulty.send(with_key(new("new", Some("hello")), 1)).await.unwrap().thread, id("new"));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_outcome_is_known_before_anything_else_is_applied() {
+async fn an_unknown_outcome_is_resolved_before_anything_else_is_applied() {
     let faulty = Faulty::new();
     faulty.next_commits([CommitFault::None, CommitFault::Unknown]);
     faulty.send(new("thread", None)).await.unwrap();
     let first = faulty.store.clone();
     let first =
-        tokio::spawn(async move { first.apply(Lane::External, vec![to("thread", user("one"))]).await });
+        tokio::spawn(
+            async move { first.apply(MessageClass::External, vec![to("thread", user("one"))]).await },
+        );
     tokio::task::yield_now().await;
-    // It comes while the outcome of the first is unknown, and meets the thread as that left it.
+    // This message arrives while the outcome of the first is unknown, and sees the result of the first.
     let second = faulty.send(to("thread", rejecting("two"))).await;
     assert!(matches!(second, Err(Error::Ignored(rap_agent::Ignored::Busy))), "{second:?}");
     assert_eq!(first.await.unwrap()[0].as_ref().unwrap().turn, 1);
-    assert_eq!(faulty.told(), BTreeMap::from([("thread".into(), 2)]));
+    assert_eq!(faulty.reported(), BTreeMap::from([("thread".into(), 2)]));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_that_is_no_step_fails_with_its_commit() {
+async fn a_write_outside_a_step_fails_with_its_commit() {
     let faulty = Faulty::new();
     faulty.next_commits([CommitFault::Lost]);
     assert!(matches!(faulty.store.save_toolsets(Vec::new()).await, Err(Error::Unavailable(_))));
     faulty.store.save_toolsets(Vec::new()).await.unwrap();
 }
 
-/// Whatever becomes of commits, what a sender was told is so, and each step is dispatched once.
+/// Whatever the outcomes of commits are, every reply is true, and each step is reported once.
 #[tokio::test(start_paused = true)]
-async fn senders_and_the_runtime_hear_what_is_stored() {
+async fn replies_and_reported_steps_match_what_is_stored() {
     for seed in 1..=20_u64 {
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let mut random = move |below: u64| {
@@ -165,7 +168,7 @@ async fn senders_and_the_runtime_hear_what_is_stored() {
         for round in 0..20 {
             let fault = [CommitFault::None, CommitFault::Lost, CommitFault::Unknown][random(3) as usize];
             faulty.next_commits([fault]);
-            // Two senders at a time.
+            // Two senders run concurrently.
             let mut senders = Vec::new();
             for sender in 0..2 {
                 let count = 1 + random(6);
@@ -174,7 +177,7 @@ async fn senders_and_the_runtime_hear_what_is_stored() {
                     .collect();
                 let messages = texts.iter().map(|(name, text)| to(name, enqueued(text))).collect();
                 let store = faulty.store.clone();
-                let task = tokio::spawn(async move { store.apply(Lane::External, messages).await });
+                let task = tokio::spawn(async move { store.apply(MessageClass::External, messages).await });
                 if random(2) == 0 {
                     tokio::task::yield_now().await;
                 }
@@ -188,14 +191,14 @@ async fn senders_and_the_runtime_hear_what_is_stored() {
             }
         }
         faulty.faults.lock().unwrap().clear();
-        let told: usize = faulty.told().values().sum();
-        assert_eq!(told, sent.iter().filter(|(.., taken)| *taken).count(), "seed {seed}");
+        let reported: usize = faulty.reported().values().sum();
+        assert_eq!(reported, sent.iter().filter(|(.., taken)| *taken).count(), "seed {seed}");
         for name in &names {
             faulty.send(to(name, answer(1, "an answer"))).await.unwrap();
             let row = faulty.store.thread(&id(name)).await.unwrap();
             let page = HistoryPage { after: 2, up_to: row.head.seq(), rows: usize::MAX, bytes: usize::MAX };
             let history = faulty.store.history(&row.thread, page).await.unwrap();
-            let said = history.into_iter().map(|(_, e)| crate::store::suite::fixture::word(e.item));
+            let said = history.into_iter().map(|(_, e)| crate::store::suite::fixture::entry_text(e.item));
             let mut said: Vec<String> = said.collect();
             said.sort();
             let of_thread = sent.iter().filter(|(to, _, taken)| to == name && *taken);

@@ -1,4 +1,4 @@
-//! A database of the first release is opened and goes on.
+//! Tests of opening a database of the first release.
 
 use rap_agent::{Ignored, Input, Limits};
 use rap_protocol::{CallId, Timestamp};
@@ -8,7 +8,7 @@ use super::*;
 use crate::store::suite::fixture::{MODEL, SERVER, START, answer, id, inline_event, result, seconds};
 use crate::store::{Work, WorkKey, WorkKind};
 
-/// A head as the first release wrote it.
+/// Returns a head in the format of the first release.
 fn head(phase: &str, more: &str) -> String {
     format!(
         r#"{{"phase":{phase},"turn":1,"turns_awake":1,"seq":2,"settled":0,"minted":3{more},"usage":{{"input":0,"output":0}}}}"#
@@ -48,9 +48,10 @@ fn mark(conn: &Connection, call: &str, event: &str, at: i64) {
 
 const CALL: &str = r#"{"id":"c1","name":"tool","server":"http://127.0.0.1:9","seq":2,"since":7}"#;
 
-/// A root that asks, a child with an open call, a root whose call is retried, and one with a subscription.
+/// Writes a root that is asking, a child with an open call, a root whose call is being retried, and one with a
+/// subscription.
 fn first_release(file: &File, marks: i64) {
-    let conn = file.look();
+    let conn = file.connection();
     conn.execute_batch(MIGRATIONS[0]).unwrap();
     conn.pragma_update(None, "user_version", 1).unwrap();
     conn.execute_batch("BEGIN").unwrap();
@@ -80,62 +81,62 @@ fn first_release(file: &File, marks: i64) {
 }
 
 fn open(marks: i64, event_marks: u64) -> (Arc<File>, Fixture) {
-    let file = File::patient();
+    let file = File::without_batch_timeout();
     first_release(&file, marks);
     let fixture = Fixture::with(Box::new(Arc::clone(&file)), Limits { event_marks, ..Limits::default() });
     (file, fixture)
 }
 
 #[tokio::test]
-async fn the_work_of_a_database_of_the_first_release_goes_on() {
+async fn the_work_of_a_first_release_database_continues() {
     let (_, fixture) = open(0, 100);
     let (root, child) = (fixture.row("root").await.thread, fixture.row("child").await.thread);
     assert_eq!(child.session, root.session);
-    // The question goes to the model server that is configured now.
+    // The question is sent to the model server that is configured now.
     let due = fixture.due(WorkKind::Ask, MODEL).await;
     assert_eq!(due, [(root.session, WorkKey::Ask { thread: root.key, turn: 1 })]);
     let Some(Work::Ask(ask)) = fixture.store.load_work(&due[0].1, fixture.now()).await.unwrap() else {
-        panic!("it is due")
+        panic!("the work is not due")
     };
     assert_eq!((ask.up_to, ask.attempts), (2, 0));
-    // The call and the answer belong to the session of the child's root.
+    // The call and the answer belong to the session of the root.
     let c1 = CallId::new("c1").unwrap();
     let key = WorkKey::Invoke { thread: child.key, call: c1.clone() };
     assert_eq!(fixture.due(WorkKind::Invoke, SERVER).await, [(root.session, key.clone())]);
     let Some(Work::Invoke(invoke)) = fixture.store.load_work(&key, fixture.now()).await.unwrap() else {
-        panic!("it is due")
+        panic!("the work is not due")
     };
     assert_eq!((invoke.call.since, invoke.arguments.len()), (Timestamp(7), 1));
     let due = fixture.due(WorkKind::Answer, SERVER).await;
     assert_eq!(due, [(root.session, WorkKey::Answer { thread: child.key, no: 1 })]);
     let Some(Work::Answer(answer_work)) = fixture.store.load_work(&due[0].1, fixture.now()).await.unwrap()
     else {
-        panic!("it is due")
+        panic!("the work is not due")
     };
     assert_eq!((answer_work.response_url.expose(), answer_work.selected), ("http://127.0.0.1:9/answers", 1));
-    // The retry keeps its time.
+    // The retry keeps its due time.
     assert_eq!(fixture.store.next_due(fixture.now()).await.unwrap(), Some(START.plus(seconds(5))));
     let messages = fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap();
     assert_eq!((messages.len(), messages[0].session, &messages[0].sender), (1, root.session, &id("child")));
-    // A subscription is checked like a call.
+    // Subscriptions are checked like calls.
     assert_eq!(fixture.due(WorkKind::Check, SERVER).await.len(), 1);
-    // The threads go on, also after the next start.
-    fixture.tell("root", answer(1, "fine")).await.unwrap();
-    fixture.tell("child", result(&c1, "done")).await.unwrap();
+    // The threads continue, also after another restart.
+    fixture.send_input("root", answer(1, "fine")).await.unwrap();
+    fixture.send_input("child", result(&c1, "done")).await.unwrap();
     let fixture = fixture.reopen().await;
     let due = fixture.due(WorkKind::Ask, MODEL).await;
     assert_eq!(due, [(root.session, WorkKey::Ask { thread: child.key, turn: 2 })]);
-    assert_eq!(fixture.words("child").await, ["hello", "1 calls", "done"]);
+    assert_eq!(fixture.texts("child").await, ["hello", "1 calls", "done"]);
 }
 
 #[tokio::test]
-async fn questions_of_an_agent_that_is_not_configured_any_more_have_no_destination() {
-    let file = File::patient();
+async fn questions_of_an_agent_that_is_no_longer_configured_have_no_destination() {
+    let file = File::without_batch_timeout();
     first_release(&file, 0);
     file.alter("UPDATE threads SET agent = 'gone' WHERE no = 1");
     let fixture = Fixture::new(Box::new(Arc::clone(&file)));
     assert_eq!(fixture.store.destinations(WorkKind::Ask).await.unwrap(), [""]);
-    // It is configured again.
+    // Now the agent is configured again.
     fixture.store.close().await;
     drop(fixture);
     file.opened.lock().unwrap().take();
@@ -145,52 +146,52 @@ async fn questions_of_an_agent_that_is_not_configured_any_more_have_no_destinati
 }
 
 fn marks(file: &File, call: &str) -> Vec<(String, i64)> {
-    let conn = file.look();
+    let conn = file.connection();
     let mut select = conn.prepare("SELECT event, no FROM seen WHERE call = ?1 ORDER BY no").unwrap();
     let rows = select.query_map([call], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
     rows.map(Result::unwrap).collect()
 }
 
 #[tokio::test]
-async fn event_ids_of_the_first_release_count_and_are_the_first_to_be_forgotten() {
+async fn event_ids_of_the_first_release_are_recognised_and_dropped_first() {
     let (file, fixture) = open(3, 2);
     let numbered = marks(&file, "c1");
     assert_eq!(numbered, [("e0".into(), -2), ("e1".into(), -1), ("e2".into(), 0)]);
     let c1 = CallId::new("c1").unwrap();
-    let duplicate = fixture.tell("subscribed", inline_event(&c1, "again", Some("e0"))).await;
+    let duplicate = fixture.send_input("subscribed", inline_event(&c1, "again", Some("e0"))).await;
     assert!(matches!(duplicate, Err(Error::Ignored(Ignored::Duplicate))), "{duplicate:?}");
     for event in ["new 1", "new 2"] {
-        fixture.tell("subscribed", inline_event(&c1, event, Some(event))).await.unwrap();
+        fixture.send_input("subscribed", inline_event(&c1, event, Some(event))).await.unwrap();
     }
     assert_eq!(marks(&file, "c1").len(), 5);
-    fixture.tell("subscribed", inline_event(&c1, "new 3", Some("new 3"))).await.unwrap();
+    fixture.send_input("subscribed", inline_event(&c1, "new 3", Some("new 3"))).await.unwrap();
     assert_eq!(marks(&file, "c1"), [("new 2".into(), 2), ("new 3".into(), 3)]);
 }
 
-/// However many there are, no step takes long for them.
+/// The time of a step does not depend on the number of stored event ids.
 #[tokio::test]
-async fn a_step_forgets_a_bounded_number_of_event_ids() {
+async fn a_step_drops_a_bounded_number_of_event_ids() {
     let (file, fixture) = open(1000, 1);
     let c1 = CallId::new("c1").unwrap();
     let mut before = 1000;
     for number in 0..40 {
         let event = format!("new {number}");
-        fixture.tell("subscribed", inline_event(&c1, &event, Some(&event))).await.unwrap();
+        fixture.send_input("subscribed", inline_event(&c1, &event, Some(&event))).await.unwrap();
         let after = marks(&file, "c1").len();
-        assert!(before + 1 - after <= 64, "{} at once", before + 1 - after);
+        assert!(before + 1 - after <= 64, "{} were dropped at once", before + 1 - after);
         before = after;
     }
     assert_eq!(before, 1);
 }
 
 #[tokio::test]
-async fn event_ids_of_subscriptions_that_had_ended_are_removed() {
+async fn event_ids_of_ended_subscriptions_of_the_first_release_are_removed() {
     let (file, fixture) = open(10, 100);
     while fixture.store.prune(START, START).await.unwrap() {}
     assert_eq!(marks(&file, "ended").len(), 0);
     assert_eq!(marks(&file, "c1").len(), 10);
     let c1 = CallId::new("c1").unwrap();
-    fixture.tell("subscribed", Input::Cancel { call: c1 }).await.unwrap();
+    fixture.send_input("subscribed", Input::Cancel { call: c1 }).await.unwrap();
     while fixture.store.prune(START, START).await.unwrap() {}
     assert_eq!(marks(&file, "c1").len(), 0);
 }

@@ -1,0 +1,300 @@
+//! Describes the status of a thread in sentences: what it waits for, since when and until when, and which command
+//! continues it.
+
+use std::collections::HashMap;
+
+use rap_agent::texts;
+use rap_protocol::Timestamp;
+
+use crate::api::{OpenCall, Question, QuestionKind, Status, Subscription, Thread};
+use crate::table::one_line;
+use crate::time_format::{long_duration, relative, short_duration};
+
+/// Objects related to a thread that its description needs.
+#[derive(Debug, Default)]
+pub struct Related {
+    /// Questions of the thread that wait for a person.
+    pub questions: Vec<Question>,
+    /// Children that are not closed; may be truncated.
+    pub children: Vec<Thread>,
+    /// Due times of timers, by call id.
+    pub timers: HashMap<String, Timestamp>,
+}
+
+/// Returns one sentence for the status, then one for each thing that the thread waits for.
+pub fn describe(thread: &Thread, related: &Related, now: Timestamp) -> Vec<String> {
+    let mut sentences = vec![describe_status(thread, &related.questions, now)];
+    sentences.extend(related.questions.iter().map(|question| describe_question(question, now)));
+    sentences.extend(thread.waiting_on.iter().map(|call| describe_call(call, now)));
+    let next = |subscription: &Subscription| related.timers.get(&subscription.call_id).copied();
+    let describe = |subscription| describe_subscription(subscription, next(subscription), now);
+    sentences.extend(thread.subscriptions.iter().map(describe));
+    sentences.extend(related.children.iter().map(|child| describe_child(child, now)));
+    let others = thread.children.saturating_sub(related.children.len() as u64);
+    if others > 0 {
+        let more = if related.children.is_empty() { "" } else { "more " };
+        let noun = if others == 1 { "child" } else { "children" };
+        sentences.push(format!("{others} {more}{noun} at work"));
+    }
+    if thread.held > 0 {
+        let noun = if thread.held == 1 { "input" } else { "inputs" };
+        sentences.push(format!("{} held {noun}", thread.held));
+    }
+    sentences
+}
+
+fn describe_status(thread: &Thread, questions: &[Question], now: Timestamp) -> String {
+    let since = short_duration(now.since(thread.updated_at));
+    let why = thread.why.as_deref().unwrap_or("unknown reason");
+    let resume = format!("rap threads resume {}", thread.id);
+    match thread.status {
+        Status::Closed => format!("closed {}", relative(thread.updated_at, now)),
+        Status::Failed => match thread.retry_at {
+            Some(at) => format!("failed: {why}; retries {}, or at once with: {resume}", relative(at, now)),
+            None => format!("failed: {why}; resume with: {resume}"),
+        },
+        Status::Running => format!("running: model request of turn {} for {since}", thread.turn),
+        Status::NeedsYou if questions.is_empty() => format!("needs you: {why}; resume with: {resume}"),
+        Status::NeedsYou => "needs you:".into(),
+        Status::Waiting => format!("waiting for {}", calls(thread.waiting_on.len())),
+        Status::Idle if thread.waiting_on.is_empty() => {
+            format!("idle for {since}; talk to it with: rap chat {}", thread.id)
+        }
+        Status::Idle => format!("idle for {since}; {} in the background", calls(thread.waiting_on.len())),
+    }
+}
+
+fn describe_question(question: &Question, now: Timestamp) -> String {
+    let Question { thread_id, call_id, tool, .. } = question;
+    let when = relative(question.asked_at, now);
+    match &question.kind {
+        QuestionKind::Choice { prompt, choices, .. } => format!(
+            "`{tool}` asked {when}: {prompt} {}; answer with: rap inbox answer {thread_id} {call_id} CHOICE",
+            choices.join(", ")
+        ),
+        QuestionKind::SignIn { auth_url } => format!("`{tool}` asked {when} to sign in: open {auth_url}"),
+    }
+}
+
+/// Describes an open call. The built-in tools of the runtime have sentences of their own; no tool server can offer a tool
+/// with their names.
+fn describe_call(call: &OpenCall, now: Timestamp) -> String {
+    let (id, since) = (&call.call_id, short_duration(now.since(call.since)));
+    match call.tool.as_str() {
+        texts::SLEEP | texts::SLEEP_UNTIL => {
+            format!("sleeping ({id}) for {since}; wakes {}, or on any input", ends(call, now))
+        }
+        texts::WAIT => format!("waiting ({id}) for {since} for any input"),
+        tool => {
+            let shown = shown(call).map_or(String::new(), |shown| format!(", {shown},"));
+            let until = call.until.map_or("no timeout".into(), |_| format!("times out {}", ends(call, now)));
+            format!("waiting for `{tool}`{shown} ({id}) for {since}; {until}")
+        }
+    }
+}
+
+/// Describes an open call in a view that is updated every second.
+pub fn call_progress(call: &OpenCall, now: Timestamp) -> String {
+    let (id, since) = (&call.call_id, long_duration(now.since(call.since)));
+    match call.tool.as_str() {
+        texts::SLEEP | texts::SLEEP_UNTIL => {
+            format!("sleeping ({id}) for {since}; wakes {}", ends(call, now))
+        }
+        texts::WAIT => format!("waiting ({id}) for {since} for any input"),
+        tool => {
+            let shown = shown(call).map_or(String::new(), |shown| format!(": {shown}"));
+            format!("{tool} ({id}) has been running for {since}{shown}")
+        }
+    }
+}
+
+/// Display text that the tool provides for the call.
+fn shown(call: &OpenCall) -> Option<String> {
+    call.display.as_deref().map(one_line)
+}
+
+/// Time until a sleep ends or a call times out.
+fn ends(call: &OpenCall, now: Timestamp) -> String {
+    match call.until {
+        Some(until) if until > now => format!("in {}", long_duration(until.since(now))),
+        _ => "any moment".into(),
+    }
+}
+
+fn describe_subscription(subscription: &Subscription, next: Option<Timestamp>, now: Timestamp) -> String {
+    let (id, since) = (&subscription.call_id, short_duration(now.since(subscription.since)));
+    match (subscription.tool.as_str(), next) {
+        (texts::SCHEDULE, Some(next)) => {
+            let at = relative(next, now);
+            format!("schedule ({id}) active for {since}; next wake {at}, at {}", next.to_rfc3339())
+        }
+        (texts::SCHEDULE, None) => format!("schedule ({id}) active for {since}"),
+        (tool, _) => format!("subscribed to `{tool}` ({id}) for {since}"),
+    }
+}
+
+fn describe_child(child: &Thread, now: Timestamp) -> String {
+    let title = child.title.as_ref().map_or(String::new(), |title| format!(" “{title}”"));
+    let waiting_for = waiting_for(child, now);
+    let waiting_for = if waiting_for.is_empty() { waiting_for } else { format!(": {waiting_for}") };
+    format!("child {}{title} is {}{waiting_for}", child.id, child.status.word())
+}
+
+/// Lists what a thread waits for, in a few words for a table. A failed or paused thread gives its reason.
+pub fn waiting_for(thread: &Thread, now: Timestamp) -> String {
+    if let Some(why) = &thread.why {
+        return why.clone();
+    }
+    let call = |call: &OpenCall| match call.tool.as_str() {
+        texts::SLEEP | texts::SLEEP_UNTIL => format!("sleep (wakes {})", ends(call, now)),
+        texts::WAIT => "any input".into(),
+        tool => format!("{tool} for {}", short_duration(now.since(call.since))),
+    };
+    let subscription = |subscription: &Subscription| match subscription.tool.as_str() {
+        texts::SCHEDULE => "schedule".into(),
+        tool => format!("events of {tool}"),
+    };
+    let children = match thread.children {
+        0 => None,
+        1 => Some("1 child".into()),
+        count => Some(format!("{count} children")),
+    };
+    let calls = thread.waiting_on.iter().map(call);
+    let subscriptions = thread.subscriptions.iter().map(subscription);
+    calls.chain(subscriptions).chain(children).collect::<Vec<_>>().join(", ")
+}
+
+fn calls(count: usize) -> String {
+    if count == 1 { "1 call".into() } else { format!("{count} calls") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const NOW: Timestamp = Timestamp(600_000);
+
+    fn thread(changes: Value) -> Thread {
+        let mut thread = json!({
+            "id": "t1", "parent": null, "agent": "default", "title": null, "status": "idle", "why": null,
+            "waiting_on": [], "subscriptions": [], "children": 0, "held": 0, "turn": 2,
+            "created_at": "1970-01-01T00:00:00.000Z", "updated_at": "1970-01-01T00:06:00.000Z",
+        });
+        for (key, value) in changes.as_object().unwrap() {
+            thread[key] = value.clone();
+        }
+        serde_json::from_value(thread).unwrap()
+    }
+
+    fn question(asked: Value) -> Question {
+        let mut question = json!({"thread_id": "t1", "call_id": "call_2_1", "tool": "choose",
+            "asked_at": "1970-01-01T00:09:30.000Z"});
+        for (key, value) in asked.as_object().unwrap() {
+            question[key] = value.clone();
+        }
+        serde_json::from_value(question).unwrap()
+    }
+
+    #[test]
+    fn each_status_is_described() {
+        let call = json!({"call_id": "call_2_1", "tool": "slow", "since": "1970-01-01T00:07:00.000Z"});
+        let mut timed = call.clone();
+        timed["until"] = json!("1970-01-01T02:10:00.000Z");
+        let table = [
+            (json!({}), "idle for 4 min; talk to it with: rap chat t1"),
+            (json!({"status": "closed"}), "closed 4 min ago"),
+            (json!({"status": "running"}), "running: model request of turn 2 for 4 min"),
+            (
+                json!({"status": "waiting", "waiting_on": [call]}),
+                "waiting for 1 call | waiting for `slow` (call_2_1) for 3 min; no timeout",
+            ),
+            (
+                json!({"status": "waiting", "waiting_on": [timed]}),
+                "waiting for 1 call | waiting for `slow` (call_2_1) for 3 min; times out in 2 h",
+            ),
+            (
+                json!({"waiting_on": [call], "subscriptions": [call], "children": 1, "held": 2}),
+                "idle for 4 min; 1 call in the background | waiting for `slow` (call_2_1) for 3 min; no timeout | \
+                 subscribed to `slow` (call_2_1) for 3 min | 1 child at work | 2 held inputs",
+            ),
+            (
+                json!({"status": "failed", "why": "no model"}),
+                "failed: no model; resume with: rap threads resume t1",
+            ),
+            (
+                json!({"status": "failed", "why": "no model", "retry_at": "1970-01-01T00:10:30.000Z"}),
+                "failed: no model; retries in 30 s, or at once with: rap threads resume t1",
+            ),
+            (
+                json!({"status": "needs_you", "why": "paused"}),
+                "needs you: paused; resume with: rap threads resume t1",
+            ),
+        ];
+        for (changes, expected) in table {
+            assert_eq!(
+                describe(&thread(changes.clone()), &Related::default(), NOW).join(" | "),
+                expected,
+                "{changes}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_question_says_how_to_answer_it() {
+        let choice =
+            json!({"kind": "choice", "prompt": "Which colour?", "choices": ["red", "green"], "default": 1});
+        let sign_in = json!({"kind": "oauth", "auth_url": "https://example.com/x"});
+        let related = Related { questions: vec![question(choice), question(sign_in)], ..Related::default() };
+        let sentences = describe(&thread(json!({"status": "needs_you"})), &related, NOW);
+        let expected = [
+            "needs you:",
+            "`choose` asked 30 s ago: Which colour? red, green; \
+             answer with: rap inbox answer t1 call_2_1 CHOICE",
+            "`choose` asked 30 s ago to sign in: open https://example.com/x",
+        ];
+        assert_eq!(sentences, expected);
+    }
+
+    #[test]
+    fn calls_of_built_in_tools_are_described() {
+        let since = "1970-01-01T00:07:00.000Z";
+        let sleep =
+            json!({"call_id": "c1", "tool": "sleep", "since": since, "until": "1970-01-01T00:11:15.000Z"});
+        let until = json!({"call_id": "c2", "tool": "sleep_until", "since": since, "until": since});
+        let wait = json!({"call_id": "c3", "tool": "wait", "since": since});
+        let schedule = json!({"call_id": "c4", "tool": "schedule", "since": since});
+        let sleeper = thread(json!({"status": "waiting", "waiting_on": [sleep, until, wait],
+            "subscriptions": [schedule], "children": 3}));
+        let child =
+            thread(json!({"id": "t2", "title": "Look it up", "status": "waiting", "waiting_on": [sleep]}));
+        let related = Related {
+            children: vec![child],
+            timers: HashMap::from([("c4".to_owned(), Timestamp(660_000))]),
+            ..Related::default()
+        };
+        let expected = [
+            "waiting for 3 calls",
+            "sleeping (c1) for 3 min; wakes in 1 min 15 s, or on any input",
+            "sleeping (c2) for 3 min; wakes any moment, or on any input",
+            "waiting (c3) for 3 min for any input",
+            "schedule (c4) active for 3 min; next wake in 1 min, at 1970-01-01T00:11:00.000Z",
+            "child t2 “Look it up” is waiting: sleep (wakes in 1 min 15 s)",
+            "2 more children at work",
+        ];
+        assert_eq!(describe(&sleeper, &related, NOW), expected);
+        assert_eq!(
+            waiting_for(&sleeper, NOW),
+            "sleep (wakes in 1 min 15 s), sleep (wakes any moment), any input, schedule, 3 children"
+        );
+        let live: Vec<String> = sleeper.waiting_on.iter().map(|call| call_progress(call, NOW)).collect();
+        assert_eq!(
+            live,
+            [
+                "sleeping (c1) for 3 min; wakes in 1 min 15 s",
+                "sleeping (c2) for 3 min; wakes any moment",
+                "waiting (c3) for 3 min for any input",
+            ]
+        );
+    }
+}

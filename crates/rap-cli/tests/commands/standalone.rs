@@ -1,0 +1,53 @@
+//! The binary needs no other files: a copy of it runs in an empty directory, with an empty environment and PATH.
+
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::support::{Output, free_port, output, until};
+
+/// A copy of the binary, with nothing beside it.
+pub fn copy(directory: &Path) -> PathBuf {
+    let copy = directory.join("rap");
+    std::fs::copy(env!("CARGO_BIN_EXE_rap"), &copy).unwrap();
+    copy
+}
+
+#[test]
+fn a_copy_of_the_binary_needs_nothing_beside_it() {
+    let (place, work) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let program = copy(place.path());
+    let address = format!("127.0.0.1:{}", free_port());
+    let url = format!("http://{address}");
+    let rap = |arguments: &[&str]| {
+        let mut command = Command::new(&program);
+        command.args(arguments).current_dir(work.path()).env_clear().env("PATH", "").stdin(Stdio::null());
+        command
+    };
+    let ok = |arguments: &[&str]| {
+        let Output { code, out, err } = output(rap(arguments).env("RAP_URL", &url));
+        assert_eq!((code, err.as_str()), (Some(0), ""), "{arguments:?}: {out}");
+        out
+    };
+    assert_eq!(ok(&["init"]), "wrote rap.toml; `rap serve` reads it\n");
+    let mut serve = rap(&["serve", "--listen", &address]);
+    let mut runtime = serve.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("the runtime listens", || TcpStream::connect(&address).is_ok());
+    assert_eq!(ok(&["threads", "new", "say hi", "--id", "t", "--wait"]), "hi\n");
+    let zone = "call sleep_until {\"time\": \"2020-01-01T00:00\", \"timezone\": \"Europe/Berlin\"}";
+    assert_eq!(ok(&["threads", "send", "t", zone, "--wait"]), "sleep_until: the sleep is over\n");
+    assert!(ok(&["threads", "show", "t"]).contains("idle"));
+    for listing in ["threads", "calls", "subs", "timers", "inbox", "tools"] {
+        ok(&[listing, "ls"]);
+    }
+    assert!(ok(&["completions", "bash"]).contains("_rap"));
+    let chat = output(rap(&["chat", "t"]).env("RAP_URL", &url));
+    assert_eq!((chat.code, chat.out.as_str()), (Some(0), ""), "{}", chat.err);
+    assert!(chat.err.starts_with("a scripted model answers, not a language model: "), "{}", chat.err);
+    runtime.kill().unwrap();
+    runtime.wait().unwrap();
+    let mut left: Vec<_> = work.path().read_dir().unwrap().map(|file| file.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["rap.db", "rap.db-shm", "rap.db-wal", "rap.db.key", "rap.db.lock", "rap.toml"]);
+    assert_eq!(place.path().read_dir().unwrap().count(), 1);
+}

@@ -1,0 +1,242 @@
+//! The peers of the runtime, which survive its crashes: clients and tool servers, and their requests.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rap_agent::OnBusy;
+use rap_protocol::{Body, CallId, Content, ThreadId, Timestamp};
+use serde_json::{Value, json};
+
+use super::reference::ThreadIndex;
+
+/// Identifies one input. Its text begins with the tag, so the input can be found in histories and held rows.
+pub(super) type Tag = u64;
+
+pub(super) fn tag_text(tag: Tag) -> String {
+    format!("w{tag}")
+}
+
+/// Returns the tag that a text begins with.
+pub(super) fn tag_of(text: &str) -> Option<Tag> {
+    let digits = text.strip_prefix('w')?;
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().ok()
+}
+
+/// Returns the first text of a body.
+pub(super) fn text_in(body: &Body) -> &str {
+    match body {
+        Body::Text(text) => text,
+        Body::Content(items) => match items.first() {
+            Some(Content::Text { text }) => text,
+            _ => "",
+        },
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Peers {
+    /// Requests without a final response, by number.
+    pub(super) requests: BTreeMap<u64, Request>,
+    /// Requests that the runtime is handling now.
+    pub(super) in_flight: BTreeSet<u64>,
+    /// Requests to send, ordered by time.
+    pub(super) send_queue: BTreeSet<(Timestamp, u64)>,
+    /// Callbacks with a final response. The network may deliver them again.
+    pub(super) sent: Vec<Request>,
+    /// Invocations that a tool server has accepted.
+    pub(super) accepted: BTreeMap<CallId, ToolCall>,
+    pub(super) servers: Vec<Server>,
+    last_tag: Tag,
+    last_number: u64,
+}
+
+pub(super) struct Server {
+    pub(super) url: String,
+    /// The version of its toolset.
+    pub(super) version: u64,
+}
+
+/// A call that a tool server has accepted.
+#[derive(Debug, Clone)]
+pub(super) struct ToolCall {
+    pub(super) thread: ThreadId,
+    pub(super) index: ThreadIndex,
+    pub(super) callback: String,
+    /// Whether the server has lost it.
+    pub(super) lost: bool,
+    pub(super) results: u32,
+    /// Tag of its result, and whether the result starts a subscription. A repeated invocation gives the same result.
+    pub(super) result: Option<(Tag, bool)>,
+}
+
+/// A request to the runtime.
+#[derive(Debug, Clone)]
+pub(super) struct Request {
+    pub(super) path: String,
+    pub(super) key: Option<u64>,
+    pub(super) body: Value,
+    /// Tag of the input in the request, if the input can be found later.
+    pub(super) tag: Option<Tag>,
+    pub(super) kind: RequestKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RequestKind {
+    /// A client API request.
+    Client,
+    /// A callback of a tool server.
+    Callback,
+    /// An event without an id. Sent again, it counts as another event.
+    EventWithoutId,
+}
+
+impl Peers {
+    pub(super) fn next_tag(&mut self) -> Tag {
+        self.last_tag += 1;
+        self.last_tag
+    }
+
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    /// Schedules a request.
+    pub(super) fn send(&mut self, request: Request, at: Timestamp) {
+        let no = self.next_number();
+        self.requests.insert(no, request);
+        self.send_queue.insert((at, no));
+    }
+
+    /// Schedules a request again that had no response.
+    pub(super) fn send_again(&mut self, no: u64, at: Timestamp) {
+        self.in_flight.remove(&no);
+        if let Some(Request { kind: RequestKind::EventWithoutId, tag, body, .. }) = self.requests.get_mut(&no)
+        {
+            self.last_tag += 1;
+            *tag = Some(self.last_tag);
+            body["text"] = tag_text(self.last_tag).into();
+        }
+        self.send_queue.insert((at, no));
+    }
+}
+
+impl Request {
+    pub(super) fn create(thread: &str, agent: &str, tag: Option<Tag>, key: u64) -> Request {
+        let mut body = json!({"id": thread, "agent": agent});
+        if let Some(tag) = tag {
+            body["message"] = tag_text(tag).into();
+        }
+        Request { path: "/v1/threads".into(), key: Some(key), body, tag, kind: RequestKind::Client }
+    }
+
+    pub(super) fn message(thread: &ThreadId, tag: Tag, on_busy: OnBusy, key: u64) -> Request {
+        let on_busy = match on_busy {
+            OnBusy::Join => "join",
+            OnBusy::Interrupt => "interrupt",
+            OnBusy::Enqueue => "enqueue",
+            OnBusy::Reject => "reject",
+        };
+        Request {
+            path: format!("/v1/threads/{thread}/messages"),
+            key: Some(key),
+            body: json!({"text": tag_text(tag), "on_busy": on_busy}),
+            tag: Some(tag),
+            kind: RequestKind::Client,
+        }
+    }
+
+    /// A client request about a thread, without an idempotency key.
+    pub(super) fn command(thread: &ThreadId, command: &str, body: Value) -> Request {
+        let path = format!("/v1/threads/{thread}/{command}");
+        Request { path, key: None, body, tag: None, kind: RequestKind::Client }
+    }
+
+    pub(super) fn fork(thread: &ThreadId, at: Option<u64>, key: u64) -> Request {
+        let body = at.map_or_else(|| json!({}), |at| json!({"at": at}));
+        Request {
+            path: format!("/v1/threads/{thread}/fork"),
+            key: Some(key),
+            body,
+            tag: None,
+            kind: RequestKind::Client,
+        }
+    }
+
+    pub(super) fn callback(callback: &str, body: Value, tag: Option<Tag>, kind: RequestKind) -> Request {
+        Request { path: callback.to_owned(), key: None, body, tag, kind }
+    }
+}
+
+impl ToolCall {
+    pub(super) fn result(&self, call: &CallId, tag: Tag, subscription: bool) -> Request {
+        let mut body = json!({"type": "tool_result", "group_id": self.thread, "id": call});
+        // Some results are content items instead of a text.
+        if tag.is_multiple_of(7) {
+            body["content"] = json!([{"type": "text", "text": tag_text(tag)}]);
+        } else {
+            body["text"] = tag_text(tag).into();
+        }
+        if subscription {
+            body["subscription"] = true.into();
+        }
+        Request::callback(&self.callback, body, Some(tag), RequestKind::Callback)
+    }
+
+    pub(super) fn event(&self, call: &CallId, event: &SimEvent) -> Request {
+        let mut body = json!({
+            "type": "subscription_event", "group_id": self.thread, "tool_call_id": call,
+            "text": tag_text(event.tag),
+        });
+        if event.associative {
+            body["associative"] = true.into();
+        }
+        if event.is_final {
+            body["final"] = true.into();
+        }
+        if let Some(id) = event.id {
+            body["event_id"] = format!("e{id}").into();
+        }
+        let kind = if event.id.is_some() || event.is_final {
+            RequestKind::Callback
+        } else {
+            RequestKind::EventWithoutId
+        };
+        Request::callback(&self.callback, body, Some(event.tag), kind)
+    }
+
+    pub(super) fn sign_in(&self, call: &CallId, no: u64) -> Request {
+        let body = json!({
+            "type": "oauth", "group_id": self.thread, "id": call, "auth_url": format!("https://example.com/{no}"),
+        });
+        Request::callback(&self.callback, body, None, RequestKind::Callback)
+    }
+
+    pub(super) fn choice(&self, call: &CallId, no: u64, server: &str) -> Request {
+        let body = json!({
+            "type": "user_choice", "group_id": self.thread, "id": call, "prompt": "Which?",
+            "choices": ["this", "that"], "default": 1, "response_url": format!("{server}/answer/{no}"),
+        });
+        Request::callback(&self.callback, body, None, RequestKind::Callback)
+    }
+
+    pub(super) fn view(&self, no: u64) -> Request {
+        let body = json!({
+            "type": "view_update", "group_id": self.thread, "view_type": format!("v{}", no % 3), "content": no,
+        });
+        Request::callback(&self.callback, body, None, RequestKind::Callback)
+    }
+
+    /// A malformed callback.
+    pub(super) fn malformed(&self) -> Request {
+        Request::callback(&self.callback, json!({"type": "nonsense"}), None, RequestKind::Callback)
+    }
+}
+
+/// An event of a simulated subscription.
+pub(super) struct SimEvent {
+    pub(super) id: Option<u64>,
+    pub(super) tag: Tag,
+    pub(super) associative: bool,
+    pub(super) is_final: bool,
+}
