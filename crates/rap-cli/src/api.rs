@@ -1,5 +1,6 @@
 //! Types of the client API, with the fields that the commands use. Unknown fields are ignored.
 
+use rap_agent::texts;
 use rap_protocol::Timestamp;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -103,6 +104,16 @@ pub struct OpenCall {
     /// Time at which it times out, or at which a sleep ends; `None` without a timeout.
     #[serde(default, deserialize_with = "optional_time")]
     pub until: Option<Timestamp>,
+    /// Why the runtime refused the last callback of the call, if it did.
+    #[serde(default)]
+    pub problem: Option<String>,
+}
+
+impl OpenCall {
+    /// Whether the call is one of the runtime's own tools, which no tool server executes.
+    pub fn is_built_in(&self) -> bool {
+        matches!(self.tool.as_str(), texts::SLEEP | texts::SLEEP_UNTIL | texts::WAIT)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]

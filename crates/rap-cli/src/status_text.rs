@@ -88,7 +88,11 @@ fn describe_call(call: &OpenCall, now: Timestamp) -> String {
         tool => {
             let shown = shown(call).map_or(String::new(), |shown| format!(", {shown},"));
             let until = call.until.map_or("no timeout".into(), |_| format!("times out {}", ends(call, now)));
-            format!("waiting for `{tool}`{shown} ({id}) for {since}; {until}")
+            let problem = call
+                .problem
+                .as_ref()
+                .map_or(String::new(), |problem| format!("; its last callback was {problem}"));
+            format!("waiting for `{tool}`{shown} ({id}) for {since}; {until}{problem}")
         }
     }
 }

@@ -65,6 +65,37 @@ fn the_environment_and_flags_reach_the_configuration() {
     assert_eq!(parts(&output), (Some(1), "", expected.as_str()));
 }
 
+/// A new key would invalidate the callback URLs of all open calls.
+#[test]
+fn a_database_without_its_key_file_is_not_opened() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("rap.db"), "").unwrap();
+    let output = rap(directory.path(), &["serve", "--listen", "127.0.0.1:0"], &[]);
+    let (code, _, stderr) = parts(&output);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("the key file rap.db.key of the database rap.db is missing"), "{stderr}");
+    assert!(!directory.path().join("rap.db.key").exists());
+}
+
+#[test]
+fn a_database_of_another_program_is_not_changed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("other.db");
+    rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE other (x)").unwrap();
+    std::fs::write(directory.path().join("other.db.key"), "0".repeat(64)).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(directory.path().join("other.db.key"), mode).unwrap();
+    let arguments = ["serve", "--listen", "127.0.0.1:0", "--store", "sqlite:other.db"];
+    let output = rap(directory.path(), &arguments, &[]);
+    let (code, _, stderr) = parts(&output);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("a database of another program"), "{stderr}");
+    let tables = "SELECT count(*) FROM sqlite_schema";
+    let count: i64 =
+        rusqlite::Connection::open(&path).unwrap().query_row(tables, [], |row| row.get(0)).unwrap();
+    assert_eq!(count, 1);
+}
+
 #[test]
 fn a_configuration_given_by_name_must_exist() {
     let directory = tempfile::tempdir().unwrap();

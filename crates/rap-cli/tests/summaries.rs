@@ -74,7 +74,7 @@ async fn above_summarise_at_a_summary_replaces_the_answered_entries() {
     let idle = rap.until_idle(&thread).await;
     assert_eq!((&idle["turn"], &idle["usage"]["input"]), (&json!(4), &json!(40)), "it is paid for");
     let (status, shown) = rap.command(&["threads", "tail", "--once", &thread]);
-    assert!(status == Some(0) && shown.contains("a summary stands for entries 1 to 3: The user greeted."));
+    assert!(status == Some(0) && shown.contains("a summary replaces entries 1 to 3: The user greeted."));
 
     // The next summary covers the first one, and the prompt has become shorter.
     model.says("All of it.");

@@ -29,6 +29,7 @@ struct CallRow {
     #[serde(flatten)]
     call: OpenCall,
     acknowledged_at: Option<String>,
+    next_attempt_at: Option<String>,
     attempts: u64,
     last_attempt: Option<String>,
 }
@@ -48,17 +49,25 @@ fn show(calls: &[CallRow]) -> anyhow::Result<()> {
     }
     let now = time_format::now();
     let mut table = Table::new(["THREAD", "CALL", "TOOL", "AGE", "TIMEOUT", "DELIVERY"]);
-    for CallRow { thread_id, call, acknowledged_at, attempts, last_attempt } in calls {
+    for row in calls {
+        let CallRow { thread_id, call, .. } = row;
         let until = call.until.map_or("none".into(), |until| time_format::relative(until, now));
-        let delivery = match (acknowledged_at, last_attempt) {
-            (Some(_), _) => "acknowledged".into(),
-            (None, Some(outcome)) => format!("not acknowledged, {attempts} attempts: {outcome}"),
-            (None, None) => "sending".into(),
-        };
         let since = short_duration(now.since(call.since));
+        let delivery = delivery(row);
         table.row([thread_id.clone(), call.call_id.clone(), call.tool.clone(), since, until, delivery]);
     }
     Ok(print(&table.render(terminal_width()))?)
+}
+
+fn delivery(row: &CallRow) -> String {
+    let CallRow { call, acknowledged_at, next_attempt_at, attempts, last_attempt, .. } = row;
+    match (acknowledged_at, last_attempt, next_attempt_at) {
+        (Some(_), ..) => "acknowledged".into(),
+        (None, Some(outcome), _) => format!("not acknowledged, {attempts} attempts: {outcome}"),
+        (None, None, Some(_)) => "sending".into(),
+        (None, None, None) if call.is_built_in() => "-".into(),
+        (None, None, None) => "needs approval".into(),
+    }
 }
 
 /// A listing must not fail because of a field that it does not need.
@@ -68,6 +77,11 @@ fn a_call_of_the_api_is_deserialized() {
     let call = serde_json::json!({"thread_id": "t", "call_id": "c", "tool": "slow", "server": "s",
         "since": "1970-01-01T00:00:00.000Z", "until": null, "acknowledged_at": null, "attempts": 0,
         "last_attempt": null});
-    let call: CallRow = serde_json::from_value(call).unwrap();
+    let mut call: CallRow = serde_json::from_value(call).unwrap();
     assert_eq!((call.call.tool.as_str(), call.call.until), ("slow", None));
+    assert_eq!(delivery(&call), "needs approval");
+    call.call.tool = "sleep".into();
+    assert_eq!(delivery(&call), "-");
+    call.next_attempt_at = Some("1970-01-01T00:00:00.000Z".into());
+    assert_eq!(delivery(&call), "sending");
 }

@@ -60,7 +60,7 @@ async fn with_a_full_disk_nothing_is_accepted_or_lost_and_the_runtime_recovers()
         assert_eq!(api.thread("waits").await["waiting_on"][0]["call_id"], call.id());
     }
     rap.until_logged("accepted invocations could not be recorded").await;
-    rap.until_logged("the store does not take an input of the runtime").await;
+    rap.until_logged("the store is unavailable; retrying an input of the runtime").await;
     assert_eq!(api.thread("asks").await["status"], "running");
     limit_files(&rap, "unlimited");
     until("there is room", || async { api.say("idle", "say again", "join").await.status == 202 }).await;
@@ -220,6 +220,9 @@ async fn an_unusable_database_is_refused_with_its_name_and_the_reason() {
     let tools = Tools::start().await;
     let home = Home::new(&tools, "");
     let file = home.data().join("rap.db");
+    let key = home.data().join("rap.db.key");
+    fs::write(&key, "0".repeat(64)).unwrap();
+    fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
     fs::write(&file, "no database").unwrap();
     let refused = Home::refused(home.command());
     assert!(refused.contains("rap.db") && refused.contains("not a database"), "{refused}");

@@ -356,6 +356,9 @@ pub(super) struct ListedCall {
     until: Option<Time>,
     /// Time at which the tool server accepted the call. Null if it has not yet.
     acknowledged_at: Option<Time>,
+    /// Time of the next attempt to send the call. Null if the tool server has accepted it, if it is a tool of the runtime
+    /// itself, or if it needs an approval first.
+    next_attempt_at: Option<Time>,
     /// Number of failed attempts to send the call.
     attempts: u32,
     /// Outcome of the last failed attempt.
@@ -372,6 +375,7 @@ impl From<CallRow> for ListedCall {
             since: row.since.into(),
             until: row.until.map(Time::from),
             acknowledged_at: row.acknowledged_at.map(Time::from),
+            next_attempt_at: row.next_attempt_at.map(Time::from),
             attempts: row.attempts,
             last_attempt: row.outcome,
         }

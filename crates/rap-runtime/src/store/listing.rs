@@ -152,6 +152,8 @@ pub(crate) struct CallRow {
     pub(crate) since: Timestamp,
     pub(crate) until: Option<Timestamp>,
     pub(crate) acknowledged_at: Option<Timestamp>,
+    /// Time of the next attempt to send the call.
+    pub(crate) next_attempt_at: Option<Timestamp>,
     pub(crate) attempts: u32,
     pub(crate) outcome: Option<String>,
 }

@@ -179,6 +179,7 @@ pub(super) fn calls(conn: &Connection, page_request: &PageRequest) -> rusqlite::
             since: Timestamp(row.get(6)?),
             until: row.get::<_, Option<i64>>(7)?.map(Timestamp),
             acknowledged_at: row.get::<_, Option<i64>>(8)?.map(Timestamp),
+            next_attempt_at: row.get::<_, Option<i64>>(0)?.map(Timestamp),
             attempts: row.get(9)?,
             outcome: row.get(10)?,
         }))

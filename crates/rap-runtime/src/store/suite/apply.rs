@@ -1,10 +1,12 @@
 //! Applying messages: rounds, targets, panics, shared facts and messages between threads.
 
-use rap_agent::{Bounds, Budgets, Effect, Ignored, Input, Limits, Spending, Status, ThreadMessage, Write};
+use rap_agent::{
+    Bounds, Budgets, BuiltIn, Effect, Ignored, Input, Limits, Spending, Status, ThreadMessage, Write,
+};
 
 use super::Database;
 use super::fixture::{
-    Fixture, SERVER, answer, enqueued, entry_text, id, new, new_thread, rejecting, spawns, to, user,
+    Fixture, SERVER, answer, built_in, enqueued, entry_text, id, new, new_thread, rejecting, spawns, to, user,
 };
 use crate::store::apply::PANIC;
 use crate::store::{Error, Message, MessageClass, OutboxMessage, Target};
@@ -270,6 +272,19 @@ pub(crate) async fn a_message_between_threads_is_applied_once(database: Box<dyn 
     let again = fixture.send(delivery(&closed[0])).await;
     assert!(matches!(again, Err(Error::Ignored(Ignored::Duplicate))));
     assert_eq!(fixture.head("root").await.children().collect::<Vec<_>>(), [&id(&children[1])]);
+
+    // The state of the receiver does not tell that it has read a text before.
+    fixture.send_input("root", user("tell the child")).await.unwrap();
+    let turn = fixture.head("root").await.turn();
+    let text = BuiltIn::SendMessageToChild { thread_id: children[1].clone(), message: "a word".into() };
+    fixture.send_input("root", built_in(turn, vec![text])).await.unwrap();
+    let sent = fixture.store.due_messages(fixture.now(), &[], 10).await.unwrap();
+    assert_eq!(sent.len(), 1);
+    fixture.send(delivery(&sent[0])).await.unwrap();
+    let held = fixture.head(&children[1]).await;
+    let again = fixture.send(delivery(&sent[0])).await;
+    assert!(matches!(again, Err(Error::Ignored(Ignored::Duplicate))));
+    assert_eq!(fixture.head(&children[1]).await, held);
 
     fixture.send_input("root", Input::Close).await.unwrap();
     fixture.commits.take();

@@ -197,7 +197,7 @@ pub(crate) async fn a_dropped_backlog_is_deleted(database: Box<dyn Database>) {
 
 fn session_toolset(session: crate::store::SessionKey, hash: &str) -> SessionToolset {
     SessionToolset {
-        session: session,
+        session,
         server: SERVER.into(),
         toolset: Some(StoredToolset { hash: hash.into(), body: Some(Arc::new(b"{}".to_vec())) }),
         error: None,
