@@ -1,5 +1,5 @@
-//! `cargo xtask lint`: checks formatting, clippy and rustdoc, with warnings as errors, and the evidence for each
-//! requirement.
+//! `cargo xtask lint`: checks formatting, clippy and rustdoc, with warnings as errors, that every crate can be
+//! packaged, and the evidence for each requirement.
 
 use std::process::{Command, ExitCode};
 
@@ -7,7 +7,10 @@ use crate::{cargo, requirements};
 
 pub(crate) fn run() -> ExitCode {
     let mut failed: Vec<&str> =
-        [("fmt", fmt()), ("clippy", clippy()), ("doc", doc())].into_iter().filter_map(failure).collect();
+        [("fmt", fmt()), ("clippy", clippy()), ("doc", doc()), ("package", package())]
+            .into_iter()
+            .filter_map(failure)
+            .collect();
     if requirements::check() != ExitCode::SUCCESS {
         failed.push("requirements");
     }
@@ -46,4 +49,21 @@ fn doc() -> Command {
     let mut doc = cargo();
     doc.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
     doc
+}
+
+/// Packages every published crate, without building it again. Fails if one depends on a crate that is not published. It is offline
+/// because clippy has already fetched all dependencies.
+fn package() -> Command {
+    let mut package = cargo();
+    package.args([
+        "package",
+        "--workspace",
+        "--exclude",
+        "xtask",
+        "--no-verify",
+        "--allow-dirty",
+        "--offline",
+    ]);
+    package.arg("--quiet");
+    package
 }

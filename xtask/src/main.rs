@@ -18,7 +18,7 @@ const USAGE: &str = "\
 usage: cargo xtask TASK
 
   test [-- FILTER…]  run all tests and doc tests, or those whose name contains a FILTER
-  lint               check formatting, clippy, rustdoc and requirements; warnings are errors
+  lint               check formatting, clippy, rustdoc, packages and requirements; warnings are errors
   requirements       write docs/conformance.md, which lists what proves each requirement of the specification;
                      with --check, write nothing and report what is missing or out of date
   breaks [FILTER]    apply the deliberate bugs of xtask/breaks.toml one at a time and show which tests fail; with
