@@ -104,7 +104,7 @@ impl StepBuilder<'_> {
         Ok(())
     }
 
-    /// Handles the timer of a call: a schedule, the end of a sleep, a time-out, or the end of the grace period after a
+    /// Handles the timer of a call: a schedule, the end of a sleep, a timeout, or the end of the grace period after a
     /// refused callback.
     pub(crate) fn handle_timer(&mut self, call: &CallId) -> Result<(), Ignored> {
         if self.head.subscription(call).is_some() {

@@ -84,7 +84,7 @@ pub fn final_kind(call: &CallId) -> String {
     format!("{KIND_PREFIX}{call} (subscription has ended)")
 }
 
-/// Returns the `kind` of the synthetic call for a result that came after a placeholder, a failure or a time-out.
+/// Returns the `kind` of the synthetic call for a result that came after a placeholder, a failure or a timeout.
 pub fn late_kind(call: &CallId) -> String {
     format!("{KIND_PREFIX}{call} (result of a call that was still running)")
 }

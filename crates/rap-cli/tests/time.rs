@@ -31,7 +31,7 @@ async fn a_sleep_that_was_over_while_the_runtime_was_down_ends_at_once() {
     let rap = rap.restarted_after(std::time::Duration::from_millis(400));
     let begun = std::time::Instant::now();
     rap.until_line(&thread, "assistant: sleep: the sleep is over").await;
-    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "time-outs wait for 30 s, sleep does not");
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "timeouts wait for 30 s, sleep does not");
 }
 
 #[tokio::test]

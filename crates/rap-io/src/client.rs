@@ -35,7 +35,7 @@ use url::{Position, Url};
 pub use error::Error;
 use resolver::Resolver;
 
-/// Time that an idle connection is kept. Shorter than usual server time-outs, so that servers rarely close a
+/// Time that an idle connection is kept. Shorter than usual server timeouts, so that servers rarely close a
 /// connection just when a request is sent.
 const IDLE_TIME: Duration = Duration::from_secs(20);
 /// Upper bound for `Retry-After`.
@@ -119,13 +119,13 @@ pub struct Streaming {
     pub content_type: Option<String>,
     body: Incoming,
     idle: Duration,
-    /// Time-out of the current wait for a chunk.
+    /// Timeout of the current wait for a chunk.
     chunk_deadline: Option<Instant>,
 }
 
 impl Streaming {
     /// Returns the next chunk of the body, or `None` at its end. A truncated body is an error. Cancel safe: the
-    /// future can be dropped without losing data, and the time-out of the chunk continues to run.
+    /// future can be dropped without losing data, and the timeout of the chunk continues to run.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, Error> {
         let chunk_deadline = *self.chunk_deadline.get_or_insert_with(|| Instant::now() + self.idle);
         loop {

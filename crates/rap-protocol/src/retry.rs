@@ -17,7 +17,7 @@ pub enum Outcome {
         /// Value of the `Retry-After` header; `None` if there was none.
         retry_after: Option<Duration>,
     },
-    /// There was no connection, a time-out, or a response that is not HTTP.
+    /// There was no connection, a timeout, or a response that is not HTTP.
     NoAnswer,
 }
 

@@ -253,7 +253,7 @@ pub(crate) trait Store: Send + Sync {
     ) -> Result<Page<InboxItem>, Error>;
     async fn calls(&self, page_request: PageRequest) -> Result<Page<CallRow>, Error>;
     async fn subscriptions(&self, page_request: PageRequest) -> Result<Page<SubscriptionRow>, Error>;
-    /// Lists sleeps, schedules, time-outs of calls and retries of failed threads, the next one first.
+    /// Lists sleeps, schedules, timeouts of calls and retries of failed threads, the next one first.
     async fn timers(&self, page_request: PageRequest) -> Result<Page<TimerRow>, Error>;
 
     /// Returns the toolsets of a session, one per tool server that was asked for it.
@@ -291,7 +291,7 @@ pub(crate) trait Store: Send + Sync {
         skip: &[SessionKey],
         limit: usize,
     ) -> Result<Vec<OutboxMessage>, Error>;
-    /// Returns due timers, oldest first, except those of the sessions in `skip`. Time-outs of calls that were due
+    /// Returns due timers, oldest first, except those of the sessions in `skip`. Timeouts of calls that were due
     /// before `late_after` are left out.
     async fn due_timers(
         &self,

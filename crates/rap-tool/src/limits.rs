@@ -45,7 +45,7 @@ pub struct Limits {
     pub authorize_within: Duration,
     /// Retry policy of callbacks. Default: retries for 72 hours.
     pub delivery: RetryPolicy,
-    /// Time-out of one callback request. The callback is retried after it. Default: 30 seconds.
+    /// Timeout of one callback request. The callback is retried after it. Default: 30 seconds.
     pub callback_within: Duration,
     /// Maximum number of concurrent callback requests. Default: 1,024.
     pub deliveries: usize,

@@ -215,7 +215,7 @@ async fn a_test_can_duplicate_delay_and_refuse_callbacks() -> Result<()> {
     runtime.refuse_next(413);
     assert_eq!(runtime.call("echo", json!({})).await.text(), "Error: the result was refused (413)");
     runtime.delay_next(Duration::from_secs(3600));
-    assert_eq!(runtime.call("echo", json!({})).await.text(), "echo", "it is retried after the time-out");
+    assert_eq!(runtime.call("echo", json!({})).await.text(), "echo", "it is retried after the timeout");
     Ok(())
 }
 

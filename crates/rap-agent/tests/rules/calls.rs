@@ -1,4 +1,4 @@
-//! Calls: time-outs, failures, questions to the user, views.
+//! Calls: timeouts, failures, questions to the user, views.
 
 use crate::notation::check;
 

@@ -5,7 +5,7 @@ pub const UNOBSERVABLE: &[(&str, &str)] = &[
     ("TC-10", "automatic clean-up happens after hours or days; check the server's code or documentation"),
     ("TC-22", "other ways of cleaning up are visible only inside the server"),
     ("CN-09", "assumptions about a delivery are visible only inside the server"),
-    ("CN-11", "time-outs take effect after hours; check the server's documentation"),
+    ("CN-11", "timeouts take effect after hours; check the server's documentation"),
     ("CN-12", "aborted work is visible only inside the server"),
     ("CN-13", "sending a result after a cancellation is optional: both behaviours are correct"),
     ("CN-25", "other ways of ending work are visible only inside the server"),

@@ -1,5 +1,5 @@
 //! Requests to real servers on loopback. Each server reports the requests that it receives. No test depends on time,
-//! except for the time-outs that it tests.
+//! except for the timeouts that it tests.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -463,12 +463,12 @@ async fn the_time_out_of_a_stream_continues_when_the_future_is_dropped() {
     let mut silent = listen(&server).await.unwrap();
     assert_eq!(silent.chunk().await.unwrap().unwrap(), "one");
     for _ in 0..100 {
-        // Each wait is shorter than the time-out of a chunk.
+        // Each wait is shorter than the timeout of a chunk.
         let turn = tokio::time::timeout(Duration::from_millis(50), silent.chunk());
         if let Ok(chunk) = turn.await {
             assert!(matches!(chunk, Err(Error::TimedOut)));
             return;
         }
     }
-    panic!("the time-out of a chunk starts again with each call");
+    panic!("the timeout of a chunk starts again with each call");
 }

@@ -110,7 +110,7 @@ impl Batches {
     /// some may not have run.
     fn batch(&mut self, jobs: &mut Vec<Box<dyn Job>>) -> Result<(), Outage> {
         if let Err(outage) = self.begin() {
-            // The queued jobs would fail in the same way, each after its own time-out.
+            // The queued jobs would fail in the same way, each after its own timeout.
             self.fill(jobs);
             return Err(outage);
         }

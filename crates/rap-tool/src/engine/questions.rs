@@ -86,7 +86,7 @@ impl Engine {
         let Some(within) = within else { return answered.await };
         match tokio::time::timeout(within, answered).await {
             Ok(answered) => answered,
-            // The answer may have arrived just before the time-out.
+            // The answer may have arrived just before the timeout.
             Err(_) => Ok(find().await.flatten().and_then(|question| question.answer)),
         }
     }

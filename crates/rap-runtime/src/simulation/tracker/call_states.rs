@@ -86,7 +86,7 @@ impl ThreadTracker {
         Ok(cancelled)
     }
 
-    /// Checks the timer of a call: a schedule, the end of a sleep, a time-out, or the deadline after a refused
+    /// Checks the timer of a call: a schedule, the end of a sleep, a timeout, or the deadline after a refused
     /// callback.
     fn timer_fired(&mut self, row: &Row, call: &CallId, step: &Step) -> Result<(), Violation> {
         if self.call_state(call) == Some(CallState::Subscribed) {
