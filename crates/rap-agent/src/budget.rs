@@ -52,7 +52,7 @@ pub struct Spending {
     pub total: Amounts,
 }
 
-/// Whether an amount is within the budget.
+/// Tells whether an amount is within the budget.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Allowed,
@@ -76,12 +76,12 @@ impl Budgets {
         *self == Budgets::default()
     }
 
-    /// Whether no turns and no tokens are limited.
+    /// Returns whether no turns and no tokens are limited.
     pub(crate) fn limit_only_wakes(&self) -> bool {
         [self.per_hour, self.in_total].iter().all(|bounds| bounds.turns.is_none() && bounds.tokens.is_none())
     }
 
-    /// Whether any limit applies to these amounts. A limit of tokens applies to turns too, because the tokens of a turn
+    /// Returns whether any limit applies to these amounts. A limit of tokens applies to turns too, because the tokens of a turn
     /// are counted only after it.
     pub(crate) fn apply_to(&self, amounts: &Amounts) -> bool {
         [self.per_hour, self.in_total].iter().any(|bounds| {
@@ -162,12 +162,12 @@ impl Spending {
         }
     }
 
-    /// Whether any limit is exceeded.
+    /// Returns whether any limit is exceeded.
     pub(crate) fn is_exceeded(&self, budgets: &Budgets) -> bool {
         budgets.per_hour.exceeded(&self.hour).chain(budgets.in_total.exceeded(&self.total)).next().is_some()
     }
 
-    /// Whether another wake would have to wait until the next hour.
+    /// Returns whether another wake would have to wait until the next hour.
     pub(crate) fn holds_wakes(mut self, budgets: &Budgets, now: Timestamp) -> bool {
         let wake = Amounts { turns: 1, tokens: 0, wakes: 1 };
         matches!(self.spend(wake, budgets, now), Verdict::Hold { .. })
@@ -183,12 +183,12 @@ impl Spending {
 }
 
 impl StepBuilder<'_> {
-    /// Whether the session's budget is exceeded.
+    /// Returns whether the session's budget is exceeded.
     pub(crate) fn is_budget_exceeded(&self) -> bool {
         self.facts.spending.is_some_and(|spending| spending.is_exceeded(&self.limits.budgets))
     }
 
-    /// Whether held input has to wait until the next hour. Held user messages never have to.
+    /// Returns whether held input has to wait until the next hour. Held user messages never have to.
     pub(crate) fn held_must_wait(&self) -> bool {
         let held = &self.head.held;
         let holds = |spending: Spending| spending.holds_wakes(&self.limits.budgets, self.now);

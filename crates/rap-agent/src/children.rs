@@ -65,7 +65,7 @@ impl StepBuilder<'_> {
         Ok(backlogs.len() - 1)
     }
 
-    /// Whether a slot for an event child is free. Children that the model spawned do not occupy slots: their parent does
+    /// Returns whether a slot for an event child is free. Children that the model spawned do not occupy slots: their parent does
     /// not know whether they are idle.
     fn may_spawn(&self, backlog: usize) -> bool {
         self.head.active_event_children() < self.limits.children

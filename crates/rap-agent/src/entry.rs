@@ -52,7 +52,7 @@ pub enum Item {
         /// Content that users see instead; empty if they see `content`.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         display: Vec<Segment>,
-        /// Whether the runtime wrote the result, or made the call that it belongs to.
+        /// True if the runtime wrote the result, or made the call that it belongs to.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         synthetic: bool,
     },

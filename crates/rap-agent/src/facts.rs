@@ -13,7 +13,7 @@ pub struct Facts {
     pub thread: Identity,
     /// The call of the input, if the thread made it and it is no longer open.
     pub call: Option<PastCall>,
-    /// Whether an event with the same id was processed before.
+    /// True if an event with the same id was processed before.
     pub event_is_known: bool,
     /// Arguments of the call that subscribed.
     pub arguments: Map<String, Value>,
@@ -125,9 +125,9 @@ pub struct FactsNeeded {
     pub arguments: Option<(CallId, Seq)>,
     /// Schedule whose occurrence is needed, and the entry that contains its arguments.
     pub schedule: Option<(CallId, Seq)>,
-    /// Whether the amounts that the session has spent are needed.
+    /// True if the amounts that the session has spent are needed.
     pub spending: bool,
-    /// Whether the other paused threads of the session are needed.
+    /// True if the other paused threads of the session are needed.
     pub paused: bool,
 }
 
@@ -158,7 +158,7 @@ pub fn facts_needed(head: &Head, input: &Input, limits: &Limits) -> FactsNeeded 
     needs
 }
 
-/// Whether the step may count an amount against a limited budget.
+/// Returns whether the step may count an amount against a limited budget.
 fn may_spend(head: &Head, input: &Input, limits: &Limits) -> bool {
     let budgets = &limits.budgets;
     if budgets.are_unlimited() {

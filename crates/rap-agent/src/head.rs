@@ -47,7 +47,7 @@ pub struct Head {
     pub(crate) idle_event_children: Vec<ThreadId>,
     /// Waiting events and active event children, by subscription.
     pub(crate) backlogs: Vec<Backlog>,
-    /// Whether this thread is an event child that has reported itself idle to its parent.
+    /// True if this thread is an event child that has reported itself idle to its parent.
     pub(crate) reported_idle: bool,
     pub(crate) usage: Usage,
 }
@@ -213,7 +213,7 @@ pub struct OpenCall {
     /// Time at which the call times out, or a sleep ends; `None` means never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
-    /// Whether the call waits for the user's approval. It is not sent before.
+    /// True if the call waits for the user's approval. It is not sent before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unapproved: bool,
     /// The last callback that was refused, if no valid one followed.
@@ -262,7 +262,7 @@ pub struct Subscription {
     /// Time of a schedule's next timer; `None` for a subscription of a tool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<Timestamp>,
-    /// Whether the next time of a schedule could not be computed. The timer then only computes it again.
+    /// True if the next time of a schedule could not be computed. The timer then only computes it again.
     #[serde(default, rename = "unscheduled", skip_serializing_if = "std::ops::Not::not")]
     pub next_unknown: bool,
     /// Number of event ids that were recorded for the subscription, including forgotten ones.
@@ -295,7 +295,7 @@ pub struct Question {
     pub call: CallId,
     /// Kind of question.
     pub kind: QuestionKind,
-    /// Whether the user has answered. The question is kept until its call is settled, so that it is not asked twice.
+    /// True if the user has answered. The question is kept until its call is settled, so that it is not asked twice.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub answered: bool,
 }
@@ -334,10 +334,10 @@ pub struct InputQueue {
     /// Arrival time of the oldest input; `None` if the queue is empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// Whether the queue contains a user message.
+    /// True if the queue contains a user message.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub user: bool,
-    /// Whether the queue contains only messages of other threads of the session.
+    /// True if the queue contains only messages of other threads of the session.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub session_only: bool,
     /// Time of the newest external input that those messages carry.

@@ -36,7 +36,7 @@ pub enum Input {
         turn: u64,
         /// Reason that is shown to the user.
         why: String,
-        /// Whether the runtime retries without help.
+        /// Tells whether the runtime retries without help.
         retry: TurnRetry,
     },
     /// The prompt does not fit into the model's context window, and a summary would not help.
@@ -302,7 +302,7 @@ pub enum BuiltIn {
     },
 }
 
-/// Whether a failed turn is retried without the user's help.
+/// Tells whether a failed turn is retried without the user's help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TurnRetry {
     /// Yes, after a pause.
@@ -318,7 +318,7 @@ pub struct ToolResult {
     pub content: Body,
     /// Content that users see instead; empty if they see `content`.
     pub display: Vec<Segment>,
-    /// Whether the result confirms a subscription.
+    /// True if the result confirms a subscription.
     pub subscription: bool,
 }
 
@@ -336,9 +336,9 @@ pub struct Event {
     pub id: Option<EventId>,
     /// Content for the model.
     pub text: String,
-    /// Whether the event enters the subscribing thread itself. If not, an event child handles it.
+    /// True if the event enters the subscribing thread itself. If not, an event child handles it.
     pub associative: bool,
-    /// Whether the subscription ends with this event.
+    /// True if the subscription ends with this event.
     pub is_final: bool,
 }
 

@@ -40,15 +40,15 @@ pub struct Prompt<'a> {
     pub entries: &'a [Entry],
     /// Tools to offer.
     pub tools: &'a [ToolSpec<'a>],
-    /// Whether the model accepts images.
+    /// True if the model accepts images.
     pub images: bool,
     /// Maximum size of the text of one result, in bytes; usually [`RESULT_BYTES`].
     pub result_bytes: usize,
-    /// Whether the model thinks. Only requests for Anthropic's API depend on it.
+    /// Tells whether the model thinks. Only requests for Anthropic's API depend on it.
     pub thinking: Thinking<'a>,
 }
 
-/// Whether a model thinks before it answers, which determines how earlier thinking is sent back.
+/// Tells whether a model thinks before it answers, which determines how earlier thinking is sent back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thinking<'a> {
     /// The model does not think. Earlier thinking is omitted.

@@ -360,7 +360,7 @@ pub(crate) struct StepBuilder<'a> {
     pub(crate) dropped: u8,
     /// Time of the first failure since the last success or the last action of the user.
     pub(crate) failing_since: Option<Timestamp>,
-    /// Whether `facts.spending` has to be stored.
+    /// True if `facts.spending` has to be stored.
     spending_changed: bool,
 }
 
@@ -631,7 +631,7 @@ impl<'a> StepBuilder<'a> {
         }
     }
 
-    /// Whether the batch has only sleeps and waits. Enqueued messages treat such a thread as idle.
+    /// Returns whether the batch has only sleeps and waits. Enqueued messages treat such a thread as idle.
     pub(crate) fn is_sleeping(&self) -> bool {
         let batch = self.head.batch();
         !batch.is_empty() && batch.iter().all(|call| call.server.is_runtime())

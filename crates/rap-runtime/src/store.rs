@@ -160,7 +160,7 @@ pub(crate) struct Committed {
     pub(crate) step: Step,
     /// The children that the step added, in the order of its writes.
     pub(crate) children: Vec<Arc<Thread>>,
-    /// Whether the commit had an unknown outcome and was confirmed later. The dispatcher may already have found the
+    /// True if the commit had an unknown outcome and was confirmed later. The dispatcher may already have found the
     /// work of the step in the store.
     pub(crate) late: bool,
 }

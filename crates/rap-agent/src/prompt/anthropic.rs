@@ -78,7 +78,7 @@ struct Writer {
     messages: Vec<Value>,
     /// Results at the beginning of the next user message.
     results: Vec<Value>,
-    /// Whether every turn with calls has to begin with a thinking block.
+    /// True if every turn with calls has to begin with a thinking block.
     always_thinks: bool,
     /// How the current assistant turn began.
     turn_start: TurnStart,

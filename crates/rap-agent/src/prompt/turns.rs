@@ -42,7 +42,7 @@ pub(super) struct Call<'a> {
     pub id: &'a str,
     pub name: &'a str,
     pub arguments: Cow<'a, Map<String, Value>>,
-    /// Whether the runtime made it.
+    /// True if the runtime made it.
     pub synthetic: bool,
     pub result: Vec<Part<'a>>,
 }
@@ -267,7 +267,7 @@ fn blocks<'a>(text: &'a str, thoughts: &'a [Thought]) -> Vec<Block<'a>> {
     pieces
 }
 
-/// Whether the block is complete, so that it can be sent back.
+/// Returns whether the block is complete, so that it can be sent back.
 fn is_complete(thought: &Thought) -> bool {
     let plain = |text: &str| !text.is_empty() && !text.contains('\0');
     match &thought.kind {

@@ -205,7 +205,7 @@ fn schema(part: &Value, plain_keys: bool) -> Checked {
     Ok(())
 }
 
-/// Whether the model thinks, which determines the rules for thinking blocks.
+/// Tells whether the model thinks, which determines the rules for thinking blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thinking {
     Off,

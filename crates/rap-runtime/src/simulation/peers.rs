@@ -62,7 +62,7 @@ pub(super) struct ToolCall {
     pub(super) thread: ThreadId,
     pub(super) index: ThreadIndex,
     pub(super) callback: String,
-    /// Whether the server has lost it.
+    /// True if the server has lost it.
     pub(super) lost: bool,
     pub(super) results: u32,
     /// Tag of its result, and whether the result starts a subscription. A repeated invocation gives the same result.

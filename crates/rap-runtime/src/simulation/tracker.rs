@@ -45,9 +45,9 @@ pub(super) struct ThreadTracker {
     pub(super) inherited: Vec<Entry>,
     /// Tags of inputs that were acknowledged and are held.
     pub(super) waiting: Vec<Tag>,
-    /// Whether it is idle because of an interrupt.
+    /// True if it is idle because of an interrupt.
     pub(super) interrupted: bool,
-    /// Whether it has reported to its parent that it is idle.
+    /// True if it has reported to its parent that it is idle.
     pub(super) reported_idle: bool,
     /// Number of questions to the model since the last new input.
     turns_without_input: u32,
@@ -61,7 +61,7 @@ pub(super) struct ThreadTracker {
     prompt_tokens: u64,
     /// The turn of the last summary request, and the last entry in its prompt.
     pub(super) summary_prompt: Option<(u64, Seq)>,
-    /// Whether it, or one of its ancestors, was spawned for an event.
+    /// True if it, or one of its ancestors, was spawned for an event.
     pub(super) caused_by_event: bool,
     /// Time since which questions fail without an intervention by a person.
     failing: Option<Timestamp>,

@@ -64,7 +64,7 @@ pub(crate) struct DueWork {
     pub(crate) work: Vec<(SessionKey, WorkKey)>,
     /// The last session that was read. `None` if there are no sessions after it.
     pub(crate) after: Option<SessionKey>,
-    /// Whether more retries or checks are due than fit on the page.
+    /// True if more retries or checks are due than fit on the page.
     pub(crate) more: bool,
 }
 

@@ -34,7 +34,7 @@ struct Queues {
     internal: VecDeque<Pending>,
     external: VecDeque<Pending>,
     in_a_row: usize,
-    /// Whether a writer job is scheduled that will take the waiting messages.
+    /// True if a writer job is scheduled that will take the waiting messages.
     scheduled: bool,
 }
 
