@@ -112,7 +112,7 @@ pub struct OpenCall {
 impl OpenCall {
     /// Returns whether the call is one of the runtime's own tools, which no tool server executes.
     pub fn is_built_in(&self) -> bool {
-        matches!(self.tool.as_str(), texts::SLEEP | texts::SLEEP_UNTIL | texts::WAIT)
+        texts::BUILT_IN.contains(&self.tool.as_str())
     }
 }
 
