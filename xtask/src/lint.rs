@@ -60,6 +60,8 @@ fn package() -> Command {
         "--workspace",
         "--exclude",
         "xtask",
+        "--exclude",
+        "rap-testkit",
         "--no-verify",
         "--allow-dirty",
         "--offline",

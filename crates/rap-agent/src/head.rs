@@ -2,6 +2,7 @@
 //!
 //! Data that exists only in one phase belongs to that variant of [`Phase`]. `stored.rs` defines the stored form.
 
+use rap_api::Status;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -427,42 +428,6 @@ impl Usage {
     /// Returns the sum of input and output tokens.
     pub fn tokens(&self) -> u64 {
         self.input.saturating_add(self.output)
-    }
-}
-
-/// Status of a thread in the client API.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Status {
-    /// The thread accepts no more input.
-    Closed,
-    /// The last request to the model failed.
-    Failed,
-    /// The model is being asked.
-    Running,
-    /// The user has to answer a question, sign in, or resume the thread.
-    NeedsYou,
-    /// A call is open.
-    Waiting,
-    /// The thread waits for input.
-    Idle,
-}
-
-impl Status {
-    /// All statuses.
-    pub const ALL: [Status; 6] =
-        [Status::Closed, Status::Failed, Status::Running, Status::NeedsYou, Status::Waiting, Status::Idle];
-
-    /// Returns the name in the client API.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Status::Closed => "closed",
-            Status::Failed => "failed",
-            Status::Running => "running",
-            Status::NeedsYou => "needs_you",
-            Status::Waiting => "waiting",
-            Status::Idle => "idle",
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! An input describes only what happened. Stored state that a step needs besides the head is in [`crate::Facts`].
 
+use rap_api::OnBusy;
 use rap_protocol::{AuthUrl, Body, CallId, EventId, ResponseUrl, Segment, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -194,20 +195,6 @@ pub enum ThreadMessage {
         #[serde(default, rename = "heard")]
         external_input_at: Timestamp,
     },
-}
-
-/// Effect of a user's message on a busy thread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnBusy {
-    /// Open calls continue in the background, an answer in progress is dropped, and the model is asked at once.
-    #[default]
-    Join,
-    /// Open calls and the answer in progress are cancelled, and the model is asked at once.
-    Interrupt,
-    /// The message waits until the thread would be idle.
-    Enqueue,
-    /// The message is refused with [`crate::Ignored::Busy`].
-    Reject,
 }
 
 /// Answer of the model.

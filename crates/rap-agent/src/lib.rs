@@ -38,6 +38,8 @@ pub mod texts;
 mod turn;
 mod user;
 
+pub use rap_api::{OnBusy, Status};
+
 pub use crate::budget::{Amounts, Bounds, Budgets, Spending};
 pub use crate::entry::{Arguments, CallEntry, Entry, Item, Seq, Speaker, Thought, ThoughtKind, Thoughts};
 pub use crate::facts::{
@@ -46,11 +48,11 @@ pub use crate::facts::{
 pub use crate::fork::{ForkPoint, ForkSearch};
 pub use crate::head::{
     Backlog, CallbackProblem, Cause, Head, InputQueue, OpenCall, Origin, Pause, PauseScope, Phase, Question,
-    QuestionKind, Server, Status, Subscription, TurnInProgress, Usage,
+    QuestionKind, Server, Subscription, TurnInProgress, Usage,
 };
 pub use crate::input::{
-    Answer, BuiltIn, Choice, Event, Input, OnBusy, Plan, PlannedCall, ThreadMessage, ToolResult, TurnRetry,
+    Answer, BuiltIn, Choice, Event, Input, Plan, PlannedCall, ThreadMessage, ToolResult, TurnRetry,
 };
-pub use crate::limits::Limits;
+pub use crate::limits::{Limit, LimitValue, Limits, RuntimeLimits, Valid};
 pub use crate::status_check::{CheckResult, Liveness, LostAfter, StatusCheck};
 pub use crate::step::{BacklogRange, Effect, Ignored, NewQuestion, Queue, Spawn, Step, Write, step};

@@ -15,11 +15,10 @@ use std::io::Write;
 
 use anyhow::anyhow;
 use clap::Args;
+use rap_api::client::{Client, DEFAULT_URL, Error};
 use rap_protocol::Secret;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::client::{Client, DEFAULT_URL, Error};
 use crate::suggestion;
 
 /// Flags that select the runtime to talk to.
@@ -51,7 +50,25 @@ impl Connection {
         let token =
             self.token.as_ref().map(|Token(secret)| secret).filter(|token| !token.expose().is_empty());
         let url = if self.url.is_empty() { DEFAULT_URL } else { &self.url };
-        Client::new(url, token)
+        let client = Client::new(url)?;
+        match token {
+            Some(token) => client.with_token(token.expose()),
+            None => Ok(client),
+        }
+    }
+}
+
+/// Returns the text of an error for people, with advice about flags and commands.
+pub fn error_text(error: &anyhow::Error) -> String {
+    match error.downcast_ref() {
+        Some(Error::Unreachable { url, why }) => format!(
+            "no runtime answers at {url}: start it with: rap serve\n(or set another URL with --url or RAP_URL; {why})"
+        ),
+        Some(error @ Error::Unauthorised { .. }) => {
+            format!("{error}: set RAP_TOKEN (or --token) to one of its server.tokens")
+        }
+        Some(error @ Error::BadToken) => format!("{error}; check RAP_TOKEN or --token"),
+        _ => format!("{error:#}"),
     }
 }
 
@@ -83,22 +100,21 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// Fetches `/v1/PATH` and passes its rows to `show`. Prints a hint to stderr if there are more rows.
-    async fn show<T: DeserializeOwned>(
+    /// Fetches a listing and passes its rows to `show`. Prints a hint to stderr if there are more rows.
+    async fn show<L: rap_api::Listing>(
         self,
         client: &Client,
-        path: &str,
         filters: &[(&str, Option<&str>)],
-        show: impl FnOnce(&[T]) -> anyhow::Result<()>,
+        show: impl FnOnce(&[L::Row]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let limit = (!self.all).then_some(self.limit);
         let filters: Vec<_> = filters.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();
-        let answer = client.list(path, &filters, limit).await?;
+        let answer = client.list_json::<L>(&filters, limit).await?;
         if self.output.json {
             return print_json(&answer);
         }
         let more = answer["next_cursor"].is_string();
-        show(&client.rows(answer)?)?;
+        show(&serde_json::from_value::<L>(answer)?.into_rows())?;
         if more {
             eprintln!("there are more rows; use --all to list them");
         }
@@ -120,7 +136,7 @@ fn print_json(value: &Value) -> anyhow::Result<()> {
 async fn with_suggestion<T>(client: &Client, id: &str, outcome: Result<T, Error>) -> anyhow::Result<T> {
     match outcome {
         Err(error) if error.code() == Some("no_such_thread") => {
-            let threads = client.threads(&[("limit", "1000")]).await?.threads;
+            let threads = client.list::<rap_api::Threads>(&[], Some(1000)).await?.threads;
             let ids: Vec<&str> = threads.iter().map(|thread| thread.id.as_str()).collect();
             Err(anyhow!("no thread `{id}`{}", did_you_mean(id, &ids)))
         }

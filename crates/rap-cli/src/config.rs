@@ -6,7 +6,7 @@
 mod agent;
 mod base_url;
 mod document;
-mod limits;
+pub(crate) mod limits;
 mod mistake;
 mod model;
 mod read;
@@ -22,14 +22,14 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use rap_protocol::Secret;
+use rap_protocol::url::is_on_loopback;
+use rap_protocol::{HostPort, Secret, UrlPolicy, redact};
 pub use rap_runtime::model::anthropic::Thinking;
 use rap_runtime::model::scripted;
 pub use rap_runtime::model::{Options, Provider};
-pub use rap_runtime::{ToolGlob, Window};
+pub use rap_runtime::{Limits, ToolGlob, Window};
 
 pub use self::base_url::BaseUrl;
-pub use self::limits::Limits;
 pub use self::mistake::{Error, Location, Mistake, Problem};
 use self::read::Draft;
 use self::resolver::Resolver;
@@ -66,12 +66,44 @@ pub struct Server {
     pub public_url: Option<BaseUrl>,
     /// Tokens of clients. If there are none, `listen` is a loopback address.
     pub tokens: Vec<Secret>,
+    /// Addresses that URLs named by tools may have.
+    pub url_policy: UrlPolicy,
+    /// Exceptions from `url_policy`.
+    pub allow_hosts: Vec<HostPort>,
+}
+
+/// Minimum length of a token of clients on other machines, in characters.
+const MIN_TOKEN_CHARS: usize = 16;
+
+fn has_short_token(tokens: &[Secret]) -> bool {
+    tokens.iter().any(|token| token.expose().chars().count() < MIN_TOKEN_CHARS)
 }
 
 impl Server {
+    /// Returns true if a token can be guessed. That is possible only on a loopback address.
+    pub fn has_short_token(&self) -> bool {
+        has_short_token(&self.tokens)
+    }
+
     /// Returns the base of callback URLs for a server that is bound to this address.
     pub fn url_at(&self, bound: SocketAddr) -> String {
         self.public_url.as_ref().map_or_else(|| format!("http://{bound}"), BaseUrl::to_string)
+    }
+}
+
+impl Config {
+    /// Returns the settings whose URL is http and on another machine, with the URL.
+    pub fn plain_http(&self) -> Vec<(&'static str, String)> {
+        let own_models = self.agents.iter().filter_map(|agent| agent.model.as_ref());
+        let models = [&self.model].into_iter().chain(own_models);
+        let models = models.filter_map(|model| model.options.base_url.as_ref());
+        let public = self.server.public_url.iter().map(|url| ("server.public_url", url.to_url()));
+        let servers = self.tool_servers.iter().map(|server| ("tool_server.url", server.url.to_url()));
+        let all = public.chain(models.map(|url| ("model.base_url", url.clone()))).chain(servers);
+        let plain = all.filter(|(_, url)| url.scheme() == "http" && !is_on_loopback(url));
+        let mut plain: Vec<_> = plain.map(|(key, url)| (key, redact::url(&url))).collect();
+        plain.dedup();
+        plain
     }
 }
 
@@ -111,7 +143,7 @@ pub struct Agent {
     /// Model of this agent; `None` for the common one.
     pub model: Option<Model>,
     /// Limits of this agent's threads; `None` for the common ones.
-    pub limits: Option<Limits>,
+    pub limits: Option<rap_agent::Limits>,
 }
 
 /// A tool server.
@@ -143,7 +175,13 @@ impl Default for Config {
 
 impl Default for Server {
     fn default() -> Self {
-        Server { listen: (Ipv4Addr::LOCALHOST, 7420).into(), public_url: None, tokens: Vec::new() }
+        Server {
+            listen: (Ipv4Addr::LOCALHOST, 7420).into(),
+            public_url: None,
+            tokens: Vec::new(),
+            url_policy: UrlPolicy::Loopback,
+            allow_hosts: Vec::new(),
+        }
     }
 }
 

@@ -3,8 +3,7 @@
 
 use std::collections::HashSet;
 
-use crate::api::{CallState, Item, Status};
-use crate::client::Event;
+use rap_api::{CallState, Event, Item, Status};
 
 /// Follows the events of a thread and knows whether it is idle.
 #[derive(Debug, Default)]
@@ -55,7 +54,7 @@ impl IdleDetector {
             Event::Call(update) => {
                 match update.state {
                     CallState::Open => self.open.insert(update.call.call_id.clone()),
-                    CallState::Settled => self.open.remove(&update.call.call_id),
+                    _ => self.open.remove(&update.call.call_id),
                 };
             }
             Event::Status(update) => {

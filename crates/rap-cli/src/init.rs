@@ -2,10 +2,34 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// A commented `rap.toml` that lists every setting with its default.
-pub const TEXT: &str = include_str!("rap.toml");
+use crate::config::{Limits, limits};
+use crate::table::wrap;
+
+/// The commented `rap.toml` up to the limits.
+const WITHOUT_LIMITS: &str = include_str!("rap.toml");
+/// Maximum width of a comment.
+const WIDTH: usize = 116;
+
+/// Returns a commented `rap.toml` that lists every setting with its default.
+pub fn text() -> String {
+    let mut text = WITHOUT_LIMITS.to_owned();
+    let thread = "Limits of a thread. An agent can have its own: a table [agent.limits] with these keys.";
+    add_limits(&mut text, thread, limits::defaults(rap_agent::Limits::TABLE));
+    text.push('\n');
+    add_limits(&mut text, "Limits of the runtime.", limits::defaults(Limits::TABLE));
+    text
+}
+
+fn add_limits(text: &mut String, title: &str, limits: impl Iterator<Item = (&'static str, String, String)>) {
+    text.push_str(&format!("# {title}\n"));
+    for (key, default, about) in limits {
+        let lines: String = wrap(&about, WIDTH).iter().map(|line| format!("# {line}\n")).collect();
+        text.push_str(&format!("\n{lines}#{key} = {default}\n"));
+    }
+}
 
 /// What to do if the file exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,14 +56,16 @@ pub enum Error {
     },
 }
 
-/// Writes [`TEXT`] to a file.
+/// Writes [`text`] to a file.
 pub fn write(path: &Path, existing: Existing) -> Result<(), Error> {
     let mut options = OpenOptions::new();
+    // The file may get secrets.
+    options.mode(0o600);
     match existing {
         Existing::Keep => options.write(true).create_new(true),
         Existing::Replace => options.write(true).create(true).truncate(true),
     };
-    let written = options.open(path).and_then(|mut file| file.write_all(TEXT.as_bytes()));
+    let written = options.open(path).and_then(|mut file| file.write_all(text().as_bytes()));
     written.map_err(|why| match why.kind() {
         io::ErrorKind::AlreadyExists => Error::Exists(path.to_owned()),
         _ => Error::Unwritable { path: path.to_owned(), why },
@@ -59,7 +85,16 @@ mod tests {
         assert_eq!(error.to_string(), format!("{} exists; use --force to overwrite it", path.display()));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
         write(&path, Existing::Replace).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), TEXT);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text());
+    }
+
+    #[test]
+    fn a_new_file_can_be_read_by_its_owner_only() {
+        use std::os::unix::fs::MetadataExt;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rap.toml");
+        write(&path, Existing::Keep).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]

@@ -2,8 +2,6 @@
 //!
 //! Only `main` reads the process environment; here it arrives as data. Only `commands` writes to the terminal.
 
-mod api;
-mod client;
 pub mod commands;
 pub mod config;
 mod idle;

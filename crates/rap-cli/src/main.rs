@@ -103,7 +103,7 @@ fn main() -> ExitCode {
         // The reader of our output has closed the pipe.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            print_error(&format!("{error:#}"));
+            print_error(&commands::error_text(&error));
             if error.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }

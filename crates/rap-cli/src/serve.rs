@@ -4,10 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
-use rap_agent::{Bounds, Budgets};
 use rap_io::client::{Client, ClientLimits};
 use rap_io::serve::Signals;
-use rap_protocol::UrlPolicy;
+use rap_protocol::UrlRules;
 use rap_runtime::model::Model;
 use rap_runtime::{Agent, AgentModel, Limits, Runtime, Settings, ToolServer};
 use tokio::net::TcpListener;
@@ -29,6 +28,14 @@ pub async fn serve(config: Config, lifetime: Lifetime) -> anyhow::Result<()> {
     let listen = config.server.listen;
     let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
     let bound = listener.local_addr()?;
+    for (setting, url) in config.plain_http() {
+        tracing::warn!(setting, url, "this URL leads to another machine in plain text: use https");
+    }
+    if config.server.has_short_token() {
+        tracing::warn!(
+            "a token of server.tokens is shorter than 16 characters and can be guessed: use a long random token"
+        );
+    }
     let settings = settings(config, bound)?;
     let (url, database, servers) =
         (settings.public_url.clone(), settings.database.clone(), settings.tool_servers.len());
@@ -82,91 +89,33 @@ fn settings(config: Config, bound: SocketAddr) -> anyhow::Result<Settings> {
         images,
         window,
         tool_servers: config.tool_servers.into_iter().map(tool_server).collect(),
-        url_policy: UrlPolicy::Local,
-        limits: limits(&config.limits),
+        functions: Vec::new(),
+        url_policy: config.server.url_policy,
+        allow_hosts: config.server.allow_hosts,
+        listen: Some(bound),
+        limits: config.limits,
     })
 }
 
-fn own_agent(agent: config::Agent, limits: &config::Limits) -> anyhow::Result<Agent> {
-    let config::Agent { name, system, tools, event_tools, approve, model: own_model, limits: own_limits } =
-        agent;
+fn own_agent(agent: config::Agent, common: &Limits) -> anyhow::Result<Agent> {
+    let config::Agent { name, system, tools, event_tools, approve, model: own_model, limits } = agent;
     let own_model = own_model.map(|own| {
         let (images, window) = (own.images, own.window);
-        anyhow::Ok(AgentModel { model: model(own, limits)?, images, window })
+        anyhow::Ok(AgentModel { model: model(own, common)?, images, window })
     });
-    Ok(Agent {
-        name,
-        system,
-        tools,
-        event_tools,
-        approve,
-        model: own_model.transpose()?,
-        limits: own_limits.as_ref().map(thread_limits),
-    })
+    Ok(Agent { name, system, tools, event_tools, approve, model: own_model.transpose()?, limits })
 }
 
-fn model(model: config::Model, limits: &config::Limits) -> anyhow::Result<Arc<dyn Model>> {
+fn model(model: config::Model, limits: &Limits) -> anyhow::Result<Arc<dyn Model>> {
     Ok((model.provider.build)(model.options, &|| client(limits))?)
 }
 
-fn client(limits: &config::Limits) -> Client {
+fn client(limits: &Limits) -> Client {
     let limits = ClientLimits {
         total: limits.model_timeout,
         stream_head: limits.model_timeout,
         stream_idle: limits.model_idle_timeout,
         ..ClientLimits::default()
     };
-    Client::new(UrlPolicy::Local, limits)
-}
-
-fn thread_limits(given: &config::Limits) -> rap_agent::Limits {
-    rap_agent::Limits {
-        subscriptions: given.subscriptions_per_thread as usize,
-        open_calls: given.open_calls_per_thread as usize,
-        held: given.held_per_thread,
-        held_bytes: given.held_bytes_per_thread as u64,
-        questions: given.questions_per_thread as usize,
-        children: given.children_per_thread as usize,
-        event_children: given.event_children_per_subscription as usize,
-        events_per_child: given.events_per_child,
-        depth: given.depth as usize,
-        views: given.views_per_thread as usize,
-        turns_per_wake: given.turns_per_wake,
-        hold_max: given.hold_max,
-        call_timeout: given.call_timeout,
-        approval_within: given.approval_within,
-        failed_retry_for: given.failed_retry_for,
-        budgets: Budgets {
-            per_hour: Bounds {
-                turns: given.turns_per_hour.map(u64::from),
-                tokens: given.tokens_per_hour.map(u64::from),
-                wakes: given.wakes_per_hour.map(u64::from),
-            },
-            in_total: Bounds {
-                turns: given.turns_in_total.map(u64::from),
-                tokens: given.tokens_in_total.map(u64::from),
-                wakes: given.wakes_in_total.map(u64::from),
-            },
-        },
-        ..rap_agent::Limits::default()
-    }
-}
-
-fn limits(given: &config::Limits) -> Limits {
-    Limits {
-        thread: thread_limits(given),
-        invoke_retry_for: given.invoke_retry_for,
-        lost_after: given.lost_after,
-        invoke_ack_timeout: given.invoke_ack_timeout,
-        invoke_concurrency: given.invoke_concurrency as usize,
-        model_attempts: given.model_attempts,
-        model_concurrency: given.model_concurrency as usize,
-        model_timeout: given.model_timeout,
-        discovery_timeout: given.discovery_timeout,
-        body: given.body,
-        view_bytes: given.view_bytes,
-        callback_token_lifetime: given.callback_token_lifetime,
-        event_marks_for: given.event_marks_for,
-        ..Limits::default()
-    }
+    Client::new(UrlRules::unrestricted(), limits)
 }

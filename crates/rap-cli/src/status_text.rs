@@ -4,9 +4,8 @@
 use std::collections::HashMap;
 
 use rap_agent::texts;
-use rap_protocol::Timestamp;
+use rap_api::{OpenCall, Question, QuestionKind, Status, Subscription, Thread, Time};
 
-use crate::api::{OpenCall, Question, QuestionKind, Status, Subscription, Thread};
 use crate::table::one_line;
 use crate::time_format::{long_duration, relative, short_duration};
 
@@ -18,11 +17,11 @@ pub struct Related {
     /// Children that are not closed; may be truncated.
     pub children: Vec<Thread>,
     /// Due times of timers, by call id.
-    pub timers: HashMap<String, Timestamp>,
+    pub timers: HashMap<String, Time>,
 }
 
 /// Returns one sentence for the status, then one for each thing that the thread waits for.
-pub fn describe(thread: &Thread, related: &Related, now: Timestamp) -> Vec<String> {
+pub fn describe(thread: &Thread, related: &Related, now: Time) -> Vec<String> {
     let mut sentences = vec![describe_status(thread, &related.questions, now)];
     sentences.extend(related.questions.iter().map(|question| describe_question(question, now)));
     sentences.extend(thread.waiting_on.iter().map(|call| describe_call(call, now)));
@@ -30,7 +29,7 @@ pub fn describe(thread: &Thread, related: &Related, now: Timestamp) -> Vec<Strin
     let describe = |subscription| describe_subscription(subscription, next(subscription), now);
     sentences.extend(thread.subscriptions.iter().map(describe));
     sentences.extend(related.children.iter().map(|child| describe_child(child, now)));
-    let others = thread.children.saturating_sub(related.children.len() as u64);
+    let others = thread.children.saturating_sub(related.children.len());
     if others > 0 {
         let more = if related.children.is_empty() { "" } else { "more " };
         let noun = if others == 1 { "child" } else { "children" };
@@ -43,7 +42,15 @@ pub fn describe(thread: &Thread, related: &Related, now: Timestamp) -> Vec<Strin
     sentences
 }
 
-fn describe_status(thread: &Thread, questions: &[Question], now: Timestamp) -> String {
+/// Returns a status as shown to people.
+pub fn word(status: Status) -> &'static str {
+    match status {
+        Status::NeedsYou => "needs you",
+        other => other.as_str(),
+    }
+}
+
+fn describe_status(thread: &Thread, questions: &[Question], now: Time) -> String {
     let since = short_duration(now.since(thread.updated_at));
     let why = thread.why.as_deref().unwrap_or("unknown reason");
     let resume = format!("rap threads resume {}", thread.id);
@@ -61,10 +68,11 @@ fn describe_status(thread: &Thread, questions: &[Question], now: Timestamp) -> S
             format!("idle for {since}; talk to it with: rap chat {}", thread.id)
         }
         Status::Idle => format!("idle for {since}; {} in the background", calls(thread.waiting_on.len())),
+        Status::Unknown => "in a status that this version of rap does not know".into(),
     }
 }
 
-fn describe_question(question: &Question, now: Timestamp) -> String {
+fn describe_question(question: &Question, now: Time) -> String {
     let Question { thread_id, call_id, tool, .. } = question;
     let when = relative(question.asked_at, now);
     match &question.kind {
@@ -73,12 +81,15 @@ fn describe_question(question: &Question, now: Timestamp) -> String {
             choices.join(", ")
         ),
         QuestionKind::SignIn { auth_url } => format!("`{tool}` asked {when} to sign in: open {auth_url}"),
+        QuestionKind::Unknown => {
+            format!("`{tool}` asked {when} something that this version of rap does not know")
+        }
     }
 }
 
 /// Describes an open call. The built-in tools of the runtime have sentences of their own; no tool server can offer a tool
 /// with their names.
-fn describe_call(call: &OpenCall, now: Timestamp) -> String {
+fn describe_call(call: &OpenCall, now: Time) -> String {
     let (id, since) = (&call.call_id, short_duration(now.since(call.since)));
     match call.tool.as_str() {
         texts::SLEEP | texts::SLEEP_UNTIL => {
@@ -98,7 +109,7 @@ fn describe_call(call: &OpenCall, now: Timestamp) -> String {
 }
 
 /// Describes an open call in a view that is updated every second.
-pub fn call_progress(call: &OpenCall, now: Timestamp) -> String {
+pub fn call_progress(call: &OpenCall, now: Time) -> String {
     let (id, since) = (&call.call_id, long_duration(now.since(call.since)));
     match call.tool.as_str() {
         texts::SLEEP | texts::SLEEP_UNTIL => {
@@ -118,34 +129,34 @@ fn shown(call: &OpenCall) -> Option<String> {
 }
 
 /// Time until a sleep ends or a call times out.
-fn ends(call: &OpenCall, now: Timestamp) -> String {
+fn ends(call: &OpenCall, now: Time) -> String {
     match call.until {
         Some(until) if until > now => format!("in {}", long_duration(until.since(now))),
         _ => "any moment".into(),
     }
 }
 
-fn describe_subscription(subscription: &Subscription, next: Option<Timestamp>, now: Timestamp) -> String {
+fn describe_subscription(subscription: &Subscription, next: Option<Time>, now: Time) -> String {
     let (id, since) = (&subscription.call_id, short_duration(now.since(subscription.since)));
     match (subscription.tool.as_str(), next) {
         (texts::SCHEDULE, Some(next)) => {
             let at = relative(next, now);
-            format!("schedule ({id}) active for {since}; next wake {at}, at {}", next.to_rfc3339())
+            format!("schedule ({id}) active for {since}; next wake {at}, at {}", next)
         }
         (texts::SCHEDULE, None) => format!("schedule ({id}) active for {since}"),
         (tool, _) => format!("subscribed to `{tool}` ({id}) for {since}"),
     }
 }
 
-fn describe_child(child: &Thread, now: Timestamp) -> String {
+fn describe_child(child: &Thread, now: Time) -> String {
     let title = child.title.as_ref().map_or(String::new(), |title| format!(" “{title}”"));
     let waiting_for = waiting_for(child, now);
     let waiting_for = if waiting_for.is_empty() { waiting_for } else { format!(": {waiting_for}") };
-    format!("child {}{title} is {}{waiting_for}", child.id, child.status.word())
+    format!("child {}{title} is {}{waiting_for}", child.id, word(child.status))
 }
 
 /// Lists what a thread waits for, in a few words for a table. A failed or paused thread gives its reason.
-pub fn waiting_for(thread: &Thread, now: Timestamp) -> String {
+pub fn waiting_for(thread: &Thread, now: Time) -> String {
     if let Some(why) = &thread.why {
         return why.clone();
     }
@@ -177,12 +188,15 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    const NOW: Timestamp = Timestamp(600_000);
+    fn now() -> Time {
+        Time::from_millis(600_000)
+    }
 
     fn thread(changes: Value) -> Thread {
         let mut thread = json!({
-            "id": "t1", "parent": null, "agent": "default", "title": null, "status": "idle", "why": null,
+            "id": "t1", "parent": null, "root": "t1", "agent": "default", "title": null, "status": "idle", "why": null,
             "waiting_on": [], "subscriptions": [], "children": 0, "held": 0, "turn": 2,
+            "usage": {"input": 0, "output": 0, "cached": 0},
             "created_at": "1970-01-01T00:00:00.000Z", "updated_at": "1970-01-01T00:06:00.000Z",
         });
         for (key, value) in changes.as_object().unwrap() {
@@ -237,7 +251,7 @@ mod tests {
         ];
         for (changes, expected) in table {
             assert_eq!(
-                describe(&thread(changes.clone()), &Related::default(), NOW).join(" | "),
+                describe(&thread(changes.clone()), &Related::default(), now()).join(" | "),
                 expected,
                 "{changes}"
             );
@@ -250,7 +264,7 @@ mod tests {
             json!({"kind": "choice", "prompt": "Which colour?", "choices": ["red", "green"], "default": 1});
         let sign_in = json!({"kind": "oauth", "auth_url": "https://example.com/x"});
         let related = Related { questions: vec![question(choice), question(sign_in)], ..Related::default() };
-        let sentences = describe(&thread(json!({"status": "needs_you"})), &related, NOW);
+        let sentences = describe(&thread(json!({"status": "needs_you"})), &related, now());
         let expected = [
             "needs you:",
             "`choose` asked 30 s ago: Which colour? red, green; \
@@ -274,7 +288,7 @@ mod tests {
             thread(json!({"id": "t2", "title": "Look it up", "status": "waiting", "waiting_on": [sleep]}));
         let related = Related {
             children: vec![child],
-            timers: HashMap::from([("c4".to_owned(), Timestamp(660_000))]),
+            timers: HashMap::from([("c4".to_owned(), Time::from_millis(660_000))]),
             ..Related::default()
         };
         let expected = [
@@ -286,12 +300,12 @@ mod tests {
             "child t2 “Look it up” is waiting: sleep (wakes in 1 min 15 s)",
             "2 more children at work",
         ];
-        assert_eq!(describe(&sleeper, &related, NOW), expected);
+        assert_eq!(describe(&sleeper, &related, now()), expected);
         assert_eq!(
-            waiting_for(&sleeper, NOW),
+            waiting_for(&sleeper, now()),
             "sleep (wakes in 1 min 15 s), sleep (wakes any moment), any input, schedule, 3 children"
         );
-        let live: Vec<String> = sleeper.waiting_on.iter().map(|call| call_progress(call, NOW)).collect();
+        let live: Vec<String> = sleeper.waiting_on.iter().map(|call| call_progress(call, now())).collect();
         assert_eq!(
             live,
             [

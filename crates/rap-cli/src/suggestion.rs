@@ -1,5 +1,7 @@
 //! Suggestions for misspelt keys and names, by edit distance.
 
+use strsim::levenshtein;
+
 /// Returns the known word closest to `word`: one within a few edits, or one that begins with `word`.
 pub(crate) fn closest(word: &str, known: &[&'static str]) -> Option<&'static str> {
     let word = word.to_lowercase().replace('-', "_");
@@ -8,7 +10,7 @@ pub(crate) fn closest(word: &str, known: &[&'static str]) -> Option<&'static str
         5..=8 => 2,
         _ => 3,
     };
-    let off = |known: &&'static str| (edit_distance(&word, known), *known);
+    let off = |known: &&'static str| (levenshtein(&word, known), *known);
     let closest = known.iter().map(off).min().filter(|(distance, _)| *distance <= few);
     let longer = || known.iter().copied().find(|known| word.len() >= 3 && known.starts_with(&word));
     closest.map(|(_, known)| known).or_else(longer)
@@ -18,8 +20,7 @@ pub(crate) fn closest(word: &str, known: &[&'static str]) -> Option<&'static str
 pub(crate) fn similar<'a>(word: &str, known: &[&'a str]) -> Vec<&'a str> {
     let few = (word.chars().count() / 3).clamp(1, 3);
     let off = |known: &&'a str| {
-        let distance =
-            if !word.is_empty() && known.starts_with(word) { 0 } else { edit_distance(word, known) };
+        let distance = if !word.is_empty() && known.starts_with(word) { 0 } else { levenshtein(word, known) };
         (distance, *known)
     };
     let mut close: Vec<_> = known.iter().map(off).filter(|(distance, _)| *distance <= few).collect();
@@ -27,22 +28,6 @@ pub(crate) fn similar<'a>(word: &str, known: &[&'a str]) -> Vec<&'a str> {
     let closest = close.first().map(|(distance, _)| *distance);
     let as_close = close.iter().take_while(|(distance, _)| Some(*distance) == closest);
     as_close.take(3).map(|(_, known)| *known).collect()
-}
-
-/// Levenshtein distance in characters.
-fn edit_distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (i, a) in from.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in to.iter().enumerate() {
-            let replaced = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[to.len()]
 }
 
 #[cfg(test)]
@@ -85,13 +70,6 @@ mod tests {
             ("soup", &[]),
         ] {
             assert_eq!(similar(word, &known), expected, "{word}");
-        }
-    }
-
-    #[test]
-    fn edit_distances_are_correct() {
-        for (from, to, expected) in [("", "", 0), ("", "abc", 3), ("kitten", "sitting", 3), ("ab", "ba", 2)] {
-            assert_eq!(edit_distance(from, to), expected, "{from} {to}");
         }
     }
 }

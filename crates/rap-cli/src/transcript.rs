@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use anstyle::Style;
 use rap_agent::texts;
-use rap_protocol::Timestamp;
+use rap_api::{Call, Entry, Item, Sender, Time, display_text};
 
-use crate::api::{Call, Entry, Item, displayed, text_of};
 use crate::table::{CYAN, DIM, GREEN, YELLOW, cut, one_line, plain, styled};
 use crate::time_format::precise_duration;
 
@@ -23,7 +22,7 @@ const LONG: Duration = Duration::from_secs(1);
 /// Formats entries. It remembers the tool name and the time of each call, to show them with the result.
 #[derive(Debug, Default)]
 pub struct Transcript {
-    calls: HashMap<String, (String, Timestamp)>,
+    calls: HashMap<String, (String, Time)>,
 }
 
 /// A line of the transcript.
@@ -55,7 +54,7 @@ impl Transcript {
     pub fn lines(&mut self, entry: &Entry) -> Vec<Line> {
         match &entry.item {
             Item::User { text, from: None } => vec![Line { who: "you", what: plain(text) }],
-            Item::User { text, from: Some(from) } if from == "parent" => {
+            Item::User { text, from: Some(Sender::Parent) } => {
                 vec![Line { who: "parent", what: plain(text) }]
             }
             Item::User { text, from: Some(_) } | Item::Notice { text } => {
@@ -67,33 +66,36 @@ impl Transcript {
                 said.into_iter().chain(called).collect()
             }
             Item::Result { call_id, content, display, .. } => {
-                let text = text_of(content);
+                let text = content.to_text();
                 // The first result in a child thread carries the instructions of its parent.
                 if let Some(instructions) = text.strip_prefix(texts::CHILD_INSTRUCTIONS_PREFIX) {
                     return vec![Line { who: "parent", what: plain(instructions) }];
                 }
-                let shown = displayed(display).map_or_else(|| short(&text), |text| block(&text));
+                let shown = display_text(display).map_or_else(|| short(&text), |text| block(&text));
                 vec![self.result(call_id, &shown, entry.at)]
             }
             Item::Summary { text, covers } => {
                 let what = format!("a summary replaces entries 1 to {covers}: {}", short(text));
                 vec![Line { who: "note", what }]
             }
-            Item::Other => Vec::new(),
+            Item::Unknown => Vec::new(),
         }
     }
 
-    fn call(&mut self, call: &Call, at: Timestamp) -> Line {
+    fn call(&mut self, call: &Call, at: Time) -> Line {
         let Call { id, name, .. } = call;
         self.calls.insert(id.clone(), (name.clone(), at));
         if call.synthetic {
             return Line { who: "woken", what: format!("by {}", wake_reason(call)) };
         }
-        let shown = call.display.clone().unwrap_or_else(|| format!("{name}({})", call.arguments));
+        let shown = match call.display.as_str() {
+            "" => format!("{name}({})", call.arguments),
+            shown => shown.to_owned(),
+        };
         Line { who: "call", what: format!("{} ({id})", short(&shown)) }
     }
 
-    fn result(&self, call: &str, text: &str, at: Timestamp) -> Line {
+    fn result(&self, call: &str, text: &str, at: Time) -> Line {
         let made = self.calls.get(call);
         let tool = made.map_or(call, |(tool, _)| tool.as_str());
         let took = made.map(|(_, since)| at.since(*since)).filter(|took| *took >= LONG);

@@ -134,7 +134,7 @@ impl Checker {
         let server = MockServer::open(listener, public, run, token, timeouts).await.map_err(Error::Listen)?;
         let limits =
             ClientLimits { total: timeouts.arrival, drain_bytes: ANSWER_BYTES, ..ClientLimits::default() };
-        Ok(Checker { server, http: Client::new(UrlPolicy::Local, limits) })
+        Ok(Checker { server, http: Client::new(UrlPolicy::Loopback, limits) })
     }
 
     /// Returns the placeholders that the checker defines, with their values.

@@ -1,15 +1,15 @@
 //! An HTTP client for untrusted URLs. It POSTs JSON, fetches documents and reads streams.
 //!
 //! Invariants:
-//! - It connects only to addresses that its policy permits. A literal address is checked before connecting. The
-//!   addresses of a name are checked after resolving it, and the connection uses exactly these addresses.
+//! - It connects only to addresses that its rules permit. A name is resolved once per connection, and the connection
+//!   goes to the address that was judged.
 //! - It follows no redirects and uses no proxy, because both would lead to other hosts.
 //! - No error text contains the path, query or user of a URL, because a callback URL is a credential.
 //! - A call ends within its total time and keeps a bounded part of the answer. A stream has no total time, but each
 //!   wait for the next chunk is bounded. The reader decides how much to keep.
 
+mod connector;
 mod error;
-mod resolver;
 #[cfg(test)]
 mod tests;
 
@@ -19,21 +19,20 @@ use std::time::Duration;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::{Bytes, BytesMut};
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use rap_protocol::UrlPolicy;
+use rap_protocol::UrlRules;
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
 use tokio::time::{Instant, timeout_at};
 use url::{Position, Url};
 
+use connector::{Connector, Lookup, system_lookup};
 pub use error::Error;
-use resolver::Resolver;
 
 /// Time that an idle connection is kept. Shorter than usual server timeouts, so that servers rarely close a
 /// connection just when a request is sent.
@@ -41,13 +40,24 @@ const IDLE_TIME: Duration = Duration::from_secs(20);
 /// Upper bound for `Retry-After`.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// `User-Agent` of requests to URLs that somebody else named: a runtime's requests to tool servers, and a tool server's
+/// callbacks. An API without tokens refuses it, so that nobody can use these requests to operate the API.
+const OUTGOING_AGENT: &str = concat!("rap-outgoing/", env!("CARGO_PKG_VERSION"));
+
+/// Returns true if a request was sent by [`Client::outgoing`] of any version.
+pub fn is_outgoing(headers: &HeaderMap) -> bool {
+    let product = OUTGOING_AGENT.split('/').next().unwrap_or(OUTGOING_AGENT).as_bytes();
+    headers.get_all(USER_AGENT).iter().any(|agent| agent.as_bytes().starts_with(product))
+}
+
 /// An HTTP client. Clones are cheap and share connections.
 #[derive(Clone)]
 pub struct Client {
-    http: legacy::Client<HttpsConnector<HttpConnector<Resolver>>, Full<Bytes>>,
-    policy: UrlPolicy,
+    http: legacy::Client<HttpsConnector<Connector>, Full<Bytes>>,
+    rules: Arc<UrlRules>,
     limits: ClientLimits,
     trust: Trust,
+    agent: Option<HeaderValue>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -147,19 +157,23 @@ impl Streaming {
 impl Client {
     /// Creates a client that trusts the root certificates of the system. Reads them now, which blocks. If there are
     /// none, https fails with [`Error::NoCertificates`] and http still works.
-    pub fn new(policy: UrlPolicy, limits: ClientLimits) -> Client {
-        Client::with_tls(policy, limits, native_tls())
+    pub fn new(rules: impl Into<UrlRules>, limits: ClientLimits) -> Client {
+        Client::with_tls(rules.into(), limits, native_tls(), system_lookup())
     }
 
-    fn with_tls(policy: UrlPolicy, limits: ClientLimits, tls: Option<ClientConfig>) -> Client {
+    /// Creates a client for URLs that somebody else named. Its `User-Agent` says so.
+    pub fn outgoing(rules: impl Into<UrlRules>, limits: ClientLimits) -> Client {
+        let agent = Some(HeaderValue::from_static(OUTGOING_AGENT));
+        Client { agent, ..Client::new(rules, limits) }
+    }
+
+    fn with_tls(rules: UrlRules, limits: ClientLimits, tls: Option<ClientConfig>, lookup: Lookup) -> Client {
         let trust = if tls.is_some() { Trust::NativeRoots } else { Trust::None };
         let tls = tls.unwrap_or_else(|| {
             tls_builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth()
         });
-        let mut tcp = HttpConnector::new_with_resolver(Resolver::new(policy));
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        tcp.set_connect_timeout(Some(limits.connect));
+        let rules = Arc::new(rules);
+        let tcp = Connector::new(Arc::clone(&rules), lookup, limits.connect);
         let connector = HttpsConnectorBuilder::new()
             .with_tls_config(tls)
             .https_or_http()
@@ -170,7 +184,7 @@ impl Client {
             .pool_idle_timeout(IDLE_TIME)
             .pool_max_idle_per_host(limits.idle_per_host)
             .build(connector);
-        Client { http, policy, limits, trust }
+        Client { http, rules, limits, trust, agent: None }
     }
 
     /// POSTs `body` as JSON. Any status is a success, also a redirect.
@@ -260,11 +274,14 @@ impl Client {
         body: Bytes,
         deadline: Instant,
     ) -> Result<Response<Incoming>, Error> {
-        self.policy.check(url)?;
+        self.rules.check(url)?;
         if url.scheme() == "https" && self.trust == Trust::None {
             return Err(Error::NoCertificates);
         }
-        let request = request(method, url, headers, body)?;
+        let mut request = request(method, url, headers, body)?;
+        if let Some(agent) = &self.agent {
+            request.headers_mut().insert(USER_AGENT, agent.clone());
+        }
         let answer = timeout_at(deadline, self.http.request(request)).await.map_err(|_| Error::TimedOut)?;
         answer.map_err(|error| Error::of(&error))
     }

@@ -1,55 +1,92 @@
 //! Serves an axum router with limits and graceful shutdown, and listens for signals.
+//!
+//! Nobody can hold all connections: a request has to arrive in time, a reader has to read, and a full pool closes the
+//! connections that have made no progress for the longest time.
 
+mod pool;
+mod stream;
+
+use std::convert::Infallible;
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tower::ServiceExt;
+
+use pool::{Admission, Admitted, Pool};
+use stream::TrackedStream;
 
 /// Pause after a failed `accept`, for example when no file descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Share of the files that a process may open which connections may use. The others are for outgoing requests, the
+/// database and child processes.
+const FILES_PER_CONNECTION: u64 = 2;
+/// Answer to a connection that cannot be admitted.
+const REFUSAL: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 /// Limits of a server.
 #[derive(Debug, Clone, Copy)]
 pub struct ServeLimits {
-    /// Maximum number of open connections. Further ones wait to be accepted.
+    /// Maximum number of open connections, at most half of the files that the process may open. If all are in use, the
+    /// one that has made no progress for the longest time is closed.
     pub connections: usize,
-    /// Time that the head of a request may take to arrive. Also the time after which an idle connection is closed.
+    /// Time that the head of a request may take to arrive. Also the time after which an idle connection is closed, and
+    /// one whose reader does not read.
     pub head_within: Duration,
+    /// Beginnings of the paths that are still served if every connection makes progress. An eighth of `connections` is
+    /// reserved for them; other requests are answered with 503.
+    pub urgent_paths: &'static [&'static str],
 }
 
 /// Serves until `stop` resolves. Returns the connections that are still open; the caller has to shut them down.
+///
+/// Raises the process's limit of open files as far as the system allows.
 pub async fn serve_until(
     listener: TcpListener,
     router: Router,
     limits: ServeLimits,
     stop: impl Future<Output = ()>,
 ) -> GracefulShutdown {
-    let permits = Arc::new(Semaphore::new(limits.connections));
+    let pool = Pool::new(limits.connections.min(connections_within_file_limit()));
     let connections = GracefulShutdown::new();
     tokio::pin!(stop);
     loop {
         tokio::select! {
-            (stream, permit) = accept(&listener, &permits) => {
-                serve(stream, permit, &router, &connections, limits.head_within);
-            }
+            stream = accept(&listener) => match pool.admit() {
+                Some(admitted) => serve(stream, admitted, &pool, &router, &connections, limits),
+                None => refuse(&stream),
+            },
             () = &mut stop => return connections,
         }
     }
 }
 
-async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
+fn connections_within_file_limit() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let files = match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => raised.current,
+        Err(_) => limit.current,
+    };
+    files.map_or(usize::MAX, |files| usize::try_from(files / FILES_PER_CONNECTION).unwrap_or(usize::MAX))
+}
+
+async fn accept(listener: &TcpListener) -> TcpStream {
     loop {
-        let permit = Arc::clone(permits).acquire_owned().await.expect("bug: this semaphore is never closed");
         match listener.accept().await {
-            Ok((stream, _)) => return (stream, permit),
+            Ok((stream, _)) => return stream,
             Err(error) => {
                 tracing::warn!(%error, "could not accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -58,29 +95,71 @@ async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> (TcpStream,
     }
 }
 
+/// Answers 503 without waiting for the request. The answer fits into the socket's empty buffer.
+fn refuse(stream: &TcpStream) {
+    if let Err(error) = stream.try_write(REFUSAL) {
+        tracing::debug!(%error, "a refused connection got no answer");
+    }
+}
+
 fn serve(
-    stream: TcpStream,
-    permit: OwnedSemaphorePermit,
+    socket: TcpStream,
+    admitted: Admitted,
+    pool: &Arc<Pool>,
     router: &Router,
     connections: &GracefulShutdown,
-    head_within: Duration,
+    limits: ServeLimits,
 ) {
-    if let Err(error) = stream.set_nodelay(true) {
+    if let Err(error) = socket.set_nodelay(true) {
         tracing::debug!(%error, "a connection was closed before it was served");
         return;
     }
-    let service = TowerToHyperService::new(router.clone());
+    let (id, admission) = (admitted.id(), admitted.admission);
+    let (router, progress) = (router.clone(), Arc::clone(&admitted.progress));
+    let service = service_fn(move |request| {
+        progress.note();
+        respond(router.clone(), admission, limits.urgent_paths, request)
+    });
+    let stream = TrackedStream::new(socket, Arc::clone(&admitted.progress), limits.head_within);
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(head_within)
+        .header_read_timeout(limits.head_within)
         .serve_connection(TokioIo::new(stream), service);
     let connection = connections.watch(connection);
-    tokio::spawn(async move {
+    let task = tokio::spawn(async move {
+        let _admitted = admitted;
         if let Err(error) = connection.await {
             tracing::debug!(%error, "a connection ended early");
         }
-        drop(permit);
     });
+    pool.set_task(id, task.abort_handle());
+}
+
+/// Answers a request. A connection of the reserve serves one urgent request.
+async fn respond(
+    router: Router,
+    admission: Admission,
+    urgent_paths: &[&str],
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    if admission == Admission::Ordinary {
+        return router.oneshot(request).await;
+    }
+    let is_urgent = urgent_paths.iter().any(|path| request.uri().path().starts_with(path));
+    let mut response = if is_urgent { router.oneshot(request).await? } else { overloaded() };
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    Ok(response)
+}
+
+fn overloaded() -> Response<Body> {
+    let error = r#"{"error":{"code":"overloaded","message":"too many connections; try again later"}}"#;
+    let mut response = Response::new(Body::from(error));
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
 }
 
 /// Listener for SIGTERM and SIGINT, from the moment of its creation.
@@ -117,7 +196,97 @@ pub fn is_loopback(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
+
+    const LARGE: usize = 64 << 20;
+    const LIMITS: ServeLimits =
+        ServeLimits { connections: 8, head_within: Duration::from_millis(300), urgent_paths: &["/urgent"] };
+
+    /// Serves `/small`, `/urgent` and `/large` until the test ends.
+    async fn server(limits: ServeLimits) -> std::net::SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new()
+            .route("/small", get(async || "small"))
+            .route("/urgent", get(async || "urgent"))
+            .route("/large", get(async || vec![b'x'; LARGE]));
+        tokio::spawn(serve_until(listener, router, limits, std::future::pending()));
+        address
+    }
+
+    async fn request(address: std::net::SocketAddr, path: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream
+    }
+
+    /// Returns the beginning of the answer.
+    async fn answer(mut stream: TcpStream) -> String {
+        let mut beginning = [0; 1024];
+        let read = stream.read(&mut beginning).await.unwrap_or(0);
+        String::from_utf8_lossy(&beginning[..read]).into_owned()
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_does_not_read_is_disconnected() {
+        let address = server(LIMITS).await;
+        let mut stream = request(address, "/large").await;
+        // The end of the connection is seen without reading the answer.
+        let closed = async {
+            while stream.write(b" ").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), closed).await.unwrap();
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).await.ok();
+        assert!(rest.len() < LARGE);
+    }
+
+    #[tokio::test]
+    async fn connections_that_never_send_or_read_do_not_keep_others_out() {
+        let limits = ServeLimits { head_within: Duration::from_secs(600), ..LIMITS };
+        let address = server(limits).await;
+        let mut held = Vec::new();
+        for number in 0..2 * LIMITS.connections {
+            match number % 2 {
+                0 => held.push(TcpStream::connect(address).await.unwrap()),
+                _ => held.push(request(address, "/large").await),
+            }
+        }
+        let served = async {
+            while !answer(request(address, "/small").await).await.ends_with("small") {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), served).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn urgent_requests_are_served_while_all_connections_make_progress() {
+        let address = server(LIMITS).await;
+        let keep_busy = |mut stream: TcpStream| async move {
+            let mut chunk = vec![0; 1 << 16];
+            loop {
+                stream.write_all(b"GET /small HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+                assert!(stream.read(&mut chunk).await.unwrap() > 0);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let mut busy = tokio::task::JoinSet::new();
+        for _ in 0..LIMITS.connections {
+            let mut stream = request(address, "/small").await;
+            assert!(stream.read(&mut [0; 1024]).await.unwrap() > 0);
+            busy.spawn(keep_busy(stream));
+        }
+        assert!(answer(request(address, "/small").await).await.starts_with("HTTP/1.1 503"));
+        assert!(answer(request(address, "/urgent").await).await.ends_with("urgent"));
+        assert!(busy.try_join_next().is_none());
+    }
 
     #[test]
     fn loopback_hosts_are_recognised() {

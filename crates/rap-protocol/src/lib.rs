@@ -17,8 +17,9 @@
 //! ```
 //!
 //! The crate also holds rules that tool servers and runtimes share: when to retry ([`retry`]), which addresses a URL
-//! may point to ([`UrlPolicy`]), and how to keep secrets out of logs and error messages ([`redact`]).
+//! may point to ([`UrlPolicy`], [`UrlRules`]), and how to keep secrets out of logs and error messages ([`redact`]).
 
+mod arguments;
 mod callback;
 mod content;
 pub mod id;
@@ -34,7 +35,9 @@ mod time;
 mod toolset;
 pub mod url;
 mod url_policy;
+mod url_rules;
 
+pub use crate::arguments::ArgumentType;
 pub use crate::callback::{
     Body, Callback, ChoiceAnswer, ERROR_PREFIX, Oauth, SubscriptionEvent, ToolResult, UserChoice, ViewUpdate,
     parse_callback, parse_choice_answer,
@@ -54,3 +57,4 @@ pub use crate::time::Timestamp;
 pub use crate::toolset::{Annotations, DISCOVERY_PATH, Tool, Toolset, parse_toolset};
 pub use crate::url::{AuthUrl, CallbackUrl, EndpointUrl, ResponseUrl};
 pub use crate::url_policy::{Forbidden, UrlPolicy};
+pub use crate::url_rules::{HostPort, Origin, UrlRules};

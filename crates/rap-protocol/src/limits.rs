@@ -20,6 +20,25 @@ pub const TOOLS: usize = 1024;
 pub const ANNOTATIONS: usize = 64;
 /// Maximum size of an `inputSchema`, in bytes of JSON.
 pub const SCHEMA_BYTES: usize = 256 * 1024;
+/// Maximum number of subschemas of an `inputSchema`, each counted once however often it is referred to.
+pub const SCHEMA_NODES: usize = 20_000;
+/// Maximum number of subschemas that apply to one value when all references are expanded.
+pub const EXPANDED_SCHEMA: u64 = 50_000;
+/// Maximum number of subschemas inside each other that apply to one value when all references are expanded.
+pub const SCHEMA_DEPTH: usize = 64;
+/// Maximum size of one compiled `pattern`, in bytes.
+pub const PATTERN_BYTES: usize = 256 * 1024;
+/// Maximum size of all compiled patterns of an `inputSchema`, in bytes.
+pub const SCHEMA_PATTERN_BYTES: usize = 1024 * 1024;
+/// Maximum size of the compiled schemas of one toolset, in bytes.
+pub const TOOLSET_PROGRAM_BYTES: usize = 64 * 1024 * 1024;
+/// Maximum number of steps of one validation. A step takes some ten nanoseconds: a subschema that is applied, an array
+/// item or a property that is visited, 16 bytes that are compared, a byte that goes through a state of a pattern.
+pub const VALIDATION_STEPS: u64 = 100_000_000;
+/// Maximum number of steps of validations that run on the thread of their caller instead of a thread of their own.
+pub const INLINE_VALIDATION_STEPS: u64 = 50_000;
+/// Maximum number of subschemas inside each other during a validation.
+pub const VALIDATION_DEPTH: usize = 512;
 /// Maximum number of schema violations that one error names.
 pub const VIOLATIONS: usize = 5;
 /// Maximum number of ancestors of a thread.

@@ -1,23 +1,34 @@
 //! JSON Schema of a tool's arguments, compiled by its constructor.
 //!
-//! A schema comes from an untrusted server. Remote references are therefore never fetched, and patterns run in time
-//! linear in the length of the text.
+//! A schema comes from an untrusted server, and arguments come from a model. Both are bounded: a schema that is too
+//! complex is refused when it is compiled, a validation takes at most the steps of its [`Budget`] and can be stopped at
+//! any time, and it records no more than [`limits::VIOLATIONS`] short violations. Remote references are never fetched.
+
+mod budget;
+mod compile;
+mod pattern;
+mod program;
+mod run;
+mod value;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use jsonschema::{PatternOptions, Validator};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::invalid::{Invalid, Path, cut, describe};
 use crate::limits;
 
+pub use budget::Budget;
+use budget::Stop;
+use program::Program;
+
 /// JSON Schema that has been compiled.
 #[derive(Clone)]
 pub struct InputSchema {
     document: Arc<Value>,
-    validator: Arc<Validator>,
+    program: Arc<Program>,
 }
 
 /// Reason why a document is not a usable schema.
@@ -29,9 +40,26 @@ pub enum Error {
     /// The document is larger than [`limits::SCHEMA_BYTES`].
     #[error("a schema of more than {} bytes", limits::SCHEMA_BYTES)]
     TooLarge,
+    /// Validation against the document could take too long; the text says which limit it exceeds.
+    #[error("too complex: {0}")]
+    TooComplex(String),
     /// The document is not a valid schema; the text says where and why.
     #[error("{0}")]
     DoesNotCompile(String),
+}
+
+/// Reason why arguments are not accepted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Rejected {
+    /// The arguments violate the schema. There is at least one violation and at most [`limits::VIOLATIONS`].
+    #[error("{}", list(.0))]
+    Violations(Vec<Violation>),
+    /// The budget was spent before the result was known.
+    #[error("the arguments are too large for the schema: validating them takes too many steps")]
+    TooCostly,
+    /// The flag of the budget was set.
+    #[error("the validation was stopped")]
+    Stopped,
 }
 
 /// Violation of a schema by arguments.
@@ -53,11 +81,9 @@ impl InputSchema {
         if document.to_string().len() > limits::SCHEMA_BYTES {
             return Err(Error::TooLarge);
         }
-        let validator = jsonschema::options()
-            .with_pattern_options(PatternOptions::regex())
-            .build(&document)
-            .map_err(|error| Error::DoesNotCompile(Violation::new(&error).to_string()))?;
-        Ok(InputSchema { document: Arc::new(document), validator: Arc::new(validator) })
+        check_document(&document)?;
+        let program = compile::compile(&document)?;
+        Ok(InputSchema { document: Arc::new(document), program: Arc::new(program) })
     }
 
     /// Returns the schema as JSON.
@@ -65,36 +91,51 @@ impl InputSchema {
         &self.document
     }
 
-    /// Validates arguments. The error holds at most [`limits::VIOLATIONS`] violations.
-    pub fn validate(&self, arguments: &Value) -> Result<(), Vec<Violation>> {
-        if self.validator.is_valid(arguments) {
-            return Ok(());
-        }
-        let violations: Vec<Violation> = self
-            .validator
-            .iter_errors(arguments)
-            .take(limits::VIOLATIONS)
-            .map(|error| Violation::new(&error))
-            .collect();
-        if violations.is_empty() { Ok(()) } else { Err(violations) }
+    /// Validates arguments in at most [`limits::VALIDATION_STEPS`], which can take seconds.
+    pub fn validate(&self, arguments: &Value) -> Result<(), Rejected> {
+        self.validate_within(arguments, &mut Budget::default())
     }
+
+    /// Validates arguments. Steps are taken from the budget. If there are violations, finding out where they are takes
+    /// about as many steps again, which are not taken from it.
+    pub fn validate_within(&self, arguments: &Value, budget: &mut Budget) -> Result<(), Rejected> {
+        match run::violations(&self.program, arguments, budget) {
+            Ok(violations) if violations.is_empty() => Ok(()),
+            Ok(violations) => Err(Rejected::Violations(violations)),
+            Err(Stop::Flag) => Err(Rejected::Stopped),
+            Err(Stop::Spent | Stop::TooDeep | Stop::Enough) => Err(Rejected::TooCostly),
+        }
+    }
+
+    /// Returns the approximate size of the compiled schema, in bytes.
+    pub(crate) fn program_bytes(&self) -> usize {
+        self.program.bytes()
+    }
+}
+
+/// Validates a schema against the schema of its draft.
+fn check_document(document: &Value) -> Result<(), Error> {
+    static DRAFTS: [OnceLock<Program>; 5] = [const { OnceLock::new() }; 5];
+    let draft = compile::draft(document)?;
+    let place = draft as usize;
+    let program = DRAFTS[place]
+        .get_or_init(|| compile::compile_meta(draft).expect("bug: the schema of a draft compiles"));
+    match run::violations(program, document, &mut Budget::default()) {
+        Ok(violations) if violations.is_empty() => Ok(()),
+        Ok(violations) => Err(Error::DoesNotCompile(violations[0].to_string())),
+        Err(_) => Err(Error::TooComplex("the schema is nested too deep".into())),
+    }
+}
+
+fn list(violations: &[Violation]) -> String {
+    let violations: Vec<String> = violations.iter().map(ToString::to_string).collect();
+    violations.join("; ")
 }
 
 impl Violation {
-    fn new(error: &jsonschema::ValidationError<'_>) -> Self {
-        let path = cut(json_path(error.instance_path().as_str()), limits::PATH_CHARS);
-        Violation { path, problem: problem(error) }
+    fn at(path: String, problem: String) -> Self {
+        Violation { path: cut(path, limits::PATH_CHARS), problem: cut(problem, limits::PROBLEM_CHARS) }
     }
-}
-
-/// Description of a violation. The validator's text repeats the whole value; if that makes it too long, the value is
-/// left out.
-fn problem(error: &jsonschema::ValidationError<'_>) -> String {
-    let text = error.to_string();
-    if text.chars().nth(limits::PROBLEM_CHARS).is_none() {
-        return text;
-    }
-    cut(error.masked_with("the value").to_string(), limits::PROBLEM_CHARS)
 }
 
 /// Converts a JSON pointer (`/items/2/name`) to the notation of all errors of this crate (`$.items[2].name`).
@@ -118,6 +159,7 @@ pub(crate) fn parse(document: Value, path: &Path<'_>) -> Result<InputSchema, Inv
     InputSchema::new(document).map_err(|error| match error {
         Error::NotAnObject => Invalid::shape(path, "a JSON Schema object", found),
         Error::TooLarge => Invalid::value(path, format!("at most {} bytes", limits::SCHEMA_BYTES), "more"),
+        Error::TooComplex(why) => Invalid::value(path, "a JSON Schema that is not too complex", why),
         Error::DoesNotCompile(why) => {
             Invalid::value(path, "a JSON Schema that compiles", format!("an error at {why}"))
         }
@@ -149,8 +191,11 @@ mod tests {
     use super::*;
 
     fn violations(schema: Value, arguments: Value) -> Vec<String> {
-        let errors = InputSchema::new(schema).unwrap().validate(&arguments).err().unwrap_or_default();
-        errors.iter().map(Violation::to_string).collect()
+        match InputSchema::new(schema).unwrap().validate(&arguments) {
+            Ok(()) => Vec::new(),
+            Err(Rejected::Violations(violations)) => violations.iter().map(Violation::to_string).collect(),
+            Err(other) => panic!("{other}"),
+        }
     }
 
     /// Proves: LC-31

@@ -114,12 +114,18 @@ fn tools(object: &mut Object<'_>) -> Result<Vec<Tool>, Invalid> {
     let path = object.path().field("tools");
     let mut names = HashSet::new();
     let mut tools = Vec::with_capacity(items.len());
+    let mut program_bytes = 0;
     for (index, item) in items.into_iter().enumerate() {
         let path = path.item(index);
         let tool = tool(Object::new(item, path)?)?;
         if !names.insert(tool.name.clone()) {
             let found = format!("{} a second time", quote(tool.name.as_str()));
             return Err(Invalid::value(&path.field("name"), "a unique name", found));
+        }
+        program_bytes += tool.input_schema.program_bytes();
+        if program_bytes > limits::TOOLSET_PROGRAM_BYTES {
+            let expected = format!("compiled schemas of at most {} bytes", limits::TOOLSET_PROGRAM_BYTES);
+            return Err(Invalid::value(&path.field("inputSchema"), expected, "more, with those before it"));
         }
         tools.push(tool);
     }

@@ -1,7 +1,8 @@
 //! URLs that arrive in messages.
 //!
-//! Each type keeps the exact text of its URL, because a callback URL is opaque (TR-16). `Display` and `Debug` leave out
-//! user, path and query, because anyone who knows a callback URL can post into the conversation (LC-34).
+//! Each type keeps the exact text of its URL, because a callback URL is opaque (TR-16). Only [`AuthUrl`], which people
+//! read, is normalised if its host could be mistaken for another one. `Display` and `Debug` leave out user, path and
+//! query, because anyone who knows a callback URL can post into the conversation (LC-34).
 
 use std::fmt;
 
@@ -25,6 +26,9 @@ pub enum Error {
     /// The URL is http and not on loopback, where https is required.
     #[error("http is permitted only on loopback")]
     NotEncrypted,
+    /// The URL has a user before its host, which people take for the host.
+    #[error("a user before the host is not permitted")]
+    UserInfo,
 }
 
 impl Error {
@@ -34,6 +38,7 @@ impl Error {
             Error::NotAbsolute => "an absolute http or https URL".into(),
             Error::Scheme => "an http or https URL".into(),
             Error::NotEncrypted => "an https URL, or http on loopback".into(),
+            Error::UserInfo => "a URL without a user".into(),
         }
     }
 
@@ -44,6 +49,7 @@ impl Error {
             Error::NotAbsolute => "something else",
             Error::Scheme => "another scheme",
             Error::NotEncrypted => "http to another machine",
+            Error::UserInfo => "@ before the host",
         }
     }
 }
@@ -63,33 +69,61 @@ fn parse_http(text: &str) -> Result<Url, Error> {
     if url.host_str().is_none_or(str::is_empty) { Err(Error::NotAbsolute) } else { Ok(url) }
 }
 
-fn parse_https_or_loopback(text: &str) -> Result<Url, Error> {
-    let url = parse_http(text)?;
-    let loopback = match url.host() {
+/// Returns true if a URL names this machine by a loopback address, `localhost` or a name below it.
+pub fn is_on_loopback(url: &Url) -> bool {
+    match url.host() {
         Some(Host::Ipv4(ip)) => ip.is_loopback(),
         Some(Host::Ipv6(ip)) => ip.is_loopback(),
         Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
         None => false,
-    };
-    if url.scheme() == "https" || loopback { Ok(url) } else { Err(Error::NotEncrypted) }
+    }
+}
+
+/// Returns the authority as it is written: user, host and port. The parser skips any number of slashes and
+/// backslashes before it.
+fn authority(text: &str) -> &str {
+    let (_, rest) = text.split_once(':').unwrap_or(("", text));
+    let rest = rest.trim_start_matches(['/', '\\']);
+    rest.split(['/', '\\', '?', '#']).next().unwrap_or("")
+}
+
+fn parse_auth(text: &str) -> Result<Url, Error> {
+    let url = parse_http(text)?;
+    // The parser drops an empty user, so the text decides.
+    if authority(text).contains('@') {
+        return Err(Error::UserInfo);
+    }
+    if url.scheme() == "https" || is_on_loopback(&url) { Ok(url) } else { Err(Error::NotEncrypted) }
+}
+
+fn keep(text: String, _: &Url) -> String {
+    text
+}
+
+/// Returns the text with its host in punycode, so that a letter of another script cannot pass for a Latin one.
+fn with_ascii_host(text: String, url: &Url) -> String {
+    let written = authority(&text);
+    let port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let host = written.rsplit_once(':').filter(|(_, end)| port(end)).map_or(written, |(host, _)| host);
+    if url.host_str().is_some_and(|ascii| ascii.eq_ignore_ascii_case(host)) { text } else { url.to_string() }
 }
 
 macro_rules! http_url {
-    ($(#[$doc:meta])* $name:ident, $check:path) => {
+    ($(#[$doc:meta])* $name:ident, $check:path, $normalise:path) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, Hash, Serialize)]
         #[serde(transparent)]
         pub struct $name(Box<str>);
 
         impl $name {
-            /// Validates the text and keeps it unchanged.
+            /// Validates the text.
             pub fn new(text: impl Into<String>) -> Result<Self, Error> {
                 let text = text.into();
-                $check(&text)?;
-                Ok($name(text.into()))
+                let url = $check(&text)?;
+                Ok($name($normalise(text, &url).into()))
             }
 
-            /// Returns the exact text. The caller has to keep it out of logs and error messages.
+            /// Returns the text. The caller has to keep it out of logs and error messages.
             pub fn expose(&self) -> &str {
                 &self.0
             }
@@ -123,19 +157,19 @@ macro_rules! http_url {
 
 http_url! {
     /// URL to which a tool posts the callbacks of one call.
-    CallbackUrl, parse_http
+    CallbackUrl, parse_http, keep
 }
 http_url! {
-    /// URL that a user opens to authorize a tool: https, or http on loopback.
-    AuthUrl, parse_https_or_loopback
+    /// URL that a user opens to authorize a tool: https, or http on loopback. It has no user, and its host is ASCII.
+    AuthUrl, parse_auth, with_ascii_host
 }
 http_url! {
     /// URL to which the user's choice is posted.
-    ResponseUrl, parse_http
+    ResponseUrl, parse_http, keep
 }
 http_url! {
     /// URL of a tool server: its invocation endpoint, or the destination of a migration.
-    EndpointUrl, parse_http
+    EndpointUrl, parse_http, keep
 }
 
 #[cfg(test)]
@@ -189,6 +223,47 @@ mod tests {
         }
         for bad in ["http://id.example.com/a", "http://10.0.0.1/", "http://localhost.evil.com/"] {
             assert_eq!(AuthUrl::new(bad), Err(Error::NotEncrypted), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_auth_url_has_no_user_before_its_host() {
+        let bad = [
+            "https://accounts.example.com@evil.example/",
+            "https://user:pass@evil.example/",
+            "https://@evil.example/",
+            "https://:@evil.example/",
+            "https:///@evil.example/",
+            "https:@evil.example/",
+            "https:\\\\user@evil.example/",
+            "https:/\\@evil.example?x",
+            "https://a@b@evil.example#x",
+            "http://@127.0.0.1/",
+        ];
+        for bad in bad {
+            assert_eq!(AuthUrl::new(bad), Err(Error::UserInfo), "{bad}");
+        }
+        for good in
+            ["https://id.example.com/@user", "https://id.example.com?a=x@y", "https://id.example.com#@"]
+        {
+            assert_eq!(AuthUrl::new(good).unwrap().expose(), good);
+        }
+        assert!(CallbackUrl::new("https://user@agent.example.com/").is_ok());
+    }
+
+    #[test]
+    fn the_host_of_an_auth_url_is_in_punycode() {
+        let table = [
+            ("https://аpple.com/x?y#z", "https://xn--pple-43d.com/x?y#z"),
+            ("https://%D0%B0pple.com:444/", "https://xn--pple-43d.com:444/"),
+            ("https://ａpple.com/", "https://apple.com/"),
+            ("https://id.example.com", "https://id.example.com"),
+            ("HTTPS://ID.example.com:443/a/../b", "HTTPS://ID.example.com:443/a/../b"),
+            ("http://[::1]:80/", "http://[::1]:80/"),
+            ("http://0x7f.1/", "http://127.0.0.1/"),
+        ];
+        for (text, expected) in table {
+            assert_eq!(AuthUrl::new(text).unwrap().expose(), expected);
         }
     }
 }

@@ -25,8 +25,8 @@ pub(crate) fn next(cron: &str, timezone: &str, after: Timestamp) -> Result<Optio
 
 /// Parses a time, either with an offset (`2026-11-16T08:00:00Z`) or as local time in `timezone`.
 pub(crate) fn parse_time(time: &str, timezone: &str) -> Result<Timestamp, String> {
-    if let Ok(moment) = time.parse::<JiffTimestamp>() {
-        return Ok(Timestamp(moment.as_millisecond()));
+    if let Ok(time) = time.parse::<jiff::Timestamp>() {
+        return Ok(Timestamp(time.as_millisecond()));
     }
     let civil: DateTime = time.parse().map_err(|_| {
         format!("`{time}` is not a time; write it like 2026-11-16T08:00:00 or 2026-11-16T08:00:00Z")

@@ -9,6 +9,7 @@ pub(crate) mod built_in;
 mod check;
 mod clock;
 mod dispatch;
+mod function;
 mod invoke;
 mod messages;
 mod metrics;
@@ -27,12 +28,16 @@ use std::time::Duration;
 
 use rap_agent::{Effect, Head, Input, LostAfter, Write};
 use rap_io::secret_box::{self, Key};
-use rap_protocol::{CallId, Timestamp};
+use rap_io::validation::Validations;
+use rap_protocol::{CallId, Forbidden, Timestamp, UrlRules};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use url::Url;
 
+use crate::function::Functions;
+use crate::http::Admission;
 use crate::hub::{Hub, LiveEvent};
 use crate::settings::{Agent, Settings, SettingsError};
 use crate::store::sqlite::sibling_path;
@@ -88,12 +93,17 @@ pub enum StartError {
 pub(crate) struct Engine {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) settings: Settings,
+    /// Rules for URLs that tools name.
+    urls: Arc<UrlRules>,
     pub(crate) tokens: Tokens,
     pub(crate) toolsets: Toolsets,
+    functions: Functions,
+    validations: Validations<String>,
     pub(crate) hub: Hub,
     pub(crate) metrics: Metrics,
     pub(crate) world: World,
     pub(crate) dispatcher: Dispatcher,
+    pub(crate) admission: Admission,
     notifications: Notifications,
     ledger: Ledger,
     /// Notified when messages between threads are due.
@@ -119,7 +129,7 @@ impl Engine {
             notify: NOTIFY_TIMEOUT,
             discover: limits.discovery_timeout,
         };
-        let world = World::real(settings.url_policy, http);
+        let world = World::real(&settings.url_rules(), http);
         let (database, key_file) = (&settings.database, sibling_path(&settings.database, "key"));
         if database.exists() && !key_file.exists() {
             return Err(StartError::KeyMissing { key: key_file, database: database.clone() });
@@ -151,13 +161,26 @@ impl Engine {
             answer: ANSWER_SLOTS,
             check: CHECK_SLOTS,
         };
+        let functions =
+            Functions::new(&settings.functions).expect("bug: the functions were checked with the settings");
+        let (servers, urls) = (settings.tool_servers.clone(), Arc::new(settings.url_rules()));
         let engine = Arc::new(Engine {
             store,
             tokens: Tokens::new([key], limits.callback_token_lifetime),
-            toolsets: Toolsets::new(settings.tool_servers.clone(), world.clone(), limits.discovery_timeout),
+            toolsets: Toolsets::new(
+                servers,
+                functions.document(),
+                Arc::clone(&urls),
+                world.clone(),
+                limits.discovery_timeout,
+            ),
+            urls,
+            functions,
+            validations: Validations::default(),
             hub: Hub::new(),
             metrics: Metrics::default(),
             dispatcher: Dispatcher::new(slots),
+            admission: Admission::new(limits),
             notifications: Notifications::new(&settings.tool_servers),
             ledger: Ledger::default(),
             messages_due: Notify::new(),
@@ -326,6 +349,14 @@ impl Engine {
                 () = self.stop.cancelled() => return Err(store::Error::Closed),
                 () = tokio::time::sleep(pause) => pause = (pause * 2).min(longest),
             }
+        }
+    }
+
+    /// Judges a URL that the tool server with this base URL named.
+    fn check_named_url(&self, server: &str, url: &Url) -> Result<(), Forbidden> {
+        match Url::parse(server) {
+            Ok(server) => self.urls.check_named_by(&server, url),
+            Err(_) => self.urls.check(url),
         }
     }
 

@@ -1,12 +1,14 @@
 //! A durable runtime for the Reactive Agent Protocol. An idle agent is only a row in a database.
 //!
 //! [`Runtime::start`] opens the database and resumes unfinished work. [`Runtime::serve`] serves tools and clients over
-//! HTTP. The rules are defined in [`rap_agent`]. This crate loads state, runs steps, commits them and carries out their
+//! HTTP. [`Settings::new`] has defaults for everything but the database and the model, and [`Function`] makes a tool from an
+//! async function; `examples/embedded.rs` shows both. The rules are defined in [`rap_agent`]. This crate loads state, runs steps, commits them and carries out their
 //! effects.
 
 mod calendar;
 mod display;
 mod engine;
+mod function;
 mod glob;
 mod http;
 mod hub;
@@ -28,6 +30,7 @@ use tokio::net::TcpListener;
 
 use crate::engine::Engine;
 pub use crate::engine::StartError;
+pub use crate::function::{Function, FunctionResult};
 pub use crate::glob::ToolGlob;
 pub use crate::settings::{Agent, AgentModel, Limits, Settings, SettingsError, ToolServer, Window};
 pub use crate::store::OpenError;
@@ -54,7 +57,11 @@ impl Runtime {
         let limits = &self.engine.settings.limits;
         let (stop_within, serve_limits) = (
             limits.stop_within,
-            ServeLimits { connections: limits.connections, head_within: limits.request_within },
+            ServeLimits {
+                connections: limits.connections,
+                head_within: limits.request_within,
+                urgent_paths: &["/callback/", "/healthz", "/readyz"],
+            },
         );
         let connections = serve_until(listener, self.router(), serve_limits, stop).await;
         let answered = tokio::time::timeout(stop_within, connections.shutdown());
@@ -69,4 +76,11 @@ impl Runtime {
     pub async fn shut_down(self) {
         self.engine.shut_down().await;
     }
+}
+
+/// Runs the Rust code of the guide as a doc test.
+#[cfg(doctest)]
+mod guide {
+    #[doc = include_str!("../../../docs/run-an-agent.md")]
+    struct RunAnAgent;
 }

@@ -1,13 +1,16 @@
 //! Settings of a runtime.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::HeaderValue;
 use rap_agent::Cause;
-use rap_protocol::{Secret, UrlPolicy};
+pub use rap_agent::RuntimeLimits as Limits;
+use rap_protocol::{HostPort, Secret, UrlPolicy, UrlRules};
+use url::Url;
 
+use crate::function::{Function, Functions};
 use crate::glob::ToolGlob;
 use crate::model::Model;
 
@@ -29,8 +32,14 @@ pub struct Settings {
     pub window: Window,
     /// Tool servers whose tools are offered to agents.
     pub tool_servers: Vec<ToolServer>,
-    /// Restriction of the URLs that tool servers send.
+    /// Functions of this process that are offered to agents as tools.
+    pub functions: Vec<Function>,
+    /// Addresses that URLs named by tools may have: endpoints and response URLs.
     pub url_policy: UrlPolicy,
+    /// Exceptions from `url_policy`. Tool servers' credentials may be sent there, too.
+    pub allow_hosts: Vec<HostPort>,
+    /// Address that the runtime listens on, which tools must not make it send to. `None` if it is not known.
+    pub listen: Option<SocketAddr>,
     /// Limits of the runtime.
     pub limits: Limits,
 }
@@ -49,9 +58,32 @@ pub enum SettingsError {
         /// Base URL of the tool server.
         server: String,
     },
+    /// A function cannot be a tool.
+    #[error("the functions cannot be tools: {0}")]
+    BadFunction(String),
 }
 
 impl Settings {
+    /// Returns settings with one agent, `model`, no tools and default limits. The callback endpoint is expected at
+    /// `http://127.0.0.1:7420`, which matters only to tool servers.
+    pub fn new(database: impl Into<PathBuf>, model: Arc<dyn Model>) -> Settings {
+        Settings {
+            public_url: "http://127.0.0.1:7420".into(),
+            database: database.into(),
+            tokens: Vec::new(),
+            agents: vec![Agent::default()],
+            model,
+            images: false,
+            window: Window::default(),
+            tool_servers: Vec::new(),
+            functions: Vec::new(),
+            url_policy: UrlPolicy::Loopback,
+            allow_hosts: Vec::new(),
+            listen: None,
+            limits: Limits::default(),
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<(), SettingsError> {
         if self.agents.is_empty() {
             return Err(SettingsError::NoAgent);
@@ -62,7 +94,27 @@ impl Settings {
                 return Err(SettingsError::BadBearer { server: server.url.clone() });
             }
         }
-        Ok(())
+        Functions::new(&self.functions).map(drop)
+    }
+
+    /// Returns the rules for URLs that tools name. The origins of tool servers and models are always permitted.
+    pub(crate) fn url_rules(&self) -> UrlRules {
+        let mut rules = UrlRules::from(self.url_policy).allow_hosts(self.allow_hosts.iter().cloned());
+        if let Some(listen) = self.listen {
+            rules = rules.listening_on(listen);
+        }
+        if let Ok(public_url) = Url::parse(&self.public_url) {
+            rules = rules.public_url(&public_url);
+        }
+        let models = self.agents.iter().map(|agent| self.model_server(&agent.name));
+        let configured = self.tool_servers.iter().map(|server| server.url.as_str()).chain(models);
+        configured.filter_map(|url| Url::parse(url).ok()).fold(rules, |rules, url| rules.configured(&url))
+    }
+
+    /// Returns true if only clients on this machine are served.
+    pub(crate) fn is_local_only(&self) -> bool {
+        let is_loopback = |listen: SocketAddr| listen.ip().to_canonical().is_loopback();
+        self.tokens.is_empty() || self.listen.is_some_and(is_loopback)
     }
 
     fn agent(&self, name: &str) -> Option<&Agent> {
@@ -181,65 +233,4 @@ pub struct ToolServer {
     pub url: String,
     /// Bearer token that is sent with every request. `None` sends no `Authorization` header.
     pub bearer: Option<Secret>,
-}
-
-/// Configurable limits of a runtime.
-#[derive(Debug, Clone)]
-pub struct Limits {
-    /// Limits of a thread, for agents without limits of their own.
-    pub thread: rap_agent::Limits,
-    /// Time for which an invocation is retried.
-    pub invoke_retry_for: Duration,
-    /// Time after the acknowledgement of a call until its server is first asked whether the call is still alive, and
-    /// the interval of further checks.
-    pub lost_after: Duration,
-    /// Time limit for a tool server to acknowledge an invocation.
-    pub invoke_ack_timeout: Duration,
-    /// Maximum number of concurrent invocations of each tool server.
-    pub invoke_concurrency: usize,
-    /// Maximum number of attempts to ask the model before the thread fails.
-    pub model_attempts: u32,
-    /// Maximum number of concurrent questions to each model server.
-    pub model_concurrency: usize,
-    /// Time limit of a question to the model.
-    pub model_timeout: Duration,
-    /// Time limit for fetching a toolset.
-    pub discovery_timeout: Duration,
-    /// Maximum size of a request body, in bytes.
-    pub body: usize,
-    /// Maximum size of a view's content, in bytes.
-    pub view_bytes: usize,
-    /// Time after which a callback URL expires. `None` means that it is valid as long as its call or subscription.
-    pub callback_token_lifetime: Option<Duration>,
-    /// Time for which clients' Idempotency-Keys are kept.
-    pub event_marks_for: Duration,
-    /// Maximum number of concurrent incoming connections.
-    pub connections: usize,
-    /// Time limit for receiving the headers of a request.
-    pub request_within: Duration,
-    /// Time that work in progress has to finish when the runtime stops.
-    pub stop_within: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits {
-            thread: rap_agent::Limits::default(),
-            invoke_retry_for: Duration::from_secs(600),
-            lost_after: Duration::from_secs(15 * 60),
-            invoke_ack_timeout: Duration::from_secs(10),
-            invoke_concurrency: 256,
-            model_attempts: 5,
-            model_concurrency: 64,
-            model_timeout: Duration::from_secs(600),
-            discovery_timeout: Duration::from_secs(5),
-            body: rap_protocol::limits::BODY_BYTES,
-            view_bytes: 256 * 1024,
-            callback_token_lifetime: None,
-            event_marks_for: Duration::from_secs(7 * 24 * 3600),
-            connections: 4096,
-            request_within: Duration::from_secs(30),
-            stop_within: Duration::from_millis(1500),
-        }
-    }
 }

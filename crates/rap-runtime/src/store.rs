@@ -27,7 +27,7 @@ use rap_protocol::{CallId, ThreadId, Timestamp};
 pub(crate) use apply::PANIC;
 pub(crate) use apply::{Loaded, SharedFacts, Stepped, rounds, step_one};
 pub(crate) use ledger::{
-    Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Redelivery,
+    Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Redelivery, outcome_after,
 };
 pub(crate) use listing::{
     CallRow, Cursor, HistoryPage, InboxItem, Page, PageRequest, StoredQuestion, SubscriptionRow,

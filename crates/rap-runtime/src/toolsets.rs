@@ -5,20 +5,20 @@
 //! toolset that any session has fetched. A toolset is valid as a whole or not at all. A tool name that two servers use
 //! is not offered, nor is the name of a built-in tool.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::{HeaderName, HeaderValue, header};
 use rap_agent::{Cause, texts};
-use rap_protocol::{DISCOVERY_PATH, Timestamp, Tool, Toolset, parse_toolset};
-use serde_json::Value;
+use rap_protocol::{DISCOVERY_PATH, Timestamp, Tool, Toolset, UrlRules, parse_toolset};
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 use url::Url;
 
 use crate::display::Scripts;
+use crate::function::IN_PROCESS;
 use crate::model::OfferedTool;
 use crate::settings::ToolServer;
 use crate::store::{Error, SessionKey, SessionToolset, Store, StoredToolset};
@@ -37,7 +37,12 @@ const MAX_REFRESHES: usize = 65_536;
 const TOOLSET_BYTES: usize = rap_protocol::limits::BODY_BYTES;
 
 pub(crate) struct Toolsets {
+    /// The tool servers, and [`IN_PROCESS`] if there are functions.
     servers: Vec<ToolServer>,
+    /// Toolset of the functions of this process.
+    functions: Option<Vec<u8>>,
+    /// Rules for endpoints.
+    urls: Arc<UrlRules>,
     world: World,
     timeout: Duration,
     cache: Mutex<Cache>,
@@ -57,8 +62,6 @@ struct Cache {
     newest: HashMap<String, Document>,
     /// Time at which a session last refreshed the toolset of a server.
     refreshed: HashMap<(SessionKey, String), Instant>,
-    /// Servers and names of tools whose arguments take too long to validate.
-    uncheckable: HashSet<(String, String)>,
 }
 
 /// A toolset as the server sent it.
@@ -106,8 +109,6 @@ pub(crate) struct SessionTools {
     pub(crate) servers: Vec<ServerTools>,
     /// Index of the server and of the tool in its toolset, by name of the tool.
     offered: HashMap<String, (usize, usize)>,
-    /// Tools whose schema has references.
-    with_references: HashSet<String>,
     /// Cache of the tools that are offered to each agent's model.
     offers: Mutex<HashMap<OfferKey, Arc<[OfferedTool]>>>,
 }
@@ -137,11 +138,6 @@ impl SessionTools {
         let server = &self.servers[server];
         let toolset = server.toolset.as_deref()?;
         Some((server, toolset, &toolset.tools[tool]))
-    }
-
-    /// Returns true if the tool's schema has references, so that validation can take very long.
-    pub(crate) fn has_schema_references(&self, name: &str) -> bool {
-        self.with_references.contains(name)
     }
 
     /// Returns all offered tools, in the order of servers and toolsets.
@@ -197,20 +193,23 @@ impl SessionTools {
                 servers[*at].errors.push(why);
             }
         }
-        let refers = |(at, place): &(usize, usize)| {
-            let toolset = servers[*at].toolset.as_deref();
-            toolset.is_some_and(|toolset| has_reference(toolset.tools[*place].input_schema.document()))
-        };
-        let with_references = offered.iter().filter(|(_, place)| refers(place)).map(|(name, _)| name.clone());
-        let with_references = with_references.collect();
-        SessionTools { servers, offered, with_references, offers: Mutex::default() }
+        SessionTools { servers, offered, offers: Mutex::default() }
     }
 }
 
 impl Toolsets {
-    pub(crate) fn new(servers: Vec<ToolServer>, world: World, timeout: Duration) -> Toolsets {
+    pub(crate) fn new(
+        mut servers: Vec<ToolServer>,
+        functions: Option<Vec<u8>>,
+        urls: Arc<UrlRules>,
+        world: World,
+        timeout: Duration,
+    ) -> Toolsets {
+        if functions.is_some() {
+            servers.push(ToolServer { url: IN_PROCESS.into(), bearer: None });
+        }
         let refreshing = servers.iter().map(|server| (server.url.clone(), Default::default())).collect();
-        Toolsets { servers, world, timeout, cache: Mutex::default(), refreshing }
+        Toolsets { servers, functions, urls, world, timeout, cache: Mutex::default(), refreshing }
     }
 
     fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
@@ -301,16 +300,33 @@ impl Toolsets {
                 None => (None, error),
                 Some(toolset) => self.parsed(store, toolset, error).await?,
             };
+            let endpoint = parsed
+                .as_ref()
+                .and_then(|parsed| self.endpoint_problem(server, &parsed.toolset.endpoint.to_url()));
             servers.push(ServerTools {
                 url: server.url.clone(),
                 hash: stored.and_then(|stored| stored.toolset.as_ref()).map(|toolset| toolset.hash.clone()),
                 toolset: parsed.as_ref().map(|parsed| Arc::clone(&parsed.toolset)),
                 scripts: parsed.map(|parsed| parsed.scripts),
-                errors: error.into_iter().collect(),
+                errors: error.into_iter().chain(endpoint).collect(),
                 fetched_at: stored.map_or(Timestamp(0), |stored| stored.fetched_at),
             });
         }
         Ok(Arc::new(SessionTools::assemble(servers)))
+    }
+
+    /// Returns what is wrong with the endpoint that a server names, as far as its URL tells.
+    fn endpoint_problem(&self, server: &ToolServer, endpoint: &Url) -> Option<String> {
+        let base = Url::parse(&server.url).ok()?;
+        if let Err(forbidden) = self.urls.check_named_by(&base, endpoint) {
+            return Some(format!("calls are refused, because the endpoint is not allowed: {forbidden}"));
+        }
+        let withheld = server.bearer.is_some() && !may_have_credentials(&self.urls, server, endpoint);
+        withheld.then(|| {
+            "calls are sent without the token, because the endpoint is not on this server; add its host and port to \
+             server.allow_hosts to send it there"
+                .into()
+        })
     }
 
     /// Parses a stored or fetched toolset. Its schemas and scripts are compiled once and cached.
@@ -371,6 +387,16 @@ impl Toolsets {
     }
 
     async fn fetch_now(&self, server: &ToolServer) -> Result<(String, Vec<u8>), String> {
+        let body = match &self.functions {
+            Some(toolset) if server.url == IN_PROCESS => toolset.clone(),
+            _ => self.fetch_valid(server).await?,
+        };
+        let digest = Sha256::digest(&body);
+        Ok((digest.iter().map(|byte| format!("{byte:02x}")).collect(), body))
+    }
+
+    /// Fetches the toolset of a server. It is valid as a whole, or it is discarded.
+    async fn fetch_valid(&self, server: &ToolServer) -> Result<Vec<u8>, String> {
         let url =
             Url::parse(&format!("{}{DISCOVERY_PATH}", server.url)).map_err(|error| error.to_string())?;
         let answer = self.world.http.get(&url, &authorization(server), TOOLSET_BYTES).await;
@@ -378,14 +404,11 @@ impl Toolsets {
         if answer.status != 200 {
             return Err(format!("discovery was answered {}", answer.status));
         }
-        // A toolset is valid as a whole, or it is discarded.
         let body = answer.body.to_vec();
         let checked = self.world.blocking.run(move || parse_toolset(&body).map(|_| body)).await;
-        let body = checked
+        checked
             .ok_or_else(|| "the toolset could not be read".to_owned())?
-            .map_err(|invalid| format!("the toolset is not valid: {invalid}"))?;
-        let digest = Sha256::digest(&body);
-        Ok((digest.iter().map(|byte| format!("{byte:02x}")).collect(), body))
+            .map_err(|invalid| format!("the toolset is not valid: {invalid}"))
     }
 
     /// Handles a 409: returns the newest known toolset of the server. If the session has it already, fetches it again,
@@ -428,28 +451,6 @@ impl Toolsets {
         None
     }
 
-    /// Returns those of the tools whose validation was given up.
-    pub(crate) fn uncheckable(&self, tools: &SessionTools, names: &[&str]) -> HashSet<String> {
-        let cache = self.cache();
-        let given_up = |name: &&str| {
-            tools.find(name).is_some_and(|(server, ..)| {
-                cache.uncheckable.contains(&(server.url.clone(), (*name).to_owned()))
-            })
-        };
-        names.iter().copied().filter(given_up).map(str::to_owned).collect()
-    }
-
-    /// Gives up validation for these tools.
-    pub(crate) fn give_up_checking(&self, tools: &SessionTools, names: &[&str]) -> HashSet<String> {
-        let mut cache = self.cache();
-        for name in names {
-            if let Some((server, ..)) = tools.find(name) {
-                cache.uncheckable.insert((server.url.clone(), (*name).to_owned()));
-            }
-        }
-        names.iter().map(|name| (*name).to_owned()).collect()
-    }
-
     /// Returns the tools of the last discovery of each server. Servers that were never asked are asked now.
     pub(crate) async fn latest(&self, store: &dyn Store) -> Result<Arc<SessionTools>, Error> {
         let known: Vec<String> = self.cache().latest.keys().cloned().collect();
@@ -489,17 +490,9 @@ fn failure_notice(before: Option<&SessionToolset>, now: &SessionToolset) -> Opti
     (!known).then_some(notice)
 }
 
-/// Returns true if a schema has references. Without them, validation takes at most one step per part of the schema for
-/// each part of the arguments.
-fn has_reference(schema: &Value) -> bool {
-    const REFERENCES: [&str; 3] = ["$ref", "$dynamicRef", "$recursiveRef"];
-    match schema {
-        Value::Object(fields) => {
-            fields.iter().any(|(key, value)| REFERENCES.contains(&key.as_str()) || has_reference(value))
-        }
-        Value::Array(items) => items.iter().any(has_reference),
-        _ => false,
-    }
+/// Returns true if the credentials for a tool server may be sent to this URL.
+pub(crate) fn may_have_credentials(urls: &UrlRules, server: &ToolServer, url: &Url) -> bool {
+    Url::parse(&server.url).is_ok_and(|base| urls.may_have_credentials(&base, url))
 }
 
 /// Returns the `Authorization` header for a tool server, if it has a bearer token.

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use rap_io::client::{Client, ClientLimits, Error, Fetched, Reply};
-use rap_protocol::{Timestamp, UrlPolicy};
+use rap_protocol::{Timestamp, UrlRules};
 use url::Url;
 
 /// The wall clock.
@@ -83,8 +83,9 @@ pub(crate) struct HttpLimits {
 }
 
 impl World {
-    pub(crate) fn real(policy: UrlPolicy, limits: HttpLimits) -> World {
-        let client = |total| Client::new(policy, ClientLimits { total, ..ClientLimits::default() });
+    pub(crate) fn real(rules: &UrlRules, limits: HttpLimits) -> World {
+        let client =
+            |total| Client::outgoing(rules.clone(), ClientLimits { total, ..ClientLimits::default() });
         let http = RealHttp {
             invoke: client(limits.invoke),
             notify: client(limits.notify),

@@ -3,12 +3,8 @@
 //! Absolute figures vary between machines and between runs; compare the ratios within one run. This process generates
 //! the load, and each server runs in a separate process.
 
-#[path = "../../../benches/bench.rs"]
-mod bench;
-
-use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +12,8 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Bytes;
 use axum::routing::post;
-use bench::{BenchResult, Figure, Scale};
+use rap_testkit::Process;
+use rap_testkit::bench::{self, BenchResult, Figure, Scale, parent_is_gone};
 use rap_tool::prelude::*;
 use rap_tool::{Limits, Rate};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -72,7 +69,7 @@ struct Nothing {}
 async fn serve(role: &str, data: &str) -> BenchResult<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     if role == "router" {
-        println!("http://{}", listener.local_addr()?);
+        eprintln!("listening on {}", listener.local_addr()?);
         let router = Router::new().route("/invoke", post(|_: Bytes| async {}));
         tokio::select! {
             served = axum::serve(listener, router) => served?,
@@ -94,44 +91,16 @@ async fn serve(role: &str, data: &str) -> BenchResult<()> {
         .limits(limits)
         .data(data);
     let bound = server.bind("127.0.0.1:0").await?;
-    println!("{}", bound.url());
+    eprintln!("listening on {}", bound.url());
     bound.run_until(parent_is_gone()).await;
     Ok(())
 }
 
-async fn parent_is_gone() {
-    let read = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
-    drop(read.await);
-}
-
-struct Server {
-    child: Child,
-    _stdin: Option<ChildStdin>,
-    address: String,
-}
-
-impl Server {
-    fn start(role: &str, data: &Path) -> BenchResult<Server> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("--role").arg(role).arg(data).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn()?;
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().ok_or("no stdout")?).read_line(&mut line)?;
-        let address = line.trim().trim_start_matches("http://").to_owned();
-        Ok(Server { _stdin: child.stdin.take(), child, address })
-    }
-
-    fn resident_bytes(&self) -> BenchResult<u64> {
-        bench::resident_bytes(self.child.id())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // The process may have exited already.
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
+/// Starts a server in a process of its own.
+fn start(role: &str, data: &Path) -> BenchResult<Process> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("--role").arg(role).arg(data);
+    Ok(Process::start(command))
 }
 
 // ---- load ----
@@ -142,8 +111,8 @@ async fn measure(scale: Scale) -> BenchResult<()> {
     let data = data.path();
     let sync = bench::fdatasync(data, sizes.sync)?;
     eprintln!("the bare router and durable invocations, in turns …");
-    let router = Server::start("router", data)?;
-    let tool = Server::start("tool", &data.join("hold"))?;
+    let router = start("router", data)?;
+    let tool = start("tool", &data.join("hold"))?;
     let (router_1, hold_1) = in_turns(&router, &tool, 1, sizes).await?;
     let (router_64, hold_64) = in_turns(&router, &tool, 64, sizes).await?;
     drop((router, tool));
@@ -171,8 +140,8 @@ async fn measure(scale: Scale) -> BenchResult<()> {
 }
 
 async fn in_turns(
-    one: &Server,
-    other: &Server,
+    one: &Process,
+    other: &Process,
     connections: u64,
     sizes: &Sizes,
 ) -> BenchResult<(Figure, Figure)> {
@@ -186,11 +155,16 @@ async fn in_turns(
 }
 
 /// Invokes a tool that never returns, from several connections, and returns the latency of each invocation.
-async fn load(server: &Server, connections: u64, round: u32, within: Duration) -> BenchResult<Vec<Duration>> {
+async fn load(
+    server: &Process,
+    connections: u64,
+    round: u32,
+    within: Duration,
+) -> BenchResult<Vec<Duration>> {
     let begun = Instant::now();
     let mut tasks = Vec::new();
     for connection in 0..connections {
-        let address = server.address.clone();
+        let address = server.url.clone();
         tasks.push(tokio::spawn(async move {
             let mut client = Client::connect(&address).await?;
             let mut latencies = Vec::new();
@@ -218,7 +192,8 @@ struct Client {
 }
 
 impl Client {
-    async fn connect(address: &str) -> BenchResult<Client> {
+    async fn connect(url: &str) -> BenchResult<Client> {
+        let address = url.trim_start_matches("http://");
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         Ok(Client { stream, host: address.to_owned(), answer: Vec::new() })
@@ -264,10 +239,10 @@ async fn runtime() -> BenchResult<(String, Arc<AtomicU64>)> {
 }
 
 /// Sends `count` invocations from 64 connections.
-async fn invoke_all(server: &Server, operation: &'static str, count: u64, url: &str) -> BenchResult<()> {
+async fn invoke_all(server: &Process, operation: &'static str, count: u64, url: &str) -> BenchResult<()> {
     let mut tasks = Vec::new();
     for connection in 0..64 {
-        let (address, url) = (server.address.clone(), url.to_owned());
+        let (address, url) = (server.url.clone(), url.to_owned());
         tasks.push(tokio::spawn(async move {
             let mut client = Client::connect(&address).await?;
             for number in 0..count.div_ceil(64) {
@@ -289,7 +264,7 @@ async fn until(taken: &AtomicU64, count: u64) {
 }
 
 async fn deliveries(data: &Path, count: u64) -> BenchResult<f64> {
-    let server = Server::start("tool", data)?;
+    let server = start("tool", data)?;
     let (url, taken) = runtime().await?;
     let begun = Instant::now();
     invoke_all(&server, "echo", count, &url).await?;
@@ -299,13 +274,13 @@ async fn deliveries(data: &Path, count: u64) -> BenchResult<f64> {
 
 /// Returns the memory growth of the server with `count` idle subscriptions.
 async fn subscriptions(data: &Path, count: u64) -> BenchResult<u64> {
-    let server = Server::start("tool", data)?;
+    let server = start("tool", data)?;
     let (url, taken) = runtime().await?;
-    let mut first = Client::connect(&server.address).await?;
+    let mut first = Client::connect(&server.url).await?;
     first.invoke("wait", "first", &url).await?;
     until(&taken, 1).await;
-    let before = server.resident_bytes()?;
+    let before = bench::resident_bytes(server.id())?;
     invoke_all(&server, "wait", count, &url).await?;
     until(&taken, count + 1).await;
-    Ok(server.resident_bytes()?.saturating_sub(before))
+    Ok(bench::resident_bytes(server.id())?.saturating_sub(before))
 }

@@ -20,9 +20,11 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use futures_util::future::BoxFuture;
+use rap_io::body::BodyMemory;
 use rap_io::lock::DirLock;
+use rap_io::validation::Validations;
 use rap_io::writer::{Error as WriteError, JobClass, Writer};
-use rap_protocol::{ThreadId, Timestamp};
+use rap_protocol::{ThreadId, Timestamp, UrlRules};
 use rusqlite::Connection;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -69,10 +71,12 @@ pub(crate) struct Engine {
     pub(crate) scrapes: Limiter<()>,
     pub(crate) notifications: Limiter<Caller>,
     /// Bounds the bytes of request bodies in memory.
-    pub(crate) request_memory: Arc<Semaphore>,
+    pub(crate) request_memory: BodyMemory,
     pub(crate) counters: metrics::Counters,
     public_url: String,
+    callback_rules: UrlRules,
     tools: HashMap<String, Offered>,
+    validations: Validations<Caller>,
     on_close: Option<CloseHook>,
     invocations: Limiter<Caller>,
     /// Bounds the notifications that are not written yet.

@@ -113,6 +113,9 @@ pub enum ServeError {
     /// The environment variable `PORT` is not a port number.
     #[error("PORT must be a number from 0 to 65535")]
     BadPort,
+    /// The environment variable `RAP_TOOL_CALLBACKS_TO` is not the name of a policy.
+    #[error("RAP_TOOL_CALLBACKS_TO must be public, private or loopback")]
+    BadCallbacksTo,
     /// A bearer token is empty or contains characters other than visible ASCII.
     #[error("a bearer token must have at least one character, all of them visible ASCII")]
     BadToken,

@@ -10,20 +10,18 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
-use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use bytes::BytesMut;
-use http_body_util::BodyExt;
+use rap_io::body::{BodyError, BodyLimits, ReceivedBody};
 use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{
     CANCEL_TOOL_CALL_PATH, CLOSE_THREAD_PATH, DISCOVERY_PATH, Fault, Invalid, StatusAnswer,
     TOOL_CALL_STATUS_PATH, limits, parse_cancel_tool_call, parse_close_thread, parse_status_query,
 };
 use serde_json::json;
-use tokio::sync::OwnedSemaphorePermit;
 
 use crate::auth::Caller;
 use crate::engine::{Accepted, AnswerOutcome, CHOICE_PATH, CONSENT_PATH, Engine, Refusal};
@@ -45,7 +43,13 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .route(&format!("{CONSENT_PATH}/{{token}}"), get(consent))
         .route("/healthz", get(healthz))
         .route("/metrics", get(metrics))
+        .layer(middleware::map_response(no_sniffing))
         .with_state(engine)
+}
+
+async fn no_sniffing(mut response: Response) -> Response {
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
 }
 
 async fn discover(State(engine): State<Arc<Engine>>) -> Response {
@@ -56,7 +60,7 @@ async fn discover(State(engine): State<Arc<Engine>>) -> Response {
 async fn invoke(State(engine): State<Arc<Engine>>, request: Request) -> Result<StatusCode, ErrorResponse> {
     let caller = authenticate(&engine, request.headers())?;
     let received = read_body(&engine, request).await?;
-    match engine.accept(caller, received.body).await {
+    match engine.accept(caller, received.bytes).await {
         Ok(Accepted::New | Accepted::Repeat) => Ok(StatusCode::OK),
         Err(Refusal::Invalid(invalid)) => Err(ErrorResponse::invalid(&invalid)),
         Err(Refusal::Stale) => Err(ErrorResponse::new(
@@ -79,7 +83,7 @@ async fn close_thread(
     request: Request,
 ) -> Result<StatusCode, ErrorResponse> {
     let (caller, received) = admit_notification(&engine, request).await?;
-    match parse_close_thread(&received.body) {
+    match parse_close_thread(&received.bytes) {
         Ok(close) => {
             engine.close(caller, close.thread_id).await;
             Ok(StatusCode::OK)
@@ -93,7 +97,7 @@ async fn cancel_tool_call(
     request: Request,
 ) -> Result<StatusCode, ErrorResponse> {
     let (caller, received) = admit_notification(&engine, request).await?;
-    match parse_cancel_tool_call(&received.body) {
+    match parse_cancel_tool_call(&received.bytes) {
         Ok(cancel) => {
             engine.cancel(caller, cancel).await;
             Ok(StatusCode::OK)
@@ -107,7 +111,7 @@ async fn tool_call_status(
     request: Request,
 ) -> Result<Json<StatusAnswer>, ErrorResponse> {
     let (caller, received) = admit_notification(&engine, request).await?;
-    let alive = match parse_status_query(&received.body) {
+    let alive = match parse_status_query(&received.bytes) {
         Ok(query) => engine.is_alive(caller, query).await,
         Err(invalid) if invalid.fault == Fault::Value => Ok(false),
         Err(invalid) => return Err(ErrorResponse::invalid(&invalid)),
@@ -131,7 +135,7 @@ async fn choice(
         return Err(ErrorResponse::unavailable("overloaded", "too many answers at once; try again later"));
     }
     let received = read_body(&engine, request).await?;
-    match engine.choose(&token, &received.body).await {
+    match engine.choose(&token, &received.bytes).await {
         Ok(AnswerOutcome::Accepted) => Ok(StatusCode::OK),
         Ok(AnswerOutcome::Conflict) => Err(ErrorResponse::new(
             StatusCode::CONFLICT,
@@ -229,80 +233,10 @@ fn authenticate(engine: &Engine, headers: &HeaderMap) -> Result<Caller, ErrorRes
     engine.callers.authenticate(headers).ok_or_else(refused)
 }
 
-/// A complete request body.
-struct ReceivedBody {
-    body: Bytes,
-    /// Counts the body against `request_memory`.
-    _permit: Option<OwnedSemaphorePermit>,
-}
-
 async fn read_body(engine: &Engine, request: Request) -> Result<ReceivedBody, ErrorResponse> {
-    if !is_json(request.headers()) {
-        let message = "send JSON, with `Content-Type: application/json`";
-        return Err(ErrorResponse::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", message));
-    }
-    if content_length(request.headers()) > limits::BODY_BYTES {
-        return Err(ErrorResponse::too_large());
-    }
-    let reading = collect(engine, request.into_body());
-    match tokio::time::timeout(engine.limits.request_within, reading).await {
-        Ok(received) => received,
-        Err(_) => Err(ErrorResponse::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "too_slow",
-            "the request took too long to arrive",
-        )),
-    }
-}
-
-/// Reads a body chunk by chunk, and counts each chunk against `request_memory`. A body of one chunk, the common case,
-/// is not copied.
-async fn collect(engine: &Engine, mut body: Body) -> Result<ReceivedBody, ErrorResponse> {
-    let mut collected = Bytes::new();
-    let mut permit: Option<OwnedSemaphorePermit> = None;
-    while let Some(frame) = body.frame().await {
-        let Ok(frame) = frame else {
-            return Err(ErrorResponse::new(
-                StatusCode::BAD_REQUEST,
-                "cut_off",
-                "the request ended before its body was complete",
-            ));
-        };
-        let Ok(chunk) = frame.into_data() else { continue };
-        if collected.len() + chunk.len() > limits::BODY_BYTES {
-            return Err(ErrorResponse::too_large());
-        }
-        let bytes = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
-        let Ok(more) = Arc::clone(&engine.request_memory).try_acquire_many_owned(bytes) else {
-            return Err(ErrorResponse::unavailable(
-                "overloaded",
-                "too many requests at once; try again later",
-            ));
-        };
-        match &mut permit {
-            Some(permit) => permit.merge(more),
-            None => permit = Some(more),
-        }
-        if collected.is_empty() {
-            collected = chunk;
-        } else {
-            let mut longer = BytesMut::from(collected);
-            longer.extend_from_slice(&chunk);
-            collected = longer.freeze();
-        }
-    }
-    Ok(ReceivedBody { body: collected, _permit: permit })
-}
-
-fn is_json(headers: &HeaderMap) -> bool {
-    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
-    let essence = content_type.split(';').next().unwrap_or("").trim();
-    essence.eq_ignore_ascii_case("application/json")
-}
-
-fn content_length(headers: &HeaderMap) -> usize {
-    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
-    length.and_then(|length| length.parse().ok()).unwrap_or(0)
+    let (head, body) = request.into_parts();
+    let limits = BodyLimits { bytes: limits::BODY_BYTES, within: engine.limits.request_within };
+    engine.request_memory.read_json(&head.headers, body, limits).await.map_err(ErrorResponse::from)
 }
 
 /// An error response: a status, a stable code and a message that says what to do.
@@ -326,10 +260,18 @@ impl ErrorResponse {
         let message = invalid.to_string().into();
         ErrorResponse { status: StatusCode::BAD_REQUEST, code: "invalid", message }
     }
+}
 
-    fn too_large() -> Self {
-        let message = format!("a body has at most {} bytes", limits::BODY_BYTES).into();
-        ErrorResponse { status: StatusCode::PAYLOAD_TOO_LARGE, code: "too_large", message }
+impl From<BodyError> for ErrorResponse {
+    fn from(error: BodyError) -> Self {
+        let (status, code) = match error {
+            BodyError::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json"),
+            BodyError::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, "too_large"),
+            BodyError::TooSlow => (StatusCode::REQUEST_TIMEOUT, "too_slow"),
+            BodyError::CutOff => (StatusCode::BAD_REQUEST, "cut_off"),
+            BodyError::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
+        };
+        ErrorResponse { status, code, message: error.to_string().into() }
     }
 }
 
@@ -342,6 +284,9 @@ impl IntoResponse for ErrorResponse {
             StatusCode::SERVICE_UNAVAILABLE => headers.insert(header::RETRY_AFTER, RETRY_AFTER),
             StatusCode::UNAUTHORIZED => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))
+            }
+            StatusCode::REQUEST_TIMEOUT => {
+                headers.insert(header::CONNECTION, HeaderValue::from_static("close"))
             }
             _ => None,
         };

@@ -339,7 +339,9 @@ impl Journal {
         threads::last_closed_call(db, &self.thread_key(caller, thread))
     }
 
-    /// Returns true if a result or further events of the call may still be sent.
+    /// Returns true until the result of the call was accepted, or the call was cancelled or closed; for a subscription,
+    /// until it ended. A result that was refused or given up counts as not accepted yet. Otherwise a caller could find
+    /// out which ports of other machines answer, by naming them as callback URLs.
     pub(crate) fn is_alive(
         &self,
         db: &Connection,
@@ -347,7 +349,16 @@ impl Journal {
         thread: &ThreadId,
         call: &CallId,
     ) -> Result<bool> {
-        Ok(!self.alive(db, &self.call_key(caller, thread, call))?.is_empty())
+        let closed = self.last_closed_call(db, caller, thread)?.unwrap_or_default();
+        let mut statement = db.prepare_cached(
+            "SELECT 1 FROM calls WHERE seq = ?1 AND (state < 3 OR result_waits AND seq > ?2)",
+        )?;
+        for seq in self.keys().with_prefix(db, &self.call_key(caller, thread, call))? {
+            if statement.exists([seq, closed])? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Returns the calls that have this key prefix and are not settled.

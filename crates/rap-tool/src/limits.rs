@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use rap_protocol::UrlPolicy;
 use rap_protocol::retry::RetryPolicy;
 use tokio::sync::Semaphore;
 
@@ -51,8 +50,6 @@ pub struct Limits {
     pub deliveries: usize,
     /// Maximum number of concurrent callback requests to one host. Default: 64.
     pub deliveries_per_host: usize,
-    /// Addresses that callback URLs may have. Default: all but link-local and metadata addresses.
-    pub callbacks_to: UrlPolicy,
     /// Time that the head of a request may take to arrive, and then its body. Also the time after which an idle
     /// connection is closed. Default: 30 seconds.
     pub request_within: Duration,
@@ -82,7 +79,6 @@ impl Default for Limits {
             callback_within: Duration::from_secs(30),
             deliveries: 1_024,
             deliveries_per_host: 64,
-            callbacks_to: UrlPolicy::default(),
             request_within: Duration::from_secs(30),
             arriving_bytes: 256 * 1024 * 1024,
             connections: 10_000,

@@ -66,7 +66,7 @@ impl Head {
     };
 
     pub(crate) fn outbox_is_empty(&self) -> bool {
-        !self.result_waits && self.events_wait == 0 && self.asides_wait == 0
+        self.state == State::Settled || !self.result_waits && self.events_wait == 0 && self.asides_wait == 0
     }
 }
 
@@ -195,7 +195,7 @@ pub(crate) fn step(head: Head, input: Input, max_events: u32) -> Result<Step, Ig
         Input::Closed => Ok(head.settle()),
         Input::Delivered(kind) => Ok(head.left_outbox(kind)),
         Input::Refused(kind, status) => Ok(head.refused(kind, status)),
-        Input::GaveUp(MessageKind::Result) => Ok(head.settle()),
+        Input::GaveUp(MessageKind::Result) => Ok(head.settle_unaccepted()),
         Input::GaveUp(kind) => Ok(head.left_outbox(kind)),
         Input::Cancelled => head.cancel(),
         _ if head.state == State::Ending => Err(Ignored::Ended),
@@ -222,6 +222,14 @@ impl Head {
         (self.state, self.result_waits) = (State::Settled, false);
         (self.events_wait, self.asides_wait) = (0, 0);
         self.then(Dropped::Everything, None)
+    }
+
+    /// Ends the call, whose result no runtime accepted. The head keeps that: a status query must not reveal how the
+    /// callback URL answered, because the caller chose it.
+    fn settle_unaccepted(self) -> Step {
+        let mut step = self.settle();
+        step.head.result_waits = true;
+        step
     }
 
     fn result(mut self, drop: Dropped, body: Body, display_as: Vec<Segment>) -> Step {
@@ -328,7 +336,7 @@ impl Head {
                 };
                 head.error(Dropped::Everything, &format!("the result was refused ({status})"))
             }
-            (MessageKind::Result, _) => self.settle(),
+            (MessageKind::Result, _) => self.settle_unaccepted(),
         }
     }
 }

@@ -11,11 +11,12 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use rap_io::serve::{ServeLimits, Signals, is_loopback, serve_until};
+use rap_protocol::{CANCEL_TOOL_CALL_PATH, CLOSE_THREAD_PATH};
 use tokio::net::TcpListener;
 
 use crate::engine::Engine;
 use crate::error::ServeError;
-use crate::http::{self, ErrorResponse};
+use crate::http::{self, ErrorResponse, INVOKE_PATH};
 use crate::server::{ToolServer, checked_public_url};
 
 /// A server that is bound to its address and has resumed its unfinished calls. Call [`Bound::run`] to serve.
@@ -40,7 +41,7 @@ pub(crate) async fn bind(server: ToolServer, address: String) -> Result<Bound, S
         None => format!("http://{bound}"),
     };
     let guarded = server.is_open() && !server.open_to_anyone;
-    let engine = server.start(url.clone()).await?;
+    let engine = server.start(url.clone(), Some(bound)).await?;
     let mut router = http::router(Arc::clone(&engine));
     if guarded {
         router = router.layer(middleware::from_fn_with_state(Arc::from(url.as_str()), from_this_machine));
@@ -100,8 +101,11 @@ impl Bound {
     pub async fn run_until(self, stop: impl Future<Output = ()>) {
         let Bound { listener, url, engine, router, .. } = self;
         tracing::info!(%url, "listening");
-        let limits =
-            ServeLimits { connections: engine.limits.connections, head_within: engine.limits.request_within };
+        let limits = ServeLimits {
+            connections: engine.limits.connections,
+            head_within: engine.limits.request_within,
+            urgent_paths: &[INVOKE_PATH, CLOSE_THREAD_PATH, CANCEL_TOOL_CALL_PATH, "/healthz"],
+        };
         let connections = serve_until(listener, router, limits, stop).await;
         tracing::info!("stopping");
         let answered = tokio::time::timeout(engine.limits.stop_within, connections.shutdown());

@@ -4,14 +4,17 @@ use std::any::TypeId;
 use std::collections::HashMap;
 use std::env;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::Router;
 use rap_io::client::{Client, ClientLimits};
-use rap_protocol::{EndpointUrl, Secret, Toolset, parse_toolset};
+use rap_protocol::url::is_on_loopback;
+use rap_protocol::{EndpointUrl, Secret, Toolset, UrlPolicy, UrlRules, parse_toolset};
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use url::Url;
 
 use crate::auth::Auth;
 use crate::call::{Call, Thread};
@@ -55,9 +58,19 @@ pub struct ToolServer {
     public_url: Option<String>,
     data: Option<PathBuf>,
     key: Option<Secret>,
+    callbacks_to: CallbacksTo,
     on_close: Option<CloseHook>,
     states: States,
     limits: Limits,
+}
+
+/// Policy for callback URLs.
+#[derive(Clone, Copy)]
+enum CallbacksTo {
+    Default,
+    Policy(UrlPolicy),
+    /// The environment variable is not the name of a policy.
+    Invalid,
 }
 
 impl ToolServer {
@@ -72,6 +85,7 @@ impl ToolServer {
             public_url: None,
             data: None,
             key: None,
+            callbacks_to: CallbacksTo::Default,
             on_close: None,
             states: States::new(),
             limits: Limits::default(),
@@ -176,6 +190,15 @@ impl ToolServer {
         self
     }
 
+    /// Sets the addresses that callback URLs may have. Default: [`UrlPolicy::Loopback`] for a server that is bound to
+    /// loopback, else [`UrlPolicy::Private`]. No policy permits metadata services, link-local and reserved addresses,
+    /// or the server itself.
+    #[must_use]
+    pub fn callbacks_to(mut self, policy: UrlPolicy) -> Self {
+        self.callbacks_to = CallbacksTo::Policy(policy);
+        self
+    }
+
     /// Sets the limits.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
@@ -183,8 +206,9 @@ impl ToolServer {
         self
     }
 
-    /// Applies the environment variables `RAP_TOOL_DATA`, `RAP_TOOL_KEY` and `RAP_TOOL_URL`, which override the
-    /// settings made so far, and adds the token in `RAP_TOOL_BEARER`.
+    /// Applies the environment variables `RAP_TOOL_DATA`, `RAP_TOOL_KEY`, `RAP_TOOL_URL` and `RAP_TOOL_CALLBACKS_TO`
+    /// (`public`, `private` or `loopback`), which override the settings made so far, and adds the token in
+    /// `RAP_TOOL_BEARER`.
     #[must_use]
     pub fn with_environment(mut self) -> Self {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
@@ -193,6 +217,10 @@ impl ToolServer {
         self.data = variable("RAP_TOOL_DATA").map(PathBuf::from).or(self.data);
         self.key = text("RAP_TOOL_KEY").map(Secret::new).or(self.key);
         self.public_url = text("RAP_TOOL_URL").or(self.public_url);
+        if let Some(name) = text("RAP_TOOL_CALLBACKS_TO") {
+            let policy = UrlPolicy::from_name(&name);
+            self.callbacks_to = policy.map_or(CallbacksTo::Invalid, CallbacksTo::Policy);
+        }
         self.tokens.extend(text("RAP_TOOL_BEARER").map(Secret::new));
         self
     }
@@ -251,7 +279,7 @@ impl ToolServer {
         }
         let Some(url) = &self.public_url else { return Err(ServeError::NoPublicUrl("a router".into())) };
         let url = checked_public_url(url)?;
-        Ok(Mounted { engine: self.start(url).await? })
+        Ok(Mounted { engine: self.start(url, None).await? })
     }
 
     /// Returns true if no token is required.
@@ -267,13 +295,41 @@ impl ToolServer {
         self.public_url.as_deref()
     }
 
-    /// Opens the journal and resumes unfinished calls.
-    pub(crate) async fn start(self, public_url: String) -> Result<Arc<Engine>, ServeError> {
-        let policy = self.limits.callbacks_to;
+    /// Returns the rules for callback URLs. Without an address, the server is part of an application that may also
+    /// serve the runtime.
+    pub(crate) fn callback_rules(
+        &self,
+        public_url: &str,
+        bound: Option<SocketAddr>,
+    ) -> Result<UrlRules, ServeError> {
+        let policy = match (self.callbacks_to, bound) {
+            (CallbacksTo::Invalid, _) => return Err(ServeError::BadCallbacksTo),
+            (CallbacksTo::Policy(policy), _) => policy,
+            (CallbacksTo::Default, Some(bound)) => UrlPolicy::of_listener(bound.ip()),
+            (CallbacksTo::Default, None) if on_loopback(public_url) => UrlPolicy::Loopback,
+            (CallbacksTo::Default, None) => UrlPolicy::Private,
+        };
+        let rules = UrlRules::from(policy);
+        Ok(bound.into_iter().fold(rules, UrlRules::listening_on))
+    }
+
+    /// Opens the journal and resumes unfinished calls. `bound` is the address that the server listens on.
+    pub(crate) async fn start(
+        self,
+        public_url: String,
+        bound: Option<SocketAddr>,
+    ) -> Result<Arc<Engine>, ServeError> {
+        let callback_rules = self.callback_rules(&public_url, bound)?;
+        if public_url.starts_with("http:") && !on_loopback(&public_url) {
+            tracing::warn!(
+                url = public_url,
+                "runtimes on other machines send tokens and arguments in plain text: use https"
+            );
+        }
         let limits = ClientLimits { total: self.limits.callback_within, ..ClientLimits::default() };
         let opening = tokio::task::spawn_blocking(move || {
-            let outgoing = Outgoing::Http(Box::new(Client::new(policy, limits)));
-            self.open(Externals { public_url, outgoing, clock: Clock::System })
+            let outgoing = Outgoing::Http(Box::new(Client::outgoing(callback_rules.clone(), limits)));
+            self.open(Externals { public_url, callback_rules, outgoing, clock: Clock::System })
         });
         let engine = opening.await.map_err(|error| ServeError::Journal(error.to_string()))??;
         engine.resume().await?;
@@ -345,6 +401,10 @@ pub(crate) fn checked_public_url(given: &str) -> Result<String, ServeError> {
         return Err(ServeError::BadPublicUrl);
     }
     Ok(given.trim_end_matches('/').to_owned())
+}
+
+fn on_loopback(url: &str) -> bool {
+    Url::parse(url).is_ok_and(|url| is_on_loopback(&url))
 }
 
 /// Hash of the toolset: changes when a name, a description or a schema changes.

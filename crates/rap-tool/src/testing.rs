@@ -173,7 +173,9 @@ impl TestRuntime {
         let outgoing =
             Outgoing::Memory(Arc::new(move |url, body| Box::pin(receive(Arc::clone(&script), url, body))));
         let public_url = self.server.configured_public_url().unwrap_or("https://tool.test").to_owned();
-        let engine = self.server.clone().open(Externals { public_url, outgoing, clock: self.clock })?;
+        let callback_rules = self.server.callback_rules(&public_url, None)?;
+        let externals = Externals { public_url, callback_rules, outgoing, clock: self.clock };
+        let engine = self.server.clone().open(externals)?;
         engine.resume().await?;
         self.running = Some((Arc::clone(&engine), http::router(engine)));
         Ok(())

@@ -4,9 +4,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use rap_protocol::{Annotations, InputSchema, ToolName};
+use rap_protocol::{Annotations, ArgumentType, InputSchema, ToolName};
 use schemars::JsonSchema;
-use schemars::generate::SchemaSettings;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -61,7 +60,8 @@ pub(crate) enum Handler {
 pub struct Tool {
     name: String,
     description: String,
-    schema: Value,
+    /// The error says why the argument type cannot be used.
+    schema: Result<InputSchema, String>,
     handler: Handler,
     on_restart: OnRestart,
     annotations: Annotations,
@@ -102,7 +102,7 @@ impl Tool {
     }
 
     fn with_handler<A: JsonSchema>(name: String, handler: Handler) -> Self {
-        let (schema, description) = schema_of::<A>();
+        let ArgumentType { schema, description } = ArgumentType::of::<A>();
         let (annotations, display_script) = (Annotations::default(), None);
         let on_restart = OnRestart::Fail;
         Tool { name, description, schema, handler, on_restart, annotations, display_script }
@@ -197,39 +197,16 @@ impl Tool {
         Ok(rap_protocol::Tool {
             name: ToolName::new(&self.name).map_err(|error| wrong(error.to_string()))?,
             description: self.description.clone(),
-            input_schema: self.input_schema().map_err(wrong)?,
+            input_schema: self.schema.clone().map_err(wrong)?,
             annotations: self.annotations.clone(),
             display_script: self.display_script.clone(),
         })
-    }
-
-    fn input_schema(&self) -> Result<InputSchema, String> {
-        if self.schema.get("type").is_some_and(|kind| kind != "object") {
-            return Err("its arguments must be a struct with named fields".into());
-        }
-        InputSchema::new(self.schema.clone()).map_err(|error| format!("its schema does not compile: {error}"))
     }
 }
 
 fn deserialise<A: DeserializeOwned>(arguments: Value) -> Result<A, Error> {
     serde_json::from_value(arguments)
         .map_err(|error| Error::Message(format!("the arguments could not be deserialized: {error}")))
-}
-
-/// Returns the schema of a type and, separately, its doc comment.
-fn schema_of<A: JsonSchema>() -> (Value, String) {
-    let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<A>();
-    let mut schema = schema.to_value();
-    let mut description = String::new();
-    if let Value::Object(fields) = &mut schema {
-        // The title is the Rust type name, which a model does not need. The draft is the protocol's default.
-        fields.remove("title");
-        fields.remove("$schema");
-        if let Some(Value::String(text)) = fields.remove("description") {
-            description = text;
-        }
-    }
-    (schema, description)
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! `rap calls`: lists and cancels open tool calls.
 
 use clap::Subcommand;
-use serde::Deserialize;
+use rap_agent::texts;
+use rap_api::{Calls, ListedCall, Time};
 
 use super::{Connection, Listing, print};
-use crate::api::OpenCall;
 use crate::table::{Table, terminal_width};
 use crate::time_format::{self, short_duration};
 
@@ -23,49 +23,37 @@ pub enum Command {
     },
 }
 
-#[derive(Deserialize)]
-struct CallRow {
-    thread_id: String,
-    #[serde(flatten)]
-    call: OpenCall,
-    acknowledged_at: Option<String>,
-    next_attempt_at: Option<String>,
-    attempts: u64,
-    last_attempt: Option<String>,
-}
-
 /// Runs the command.
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
-        Command::Ls(listing) => listing.show(&client, "calls", &[], show).await,
+        Command::Ls(listing) => listing.show::<Calls>(&client, &[], show).await,
         Command::Cancel { thread, call } => super::cancel(&client, &thread, &call).await,
     }
 }
 
-fn show(calls: &[CallRow]) -> anyhow::Result<()> {
+fn show(calls: &[ListedCall]) -> anyhow::Result<()> {
     if calls.is_empty() {
         return Ok(print("no open calls\n")?);
     }
-    let now = time_format::now();
+    let now = Time::now();
     let mut table = Table::new(["THREAD", "CALL", "TOOL", "AGE", "TIMEOUT", "DELIVERY"]);
-    for row in calls {
-        let CallRow { thread_id, call, .. } = row;
+    for call in calls {
         let until = call.until.map_or("none".into(), |until| time_format::relative(until, now));
         let since = short_duration(now.since(call.since));
-        let delivery = delivery(row);
-        table.row([thread_id.clone(), call.call_id.clone(), call.tool.clone(), since, until, delivery]);
+        let delivery = delivery(call);
+        table.row([call.thread_id.clone(), call.call_id.clone(), call.tool.clone(), since, until, delivery]);
     }
     Ok(print(&table.render(terminal_width()))?)
 }
 
-fn delivery(row: &CallRow) -> String {
-    let CallRow { call, acknowledged_at, next_attempt_at, attempts, last_attempt, .. } = row;
+fn delivery(call: &ListedCall) -> String {
+    let ListedCall { tool, acknowledged_at, next_attempt_at, attempts, last_attempt, .. } = call;
     match (acknowledged_at, last_attempt, next_attempt_at) {
         (Some(_), ..) => "acknowledged".into(),
         (None, Some(outcome), _) => format!("not acknowledged, {attempts} attempts: {outcome}"),
         (None, None, Some(_)) => "sending".into(),
-        (None, None, None) if call.is_built_in() => "-".into(),
+        (None, None, None) if texts::BUILT_IN.contains(&tool.as_str()) => "-".into(),
         (None, None, None) => "needs approval".into(),
     }
 }
@@ -77,11 +65,11 @@ fn a_call_of_the_api_is_deserialized() {
     let call = serde_json::json!({"thread_id": "t", "call_id": "c", "tool": "slow", "server": "s",
         "since": "1970-01-01T00:00:00.000Z", "until": null, "acknowledged_at": null, "attempts": 0,
         "last_attempt": null});
-    let mut call: CallRow = serde_json::from_value(call).unwrap();
-    assert_eq!((call.call.tool.as_str(), call.call.until), ("slow", None));
+    let mut call: ListedCall = serde_json::from_value(call).unwrap();
+    assert_eq!((call.tool.as_str(), call.until), ("slow", None));
     assert_eq!(delivery(&call), "needs approval");
-    call.call.tool = "sleep".into();
+    call.tool = "sleep".into();
     assert_eq!(delivery(&call), "-");
-    call.next_attempt_at = Some("1970-01-01T00:00:00.000Z".into());
+    call.next_attempt_at = Some(call.since);
     assert_eq!(delivery(&call), "sending");
 }

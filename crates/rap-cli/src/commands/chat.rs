@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::Args;
-use http::HeaderValue;
-use serde_json::json;
+use rap_api::client::{Backoff, Client, Error, Follower, IdempotencyKey, Update};
+use rap_api::{
+    Answer, CallState, CreateThread, Event, Question, QuestionKind, SendMessage, Status, StatusEvent,
+};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
@@ -25,8 +27,6 @@ use self::editor::Input;
 use self::view::View;
 use super::inbox::{numbered, parse_choice};
 use super::{Connection, with_suggestion};
-use crate::api::{CallState, Question, QuestionKind, Status, StatusEvent};
-use crate::client::{Backoff, Client, Error, Event, Follower, Update, idempotency_key};
 use crate::idle::IdleDetector;
 use crate::table::{DIM, one_line, styled};
 
@@ -62,7 +62,7 @@ pub async fn run(chat: Chat) -> anyhow::Result<()> {
     let thread = match &chat.thread {
         Some(id) => with_suggestion(&client, id, client.thread(id).await).await?,
         None => {
-            let new = chat.agent.as_ref().map_or(json!({}), |agent| json!({"agent": agent}));
+            let new = CreateThread { agent: chat.agent, ..CreateThread::default() };
             client.create_thread(&new).await?
         }
     };
@@ -75,7 +75,7 @@ pub async fn run(chat: Chat) -> anyhow::Result<()> {
         view.warn_scripted()?;
     }
     Conversation {
-        follower: Follower::new(client.clone(), &thread.id, 0),
+        follower: client.follow(&thread.id, 0),
         client,
         id: thread.id,
         view,
@@ -102,7 +102,7 @@ struct Conversation {
     idle: IdleDetector,
     questions: VecDeque<Question>,
     /// Messages that the runtime has not accepted yet, with their idempotency keys.
-    unsent: VecDeque<(String, HeaderValue)>,
+    unsent: VecDeque<(String, IdempotencyKey)>,
     /// True while the first of them is being sent.
     sending: bool,
     /// Time of the next attempt to send it.
@@ -239,12 +239,12 @@ impl Conversation {
                 self.view.question(&question)?;
                 self.questions.push_back(question);
             }
-            Event::Notice(text) => {
+            Event::Notice(notice) => {
                 self.view.drop_answer();
-                self.view.note(&one_line(&text))?;
+                self.view.note(&one_line(&notice.text))?;
             }
             Event::Status(update) => return self.on_status(update),
-            Event::View(_) => {}
+            Event::View(_) | Event::End(_) => {}
         }
         Ok(Flow::Continue)
     }
@@ -284,7 +284,7 @@ impl Conversation {
         }
         self.view.message(line)?;
         self.idle.expect(line);
-        self.unsent.push_back((line.to_owned(), idempotency_key()));
+        self.unsent.push_back((line.to_owned(), IdempotencyKey::random()));
         self.send_next();
         Ok(())
     }
@@ -296,7 +296,7 @@ impl Conversation {
                 let selected = parse_choice(choices, line)?;
                 Some((index, selected, choices[selected].clone()))
             }
-            QuestionKind::SignIn { .. } => None,
+            QuestionKind::SignIn { .. } | QuestionKind::Unknown => None,
         });
         let Some((index, selected, choice)) = open else { return Ok(false) };
         let Some(question) = self.questions.remove(index) else { return Ok(false) };
@@ -304,7 +304,7 @@ impl Conversation {
         self.idle.forget_status();
         let (client, id) = (self.client.clone(), self.id.clone());
         self.requests.spawn(async move {
-            let outcome = client.answer_choice(&id, &question.call_id, Some(selected)).await;
+            let outcome = client.answer(&id, &question.call_id, &Answer::select(selected as u32)).await;
             Response::Answered(Box::new(question), outcome.map(drop))
         });
         Ok(true)
@@ -317,7 +317,7 @@ impl Conversation {
         self.sending = true;
         let (client, id) = (self.client.clone(), self.id.clone());
         self.requests.spawn(async move {
-            Response::Sent(client.send_message(&id, &json!({"text": text}), &key).await.map(drop))
+            Response::Sent(client.send_message(&id, &SendMessage::new(text), &key).await.map(drop))
         });
     }
 
@@ -362,9 +362,7 @@ impl Conversation {
             return Ok(Flow::Continue);
         }
         let (client, id) = (self.client.clone(), self.id.clone());
-        self.requests.spawn(async move {
-            Response::Interrupted(client.thread_action(&id, "interrupt").await.map(drop))
-        });
+        self.requests.spawn(async move { Response::Interrupted(client.interrupt(&id).await.map(drop)) });
         Ok(Flow::Continue)
     }
 }

@@ -2,10 +2,10 @@
 
 use anyhow::{anyhow, bail};
 use clap::Subcommand;
+use rap_api::client::Client;
+use rap_api::{Answer, Inbox, Question, QuestionKind, Time};
 
 use super::{Connection, Listing, print, resolve_call_id, with_suggestion};
-use crate::api::{Question, QuestionKind};
-use crate::client::Client;
 use crate::table::{Table, terminal_width};
 use crate::time_format;
 
@@ -35,7 +35,7 @@ pub enum Command {
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
-        Command::Ls(listing) => listing.show(&client, "inbox", &[], show).await,
+        Command::Ls(listing) => listing.show::<Inbox>(&client, &[], show).await,
         Command::Answer { thread, call, choice, .. } => {
             answer(&client, &thread, &call, choice.as_deref()).await
         }
@@ -46,7 +46,7 @@ fn show(questions: &[Question]) -> anyhow::Result<()> {
     if questions.is_empty() {
         return Ok(print("no questions\n")?);
     }
-    let now = time_format::now();
+    let now = Time::now();
     let mut table = Table::new(["THREAD", "CALL", "TOOL", "ASKED", "QUESTION"]);
     for question in questions {
         let Question { thread_id, call_id, tool, asked_at, kind } = question;
@@ -55,6 +55,7 @@ fn show(questions: &[Question]) -> anyhow::Result<()> {
                 format!("{prompt} {}", numbered(choices).join(", "))
             }
             QuestionKind::SignIn { auth_url } => format!("sign in: {auth_url}"),
+            QuestionKind::Unknown => "a kind of question that this version of rap does not know".into(),
         };
         table.row([
             thread_id.clone(),
@@ -84,7 +85,7 @@ pub(crate) fn parse_choice(choices: &[String], text: &str) -> Option<usize> {
 async fn answer(client: &Client, thread: &str, call: &str, choice: Option<&str>) -> anyhow::Result<()> {
     let call = &*resolve_call_id(client, thread, call).await;
     with_suggestion(client, thread, client.thread(thread).await).await?;
-    let questions = client.inbox().await?;
+    let questions = client.list::<Inbox>(&[], None).await?.items;
     let of_thread: Vec<_> = questions.iter().filter(|question| question.thread_id == thread).collect();
     let Some(question) = of_thread.iter().find(|question| question.call_id == call) else {
         let open: Vec<&str> = of_thread.iter().map(|question| question.call_id.as_str()).collect();
@@ -100,7 +101,9 @@ async fn answer(client: &Client, thread: &str, call: &str, choice: Option<&str>)
             parse_choice(choices, text).ok_or_else(|| anyhow!("`{text}` is not one of the choices: {list}"))
         })
         .transpose()?;
-    client.answer_choice(thread, call, selected).await?;
+    client
+        .answer(thread, call, &selected.map_or(Answer::dismiss(), |index| Answer::select(index as u32)))
+        .await?;
     let taken = choices.get(selected.unwrap_or(*default)).map_or("the default", String::as_str);
     Ok(print(&format!("answered: {taken}\n"))?)
 }

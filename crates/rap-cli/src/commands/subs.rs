@@ -1,12 +1,11 @@
 //! `rap subs`: lists and cancels subscriptions.
 
 use clap::Subcommand;
-use serde::Deserialize;
+use rap_api::{ListedSubscription, Subscriptions, Time};
 
 use super::{Connection, Listing, print};
-use crate::api::Subscription;
 use crate::table::{Table, terminal_width};
-use crate::time_format::{self, short_duration};
+use crate::time_format::short_duration;
 
 /// Subcommands of `rap subs`.
 #[derive(Subcommand)]
@@ -23,34 +22,22 @@ pub enum Command {
     },
 }
 
-#[derive(Deserialize)]
-struct SubscriptionRow {
-    thread_id: String,
-    server: String,
-    /// Number of events that wait for an event child.
-    #[serde(default)]
-    waiting: u64,
-    #[serde(flatten)]
-    subscription: Subscription,
-}
-
 /// Runs the command.
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
-        Command::Ls(listing) => listing.show(&client, "subscriptions", &[], show).await,
+        Command::Ls(listing) => listing.show::<Subscriptions>(&client, &[], show).await,
         Command::Cancel { thread, call } => super::cancel(&client, &thread, &call).await,
     }
 }
 
-fn show(rows: &[SubscriptionRow]) -> anyhow::Result<()> {
+fn show(rows: &[ListedSubscription]) -> anyhow::Result<()> {
     if rows.is_empty() {
         return Ok(print("no subscriptions\n")?);
     }
-    let now = time_format::now();
+    let now = Time::now();
     let mut table = Table::new(["THREAD", "CALL", "TOOL", "AGE", "QUEUED", "SERVER"]);
-    for SubscriptionRow { thread_id, server, waiting, subscription } in rows {
-        let Subscription { call_id, tool, since } = subscription;
+    for ListedSubscription { thread_id, call_id, tool, server, since, waiting } in rows {
         table.row([
             thread_id.clone(),
             call_id.clone(),

@@ -5,21 +5,22 @@ mod tail;
 use std::io::Read;
 
 use anyhow::Context;
-use clap::{Subcommand, ValueEnum};
+use clap::Subcommand;
 use rap_agent::texts;
-use serde_json::{Value, json};
+use rap_api::client::{Client, Error, IdempotencyKey};
+use rap_api::{CreateThread, Done, Fork, Inbox, OnBusy, SendMessage, Status, Thread, Threads, Time, Timers};
 
 use super::{Connection, Listing, OutputFormat, print, print_json, with_suggestion};
-use crate::api::{Status, Thread};
-use crate::client::{Client, idempotency_key};
 use crate::status_text::{self, Related};
 use crate::table::{BOLD, RED, Table, YELLOW, one_line, styled, terminal_width};
 use crate::time_format;
 
 /// Number of children that are requested.
-const CHILDREN_REQUESTED: &str = "1000";
+const CHILDREN_REQUESTED: usize = 1000;
 /// Maximum number of children that are shown.
 const CHILDREN_SHOWN: usize = 8;
+/// Number of timers that are requested.
+const TIMERS_REQUESTED: usize = 1000;
 
 /// Subcommands of `rap threads`.
 #[derive(Subcommand)]
@@ -29,7 +30,7 @@ pub enum Command {
     Ls {
         /// Only threads with this status.
         #[arg(long)]
-        status: Option<StatusName>,
+        status: Option<Status>,
         /// Only children of this thread.
         #[arg(long, value_name = "THREAD")]
         parent: Option<String>,
@@ -110,7 +111,7 @@ pub enum Command {
         /// Last entry that the fork inherits [default: the last entry]. If a call has no result there, the fork ends at
         /// the nearest earlier entry where it can.
         #[arg(long)]
-        at: Option<u64>,
+        at: Option<u32>,
         /// Output format.
         #[command(flatten)]
         output: OutputFormat,
@@ -122,73 +123,18 @@ pub enum Command {
     },
 }
 
-/// Status to filter by.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum StatusName {
-    /// Accepts no input any more.
-    Closed,
-    /// The model request failed.
-    Failed,
-    /// A model request is in progress.
-    Running,
-    /// Waits for an answer or for `resume`.
-    #[value(alias = "needs_you")]
-    NeedsYou,
-    /// Waits for open calls.
-    Waiting,
-    /// Waits for input.
-    Idle,
-}
-
-impl StatusName {
-    fn parameter(self) -> &'static str {
-        match self {
-            StatusName::Closed => "closed",
-            StatusName::Failed => "failed",
-            StatusName::Running => "running",
-            StatusName::NeedsYou => "needs_you",
-            StatusName::Waiting => "waiting",
-            StatusName::Idle => "idle",
-        }
-    }
-}
-
-/// What to do with a message to a busy thread.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum OnBusy {
-    /// Answer it now; open calls continue in the background.
-    Join,
-    /// Cancel open calls and the answer in progress, then answer it.
-    Interrupt,
-    /// Keep it until the thread is idle.
-    Enqueue,
-    /// Refuse it.
-    Reject,
-}
-
-impl OnBusy {
-    fn word(self) -> &'static str {
-        match self {
-            OnBusy::Join => "join",
-            OnBusy::Interrupt => "interrupt",
-            OnBusy::Enqueue => "enqueue",
-            OnBusy::Reject => "reject",
-        }
-    }
-}
-
 /// Runs the command.
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
         Command::Ls { status, parent, listing } => {
-            let filters = [("status", status.map(StatusName::parameter)), ("parent", parent.as_deref())];
-            listing.show(&client, "threads", &filters, list).await
+            let filters = [("status", status.map(Status::as_str)), ("parent", parent.as_deref())];
+            listing.show::<Threads>(&client, &filters, list).await
         }
         Command::New { text, id, agent, title, wait } => {
             let text = text.map(text_or_stdin).transpose()?;
-            let new = json!({"id": id, "agent": agent, "title": title});
-            create(&client, &new, text, wait).await
+            let new = CreateThread { id, agent, title, message: text, user_id: None };
+            create(&client, &new, wait).await
         }
         Command::Show { thread, output } => show(&client, &thread, output).await,
         Command::Tail { thread, after, once, output } => {
@@ -198,10 +144,12 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
         Command::Send { thread, text, on_busy, wait } => {
             send(&client, &thread, &text_or_stdin(text)?, on_busy, wait).await
         }
-        Command::Interrupt { thread } => act(&client, &thread, "interrupt", "interrupted").await,
-        Command::Close { thread } => act(&client, &thread, "close", "closed").await,
+        Command::Interrupt { thread } => {
+            report(&client, &thread, client.interrupt(&thread).await, "interrupted").await
+        }
+        Command::Close { thread } => report(&client, &thread, client.close(&thread).await, "closed").await,
         Command::Fork { thread, at, output } => fork(&client, &thread, at, output).await,
-        Command::Resume { thread } => act(&client, &thread, "resume", "resumed").await,
+        Command::Resume { thread } => report(&client, &thread, client.resume(&thread).await, "resumed").await,
     }
 }
 
@@ -215,25 +163,24 @@ fn text_or_stdin(text: String) -> anyhow::Result<String> {
     Ok(read.trim_end().to_owned())
 }
 
-async fn fork(client: &Client, thread: &str, at: Option<u64>, output: OutputFormat) -> anyhow::Result<()> {
-    let forked = client.post(&["v1", "threads", thread, "fork"], &json!({"at": at})).await;
-    let forked = with_suggestion(client, thread, forked).await?;
+async fn fork(client: &Client, thread: &str, at: Option<u32>, output: OutputFormat) -> anyhow::Result<()> {
+    let forked = with_suggestion(client, thread, client.fork(thread, &Fork { at }).await).await?;
     if output.json {
-        return print_json(&forked);
+        return print_json(&client.get_json(&["v1", "threads", &forked.id], &[]).await?);
     }
-    Ok(print(&format!("{}\n", forked["id"].as_str().unwrap_or_default()))?)
+    Ok(print(&format!("{}\n", forked.id))?)
 }
 
 fn list(threads: &[Thread]) -> anyhow::Result<()> {
     if threads.is_empty() {
         return Ok(print("no threads; start one with: rap chat\n")?);
     }
-    let now = time_format::now();
+    let now = Time::now();
     let mut table = Table::new(["ID", "STATUS", "AGENT", "UPDATED", "TITLE", "WAITING FOR"]);
     for thread in threads {
         let title = thread.title.clone().unwrap_or_default();
         let updated = time_format::relative(thread.updated_at, now);
-        let status = thread.status.word().to_owned();
+        let status = status_text::word(thread.status).to_owned();
         let (id, agent) = (thread.id.clone(), thread.agent.clone());
         table.row([id, status, agent, updated, title, status_text::waiting_for(thread, now)]);
         match thread.status {
@@ -245,29 +192,22 @@ fn list(threads: &[Thread]) -> anyhow::Result<()> {
     Ok(print(&table.render(terminal_width()))?)
 }
 
-async fn create(client: &Client, new: &Value, text: Option<String>, wait: bool) -> anyhow::Result<()> {
-    let mut new = new.clone();
-    if let Value::Object(fields) = &mut new {
-        fields.retain(|_, value| !value.is_null());
-        if let Some(text) = &text {
-            fields.insert("message".into(), json!(text));
-        }
-    }
-    let thread = client.create_thread(&new).await?;
-    match text {
-        Some(text) if wait => tail::answer(client, &thread.id, 0, &text).await,
+async fn create(client: &Client, new: &CreateThread, wait: bool) -> anyhow::Result<()> {
+    let thread = client.create_thread(new).await?;
+    match &new.message {
+        Some(text) if wait => tail::answer(client, &thread.id, 0, text).await,
         _ => Ok(print(&format!("{}\n", thread.id))?),
     }
 }
 
 async fn show(client: &Client, id: &str, output: OutputFormat) -> anyhow::Result<()> {
-    let answer = with_suggestion(client, id, client.get(&["v1", "threads", id], &[]).await).await?;
     if output.json {
-        return print_json(&answer);
+        let answer = client.get_json(&["v1", "threads", id], &[]).await;
+        return print_json(&with_suggestion(client, id, answer).await?);
     }
-    let thread: Thread = client.typed(answer)?;
+    let thread = with_suggestion(client, id, client.thread(id).await).await?;
     let related = fetch_related(client, &thread).await?;
-    let now = time_format::now();
+    let now = Time::now();
     let title = thread.title.as_ref().map_or(String::new(), |title| format!(" “{}”", one_line(title)));
     let child = thread.parent.as_ref().map_or(String::new(), |parent| format!(", a child of {parent}"));
     let mut text = format!(
@@ -289,16 +229,17 @@ async fn fetch_related(client: &Client, thread: &Thread) -> anyhow::Result<Relat
     let id = thread.id.as_str();
     let mut related = Related::default();
     if thread.status == Status::NeedsYou {
-        related.questions = client.inbox().await?;
+        related.questions = client.list::<Inbox>(&[], None).await?.items;
         related.questions.retain(|question| question.thread_id == id);
     }
     if thread.children > 0 {
-        let children = client.threads(&[("parent", id), ("limit", CHILDREN_REQUESTED)]).await?.threads;
+        let children = client.list::<Threads>(&[("parent", id)], Some(CHILDREN_REQUESTED)).await?.threads;
         let open = children.into_iter().filter(|child| child.status != Status::Closed);
         related.children = open.take(CHILDREN_SHOWN).collect();
     }
     if thread.subscriptions.iter().any(|subscription| subscription.tool == texts::SCHEDULE) {
-        let timers = client.timers().await?.into_iter().filter(|timer| timer.thread_id == id);
+        let timers = client.list::<Timers>(&[], Some(TIMERS_REQUESTED)).await?.timers;
+        let timers = timers.into_iter().filter(|timer| timer.thread_id == id);
         related.timers = timers.filter_map(|timer| Some((timer.call_id?, timer.at))).collect();
     }
     Ok(related)
@@ -308,16 +249,17 @@ async fn send(client: &Client, id: &str, text: &str, on_busy: OnBusy, wait: bool
     // Only entries after the current end of the history are printed.
     let before = if wait { tail::last_entry(client, id).await } else { Ok(0) };
     let before = with_suggestion(client, id, before).await?;
-    let body = json!({"text": text, "on_busy": on_busy.word()});
-    let turn = with_suggestion(client, id, client.send_message(id, &body, &idempotency_key()).await).await?;
+    let message = SendMessage { text: text.to_owned(), on_busy };
+    let sent = client.send_message(id, &message, &IdempotencyKey::random()).await;
+    let turn = with_suggestion(client, id, sent).await?.turn;
     if wait {
         return tail::answer(client, id, before, text).await;
     }
-    Ok(print(&format!("sent in turn {}; follow it with: rap threads tail {id}\n", turn["turn"]))?)
+    Ok(print(&format!("sent in turn {turn}; follow it with: rap threads tail {id}\n"))?)
 }
 
-async fn act(client: &Client, id: &str, action: &str, done: &str) -> anyhow::Result<()> {
-    with_suggestion(client, id, client.thread_action(id, action).await).await?;
+async fn report(client: &Client, id: &str, outcome: Result<Done, Error>, done: &str) -> anyhow::Result<()> {
+    with_suggestion(client, id, outcome).await?;
     Ok(print(&format!("{done} thread {id}\n"))?)
 }
 

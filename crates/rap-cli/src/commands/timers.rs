@@ -1,9 +1,9 @@
 //! `rap timers`: lists timers.
 
 use clap::Subcommand;
+use rap_api::{Time, Timer, Timers};
 
 use super::{Connection, Listing, print};
-use crate::api::Timer;
 use crate::table::{Table, terminal_width};
 use crate::time_format;
 
@@ -18,20 +18,20 @@ pub enum Command {
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     let Command::Ls(listing) = command;
-    listing.show(&client, "timers", &[], show).await
+    listing.show::<Timers>(&client, &[], show).await
 }
 
 fn show(timers: &[Timer]) -> anyhow::Result<()> {
     if timers.is_empty() {
         return Ok(print("no timers\n")?);
     }
-    let now = time_format::now();
+    let now = Time::now();
     let mut table = Table::new(["WHEN", "KIND", "THREAD", "CALL", "TOOL"]);
     for Timer { thread_id, call_id, tool, kind, at } in timers {
         let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
         table.row([
             time_format::relative(*at, now),
-            kind.clone(),
+            kind.to_string(),
             thread_id.clone(),
             text(call_id),
             text(tool),

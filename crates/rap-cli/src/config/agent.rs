@@ -3,7 +3,7 @@
 use rap_runtime::model::Kind;
 
 use super::document::{Setting, Table, Value};
-use super::limits::RUNTIME_ONLY;
+use super::limits;
 use super::model::read_model;
 use super::read::{location_in, read_in};
 use super::resolver::Resolver;
@@ -112,16 +112,20 @@ fn model_by_name(setting: &Setting, common: &Model) -> Result<Model, Problem> {
     Ok(model)
 }
 
-fn read_own_limits(setting: Setting, diagnostics: &mut Diagnostics, common: &Common<'_>) -> Option<Limits> {
+fn read_own_limits(
+    setting: Setting,
+    diagnostics: &mut Diagnostics,
+    common: &Common<'_>,
+) -> Option<rap_agent::Limits> {
     let root = Table::from([("limits".to_owned(), setting)]);
     let table = read_within("agent", root, diagnostics, |section| section.table("limits"));
     Some(read_within("agent.limits", table, diagnostics, |section| {
-        for key in RUNTIME_ONLY {
-            if let Some(location) = section.location_of(key) {
-                section.refuse(key, location, Problem::RuntimeOnly);
-            }
+        for key in Limits::TABLE.iter().map(|limit| limit.key) {
+            section.read(key, |_| Err::<(), _>(Problem::RuntimeOnly));
         }
-        Limits::read(section, common.limits.clone())
+        let mut own = common.limits.thread.clone();
+        limits::read(rap_agent::Limits::TABLE, &mut own, section);
+        own
     }))
 }
 

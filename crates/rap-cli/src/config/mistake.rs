@@ -128,6 +128,12 @@ pub enum Problem {
         "{0} is reachable from other machines, but server.tokens is empty: set server.tokens, or listen on 127.0.0.1"
     )]
     OpenToTheNetwork(SocketAddr),
+    /// A token of clients on other machines can be guessed.
+    #[error(
+        "a token is shorter than 16 characters, and the server is reachable from other machines: use a long random token, \
+         or listen on 127.0.0.1"
+    )]
+    ShortToken,
     /// `listen` is an unspecified address, so there is no address for callback URLs.
     #[error(
         "tool servers cannot call back to {0}: set server.public_url to a URL that they can reach, such as \

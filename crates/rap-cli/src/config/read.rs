@@ -2,12 +2,15 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
+use rap_protocol::{HostPort, UrlPolicy};
+
 use super::agent::{Common, read_agents};
 use super::document::{Setting, Table};
+use super::limits;
 use super::model::read_model;
 use super::resolver::Resolver;
 use super::section::{Diagnostics, Section};
-use super::{Config, Error, Limits, Location, Problem, Server, Store, ToolServer, value};
+use super::{Config, Error, Limits, Location, Problem, Server, Store, ToolServer, has_short_token, value};
 
 /// A configuration with the diagnostics of reading it. It is valid only if there are no mistakes.
 pub(super) struct Draft {
@@ -23,8 +26,7 @@ impl Draft {
             ["server", "store", "model", "limits"].map(|key| root.table(key));
         let [agents, tool_servers] = ["agent", "tool_server"].map(|key| root.tables(key));
         root.finish();
-        let defaults = Limits::default();
-        let limits = read_in("limits", limits, &mut diagnostics, |section| Limits::read(section, defaults));
+        let limits = read_in("limits", limits, &mut diagnostics, read_limits);
         let model = read_in("model", model, &mut diagnostics, |section| read_model(section, resolver));
         let common = Common { model: &model, limits: &limits, resolver };
         let config = Config {
@@ -58,16 +60,23 @@ pub(super) fn read_in<T>(
     value
 }
 
+fn read_limits(section: &mut Section<'_>) -> Limits {
+    let mut read = Limits::default();
+    limits::read(rap_agent::Limits::TABLE, &mut read.thread, section);
+    limits::read(Limits::TABLE, &mut read, section);
+    read
+}
+
 fn read_server(section: &mut Section<'_>, resolver: &Resolver<'_>) -> Server {
     let listen_at = section.location_of("listen");
     let listen = section.read("listen", address).unwrap_or(Server::default().listen);
     let has_url = section.location_of("public_url").is_some();
     let public_url = section.read("public_url", value::base_url);
-    let has_tokens = section.location_of("tokens").is_some();
+    let tokens_at = section.location_of("tokens");
     let expected = "an array of strings such as [\"env:RAP_TOKEN\"]";
     let tokens = section.read_list("tokens", expected, |item| resolver.secret(item));
     // Invalid tokens have been reported already.
-    let open = tokens.as_ref().map_or(!has_tokens, Vec::is_empty);
+    let open = tokens.as_ref().map_or(tokens_at.is_none(), Vec::is_empty);
     let ip = listen.ip().to_canonical();
     if let Some(location) = listen_at {
         if open && !ip.is_loopback() {
@@ -78,7 +87,13 @@ fn read_server(section: &mut Section<'_>, resolver: &Resolver<'_>) -> Server {
         }
     }
     let tokens = tokens.unwrap_or_default();
-    Server { listen, public_url, tokens }
+    if let Some(location) = tokens_at.filter(|_| !ip.is_loopback() && has_short_token(&tokens)) {
+        section.refuse("tokens", location, Problem::ShortToken);
+    }
+    let url_policy = section.read("url_policy", url_policy).unwrap_or(UrlPolicy::of_listener(ip));
+    let expected = "an array of hosts with their ports such as [\"tools.internal:8443\"]";
+    let allow_hosts = section.read_list("allow_hosts", expected, host_port).unwrap_or_default();
+    Server { listen, public_url, tokens, url_policy, allow_hosts }
 }
 
 fn address(setting: &Setting) -> Result<SocketAddr, Problem> {
@@ -88,6 +103,14 @@ fn address(setting: &Setting) -> Result<SocketAddr, Problem> {
             None => text.parse().ok(),
         }
     })
+}
+
+fn url_policy(setting: &Setting) -> Result<UrlPolicy, Problem> {
+    value::parse_text(setting, "\"public\", \"private\" or \"loopback\"", UrlPolicy::from_name)
+}
+
+fn host_port(setting: &Setting) -> Result<HostPort, Problem> {
+    value::parse_text(setting, "a host and its port such as \"tools.internal:8443\"", HostPort::parse)
 }
 
 fn read_store(section: &mut Section<'_>, resolver: &Resolver<'_>) -> Store {

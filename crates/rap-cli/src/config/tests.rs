@@ -1,6 +1,8 @@
 //! Tables of files, variables and flags with the expected configuration or error.
 
 mod agents;
+mod direction;
+mod limits;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -99,7 +101,7 @@ fn every_setting_is_read() {
         [server]
         listen = "0.0.0.0:80"
         public_url = "https://rap.example.com/"
-        tokens = ["env:RAP_TOKEN", "file:token", "written"]
+        tokens = ["env:RAP_TOKEN", "file:token", "written-in-the-file"]
         [store]
         url = "sqlite:/var/lib/rap.db"
         [model]
@@ -126,12 +128,12 @@ fn every_setting_is_read() {
         depth = 0x10
         "#,
     )
-    .variable("RAP_TOKEN", "one")
+    .variable("RAP_TOKEN", "from-the-environment")
     .variable("KEY", "key")
-    .file("token", "two\n")
+    .file("token", "from-another-file\n")
     .config();
     let tokens: Vec<&str> = config.server.tokens.iter().map(Secret::expose).collect();
-    assert_eq!(tokens, ["one", "two", "written"]);
+    assert_eq!(tokens, ["from-the-environment", "from-another-file", "written-in-the-file"]);
     assert_eq!(config.server.url_at(config.server.listen), "https://rap.example.com");
     assert_eq!(config.store, Store::Sqlite("/var/lib/rap.db".into()));
     let base_url = Some(Url::parse("http://127.0.0.1:11434/v1").unwrap());
@@ -148,13 +150,9 @@ fn every_setting_is_read() {
     assert_eq!(config.tool_servers[0].url.as_str(), "http://127.0.0.1:7501");
     assert_eq!(config.tool_servers[0].bearer, Some(Secret::new("key")));
     assert_eq!(config.tool_servers[1].bearer, None);
-    let limits = Limits {
-        call_timeout: Some(Duration::from_hours(2)),
-        body: 4096,
-        view_bytes: 1024,
-        depth: 16,
-        ..Limits::default()
-    };
+    let call_timeout = Some(Duration::from_hours(2));
+    let thread = rap_agent::Limits { call_timeout, depth: 16, ..rap_agent::Limits::default() };
+    let limits = Limits { thread, body: 4096, view_bytes: 1024, ..Limits::default() };
     assert_eq!(config.limits, limits);
 }
 
@@ -458,7 +456,8 @@ fn variables_override_the_file_and_flags_override_both() {
     assert_eq!(config.server.tokens, [Secret::new("one"), Secret::new("two")]);
     assert!(!config.model.images);
     let hold_max = Duration::from_secs(1);
-    assert_eq!(config.limits, Limits { depth: 3, body: 4096, hold_max, ..Limits::default() });
+    let thread = rap_agent::Limits { depth: 3, hold_max, ..rap_agent::Limits::default() };
+    assert_eq!(config.limits, Limits { thread, body: 4096, ..Limits::default() });
     assert_eq!(setup.flag("server.listen", "localhost:2", "--listen").config().server.listen.port(), 2);
 }
 
@@ -491,6 +490,30 @@ fn a_misspelt_variable_is_reported_and_an_unrelated_one_ignored() {
     }
 }
 
+/// Long enough for a server that other machines can reach.
+const LONG_TOKEN: &str = "0123456789abcdef";
+
+#[test]
+fn a_server_for_other_machines_needs_long_tokens() {
+    let short = &LONG_TOKEN[1..];
+    for (listen, token, accepted) in
+        [("10.0.0.1:1", LONG_TOKEN, true), ("10.0.0.1:1", short, false), ("127.0.0.1:1", short, true)]
+    {
+        let setup =
+            Setup::new(&format!("[server]\nlisten = \"{listen}\"\ntokens = [\"{LONG_TOKEN}\", \"{token}\"]"));
+        if accepted {
+            assert_eq!(setup.config().server.has_short_token(), token == short);
+        } else {
+            let error = setup.error();
+            assert!(
+                error.starts_with("rap.toml:3: server.tokens: a token is shorter than 16 characters"),
+                "{error}"
+            );
+            assert!(!error.contains(token), "{error}");
+        }
+    }
+}
+
 #[test]
 fn a_server_without_tokens_must_listen_on_loopback() {
     for local in ["127.0.0.1:0", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1", "localhost:1"] {
@@ -503,7 +526,7 @@ fn a_server_without_tokens_must_listen_on_loopback() {
     }
     let setup = Setup::new("").flag("server.listen", "[2001:db8::1]:1", "--listen");
     assert_eq!(setup.error(), format!("--listen: server.listen: [2001:db8::1]:1 {problem}"));
-    Setup::new("[server]\nlisten = \"10.0.0.1:1\"\ntokens = [\"t\"]").config();
+    Setup::new(&format!("[server]\nlisten = \"10.0.0.1:1\"\ntokens = [\"{LONG_TOKEN}\"]")).config();
     assert_eq!(
         Setup::new("[server]\nlisten = \"10.0.0.1:1\"\ntokens = [\"env:NONE\"]").error(),
         "rap.toml:3: server.tokens: the environment variable NONE is not set"
@@ -512,9 +535,9 @@ fn a_server_without_tokens_must_listen_on_loopback() {
 
 #[test]
 fn a_server_on_every_address_needs_a_public_url() {
-    let text = "[server]\nlisten = \"0.0.0.0:7420\"\ntokens = [\"t\"]\n";
+    let text = format!("[server]\nlisten = \"0.0.0.0:7420\"\ntokens = [\"{LONG_TOKEN}\"]\n");
     assert_eq!(
-        Setup::new(text).error(),
+        Setup::new(&text).error(),
         "rap.toml:2: server.listen: tool servers cannot call back to 0.0.0.0:7420: set server.public_url to a \
          URL that they can reach, such as \"http://rap.example.com:7420\""
     );
@@ -558,15 +581,15 @@ fn as_table(value: &Value) -> Option<&Table> {
 
 #[test]
 fn the_file_of_rap_init_is_the_default_with_and_without_comments() {
-    assert_eq!(loaded_here(init::TEXT).unwrap(), Config::default());
-    let text = uncommented(init::TEXT);
+    assert_eq!(loaded_here(&init::text()).unwrap(), Config::default());
+    let text = uncommented(&init::text());
     assert!(text.contains("\n[[agent]]\n") && text.contains("\nhold_max = "), "{text}");
     assert_eq!(loaded_here(&text).unwrap(), Config::default());
 }
 
 #[test]
 fn the_file_of_rap_init_lists_every_key() {
-    let text = uncommented(init::TEXT).replace("# Example: ", "");
+    let text = uncommented(&init::text()).replace("# Example: ", "");
     let document = document::parse(&text, FILE_NAME).unwrap_or_else(|error| panic!("{error}"));
     let listed = keys(&document);
     let resolver = Resolver { environment: &Environment::new(), directory: Path::new("") };
@@ -577,7 +600,7 @@ fn the_file_of_rap_init_lists_every_key() {
 
 #[test]
 fn the_examples_of_rap_init_are_valid() {
-    let text = uncommented(init::TEXT).replace("# Example: ", "");
+    let text = uncommented(&init::text()).replace("# Example: ", "");
     let text = text.replace("provider = \"scripted\"", "provider = \"openai\"");
     let setup = Setup::new(&text).variable("OPENAI_API_KEY", "k").variable("TOOLS_TOKEN", "t");
     let config = setup.config();

@@ -79,15 +79,14 @@ pub(super) fn percent(setting: &Setting) -> Result<u32, Problem> {
 }
 
 /// Parses a number of bytes within bounds.
-pub(super) fn size(bounds: RangeInclusive<u64>) -> impl FnOnce(&Setting) -> Result<usize, Problem> {
+pub(super) fn size(bounds: RangeInclusive<u64>) -> impl FnOnce(&Setting) -> Result<u64, Problem> {
     move |setting| {
         let bytes = match &setting.value {
             Value::Integer(bytes) => u64::try_from(*bytes).ok(),
             Value::Text(text) | Value::Untyped(text) => parse_size(text),
             _ => None,
         };
-        let fits = bytes.filter(|bytes| bounds.contains(bytes)).and_then(|bytes| usize::try_from(bytes).ok());
-        fits.ok_or_else(|| {
+        bytes.filter(|bytes| bounds.contains(bytes)).ok_or_else(|| {
             let (least, most) = (write_size(*bounds.start()), write_size(*bounds.end()));
             unexpected(&format!("a size from \"{least}\" to \"{most}\""), setting)
         })
@@ -161,11 +160,23 @@ fn number_and_unit(text: &str) -> Option<(u64, &str)> {
     Some((digits.parse().ok()?, unit))
 }
 
-fn write_size(bytes: u64) -> String {
+/// Formats a number of bytes as [`size`] parses it.
+pub(super) fn write_size(bytes: u64) -> String {
     match bytes {
         _ if bytes >= MIB && bytes.is_multiple_of(MIB) => format!("{}MiB", bytes / MIB),
         _ if bytes >= KIB && bytes.is_multiple_of(KIB) => format!("{}KiB", bytes / KIB),
         _ => format!("{bytes}B"),
+    }
+}
+
+/// Formats a duration as [`duration`] parses it, in the largest unit of which it has at least two: `60s`, `24h`, `7d`.
+pub(super) fn write_duration(duration: Duration) -> String {
+    let milliseconds = duration.as_millis();
+    let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
+    let fits = |unit: u128| milliseconds.is_multiple_of(unit) && milliseconds / unit >= 2;
+    match units.into_iter().find(|(unit, _)| fits(*unit)) {
+        Some((unit, name)) => format!("{}{name}", milliseconds / unit),
+        None => format!("{milliseconds}ms"),
     }
 }
 
@@ -232,6 +243,13 @@ mod tests {
         }
         for text in ["", "MiB", "8MB", "8 MiB", "8mib", "-1", "1.5MiB", "99999999999GiB"] {
             assert_eq!(parse_size(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_are_written_as_they_are_read() {
+        for text in ["0ms", "999ms", "1500ms", "5s", "60s", "90s", "2m", "10m", "24h", "7d"] {
+            assert_eq!(write_duration(parse_duration(text).unwrap()), text);
         }
     }
 

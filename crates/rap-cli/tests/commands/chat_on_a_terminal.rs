@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use rap_testkit::Setup;
+
 use crate::model::ModelServer;
 use crate::support::{Running, Runtime, plain};
 
@@ -12,7 +14,7 @@ fn agent_says(screen: &str, text: &str) -> bool {
 /// Starts a chat with a model whose answers the test sends in pieces.
 fn with_a_model() -> (Runtime, ModelServer, Running) {
     let model = ModelServer::start();
-    let runtime = Runtime::start_with(&model.lines());
+    let runtime = Runtime::with(Setup::new().model(&model.lines()));
     let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
     chat.expect("> ");
     (runtime, model, chat)

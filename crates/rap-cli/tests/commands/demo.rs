@@ -4,8 +4,11 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use rap_testkit::block_until;
+use rap_testkit::programs::rap;
+
 use crate::standalone;
-use crate::support::{Running, output, rap, until};
+use crate::support::{Running, output};
 
 /// Finds the address of the demo's runtime in its output.
 fn address(output: &str) -> String {
@@ -16,7 +19,7 @@ fn address(output: &str) -> String {
 fn nothing_is_left(output: &str, temporary: &Path) {
     assert_eq!(std::fs::read_dir(temporary).unwrap().count(), 0);
     let address = address(output);
-    until("the runtime is gone", || TcpStream::connect(&address).is_err());
+    block_until("the runtime is gone", || TcpStream::connect(&address).is_err());
 }
 
 /// Runs a copy of the binary in an empty directory.
@@ -98,5 +101,5 @@ fn the_runtime_of_a_killed_demo_stops() {
     demo.expect("oven    bread: baking for 6 s");
     let address = address(&demo.seen);
     drop(demo);
-    until("the runtime is gone", || TcpStream::connect(&address).is_err());
+    block_until("the runtime is gone", || TcpStream::connect(&address).is_err());
 }

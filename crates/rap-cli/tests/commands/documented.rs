@@ -12,9 +12,10 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use rap_cli::config::{Config, File, Sources};
+use rap_testkit::{Port, block_until, programs};
 use tempfile::TempDir;
 
-use crate::support::{free_port, output, until};
+use crate::support::output;
 
 /// A page without commands.
 const MAP: &str = "docs/ARCHITECTURE.md";
@@ -30,7 +31,7 @@ const EXECUTED: [&str; 9] = [
     "docs/conformance.md",
     "docs/testing.md",
 ];
-/// Page whose commands crates/rap-tool/tests/python.rs executes.
+/// Page whose commands crates/rap-tool/tests/server/python.rs executes.
 const PYTHON: &str = "examples/python-tool/README.md";
 
 /// Commands that are not executed here, with the reason. Every entry must still occur in a page.
@@ -56,9 +57,12 @@ const NOT_EXECUTED: [(&str, &str); 21] = [
     ("curl -s 127.0.0.1:7501/.well-known/rap-toolset", "on its page the server is the reader's own program"),
     ("curl -si 127.0.0.1:7501/invoke", "on its page the server is the reader's own program"),
     ("cargo xtask requirements", "it writes conformance.md, which cargo xtask lint compares"),
-    ("rap check tool http://127.0.0.1:7503", "tests/check.rs checks that server"),
-    ("rap check runtime --strict -- rap serve --config {config}", "tests/check.rs checks that runtime"),
-    ("python3 tool.py &", "crates/rap-tool/tests/python.rs executes that page"),
+    ("rap check tool http://127.0.0.1:7503", "tests/commands/check.rs checks that server"),
+    (
+        "rap check runtime --strict -- rap serve --config {config}",
+        "tests/commands/check.rs checks that runtime",
+    ),
+    ("python3 tool.py &", "crates/rap-tool/tests/server/python.rs executes that page"),
 ];
 
 fn root() -> PathBuf {
@@ -130,8 +134,8 @@ fn spans(line: &str) -> impl Iterator<Item = Shown> {
 /// free ports.
 struct Sandbox {
     directory: TempDir,
-    runtime: u16,
-    tools: u16,
+    runtime: Port,
+    tools: Port,
     callback: u16,
     called_back: mpsc::Receiver<String>,
     running: BTreeMap<&'static str, Child>,
@@ -151,11 +155,11 @@ impl Sandbox {
         let bin = directory.path().join("bin");
         fs::create_dir_all(directory.path().join("work")).unwrap();
         fs::create_dir(&bin).unwrap();
-        symlink(env!("CARGO_BIN_EXE_rap"), bin.join("rap")).unwrap();
+        symlink(programs::rap_path(), bin.join("rap")).unwrap();
         fs::write(bin.join("cargo"), CARGO).unwrap();
         fs::set_permissions(bin.join("cargo"), fs::Permissions::from_mode(0o755)).unwrap();
         let callbacks = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (runtime, tools) = (free_port(), free_port());
+        let (runtime, tools) = (Port::reserve(), Port::reserve());
         let callback = callbacks.local_addr().unwrap().port();
         let (sender, called_back) = mpsc::channel();
         std::thread::spawn(move || {
@@ -166,19 +170,18 @@ impl Sandbox {
 
     fn shell(&self, command: &str) -> Command {
         let command = command
-            .replace("7420", &self.runtime.to_string())
-            .replace("7501", &self.tools.to_string())
+            .replace("7420", &self.runtime.number().to_string())
+            .replace("7501", &self.tools.number().to_string())
             .replace("7599", &self.callback.to_string());
-        let examples = std::env::current_exe().unwrap();
-        let examples = examples.parent().unwrap().with_file_name("examples");
+        let examples = programs::rap_path().with_file_name("examples");
         let path = format!("{}:/usr/bin:/bin", self.directory.path().join("bin").display());
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", &command]).current_dir(self.directory.path().join("work")).stdin(Stdio::null());
         shell.env_clear().env("PATH", path).env("EXAMPLES", examples);
-        shell.env("RAP_SERVER_LISTEN", format!("127.0.0.1:{}", self.runtime));
+        shell.env("RAP_SERVER_LISTEN", self.runtime.address());
         shell
-            .env("RAP_URL", format!("http://127.0.0.1:{}", self.runtime))
-            .env("PORT", self.tools.to_string());
+            .env("RAP_URL", format!("http://{}", self.runtime.address()))
+            .env("PORT", self.tools.number().to_string());
         shell
     }
 
@@ -191,8 +194,8 @@ impl Sandbox {
         let mut shell = self.shell(&format!("exec {command}"));
         let child = shell.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         self.running.insert(what, child);
-        let port = if what == "serve" { self.runtime } else { self.tools };
-        until(command, || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        let port = if what == "serve" { &self.runtime } else { &self.tools };
+        block_until(command, || TcpStream::connect(port.address()).is_ok());
     }
 
     /// Executes a command that prints an endless stream. Only its beginning is checked.
@@ -233,7 +236,7 @@ impl Sandbox {
                 assert_eq!(sent, body, "{command}");
                 continue;
             }
-            let shown = line.split('…').next().unwrap().replace("7501", &self.tools.to_string());
+            let shown = line.split('…').next().unwrap().replace("7501", &self.tools.number().to_string());
             assert!(output.out.contains(&shown), "{command} printed:\n{}\ninstead of:\n{line}", output.out);
         }
     }
@@ -351,7 +354,7 @@ fn every_configuration_in_the_guide_is_valid() {
 fn settings() -> String {
     let mut table = "| setting | default | meaning |\n|---|---|---|\n".to_owned();
     let (mut section, mut meaning, mut described) = (String::new(), Vec::new(), false);
-    for line in rap_cli::init::TEXT.lines() {
+    for line in rap_cli::init::text().lines() {
         let example = line.strip_prefix("# Example: ");
         let setting = example.or_else(|| line.strip_prefix('#')).unwrap_or(line);
         let is_setting = !line.starts_with("# ") || example.is_some();

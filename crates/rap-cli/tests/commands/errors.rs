@@ -1,6 +1,9 @@
 //! Error messages and exit codes.
 
-use crate::support::{Runtime, output, rap};
+use rap_testkit::Setup;
+use rap_testkit::programs::rap;
+
+use crate::support::{Runtime, output};
 
 #[test]
 fn an_unreachable_runtime_is_reported_with_advice() {
@@ -14,7 +17,7 @@ fn an_unreachable_runtime_is_reported_with_advice() {
 
 #[test]
 fn a_missing_or_wrong_token_is_reported_and_never_shown() {
-    let runtime = Runtime::start_with("tokens = [\"right\"]");
+    let runtime = Runtime::with(Setup::new().server("tokens = [\"right\"]"));
     let url = runtime.url();
     let without = runtime.fails(&["threads", "ls"]);
     let set = "set RAP_TOKEN (or --token) to one of its server.tokens\n";

@@ -6,12 +6,9 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use rap_testkit::PATIENCE;
+use rap_testkit::programs::rap;
 use serde_json::{Value, json};
-
-use crate::support::rap;
-
-/// Maximum time to wait for an expected request.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A received request.
 #[derive(Debug)]

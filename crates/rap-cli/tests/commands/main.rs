@@ -4,6 +4,9 @@
 
 mod chat;
 mod chat_on_a_terminal;
+mod check;
+mod check_runtime;
+mod command;
 mod demo;
 mod documented;
 mod errors;

@@ -3,12 +3,9 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc;
-use std::time::Duration;
 
+use rap_testkit::PATIENCE;
 use serde_json::{Value, json};
-
-/// Maximum time to wait for an expected request.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct ModelServer {
     address: String,
@@ -33,9 +30,9 @@ impl ModelServer {
         ModelServer { address, asked }
     }
 
-    /// The configuration of a runtime that asks it.
+    /// Lines for `[model]` in the configuration.
     pub fn lines(&self) -> String {
-        format!("[model]\nprovider = \"openai\"\nname = \"m\"\nbase_url = \"http://{}/v1\"\n", self.address)
+        format!("provider = \"openai\"\nname = \"m\"\nbase_url = \"http://{}/v1\"\n", self.address)
     }
 
     /// The answer to the next question.

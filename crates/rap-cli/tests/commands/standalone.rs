@@ -1,15 +1,16 @@
 //! The binary needs no other files: a copy of it runs in an empty directory, with an empty environment and PATH.
 
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::support::{Output, free_port, output, until};
+use rap_testkit::{Port, Process, programs};
+
+use crate::support::{Output, output};
 
 /// A copy of the binary, with nothing beside it.
 pub fn copy(directory: &Path) -> PathBuf {
     let copy = directory.join("rap");
-    std::fs::copy(env!("CARGO_BIN_EXE_rap"), &copy).unwrap();
+    std::fs::copy(programs::rap_path(), &copy).unwrap();
     copy
 }
 
@@ -17,7 +18,8 @@ pub fn copy(directory: &Path) -> PathBuf {
 fn a_copy_of_the_binary_needs_nothing_beside_it() {
     let (place, work) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let program = copy(place.path());
-    let address = format!("127.0.0.1:{}", free_port());
+    let port = Port::reserve();
+    let address = port.address();
     let url = format!("http://{address}");
     let rap = |arguments: &[&str]| {
         let mut command = Command::new(&program);
@@ -30,9 +32,7 @@ fn a_copy_of_the_binary_needs_nothing_beside_it() {
         out
     };
     assert_eq!(ok(&["init"]), "wrote rap.toml; `rap serve` reads it\n");
-    let mut serve = rap(&["serve", "--listen", &address]);
-    let mut runtime = serve.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    until("the runtime listens", || TcpStream::connect(&address).is_ok());
+    let mut runtime = Process::start(rap(&["serve", "--listen", &address]));
     assert_eq!(ok(&["threads", "new", "say hi", "--id", "t", "--wait"]), "hi\n");
     let zone = "call sleep_until {\"time\": \"2020-01-01T00:00\", \"timezone\": \"Europe/Berlin\"}";
     assert_eq!(ok(&["threads", "send", "t", zone, "--wait"]), "sleep_until: the sleep is over\n");
@@ -44,8 +44,7 @@ fn a_copy_of_the_binary_needs_nothing_beside_it() {
     let chat = output(rap(&["chat", "t"]).env("RAP_URL", &url));
     assert_eq!((chat.code, chat.out.as_str()), (Some(0), ""), "{}", chat.err);
     assert!(chat.err.starts_with("a scripted model answers, not a language model: "), "{}", chat.err);
-    runtime.kill().unwrap();
-    runtime.wait().unwrap();
+    runtime.kill();
     let mut left: Vec<_> = work.path().read_dir().unwrap().map(|file| file.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["rap.db", "rap.db-shm", "rap.db-wal", "rap.db.key", "rap.db.lock", "rap.toml"]);

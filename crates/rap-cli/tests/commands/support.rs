@@ -9,19 +9,12 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+use rap_testkit::programs::rap;
+use rap_testkit::{PATIENCE, Rap, Setup, block_until};
 use rap_tool::prelude::*;
 use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
 use tempfile::TempDir;
-
-#[path = "../support/process.rs"]
-mod process;
-
-use self::process::Process;
-pub use self::process::free_port;
-
-/// Maximum time to wait for an expected event.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Repeats a text.
 #[derive(Deserialize, JsonSchema)]
@@ -106,56 +99,51 @@ fn serve_tools(data: &Path) -> String {
     receiver.recv().unwrap()
 }
 
-/// A runtime process. It is killed on drop.
+/// A runtime with a tool server, and the commands that use it.
 pub struct Runtime {
-    directory: TempDir,
-    address: String,
-    process: Process,
+    rap: Rap,
+    _tools: TempDir,
 }
 
 impl Runtime {
     pub fn start() -> Runtime {
-        Runtime::start_with("")
+        Runtime::with(Setup::new())
     }
 
-    /// Starts a runtime with more lines in `[server]`.
-    pub fn start_with(server: &str) -> Runtime {
-        let directory = tempfile::tempdir().unwrap();
-        let tools = serve_tools(&directory.path().join("tools"));
-        let address = format!("127.0.0.1:{}", free_port());
-        let config =
-            format!("[server]\nlisten = \"{address}\"\n{server}\n[[tool_server]]\nurl = \"{tools}\"\n");
-        std::fs::write(directory.path().join("rap.toml"), config).unwrap();
-        let process = serve(directory.path());
-        Runtime { directory, address, process }
+    /// Starts a runtime with more settings.
+    pub fn with(setup: Setup) -> Runtime {
+        let tools = tempfile::tempdir().unwrap();
+        let rap = setup.tool_server(&serve_tools(tools.path())).start();
+        Runtime { rap, _tools: tools }
     }
 
     pub fn kill(&mut self) {
-        self.process.kill();
+        self.rap.kill();
     }
 
     pub fn start_again(&mut self) {
-        self.process = serve(self.directory.path());
+        self.rap.start_again();
     }
 
     /// Restarts the runtime with an empty database.
     pub fn replace(&mut self) {
         self.kill();
         for file in ["rap.db", "rap.db-wal", "rap.db-shm", "rap.db.key"] {
-            std::fs::remove_file(self.directory.path().join(file)).ok();
+            std::fs::remove_file(self.rap.directory().join(file)).ok();
         }
         self.start_again();
     }
 
-    pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+    pub fn url(&self) -> &str {
+        &self.rap.url
     }
 
     /// Sends a request that no command sends.
     pub fn post(&self, path: &str, body: &str) {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let address = self.url().trim_start_matches("http://");
+        let mut stream = TcpStream::connect(address).unwrap();
         let length = body.len();
-        let head = format!("POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", self.address);
+        let head = format!("POST {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n");
         write!(stream, "{head}content-length: {length}\r\n\r\n{body}").unwrap();
         stream.read_to_end(&mut Vec::new()).unwrap();
     }
@@ -201,21 +189,8 @@ impl Runtime {
     /// Waits until the thread has this status.
     pub fn until_status(&self, thread: &str, status: &str) {
         let has_status = || self.json(&["threads", "show", thread, "--json"])["status"] == status;
-        until(&format!("{thread} is {status}"), has_status);
+        block_until(&format!("{thread} is {status}"), has_status);
     }
-}
-
-fn serve(directory: &Path) -> Process {
-    let mut command = rap(&["serve"]);
-    command.current_dir(directory).stdout(Stdio::null());
-    Process::start(command)
-}
-
-/// The binary, with an empty environment.
-pub fn rap(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rap"));
-    command.args(arguments).env_clear().stdin(Stdio::null());
-    command
 }
 
 #[derive(Debug)]
@@ -230,7 +205,7 @@ pub fn output(command: &mut Command) -> Output {
     let (out, err) = (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
     let mut child = command.stdout(out.reopen().unwrap()).stderr(err.reopen().unwrap()).spawn().unwrap();
     let text = |file: &tempfile::NamedTempFile| std::fs::read_to_string(file.path()).unwrap();
-    let deadline = Instant::now() + PATIENCE * 4;
+    let deadline = Instant::now() + PATIENCE * 3;
     loop {
         if let Some(status) = child.try_wait().unwrap() {
             return Output { code: status.code(), out: text(&out), err: text(&err) };
@@ -241,14 +216,6 @@ pub fn output(command: &mut Command) -> Output {
             panic!("{command:?} did not end in time:\n{}{}", text(&out), text(&err));
         }
         std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-pub fn until(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "timed out waiting until {what}");
-        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -380,7 +347,7 @@ impl Running {
 
     /// Waits for the command to exit. Its output is in `seen`.
     pub fn exit(&mut self) -> Option<i32> {
-        let deadline = Instant::now() + PATIENCE * 3;
+        let deadline = Instant::now() + PATIENCE * 2;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 while let Ok(more) = self.output.recv_timeout(Duration::from_millis(200)) {

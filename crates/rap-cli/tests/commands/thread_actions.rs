@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::process::Stdio;
 
+use rap_testkit::Setup;
+
 use crate::support::Runtime;
 
 #[test]
@@ -102,9 +104,8 @@ fn a_question_is_answered_by_number_or_text_or_dismissed() {
 
 #[test]
 fn a_failed_thread_gives_its_reason_and_is_resumed() {
-    let model = "[model]\nprovider = \"openai\"\nname = \"m\"\nbase_url = \"http://127.0.0.1:1\"\n\
-                 [limits]\nmodel_attempts = 1\n";
-    let runtime = Runtime::start_with(model);
+    let model = "provider = \"openai\"\nname = \"m\"\nbase_url = \"http://127.0.0.1:1\"";
+    let runtime = Runtime::with(Setup::new().model(model).limit("model_attempts = 1"));
     let output = runtime.run(&["threads", "new", "hello", "--id", "t", "--wait"]);
     assert_eq!((output.code, output.out.as_str()), (Some(1), ""));
     assert!(output.err.contains("rap: the agent failed: "), "{}", output.err);

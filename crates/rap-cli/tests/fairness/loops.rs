@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::stage::{Answer, Model, Question, until};
-use crate::support::tools::Call;
-use crate::support::{Rap, Setup, Tools};
+use crate::stage::{Answer, Model, Question};
+use rap_testkit::tools::Call;
+use rap_testkit::{Rap, Setup, Tools, until};
 
 /// Thread whose model has subscribed by `watch`.
 async fn subscribed(rap: &Rap, tools: &Tools) -> (String, Call) {

@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 
 use crate::stage::{Answer, Model, Question};
-use crate::support::{Rap, Setup};
+use rap_testkit::{Rap, Setup};
 
 /// Creates a thread of an agent with a first message.
 async fn open(rap: &Rap, agent: &str, message: &str) -> String {

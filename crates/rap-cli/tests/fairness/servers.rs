@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::stage::{Bench, open_all, post_all, soon};
-use crate::support::peer::{Reply, Request};
-use crate::support::tools::{CLOSE, Call, INVOKE, tool, with};
-use crate::support::{Rap, Setup, Tools};
+use rap_testkit::peer::{Reply, Request};
+use rap_testkit::tools::{CLOSE, Call, INVOKE, tool, with};
+use rap_testkit::{Rap, Setup, Tools};
 
 /// Server that never acknowledges its tool `shout`.
 async fn hanging_server() -> Tools {

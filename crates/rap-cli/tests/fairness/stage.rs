@@ -1,21 +1,17 @@
-//! A model and a tool server whose answers are computed by a function, unlike those of `support`, which are queued.
+//! A model and a tool server whose answers are computed by a function, unlike those of `rap_testkit`, which are queued.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::http::{HeaderMap, Method, Response, Uri};
+use axum::body::Bytes;
+use rap_testkit::peer::{Reply, Request, serve};
+use rap_testkit::tools::{Call, DISCOVERY, INVOKE, tool, with};
+use rap_testkit::{Rap, http};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-
-use crate::support::peer::{Reply, Request};
-use crate::support::tools::{Call, DISCOVERY, INVOKE, tool, with};
-use crate::support::{self, Rap, http};
 
 /// Maximum time to wait for an expected event.
 const SOON: Duration = Duration::from_secs(15);
@@ -73,36 +69,6 @@ impl<T> Log<T> {
             reached = self.until(&format!("{what}: {count}; there are {reached}"), more).await;
         }
     }
-}
-
-/// Starts a server whose replies a function computes. Returns its URL. It ends with the tokio runtime of the test.
-async fn serve<F: Future<Output = Reply> + Send + 'static>(
-    rule: impl Fn(Request) -> F + Clone + Send + Sync + 'static,
-) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let answer = move |method: Method, uri: Uri, headers: HeaderMap, raw: Bytes| {
-        let body = serde_json::from_slice(&raw).unwrap_or(Value::Null);
-        let path = uri.path().to_owned();
-        let reply = rule(Request { method, path, headers, raw, body, at: Instant::now() });
-        async move { response(reply.await).await }
-    };
-    let router = Router::new().fallback(answer);
-    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-    url
-}
-
-async fn response(reply: Reply) -> Response<Body> {
-    let (status, header, body) = match reply {
-        Reply::Status(status) => (status, None, Bytes::new()),
-        Reply::Full(status, header, body) => (status, header, body),
-        Reply::Hang | Reply::Begin(_) => std::future::pending().await,
-    };
-    let mut response = Response::builder().status(status);
-    if let Some((name, value)) = header {
-        response = response.header(name, value);
-    }
-    response.body(Body::from(body)).unwrap()
 }
 
 /// A received model request.
@@ -278,11 +244,6 @@ fn document(host: &str, version: &str) -> Value {
 /// Waits for a future, at most [`SOON`].
 pub async fn soon<T>(what: &str, arrives: impl Future<Output = T>) -> T {
     tokio::time::timeout(SOON, arrives).await.unwrap_or_else(|_| panic!("timed out waiting for {what}"))
-}
-
-/// Polls until `look` returns a value.
-pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, look: impl FnMut() -> F) -> T {
-    soon(what, support::until(what, look)).await
 }
 
 /// POSTs all requests, several at a time. Each has to get this status.

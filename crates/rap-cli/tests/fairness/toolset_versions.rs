@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::stage::{Answer, Bench, Model, Question, open_all, post_all, until};
-use crate::support::peer::Request;
-use crate::support::tools::INVOKE;
-use crate::support::{Rap, Setup};
+use crate::stage::{Answer, Bench, Model, Question, open_all, post_all};
+use rap_testkit::peer::Request;
+use rap_testkit::tools::INVOKE;
+use rap_testkit::{Rap, Setup, until};
 
 /// Model that calls `work` until it succeeds, if the user asks for it, and otherwise only answers.
 async fn worker() -> Model {

@@ -4,58 +4,49 @@
 
 use std::fmt::Write;
 
-use super::{Count, Report, RequirementResult, Strictness, Verdict};
+use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
+
+use super::{Report, RequirementResult, Strictness, Verdict};
 use crate::requirements::Requirement;
 
 impl Report {
     /// Returns the report as JUnit XML.
     pub fn to_junit(&self, strictness: Strictness) -> String {
-        let Count { passed, failed_must, failed_should, not_observable } = self.count();
-        let (failures, warnings) = match strictness {
-            Strictness::Strict => (failed_must + failed_should, 0),
-            Strictness::Lenient => (failed_must, failed_should),
-        };
-        let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
-        let counts = format!(
-            "tests=\"{}\" failures=\"{failures}\" errors=\"0\" skipped=\"{}\" time=\"{:.3}\"",
-            passed + failed_must + failed_should + not_observable,
-            warnings + not_observable,
-            self.took.as_secs_f64()
-        );
-        let name = format!("rap check {} {}", self.subject.name(), escape(&self.target));
-        line(&mut xml, &format!("<testsuites {counts}>\n<testsuite name=\"{name}\" {counts}>"));
+        let name = format!("rap check {} {}", self.subject.name(), self.target);
+        let mut suite = TestSuite::new(&name);
+        suite.set_time(self.took);
         for (requirement, result) in self.requirement_results() {
-            self.case(&mut xml, requirement, &result, strictness);
+            suite.add_test_case(self.test_case(requirement, &result, strictness));
         }
-        line(&mut xml, "</testsuite>\n</testsuites>");
-        xml
+        let mut report = quick_junit::Report::new(name);
+        report.set_time(self.took);
+        report.add_test_suite(suite);
+        report.to_string().expect("bug: writing to a string does not fail")
     }
 
-    fn case(
+    fn test_case(
         &self,
-        xml: &mut String,
         requirement: &Requirement,
         result: &RequirementResult<'_>,
         strictness: Strictness,
-    ) {
+    ) -> TestCase {
         let Requirement { id, level, text, .. } = requirement;
-        let class = format!("rap.{}.{}", self.subject.name(), level.to_string().replace(' ', "_"));
-        line(xml, &format!("<testcase classname=\"{class}\" name=\"{id} {}\">", escape(text)));
-        match result {
-            RequirementResult::Pass => {}
+        let status = match result {
+            RequirementResult::Pass => TestCaseStatus::success(),
             RequirementResult::Fail if level.is_must() || strictness == Strictness::Strict => {
-                let text = escape(&self.failure_text(id));
-                line(xml, &format!("<failure message=\"{level} {id} is not met\">{text}</failure>"));
+                let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
+                status.set_message(format!("{level} {id} is not met")).set_description(self.failure_text(id));
+                status
             }
             RequirementResult::Fail => {
-                let what = escape(&self.what_failed(id).join("; "));
-                line(xml, &format!("<skipped message=\"warning: {level} {id} is not met: {what}\"/>"));
+                let what = self.what_failed(id).join("; ");
+                skipped(format!("warning: {level} {id} is not met: {what}"))
             }
-            RequirementResult::NotObservable { why } => {
-                line(xml, &format!("<skipped message=\"not observable: {}\"/>", escape(why)));
-            }
-        }
-        line(xml, "</testcase>");
+            RequirementResult::NotObservable { why } => skipped(format!("not observable: {why}")),
+        };
+        let mut case = TestCase::new(format!("{id} {text}"), status);
+        case.set_classname(format!("rap.{}.{}", self.subject.name(), level.to_string().replace(' ', "_")));
+        case
     }
 
     fn what_failed(&self, id: &str) -> Vec<&str> {
@@ -68,12 +59,13 @@ impl Report {
 
     fn failure_text(&self, id: &str) -> String {
         let mut text = String::new();
+        let mut line = |line| writeln!(text, "{line}").expect("bug: writing to a string does not fail");
         for outcome in self.outcomes_for(id) {
             if let Verdict::Fail { what, exchanges } = &outcome.verdict {
-                line(&mut text, &format!("{}: {what}", outcome.probe.name));
+                line(format!("{}: {what}", outcome.probe.name));
                 for exchange in exchanges {
                     for (mark, side) in [(">", &exchange.request), ("<", &exchange.answer)] {
-                        line(&mut text, &format!("{mark} {} {}", side.head, side.body));
+                        line(format!("{mark} {} {}", side.head, side.body));
                     }
                 }
             }
@@ -82,23 +74,8 @@ impl Report {
     }
 }
 
-fn line(text: &mut String, more: &str) {
-    writeln!(text, "{more}").expect("bug: writing to a string does not fail");
-}
-
-/// Escapes a text for XML. Characters that XML does not permit are replaced by U+FFFD.
-fn escape(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\n' | '\t' => out.push(c),
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
+fn skipped(message: String) -> TestCaseStatus {
+    let mut status = TestCaseStatus::skipped();
+    status.set_message(message);
+    status
 }

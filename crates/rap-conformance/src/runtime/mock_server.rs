@@ -36,7 +36,8 @@ const BODY_BYTES: usize = 64 * 1024 * 1024;
 const REQUESTS: usize = 50_000;
 /// Number of tool servers.
 pub(crate) const SERVERS: usize = 3;
-const LIMITS: ServeLimits = ServeLimits { connections: 1024, head_within: Duration::from_secs(30) };
+const LIMITS: ServeLimits =
+    ServeLimits { connections: 1024, head_within: Duration::from_secs(30), urgent_paths: &[] };
 
 /// Kind of a request. The number is the index of the tool server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

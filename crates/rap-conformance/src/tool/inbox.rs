@@ -26,7 +26,8 @@ use crate::report::{Exchange, RedactedMessage};
 const DELIVERIES: usize = 1_000;
 /// Maximum time that an answer is held back.
 const HOLD: Duration = Duration::from_secs(20);
-const LIMITS: ServeLimits = ServeLimits { connections: 1_000, head_within: Duration::from_secs(30) };
+const LIMITS: ServeLimits =
+    ServeLimits { connections: 1_000, head_within: Duration::from_secs(30), urgent_paths: &[] };
 
 /// Receives the callbacks of all calls. It stops when this is dropped.
 pub(super) struct Listener {

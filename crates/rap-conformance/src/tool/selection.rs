@@ -15,13 +15,8 @@ pub(super) fn check(toolset: &Toolset, operation_call: &OperationCall) -> Result
             names.join(", ")
         ));
     };
-    tool.input_schema.validate(&Value::Object(operation_call.arguments.clone())).map_err(|violations| {
-        let violations: Vec<String> = violations.iter().map(ToString::to_string).collect();
-        format!(
-            "the arguments do not match the schema of `{}`: {}",
-            operation_call.operation,
-            violations.join("; ")
-        )
+    tool.input_schema.validate(&Value::Object(operation_call.arguments.clone())).map_err(|rejected| {
+        format!("the arguments do not match the schema of `{}`: {rejected}", operation_call.operation)
     })
 }
 

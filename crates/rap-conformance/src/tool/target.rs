@@ -99,7 +99,7 @@ impl Target {
                 .trim_end_matches('/')
                 .into(),
             base: url.as_str().trim_end_matches('/').to_owned(),
-            client: Client::new(UrlPolicy::Local, client_limits),
+            client: Client::new(UrlPolicy::Loopback, client_limits),
             bearer,
             listener,
             timeouts,

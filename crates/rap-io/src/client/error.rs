@@ -8,12 +8,12 @@ use std::{io, iter};
 use hyper_util::client::legacy;
 use rap_protocol::Forbidden;
 
-use super::resolver;
+use super::connector;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The policy does not permit this URL, or any address of its host. No connection was made.
+    /// The rules do not permit this URL, or any address of its host. No connection was made.
     #[error("the URL is not allowed: {0}")]
     Forbidden(#[from] Forbidden),
     /// The URL cannot be used in an HTTP request.
@@ -43,7 +43,7 @@ pub enum Error {
 
 impl Error {
     pub(super) fn of(error: &legacy::Error) -> Self {
-        if let Some(resolver::Error::Forbidden(forbidden)) = find(error) {
+        if let Some(connector::Error::Forbidden(forbidden)) = find(error) {
             return Error::Forbidden(forbidden.clone());
         }
         if error.is_connect() {
@@ -60,7 +60,7 @@ impl Error {
 }
 
 fn unreachable(error: &legacy::Error) -> String {
-    if let Some(resolver::Error::Unresolved(_)) = find(error) {
+    if let Some(connector::Error::Unresolved(_)) = find(error) {
         return "the host's name could not be resolved".into();
     }
     if let Some(tls) = find::<rustls::Error>(error) {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
+use rap_protocol::UrlPolicy;
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
@@ -85,12 +86,12 @@ fn read_request(reader: &mut impl BufRead) -> io::Result<String> {
 }
 
 fn client() -> Client {
-    Client::new(UrlPolicy::Local, ClientLimits::default())
+    Client::new(UrlPolicy::Loopback, ClientLimits::default())
 }
 
 fn client_with_short_timeout() -> Client {
     Client::new(
-        UrlPolicy::Local,
+        UrlPolicy::Loopback,
         ClientLimits { total: Duration::from_millis(500), ..ClientLimits::default() },
     )
 }
@@ -124,6 +125,20 @@ async fn a_post_is_sent_with_its_headers_and_returns_the_answer() {
     assert!(request.contains("\r\nx-one: 1\r\n"), "{request}");
     assert!(request.contains(&format!("\r\nhost: 127.0.0.1:{}\r\n", server.port)), "{request}");
     assert!(request.ends_with("\r\n\r\n{\"a\":1}"), "{request}");
+}
+
+#[tokio::test]
+async fn an_outgoing_request_is_recognised_by_its_user_agent() {
+    let server = Server::answering(OK);
+    for (client, expected) in
+        [(client(), false), (Client::outgoing(UrlPolicy::Loopback, ClientLimits::default()), true)]
+    {
+        post(&client, &server.url()).await.unwrap();
+        let request = server.requests.recv().unwrap();
+        let agent = request.lines().find_map(|line| line.strip_prefix("user-agent: "));
+        let headers = agent.map(|agent| (USER_AGENT, HeaderValue::from_str(agent).unwrap()));
+        assert_eq!(is_outgoing(&HeaderMap::from_iter(headers)), expected, "{request}");
+    }
 }
 
 #[tokio::test]
@@ -238,7 +253,8 @@ async fn the_connection_of_an_endless_body_is_closed() {
 async fn a_body_of_exactly_the_limit_is_complete() {
     let server = Server::answering("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n12345");
     for (drain_bytes, expected) in [(5, "12345"), (4, "1234"), (0, "")] {
-        let client = Client::new(UrlPolicy::Local, ClientLimits { drain_bytes, ..ClientLimits::default() });
+        let client =
+            Client::new(UrlPolicy::Loopback, ClientLimits { drain_bytes, ..ClientLimits::default() });
         assert_eq!(post(&client, &server.url()).await.unwrap().body, expected);
     }
 }
@@ -291,7 +307,7 @@ async fn forbidden_addresses_are_never_connected_to() {
 #[tokio::test]
 async fn without_certificates_http_works_and_https_fails_with_a_helpful_error() {
     let server = Server::answering(OK);
-    let client = Client::with_tls(UrlPolicy::Local, ClientLimits::default(), None);
+    let client = Client::with_tls(UrlPolicy::Loopback.into(), ClientLimits::default(), None, system_lookup());
     assert_eq!(post(&client, &server.url()).await.unwrap().status, 200);
     let mut url = server.url();
     url.set_scheme("https").unwrap();
@@ -307,7 +323,7 @@ fn trusting(certificates: &[&'static [u8]]) -> Client {
         roots.add((*certificate).into()).unwrap();
     }
     let tls = tls_builder().with_root_certificates(roots).with_no_client_auth();
-    Client::with_tls(UrlPolicy::Local, ClientLimits::default(), Some(tls))
+    Client::with_tls(UrlPolicy::Loopback.into(), ClientLimits::default(), Some(tls), system_lookup())
 }
 
 /// Valid for 127.0.0.1 only, until the year 2126: `openssl req -x509 … -addext subjectAltName=IP:127.0.0.1`.
@@ -419,7 +435,7 @@ fn stream_client() -> Client {
         stream_idle: Duration::from_millis(300),
         ..ClientLimits::default()
     };
-    Client::new(UrlPolicy::Local, limits)
+    Client::new(UrlPolicy::Loopback, limits)
 }
 
 async fn listen(server: &Server) -> Result<Streaming, Error> {

@@ -8,7 +8,7 @@ use rap_io::writer::{JobClass, Writer, WriterLimits};
 use rusqlite::{Connection, params};
 use serde_json::json;
 
-use crate::bench::{BenchResult, Figure};
+use rap_testkit::bench::{BenchResult, Figure};
 
 const SCHEMA: &[&str] = &[
     include_str!("../../src/store/sqlite/schema_1.sql"),

@@ -7,12 +7,12 @@ use rap_protocol::UrlPolicy;
 use serde_json::{Value, json};
 use url::Url;
 
-use crate::bench::BenchResult;
-use crate::process::Process;
+use crate::process::BenchProcess;
+use rap_testkit::bench::BenchResult;
 
 pub fn client() -> Client {
     Client::new(
-        UrlPolicy::Local,
+        UrlPolicy::Loopback,
         ClientLimits { idle_per_host: 256, drain_bytes: 1 << 30, ..ClientLimits::default() },
     )
 }
@@ -33,7 +33,12 @@ pub async fn get_from(client: &Client, url: String) -> BenchResult<Value> {
     Ok(serde_json::from_slice(&reply.body)?)
 }
 
-pub async fn open_thread(client: &Client, runtime: &Process, id: &str, message: &str) -> BenchResult<()> {
+pub async fn open_thread(
+    client: &Client,
+    runtime: &BenchProcess,
+    id: &str,
+    message: &str,
+) -> BenchResult<()> {
     let body = json!({"id": id, "message": message});
     post_to(client, format!("{}/v1/threads", runtime.url), body).await?;
     Ok(())
@@ -42,7 +47,7 @@ pub async fn open_thread(client: &Client, runtime: &Process, id: &str, message: 
 /// Polls a thread until `is` returns true for it.
 pub async fn until(
     client: &Client,
-    runtime: &Process,
+    runtime: &BenchProcess,
     id: &str,
     is: impl Fn(&Value) -> bool,
 ) -> BenchResult<Value> {
@@ -56,7 +61,7 @@ pub async fn until(
 }
 
 /// Makes the tool stop answering calls. Waits for the next call and returns it.
-pub async fn held_call(client: &Client, tool: &Process) -> BenchResult<Value> {
+pub async fn held_call(client: &Client, tool: &BenchProcess) -> BenchResult<Value> {
     loop {
         let held = post_to(client, format!("{}/hold", tool.url), json!({})).await?;
         if !held.is_null() {

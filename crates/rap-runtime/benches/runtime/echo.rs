@@ -13,9 +13,8 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use url::Url;
 
-use crate::bench::BenchResult;
 use crate::client::client;
-use crate::process::parent_is_gone;
+use rap_testkit::bench::{BenchResult, parent_is_gone};
 
 struct Echo {
     client: Client,
@@ -35,7 +34,7 @@ struct EchoState {
 pub async fn echo() -> BenchResult<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);
-    println!("{url}");
+    eprintln!("listening on {url}");
     let echo = Arc::new(Echo { client: client(), url, state: Mutex::default() });
     let router = Router::new()
         .route("/.well-known/rap-toolset", get(toolset))

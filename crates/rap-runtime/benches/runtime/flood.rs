@@ -10,9 +10,9 @@ use rap_io::sqlite::open_sqlite;
 use serde_json::{Value, json};
 use url::Url;
 
-use crate::bench::BenchResult;
 use crate::client::{client, get_from, held_call, open_thread, post_to, until};
-use crate::process::Process;
+use crate::process::BenchProcess;
+use rap_testkit::bench::BenchResult;
 
 const SENDERS: u32 = 64;
 /// Pause of a sender after a 503.
@@ -54,11 +54,11 @@ pub struct Flood {
 }
 
 pub async fn flood(data: &Path, events: u32, worker: Worker) -> BenchResult<Flood> {
-    let (client, tool) = (client(), Process::echo()?);
+    let (client, tool) = (client(), BenchProcess::echo()?);
     post_to(&client, format!("{}/hold", tool.url), Value::Null).await?;
     let runtime = match worker {
-        Worker::Quick => Process::command_runtime(data, &tool)?,
-        Worker::Slow => Process::scripted_runtime(data, &tool, SLOW_SCRIPT)?,
+        Worker::Quick => BenchProcess::command_runtime(data, &tool)?,
+        Worker::Slow => BenchProcess::scripted_runtime(data, &tool, SLOW_SCRIPT)?,
     };
     let is_idle = |thread: &Value| thread["status"] == "idle";
     open_thread(&client, &runtime, WATCHER, GREETING).await?;

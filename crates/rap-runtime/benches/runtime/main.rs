@@ -7,8 +7,6 @@
 //! the same thread, which covers callback, commit, question, answer, commit and POST.
 
 mod bare;
-#[path = "../../../../benches/bench.rs"]
-mod bench;
 mod client;
 mod echo;
 mod flood;
@@ -19,9 +17,9 @@ mod waiting;
 use std::path::Path;
 use std::time::Duration;
 
-use bench::{BenchResult, Figure, Scale};
 use flood::{Flood, Worker};
-use process::Process;
+use process::BenchProcess;
+use rap_testkit::bench::{self, BenchResult, Figure, Scale};
 use trips::LongConversation;
 use waiting::{Sleeping, Timers};
 
@@ -123,7 +121,7 @@ async fn round_trips(data: &Path, sizes: &Sizes) -> BenchResult<RoundTrips> {
         sync: bench::fdatasync(data, sizes.warm_up)?,
         bare_1: bare::bare(&data.join("bare1.db"), 1, measured).await?,
         bare_64: bare::bare(&data.join("bare64.db"), 64, measured).await?,
-        post_64: trips::posts(&Process::echo()?.url, 64, measured).await?,
+        post_64: trips::posts(&BenchProcess::echo()?.url, 64, measured).await?,
         trips_1: trips::round_trips(&data.join("one"), 1, sizes).await?,
         trips_64: trips::round_trips(&data.join("many"), 64, sizes).await?,
     })

@@ -7,9 +7,9 @@ use rap_io::client::Client;
 use serde_json::json;
 
 use crate::Sizes;
-use crate::bench::{BenchResult, Figure};
 use crate::client::{client, open_thread, post_to};
-use crate::process::Process;
+use crate::process::BenchProcess;
+use rap_testkit::bench::{BenchResult, Figure};
 
 pub async fn posts(url: &str, connections: usize, measured: Duration) -> BenchResult<Figure> {
     let client = client();
@@ -35,15 +35,15 @@ pub async fn posts(url: &str, connections: usize, measured: Duration) -> BenchRe
 }
 
 /// Takes the turns since the last call, with their durations.
-async fn take_trips(client: &Client, tool: &Process) -> BenchResult<Vec<(u64, Duration)>> {
+async fn take_trips(client: &Client, tool: &BenchProcess) -> BenchResult<Vec<(u64, Duration)>> {
     let trips = post_to(client, format!("{}/trips", tool.url), json!({})).await?;
     let trips: Vec<(u64, u64)> = serde_json::from_value(trips)?;
     Ok(trips.into_iter().map(|(turn, took)| (turn, Duration::from_micros(took))).collect())
 }
 
 pub async fn round_trips(data: &Path, threads: usize, sizes: &Sizes) -> BenchResult<Figure> {
-    let (client, tool) = (client(), Process::echo()?);
-    let runtime = Process::busy_runtime(data, &tool)?;
+    let (client, tool) = (client(), BenchProcess::echo()?);
+    let runtime = BenchProcess::busy_runtime(data, &tool)?;
     for thread in 0..threads {
         open_thread(&client, &runtime, &format!("thread{thread}"), "go").await?;
     }
@@ -63,8 +63,8 @@ pub struct LongConversation {
 }
 
 pub async fn long_conversation(data: &Path, sizes: &Sizes) -> BenchResult<LongConversation> {
-    let (client, tool) = (client(), Process::echo()?);
-    let runtime = Process::busy_runtime(data, &tool)?;
+    let (client, tool) = (client(), BenchProcess::echo()?);
+    let runtime = BenchProcess::busy_runtime(data, &tool)?;
     open_thread(&client, &runtime, "long", "go").await?;
     let mut trips: Vec<(u64, Duration)> = Vec::new();
     let mut written: Vec<(u64, u64)> = Vec::new();

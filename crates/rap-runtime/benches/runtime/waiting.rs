@@ -9,9 +9,9 @@ use rusqlite::Connection;
 use serde_json::Value;
 
 use crate::Sizes;
-use crate::bench::BenchResult;
 use crate::client::{client, get_from, held_call, open_thread, post_to, until};
-use crate::process::Process;
+use crate::process::BenchProcess;
+use rap_testkit::bench::BenchResult;
 
 /// Cost of sleeping threads.
 pub struct Sleeping {
@@ -20,10 +20,10 @@ pub struct Sleeping {
 }
 
 pub async fn sleeping(data: &Path, sizes: &Sizes) -> BenchResult<Sleeping> {
-    let (client, tool) = (client(), Process::echo()?);
+    let (client, tool) = (client(), BenchProcess::echo()?);
     post_to(&client, format!("{}/hold", tool.url), Value::Null).await?;
     // One thread waits for a result that is held back. The others are copies of it.
-    let runtime = Process::busy_runtime(data, &tool)?;
+    let runtime = BenchProcess::busy_runtime(data, &tool)?;
     open_thread(&client, &runtime, "sleeper1", "go").await?;
     let held = held_call(&client, &tool).await?;
     tokio::time::sleep(sizes.warm_up).await;
@@ -77,7 +77,7 @@ pub struct Timers {
 }
 
 pub async fn timers(data: &Path, sizes: &Sizes) -> BenchResult<Timers> {
-    let (client, tool) = (client(), Process::echo()?);
+    let (client, tool) = (client(), BenchProcess::echo()?);
     let runtime = with_timer(&client, &tool, &data.join("one")).await?;
     short_sleep(&client, &runtime, sizes).await?;
     let alone = runtime.resident_bytes()?;
@@ -109,15 +109,15 @@ pub async fn timers(data: &Path, sizes: &Sizes) -> BenchResult<Timers> {
 }
 
 /// Starts a runtime with a thread that sleeps for years.
-async fn with_timer(client: &Client, tool: &Process, data: &Path) -> BenchResult<Process> {
-    let runtime = Process::command_runtime(data, tool)?;
+async fn with_timer(client: &Client, tool: &BenchProcess, data: &Path) -> BenchResult<BenchProcess> {
+    let runtime = BenchProcess::command_runtime(data, tool)?;
     open_thread(client, &runtime, "sleeper1", "call sleep {\"seconds\": 1e8}").await?;
     until(client, &runtime, "sleeper1", |thread| thread["status"] == "waiting").await?;
     Ok(runtime)
 }
 
 /// Lets a thread sleep for a short time. Returns the delay of its timer.
-async fn short_sleep(client: &Client, runtime: &Process, sizes: &Sizes) -> BenchResult<Duration> {
+async fn short_sleep(client: &Client, runtime: &BenchProcess, sizes: &Sizes) -> BenchResult<Duration> {
     let id = "nap";
     let message = format!("call sleep {{\"seconds\": {}}}", sizes.warm_up.as_secs_f64());
     open_thread(client, runtime, id, &message).await?;

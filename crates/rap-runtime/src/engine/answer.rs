@@ -2,19 +2,24 @@
 
 use bytes::Bytes;
 use rap_agent::Input;
+use rap_io::client;
 use rap_protocol::ChoiceAnswer;
 use rap_protocol::retry::{Attempt, Next, Outcome, after_attempt};
 
 use super::Engine;
 use super::run::WorkOutcome;
-use crate::store::{AnswerWork, DeliveryKind, DeliveryOutcome, DeliveryRecord};
+use crate::store::{AnswerWork, DeliveryKind, DeliveryRecord, outcome_after};
 use crate::world::Purpose;
 
 impl Engine {
     pub(super) async fn deliver_answer(&self, work: &AnswerWork) -> WorkOutcome {
         let body = ChoiceAnswer { id: work.call.clone(), selected: work.selected };
         let body = Bytes::from(serde_json::to_vec(&body).expect("bug: an answer is JSON"));
-        let sent = self.world.http.post(Purpose::Invoke, &work.response_url.to_url(), &[], body).await;
+        let url = work.response_url.to_url();
+        let sent = match self.check_named_url(&work.server, &url) {
+            Ok(()) => self.world.http.post(Purpose::Invoke, &url, &[], body).await,
+            Err(forbidden) => Err(forbidden.into()),
+        };
         let (outcome, detail) = match &sent {
             Ok(reply) => (
                 Outcome::Answered { status: reply.status, retry_after: reply.retry_after },
@@ -25,8 +30,11 @@ impl Engine {
         let attempts = work.attempts.saturating_add(1);
         let jitter = self.world.random.next() as u32;
         let attempt = Attempt { number: attempts, since: work.since, now: self.now(), jitter };
-        let next = after_attempt(outcome, attempt, &self.retry_policy());
-        let delivery = DeliveryOutcome::after(next);
+        let next = match &sent {
+            Err(client::Error::Forbidden(_)) => Next::GaveUp,
+            _ => after_attempt(outcome, attempt, &self.retry_policy()),
+        };
+        let delivery = outcome_after(next);
         self.delivery_ended(DeliveryKind::Answer, delivery, attempts, || DeliveryRecord {
             kind: DeliveryKind::Answer,
             thread: Some(work.thread.key),
@@ -43,7 +51,10 @@ impl Engine {
             Next::Done => return WorkOutcome::AnswerEnded { failed: None, attempts },
             Next::Retry { at } => return WorkOutcome::Retry { at, attempts, outcome: detail },
             Next::Refused { status } => format!("answered {status}"),
-            Next::GaveUp => format!("no success in {attempts} attempts"),
+            Next::GaveUp => match sent {
+                Err(error @ client::Error::Forbidden(_)) => error.to_string(),
+                _ => format!("no success in {attempts} attempts"),
+            },
         };
         let text = format!("Error: the user's answer could not be delivered to the tool: {why}");
         let failed = Some(Input::CallFailed { call: work.call.clone(), text });

@@ -1,10 +1,9 @@
 //! Questions to the model. Each is asked at least once, and no lock is held while the model answers.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rap_agent::{Answer, Cause, Entry, Head, Input, PlannedCall, Seq, TurnRetry};
+use rap_agent::{Answer, Cause, Entry, Head, Input, Seq, TurnRetry};
 use rap_protocol::retry::{Attempt, Next, Outcome, RetryPolicy, after_attempt};
 
 use super::plan::{CallContext, plan};
@@ -13,15 +12,13 @@ use super::show::show;
 use super::summary::{ModelRef, TurnContext, size};
 use super::{Engine, built_in};
 use crate::hub::LiveEvent;
-use crate::model::{self, HistoryScope, ModelCall, OfferedTool, Question};
+use crate::model::{self, HistoryScope, OfferedTool, Question};
 use crate::settings::{Agent, Permissions, Settings};
 use crate::store::{self, AskWork, Message, Target, Thread};
 use crate::toolsets::SessionTools;
 
 /// First and longest pause between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
-/// Time limit for validating the arguments of calls.
-const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reason why a question has no answer.
 pub(super) enum Failure {
@@ -121,7 +118,7 @@ impl Engine {
             answer => answer.map_err(Failure::Model)?,
         };
         let call_context = CallContext { permissions: agent.permissions(cause), now: self.now() };
-        let mut calls = self.plan_calls(answer.calls, call_context, Arc::clone(&tools)).await;
+        let mut calls = plan(answer.calls, &call_context, &tools, &self.validations).await;
         show(&mut calls, &tools, self.world.blocking).await;
         let answer = Answer { text: answer.text, calls, thoughts: answer.thoughts, usage: answer.usage };
         Ok(Input::TurnEnded { turn, answer })
@@ -136,38 +133,6 @@ impl Engine {
                 ModelRef { model: &**model, images: *images, window: *window }
             }
         }
-    }
-
-    /// Plans the calls of an answer. Validation against a schema with references can take very long, so it runs on a
-    /// blocking thread with a time limit. A tool that exceeds it is not called until the next start.
-    async fn plan_calls(
-        &self,
-        calls: Vec<ModelCall>,
-        context: CallContext,
-        tools: Arc<SessionTools>,
-    ) -> Vec<PlannedCall> {
-        let with_references: Vec<&str> = calls
-            .iter()
-            .map(|call| call.name.as_str())
-            .filter(|name| tools.has_schema_references(name))
-            .collect();
-        if with_references.is_empty() {
-            return plan(calls, &context, &tools, &HashSet::new());
-        }
-        let uncheckable = self.toolsets.uncheckable(&tools, &with_references);
-        let (own_calls, own_context, own_tools) = (calls.clone(), context.clone(), Arc::clone(&tools));
-        let own_uncheckable = uncheckable.clone();
-        let work =
-            self.world.blocking.run(move || plan(own_calls, &own_context, &own_tools, &own_uncheckable));
-        if let Ok(Some(planned)) = tokio::time::timeout(CHECK_TIMEOUT, work).await {
-            return planned;
-        }
-        tracing::error!(
-            tools = ?with_references,
-            "arguments take too long to validate against the tool's schema; the tool is not called until the next start"
-        );
-        let uncheckable = self.toolsets.give_up_checking(&tools, &with_references);
-        plan(calls, &context, &tools, &uncheckable)
     }
 
     /// Returns the tools that the model may call. Only the description of `close_thread` depends on the state of the

@@ -5,9 +5,12 @@
 //! stays in the store and is read page by page, in session order. Work that waits for a retry has a due time in the
 //! store and occupies no slot.
 //!
+//! A quarter of the slots of a queue is reserved for sessions that hold none of them, so that one session with many long
+//! requests does not make the others wait until the first of them ends.
+//!
 //! I13: while the store may hold work that is not in memory, each session has at most one item in memory and gets no
 //! second turn before the next page. Work therefore waits for at most one turn of each other session, however much work
-//! they have.
+//! they have, unless its session already holds a slot and only reserved slots are free.
 //!
 //! The module does no IO and never blocks.
 
@@ -25,6 +28,8 @@ use fair_queue::{Bounds, FairQueue, Pushed};
 /// Limits of the work of a queue that waits in memory, in total and per session. The rest waits in the store. `items`
 /// is also the number of sessions on a page that is read from the store.
 const WAITING: Bounds = Bounds { items: 256, per_session: 16 };
+/// One of this many slots is reserved for sessions that hold no slot of the queue.
+const RESERVED_PART: usize = 4;
 
 /// Number of slots of each queue, by kind of work.
 #[derive(Debug, Clone, Copy)]
@@ -62,13 +67,17 @@ struct State {
 }
 
 struct Queue {
-    busy: usize,
+    slots: HeldSlots,
     waiting: FairQueue<SessionKey, WorkKey>,
     store: StoredWork,
     /// Last session that was read from the store, if more sessions follow it.
     cursor: Option<SessionKey>,
     /// True if a page of the current round had work that can be started.
     found: bool,
+    /// True if a page of the current round had work of sessions that may not use the free slots.
+    refused: bool,
+    /// True if the last round had only such work. The store is not read again before a slot or new work comes.
+    saturated: bool,
     /// Last turn of each session since the last page. Empty if all due work is in memory.
     turns: BTreeMap<SessionKey, u64>,
     /// Number of turns taken so far.
@@ -92,23 +101,71 @@ struct InProgress {
     accepted: bool,
 }
 
+/// The slots of a queue, and the sessions that hold them.
+struct HeldSlots {
+    all: usize,
+    busy: usize,
+    /// Number of slots that each session holds. Sessions without a slot are missing.
+    by_session: BTreeMap<SessionKey, usize>,
+}
+
+impl HeldSlots {
+    fn new(all: usize) -> HeldSlots {
+        HeldSlots { all, busy: 0, by_session: BTreeMap::new() }
+    }
+
+    fn free(&self) -> usize {
+        self.all.saturating_sub(self.busy)
+    }
+
+    /// Returns whether a session may use a free slot: any session may use the common slots, the reserved ones only a
+    /// session that holds none.
+    fn admits(&self, session: SessionKey) -> bool {
+        let common = self.all - self.all / RESERVED_PART;
+        self.busy < common || (self.busy < self.all && !self.by_session.contains_key(&session))
+    }
+
+    fn take(&mut self, session: SessionKey) {
+        self.busy += 1;
+        *self.by_session.entry(session).or_default() += 1;
+    }
+
+    fn release(&mut self, session: SessionKey) {
+        let Some(count) = self.by_session.get_mut(&session) else { return };
+        self.busy -= 1;
+        *count -= 1;
+        if *count == 0 {
+            self.by_session.remove(&session);
+        }
+    }
+}
+
 /// Next action for a queue.
 pub(crate) enum Next {
     /// Start this work.
-    Start(WorkKey, CancellationToken),
+    Start(SessionKey, WorkKey, CancellationToken),
     /// Read this page from the store.
     Read(DuePage),
     Nothing,
 }
 
 impl Queue {
-    fn new(bounds: Bounds) -> Queue {
-        let waiting = FairQueue::new(bounds);
-        let turns = BTreeMap::new();
-        Queue { busy: 0, waiting, store: StoredWork::NoMore, cursor: None, found: false, turns, turn: 0 }
+    fn new(slots: usize, bounds: Bounds) -> Queue {
+        Queue {
+            slots: HeldSlots::new(slots),
+            waiting: FairQueue::new(bounds),
+            store: StoredWork::NoMore,
+            cursor: None,
+            found: false,
+            refused: false,
+            saturated: false,
+            turns: BTreeMap::new(),
+            turn: 0,
+        }
     }
 
     fn more_in_store(&mut self) {
+        self.saturated = false;
         self.store = match self.store {
             StoredWork::Reading { .. } => StoredWork::Reading { more: true },
             StoredWork::MaybeMore => StoredWork::MaybeMore,
@@ -135,14 +192,14 @@ impl Queue {
         }
     }
 
-    fn pop(&mut self) -> Option<WorkKey> {
-        let (session, key) = self.waiting.pop()?;
-        self.busy += 1;
+    fn pop(&mut self) -> Option<(SessionKey, WorkKey)> {
+        let (session, key) = self.waiting.pop_if(|session| self.slots.admits(session))?;
+        self.slots.take(session);
         if self.store != StoredWork::NoMore {
             self.turn += 1;
             self.turns.insert(session, self.turn);
         }
-        Some(key)
+        Some((session, key))
     }
 
     /// Adds work of a page that does not hold all due work: one item of each session that has none in memory, and more
@@ -196,6 +253,11 @@ impl Dispatcher {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn entry<'a>(&self, state: &'a mut State, queue: &WorkQueue) -> &'a mut Queue {
+        let new = || Queue::new(self.slots.of(queue.kind), self.bounds);
+        state.queues.entry(queue.clone()).or_insert_with(new)
+    }
+
     /// Returns the number of items in progress, by kind.
     pub(crate) fn in_progress(&self) -> [(&'static str, usize); WorkKind::ALL.len()] {
         let state = self.state();
@@ -206,7 +268,7 @@ impl Dispatcher {
     /// Returns the number of slots in use.
     #[cfg(test)]
     pub(crate) fn busy(&self) -> usize {
-        self.state().queues.values().map(|queue| queue.busy).sum()
+        self.state().queues.values().map(|queue| queue.slots.busy).sum()
     }
 
     /// Takes new work that a step has stored. Returns a token if the caller has to start it at once, because a slot is
@@ -221,21 +283,21 @@ impl Dispatcher {
         if state.in_progress.contains_key(&key) {
             return None;
         }
-        let slots = self.slots.of(queue.kind);
-        let entry = state.queues.entry(queue.clone()).or_insert_with(|| Queue::new(self.bounds));
-        let free = entry.busy < slots && entry.waiting.is_empty() && entry.store == StoredWork::NoMore;
+        let entry = self.entry(&mut state, queue);
+        let free =
+            entry.slots.admits(session) && entry.waiting.is_empty() && entry.store == StoredWork::NoMore;
         if !free {
             entry.add(session, key);
             return None;
         }
-        entry.busy += 1;
+        entry.slots.take(session);
         Some(state.start(key))
     }
 
     /// Notes that the store may hold due work of a queue.
     pub(crate) fn check_store(&self, queue: &WorkQueue) {
         let mut state = self.state();
-        state.queues.entry(queue.clone()).or_insert_with(|| Queue::new(self.bounds)).more_in_store();
+        self.entry(&mut state, queue).more_in_store();
     }
 
     /// Notes that the store may hold due work of every known queue. Returns these queues.
@@ -248,16 +310,15 @@ impl Dispatcher {
     /// Returns the next action for a queue.
     pub(crate) fn next(&self, queue: &WorkQueue, now: Timestamp) -> Next {
         let mut state = self.state();
-        let slots = self.slots.of(queue.kind);
         let Some(entry) = state.queues.get_mut(queue) else { return Next::Nothing };
-        if entry.busy >= slots {
+        if entry.slots.free() == 0 {
             return Next::Nothing;
         }
-        if let Some(key) = entry.pop() {
+        if let Some((session, key)) = entry.pop() {
             let cancelled = state.start(key.clone());
-            return Next::Start(key, cancelled);
+            return Next::Start(session, key, cancelled);
         }
-        if entry.store != StoredWork::MaybeMore {
+        if entry.store != StoredWork::MaybeMore || entry.saturated {
             return Next::Nothing;
         }
         entry.store = StoredWork::Reading { more: false };
@@ -287,9 +348,14 @@ impl Dispatcher {
         // goes on or starts over.
         let one_page = after.is_none() && page.after.is_none();
         entry.cursor = after;
-        entry.found = amount > 0 || (entry.found && page.after.is_some());
+        let same_round = page.after.is_some();
+        let startable = sessions.iter().any(|(session, _)| entry.slots.admits(*session));
+        entry.found = startable || (entry.found && same_round);
+        entry.refused = (amount > 0 && !startable) || (entry.refused && same_round);
+        let fruitless = after.is_none() && !entry.found && !more_came;
         // All due work is in progress already.
-        let nothing = after.is_none() && !entry.found && !more_came;
+        let nothing = fruitless && !entry.refused;
+        entry.saturated = fruitless && entry.refused;
         let is_all = one_page && !(more || more_came || full_session) && amount <= self.bounds.items;
         if is_all {
             let all = sessions
@@ -300,7 +366,7 @@ impl Dispatcher {
         } else if nothing {
             entry.store = StoredWork::NoMore;
         } else {
-            entry.add_page(sessions, self.slots.of(queue.kind).saturating_sub(entry.busy));
+            entry.add_page(sessions, entry.slots.free());
             entry.store = StoredWork::MaybeMore;
         }
         entry.turns.clear();
@@ -313,11 +379,12 @@ impl Dispatcher {
         }
     }
 
-    /// Releases a slot of a queue.
-    pub(crate) fn release(&self, queue: &WorkQueue) {
-        if let Some(entry) = self.state().queues.get_mut(queue) {
-            entry.busy = entry.busy.saturating_sub(1);
-        }
+    /// Releases a slot of a queue that a session holds.
+    pub(crate) fn release(&self, queue: &WorkQueue, session: SessionKey) {
+        let mut state = self.state();
+        let Some(entry) = state.queues.get_mut(queue) else { return };
+        entry.saturated = false;
+        entry.slots.release(session);
     }
 
     /// Ends work in progress.

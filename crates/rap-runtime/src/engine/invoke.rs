@@ -5,19 +5,21 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rap_agent::{Input, OpenCall};
+use rap_io::client;
 use rap_protocol::retry::{Attempt, Next, Outcome, RetryPolicy, after_attempt};
-use rap_protocol::{Address, CallbackUrl, Invocation, ToolName};
+use rap_protocol::{Address, CallbackUrl, Forbidden, Invocation, ToolName};
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use super::Engine;
 use super::run::WorkOutcome;
+use crate::function::IN_PROCESS;
 use crate::settings::ToolServer;
 use crate::store::{
     self, DeliveryKind, DeliveryOutcome, DeliveryRecord, InvokeWork, Message, SessionToolset, Target, Thread,
 };
-use crate::toolsets::{Refresh, ServerTools, authorization};
+use crate::toolsets::{Refresh, ServerTools, authorization, may_have_credentials};
 use crate::world::Purpose;
 
 /// Recorded outcome of an invocation that was refused because the server has another version of its tools. It is not
@@ -41,6 +43,9 @@ impl Engine {
         if work.outcome.as_deref() == Some(STALE) {
             return self.refresh_and_fail(work, work.attempts).await;
         }
+        if work.call.server.0 == IN_PROCESS && !self.functions.is_empty() {
+            return self.run_function(work, cancelled).await;
+        }
         let began = Instant::now();
         let (next, outcome) = match self.send(work, cancelled).await {
             SendOutcome::Cancelled => return WorkOutcome::Done,
@@ -63,7 +68,7 @@ impl Engine {
         if !matches!(next, Next::Retry { .. }) {
             self.audit(work, number, &outcome, began.elapsed());
         }
-        let delivery = DeliveryOutcome::after(next);
+        let delivery = store::outcome_after(next);
         self.delivery_ended(DeliveryKind::Invocation, delivery, number, || {
             self.invocation_record(work, delivery, number, &outcome)
         });
@@ -109,7 +114,7 @@ impl Engine {
     }
 
     /// Writes one audit line for an invocation: thread, user, tool, server and outcome.
-    fn audit(&self, work: &InvokeWork, attempt: u32, outcome: &str, took: Duration) {
+    pub(super) fn audit(&self, work: &InvokeWork, attempt: u32, outcome: &str, took: Duration) {
         let InvokeWork { thread, call, .. } = work;
         tracing::info!(
             target: "rap::audit",
@@ -176,14 +181,23 @@ impl Engine {
 
     // Argued: TR-05 the body of the acknowledgement is drained so that the connection can be reused, and never read
     async fn post_invocation(&self, server: &ToolServer, endpoint: &Url, body: Bytes) -> SendOutcome {
+        let not_allowed = |why: &Forbidden| {
+            SendOutcome::CannotSend(format!("the endpoint of the tool server is not allowed: {why}"))
+        };
+        if let Err(why) = self.check_named_url(&server.url, endpoint) {
+            return not_allowed(&why);
+        }
+        let trusted = may_have_credentials(&self.urls, server, endpoint);
+        let headers = if trusted { authorization(server) } else { Vec::new() };
         let began = Instant::now();
-        let sent = self.world.http.post(Purpose::Invoke, endpoint, &authorization(server), body).await;
+        let sent = self.world.http.post(Purpose::Invoke, endpoint, &headers, body).await;
         self.metrics.invoke.observe_duration(began.elapsed());
         match sent {
             Ok(reply) => {
                 let outcome = Outcome::Answered { status: reply.status, retry_after: reply.retry_after };
                 SendOutcome::Answered(outcome, format!("answered {}", reply.status))
             }
+            Err(client::Error::Forbidden(why)) => not_allowed(&why),
             Err(error) => SendOutcome::Answered(Outcome::NoAnswer, error.to_string()),
         }
     }
@@ -191,7 +205,7 @@ impl Engine {
     /// Handles a 409: the server has another version of its tools. The newest toolset and the error result of the call
     /// are committed together. If the session refreshed its toolset less than a minute ago, the result is delayed until
     /// it may do so again.
-    async fn refresh_and_fail(&self, work: &InvokeWork, attempts: u32) -> WorkOutcome {
+    pub(super) async fn refresh_and_fail(&self, work: &InvokeWork, attempts: u32) -> WorkOutcome {
         let InvokeWork { thread, call, .. } = work;
         let tools = match self.toolsets.load(&*self.store, thread.session).await {
             Ok(tools) => tools,

@@ -1,11 +1,13 @@
 //! Plans for the calls of an answer. Each call is resolved and validated against the session's tools, so that the step
 //! needs neither toolset nor schema. An invalid call becomes an error result for the model.
 
-use std::collections::HashSet;
+use std::sync::Arc;
 
 use rap_agent::{Arguments, Plan, PlannedCall, Server, texts};
-use rap_protocol::{CallId, Timestamp};
-use serde_json::{Map, Value};
+use rap_io::validation::Validations;
+use rap_protocol::schema::{Budget, Rejected};
+use rap_protocol::{CallId, Timestamp, limits};
+use serde_json::Value;
 
 use super::built_in;
 use crate::display;
@@ -23,38 +25,44 @@ pub(super) struct CallContext {
     pub(super) now: Timestamp,
 }
 
-pub(super) fn plan(
+pub(super) async fn plan(
     calls: Vec<ModelCall>,
     context: &CallContext,
     tools: &SessionTools,
-    uncheckable: &HashSet<String>,
+    validations: &Validations<String>,
 ) -> Vec<PlannedCall> {
-    let planned = |call: ModelCall| {
-        let call_id = CallId::new(call.id).ok();
-        let plan = if uncheckable.contains(&call.name) {
-            Plan::Refuse("Error: the arguments cannot be validated: the tool's schema takes too long".into())
-        } else {
-            decide(&call.name, &call.arguments, context, tools)
+    // All calls share these steps, so that many small validations do not block the worker either.
+    let mut inline = Budget::new(limits::INLINE_VALIDATION_STEPS);
+    let mut planned = Vec::with_capacity(calls.len());
+    for ModelCall { id, name, arguments } in calls {
+        let (plan, arguments) = match arguments {
+            Err(text) => {
+                let why = format!("Error: the arguments are not a JSON object: {text}");
+                (Plan::Refuse(why), Arguments::Unusable(text))
+            }
+            Ok(arguments) => {
+                let arguments = Arc::new(Value::Object(arguments));
+                let plan = decide(&name, &arguments, context, tools, validations, &mut inline).await;
+                let Value::Object(arguments) = Arc::unwrap_or_clone(arguments) else {
+                    unreachable!("bug: it was an object")
+                };
+                (plan, Arguments::Given(arguments))
+            }
         };
-        let arguments = match call.arguments {
-            Ok(arguments) => Arguments::Given(arguments),
-            Err(text) => Arguments::Unusable(text),
-        };
-        PlannedCall { call_id, name: call.name, arguments, display: None, plan }
-    };
-    calls.into_iter().map(planned).collect()
+        planned.push(PlannedCall { call_id: CallId::new(id).ok(), name, arguments, display: None, plan });
+    }
+    planned
 }
 
-fn decide(
+async fn decide(
     name: &str,
-    arguments: &Result<Map<String, Value>, String>,
+    value: &Arc<Value>,
     context: &CallContext,
     tools: &SessionTools,
+    validations: &Validations<String>,
+    inline: &mut Budget,
 ) -> Plan {
-    let arguments = match arguments {
-        Ok(arguments) => arguments,
-        Err(text) => return Plan::Refuse(format!("Error: the arguments are not a JSON object: {text}")),
-    };
+    let Value::Object(arguments) = &**value else { unreachable!("bug: arguments are an object") };
     let forged = arguments
         .get("kind")
         .and_then(Value::as_str)
@@ -71,22 +79,19 @@ fn decide(
     let Some((server, _, tool)) = found else {
         return Plan::Refuse(no_such_tool(name, &context.permissions, tools));
     };
-    match tool.input_schema.validate(&Value::Object(arguments.clone())) {
+    match validations.validate(&server.url, &tool.input_schema, value, inline).await {
         Ok(())
             if tool.annotations.destructive == Some(true)
                 || context.permissions.needs_approval(tool.name.as_str()) =>
         {
-            let shown = display::plain_text(tool.name.as_str(), &Value::Object(arguments.clone()));
+            let shown = display::plain_text(tool.name.as_str(), value);
             Plan::Approve { server: Server(server.url.clone()), prompt: format!("Allow {shown}?") }
         }
         Ok(()) => Plan::Invoke(Server(server.url.clone())),
-        Err(violations) => {
-            let violations: Vec<String> = violations.iter().map(ToString::to_string).collect();
-            Plan::Refuse(format!(
-                "Error: the arguments do not match the tool's schema: {}",
-                violations.join("; ")
-            ))
+        Err(rejected @ Rejected::Violations(_)) => {
+            Plan::Refuse(format!("Error: the arguments do not match the tool's schema: {rejected}"))
         }
+        Err(rejected) => Plan::Refuse(format!("Error: the arguments could not be validated: {rejected}")),
     }
 }
 

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::dispatch::Next;
 use super::{Engine, STORE_PAUSE};
-use crate::store::{self, Message, Target, Thread, Work, WorkKey, WorkKind, WorkQueue};
+use crate::store::{self, Message, SessionKey, Target, Thread, Work, WorkKey, WorkKind, WorkQueue};
 
 /// Time after which work that cannot be read is retried.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(600);
@@ -43,7 +43,7 @@ impl Engine {
         work: Option<Work>,
     ) {
         match self.dispatcher.offer(&queue, thread.session, key.clone()) {
-            Some(cancelled) => self.spawn_work(queue, key, cancelled, work),
+            Some(cancelled) => self.spawn_work(queue, thread.session, key, cancelled, work),
             None => self.fill_slots(&queue),
         }
     }
@@ -51,19 +51,22 @@ impl Engine {
     fn spawn_work(
         self: &Arc<Self>,
         queue: WorkQueue,
+        session: SessionKey,
         key: WorkKey,
         cancelled: CancellationToken,
         work: Option<Work>,
     ) {
         let engine = Arc::clone(self);
-        self.spawn(async move { engine.run_work(queue, key, cancelled, work).await });
+        self.spawn(async move { engine.run_work(queue, session, key, cancelled, work).await });
     }
 
     /// Starts work of a queue while it has free slots.
     pub(super) fn fill_slots(self: &Arc<Self>, queue: &WorkQueue) {
         while !self.stop.is_cancelled() {
             match self.dispatcher.next(queue, self.now()) {
-                Next::Start(key, cancelled) => self.spawn_work(queue.clone(), key, cancelled, None),
+                Next::Start(session, key, cancelled) => {
+                    self.spawn_work(queue.clone(), session, key, cancelled, None);
+                }
                 Next::Nothing => return,
                 Next::Read(page) => {
                     let (engine, queue) = (Arc::clone(self), queue.clone());
@@ -95,6 +98,7 @@ impl Engine {
     async fn run_work(
         self: Arc<Self>,
         queue: WorkQueue,
+        session: SessionKey,
         key: WorkKey,
         cancelled: CancellationToken,
         work: Option<Work>,
@@ -107,7 +111,7 @@ impl Engine {
         // The slot is released after the outcome is stored. This limits the outcomes that wait for an unavailable
         // store.
         self.finish(&queue, &key, outcome).await;
-        self.dispatcher.release(&queue);
+        self.dispatcher.release(&queue, session);
         self.fill_slots(&queue);
     }
 

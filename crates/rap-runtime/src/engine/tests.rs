@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use rap_agent::{OnBusy, Plan, Server, Status};
 use rap_io::sqlite::open_sqlite;
-use rap_protocol::{ThreadId, UrlPolicy};
+use rap_protocol::ThreadId;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::model::scripted::Scripted;
 use crate::model::{self, Answer, HistoryScope, Model, OnDelta, Question};
-use crate::settings::{Limits, ToolServer, Window};
+use crate::settings::{Limits, ToolServer};
 use crate::store::suite::fixture::plans;
 use crate::store::{DuePage, NewThread, PANIC};
 
@@ -30,15 +30,8 @@ fn start_with(dir: &TempDir, model: Arc<dyn Model>, limits: Limits) -> Arc<Engin
 fn settings(dir: &TempDir, model: Arc<dyn Model>, limits: Limits) -> Settings {
     Settings {
         public_url: "http://127.0.0.1:9".into(),
-        database: dir.path().join("rap.db"),
-        tokens: Vec::new(),
-        agents: vec![Agent::default()],
-        model,
-        images: false,
-        window: Window::default(),
-        tool_servers: Vec::new(),
-        url_policy: UrlPolicy::Local,
         limits,
+        ..Settings::new(dir.path().join("rap.db"), model)
     }
 }
 

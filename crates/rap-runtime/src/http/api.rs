@@ -8,28 +8,28 @@ use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use rap_agent::{Ignored, Input, OnBusy, Seq, Status};
+use rap_agent::{Ignored, Input, Seq};
+use rap_api::{
+    Answer, Calls, CreateThread, Done, Entries, Fork, ID_CHARS, Inbox, SendMessage, Status, Subscriptions,
+    TITLE_CHARS, Thread, Threads, Timers, Tools, Turn, View, Views,
+};
 use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{CallId, ThreadId, UserId};
-use schemars::JsonSchema;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::json::{
-    Calls, Done, Entries, Entry, Inbox, Subscriptions, Thread, Threads, Timers, Tools, Turn, View, Views,
-};
+use super::json::{entry, thread_with_displays};
 use super::query::{self, QueryParams};
-use super::{ErrorResponse, PathParams, body};
+use super::{ErrorResponse, PathParams, read_body};
 use crate::engine::Engine;
 use crate::store::{
     self, HistoryPage, IdempotencyKey, Message, MessageClass, NewThread, Page, PageRequest, Target,
     ThreadFilter, new_thread_id,
 };
 
-/// Maximum length of a thread id that a client chooses, and of a title, in characters.
-const ID_CHARS: usize = 128;
-const TITLE_CHARS: usize = 256;
+/// Size at which a page of a history ends, in bytes. It holds at least one entry.
+const HISTORY_BYTES: usize = 1024 * 1024;
 /// Maximum length of an Idempotency-Key, in bytes.
 pub(super) const KEY_BYTES: usize = 256;
 
@@ -38,91 +38,13 @@ pub(super) type Accepted<T = Done> = Result<(StatusCode, Json<T>), ErrorResponse
 
 pub(super) const DONE: (StatusCode, Json<Done>) = (StatusCode::ACCEPTED, Json(Done {}));
 
-/// Request to create a thread.
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct CreateThread {
-    /// Id of the thread. Generated if absent.
-    #[schemars(regex(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}$"))]
-    id: Option<String>,
-    /// Name of a configured agent. The first one if absent.
-    agent: Option<String>,
-    /// End user on whose behalf tools are called.
-    #[schemars(regex(pattern = query::ID))]
-    user_id: Option<String>,
-    #[schemars(length(max = 256))]
-    title: Option<String>,
-    /// First message of the user.
-    message: Option<String>,
-}
-
-/// Request to send a message to an agent.
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct SendMessage {
-    text: String,
-    #[serde(default)]
-    on_busy: Busy,
-}
-
-/// Handling of a message to a busy agent.
-#[derive(Deserialize, Serialize, JsonSchema, Default)]
-#[serde(rename_all = "snake_case")]
-enum Busy {
-    /// The message is answered at once, and open calls continue.
-    #[default]
-    Join,
-    /// The agent is interrupted first.
-    Interrupt,
-    /// The message waits until the agent is idle.
-    Enqueue,
-    /// The message is refused.
-    Reject,
-}
-
-impl From<Busy> for OnBusy {
-    fn from(busy: Busy) -> OnBusy {
-        match busy {
-            Busy::Join => OnBusy::Join,
-            Busy::Interrupt => OnBusy::Interrupt,
-            Busy::Enqueue => OnBusy::Enqueue,
-            Busy::Reject => OnBusy::Reject,
-        }
-    }
-}
-
-/// An answer to a question: `selected`, or `dismiss`.
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(extend("oneOf" = [
-    {"required": ["selected"], "properties": {"selected": {"type": "integer"}, "dismiss": {"const": false}}},
-    {"required": ["dismiss"], "properties": {"selected": {"type": "null"}, "dismiss": {"const": true}}},
-]))]
-pub(super) struct Choose {
-    /// Index of the choice, starting at 0.
-    #[serde(default, deserialize_with = "whole_number")]
-    #[schemars(range(max = rap_protocol::limits::CHOICES))]
-    selected: Option<u32>,
-    /// Selects the default choice.
-    #[serde(default)]
-    dismiss: bool,
-}
-
-/// Accepts whole numbers that are written with a fraction, such as `1.0`.
-fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
-    let Some(given) = Option::<f64>::deserialize(deserializer)? else { return Ok(None) };
-    let whole = given.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&given);
-    let wrong = || serde::de::Error::custom(format!("expected a whole number from 0 to {}", u32::MAX));
-    if whole { Ok(Some(given as u32)) } else { Err(wrong()) }
-}
-
 async fn read<T: DeserializeOwned>(
     engine: &Engine,
     headers: &HeaderMap,
     request: Body,
 ) -> Result<T, ErrorResponse> {
-    let bytes = body(headers, request, engine.settings.limits.body).await?;
-    serde_json::from_slice(&bytes).map_err(|error| ErrorResponse::invalid(error.to_string()))
+    let received = read_body(engine, headers, request).await?;
+    serde_json::from_slice(&received.bytes).map_err(|error| ErrorResponse::invalid(error.to_string()))
 }
 
 /// Scope in which a client's key is unique.
@@ -241,7 +163,7 @@ pub(super) async fn thread(
 ) -> ApiResult<Thread> {
     let row = engine.store.thread(&thread_id(id)?).await?;
     let displays = engine.store.displays(&row).await?;
-    Ok(Json(Thread::with(&row, &displays)))
+    Ok(Json(thread_with_displays(&row, &displays)))
 }
 
 pub(super) async fn message(
@@ -253,7 +175,7 @@ pub(super) async fn message(
     let body: SendMessage = read(&engine, &headers, request).await?;
     let mark = idempotency(&headers, KeyScope::Thread(&id), &body)?;
     let SendMessage { text, on_busy } = body;
-    let input = Input::UserMessage { text, on_busy: on_busy.into() };
+    let input = Input::UserMessage { text, on_busy };
     let message = Message::new(Target::Id(thread_id(id)?), input);
     let receipt = engine.apply(MessageClass::External, Message { idempotency_key: mark, ..message }).await?;
     Ok((StatusCode::ACCEPTED, Json(Turn { turn: receipt.turn })))
@@ -267,9 +189,11 @@ pub(super) async fn history(
     let params = QueryParams::check(parameters, query::HISTORY_PARAMETERS)?;
     let (after, rows) = (params.parsed::<u32>("after")?.unwrap_or(0), params.rows()?);
     let row = engine.store.thread(&thread_id(id)?).await?;
-    let page = HistoryPage { after: after.into(), up_to: row.head.seq(), rows, bytes: usize::MAX };
+    let page = HistoryPage { after: after.into(), up_to: row.head.seq(), rows, bytes: HISTORY_BYTES };
     let entries = engine.store.history(&row.thread, page).await?;
-    Ok(Json(Entries { entries: entries.into_iter().map(Entry::from).collect() }))
+    let last = entries.last().map(|(seq, _)| *seq);
+    let next_after = last.filter(|seq| *seq < row.head.seq());
+    Ok(Json(Entries { entries: entries.into_iter().map(entry).collect(), next_after }))
 }
 
 /// Applies an input whose sender need not know whether it changed anything.
@@ -294,17 +218,6 @@ pub(super) async fn close(State(engine): State<Arc<Engine>>, PathParams(id): Pat
         Ok(_) | Err(store::Error::Ignored(Ignored::Closed)) => Ok(DONE),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Request to fork a thread.
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Fork {
-    /// Last entry that the fork inherits, or the nearest one before it at which every call has its result. The last
-    /// entry of the thread if absent.
-    #[serde(default, deserialize_with = "whole_number")]
-    #[schemars(range(max = u32::MAX))]
-    at: Option<u32>,
 }
 
 pub(super) async fn fork(
@@ -359,7 +272,7 @@ pub(super) async fn choice(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted {
-    let Choose { selected, dismiss } = read(&engine, &headers, request).await?;
+    let Answer { selected, dismiss } = read(&engine, &headers, request).await?;
     if selected.is_some() == dismiss {
         return Err(ErrorResponse::invalid(
             "give either `selected`, an index starting at 0, or `dismiss: true`",

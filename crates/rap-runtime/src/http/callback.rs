@@ -7,10 +7,11 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use rap_agent::{Choice, Event, Ignored, Input, ToolResult};
+use rap_io::body::ReceivedBody;
 use rap_protocol::{Callback, EventId, ThreadId, parse_callback};
 use sha2::{Digest, Sha256};
 
-use super::{ErrorResponse, PathParams, body};
+use super::{ErrorResponse, PathParams, read_body};
 use crate::engine::Engine;
 use crate::store::{DeliveryKind, DeliveryOutcome, DeliveryRecord, Error, Target};
 use crate::token::Grant;
@@ -19,6 +20,8 @@ use crate::token::Grant;
 const THREAD_CLOSED: &str = "thread_closed";
 /// Time after closing a thread in which refused callbacks are not recorded.
 const CLOSING_GRACE: Duration = Duration::from_secs(60);
+/// Size up to which a callback is parsed on the async worker, in bytes.
+const PARSED_INLINE: usize = 128 * 1024;
 /// Headers that hold the event id if the body has none.
 const EVENT_ID_HEADERS: [&str; 2] = ["webhook-id", "idempotency-key"];
 
@@ -106,8 +109,12 @@ async fn take(
     request: Body,
     named: &mut Option<ThreadId>,
 ) -> Result<(), ErrorResponse> {
-    let bytes = body(headers, request, engine.settings.limits.body).await?;
-    let callback = parse_callback(&bytes).map_err(|invalid| ErrorResponse::invalid(invalid.to_string()))?;
+    let Some(_share) = engine.admission.callback(grant.thread, &grant.call) else {
+        let message = "too many requests with this callback URL at once; try again later";
+        return Err(ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message));
+    };
+    let received = read_body(engine, headers, request).await?;
+    let callback = parse(engine, &received).await?;
     let (thread, input) = read(callback, grant, headers, engine.settings.limits.view_bytes)?;
     *named = Some(thread.clone());
     let target = Target::Token { key: grant.thread, incarnation: grant.incarnation, id: thread };
@@ -120,6 +127,22 @@ async fn take(
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Parses a callback. A large one is parsed outside of the async workers, a few at a time, because that takes long and
+/// needs a multiple of its size.
+async fn parse(engine: &Engine, received: &ReceivedBody) -> Result<Callback, ErrorResponse> {
+    let parsed = if received.bytes.len() <= PARSED_INLINE {
+        parse_callback(&received.bytes)
+    } else {
+        let _parser = engine.admission.parser().await;
+        let bytes = received.bytes.clone();
+        let parsed = engine.world.blocking.run(move || parse_callback(&bytes)).await;
+        parsed.ok_or_else(|| {
+            ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the callback cannot be parsed")
+        })?
+    };
+    parsed.map_err(|invalid| ErrorResponse::invalid(invalid.to_string()))
 }
 
 /// Returns the thread that the body names and the input. Body and token have to name the same call.

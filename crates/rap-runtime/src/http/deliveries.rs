@@ -5,42 +5,14 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
-use schemars::JsonSchema;
-use serde::Serialize;
+use rap_api::{Deliveries, Delivery, DeliveryKind, DeliveryOutcome};
 
 use super::api::{Accepted, DONE, Parameters};
-use super::json::Time;
+use super::json::time;
 use super::query::{self, QueryParams};
 use super::{ErrorResponse, PathParams};
 use crate::engine::Engine;
-use crate::store::{self, DeliveryFilter, DeliveryKind, DeliveryOutcome, Redelivery};
-
-/// A delivery that did not succeed at its first attempt.
-#[derive(Serialize, JsonSchema)]
-pub(super) struct Delivery {
-    /// Id of the delivery.
-    id: String,
-    kind: DeliveryKind,
-    /// Thread of the delivery, if it is known.
-    thread_id: Option<String>,
-    /// Call of the delivery, if it belongs to one.
-    call_id: Option<String>,
-    /// Base URL of the receiving tool server. Absent for callbacks and answers.
-    server: Option<String>,
-    /// Name of the notification, or error code of the refused callback.
-    topic: Option<String>,
-    outcome: DeliveryOutcome,
-    /// Number of attempts.
-    attempts: u32,
-    /// Outcome of the last attempt, as text.
-    detail: String,
-    /// Time at which the first failed attempt ended.
-    first_at: Time,
-    /// Time at which the last attempt ended.
-    last_at: Time,
-    /// Time of the next attempt.
-    next_at: Option<Time>,
-}
+use crate::store::{self, DeliveryFilter, Redelivery};
 
 impl From<store::Delivery> for Delivery {
     fn from(row: store::Delivery) -> Delivery {
@@ -56,19 +28,11 @@ impl From<store::Delivery> for Delivery {
             outcome: row.outcome,
             attempts: row.attempts,
             detail: row.detail,
-            first_at: row.first_at.into(),
-            last_at: row.last_at.into(),
-            next_at: row.next_at.filter(|_| row.outcome == DeliveryOutcome::Retrying).map(Time::from),
+            first_at: time(row.first_at),
+            last_at: time(row.last_at),
+            next_at: row.next_at.filter(|_| row.outcome == DeliveryOutcome::Retrying).map(time),
         }
     }
-}
-
-/// A page of the ledger, newest first.
-#[derive(Serialize, JsonSchema)]
-pub(super) struct Deliveries {
-    deliveries: Vec<Delivery>,
-    /// Cursor of the next page.
-    next_cursor: Option<String>,
 }
 
 pub(super) async fn deliveries(

@@ -4,13 +4,13 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use rap_agent::Ignored;
+use rap_api::{ErrorBody, ErrorReason};
 
-use super::json::{Problem, Reason};
 use crate::store;
 
 /// Maximum length of the reason in a problem, in characters.
 const PROBLEM_CHARS: usize = 200;
-/// Value of `Retry-After` for 503, in seconds.
+/// Value of `Retry-After` for 429 and 503, in seconds.
 const RETRY_AFTER: &str = "1";
 
 #[derive(Debug)]
@@ -50,6 +50,11 @@ impl ErrorResponse {
         }
     }
 
+    /// Returns a 429, which tells a client that it has used its share.
+    pub(crate) fn too_many(message: &'static str) -> ErrorResponse {
+        ErrorResponse::new(StatusCode::TOO_MANY_REQUESTS, "too_many", message)
+    }
+
     pub(crate) fn unauthorised() -> ErrorResponse {
         ErrorResponse::new(
             StatusCode::UNAUTHORIZED,
@@ -67,11 +72,14 @@ impl std::fmt::Display for ErrorResponse {
 
 impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
-        let body = Json(Problem { error: Reason { code: self.code, message: self.message } });
+        let body = Json(ErrorBody { error: ErrorReason { code: self.code.into(), message: self.message } });
         let mut response = (self.status, body).into_response();
         let headers = response.headers_mut();
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+        if matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
+        }
+        if self.status == StatusCode::REQUEST_TIMEOUT {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

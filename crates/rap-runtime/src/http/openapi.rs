@@ -7,14 +7,15 @@ use axum::extract::State;
 use axum::handler::Handler;
 use axum::routing::{self, MethodRouter};
 use axum::{Json, Router};
+use rap_api::{
+    Answer, Calls, CreateThread, Deliveries, Delivery, Done, Entries, ErrorBody, Fork, Inbox, SendMessage,
+    Subscriptions, Thread, Threads, Timers, Tools, Turn, Views,
+};
+use rap_protocol::limits::CHOICES;
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::api::{Choose, CreateThread, Fork, SendMessage};
-use super::json::{
-    Calls, Done, Entries, Inbox, Problem, Subscriptions, Thread, Threads, Timers, Tools, Turn, Views,
-};
 use super::query::{DELIVERY_PARAMETERS, HISTORY_PARAMETERS, PAGE_PARAMETERS, Parameter, THREAD_PARAMETERS};
 use super::{api, deliveries, stream};
 use crate::engine::Engine;
@@ -172,7 +173,7 @@ fn operations() -> Vec<Operation> {
             .response::<Done>(202)
             .conflicts(),
         post("/v1/threads/{id}/calls/{call_id}/choice", api::choice, "Answer a question of a tool.")
-            .request_body::<Choose>()
+            .request_body::<Answer>()
             .response::<Done>(202)
             .conflicts(),
         get("/v1/threads/{id}/views", api::views, "Get the latest view of each type.").response::<Views>(200),
@@ -191,9 +192,8 @@ fn operations() -> Vec<Operation> {
             "List deliveries that were refused, retried or given up.",
         )
         .query(DELIVERY_PARAMETERS)
-        .response::<deliveries::Deliveries>(200),
-        get("/v1/deliveries/{id}", deliveries::delivery, "Get a delivery.")
-            .response::<deliveries::Delivery>(200),
+        .response::<Deliveries>(200),
+        get("/v1/deliveries/{id}", deliveries::delivery, "Get a delivery.").response::<Delivery>(200),
         post("/v1/deliveries/{id}/redeliver", deliveries::redeliver, "Retry an invocation at once.")
             .response::<Done>(202)
             .conflicts(),
@@ -234,13 +234,14 @@ fn document(settings: &Settings) -> Value {
         SchemaSettings::draft2020_12().for_serialize().with(at_components).into_generator();
     let mut paths: Map<String, Value> = Map::new();
     for operation in operations() {
-        let described = operation.describe(without_tokens, &mut request_schemas, &mut response_schemas);
+        let described = operation.describe(settings, &mut request_schemas, &mut response_schemas);
         paths.entry(operation.path).or_insert_with(|| json!({}))[operation.method] = described;
     }
     let mut schemas = request_schemas.take_definitions(true);
     schemas.extend(response_schemas.take_definitions(true));
     let agents = settings.agents.iter().map(|agent| json!(agent.name)).chain([Value::Null]);
     schemas[&*CreateThread::schema_name()]["properties"]["agent"]["enum"] = agents.collect();
+    schemas[&*Answer::schema_name()]["properties"]["selected"]["maximum"] = json!(CHOICES);
     let is_scripted = |name: &&str| settings.model_server(name) == scripted::PROVIDER.name;
     let scripted_agents = settings.agents.iter().map(|agent| agent.name.as_str()).filter(is_scripted);
     let mut document = json!({
@@ -264,13 +265,14 @@ fn document(settings: &Settings) -> Value {
 impl Operation {
     fn describe(
         &self,
-        without_tokens: bool,
+        settings: &Settings,
         request_schemas: &mut SchemaGenerator,
         response_schemas: &mut SchemaGenerator,
     ) -> Value {
-        let problem = response_schemas.subschema_for::<Problem>();
+        let without_tokens = settings.tokens.is_empty();
+        let problem = response_schemas.subschema_for::<ErrorBody>();
         let mut responses = Map::new();
-        for (status, about) in self.error_responses(without_tokens) {
+        for (status, about) in self.error_responses(settings) {
             let content = json!({"application/json": {"schema": problem}});
             responses.insert(status.to_string(), json!({"description": about, "content": content}));
         }
@@ -311,18 +313,24 @@ impl Operation {
     }
 
     /// Returns the statuses of error responses and their descriptions.
-    fn error_responses(&self, without_tokens: bool) -> Vec<(u16, &'static str)> {
+    fn error_responses(&self, settings: &Settings) -> Vec<(u16, &'static str)> {
+        let without_tokens = settings.tokens.is_empty();
         let for_clients = self.access == Access::Authenticated;
+        let needs_local_host = if for_clients { without_tokens } else { settings.is_local_only() };
         let has_input = !self.query.is_empty() || !self.headers.is_empty() || self.body.is_some();
         let table = [
             (400, "The request is not valid.", has_input),
             (401, "The token is missing or wrong.", for_clients && !without_tokens),
-            (403, "The request comes from a page of another site.", for_clients && without_tokens),
+            (
+                403,
+                "The request comes from a page of another site, or from a runtime or tool server.",
+                for_clients && without_tokens,
+            ),
             (404, "Not found.", self.path.contains('{')),
             (409, "The request conflicts with the current state.", self.conflicts),
             (413, "The body is too large.", self.body.is_some()),
             (415, "The body is not JSON.", self.body.is_some()),
-            (421, "The `Host` header is not local.", for_clients && without_tokens),
+            (421, "The `Host` header is not local.", needs_local_host),
             (500, "Stored data cannot be read.", self.path != "/healthz"),
             (503, "Temporarily unavailable; try again.", self.path != "/healthz"),
         ];

@@ -4,12 +4,12 @@
 use std::collections::HashMap;
 use std::str::FromStr;
 
-use rap_agent::Status;
+use rap_api::{DeliveryOutcome, ID_PATTERN, Status};
 use rap_protocol::ThreadId;
 use serde_json::{Value, json};
 
 use super::ErrorResponse;
-use crate::store::{Cursor, DeliveryOutcome};
+use crate::store::Cursor;
 
 /// Default and maximum number of rows of a listing.
 const ROWS: (usize, usize) = (100, 1000);
@@ -53,12 +53,8 @@ fn cursor() -> Value {
     json!({"type": "string", "pattern": Cursor::PATTERN})
 }
 
-/// Pattern of an id on the wire, which is up to 256 bytes of text without control characters. The pattern counts
-/// characters, so it is stricter for text beyond ASCII.
-pub(super) const ID: &str = r"^([ -~]{1,256}|[^\u0000-\u001f\u007f-\u009f]{1,64})$";
-
 fn id() -> Value {
-    json!({"type": "string", "pattern": ID})
+    json!({"type": "string", "pattern": ID_PATTERN})
 }
 
 pub(super) const THREAD_PARAMETERS: &[Parameter] = &[STATUS, PARENT, LIMIT, CURSOR];

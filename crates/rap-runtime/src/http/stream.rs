@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, header};
@@ -18,15 +19,20 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::stream::poll_fn;
-use rap_agent::{Seq, Status};
+use rap_agent::Seq;
+use rap_api::{
+    CallEvent, CallState, Delivery, Delta, End as EndEvent, Event, Notice, OpenCall, Question, RuntimeEvent,
+    Status, StatusEvent, ThreadStatus,
+};
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{mpsc, oneshot};
 
-use super::json::{Entry, Question, StatusEvent, View, WaitingOn};
-use super::{ErrorResponse, PathParams, deliveries};
+use super::admission::{AnswerMemory, Client, HoldingBody, NoMemory};
+use super::json::{entry, open_call, status_event};
+use super::{ErrorResponse, PathParams};
 use crate::engine::Engine;
 use crate::hub::{Listener, LiveEvent};
 use crate::store::{self, HistoryPage, Page, PageRequest, ThreadRow};
@@ -63,23 +69,40 @@ impl From<store::Error> for End {
 
 type StreamResult<T = ()> = Result<T, End>;
 
-struct Writer(mpsc::Sender<Bytes>);
+/// An event on its way to the reader, and the memory that it uses.
+type Frame = (Bytes, Option<AnswerMemory>);
+
+struct Writer {
+    frames: mpsc::Sender<Frame>,
+    engine: Arc<Engine>,
+    client: Client,
+}
 
 impl Writer {
-    async fn send(&self, event: &str, data: &Value) -> StreamResult {
-        self.write(format!("event: {event}\ndata: {data}\n\n")).await
+    async fn send(&self, event: &Event) -> StreamResult {
+        self.write(frame(event.name(), &json!(event))).await
     }
 
-    async fn send_entry(&self, seq: Seq, entry: &Value) -> StreamResult {
-        self.write(format!("id: {seq}\nevent: entry\ndata: {entry}\n\n")).await
+    async fn send_of_all(&self, event: &RuntimeEvent) -> StreamResult {
+        self.write(frame(event.name(), &json!(event))).await
+    }
+
+    async fn send_entry(&self, seq: Seq, entry: Event) -> StreamResult {
+        self.write(format!("id: {seq}\n{}", frame(entry.name(), &json!(entry)))).await
     }
 
     async fn write(&self, frame: String) -> StreamResult {
-        self.0.send_timeout(frame.into(), WRITE_TIMEOUT).await.map_err(|error| match error {
+        let memory = self.engine.admission.answer_within(self.client, frame.len(), WRITE_TIMEOUT).await;
+        let memory = memory.map_err(|NoMemory| End::Reason(TOO_SLOW))?;
+        self.frames.send_timeout((frame.into(), memory), WRITE_TIMEOUT).await.map_err(|error| match error {
             SendTimeoutError::Timeout(_) => End::Reason(TOO_SLOW),
             SendTimeoutError::Closed(_) => End::Disconnected,
         })
     }
+}
+
+fn frame(name: &str, data: &Value) -> String {
+    format!("event: {name}\ndata: {data}\n\n")
 }
 
 /// Returns the last event of a stream, or `None` if the reader is gone.
@@ -92,18 +115,26 @@ fn end_event(end: End) -> Option<Bytes> {
             "the store is not available; reconnect"
         }
     };
-    Some(format!("event: end\ndata: {}\n\n", json!({"reason": reason})).into())
+    let event = Event::End(EndEvent { reason: reason.into() });
+    Some(frame(event.name(), &json!(event)).into())
 }
 
 /// Responds with the events of a stream until it ends or the runtime stops. The `end` event overtakes buffered events,
 /// which the reader gets when it reconnects.
-fn respond<S>(engine: &Arc<Engine>, run: impl FnOnce(Writer) -> S) -> Response
+fn respond<S>(
+    engine: &Arc<Engine>,
+    client: Client,
+    run: impl FnOnce(Writer) -> S,
+) -> Result<Response, ErrorResponse>
 where
     S: Future<Output = End> + Send + 'static,
 {
-    let (frames, mut waiting) = mpsc::channel(BUFFERED);
+    let Some(share) = engine.admission.stream(client) else {
+        return Err(ErrorResponse::too_many("too many event streams of this client; close some of them"));
+    };
+    let (frames, mut waiting) = mpsc::channel::<Frame>(BUFFERED);
     let (end, mut ended) = oneshot::channel();
-    let (stream, stop) = (run(Writer(frames)), engine.stop.clone());
+    let (stream, stop) = (run(Writer { frames, engine: Arc::clone(engine), client }), engine.stop.clone());
     engine.spawn(async move {
         let why = tokio::select! {
             () = stop.cancelled() => End::Reason(STOPPING),
@@ -112,7 +143,7 @@ where
         // Sending fails if the reader has disconnected.
         end.send(end_event(why)).ok();
     });
-    let mut over = false;
+    let (mut over, mut sending) = (false, None);
     let body = poll_fn(move |context| {
         if over {
             return Poll::Ready(None);
@@ -121,17 +152,23 @@ where
             over = true;
             return Poll::Ready(event.ok().flatten().map(Ok::<_, Infallible>));
         }
-        waiting.poll_recv(context).map(|frame| frame.map(Ok))
+        waiting.poll_recv(context).map(|frame| {
+            let (bytes, memory) = frame?;
+            // The memory of the event before is free now.
+            sending = memory;
+            Some(Ok(bytes))
+        })
     });
-    let mut response = Body::from_stream(body).into_response();
+    let mut response = HoldingBody::wrap(Body::from_stream(body), (share,)).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
+    Ok(response)
 }
 
 pub(super) async fn thread_events(
     State(engine): State<Arc<Engine>>,
+    Extension(client): Extension<Client>,
     PathParams(id): PathParams<String>,
     headers: HeaderMap,
 ) -> Result<Response, ErrorResponse> {
@@ -142,7 +179,7 @@ pub(super) async fn thread_events(
     let listener = engine.hub.listen(key);
     let stream =
         ThreadStream { engine: Arc::clone(&engine), id, last_sent, sent_state: SentState::default() };
-    Ok(respond(&engine, |writer| stream.run(writer, listener)))
+    respond(&engine, client, |writer| stream.run(writer, listener))
 }
 
 fn last_event_id(headers: &HeaderMap) -> Result<Seq, ErrorResponse> {
@@ -165,8 +202,8 @@ struct ThreadStream {
 #[derive(Default)]
 struct SentState {
     status: Option<StatusEvent>,
-    calls: HashMap<CallId, Value>,
-    questions: HashMap<String, Value>,
+    calls: HashMap<CallId, OpenCall>,
+    questions: Vec<Question>,
     /// Time and digest of the content, by server and type. Two versions may have the same millisecond.
     views: HashMap<(String, String), (Timestamp, u64)>,
 }
@@ -183,9 +220,11 @@ impl ThreadStream {
                 live = listener.next() => match live {
                     Ok(LiveEvent::ThreadChanged { .. }) => self.catch_up(writer).await,
                     Ok(LiveEvent::Delta { turn, attempt, text }) => {
-                        writer.send("delta", &json!({"turn": turn, "attempt": attempt, "text": &*text})).await
+                        writer.send(&Event::Delta(Delta { turn, attempt, text: (*text).into() })).await
                     }
-                    Ok(LiveEvent::Notice { text, .. }) => writer.send("notice", &json!({"text": &*text})).await,
+                    Ok(LiveEvent::Notice { text, .. }) => {
+                        writer.send(&Event::Notice(Notice { thread_id: None, text: (*text).into() })).await
+                    }
                     Ok(LiveEvent::Delivery { .. }) => Ok(()),
                     Err(RecvError::Lagged(_)) => return End::Reason(TOO_SLOW),
                     Err(RecvError::Closed) => return End::Reason(STOPPING),
@@ -208,17 +247,17 @@ impl ThreadStream {
             if entries.is_empty() {
                 break;
             }
-            for (seq, entry) in entries {
-                writer.send_entry(seq, &json!(Entry::from((seq, entry)))).await?;
+            for (seq, stored) in entries {
+                writer.send_entry(seq, Event::Entry(entry((seq, stored)))).await?;
                 self.last_sent = seq;
             }
         }
         self.send_calls(writer, &row).await?;
         self.send_questions(writer, &row).await?;
         self.send_views(writer, &row).await?;
-        let status = StatusEvent::from(&row.head);
+        let status = status_event(&row.head);
         if self.sent_state.status.as_ref() != Some(&status) {
-            writer.send("status", &json!(status)).await?;
+            writer.send(&Event::Status(status.clone())).await?;
             self.sent_state.status = Some(status);
         }
         Ok(())
@@ -227,34 +266,29 @@ impl ThreadStream {
     async fn send_calls(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
         let mut open = HashMap::new();
         for call in row.head.open_calls() {
-            let data = json!(WaitingOn::from(call));
+            let shown = open_call(call);
             if !self.sent_state.calls.contains_key(&call.id) {
-                let mut event = data.clone();
-                event["state"] = json!("open");
-                writer.send("call", &event).await?;
+                writer.send(&Event::Call(CallEvent { call: shown.clone(), state: CallState::Open })).await?;
             }
-            open.insert(call.id.clone(), data);
+            open.insert(call.id.clone(), shown);
         }
-        for (id, mut event) in std::mem::replace(&mut self.sent_state.calls, open) {
+        for (id, call) in std::mem::replace(&mut self.sent_state.calls, open) {
             if !self.sent_state.calls.contains_key(&id) {
-                event["state"] = json!("settled");
-                writer.send("call", &event).await?;
+                writer.send(&Event::Call(CallEvent { call, state: CallState::Settled })).await?;
             }
         }
         Ok(())
     }
 
     async fn send_questions(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
-        let mut asked = HashMap::new();
+        let mut asked = Vec::new();
         if !row.head.questions().is_empty() {
             for item in self.engine.store.inbox(Some(row.thread.key), PageRequest::first(PAGE)).await?.rows {
-                let data = json!(Question::from(item));
-                let key = data.to_string();
-                if !self.sent_state.questions.contains_key(&key) {
-                    let kind = data["kind"].as_str().unwrap_or("choice").to_owned();
-                    writer.send(&kind, &data).await?;
+                let question = Question::from(item);
+                if !self.sent_state.questions.contains(&question) {
+                    writer.send(&Event::Question(question.clone())).await?;
                 }
-                asked.insert(key, data);
+                asked.push(question);
             }
         }
         self.sent_state.questions = asked;
@@ -268,7 +302,7 @@ impl ThreadStream {
             let key = (view.server.clone(), view.view_type.clone());
             let stamp = (view.at, digest(&view.content));
             if self.sent_state.views.get(&key) != Some(&stamp) {
-                writer.send("view", &json!(View::from(view))).await?;
+                writer.send(&Event::View(view.into())).await?;
                 self.sent_state.views.insert(key, stamp);
             }
         }
@@ -283,17 +317,20 @@ fn digest(content: &Value) -> u64 {
 }
 
 /// Streams the status of all threads and the questions that wait for users.
-pub(super) async fn all_events(State(engine): State<Arc<Engine>>) -> Response {
+pub(super) async fn all_events(
+    State(engine): State<Arc<Engine>>,
+    Extension(client): Extension<Client>,
+) -> Result<Response, ErrorResponse> {
     let listener = engine.hub.listen_to_all();
     let stream = AllStream { engine: Arc::clone(&engine), statuses: HashMap::new(), asked: HashMap::new() };
-    respond(&engine, |writer| stream.run(writer, listener))
+    respond(&engine, client, |writer| stream.run(writer, listener))
 }
 
 struct AllStream {
     engine: Arc<Engine>,
     statuses: HashMap<ThreadId, Status>,
     /// Questions that were sent, by thread.
-    asked: HashMap<ThreadId, Vec<Value>>,
+    asked: HashMap<ThreadId, Vec<Question>>,
 }
 
 impl AllStream {
@@ -308,7 +345,8 @@ impl AllStream {
                 live = listener.next() => match live {
                     Ok(LiveEvent::ThreadChanged { thread, status }) => self.thread_changed(writer, thread, status).await,
                     Ok(LiveEvent::Notice { thread, text }) => {
-                        writer.send("notice", &json!({"thread_id": thread, "text": &*text})).await
+                        let (thread_id, text) = (Some(thread.as_str().to_owned()), (*text).into());
+                        writer.send_of_all(&RuntimeEvent::Notice(Notice { thread_id, text })).await
                     }
                     Ok(LiveEvent::Delivery { id }) => self.send_delivery(writer, &id).await,
                     Ok(LiveEvent::Delta { .. }) => Ok(()),
@@ -327,7 +365,7 @@ impl AllStream {
         loop {
             let Page { rows, next } = self.engine.store.inbox(None, page_request).await?;
             for item in rows {
-                self.send_question(writer, item.thread.clone(), json!(Question::from(item))).await?;
+                self.send_question(writer, item.thread.clone(), item.into()).await?;
             }
             let Some(after) = next else { return Ok(()) };
             page_request = PageRequest { after, limit: PAGE };
@@ -336,17 +374,16 @@ impl AllStream {
 
     async fn send_delivery(&self, writer: &Writer, id: &str) -> StreamResult {
         match self.engine.store.delivery(id).await? {
-            Some(row) => writer.send("delivery", &json!(deliveries::Delivery::from(row))).await,
+            Some(row) => writer.send_of_all(&RuntimeEvent::Delivery(Delivery::from(row))).await,
             None => Ok(()),
         }
     }
 
-    async fn send_question(&mut self, writer: &Writer, thread: ThreadId, data: Value) -> StreamResult {
+    async fn send_question(&mut self, writer: &Writer, thread: ThreadId, question: Question) -> StreamResult {
         let sent = self.asked.entry(thread).or_default();
-        if !sent.contains(&data) {
-            let kind = data["kind"].as_str().unwrap_or("choice").to_owned();
-            writer.send(&kind, &data).await?;
-            sent.push(data);
+        if !sent.contains(&question) {
+            writer.send_of_all(&RuntimeEvent::Question(question.clone())).await?;
+            sent.push(question);
         }
         Ok(())
     }
@@ -357,7 +394,8 @@ impl AllStream {
             self.asked.clear();
         }
         if self.statuses.insert(thread.clone(), status) != Some(status) {
-            writer.send("status", &json!({"thread_id": thread, "status": status})).await?;
+            let thread_id = thread.as_str().to_owned();
+            writer.send_of_all(&RuntimeEvent::Status(ThreadStatus { thread_id, status })).await?;
         }
         if status != Status::NeedsYou {
             self.asked.remove(&thread);
@@ -365,7 +403,7 @@ impl AllStream {
         }
         let key = self.engine.store.thread(&thread).await?.thread.key;
         for item in self.engine.store.inbox(Some(key), PageRequest::first(PAGE)).await?.rows {
-            self.send_question(writer, thread.clone(), json!(Question::from(item))).await?;
+            self.send_question(writer, thread.clone(), item.into()).await?;
         }
         Ok(())
     }

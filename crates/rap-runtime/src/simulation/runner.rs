@@ -146,7 +146,10 @@ fn settings(sim: &Arc<Sim>) -> Settings {
             .iter()
             .map(|server| ToolServer { url: server.url.clone(), bearer: None })
             .collect(),
-        url_policy: UrlPolicy::Local,
+        functions: Vec::new(),
+        url_policy: UrlPolicy::Loopback,
+        allow_hosts: Vec::new(),
+        listen: None,
         limits: Limits {
             thread: bounds.thread.clone(),
             lost_after: bounds.lost_after.0,

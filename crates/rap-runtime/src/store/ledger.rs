@@ -4,82 +4,19 @@
 //! The ledger is for people; no decision depends on it. Records are written shortly after the attempt. The only URLs in
 //! it are base URLs of servers.
 
+pub(crate) use rap_api::{DeliveryKind, DeliveryOutcome};
 use rap_protocol::retry::Next;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 
 use super::{Cursor, ThreadKey};
 
-/// The kind of a delivery.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum DeliveryKind {
-    /// A call, sent to a tool server.
-    Invocation,
-    /// Tells a tool server that a thread was closed or a call cancelled. Attempted once.
-    Notification,
-    /// A person's choice, sent to the tool that asked.
-    Answer,
-    /// Received from a tool.
-    Callback,
-}
-
-impl DeliveryKind {
-    pub(crate) const ALL: [DeliveryKind; 4] =
-        [DeliveryKind::Invocation, DeliveryKind::Notification, DeliveryKind::Answer, DeliveryKind::Callback];
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            DeliveryKind::Invocation => "invocation",
-            DeliveryKind::Notification => "notification",
-            DeliveryKind::Answer => "answer",
-            DeliveryKind::Callback => "callback",
-        }
-    }
-}
-
-/// The state of a delivery after its last attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum DeliveryOutcome {
-    /// The last attempt failed, and there will be another one.
-    Retrying,
-    /// Delivered after at least one failed attempt.
-    Delivered,
-    /// Refused by the receiver.
-    Refused,
-    /// Given up, because the receiver could not be reached for too long.
-    GivenUp,
-    /// Dropped, because it was no longer needed or a queue was full.
-    Dropped,
-}
-
-impl DeliveryOutcome {
-    pub(crate) const ALL: [DeliveryOutcome; 5] = [
-        DeliveryOutcome::Retrying,
-        DeliveryOutcome::Delivered,
-        DeliveryOutcome::Refused,
-        DeliveryOutcome::GivenUp,
-        DeliveryOutcome::Dropped,
-    ];
-
-    /// Returns the outcome of an attempt.
-    pub(crate) fn after(next: Next) -> DeliveryOutcome {
-        match next {
-            Next::Done => DeliveryOutcome::Delivered,
-            Next::Retry { .. } => DeliveryOutcome::Retrying,
-            Next::Refused { .. } => DeliveryOutcome::Refused,
-            Next::GaveUp => DeliveryOutcome::GivenUp,
-        }
-    }
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            DeliveryOutcome::Retrying => "retrying",
-            DeliveryOutcome::Delivered => "delivered",
-            DeliveryOutcome::Refused => "refused",
-            DeliveryOutcome::GivenUp => "given_up",
-            DeliveryOutcome::Dropped => "dropped",
-        }
+/// Returns the outcome of an attempt.
+pub(crate) fn outcome_after(next: Next) -> DeliveryOutcome {
+    match next {
+        Next::Done => DeliveryOutcome::Delivered,
+        Next::Retry { .. } => DeliveryOutcome::Retrying,
+        Next::Refused { .. } => DeliveryOutcome::Refused,
+        Next::GaveUp => DeliveryOutcome::GivenUp,
     }
 }
 

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use rap_agent::{Head, Seq, Status};
+use rap_api::TimerKind;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde::Deserialize;
 use serde_json::Value;
@@ -175,8 +176,7 @@ pub(crate) struct TimerRow {
     /// `None` if the timer is the thread's own.
     pub(crate) call: Option<CallId>,
     pub(crate) tool: Option<String>,
-    /// `timeout`, `sleep`, `schedule` or `retry`.
-    pub(crate) kind: &'static str,
+    pub(crate) kind: TimerKind,
     pub(crate) at: Timestamp,
 }
 

@@ -82,6 +82,7 @@ macro_rules! suite {
                 a_history_is_the_same_page_by_page
                 a_page_is_bounded_in_bytes_and_has_one_entry_at_least
                 people_see_the_original_arguments_of_a_synthetic_call
+                a_page_ends_if_the_arguments_of_its_synthetic_calls_are_large
                 entries_covered_by_a_summary_are_not_read_and_not_deleted
                 entries_since_the_last_user_message_are_found
                 a_thread_inherits_the_cause_of_its_ancestors

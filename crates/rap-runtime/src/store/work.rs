@@ -132,6 +132,8 @@ pub(crate) struct AnswerWork {
     pub(crate) thread: Arc<Thread>,
     pub(crate) no: u64,
     pub(crate) call: CallId,
+    /// Base URL of the tool server that asked.
+    pub(crate) server: String,
     pub(crate) response_url: ResponseUrl,
     pub(crate) selected: usize,
     pub(crate) attempts: u32,

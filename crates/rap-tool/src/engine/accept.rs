@@ -139,7 +139,7 @@ impl Engine {
             Err(BadInvocation { error, address: None }) => return Err(Refusal::Invalid(error)),
         };
         let url = address.callback_url.to_url();
-        self.limits.callbacks_to.check(&url).map_err(|forbidden| forbidden_callback(&forbidden))?;
+        self.callback_rules.check(&url).map_err(|forbidden| forbidden_callback(&forbidden))?;
         let invocation = match &parsed {
             Parsed::Valid { invocation, .. } => Some(&**invocation),
             Parsed::Invalid(_) => None,

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use axum::body::Bytes;
+use rap_io::body::BodyMemory;
 use rap_io::lock::DirLock;
 use rap_io::secret_box::Key;
 use rap_io::sqlite::{migrate, open_sqlite};
+use rap_io::validation::Validations;
 use rap_io::writer::{Writer, WriterLimits};
-use rap_protocol::Secret;
+use rap_protocol::{Secret, UrlRules};
 use rusqlite::{Connection, OptionalExtension};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
@@ -53,6 +55,7 @@ pub(crate) struct EngineConfig {
 /// Dependencies of an engine that differ between production and tests.
 pub(crate) struct Externals {
     pub(crate) public_url: String,
+    pub(crate) callback_rules: UrlRules,
     pub(crate) outgoing: Outgoing,
     pub(crate) clock: Clock,
 }
@@ -95,8 +98,9 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
         manifest,
         version,
         notifications: Limiter::new(limits.notification_rate),
-        request_memory: Arc::new(Semaphore::new(limits.arriving_bytes)),
+        request_memory: BodyMemory::new(limits.arriving_bytes),
         tools,
+        validations: Validations::default(),
         on_close,
         invocations: Limiter::new(limits.invocation_rate),
         pending_notifications: Arc::new(Semaphore::new(MAX_NOTIFICATIONS)),
@@ -107,6 +111,7 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
         outgoing: externals.outgoing,
         clock: externals.clock,
         public_url: externals.public_url,
+        callback_rules: externals.callback_rules,
         states,
         counters: metrics::Counters::default(),
         answers: Limiter::new(limits.notification_rate),

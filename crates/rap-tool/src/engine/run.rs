@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use rap_protocol::{CallId, ThreadId};
+use rap_protocol::schema::{Budget, Rejected};
+use rap_protocol::{CallId, ThreadId, limits};
 use serde_json::Value;
 
 use super::{Engine, Offered, Run, lock};
@@ -48,9 +49,17 @@ impl Engine {
     async fn run(self: Arc<Self>, call: Box<StoredCall>, run: Arc<Run>) {
         let seq = call.seq;
         if !run.is_stopped() {
-            match self.begin(call, &run) {
-                Ok(work) => self.work(work, &run).await,
-                Err(rejected) => Box::pin(self.reject(seq, rejected)).await,
+            let begun = tokio::select! {
+                biased;
+                begun = Box::pin(self.begin(call, &run)) => Some(begun),
+                // Dropping the future stops the validation.
+                () = run.stopped() => None,
+                () = self.ended.cancelled() => None,
+            };
+            match begun {
+                Some(Ok(work)) => self.work(work, &run).await,
+                Some(Err(rejected)) => Box::pin(self.reject(seq, rejected)).await,
+                None => {}
             }
         }
         lock(&self.runs).remove(&seq);
@@ -94,14 +103,19 @@ impl Engine {
     }
 
     /// Validates a call and creates the future of its handler.
-    fn begin(self: &Arc<Self>, mut call: Box<StoredCall>, run: &Arc<Run>) -> Result<Work, RejectedCall> {
-        let arguments = Value::Object(std::mem::take(&mut call.arguments));
-        let offered = match self.offered(&call.operation, &arguments) {
+    async fn begin(
+        self: &Arc<Self>,
+        mut call: Box<StoredCall>,
+        run: &Arc<Run>,
+    ) -> Result<Work, RejectedCall> {
+        let arguments = Arc::new(Value::Object(std::mem::take(&mut call.arguments)));
+        let offered = match self.offered(&call, &arguments).await {
             Ok(offered) => offered,
             Err(why) => {
                 return Err(RejectedCall { tool: call.operation, thread: call.thread, id: call.id, why });
             }
         };
+        let arguments = Arc::unwrap_or_clone(arguments);
         let thread = self.thread(&call.caller, &call.thread);
         let tool = Arc::clone(&offered.name);
         let handle = Call::new(Arc::clone(self), Arc::clone(run), thread, tool, &mut call);
@@ -122,13 +136,17 @@ impl Engine {
     }
 
     /// Returns the called tool, or an error message if it does not exist or the arguments are invalid.
-    fn offered(&self, operation: &str, arguments: &Value) -> Result<&Offered, String> {
+    async fn offered(&self, call: &StoredCall, arguments: &Arc<Value>) -> Result<&Offered, String> {
+        let operation = call.operation.as_str();
         let offered = self.tools.get(operation).ok_or_else(|| self.unknown(operation))?;
-        offered.schema.validate(arguments).map_err(|violations| {
-            let list: Vec<String> = violations.iter().map(ToString::to_string).collect();
-            format!("the arguments do not match the schema of {operation}: {}", list.join("; "))
-        })?;
-        Ok(offered)
+        let mut inline = Budget::new(limits::INLINE_VALIDATION_STEPS);
+        match self.validations.validate(&call.caller, &offered.schema, arguments, &mut inline).await {
+            Ok(()) => Ok(offered),
+            Err(rejected @ Rejected::Violations(_)) => {
+                Err(format!("the arguments do not match the schema of {operation}: {rejected}"))
+            }
+            Err(rejected) => Err(format!("the arguments of {operation} could not be validated: {rejected}")),
+        }
     }
 
     fn unknown(&self, operation: &str) -> String {

@@ -1,9 +1,9 @@
 //! An answer in progress. Its text is shown only in live rows; the entry that follows is authoritative and is printed
 //! instead.
 
+use rap_api::{Delta, Status};
 use unicode_width::UnicodeWidthChar;
 
-use crate::api::{Delta, Status};
 use crate::table::plain;
 
 /// Minimum length of the kept end of an answer, in bytes. At most twice as much is kept.
@@ -13,7 +13,7 @@ const TAIL: usize = 16 * 1024;
 #[derive(Debug, Default)]
 pub(super) struct Streamed {
     /// Turn and attempt of the text.
-    at: Option<(u64, u64)>,
+    at: Option<(u64, u32)>,
     text: String,
     /// True if the answer was dropped. A further delta of the same attempt clears it.
     dropped: bool,
@@ -106,7 +106,7 @@ fn line_end(text: &str, width: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn delta(turn: u64, attempt: u64, text: &str) -> Delta {
+    fn delta(turn: u64, attempt: u32, text: &str) -> Delta {
         Delta { turn, attempt, text: text.into() }
     }
 

@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use rap_api::{
+    CallEvent, CallState, Delta, Entry, Item, OpenCall, Question, QuestionKind, Status, StatusEvent, Time,
+};
+
 use super::console::Console;
 use super::screen::Size;
 use super::streamed::{Streamed, lines};
-use crate::api::{
-    CallEvent, CallState, Delta, Entry, Item, OpenCall, Question, QuestionKind, Status, StatusEvent,
-};
 use crate::commands::inbox::numbered;
 use crate::status_text;
 use crate::table::{BOLD, DIM, RED, YELLOW, cut, one_line, styled};
-use crate::time_format;
 use crate::transcript::{Line, Transcript};
 
 /// Shown at the start of a chat with the scripted model.
@@ -162,7 +162,7 @@ impl View {
         let id = update.call.call_id.clone();
         match update.state {
             CallState::Open => self.open_calls.insert(id, (update.call, 0)),
-            CallState::Settled => self.open_calls.remove(&id),
+            _ => self.open_calls.remove(&id),
         };
     }
 
@@ -185,6 +185,9 @@ impl View {
             }
             QuestionKind::SignIn { auth_url } => self
                 .print(&styled(YELLOW, &format!("{tool} asks you to sign in: open {}", one_line(auth_url)))),
+            QuestionKind::Unknown => {
+                self.warn(&format!("{tool} asks something that this version of rap does not know"))
+            }
         }
     }
 
@@ -221,7 +224,7 @@ impl View {
     }
 
     fn call_rows(&self, size: Size) -> Vec<String> {
-        let now = time_format::now();
+        let now = Time::now();
         let mut calls: Vec<&OpenCall> = self.open_calls.values().map(|(call, _)| call).collect();
         calls.sort_by_key(|call| call.since);
         let mut texts: Vec<String> =
@@ -235,7 +238,7 @@ impl View {
 
     /// Prints a line for each open call that has passed another milestone.
     fn print_milestones(&mut self) -> anyhow::Result<()> {
-        let now = time_format::now();
+        let now = Time::now();
         let mut due = Vec::new();
         for (call, told) in self.open_calls.values_mut() {
             let elapsed = now.since(call.since).as_secs();

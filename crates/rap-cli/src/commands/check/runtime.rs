@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
+use rap_api::client::DEFAULT_URL;
 use rap_conformance::Report;
 use rap_conformance::runtime::placeholders::{Error as Placeholder, Words};
 use rap_conformance::runtime::{
@@ -16,7 +17,6 @@ use tokio::net::TcpListener;
 use url::Url;
 
 use super::{ReportOptions, base_url, clear_progress, show_progress};
-use crate::client::DEFAULT_URL;
 use crate::commands::{Token, WrongUsage};
 
 /// Arguments of `rap check runtime`.

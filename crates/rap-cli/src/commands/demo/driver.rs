@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 use anstyle::Style;
 use anyhow::bail;
 use rap_agent::texts;
-use serde_json::{Value, json};
+use rap_api::client::{Client, Follower, IdempotencyKey, Update};
+use rap_api::{
+    Call, CallState, CreateThread, Entry, Event, Item, OpenCall, SendMessage, Status, StatusEvent,
+};
+use serde_json::Value;
 
 use super::runtime::Runtime;
 use super::tools::DemoTools;
-use crate::api::{Call, CallState, Entry, Item, OpenCall, Status, StatusEvent, text_of};
-use crate::client::{Client, Event, Follower, Update, idempotency_key};
 use crate::commands::print;
 use crate::table::{BOLD, CYAN, DIM, GREEN, YELLOW, plain, styled, terminal_width, wrap};
 
@@ -68,9 +70,10 @@ impl State {
 
 impl Driver {
     pub(super) async fn start(began: Instant, runtime: Runtime, tools: DemoTools) -> anyhow::Result<Driver> {
-        let client = Client::new(&runtime.url, None)?;
-        client.create_thread(&json!({"id": THREAD, "title": "The demo"})).await?;
-        let follower = Follower::new(client.clone(), THREAD, 0);
+        let client = Client::new(&runtime.url)?;
+        let (id, title) = (Some(THREAD.into()), Some("The demo".into()));
+        client.create_thread(&CreateThread { id, title, ..CreateThread::default() }).await?;
+        let follower = client.follow(THREAD, 0);
         let state = State::default();
         let mut driver = Driver { client, runtime, tools, follower, began, asleep: None, reason: "", state };
         // Wait for the first status, which follows the empty history.
@@ -100,7 +103,7 @@ impl Driver {
     /// Sends a message of the user.
     pub(super) async fn say(&mut self, text: &str) -> anyhow::Result<()> {
         self.state.status = None;
-        self.client.send_message(THREAD, &json!({"text": text}), &idempotency_key()).await?;
+        self.client.send_message(THREAD, &SendMessage::new(text), &IdempotencyKey::random()).await?;
         Ok(())
     }
 
@@ -158,7 +161,7 @@ impl Driver {
             Update::Event(Event::Call(update)) => {
                 match update.state {
                     CallState::Open => self.state.open.insert(update.call.call_id.clone(), update.call),
-                    CallState::Settled => self.state.open.remove(&update.call.call_id),
+                    _ => self.state.open.remove(&update.call.call_id),
                 };
             }
             Update::Event(Event::Status(update)) => self.print_status(&update)?,
@@ -178,9 +181,9 @@ impl Driver {
                 Ok(())
             }
             Item::Assistant { text, calls } => self.print_answer(text, calls),
-            Item::Result { content, .. } => self.print_result(&text_of(content)),
+            Item::Result { content, .. } => self.print_result(&content.to_text()),
             Item::Notice { text } => self.explain(&plain(text)),
-            Item::Summary { .. } | Item::Other => Ok(()),
+            Item::Summary { .. } | Item::Unknown => Ok(()),
         }
     }
 

@@ -7,11 +7,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rap_api::Threads;
+use rap_api::client::Client;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
 use super::tools::DemoTools;
-use crate::client::Client;
 
 const SCENARIO: &str = include_str!("scenario.toml");
 const AFTER_KILL: &str = include_str!("after_kill.toml");
@@ -85,9 +86,9 @@ impl Runtime {
     }
 
     async fn ready(&mut self) -> anyhow::Result<()> {
-        let client = Client::new(&self.url, None)?;
+        let client = Client::new(&self.url)?;
         let deadline = Instant::now() + START_WITHIN;
-        while client.threads(&[]).await.is_err() {
+        while client.list::<Threads>(&[], Some(1)).await.is_err() {
             let gone = self.child.as_mut().map(Child::try_wait).transpose()?.flatten();
             if gone.is_some() || Instant::now() > deadline {
                 let log = fs::read_to_string(self.log()).unwrap_or_default();

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use anstyle::Style;
 use anyhow::ensure;
+use rap_api::{Item, Status, Threads};
 
 use super::driver::{Driver, THREAD, paragraph};
 use super::runtime::{Model, ResourceUse};
-use crate::api::{Item, Status, text_of};
 use crate::commands::print;
+use crate::status_text;
 use crate::table::{BOLD, CYAN, YELLOW, styled};
 
 pub(super) async fn run_all(driver: &mut Driver) -> anyhow::Result<()> {
@@ -40,11 +41,11 @@ async fn a_slow_call(driver: &mut Driver) -> anyhow::Result<()> {
     driver.run_until("the agent sleeps", |state| state.status == Some(Status::Waiting)).await?;
     driver.run_for(Duration::from_millis(500)).await?;
     let before = driver.runtime.resource_use();
-    let entries = driver.client.history(THREAD, 0, ENTRIES).await?.len();
+    let entries = driver.client.history(THREAD, 0, ENTRIES).await?.entries.len();
     let thread = driver.client.thread(THREAD).await?;
     driver.explain(&format!(
         "The agent is now only rows in a database: a thread that is {}, {entries} entries of history, {} open call.",
-        thread.status.word(),
+        status_text::word(thread.status),
         thread.waiting_on.len()
     ))?;
     driver.run_for(Duration::from_secs(4)).await?;
@@ -149,7 +150,7 @@ async fn a_child_and_a_sleep(driver: &mut Driver) -> anyhow::Result<()> {
     driver
         .run_until("the tart is in the oven", |state| state.oven_reported("a tart: baking for 2 s"))
         .await?;
-    let children = driver.client.threads(&[("parent", THREAD)]).await?.threads;
+    let children = driver.client.list::<Threads>(&[("parent", THREAD)], Some(100)).await?.threads;
     ensure!(children.len() == 1, "the agent has {} children, not one", children.len());
     driver.explain(&format!(
         "A child is a separate thread, {}. It sees the conversation up to this point and works while its parent sleeps.",
@@ -160,10 +161,10 @@ async fn a_child_and_a_sleep(driver: &mut Driver) -> anyhow::Result<()> {
 }
 
 async fn the_end(driver: &Driver) -> anyhow::Result<()> {
-    let entries = driver.client.history(THREAD, 0, ENTRIES).await?;
+    let entries = driver.client.history(THREAD, 0, ENTRIES).await?.entries;
     let count = |what: &str| {
         let matches =
-            |item: &Item| matches!(item, Item::Result { content, .. } if text_of(content).starts_with(what));
+            |item: &Item| matches!(item, Item::Result { content, .. } if content.to_text().starts_with(what));
         entries.iter().filter(|entry| matches(&entry.item)).count()
     };
     for what in ["bread: golden", "a cake: golden", "croissants: golden", "It rang", "The tart is done"] {

@@ -1,12 +1,13 @@
 //! Follows a thread until it is closed, or until the agent is idle.
 
 use anyhow::{Context, bail};
+use rap_api::client::{Client, Error, Follower, RawEvent, Update};
+use rap_api::{Event, Item, QuestionKind, Status};
 use serde_json::Value;
 
 use super::print;
-use crate::api::{Item, QuestionKind, Status};
-use crate::client::{Client, ENTRY, Error, Event, Follower, Update};
 use crate::idle::IdleDetector;
+use crate::status_text;
 use crate::table::{DIM, one_line, plain, styled};
 use crate::transcript::Transcript;
 
@@ -20,8 +21,11 @@ pub(super) struct Tail {
 
 /// Prints the history, then follows the thread.
 pub(super) async fn tail(client: &Client, id: &str, tail: Tail) -> anyhow::Result<()> {
-    let follower = Follower::new(client.clone(), id, tail.after);
-    if tail.json { entries(follower, tail.once).await } else { lines(follower, tail.once).await }
+    if tail.json {
+        entries(client.follow_raw(id, tail.after), tail.once).await
+    } else {
+        lines(client.follow(id, tail.after), tail.once).await
+    }
 }
 
 async fn lines(mut follower: Follower, once: bool) -> anyhow::Result<()> {
@@ -37,7 +41,10 @@ async fn lines(mut follower: Follower, once: bool) -> anyhow::Result<()> {
             }
             Update::Event(Event::Status(update)) => {
                 let why = update.why.map_or(String::new(), |why| format!(": {}", one_line(&why)));
-                print(&format!("{}\n", styled(DIM, &format!("        ({}{why})", update.status.word()))))?;
+                print(&format!(
+                    "{}\n",
+                    styled(DIM, &format!("        ({}{why})", status_text::word(update.status)))
+                ))?;
                 if once || update.status == Status::Closed {
                     return Ok(());
                 }
@@ -48,6 +55,7 @@ async fn lines(mut follower: Follower, once: bool) -> anyhow::Result<()> {
                         format!("{prompt} {}", choices.join(", "))
                     }
                     QuestionKind::SignIn { auth_url } => format!("sign in: {auth_url}"),
+                    QuestionKind::Unknown => continue,
                 };
                 print(&format!("asks    {}\n", one_line(&text)))?;
             }
@@ -57,16 +65,16 @@ async fn lines(mut follower: Follower, once: bool) -> anyhow::Result<()> {
 }
 
 /// Prints the entries as the API gives them, one per line.
-async fn entries(mut follower: Follower, once: bool) -> anyhow::Result<()> {
+async fn entries(mut follower: Follower<RawEvent>, once: bool) -> anyhow::Result<()> {
     loop {
-        let update = follower.next_raw().await?;
+        let update = follower.next().await?;
         print_update(&update);
         let Update::Event(event) = update else { continue };
-        if event.name == ENTRY {
+        if event.name == Event::ENTRY {
             let entry: Value =
                 serde_json::from_str(&event.data).context("an entry of the event stream is not JSON")?;
             print(&format!("{entry}\n"))?;
-        } else if let Some(Event::Status(update)) = Event::parse(&event)
+        } else if let Some(Event::Status(update)) = Event::parse(&event.name, &event.data)
             && (once || update.status == Status::Closed)
         {
             return Ok(());
@@ -101,7 +109,7 @@ pub(super) async fn last_entry(client: &Client, id: &str) -> Result<u64, Error> 
 
 async fn has_entry(client: &Client, id: &str, seq: u64) -> Result<bool, Error> {
     match client.history(id, seq - 1, 1).await {
-        Ok(entries) => Ok(!entries.is_empty()),
+        Ok(page) => Ok(!page.entries.is_empty()),
         Err(Error::TooLong { .. }) => Ok(true),
         Err(error) => Err(error),
     }
@@ -110,7 +118,7 @@ async fn has_entry(client: &Client, id: &str, seq: u64) -> Result<bool, Error> {
 /// Prints what the agent says after the entry `after`, until it has answered `message` and is idle. Notices and questions
 /// go to stderr.
 pub(super) async fn answer(client: &Client, id: &str, after: u64, message: &str) -> anyhow::Result<()> {
-    let mut follower = Follower::new(client.clone(), id, after);
+    let mut follower = client.follow(id, after);
     let mut idle = IdleDetector::expecting(message);
     loop {
         let update = follower.next().await?;
@@ -138,6 +146,7 @@ pub(super) async fn answer(client: &Client, id: &str, after: u64, message: &str)
                     question.call_id
                 ),
                 QuestionKind::SignIn { auth_url } => eprintln!("sign in: {auth_url}"),
+                QuestionKind::Unknown => {}
             },
             Event::Status(update) if idle.is_idle() => match (update.status, update.why) {
                 (Status::Failed, why) => bail!("the agent failed: {}", why.unwrap_or_default()),

@@ -74,9 +74,10 @@ impl<S: Ord + Copy, T: Ord + Clone> FairQueue<S, T> {
         }
     }
 
-    /// Takes the first item of the session whose turn it is.
-    pub(super) fn pop(&mut self) -> Option<(S, T)> {
-        let session = self.turns.pop_front()?;
+    /// Takes the first item of the first session in turn that the condition allows. The others keep their turns.
+    pub(super) fn pop_if(&mut self, allowed: impl Fn(S) -> bool) -> Option<(S, T)> {
+        let turn = self.turns.iter().position(|session| allowed(*session))?;
+        let session = self.turns.remove(turn)?;
         let items = self.items.get_mut(&session)?;
         let item = items.pop_front()?;
         if items.is_empty() {
@@ -106,9 +107,21 @@ mod tests {
         queue.push(2, (2, 0));
         queue.push(3, (3, 0));
         queue.push(2, (2, 1));
-        let order: Vec<(u8, u32)> = std::iter::from_fn(|| queue.pop()).map(|(_, item)| item).collect();
+        let order: Vec<(u8, u32)> =
+            std::iter::from_fn(|| queue.pop_if(|_| true)).map(|(_, item)| item).collect();
         assert_eq!(order, [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (1, 2)]);
         assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn a_session_that_is_not_allowed_keeps_its_turn() {
+        let mut queue = queue();
+        for session in [1, 2, 3] {
+            queue.push(session, (session, 0));
+        }
+        assert_eq!(queue.pop_if(|session| session > 1), Some((2, (2, 0))));
+        assert_eq!(queue.pop_if(|session| session > 3), None);
+        assert_eq!(queue.pop_if(|_| true), Some((1, (1, 0))));
     }
 
     #[test]
@@ -117,9 +130,9 @@ mod tests {
         for no in 0..4 {
             queue.push(1, (1, no));
         }
-        queue.pop();
+        queue.pop_if(|_| true);
         queue.push(2, (2, 0));
-        assert_eq!([queue.pop(), queue.pop()], [Some((1, (1, 1))), Some((2, (2, 0)))]);
+        assert_eq!([queue.pop_if(|_| true), queue.pop_if(|_| true)], [Some((1, (1, 1))), Some((2, (2, 0)))]);
     }
 
     #[test]
@@ -138,8 +151,8 @@ mod tests {
     fn an_item_is_queued_only_once() {
         let mut queue = queue();
         assert_eq!([queue.push(1, (1, 0)), queue.push(1, (1, 0))], [Pushed::Queued, Pushed::Queued]);
-        queue.pop();
-        assert_eq!(queue.pop(), None);
+        queue.pop_if(|_| true);
+        assert_eq!(queue.pop_if(|_| true), None);
     }
 
     #[test]
@@ -149,14 +162,15 @@ mod tests {
             queue.push(1, (1, no));
             queue.push(2, (2, no));
         }
-        queue.pop();
+        queue.pop_if(|_| true);
         queue.keep_first();
         assert!(queue.has(1) && queue.has(2) && !queue.has(3));
         // Dropped items can be added again, also beyond the bounds.
         for no in 0..9 {
             queue.push_unbounded(1, (1, no));
         }
-        let order: Vec<(u8, u32)> = std::iter::from_fn(|| queue.pop()).map(|(_, item)| item).collect();
+        let order: Vec<(u8, u32)> =
+            std::iter::from_fn(|| queue.pop_if(|_| true)).map(|(_, item)| item).collect();
         assert_eq!(order[..4], [(2, 0), (1, 1), (1, 0), (1, 2)]);
         assert_eq!(order.len(), 10);
     }

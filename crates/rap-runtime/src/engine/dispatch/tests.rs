@@ -44,7 +44,7 @@ fn busy(bounds: Bounds) -> Dispatcher {
 /// up to two items each.
 fn next(dispatcher: &Dispatcher) -> String {
     match dispatcher.next(&queue(WorkKind::Ask), NOW) {
-        Next::Start(WorkKey::Ask { thread, turn }, _) => {
+        Next::Start(_, WorkKey::Ask { thread, turn }, _) => {
             format!("{}.{turn}", u64::from_be_bytes(thread.to_bytes()))
         }
         Next::Start(..) => "other work".into(),
@@ -58,9 +58,17 @@ fn next(dispatcher: &Dispatcher) -> String {
     }
 }
 
-/// Releases the slot and returns the next action.
+/// Releases a slot of a queue, whichever session holds it.
+fn release(dispatcher: &Dispatcher, queue: &WorkQueue) {
+    let holder = dispatcher.state().queues[queue].slots.by_session.keys().next().copied();
+    if let Some(session) = holder {
+        dispatcher.release(queue, session);
+    }
+}
+
+/// Releases a slot and returns the next action.
 fn free(dispatcher: &Dispatcher) -> String {
-    dispatcher.release(&queue(WorkKind::Ask));
+    release(dispatcher, &queue(WorkKind::Ask));
     next(dispatcher)
 }
 
@@ -109,7 +117,7 @@ fn work_starts_at_once_if_a_slot_is_free_and_nothing_waits() {
     assert!(!offer(&dispatcher, 1, 2));
     assert_eq!(next(&dispatcher), "nothing");
     // The slot is free, but other work waits for it.
-    dispatcher.release(&queue(WorkKind::Ask));
+    release(&dispatcher, &queue(WorkKind::Ask));
     assert!(!offer(&dispatcher, 2, 1));
     assert_eq!(next(&dispatcher), "1.2");
     assert_eq!(free(&dispatcher), "2.1");
@@ -245,7 +253,7 @@ fn work_in_progress_is_not_started_again() {
     let asks = queue(WorkKind::Ask);
     assert!(offer(&dispatcher, 1, 1));
     dispatcher.check_store(&asks);
-    dispatcher.release(&asks);
+    release(&dispatcher, &asks);
     let Next::Read(read) = dispatcher.next(&asks, NOW) else { panic!("expected a read") };
     assert_eq!(read.skip, HashSet::from([ask(1, 1)]));
     // The page was read before the work started.
@@ -306,15 +314,15 @@ fn a_released_slot_is_used_by_the_next_item() {
     }
     // An accepted invocation occupies no slot.
     assert!(dispatcher.accept(key(1), &call(1)));
-    dispatcher.release(&invokes);
-    assert!(matches!(dispatcher.next(&invokes, NOW), Next::Start(started, _) if started == invoke(3)));
+    release(&dispatcher, &invokes);
+    assert!(matches!(dispatcher.next(&invokes, NOW), Next::Start(_, started, _) if started == invoke(3)));
     assert!(matches!(dispatcher.next(&invokes, NOW), Next::Nothing));
     // Releasing more slots than are in use changes nothing.
     for _ in 0..9 {
-        dispatcher.release(&invokes);
+        release(&dispatcher, &invokes);
     }
     let started = std::iter::from_fn(|| match dispatcher.next(&invokes, NOW) {
-        Next::Start(key, _) => Some(key),
+        Next::Start(_, key, _) => Some(key),
         _ => None,
     });
     assert_eq!(started.collect::<Vec<_>>(), [invoke(4), invoke(5)]);
@@ -325,10 +333,52 @@ fn no_page_is_read_after_a_round_in_which_all_due_work_is_in_progress() {
     let dispatcher = busy(Bounds { items: 2, per_session: 2 });
     let asks = queue(WorkKind::Ask);
     dispatcher.check_store(&asks);
-    dispatcher.release(&asks);
+    release(&dispatcher, &asks);
     assert!(next(&dispatcher).starts_with("read"));
     dispatcher.page_read(&asks, &page(None, 2), found(&[], Some(2)));
     assert!(next(&dispatcher).starts_with("read"));
     dispatcher.page_read(&asks, &page(Some(2), 1), found(&[], None));
     assert_eq!(next(&dispatcher), "nothing");
+}
+
+#[test]
+fn a_session_leaves_reserved_slots_to_sessions_that_hold_none() {
+    let dispatcher = Dispatcher::new(Slots { ask: 8, ..SLOTS });
+    let asks = queue(WorkKind::Ask);
+    let started = (1..=9).filter(|number| offer(&dispatcher, 1, *number)).count();
+    assert_eq!((started, next(&dispatcher)), (6, "nothing".into()));
+    // Another session starts at once, but not twice.
+    assert!(!offer(&dispatcher, 2, 1));
+    assert!(!offer(&dispatcher, 2, 2));
+    assert_eq!([next(&dispatcher), next(&dispatcher)], ["2.1", "nothing"]);
+    assert!(!offer(&dispatcher, 3, 1));
+    assert_eq!([next(&dispatcher), next(&dispatcher)], ["3.1", "nothing"]);
+    // The common slots are free again when the first session gives back two, after the reserved ones.
+    dispatcher.release(&asks, session(1));
+    dispatcher.release(&asks, session(1));
+    assert_eq!(next(&dispatcher), "nothing");
+    dispatcher.release(&asks, session(1));
+    assert_eq!([next(&dispatcher), next(&dispatcher)], ["1.7", "nothing"]);
+}
+
+#[test]
+fn the_store_is_not_read_again_and_again_for_sessions_that_must_wait() {
+    let dispatcher = Dispatcher::with_bounds(Slots { ask: 4, ..SLOTS }, SMALL);
+    let asks = queue(WorkKind::Ask);
+    for number in 1..=9 {
+        offer(&dispatcher, 1, number);
+    }
+    assert_eq!(next(&dispatcher), "read  x2");
+    dispatcher.page_read(&asks, &page(None, 2), found(&[(1, 4), (1, 5)], None));
+    assert_eq!(next(&dispatcher), "nothing");
+    // New work of another session is found at once, in memory or in the store.
+    offer(&dispatcher, 2, 1);
+    assert_eq!(next(&dispatcher), "2.1");
+    // A released slot causes one more read.
+    dispatcher.release(&asks, session(1));
+    assert_eq!(next(&dispatcher), "read  x2");
+    dispatcher.page_read(&asks, &page(None, 2), found(&[(1, 4), (1, 5)], None));
+    assert_eq!(next(&dispatcher), "nothing");
+    dispatcher.release(&asks, session(2));
+    assert_eq!(next(&dispatcher), "1.4");
 }

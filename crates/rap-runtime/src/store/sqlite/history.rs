@@ -6,6 +6,7 @@ use rap_agent::prompt::visible_entries;
 use rap_agent::{Arguments, Cause, Entry, ForkPoint, ForkSearch, Item, Seq, Speaker};
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde_json::{Map, Value};
 
 use super::facts;
 use super::heads::{self, THREAD_COLUMNS, thread_id, unreadable};
@@ -48,9 +49,16 @@ pub(super) fn for_people(
     let mut entries = read(conn, thread, page)?;
     let threads: Vec<ThreadKey> =
         segments(conn, thread, page.up_to)?.into_iter().map(|(key, ..)| key).collect();
-    for (_, entry) in &mut entries {
-        if let Item::Assistant { calls, .. } = &mut entry.item {
-            calls.iter_mut().try_for_each(|call| fill_arguments(conn, &threads, &mut call.arguments))?;
+    let (mut filled, mut bytes) = (FilledArguments::default(), 0);
+    for position in 0..entries.len() {
+        let Item::Assistant { calls, .. } = &mut entries[position].1.item else { continue };
+        for call in calls {
+            bytes += filled.fill(conn, &threads, &mut call.arguments)?;
+        }
+        // Many events of one subscription repeat its arguments.
+        if bytes >= page.bytes {
+            entries.truncate(position + 1);
+            break;
         }
     }
     Ok(entries)
@@ -153,21 +161,45 @@ fn read(conn: &Connection, thread: &Thread, page: HistoryPage) -> rusqlite::Resu
     Ok(entries)
 }
 
-/// Fills in the arguments of a synthetic call from its original call, which one of these threads made.
-fn fill_arguments(
+/// Arguments of a call and their size in bytes.
+type SizedArguments = (Map<String, Value>, usize);
+
+/// Arguments of original calls. `None` for a call that is not found.
+#[derive(Default)]
+struct FilledArguments(HashMap<CallId, Option<SizedArguments>>);
+
+impl FilledArguments {
+    /// Fills in the arguments of a synthetic call from its original call, which one of these threads made. Returns
+    /// their size in bytes.
+    fn fill(
+        &mut self,
+        conn: &Connection,
+        threads: &[ThreadKey],
+        arguments: &mut Arguments,
+    ) -> rusqlite::Result<usize> {
+        let Arguments::Synthetic { of, arguments: arguments @ None, .. } = arguments else { return Ok(0) };
+        if !self.0.contains_key(of) {
+            self.0.insert(of.clone(), original_arguments(conn, threads, of)?);
+        }
+        let Some((original, bytes)) = self.0.get(of).and_then(Option::as_ref) else { return Ok(0) };
+        *arguments = Some(original.clone());
+        Ok(*bytes)
+    }
+}
+
+fn original_arguments(
     conn: &Connection,
     threads: &[ThreadKey],
-    arguments: &mut Arguments,
-) -> rusqlite::Result<()> {
-    if let Arguments::Synthetic { of, arguments: arguments @ None, .. } = arguments {
-        for no in threads.iter().rev() {
-            if let Some(past) = facts::past_call(conn, *no, of)? {
-                *arguments = Some(facts::arguments_of(conn, *no, past.seq, of)?);
-                break;
-            }
+    call: &CallId,
+) -> rusqlite::Result<Option<SizedArguments>> {
+    for no in threads.iter().rev() {
+        if let Some(past) = facts::past_call(conn, *no, call)? {
+            let arguments = facts::arguments_of(conn, *no, past.seq, call)?;
+            let bytes = serde_json::to_string(&arguments).map_or(0, |text| text.len());
+            return Ok(Some((arguments, bytes)));
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Returns the nearest point at or before an entry at which a thread can be forked.
@@ -227,12 +259,13 @@ fn restore_arguments(
     entries: &mut [(Seq, Entry)],
 ) -> rusqlite::Result<()> {
     let mut made: HashSet<CallId> = HashSet::new();
+    let mut filled = FilledArguments::default();
     for (_, entry) in entries {
         let Item::Assistant { calls, .. } = &mut entry.item else { continue };
         for call in calls {
             match &call.arguments {
                 Arguments::Synthetic { of, .. } if !made.contains(of) => {
-                    fill_arguments(conn, threads, &mut call.arguments)?;
+                    filled.fill(conn, threads, &mut call.arguments)?;
                 }
                 _ => {}
             }

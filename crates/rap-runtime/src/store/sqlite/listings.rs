@@ -2,8 +2,10 @@
 //! the cost of a page depends only on its size.
 
 use rap_agent::{Server, Status};
+use rap_api::TimerKind;
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, ThreadId, Timestamp};
+use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Row, Rows, params};
 
 use super::heads::{self, call_id, skip_unreadable, thread_id, unreadable};
@@ -54,23 +56,41 @@ const TIMERS: &str = "SELECT c.until, c.thread, c.id, t.id, c.name, \
      WHERE due IS NOT NULL AND status IN ('failed', 'needs_you') AND (due, no, '') > (coalesce(?1, -1), ?2, ?3) \
      ORDER BY 1, 2, 3 LIMIT ?4";
 
+/// Size at which a page ends, in bytes.
+const PAGE_BYTES: usize = 1024 * 1024;
+
+/// Size of the texts and blobs of a row, in bytes.
+fn row_bytes(row: &Row<'_>) -> rusqlite::Result<usize> {
+    let columns = row.as_ref().column_count();
+    (0..columns).try_fold(0, |bytes, column| {
+        Ok(bytes
+            + match row.get_ref(column)? {
+                ValueRef::Text(text) => text.len(),
+                ValueRef::Blob(blob) => blob.len(),
+                _ => 0,
+            })
+    })
+}
+
 /// Number of rows to read. One more than the page holds, to find out whether there is another page.
 fn rows(page_request: &PageRequest) -> i64 {
     i64::try_from(page_request.limit).unwrap_or(i64::MAX).saturating_add(1)
 }
 
-/// Reads a page. The first three columns of a row are its cursor. Unreadable rows are skipped.
+/// Reads a page. The first three columns of a row are its cursor. Unreadable rows are skipped. A page ends early if its
+/// rows are large.
 fn page<T>(
     mut found: Rows<'_>,
     limit: usize,
     read: impl Fn(&Row<'_>) -> rusqlite::Result<Option<T>>,
 ) -> rusqlite::Result<Page<T>> {
-    let (mut rows, mut last, mut count) = (Vec::new(), None, 0);
+    let (mut rows, mut last, mut count, mut bytes) = (Vec::new(), None, 0, 0);
     while let Some(row) = found.next()? {
-        if count == limit {
+        if count == limit || bytes >= PAGE_BYTES {
             return Ok(Page { rows, next: last });
         }
         count += 1;
+        bytes += row_bytes(row)?;
         let thread = row.get(1)?;
         last = Some(Cursor { at: row.get(0)?, thread, id: row.get(2)? });
         rows.extend(skip_unreadable(thread, read(row))?.flatten());
@@ -105,13 +125,14 @@ pub(super) fn threads(conn: &Connection, filter: &ThreadFilter) -> rusqlite::Res
     let row = params![after.thread, parent, rows(&filter.page_request)];
     let mut statement = conn.prepare_cached(&sql)?;
     let mut found = statement.query(row)?;
-    let (mut rows, mut last, mut count) = (Vec::new(), None, 0);
+    let (mut rows, mut last, mut count, mut bytes) = (Vec::new(), None, 0, 0);
     while let Some(row) = found.next()? {
-        if count == *limit {
+        if count == *limit || bytes >= PAGE_BYTES {
             let next = last.map(|thread| Cursor { thread, ..Cursor::default() });
             return Ok(Page { rows, next });
         }
         count += 1;
+        bytes += row_bytes(row)?;
         let thread = row.get(0)?;
         last = Some(thread);
         rows.extend(skip_unreadable(thread, thread_row(row))?);
@@ -218,7 +239,7 @@ pub(super) fn timers(conn: &Connection, page_request: &PageRequest) -> rusqlite:
             call: call.map(CallId::new).transpose().map_err(unreadable)?,
             tool: row.get(4)?,
             at: Timestamp(row.get(0)?),
-            kind: ["timeout", "sleep", "schedule", "retry"][kind],
+            kind: TimerKind::ALL[kind],
         }))
     })
 }

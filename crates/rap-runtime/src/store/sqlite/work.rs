@@ -307,7 +307,7 @@ fn load_answer(
     now: Timestamp,
 ) -> rusqlite::Result<Option<AnswerWork>> {
     let thread = loaded.thread;
-    let sql = "SELECT call, body, answer, attempts, answered_at FROM questions \
+    let sql = "SELECT call, body, answer, attempts, answered_at, server FROM questions \
                WHERE thread = ?1 AND no = ?2 AND answer_at IS NOT NULL AND (attempts = 0 OR answer_at <= ?3)";
     let mut statement = conn.prepare_cached(sql)?;
     let mut rows = statement.query(params![thread.key, no.cast_signed(), now.0])?;
@@ -317,6 +317,7 @@ fn load_answer(
     Ok(Some(AnswerWork {
         no,
         call: call_id(row, 0)?,
+        server: row.get(5)?,
         response_url: ResponseUrl::new(response_url).map_err(unreadable)?,
         selected: row.get::<_, i64>(2)?.unsigned_abs() as usize,
         attempts: row.get(3)?,

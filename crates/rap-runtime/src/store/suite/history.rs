@@ -5,7 +5,9 @@ use rap_agent::{Answer, Arguments, Cause, Entry, Input, Item, Plan, PlannedCall,
 use serde_json::{Map, Value, json};
 
 use super::Database;
-use super::fixture::{Fixture, SERVER, all, answer, entry_text, id, result, spawns, user};
+use super::fixture::{
+    Fixture, SERVER, all, answer, calls, entry_text, id, inline_event, result, spawns, subscribed, user,
+};
 use crate::store::HistoryPage;
 
 fn summarised(turn: u64, text: &str) -> Input {
@@ -113,6 +115,35 @@ pub(crate) async fn people_see_the_original_arguments_of_a_synthetic_call(databa
     };
     assert_eq!(echoes(&grandchild).await, [json!({"at": 0}), json!({"at": 0})]);
     assert_eq!(echoes("root").await, [json!({"at": 0})]);
+}
+
+pub(crate) async fn a_page_ends_if_the_arguments_of_its_synthetic_calls_are_large(
+    database: Box<dyn Database>,
+) {
+    const LARGE: usize = 100_000;
+    let fixture = Fixture::new(database);
+    fixture.create("root", Some("hello")).await;
+    let mut subscribe = calls(1, &[SERVER]);
+    if let Input::TurnEnded { answer, .. } = &mut subscribe {
+        let large = Map::from_iter([("text".to_owned(), json!("x".repeat(LARGE)))]);
+        answer.calls[0].arguments = Arguments::Given(large);
+    }
+    fixture.send_input("root", subscribe).await.unwrap();
+    let call = fixture.head("root").await.batch()[0].id.clone();
+    fixture.send_input("root", subscribed(&call)).await.unwrap();
+    fixture.send_input("root", answer(2, "I listen")).await.unwrap();
+    for turn in 3..6 {
+        fixture.send_input("root", inline_event(&call, "event", None)).await.unwrap();
+        fixture.send_input("root", answer(turn, "seen")).await.unwrap();
+    }
+    let row = fixture.row("root").await;
+    let page = |after| HistoryPage { after, up_to: row.head.seq(), rows: 1000, bytes: LARGE * 2 };
+    // The entries after the call itself are small, but each event shows the arguments of the call.
+    let first = fixture.store.history(&row.thread, page(3)).await.unwrap();
+    let last = first.last().map(|(seq, _)| *seq).unwrap();
+    assert!(last < row.head.seq(), "a page up to {last}");
+    let rest = fixture.store.history(&row.thread, page(last)).await.unwrap();
+    assert_eq!(rest.last().map(|(seq, _)| *seq), Some(row.head.seq()));
 }
 
 /// Checks that the entries for a prompt are those that the rules select from the whole history.

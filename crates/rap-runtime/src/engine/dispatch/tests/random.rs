@@ -56,7 +56,8 @@ struct Model {
     random: Random,
     now: Timestamp,
     stored: BTreeMap<WorkKey, Stored>,
-    in_progress: Vec<(usize, WorkKey)>,
+    /// Destination, session and key.
+    in_progress: Vec<(usize, u64, WorkKey)>,
     /// Pages that are being read, with their content once the store has been queried.
     reading: Vec<(usize, DuePage, Option<DueWork>)>,
     waits: BTreeMap<(usize, u64), Wait>,
@@ -88,7 +89,7 @@ impl Model {
     }
 
     fn is_in_progress(&self, key: &WorkKey) -> bool {
-        self.in_progress.iter().any(|(_, other)| other == key)
+        self.in_progress.iter().any(|(.., other)| other == key)
     }
 
     /// Adds work. A few sessions get most of it.
@@ -106,7 +107,7 @@ impl Model {
                 super::session(session as u64),
                 key.clone(),
             ) {
-                Some(_) => self.begin(destination, key),
+                Some(_) => self.begin(destination, session as u64, key),
                 None => self.fill_slots(destination),
             }
         }
@@ -116,7 +117,12 @@ impl Model {
         loop {
             match self.dispatcher.next(&Self::queue(destination), self.now) {
                 Next::Nothing => return,
-                Next::Start(key, _) => self.begin(destination, key),
+                Next::Start(session, key, _) => {
+                    let session = (1..=self.case.sessions)
+                        .find(|number| super::session(*number) == session)
+                        .expect("bug: a session of the case");
+                    self.begin(destination, session, key);
+                }
                 Next::Read(page) => {
                     assert!(
                         !self.reading.iter().any(|(reading, ..)| *reading == destination),
@@ -128,11 +134,13 @@ impl Model {
         }
     }
 
-    fn begin(&mut self, destination: usize, key: WorkKey) {
+    fn begin(&mut self, destination: usize, session: u64, key: WorkKey) {
         assert!(!self.is_in_progress(&key), "{key:?} was started twice");
-        let in_use = self.in_progress.iter().filter(|(of, _)| *of == destination).count();
+        let in_use = self.in_progress.iter().filter(|(of, ..)| *of == destination).count();
         assert!(in_use < self.case.slots, "more work than slots");
-        self.in_progress.push((destination, key.clone()));
+        let is_reserved = in_use >= self.case.slots - self.case.slots / RESERVED_PART;
+        assert!(!is_reserved || !self.holds_slot(destination, session), "a second slot from the reserve");
+        self.in_progress.push((destination, session, key.clone()));
         match self.stored.get(&key).cloned() {
             Some(stored) if stored.due <= self.now => {
                 assert_eq!(stored.destination, destination);
@@ -142,6 +150,10 @@ impl Model {
             // The work was cancelled or finished meanwhile.
             _ => self.end(self.in_progress.len() - 1, false),
         }
+    }
+
+    fn holds_slot(&self, destination: usize, session: u64) -> bool {
+        self.in_progress.iter().any(|(at, of, _)| (*at, *of) == (destination, session))
     }
 
     /// Returns the sessions with waiting work for a destination.
@@ -159,7 +171,11 @@ impl Model {
         let waiting = self.waiting(destination);
         self.waits.retain(|(of, waits), _| *of != destination || waiting.contains(waits));
         self.waits.remove(&(destination, session));
-        for other in waiting.iter().filter(|other| **other != session) {
+        // A session that holds a slot may have to wait until a common slot is free.
+        let holders: Vec<u64> =
+            waiting.iter().copied().filter(|other| self.holds_slot(destination, *other)).collect();
+        holders.iter().for_each(|other| drop(self.waits.remove(&(destination, *other))));
+        for other in waiting.iter().filter(|other| **other != session && !holders.contains(*other)) {
             let wait = self.waits.entry((destination, *other)).or_default();
             wait.starts += 1;
             wait.sessions.extend(&waiting);
@@ -181,11 +197,11 @@ impl Model {
     }
 
     fn end(&mut self, at: usize, again: bool) {
-        let (destination, key) = self.in_progress.remove(at);
+        let (destination, session, key) = self.in_progress.remove(at);
         let queue = Self::queue(destination);
-        self.dispatcher.release(&queue);
+        self.dispatcher.release(&queue, super::session(session));
         // The key stays in progress until the outcome is stored.
-        self.in_progress.push((usize::MAX, key.clone()));
+        self.in_progress.push((usize::MAX, session, key.clone()));
         self.fill_slots(destination);
         match self.stored.get_mut(&key) {
             Some(stored) if again => {
@@ -195,7 +211,7 @@ impl Model {
             _ => drop(self.stored.remove(&key)),
         }
         self.dispatcher.end(&key);
-        self.in_progress.retain(|(_, other)| *other != key);
+        self.in_progress.retain(|(.., other)| *other != key);
     }
 
     /// Queries the store, as `due_work` does.
@@ -340,7 +356,7 @@ fn run(case: Case, seeds: std::ops::Range<u64>) {
 #[test]
 fn all_sessions_have_their_turn_if_one_page_holds_them() {
     let bounds = Bounds { items: 16, per_session: 4 };
-    for (slots, sessions) in [(1, 3), (1, 8), (2, 8), (3, 6), (6, 8)] {
+    for (slots, sessions) in [(1, 3), (1, 8), (2, 8), (3, 6), (6, 8), (9, 4)] {
         run(Case { slots, bounds, sessions }, 0..12);
     }
 }
@@ -348,7 +364,7 @@ fn all_sessions_have_their_turn_if_one_page_holds_them() {
 #[test]
 fn all_sessions_have_their_turn_in_rounds_of_several_pages() {
     let bounds = Bounds { items: 4, per_session: 2 };
-    for (slots, sessions) in [(1, 6), (1, 20), (2, 30), (5, 20)] {
+    for (slots, sessions) in [(1, 6), (1, 20), (2, 30), (5, 20), (8, 12)] {
         run(Case { slots, bounds, sessions }, 0..12);
     }
 }

@@ -1,0 +1,10 @@
+//! Prompts: a test for each rule, and random histories that are checked against strict models of the providers.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../items/mod.rs"]
+mod items;
+mod rules;
+mod strict;
+mod summary;
+mod thinking;

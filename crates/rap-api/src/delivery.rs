@@ -1,0 +1,68 @@
+//! The delivery ledger.
+
+#[cfg(feature = "schema")]
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::Time;
+use crate::word::words;
+
+/// A delivery that did not succeed at its first attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub struct Delivery {
+    /// Id of the delivery.
+    pub id: String,
+    /// What was delivered.
+    pub kind: DeliveryKind,
+    /// Thread of the delivery, if it is known.
+    pub thread_id: Option<String>,
+    /// Call of the delivery, if it belongs to one.
+    pub call_id: Option<String>,
+    /// Base URL of the receiving tool server. Null for callbacks and answers.
+    pub server: Option<String>,
+    /// Name of the notification, or error code of the refused callback.
+    pub topic: Option<String>,
+    /// State after the last attempt.
+    pub outcome: DeliveryOutcome,
+    /// Number of attempts.
+    pub attempts: u32,
+    /// Outcome of the last attempt, as text.
+    pub detail: String,
+    /// Time at which the first failed attempt ended.
+    pub first_at: Time,
+    /// Time at which the last attempt ended.
+    pub last_at: Time,
+    /// Time of the next attempt.
+    pub next_at: Option<Time>,
+}
+
+words! {
+    /// Kind of a delivery.
+    DeliveryKind {
+        /// A call, sent to a tool server.
+        Invocation = "invocation",
+        /// Tells a tool server that a thread was closed or a call cancelled. Attempted once.
+        Notification = "notification",
+        /// A person's choice, sent to the tool that asked.
+        Answer = "answer",
+        /// Received from a tool.
+        Callback = "callback",
+    }
+}
+
+words! {
+    /// State of a delivery after its last attempt.
+    DeliveryOutcome {
+        /// The last attempt failed, and there will be another one.
+        Retrying = "retrying",
+        /// It succeeded after a retry.
+        Delivered = "delivered",
+        /// The receiver refused it.
+        Refused = "refused",
+        /// All attempts failed within the retry period.
+        GivenUp = "given_up",
+        /// It was no longer needed, or a queue was full.
+        Dropped = "dropped",
+    }
+}

@@ -1,0 +1,288 @@
+//! Events of the streams `/v1/threads/{id}/events` and `/v1/events`.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::word::words;
+use crate::{Delivery, Entry, OpenCall, Question, QuestionKind, Status, Time, View};
+
+/// An event of a thread.
+///
+/// A stream begins with the entries that the reader does not have yet, then the current calls, questions and views,
+/// then the status. Live events follow.
+///
+/// Serialized, it is the data of the event, without its name.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Event {
+    /// A new entry of the history.
+    Entry(Entry),
+    /// A piece of an answer in progress. The entry that follows it is authoritative.
+    Delta(Delta),
+    /// The status of the thread. The first one marks the end of the replayed entries.
+    Status(StatusEvent),
+    /// A call was made or has settled.
+    Call(CallEvent),
+    /// A tool asks the user to choose or to sign in.
+    Question(Question),
+    /// A message to people that is not stored in the history.
+    Notice(Notice),
+    /// A view that a tool shows to people.
+    View(View),
+    /// The runtime ends the stream. The reader connects again.
+    End(End),
+}
+
+impl Event {
+    /// Name of the events with an entry. Only these have an id, the sequence number of the entry.
+    pub const ENTRY: &str = "entry";
+    /// Name of the last event of a stream.
+    pub const END: &str = "end";
+
+    /// Parses an event. Returns `None` for an event that this version does not know.
+    ///
+    /// ```
+    /// use rap_api::{Event, Status};
+    ///
+    /// let event = Event::parse("status", r#"{"status": "idle", "turn": 3, "held": 0, "children": 0}"#);
+    /// assert!(matches!(event, Some(Event::Status(update)) if update.status == Status::Idle));
+    /// assert_eq!(Event::parse("of a newer runtime", "{}"), None);
+    /// ```
+    pub fn parse(name: &str, data: &str) -> Option<Event> {
+        Some(match name {
+            Event::ENTRY => Event::Entry(read(data)?),
+            "delta" => Event::Delta(read(data)?),
+            "status" => Event::Status(read(data)?),
+            "call" => Event::Call(read(data)?),
+            "choice" | "oauth" => Event::Question(read(data)?),
+            "notice" => Event::Notice(read(data)?),
+            "view" => Event::View(read(data)?),
+            Event::END => Event::End(read(data)?),
+            _ => return None,
+        })
+    }
+
+    /// Returns the name of the event in the stream.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Event::Entry(_) => Event::ENTRY,
+            Event::Delta(_) => "delta",
+            Event::Status(_) => "status",
+            Event::Call(_) => "call",
+            Event::Question(question) => question_name(question),
+            Event::Notice(_) => "notice",
+            Event::View(_) => "view",
+            Event::End(_) => Event::END,
+        }
+    }
+}
+
+/// An event of the stream of all threads. The stream begins with the questions that wait for a user.
+///
+/// Serialized, it is the data of the event, without its name.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum RuntimeEvent {
+    /// The status of a thread has changed.
+    Status(ThreadStatus),
+    /// A tool asks the user to choose or to sign in.
+    Question(Question),
+    /// A message to people that is not stored in a history.
+    Notice(Notice),
+    /// An attempt at a delivery has failed, or a failed delivery has ended.
+    Delivery(Delivery),
+    /// The runtime ends the stream. The reader connects again.
+    End(End),
+}
+
+impl RuntimeEvent {
+    /// Parses an event. Returns `None` for an event that this version does not know.
+    pub fn parse(name: &str, data: &str) -> Option<RuntimeEvent> {
+        Some(match name {
+            "status" => RuntimeEvent::Status(read(data)?),
+            "choice" | "oauth" => RuntimeEvent::Question(read(data)?),
+            "notice" => RuntimeEvent::Notice(read(data)?),
+            "delivery" => RuntimeEvent::Delivery(read(data)?),
+            Event::END => RuntimeEvent::End(read(data)?),
+            _ => return None,
+        })
+    }
+
+    /// Returns the name of the event in the stream.
+    pub fn name(&self) -> &'static str {
+        match self {
+            RuntimeEvent::Status(_) => "status",
+            RuntimeEvent::Question(question) => question_name(question),
+            RuntimeEvent::Notice(_) => "notice",
+            RuntimeEvent::Delivery(_) => "delivery",
+            RuntimeEvent::End(_) => Event::END,
+        }
+    }
+}
+
+fn read<T: DeserializeOwned>(data: &str) -> Option<T> {
+    serde_json::from_str(data).ok()
+}
+
+fn question_name(question: &Question) -> &'static str {
+    match question.kind {
+        QuestionKind::SignIn { .. } => "oauth",
+        QuestionKind::Choice { .. } | QuestionKind::Unknown => "choice",
+    }
+}
+
+/// A piece of an answer in progress.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Delta {
+    /// Turn of the answer.
+    pub turn: u64,
+    /// Attempt within the turn. Text of an earlier attempt is void.
+    pub attempt: u32,
+    /// The piece.
+    pub text: String,
+}
+
+/// The current status of a thread.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatusEvent {
+    /// Current status.
+    pub status: Status,
+    /// Number of the current turn.
+    pub turn: u64,
+    /// Number of inputs that wait because the thread is busy.
+    #[serde(default)]
+    pub held: u32,
+    /// Number of active child threads.
+    #[serde(default)]
+    pub children: usize,
+    /// Reason why the thread has failed or is paused.
+    pub why: Option<String>,
+    /// Time at which a failed or paused thread continues automatically.
+    pub retry_at: Option<Time>,
+}
+
+/// The status of one of all threads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadStatus {
+    /// Id of the thread.
+    pub thread_id: String,
+    /// Current status.
+    pub status: Status,
+}
+
+/// A call was made or has settled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallEvent {
+    /// The call, as it was when it was open.
+    #[serde(flatten)]
+    pub call: OpenCall,
+    /// State of the call now.
+    pub state: CallState,
+}
+
+words! {
+    /// State of a call.
+    CallState {
+        /// The call has no result yet.
+        Open = "open",
+        /// The call has its result.
+        Settled = "settled",
+    }
+}
+
+/// A message to people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notice {
+    /// Thread that it is about. `None` on the stream of a thread.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thread_id: Option<String>,
+    /// Text of the message.
+    pub text: String,
+}
+
+/// Reason why the runtime ends a stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    /// Text for people.
+    pub reason: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const AT: &str = "1970-01-01T00:00:00.000Z";
+
+    /// An event is written as it is read, and the fields of a newer runtime are ignored.
+    #[test]
+    fn every_event_is_read_and_written() {
+        let choice = json!({"thread_id": "t", "call_id": "c", "tool": "ask", "asked_at": AT, "kind": "choice",
+            "prompt": "Which?", "choices": ["a", "b"], "default": 1});
+        let events = [
+            ("entry", json!({"seq": 1, "at": AT, "kind": "user", "text": "hi"})),
+            ("delta", json!({"turn": 1, "attempt": 1, "text": "a"})),
+            (
+                "status",
+                json!({"status": "idle", "turn": 1, "held": 0, "children": 2, "why": null, "retry_at": AT}),
+            ),
+            (
+                "call",
+                json!({"call_id": "c", "tool": "slow", "since": AT, "until": null, "problem": null,
+                "display": null, "state": "settled"}),
+            ),
+            ("choice", choice.clone()),
+            (
+                "oauth",
+                json!({"thread_id": "t", "call_id": "c", "tool": "ask", "asked_at": AT, "kind": "oauth",
+                "auth_url": "https://example.com/x"}),
+            ),
+            ("notice", json!({"text": "a"})),
+            ("view", json!({"view_type": "progress", "server": "s", "content": {"a": 1}, "at": AT})),
+            ("end", json!({"reason": "stopping"})),
+        ];
+        let with_more = |data: &Value| {
+            let mut data = data.clone();
+            data["added_later"] = json!({"x": [1]});
+            data.to_string()
+        };
+        for (name, data) in events {
+            let event = Event::parse(name, &with_more(&data)).unwrap_or_else(|| panic!("{name}: {data}"));
+            assert_eq!((event.name(), json!(event)), (name, data));
+        }
+        let of_all = [
+            ("status", json!({"thread_id": "t", "status": "waiting"})),
+            ("choice", choice),
+            ("notice", json!({"thread_id": "t", "text": "a"})),
+            (
+                "delivery",
+                json!({"id": "1", "kind": "callback", "thread_id": "t", "call_id": null, "server": null,
+                "topic": "invalid", "outcome": "refused", "attempts": 1, "detail": "", "first_at": AT, "last_at": AT,
+                "next_at": null}),
+            ),
+            ("end", json!({"reason": "stopping"})),
+        ];
+        for (name, data) in of_all {
+            let event =
+                RuntimeEvent::parse(name, &with_more(&data)).unwrap_or_else(|| panic!("{name}: {data}"));
+            assert_eq!((event.name(), json!(event)), (name, data));
+        }
+    }
+
+    #[test]
+    fn unknown_words_and_kinds_are_read() {
+        let entry = json!({"seq": 1, "at": AT, "kind": "of a newer runtime", "text": "hi"}).to_string();
+        assert!(matches!(
+            Event::parse("entry", &entry),
+            Some(Event::Entry(Entry { item: crate::Item::Unknown, .. }))
+        ));
+        let question = json!({"thread_id": "t", "call_id": "c", "tool": "x", "asked_at": AT, "kind": "of a newer runtime"});
+        assert_eq!(serde_json::from_value::<Question>(question).unwrap().kind, QuestionKind::Unknown);
+        let status = json!({"thread_id": "t", "status": "of a newer runtime"});
+        assert_eq!(serde_json::from_value::<ThreadStatus>(status).unwrap().status, Status::Unknown);
+        for status in Status::ALL {
+            assert_eq!(Status::from(status.as_str()), status);
+        }
+    }
+}

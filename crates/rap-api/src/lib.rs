@@ -1,0 +1,74 @@
+//! The client API of a runtime for the Reactive Agent Protocol: types for its JSON and, with the feature `client`, an
+//! async client. The runtime `rap serve` and the command `rap` use these types too.
+//!
+//! | path | request | answer |
+//! |---|---|---|
+//! | `POST /v1/threads` | [`CreateThread`] | [`Thread`] |
+//! | `GET /v1/threads`, `/v1/threads/{id}` | | [`Threads`], [`Thread`] |
+//! | `POST /v1/threads/{id}/messages` | [`SendMessage`] | [`Turn`] |
+//! | `GET /v1/threads/{id}/history` | | [`Entries`] |
+//! | `GET /v1/threads/{id}/events` | | a stream of [`Event`] |
+//! | `GET /v1/events` | | a stream of [`RuntimeEvent`] |
+//! | `POST /v1/threads/{id}/interrupt`, `/close`, `/resume` | | [`Done`] |
+//! | `POST /v1/threads/{id}/fork` | [`Fork`] | [`Thread`] |
+//! | `POST /v1/threads/{id}/calls/{call_id}/cancel` | | [`Done`] |
+//! | `POST /v1/threads/{id}/calls/{call_id}/choice` | [`Answer`] | [`Done`] |
+//! | `GET /v1/threads/{id}/views` | | [`Views`] |
+//! | `GET /v1/calls`, `/v1/subscriptions`, `/v1/timers`, `/v1/inbox` | | [`Calls`], [`Subscriptions`], [`Timers`], [`Inbox`] |
+//! | `GET /v1/deliveries`, `/v1/deliveries/{id}` | | [`Deliveries`], [`Delivery`] |
+//! | `POST /v1/deliveries/{id}/redeliver` | | [`Done`] |
+//! | `GET /v1/tools` | | [`Tools`] |
+//!
+//! Every other answer is an [`ErrorBody`]. Reading is lenient, so that a program works with a newer runtime: unknown
+//! fields are ignored, and an unknown word, such as a new status, is read as `Unknown`.
+//!
+//! ```
+//! use rap_api::{Entry, Item, Status};
+//!
+//! let line = r#"{"seq": 2, "at": "2026-11-16T09:30:00.000Z", "kind": "assistant", "text": "Hello", "calls": []}"#;
+//! let entry: Entry = serde_json::from_str(line)?;
+//! assert!(matches!(entry.item, Item::Assistant { text, .. } if text == "Hello"));
+//!
+//! assert_eq!(serde_json::from_str::<Status>("\"needs_you\"")?, Status::NeedsYou);
+//! assert_eq!(serde_json::from_str::<Status>("\"of a newer runtime\"")?, Status::Unknown);
+//! # Ok::<(), serde_json::Error>(())
+//! ```
+//!
+//! # Features
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `client` | the module `client`: requests, and event streams that reconnect |
+//! | `schema` | `schemars::JsonSchema` for all types |
+//! | `clap` | `clap::ValueEnum` for [`Status`], [`OnBusy`] and [`DeliveryOutcome`] |
+
+#[cfg(feature = "client")]
+pub mod client;
+mod delivery;
+mod entry;
+mod event;
+mod listing;
+mod question;
+mod request;
+mod thread;
+mod time;
+mod tool;
+mod word;
+
+pub use delivery::{Delivery, DeliveryKind, DeliveryOutcome};
+pub use entry::{Call, Content, Entries, Entry, Item, Sender, display_text};
+pub use event::{CallEvent, CallState, Delta, End, Event, Notice, RuntimeEvent, StatusEvent, ThreadStatus};
+pub use listing::{
+    Calls, Deliveries, Inbox, ListedCall, ListedSubscription, Listing, Subscriptions, Threads, Timer,
+    TimerKind, Timers,
+};
+pub use question::{Question, QuestionKind};
+#[cfg(feature = "schema")]
+pub use request::ID_PATTERN;
+pub use request::{
+    Answer, CreateThread, Done, ErrorBody, ErrorReason, Fork, ID_CHARS, OnBusy, SendMessage, TITLE_CHARS,
+    Turn,
+};
+pub use thread::{OpenCall, Status, Subscription, Thread, Usage};
+pub use time::{Time, TimeError};
+pub use tool::{Tool, ToolServer, Tools, View, Views};

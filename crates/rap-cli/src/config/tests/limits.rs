@@ -1,0 +1,33 @@
+//! Limits are read as their table says.
+
+use std::time::Duration;
+
+use rap_agent::{Limit, LimitValue, Valid};
+
+use super::Setup;
+use crate::config::{Config, Limits};
+
+/// Checks that each limit is read from the configuration, with a value that is not its default.
+fn check_limits<L>(table: &[Limit<L>], of: impl Fn(&Config) -> &L) {
+    for limit in table {
+        let (text, expected) = match limit.valid {
+            Valid::Count(_) | Valid::CountOrNone => ("3", LimitValue::Number(3)),
+            Valid::Size(_) => ("2048", LimitValue::Number(2048)),
+            Valid::Duration | Valid::DurationAboveZero | Valid::DurationOrNone => {
+                ("\"3m\"", LimitValue::Duration(Duration::from_mins(3)))
+            }
+        };
+        let config = Setup::new(&format!("[limits]\n{} = {text}", limit.key)).config();
+        assert_eq!((limit.get)(of(&config)), expected, "{}", limit.key);
+        assert_ne!((limit.get)(of(&Config::default())), expected, "{}", limit.key);
+    }
+}
+
+#[test]
+fn every_limit_can_be_configured() {
+    check_limits(rap_agent::Limits::TABLE, |config| &config.limits.thread);
+    check_limits(Limits::TABLE, |config| &config.limits);
+    for key in ["connections", "request_within", "stop_within"] {
+        assert!(Limits::TABLE.iter().any(|limit| limit.key == key), "{key}");
+    }
+}

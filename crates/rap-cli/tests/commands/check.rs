@@ -1,0 +1,124 @@
+//! `rap check tool`, the real binary, against tool servers that are processes of their own.
+
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use rap_testkit::{Process, programs};
+use serde_json::Value;
+
+const TOKEN: &str = "s3cret-of-the-server";
+/// Maximum duration of a run against our own server.
+const QUICK: Duration = Duration::from_secs(60);
+
+fn check(url: &str, arguments: &[&str]) -> Output {
+    programs::rap(&["check", "tool", url]).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).unwrap()
+}
+
+fn report(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
+}
+
+/// Ids of the requirements with this result.
+fn with_result<'a>(report: &'a Value, result: &str) -> Vec<&'a str> {
+    let requirements = report["requirements"].as_array().unwrap().iter();
+    requirements.filter(|row| row["result"] == result).map(|row| row["id"].as_str().unwrap()).collect()
+}
+
+const ECHO: [&str; 4] = ["--operation", "echo", "--arguments", "{\"text\": \"hi\"}"];
+const TICK: [&str; 4] = ["--subscription", "tick", "--arguments", "{\"count\": 3, \"every_ms\": 50}"];
+const WAIT: [&str; 4] = ["--operation", "wait", "--arguments", "{\"seconds\": 0}"];
+const COUNTDOWN: [&str; 4] =
+    ["--subscription", "countdown", "--arguments", "{\"from\": 3, \"every_seconds\": 0.05}"];
+
+#[test]
+fn our_own_server_meets_all_observable_requirements() {
+    let data = tempfile::tempdir().unwrap();
+    let server =
+        Process::start(programs::example("kitchen_sink", data.path(), &[("RAP_TOOL_BEARER", TOKEN)]));
+    let start = Instant::now();
+    let flags = ["--bearer", TOKEN, "--strict", "--format", "json"];
+    let output = check(&server.url, &[&ECHO[..], &TICK, &flags].concat());
+    assert!(start.elapsed() < QUICK, "{:?}", start.elapsed());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
+    let report = report(&output);
+    assert_eq!(report["count"]["failed_must"], 0);
+    assert_eq!(report["count"]["failed_should"], 0);
+    for probe in report["probes"].as_array().unwrap() {
+        assert_eq!(probe["result"], "pass", "{probe}");
+    }
+    assert!(with_result(&report, "not_observable").contains(&"LC-13"), "{report}");
+    assert!(!text(&output.stdout).contains(TOKEN));
+}
+
+#[test]
+fn a_server_without_a_journal_meets_every_must_and_the_report_names_the_rest() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Process::start(programs::python_tool(data.path(), &[("RAP_TOOL_BEARER", TOKEN)]));
+    let flags = ["--bearer", TOKEN, "--format", "json"];
+    let output = check(&server.url, &[&WAIT[..], &COUNTDOWN, &flags].concat());
+    let found = report(&output);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
+    assert_eq!(with_result(&found, "fail"), ["TC-20", "CN-22"]);
+    for id in ["TR-18", "SE-10", "LC-13", "LC-14"] {
+        assert!(with_result(&found, "not_observable").contains(&id), "{id}");
+    }
+}
+
+/// Removes words with digits, which differ between runs.
+fn without_numbers(line: &str) -> String {
+    let word =
+        |word: &str| if word.contains(|c: char| c.is_ascii_digit()) { "#".into() } else { word.to_owned() };
+    line.split(' ').map(word).collect::<Vec<String>>().join(" ")
+}
+
+#[test]
+fn the_guide_shows_the_real_output() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Process::start(programs::python_tool(data.path(), &[]));
+    let output = check(&server.url, &[&WAIT[..], &COUNTDOWN].concat());
+    let said: Vec<String> = text(&output.stdout).lines().map(without_numbers).collect();
+    let guide = include_str!("../../../../docs/check-your-server.md");
+    let (_, shown) = guide.split_once("```text\n").unwrap();
+    let (shown, _) = shown.split_once("```").unwrap();
+    for line in shown.lines().filter(|line| line.trim() != "…") {
+        assert!(said.contains(&without_numbers(line)), "{line}\n{}", text(&output.stdout));
+    }
+    for (flag, value) in [("--operation", WAIT), ("--subscription", COUNTDOWN)] {
+        let command = format!("{flag} {} --arguments '{}'", value[1], value[3]);
+        assert!(guide.contains(&command), "{command}");
+    }
+}
+
+#[test]
+fn an_unreachable_server_is_reported() {
+    let output = check("http://127.0.0.1:1", &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stdout);
+    let failed: Vec<&str> = said.lines().filter(|line| line.starts_with("fail ")).collect();
+    assert!(matches!(failed[..], [one] if one.contains("toolset_is_served")), "{said}");
+    assert_eq!(text(&output.stderr), "rap: some requirements are not met; see the report\n");
+}
+
+#[test]
+fn wrong_usage_is_reported_with_advice() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Process::start(programs::example("kitchen_sink", data.path(), &[]));
+    let url = server.url.as_str();
+    for (url, arguments, expected) in [
+        ("127.0.0.1:7500", &[][..], "expected http://HOST:PORT"),
+        (url, &["--operation", "bake"], "the server has no operation `bake`; it offers "),
+        (url, &["--operation", "echo"], "the arguments do not match the schema of `echo`: "),
+        (url, &["--arguments", "{}"], "--arguments must follow an --operation or a --subscription"),
+        (url, &["--operation", "echo", "--arguments", "hi"], "invalid JSON"),
+        (url, &["--format", "xml"], "[possible values: table, json, junit]"),
+    ] {
+        let output = check(url, arguments);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), "");
+    }
+}

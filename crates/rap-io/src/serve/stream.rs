@@ -1,0 +1,99 @@
+//! A socket that notes the progress of its connection and fails when its reader stops reading.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
+
+use super::pool::Progress;
+
+/// Number of received bytes that count as progress. Fewer bytes do not, so that a request that trickles in is idle.
+const RECEIVED: usize = 16 * 1024;
+
+pub(super) struct TrackedStream {
+    socket: TcpStream,
+    progress: Arc<Progress>,
+    received: usize,
+    /// Time that a blocked write may take.
+    write_within: Duration,
+    /// Runs while a write is blocked.
+    blocked: Option<Pin<Box<Sleep>>>,
+}
+
+impl TrackedStream {
+    pub(super) fn new(socket: TcpStream, progress: Arc<Progress>, write_within: Duration) -> Self {
+        TrackedStream { socket, progress, received: 0, write_within, blocked: None }
+    }
+
+    /// Notes the outcome of a write. A write that is blocked for too long fails.
+    fn written(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.progress.note();
+            self.blocked = None;
+            return written;
+        }
+        let within = self.write_within;
+        let blocked = self.blocked.get_or_insert_with(|| Box::pin(sleep(within)));
+        ready!(blocked.as_mut().poll(context));
+        let message = "the reader has stopped reading";
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
+    }
+}
+
+impl AsyncRead for TrackedStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
+        self.received += buffer.filled().len() - before;
+        if self.received >= RECEIVED {
+            self.received = 0;
+            self.progress.note();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for TrackedStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write(context, bytes);
+        self.written(context, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write_vectored(context, bytes);
+        self.written(context, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(context)
+    }
+}

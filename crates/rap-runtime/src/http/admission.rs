@@ -1,0 +1,270 @@
+//! Shares of the server's resources. What one client or callback URL can use at the same time is bounded, so that it
+//! cannot keep the others out.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use http_body::{Frame, SizeHint};
+use rap_io::body::{BodyLimits, BodyMemory};
+use rap_protocol::CallId;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::settings::Limits;
+use crate::store::ThreadKey;
+
+/// Maximum number of concurrent requests with one callback URL.
+const REQUESTS_PER_CALLBACK_URL: usize = 16;
+/// Maximum number of event streams of a client.
+const STREAMS_PER_CLIENT: usize = 256;
+/// Maximum number of requests that read from the store at the same time, in total and for one client. Further ones
+/// wait.
+const READERS: usize = 8;
+const READERS_PER_CLIENT: usize = 4;
+/// Memory for bodies of requests that are being received or processed, in bytes.
+const REQUEST_BYTES: usize = 256 * 1024 * 1024;
+/// Memory for large answers that their readers have not read yet, in bytes, in total and for one client.
+const ANSWER_BYTES: usize = 128 * 1024 * 1024;
+const ANSWER_BYTES_PER_CLIENT: usize = ANSWER_BYTES / 2;
+/// Size up to which an answer is not counted, in bytes.
+const SMALL_ANSWER: usize = 64 * 1024;
+/// Maximum number of large callbacks that are parsed at the same time.
+const PARSERS: usize = 2;
+
+/// A client of the API: everyone who uses the same token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Client {
+    /// Needs no token.
+    Local,
+    /// Position of the token in the settings.
+    Token(usize),
+}
+
+/// Amounts in use, by who uses them.
+struct Shares<K> {
+    used: Mutex<HashMap<K, usize>>,
+    each: usize,
+}
+
+/// Part of a share, which is given back when it is dropped.
+pub(crate) struct Share<K: Eq + Hash> {
+    shares: Arc<Shares<K>>,
+    key: K,
+    amount: usize,
+}
+
+impl<K: Eq + Hash + Clone> Shares<K> {
+    fn new(each: usize) -> Arc<Self> {
+        Arc::new(Shares { used: Mutex::default(), each })
+    }
+
+    fn used(&self) -> MutexGuard<'_, HashMap<K, usize>> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns `None` if that is more than is left of the share.
+    fn take(self: &Arc<Self>, key: K, amount: usize) -> Option<Share<K>> {
+        let mut all = self.used();
+        let used = all.get(&key).copied().unwrap_or_default() + amount;
+        if used > self.each {
+            return None;
+        }
+        all.insert(key.clone(), used);
+        Some(Share { shares: Arc::clone(self), key, amount })
+    }
+}
+
+impl<K: Eq + Hash> Drop for Share<K> {
+    fn drop(&mut self) {
+        let mut all = self.shares.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(used) = all.get_mut(&self.key) {
+            *used -= self.amount;
+            if *used == 0 {
+                all.remove(&self.key);
+            }
+        }
+    }
+}
+
+/// The resources that requests share.
+pub(crate) struct Admission {
+    pub(super) request_memory: BodyMemory,
+    pub(super) body_limits: BodyLimits,
+    callbacks: Arc<Shares<(ThreadKey, CallId)>>,
+    requests: Arc<Shares<Client>>,
+    streams: Arc<Shares<Client>>,
+    readers: Arc<Semaphore>,
+    readers_of: Mutex<HashMap<Client, Arc<Semaphore>>>,
+    answer_memory: Arc<Semaphore>,
+    answer_memory_of: Arc<Shares<Client>>,
+    parsers: Semaphore,
+}
+
+/// Memory of an answer that its reader has not read yet.
+pub(super) type AnswerMemory = (OwnedSemaphorePermit, Share<Client>);
+
+impl Admission {
+    pub(crate) fn new(limits: &Limits) -> Admission {
+        Admission {
+            request_memory: BodyMemory::new(REQUEST_BYTES),
+            body_limits: BodyLimits { bytes: limits.body, within: limits.request_within },
+            callbacks: Shares::new(REQUESTS_PER_CALLBACK_URL),
+            requests: Shares::new(limits.connections.div_ceil(2)),
+            streams: Shares::new(STREAMS_PER_CLIENT),
+            readers: Arc::new(Semaphore::new(READERS)),
+            readers_of: Mutex::default(),
+            answer_memory: Arc::new(Semaphore::new(ANSWER_BYTES)),
+            answer_memory_of: Shares::new(ANSWER_BYTES_PER_CLIENT),
+            parsers: Semaphore::new(PARSERS),
+        }
+    }
+
+    pub(super) fn callback(&self, thread: ThreadKey, call: &CallId) -> Option<Share<(ThreadKey, CallId)>> {
+        self.callbacks.take((thread, call.clone()), 1)
+    }
+
+    pub(super) fn request(&self, client: Client) -> Option<Share<Client>> {
+        self.requests.take(client, 1)
+    }
+
+    pub(super) fn stream(&self, client: Client) -> Option<Share<Client>> {
+        self.streams.take(client, 1)
+    }
+
+    /// Waits until a client may read from the store.
+    pub(super) async fn reader(&self, client: Client) -> [OwnedSemaphorePermit; 2] {
+        let own = {
+            let mut all = self.readers_of.lock().unwrap_or_else(PoisonError::into_inner);
+            let own = all.entry(client).or_insert_with(|| Arc::new(Semaphore::new(READERS_PER_CLIENT)));
+            Arc::clone(own)
+        };
+        let open = "bug: these semaphores are never closed";
+        let own = own.acquire_owned().await.expect(open);
+        [own, Arc::clone(&self.readers).acquire_owned().await.expect(open)]
+    }
+
+    /// Returns memory for an answer, or `Err` if the answers that were not read yet use too much.
+    pub(super) fn answer(&self, client: Client, bytes: usize) -> Result<Option<AnswerMemory>, NoMemory> {
+        if bytes <= SMALL_ANSWER {
+            return Ok(None);
+        }
+        let share = self.answer_memory_of.take(client, bytes).ok_or(NoMemory)?;
+        let bytes = u32::try_from(bytes).map_err(|_| NoMemory)?;
+        let permit = Arc::clone(&self.answer_memory).try_acquire_many_owned(bytes).map_err(|_| NoMemory)?;
+        Ok(Some((permit, share)))
+    }
+
+    /// Like [`Admission::answer`], but waits for a limited time.
+    pub(super) async fn answer_within(
+        &self,
+        client: Client,
+        bytes: usize,
+        within: Duration,
+    ) -> Result<Option<AnswerMemory>, NoMemory> {
+        const PAUSE: Duration = Duration::from_millis(20);
+        let waiting = async {
+            loop {
+                match self.answer(client, bytes) {
+                    Ok(memory) => return memory,
+                    Err(NoMemory) => tokio::time::sleep(PAUSE).await,
+                }
+            }
+        };
+        tokio::time::timeout(within, waiting).await.map_err(|_| NoMemory)
+    }
+
+    /// Waits until a large callback may be parsed.
+    pub(super) async fn parser(&self) -> tokio::sync::SemaphorePermit<'_> {
+        self.parsers.acquire().await.expect("bug: this semaphore is never closed")
+    }
+}
+
+/// The answers that were not read yet use too much memory.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct NoMemory;
+
+/// A body that holds shares until it is sent or its connection is closed.
+pub(super) struct HoldingBody<T> {
+    body: Body,
+    _held: T,
+}
+
+impl<T: Send + Unpin + 'static> HoldingBody<T> {
+    pub(super) fn wrap(body: Body, held: T) -> Body {
+        Body::new(HoldingBody { body, _held: held })
+    }
+}
+
+impl<T: Unpin> HttpBody for HoldingBody<T> {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admission() -> Admission {
+        Admission::new(&Limits::default())
+    }
+
+    #[test]
+    fn a_share_is_bounded_and_given_back() {
+        let shares = Shares::new(3);
+        let (two, _one) = (shares.take("a", 2).unwrap(), shares.take("a", 1).unwrap());
+        assert!(shares.take("a", 1).is_none());
+        assert!(shares.take("b", 3).is_some());
+        drop(two);
+        assert!(shares.take("a", 2).is_some());
+        drop(_one);
+        assert!(shares.used().is_empty());
+    }
+
+    #[test]
+    fn one_client_cannot_use_the_memory_for_all_answers() {
+        let (admission, large) = (admission(), 8 * 1024 * 1024);
+        let (first, second) = (Client::Token(0), Client::Token(1));
+        let mut held = Vec::new();
+        while let Ok(memory) = admission.answer(first, large) {
+            held.push(memory);
+        }
+        assert_eq!(held.len(), ANSWER_BYTES_PER_CLIENT / large);
+        assert!(admission.answer(second, large).is_ok());
+        assert!(admission.answer(first, SMALL_ANSWER).is_ok_and(|memory| memory.is_none()));
+        held.clear();
+        assert!(admission.answer(first, large).is_ok());
+    }
+
+    #[tokio::test]
+    async fn one_client_cannot_use_all_readers() {
+        let admission = admission();
+        let mut held = Vec::new();
+        for _ in 0..READERS_PER_CLIENT {
+            held.push(admission.reader(Client::Token(0)).await);
+        }
+        let mut more = Box::pin(admission.reader(Client::Token(0)));
+        assert!(futures_util::FutureExt::now_or_never(more.as_mut()).is_none());
+        drop(admission.reader(Client::Token(1)).await);
+        held.pop();
+        drop(more.await);
+    }
+}

@@ -1,0 +1,144 @@
+//! Checks of a request before its handler runs, and the headers of every response.
+
+use std::sync::Arc;
+
+use axum::body::HttpBody;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use rap_io::client::is_outgoing;
+use rap_io::serve::is_loopback;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use super::ErrorResponse;
+use super::admission::{Client, HoldingBody, NoMemory};
+use crate::engine::Engine;
+use crate::settings::Settings;
+
+/// Requires a valid bearer token. If no tokens are configured, clients on this machine are trusted, except for web pages
+/// of other sites and for requests that a tool made a runtime or a tool server send.
+pub(super) async fn authenticate(
+    State(engine): State<Arc<Engine>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let (settings, headers) = (&engine.settings, request.headers());
+    let client = match settings.tokens.is_empty() {
+        true => refuse_without_tokens(settings, headers).map_or(Ok(Client::Local), Err),
+        false => token(settings, headers).map(Client::Token).ok_or_else(ErrorResponse::unauthorised),
+    };
+    match client {
+        Ok(client) => serve(&engine, client, request, next).await,
+        Err(refused) => refused.into_response(),
+    }
+}
+
+/// Serves a request within the client's share of the server's resources.
+async fn serve(engine: &Engine, client: Client, mut request: Request, next: Next) -> Response {
+    let Some(_share) = engine.admission.request(client) else {
+        let message = "too many requests of this client at once; wait for some of them to end";
+        return ErrorResponse::too_many(message).into_response();
+    };
+    request.extensions_mut().insert(client);
+    let reader = match request.method() {
+        &Method::GET => Some(engine.admission.reader(client).await),
+        _ => None,
+    };
+    let (head, body) = next.run(request).await.into_parts();
+    drop(reader);
+    // An event stream has no known size, and counts what it sends by itself.
+    let size = body.size_hint().exact().unwrap_or(0);
+    match engine.admission.answer(client, usize::try_from(size).unwrap_or(usize::MAX)) {
+        Ok(None) => Response::from_parts(head, body),
+        Ok(Some(memory)) => Response::from_parts(head, HoldingBody::wrap(body, memory)),
+        Err(NoMemory) => {
+            let message = "too many large answers of this client are not read yet; read them, then try again";
+            ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message).into_response()
+        }
+    }
+}
+
+/// Requires a `Host` header that names this machine or the public URL, if only clients on this machine are served. The
+/// paths behind it need no token, and a web page could read them through a DNS name that resolves to loopback.
+pub(super) async fn require_local_host(
+    State(engine): State<Arc<Engine>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if engine.settings.is_local_only() && !is_local(&engine.settings, host(request.headers())) {
+        let message = "this server serves only its own machine; use its address or server.public_url";
+        return not_local(message).into_response();
+    }
+    next.run(request).await
+}
+
+/// Sets the headers that every response has.
+pub(super) async fn set_headers(request: Request, next: Next) -> Response {
+    let is_api = request.uri().path().starts_with("/v1/");
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if is_api {
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    }
+    response
+}
+
+fn refuse_without_tokens(settings: &Settings, headers: &HeaderMap) -> Option<ErrorResponse> {
+    let host = host(headers);
+    if !is_local(settings, host) {
+        let message =
+            "only clients on this machine are served while no tokens are configured; set server.tokens";
+        return Some(not_local(message));
+    }
+    if is_cross_site(headers, host) {
+        let message = "requests from pages of other sites are refused while no tokens are configured; set server.tokens";
+        return Some(ErrorResponse::new(StatusCode::FORBIDDEN, "foreign_origin", message));
+    }
+    if is_outgoing(headers) {
+        let message = "requests that a runtime or a tool server sends for others are refused while no tokens are \
+                       configured; set server.tokens";
+        return Some(ErrorResponse::new(StatusCode::FORBIDDEN, "outgoing_request", message));
+    }
+    None
+}
+
+fn not_local(message: &str) -> ErrorResponse {
+    ErrorResponse::new(StatusCode::MISDIRECTED_REQUEST, "not_local", message)
+}
+
+fn host(headers: &HeaderMap) -> &str {
+    headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("")
+}
+
+/// Returns true if a `Host` header names this machine or the public URL.
+fn is_local(settings: &Settings, host: &str) -> bool {
+    let public = settings.public_url.split('/').nth(2).unwrap_or("");
+    is_loopback(host) || host.eq_ignore_ascii_case(public)
+}
+
+/// Returns true if the `Origin` header names another site. A preflight alone does not protect the API, because a
+/// browser sends a POST without a body directly.
+fn is_cross_site(headers: &HeaderMap, host: &str) -> bool {
+    headers.get_all(header::ORIGIN).iter().any(|origin| {
+        let authority = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+        !authority.is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host))
+    })
+}
+
+/// Returns the position of the request's token in the settings.
+fn token(settings: &Settings, headers: &HeaderMap) -> Option<usize> {
+    let given = Sha256::digest(bearer(headers)?);
+    // All digests have the same length and all are compared, so that the time does not depend on the token.
+    settings.tokens.iter().enumerate().fold(None, |known, (position, token)| {
+        let is_given = Sha256::digest(token.expose()).as_slice().ct_eq(given.as_slice());
+        if bool::from(is_given) { Some(position) } else { known }
+    })
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
+}

@@ -1,0 +1,161 @@
+//! A fake model server on loopback that returns canned responses and records its requests.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, Response};
+use axum::serve::ListenerExt;
+use axum::{Router, routing};
+use futures_util::future::ready;
+use futures_util::stream::{self, StreamExt};
+use rap_agent::{Entry, Item};
+use rap_protocol::{InputSchema, Timestamp};
+use rap_runtime::model::{Answer, Error, Model, OfferedTool, Question};
+use serde_json::{Value, json};
+use url::Url;
+
+pub const KEY: &str = "sk-very-secret-key";
+pub const LONG_NAME: &str = "a.tool/with a name that no provider takes";
+
+/// A canned response of the server.
+#[derive(Clone, Default)]
+pub struct Canned {
+    pub status: u16,
+    pub retry_after: Option<&'static str>,
+    pub content_type: Option<&'static str>,
+    pub body: Vec<u8>,
+    /// True if the connection is cut after the body.
+    pub breaks: bool,
+}
+
+pub fn ok(body: impl Into<Vec<u8>>) -> Canned {
+    Canned { status: 200, body: body.into(), ..Canned::default() }
+}
+
+/// A successful response with the content type of an event stream.
+pub fn events_of(body: impl Into<Vec<u8>>) -> Canned {
+    Canned { content_type: Some("text/event-stream"), ..ok(body) }
+}
+
+pub fn failing(status: u16, body: &str) -> Canned {
+    Canned { status, body: body.into(), ..Canned::default() }
+}
+
+#[derive(Clone, Default)]
+pub struct Server {
+    answers: Arc<Mutex<VecDeque<Canned>>>,
+    requests: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
+}
+
+async fn answer(State(server): State<Server>, headers: HeaderMap, body: Bytes) -> Response<Body> {
+    server.requests.lock().unwrap().push((headers, serde_json::from_slice(&body).unwrap()));
+    let canned = server.answers.lock().unwrap().pop_front().unwrap();
+    let mut response = Response::builder().status(canned.status);
+    if let Some(seconds) = canned.retry_after {
+        response = response.header("retry-after", seconds);
+    }
+    if let Some(kind) = canned.content_type {
+        response = response.header("content-type", kind);
+    }
+    let body = stream::iter([Ok(Bytes::from(canned.body))]);
+    // The yield lets the server send the body before the error.
+    let end = stream::once(tokio::task::yield_now());
+    let end = end.filter_map(move |()| ready(canned.breaks.then(|| Err(io::Error::other("cut")))));
+    response.body(Body::from_stream(body.chain(end))).unwrap()
+}
+
+impl Server {
+    /// Returns headers and body of every request so far.
+    pub fn requests(&self) -> Vec<(HeaderMap, Value)> {
+        self.requests.lock().unwrap().clone()
+    }
+}
+
+/// A fake server and a model that uses it.
+pub struct Harness {
+    pub server: Server,
+    pub model: Arc<dyn Model>,
+}
+
+impl Harness {
+    /// Asks the default question. Returns the answer and its streamed text.
+    pub async fn ask(&self) -> (Result<Answer, Error>, String) {
+        self.ask_question(question()).await
+    }
+
+    pub async fn ask_question(&self, question: Question) -> (Result<Answer, Error>, String) {
+        let mut streamed = String::new();
+        let answer = self.model.ask(question, &mut |delta| streamed.push_str(delta)).await;
+        if let Ok(answer) = &answer {
+            assert_eq!(answer.text, streamed);
+        }
+        if let Err(error) = &answer {
+            assert!(!format!("{error} {error:?}").contains(KEY), "{error}");
+        }
+        (answer, streamed)
+    }
+}
+
+/// Starts a server that returns these responses at a path, and the model that uses it.
+pub async fn start(
+    path: &str,
+    answers: impl IntoIterator<Item = Canned>,
+    model: impl FnOnce(Url) -> Arc<dyn Model>,
+) -> Harness {
+    let server = Server { answers: Arc::new(Mutex::new(answers.into_iter().collect())), ..Server::default() };
+    let router = Router::new().route(path, routing::post(answer)).with_state(server.clone());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = Url::parse(&format!("http://{}/", listener.local_addr().unwrap())).unwrap();
+    let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    Harness { server, model: model(url) }
+}
+
+pub fn question() -> Question {
+    let entries = vec![Entry { at: Timestamp(0), item: Item::user("hi") }];
+    let schema = InputSchema::new(json!({"type": "object"})).unwrap();
+    let tools = ["read", LONG_NAME].map(|name| OfferedTool {
+        name: name.into(),
+        description: "does it".into(),
+        schema: schema.clone(),
+    });
+    Question { system: "be good".into(), entries, tools: tools.into(), turn: 7, images: true }
+}
+
+/// Returns id, name and arguments of each call.
+pub fn call_fields(answer: &Answer) -> Vec<(&str, &str, Value)> {
+    let arguments = |arguments: &Result<_, String>| match arguments {
+        Ok(map) => Value::Object(serde_json::Map::clone(map)),
+        Err(raw) => json!({"unusable": raw}),
+    };
+    answer.calls.iter().map(|call| (&*call.id, &*call.name, arguments(&call.arguments))).collect()
+}
+
+/// Returns responses with status 200 that are not answers of a model, and the expected error of each.
+pub fn non_answers() -> Vec<(Canned, String)> {
+    let typed = |kind: &'static str, body: &str| Canned { content_type: Some(kind), ..ok(body) };
+    let page = "\r\n<!DOCTYPE html>\n<html><title>Hello</title></html>";
+    let page_begin = "<!DOCTYPE html> <html><title>Hello</title></html>";
+    let (long, long_begin) = (format!("<p>{}", "x".repeat(5_000_000)), format!("<p>{}…", "x".repeat(77)));
+    let key_at_the_end = format!("<p>{} {KEY}", "x".repeat(70));
+    let hidden = format!("<p>{} [key]", "x".repeat(70));
+    let begins = |kind: &str, begin: &str| format!("200 {kind}, not with an answer (it begins `{begin}`)");
+    let empty = |kind: &str| format!("200 with an empty body{kind}, not with an answer");
+    let table = [
+        (typed("text/html; charset=utf-8", page), begins("with text/html", page_begin)),
+        (typed("text/html", &long), begins("with text/html", &long_begin)),
+        (typed("text/plain", &key_at_the_end), begins("with text/plain", &hidden)),
+        (ok(page), begins("without a content type", page_begin)),
+        (Canned { breaks: true, ..ok(page) }, begins("without a content type", page_begin)),
+        (typed("text/plain", "\x1b[2JOK\0\n"), begins("with text/plain", "[2JOK")),
+        (typed("text/html", ""), empty(" (text/html)")),
+        (ok(" \r\n"), empty("")),
+        (ok(""), empty("")),
+    ];
+    let expected =
+        |(canned, what)| (canned, format!("the model's server answered {what}; check model.base_url"));
+    table.into_iter().map(expected).collect()
+}

@@ -1,0 +1,13 @@
+//! The runtime as a library: its models against a fake server, its settings, and behaviour that needs no process.
+
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+mod anthropic;
+mod canned;
+mod deliveries;
+mod functions;
+mod local;
+mod openai;
+mod settings;
+mod toolsets;
+mod window;

@@ -1,0 +1,29 @@
+//! Test support for the workspace. It runs `rap serve` and tool servers as processes, and has fake tool servers and models,
+//! an HTTP client that can send invalid requests, a reader of event streams, and functions that wait for an event.
+//!
+//! It depends on neither `rap-runtime` nor `rap-tool`, so that both can use it in their tests.
+
+#![allow(missing_docs, reason = "it is private to the workspace, and most names say enough")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+pub mod anthropic;
+pub mod bench;
+pub mod client;
+pub mod http;
+pub mod ids;
+pub mod model;
+pub mod peer;
+mod port;
+mod process;
+pub mod programs;
+mod rap;
+pub mod stream;
+pub mod tools;
+mod wait;
+
+pub use self::client::Client;
+pub use self::port::Port;
+pub use self::process::Process;
+pub use self::rap::{Rap, Setup};
+pub use self::tools::Tools;
+pub use self::wait::{Condition, PATIENCE, block_until, until};

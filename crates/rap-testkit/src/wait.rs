@@ -1,0 +1,57 @@
+//! Waiting for a condition.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+/// Maximum time that a test waits for an expected event.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// State of a condition that a test waits for: a `bool`, or an `Option` with the value that the test needs.
+pub trait Condition {
+    type Value;
+
+    /// Returns the value if the condition holds.
+    fn value(self) -> Option<Self::Value>;
+}
+
+impl Condition for bool {
+    type Value = ();
+
+    fn value(self) -> Option<()> {
+        self.then_some(())
+    }
+}
+
+impl<T> Condition for Option<T> {
+    type Value = T;
+
+    fn value(self) -> Option<T> {
+        self
+    }
+}
+
+/// Polls until the condition holds, and returns its value. Panics after [`PATIENCE`].
+pub async fn until<C: Condition, F: Future<Output = C>>(what: &str, mut poll: impl FnMut() -> F) -> C::Value {
+    let holds = async {
+        loop {
+            if let Some(value) = poll().await.value() {
+                return value;
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, holds).await.unwrap_or_else(|_| panic!("timed out waiting for {what}"))
+}
+
+/// Like [`until`], for tests that are not asynchronous.
+pub fn block_until<C: Condition>(what: &str, mut poll: impl FnMut() -> C) -> C::Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = poll().value() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "timed out waiting for {what}");
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}

@@ -1,0 +1,18 @@
+//! Tool servers over real HTTP, with a fake runtime in the test process.
+
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+mod calls;
+mod compiler;
+mod delivery;
+mod direction;
+mod hostile;
+mod identity;
+mod interaction;
+mod mounted;
+mod notifications;
+mod python;
+mod restart;
+mod serving;
+mod subscriptions;
+mod support;
