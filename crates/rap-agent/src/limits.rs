@@ -196,7 +196,7 @@ limits! {
         /// Maximum total size of the input that a busy thread holds, and of the waiting events of each subscription. All
         /// of it is read at once.
         held_bytes as held_bytes_per_thread: u64 = 16 * MIB, Valid::Size(1..=1024 * MIB);
-        /// Maximum time that an event is held while calls are open.
+        /// Maximum time that an event is held while calls are open, and that an event child which waits counts as at work.
         hold_max: Duration = seconds(60), Valid::Duration;
         /// Maximum number of open children that the model of a thread spawned, and of event children at work for its
         /// events.
@@ -270,10 +270,11 @@ limits! {
         view_bytes: usize = 256 * KIB, Valid::Size(1..=BODY_BYTES as u64);
         /// Lifetime of a callback URL, or "none" for as long as its call or subscription.
         callback_token_lifetime: Option<Duration> = None, Valid::DurationOrNone;
-        /// Time for which the Idempotency-Key of a request is remembered. Event ids are remembered while their subscription
-        /// is active.
+        /// Time for which the Idempotency-Key of a client's request is remembered. The name is that of the first release: the
+        /// ids of events are remembered while their subscription is active.
         event_marks_for: Duration = hours(7 * 24), Valid::DurationAboveZero;
-        /// Maximum number of concurrent incoming connections. Further ones wait.
+        /// Maximum number of concurrent incoming connections. Beyond it, those that made no progress for two seconds are
+        /// closed. If there are none, new ones get 503, except callbacks and health checks.
         connections: usize = 4096, Valid::Count(POSITIVE);
         /// Time within which the headers of a request have to arrive, and after which an idle connection is closed.
         request_within: Duration = seconds(30), Valid::DurationAboveZero;

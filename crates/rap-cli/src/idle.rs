@@ -1,5 +1,6 @@
 //! Detects when a thread is idle: the messages sent to it are in its history, no model request is in progress and no
-//! call is open. A thread that failed, was closed or is paused counts as idle too, since it does not continue by itself.
+//! call is open. A thread that failed, was closed or is paused counts as idle too: nothing happens before a retry or a
+//! person.
 
 use std::collections::HashSet;
 

@@ -11,8 +11,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Size up to which a body uses the memory for small bodies, in bytes.
 const SMALL: usize = 64 * 1024;
-/// One of this many bytes of memory is only for the beginnings of bodies, so that large bodies do not keep small ones
-/// out.
+/// Divisor of the memory: this part of it is reserved for the first [`SMALL`] bytes of each body, so that large bodies do
+/// not keep small ones out.
 const SMALL_PART: usize = 4;
 
 /// Memory for all bodies that are being received or processed at the same time.

@@ -29,9 +29,9 @@ use stream::TrackedStream;
 
 /// Pause after a failed `accept`, for example when no file descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Share of the files that a process may open which connections may use. The others are for outgoing requests, the
-/// database and child processes.
-const FILES_PER_CONNECTION: u64 = 2;
+/// Divisor of the number of files that the process may open: connections may use this part of them. The others are for
+/// outgoing requests, the database and child processes.
+const FILE_LIMIT_DIVISOR: u64 = 2;
 /// Answer to a connection that cannot be admitted.
 const REFUSAL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
@@ -45,8 +45,8 @@ pub struct ServeLimits {
     /// Time that the head of a request may take to arrive. Also the time after which an idle connection is closed, and
     /// one whose reader does not read.
     pub head_within: Duration,
-    /// Beginnings of the paths that are still served if every connection makes progress. An eighth of `connections` is
-    /// reserved for them; other requests are answered with 503.
+    /// Beginnings of the paths that are still served if every connection makes progress, by a reserve of `connections`/8
+    /// further connections. Other requests on these are answered with 503.
     pub urgent_paths: &'static [&'static str],
 }
 
@@ -80,7 +80,7 @@ fn connections_within_file_limit() -> usize {
         Ok(()) => raised.current,
         Err(_) => limit.current,
     };
-    files.map_or(usize::MAX, |files| usize::try_from(files / FILES_PER_CONNECTION).unwrap_or(usize::MAX))
+    files.map_or(usize::MAX, |files| usize::try_from(files / FILE_LIMIT_DIVISOR).unwrap_or(usize::MAX))
 }
 
 async fn accept(listener: &TcpListener) -> TcpStream {

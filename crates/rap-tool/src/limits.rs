@@ -56,7 +56,8 @@ pub struct Limits {
     /// Maximum total size of request bodies in memory, in bytes. Further requests are answered with 503. Default:
     /// 256 MiB.
     pub arriving_bytes: usize,
-    /// Maximum number of open connections. Further ones wait to be accepted. Default: 10,000.
+    /// Maximum number of open connections. Beyond it, those that made no progress for two seconds are closed; if there
+    /// are none, new ones get 503, except invocations and health checks. Default: 10,000.
     pub connections: usize,
 }
 

@@ -109,7 +109,7 @@ pub enum Command {
         /// Id of the thread.
         thread: String,
         /// Last entry that the fork inherits [default: the last entry]. If a call has no result there, the fork ends at
-        /// the nearest earlier entry where it can.
+        /// the nearest earlier entry at which every call has a result.
         #[arg(long)]
         at: Option<u32>,
         /// Output format.

@@ -18,7 +18,7 @@ const IDLE: Duration = Duration::from_secs(2);
 const CLOSED_AT_ONCE: usize = 16;
 /// Pause after a search that found nothing to close.
 const SEARCH_PAUSE: Duration = Duration::from_millis(100);
-/// One of this many connections belongs to the reserve.
+/// The reserve has room for one more connection for each of this many.
 const RESERVED_PART: usize = 8;
 
 /// Time of the last progress of a connection.
