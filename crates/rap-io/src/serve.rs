@@ -24,7 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tower::ServiceExt;
 
-use pool::{Admission, Admitted, Pool};
+use pool::{Admitted, Part, Pool};
 use stream::TrackedStream;
 
 /// Pause after a failed `accept`, for example when no file descriptors are left.
@@ -114,11 +114,11 @@ fn serve(
         tracing::debug!(%error, "a connection was closed before it was served");
         return;
     }
-    let (id, admission) = (admitted.id(), admitted.admission);
+    let (id, part) = (admitted.id(), admitted.part);
     let (router, progress) = (router.clone(), Arc::clone(&admitted.progress));
     let service = service_fn(move |request| {
         progress.note();
-        respond(router.clone(), admission, limits.urgent_paths, request)
+        respond(router.clone(), part, limits.urgent_paths, request)
     });
     let stream = TrackedStream::new(socket, Arc::clone(&admitted.progress), limits.head_within);
     let connection = hyper::server::conn::http1::Builder::new()
@@ -138,11 +138,11 @@ fn serve(
 /// Answers a request. A connection of the reserve serves one urgent request.
 async fn respond(
     router: Router,
-    admission: Admission,
+    part: Part,
     urgent_paths: &[&str],
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    if admission == Admission::Ordinary {
+    if part == Part::Ordinary {
         return router.oneshot(request).await;
     }
     let is_urgent = urgent_paths.iter().any(|path| request.uri().path().starts_with(path));
