@@ -261,14 +261,15 @@ pub enum Ignored {
     /// The same input was processed before.
     #[error("the input was already processed")]
     Duplicate,
-    /// The call is not open, or was never sent to a tool server.
-    #[error("the call is settled")]
+    /// The call is not open: it is settled, the thread never made it, or it waits for approval and was not sent.
+    #[error("the call is not open")]
     SettledCall,
-    /// The thread never made the call, or never sent it.
+    /// The thread never made the call, or it waits for approval and was not sent. Unlike [`Ignored::SettledCall`], this says that
+    /// no callback of the call can be valid.
     #[error("the thread made no such call")]
     UnknownCall,
-    /// The call is not a subscription: it never was, it was cancelled, or it sent its final event.
-    #[error("the subscription has ended")]
+    /// The call has no active subscription: it never was one, it was cancelled, or it sent its final event.
+    #[error("the call has no active subscription")]
     EndedSubscription,
     /// The call has not been confirmed as a subscription yet.
     #[error("the call is still open; the subscription has to be confirmed first")]
