@@ -95,8 +95,11 @@ impl BodyMemory {
                 return Err(BodyError::TooLarge(limit));
             }
             let small = after.min(SMALL) - before.min(SMALL);
-            take(&self.small, &mut permits[0], small)?;
-            take(&self.large, &mut permits[1], chunk.len() - small)?;
+            let mut other = chunk.len() - small;
+            if take(&self.small, &mut permits[0], small).is_err() {
+                other += small;
+            }
+            take(&self.large, &mut permits[1], other)?;
             if collected.is_empty() {
                 collected = chunk;
             } else {
@@ -194,6 +197,17 @@ mod tests {
         drop(reading.await.unwrap());
         let large = memory.read_json(&json(), Body::from(vec![b' '; 2 * SMALL]), LIMITS).await;
         assert_eq!(large.unwrap().bytes.len(), 2 * SMALL);
+    }
+
+    #[tokio::test]
+    async fn small_bodies_may_use_all_of_the_memory() {
+        let memory = BodyMemory::new(SMALL_PART * SMALL);
+        let mut held = Vec::new();
+        for _ in 0..SMALL_PART {
+            held.push(memory.read_json(&json(), Body::from(vec![b' '; SMALL]), LIMITS).await.unwrap());
+        }
+        let more = memory.read_json(&json(), Body::from("{}"), LIMITS).await;
+        assert_eq!(more.unwrap_err(), BodyError::Overloaded);
     }
 
     #[tokio::test]
