@@ -79,6 +79,10 @@ impl Thread {
         &self.id
     }
 
+    pub(crate) fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
     /// Returns a key of 32 hexadecimal digits that identifies this thread of this caller.
     ///
     /// Two callers that use the same thread id get different keys. The key is safe in a file name. Use it to name

@@ -27,7 +27,7 @@ use rap_io::writer::{Error as WriteError, JobClass, Writer};
 use rap_protocol::{ThreadId, Timestamp, UrlRules};
 use rusqlite::Connection;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -35,10 +35,12 @@ use crate::auth::{Caller, Callers};
 use crate::call::Thread;
 use crate::clock::Clock;
 use crate::error::Error;
+use crate::journal::outbox::{Retry, Turns};
 use crate::journal::{Applied, CallSeq, Journal, recovery};
 use crate::limits::Limits;
 use crate::rate::Limiter;
 use crate::rules::{Dropped, Ignored, Input};
+use crate::shares::{Permit, Pool};
 use crate::tool::Tool;
 
 pub(crate) use accept::{Accepted, Refusal};
@@ -80,9 +82,9 @@ pub(crate) struct Engine {
     on_close: Option<CloseHook>,
     invocations: Limiter<Caller>,
     /// Bounds the notifications that are not written yet.
-    pending_notifications: Arc<Semaphore>,
-    calls: Arc<Semaphore>,
-    subscriptions: Arc<Semaphore>,
+    pending_notifications: Pool,
+    calls: Pool,
+    subscriptions: Pool,
     journal: Journal,
     writer: Writer,
     outgoing: Outgoing,
@@ -90,6 +92,11 @@ pub(crate) struct Engine {
     runs: Mutex<HashMap<CallSeq, Arc<Run>>>,
     early: Mutex<accept::EarlyCancels>,
     queues: Mutex<delivery::DeliveryQueues>,
+    turns: Mutex<Turns>,
+    /// Retries that are not stored yet. Bounded by `Limits::deliveries`.
+    retries: Mutex<Vec<Retry>>,
+    /// Held while retries are stored.
+    retry_turn: tokio::sync::Mutex<()>,
     /// Wakes the dispatcher: an outbox message may be due.
     due: Notify,
     /// Cancelled when shutdown begins: nothing new is started.
@@ -109,14 +116,14 @@ pub(crate) struct Run {
     /// Notified when something happens that the handler may wait for: an answer, room in the outbox, a cancellation.
     pub(crate) changed: Notify,
     /// Counts the run against `Limits::calls` or, once confirmed, against `Limits::subscriptions`.
-    permit: Mutex<Option<OwnedSemaphorePermit>>,
+    permit: Mutex<Option<Permit>>,
     seq: OnceLock<CallSeq>,
     /// Number of choices that the handler has asked for.
     pub(crate) choices_asked: AtomicU32,
 }
 
 impl Run {
-    fn new(permit: Option<OwnedSemaphorePermit>) -> Arc<Self> {
+    fn new(permit: Option<Permit>) -> Arc<Self> {
         let permit = Mutex::new(permit);
         let (seq, choices_asked) = (OnceLock::new(), AtomicU32::new(0));
         Arc::new(Run { stopped: AtomicBool::new(false), changed: Notify::new(), permit, seq, choices_asked })
@@ -190,16 +197,12 @@ impl Engine {
     }
 
     /// Replaces the call permit of a run by a subscription permit.
-    pub(crate) fn admit_subscription(&self, run: &Run) -> Result<(), Error> {
-        match Arc::clone(&self.subscriptions).try_acquire_owned() {
-            Ok(permit) => {
-                *lock(&run.permit) = Some(permit);
-                Ok(())
-            }
-            Err(_) => {
-                Err(Error::new("this server has reached its limit of subscriptions; cancel some first"))
-            }
-        }
+    pub(crate) fn admit_subscription(&self, caller: &Caller, run: &Run) -> Result<(), Error> {
+        let used_up =
+            || Error::new("the share of subscriptions of this caller is used up; cancel some first");
+        let permit = self.subscriptions.take(caller).ok_or_else(used_up)?;
+        *lock(&run.permit) = Some(permit);
+        Ok(())
     }
 
     /// Applies an input to a call. Returns when the step is on disk, and retries until then, even while the disk is
@@ -282,7 +285,7 @@ impl Engine {
             self.wake_handler(call);
         }
         if let Some(message) = applied.first {
-            self.deliver(message.call, message.origin);
+            self.deliver(&message);
         }
     }
 

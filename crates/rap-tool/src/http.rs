@@ -71,6 +71,10 @@ async fn invoke(State(engine): State<Arc<Engine>>, request: Request) -> Result<S
         Err(Refusal::Overloaded) => {
             Err(ErrorResponse::unavailable("overloaded", "too many requests at once; try again later"))
         }
+        Err(Refusal::ShareUsedUp) => Err(ErrorResponse::unavailable(
+            "overloaded",
+            "the share of running calls of this caller is used up; try again when one has ended",
+        )),
         Err(Refusal::Unavailable) => Err(ErrorResponse::unavailable(
             "unavailable",
             "the journal cannot be written right now; try again later",

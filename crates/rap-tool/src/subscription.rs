@@ -137,7 +137,7 @@ impl Subscribe {
     /// is appended to the text.
     pub async fn confirm(self, text: impl Into<String>) -> Result<Subscription, Error> {
         if !self.confirmed {
-            self.call.engine().admit_subscription(self.call.run())?;
+            self.call.engine().admit_subscription(self.call.thread().caller(), self.call.run())?;
             let (text, id) = (text.into(), self.call.id());
             let text = format!("{}{}Subscription ID: {id}", text, if text.is_empty() { "" } else { " " });
             let commit = self.call.engine().commit(self.call.seq(), Input::Confirmed(text), None);

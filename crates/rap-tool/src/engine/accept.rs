@@ -35,6 +35,8 @@ pub(crate) enum Refusal {
     Stale,
     /// Too many requests; the client may try again later.
     Overloaded,
+    /// The caller has as many running calls as its share allows; it may try again when one has ended.
+    ShareUsedUp,
     /// The journal cannot be written; the client may try again later.
     Unavailable,
 }
@@ -144,8 +146,8 @@ impl Engine {
             Parsed::Valid { invocation, .. } => Some(&**invocation),
             Parsed::Invalid(_) => None,
         };
+        let permit = self.calls.take(&caller).ok_or(Refusal::ShareUsedUp)?;
         let call = self.journal.new_call(caller, address, &url, invocation);
-        let permit = Arc::clone(&self.calls).try_acquire_owned().map_err(|_| Refusal::Overloaded)?;
         Ok(Incoming { call, run: Run::new(Some(permit)), parsed })
     }
 
@@ -220,6 +222,7 @@ impl Engine {
     /// Cancels a call. If it is unknown, remembers the cancellation in case it has overtaken the invocation.
     pub(crate) async fn cancel(self: &Arc<Self>, caller: Caller, request: CancelToolCall) {
         let CancelToolCall { thread_id: thread, tool_call_id: call } = request;
+        let sender = caller.clone();
         let cancel = move |engine: &Engine, db: &Connection| {
             let now = engine.now();
             let cancelled = engine.journal.cancel(db, &caller, &thread, &call, now)?;
@@ -230,7 +233,7 @@ impl Engine {
             Ok(cancelled)
         };
         let engine = Arc::clone(self);
-        self.run_notification(async move {
+        self.run_notification(&sender, async move {
             for (seq, applied) in engine.write(cancel).await.flatten().unwrap_or_default() {
                 engine.after_commit(seq, applied);
             }
@@ -240,11 +243,11 @@ impl Engine {
 
     /// Closes a thread of the caller. The close hook runs in the background.
     pub(crate) async fn close(self: &Arc<Self>, caller: Caller, thread: ThreadId) {
-        let (owner, id) = (caller.clone(), thread.clone());
+        let (sender, owner, id) = (caller.clone(), caller.clone(), thread.clone());
         let close =
             move |engine: &Engine, db: &Connection| engine.journal.close(db, &owner, &id, engine.now());
         let engine = Arc::clone(self);
-        self.run_notification(async move {
+        self.run_notification(&sender, async move {
             match engine.write(close).await.flatten() {
                 None => tracing::info!(?thread, "received a request to close a thread that is not open"),
                 Some(closed) => engine.after_close(caller, thread, closed),
@@ -255,9 +258,13 @@ impl Engine {
 
     /// Processes a notification in a task of its own. A notification is sent only once, so the task retries until it
     /// is written, even if the client disconnects. The request itself waits at most [`NOTIFICATION_WAIT`].
-    async fn run_notification(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        let Ok(permit) = Arc::clone(&self.pending_notifications).try_acquire_owned() else {
-            tracing::warn!("too many notifications wait to be written; dropped one");
+    async fn run_notification(
+        self: &Arc<Self>,
+        sender: &Caller,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let Some(permit) = self.pending_notifications.take(sender) else {
+            tracing::warn!(caller = ?sender, "too many notifications wait to be written; dropped one");
             return;
         };
         let acting = self.tasks.spawn(async move {

@@ -15,11 +15,11 @@ use rap_io::writer::{Writer, WriterLimits};
 use rap_protocol::{Secret, UrlRules};
 use rusqlite::{Connection, OptionalExtension};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{CloseHook, Engine, Offered, Outgoing, States, metrics};
+use super::{CloseHook, Engine, Offered, Outgoing, States, delivery, metrics};
 use crate::auth::Callers;
 use crate::clock::Clock;
 use crate::error::ServeError;
@@ -27,6 +27,7 @@ use crate::journal::keys::Keys;
 use crate::journal::{Journal, MIGRATIONS};
 use crate::limits::Limits;
 use crate::rate::{Limiter, Rate};
+use crate::shares::Pool;
 
 /// Maximum number of jobs per commit. With larger batches, the writer and the HTTP connections would take turns
 /// waiting for each other. With this size and 64 connections, half of the requests are written while the other half
@@ -93,8 +94,9 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
     if virtual_time {
         writer = writer.for_paused_clock();
     }
+    let callers = Callers::new(&tokens, &key);
+    let known = Arc::new(callers.all());
     Ok(Arc::new(Engine {
-        callers: Callers::new(&tokens, &key),
         manifest,
         version,
         notifications: Limiter::new(limits.notification_rate),
@@ -103,9 +105,9 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
         validations: Validations::default(),
         on_close,
         invocations: Limiter::new(limits.invocation_rate),
-        pending_notifications: Arc::new(Semaphore::new(MAX_NOTIFICATIONS)),
-        calls: Arc::new(Semaphore::new(limits.calls)),
-        subscriptions: Arc::new(Semaphore::new(limits.subscriptions)),
+        pending_notifications: Pool::new(MAX_NOTIFICATIONS, &known),
+        calls: Pool::new(limits.calls, &known),
+        subscriptions: Pool::new(limits.subscriptions, &known),
         journal: Journal { key, max_events: limits.waiting_events, keys },
         writer,
         outgoing: externals.outgoing,
@@ -118,7 +120,11 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
         scrapes: Limiter::new(SCRAPE_RATE),
         runs: Mutex::default(),
         early: Mutex::default(),
-        queues: Mutex::default(),
+        queues: Mutex::new(delivery::DeliveryQueues::new(&limits, &known)),
+        turns: Mutex::default(),
+        retries: Mutex::default(),
+        retry_turn: tokio::sync::Mutex::default(),
+        callers,
         due: Notify::new(),
         stopping: CancellationToken::new(),
         ended: CancellationToken::new(),

@@ -47,14 +47,17 @@ impl Engine {
             let cleared = async { hook(self.thread(&caller, &thread)).await };
             let cleared = AssertUnwindSafe(cleared).catch_unwind();
             let cleared = tokio::select! {
-                cleared = cleared => cleared,
+                cleared = tokio::time::timeout(self.limits.close_within, cleared) => cleared,
                 // The hook runs again after the restart.
                 () = self.ended.cancelled() => return,
             };
             match cleared {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(?thread, ?error, "the close hook of a thread failed"),
-                Err(_) => tracing::error!(?thread, "the close hook of a thread panicked"),
+                Ok(Ok(Ok(()))) => {}
+                Ok(Ok(Err(error))) => tracing::warn!(?thread, ?error, "the close hook of a thread failed"),
+                Ok(Err(_)) => tracing::error!(?thread, "the close hook of a thread panicked"),
+                Err(_) => {
+                    tracing::warn!(?thread, "the close hook of a thread did not finish in time; dropped it");
+                }
             }
         }
         self.write(move |engine, db| engine.journal.finish_closing(db, &caller, &thread, closing)).await;
@@ -105,10 +108,11 @@ impl Engine {
         self.tools.get(operation).map_or(OnRestart::RunAgain, |offered| offered.tool.on_restart())
     }
 
-    /// Restarts a call. It runs without a permit if the limits are now smaller than the number of unfinished calls.
+    /// Restarts a call. It runs without a permit if the share of its caller is now smaller than the number of its
+    /// unfinished calls.
     fn restart(self: &Arc<Self>, call: StoredCall) {
         let permits = if call.confirmed { &self.subscriptions } else { &self.calls };
-        let run = Run::new(Arc::clone(permits).try_acquire_owned().ok());
+        let run = Run::new(permits.take(&call.caller));
         self.register(call.seq, &run);
         self.start(call, run);
     }
