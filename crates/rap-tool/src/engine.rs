@@ -6,6 +6,7 @@
 
 mod accept;
 mod delivery;
+mod job_turns;
 pub(crate) mod metrics;
 mod open;
 mod questions;
@@ -42,6 +43,8 @@ use crate::rate::Limiter;
 use crate::rules::{Dropped, Ignored, Input};
 use crate::shares::{Permit, Pool};
 use crate::tool::Tool;
+
+use job_turns::JobTurns;
 
 pub(crate) use accept::{Accepted, Refusal};
 pub(crate) use delivery::Outgoing;
@@ -87,10 +90,11 @@ pub(crate) struct Engine {
     subscriptions: Pool,
     journal: Journal,
     writer: Writer,
+    job_turns: JobTurns,
     outgoing: Outgoing,
     clock: Clock,
     runs: Mutex<HashMap<CallSeq, Arc<Run>>>,
-    early: Mutex<accept::EarlyCancels>,
+    early: Mutex<HashMap<Caller, accept::EarlyCancels>>,
     queues: Mutex<delivery::DeliveryQueues>,
     turns: Mutex<Turns>,
     /// Retries that are not stored yet. Bounded by `Limits::deliveries`.
@@ -209,6 +213,7 @@ impl Engine {
     /// full. If the future is dropped, the step may or may not be written; if it is, its message is delivered.
     pub(crate) async fn commit(
         self: &Arc<Self>,
+        caller: &Caller,
         call: CallSeq,
         input: Input,
         cursor: Option<String>,
@@ -222,7 +227,7 @@ impl Engine {
         };
         let dispatch_guard = DispatchOnDrop { due: Some(&self.due) };
         let read_epoch = self.read_epoch();
-        let written = self.write(step).await;
+        let written = self.write_for(caller, step).await;
         dispatch_guard.disarm();
         match written {
             Some(Ok(mut applied)) => {
@@ -239,8 +244,18 @@ impl Engine {
     }
 
     /// Stores the cursor of a subscription.
-    pub(crate) async fn save_cursor(self: &Arc<Self>, call: CallSeq, cursor: String) {
-        self.write(move |_, db| recovery::save_cursor(db, call, &cursor)).await;
+    pub(crate) async fn save_cursor(self: &Arc<Self>, caller: &Caller, call: CallSeq, cursor: String) {
+        self.write_for(caller, move |_, db| recovery::save_cursor(db, call, &cursor)).await;
+    }
+
+    /// Like [`Engine::write`], for a job that a caller has caused.
+    async fn write_for<T: Send + 'static>(
+        self: &Arc<Self>,
+        caller: &Caller,
+        job: impl Fn(&Engine, &Connection) -> rusqlite::Result<T> + Clone + Send + 'static,
+    ) -> Option<T> {
+        let _turn = self.job_turns.take(caller, JobClass::Internal).await;
+        self.write(job).await
     }
 
     /// Runs a write job and retries until it is committed. `None` if the writer is closed or the job panicked.

@@ -105,8 +105,9 @@ impl Engine {
         if self.is_stopping() || !self.invocations.admits(&caller) {
             return Err(Refusal::Overloaded);
         }
-        let incoming = self.read(caller, &body)?;
+        let incoming = self.read(caller.clone(), &body)?;
         drop(body);
+        let _turn = self.job_turns.take(&caller, JobClass::External).await;
         let engine = Arc::clone(self);
         self.write_then(
             move |engine, db| engine.record(db, incoming),
@@ -192,7 +193,7 @@ impl Engine {
         };
         let ended = match &invocation {
             Err(error) => Some(Input::Returned(Returned::Error(error.clone()))),
-            Ok(_) if lock(&self.early).contains(&call, now) => Some(Input::Cancelled),
+            Ok(_) if self.was_cancelled_early(&call, now) => Some(Input::Cancelled),
             Ok(_) => None,
         };
         if let Some(input) = ended {
@@ -202,6 +203,10 @@ impl Engine {
         let registered = RegisteredRun::new(self, seq, run);
         let invocation = invocation.expect("bug: an invalid invocation has ended");
         Ok(Recorded::Run(Accepted::New, stored(seq, call, *invocation), registered))
+    }
+
+    fn was_cancelled_early(&self, call: &NewCall, now: Timestamp) -> bool {
+        lock(&self.early).get(&call.caller).is_some_and(|early| early.contains(call, now))
     }
 
     /// Makes the run visible to cancellations, including one that is committed in the same batch as the call.
@@ -228,7 +233,8 @@ impl Engine {
             let cancelled = engine.journal.cancel(db, &caller, &thread, &call, now)?;
             if cancelled.is_none() {
                 tracing::info!(?thread, ?call, "received a cancellation of an unknown call");
-                lock(&engine.early).insert(caller.clone(), thread.clone(), call.clone(), now);
+                let mut early = lock(&engine.early);
+                early.entry(caller.clone()).or_default().insert(thread.clone(), call.clone(), now);
             }
             Ok(cancelled)
         };
@@ -316,19 +322,19 @@ fn stored(seq: CallSeq, call: NewCall, invocation: Invocation) -> StoredCall {
     }
 }
 
-/// Cancellations that arrived before their calls. Best effort: kept in memory, bounded in number and age.
+/// Cancellations of one caller that arrived before their calls. Best effort: kept in memory, bounded in number and age.
 #[derive(Default)]
 pub(crate) struct EarlyCancels {
-    at: HashMap<(Caller, ThreadId, CallId), Timestamp>,
-    order: VecDeque<(Timestamp, (Caller, ThreadId, CallId))>,
+    at: HashMap<(ThreadId, CallId), Timestamp>,
+    order: VecDeque<(Timestamp, (ThreadId, CallId))>,
 }
 
 impl EarlyCancels {
     const MAX: usize = 4_096;
     const TTL: Duration = Duration::from_secs(600);
 
-    fn insert(&mut self, caller: Caller, thread: ThreadId, call: CallId, now: Timestamp) {
-        let name = (caller, thread, call);
+    fn insert(&mut self, thread: ThreadId, call: CallId, now: Timestamp) {
+        let name = (thread, call);
         self.at.insert(name.clone(), now);
         self.order.push_back((now, name));
         while self.order.len() > Self::MAX || self.order.front().is_some_and(|(at, _)| is_old(*at, now)) {
@@ -344,7 +350,7 @@ impl EarlyCancels {
         if self.at.is_empty() {
             return false;
         }
-        let name = (call.caller.clone(), call.address.group_id.clone(), call.address.id.clone());
+        let name = (call.address.group_id.clone(), call.address.id.clone());
         self.at.get(&name).is_some_and(|at| !is_old(*at, now))
     }
 }

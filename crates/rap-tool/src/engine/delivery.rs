@@ -146,7 +146,7 @@ impl Engine {
     /// Sends the messages of a call. Without a free slot they stay in the journal and are sent later.
     pub(super) fn deliver(self: &Arc<Self>, message: &OutboxMessage) {
         if let Some((interrupt, _)) = self.open_queue(&Recipient::of(message)) {
-            self.run_queue(message.call, None, interrupt);
+            self.run_queue(Recipient::of(message), None, interrupt);
         }
     }
 
@@ -154,22 +154,33 @@ impl Engine {
     /// read epoch has changed since it was written, it may have been sent or dropped, so the outbox is read after
     /// all.
     pub(super) fn deliver_fresh(self: &Arc<Self>, FreshMessage { message, read_epoch }: FreshMessage) {
-        if let Some((interrupt, epoch_now)) = self.open_queue(&Recipient::of(&message)) {
-            self.run_queue(message.call, (epoch_now == read_epoch).then_some(message), interrupt);
+        let recipient = Recipient::of(&message);
+        if let Some((interrupt, epoch_now)) = self.open_queue(&recipient) {
+            self.run_queue(recipient, (epoch_now == read_epoch).then_some(message), interrupt);
         }
+    }
+
+    /// Counts a read of outbox messages. Called by the job that reads, so that no write comes in between.
+    fn count_read(&self) {
+        lock(&self.queues).read_epoch += 1;
     }
 
     pub(super) fn read_epoch(&self) -> u64 {
         lock(&self.queues).read_epoch
     }
 
-    fn run_queue(self: &Arc<Self>, call: CallSeq, first: Option<OutboxMessage>, interrupt: Arc<Notify>) {
+    fn run_queue(
+        self: &Arc<Self>,
+        recipient: Recipient,
+        first: Option<OutboxMessage>,
+        interrupt: Arc<Notify>,
+    ) {
         let engine = Arc::clone(self);
         self.tasks.spawn(async move {
             let mut message = first;
             loop {
-                engine.send_all(call, message.take(), &interrupt).await;
-                if engine.close_queue(call) {
+                engine.send_all(&recipient, message.take(), &interrupt).await;
+                if engine.close_queue(recipient.call) {
                     return;
                 }
             }
@@ -226,12 +237,17 @@ impl Engine {
     }
 
     /// Sends messages in order until there is none left or one has to wait for a retry.
-    async fn send_all(self: &Arc<Self>, call: CallSeq, first: Option<OutboxMessage>, interrupt: &Notify) {
+    async fn send_all(
+        self: &Arc<Self>,
+        recipient: &Recipient,
+        first: Option<OutboxMessage>,
+        interrupt: &Notify,
+    ) {
         let mut message = first;
         loop {
             let current = match message.take() {
                 Some(message) => message,
-                None => match self.first_message(call).await {
+                None => match self.first_message(recipient).await {
                     Some(message) => message,
                     None => return,
                 },
@@ -249,15 +265,16 @@ impl Engine {
     }
 
     /// Reads the first outbox message of a call, and resets `has_more` before it.
-    async fn first_message(self: &Arc<Self>, call: CallSeq) -> Option<OutboxMessage> {
-        {
-            let mut queues = lock(&self.queues);
-            queues.read_epoch += 1;
-            if let Some(queue) = queues.active.get_mut(&call) {
-                queue.has_more = false;
-            }
+    async fn first_message(self: &Arc<Self>, recipient: &Recipient) -> Option<OutboxMessage> {
+        let call = recipient.call;
+        if let Some(queue) = lock(&self.queues).active.get_mut(&call) {
+            queue.has_more = false;
         }
-        self.write(move |_, db| outbox::first(db, call)).await.flatten()
+        let read = move |engine: &Engine, db: &Connection| {
+            engine.count_read();
+            outbox::first(db, call)
+        };
+        self.write_for(&recipient.caller, read).await.flatten()
     }
 
     /// Returns `None` if the message was dropped from the outbox meanwhile.
@@ -273,7 +290,8 @@ impl Engine {
                 biased;
                 () = interrupt.notified() => {
                     // The interruption may have been meant for the previous message.
-                    if self.write(move |_, db| outbox::exists(db, id)).await != Some(true) {
+                    let exists = move |_: &Engine, db: &Connection| outbox::exists(db, id);
+                    if self.write_for(&message.caller, exists).await != Some(true) {
                         return None;
                     }
                 }
@@ -340,7 +358,8 @@ impl Engine {
         let answered = move |engine: &Engine, db: &Connection| {
             engine.journal.step_delivered(db, (id, call), input.clone(), engine.now())
         };
-        let Some(Ok(mut applied)) = self.write(answered).await else { return true };
+        let written = self.write_for(&message.caller, answered).await;
+        let Some(Ok(mut applied)) = written else { return true };
         let more = !applied.head.outbox_is_empty();
         // This queue continues by itself: it reads a message that the step has added from the journal, and is not
         // sending any message that the step has dropped.
@@ -372,7 +391,8 @@ impl Engine {
             Arc::new(in_progress)
         };
         let (now, turns) = (self.now(), Arc::new(lock(&self.turns).clone()));
-        let per_host = u32::try_from(self.limits.deliveries_per_host).unwrap_or(PAGE).min(PAGE);
+        // One more than there are slots. It is refused, and then the dispatcher is woken when a slot is free.
+        let per_host = u32::try_from(self.limits.deliveries_per_host).unwrap_or(PAGE).min(PAGE) + 1;
         let limits = PageLimits { per_caller: PAGE, per_host };
         let read = move |_: &Engine, db: &Connection| {
             let next = outbox::release_due(db, now, PAGE)?;
@@ -390,7 +410,7 @@ impl Engine {
     }
 
     /// Opens queues for the calls of these pages, as far as slots are free. Callers take turns.
-    fn open_queues(&self, pages: Vec<ReadyPage>) -> Vec<(CallSeq, Arc<Notify>)> {
+    fn open_queues(&self, pages: Vec<ReadyPage>) -> Vec<(Recipient, Arc<Notify>)> {
         let mut turns = lock(&self.turns);
         let mut waiting = Vec::new();
         for ReadyPage { caller, calls, more_after } in pages {
@@ -405,10 +425,10 @@ impl Engine {
         waiting.sort_by_key(|(position, _)| *position);
         let (mut opened, mut served, mut refused) = (Vec::new(), HashSet::new(), HashSet::new());
         for (_, recipient) in waiting {
-            let Recipient { call, caller, host } = recipient.clone();
+            let Recipient { caller, host, .. } = recipient.clone();
             match self.open_queue_if_idle(&recipient) {
                 Some((interrupt, _)) => {
-                    opened.push((call, interrupt));
+                    opened.push((recipient, interrupt));
                     served.insert((caller, host));
                 }
                 // The next page begins with the first host that had no slot at all.
@@ -431,13 +451,16 @@ impl Engine {
     }
 
     /// Runs queues that were just opened. Reads their first messages together, which costs less than one by one.
-    async fn run_queues(self: &Arc<Self>, opened: Vec<(CallSeq, Arc<Notify>)>) {
+    async fn run_queues(self: &Arc<Self>, opened: Vec<(Recipient, Arc<Notify>)>) {
         for page in opened.chunks(PAGE as usize) {
-            let calls: Vec<CallSeq> = page.iter().map(|(call, _)| *call).collect();
-            let read = move |_: &Engine, db: &Connection| outbox::firsts(db, &calls, PAGE_BYTES);
+            let calls: Vec<CallSeq> = page.iter().map(|(recipient, _)| recipient.call).collect();
+            let read = move |engine: &Engine, db: &Connection| {
+                engine.count_read();
+                outbox::firsts(db, &calls, PAGE_BYTES)
+            };
             let mut firsts = self.write(read).await.unwrap_or_default();
-            for (call, interrupt) in page {
-                self.run_queue(*call, firsts.remove(call), Arc::clone(interrupt));
+            for (recipient, interrupt) in page {
+                self.run_queue(recipient.clone(), firsts.remove(&recipient.call), Arc::clone(interrupt));
             }
         }
     }

@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::job_turns::JobTurns;
 use super::{CloseHook, Engine, Offered, Outgoing, States, delivery, metrics};
 use crate::auth::Callers;
 use crate::clock::Clock;
@@ -32,7 +33,7 @@ use crate::shares::Pool;
 /// Maximum number of jobs per commit. With larger batches, the writer and the HTTP connections would take turns
 /// waiting for each other. With this size and 64 connections, half of the requests are written while the other half
 /// are answered.
-const BATCH_JOBS: usize = 32;
+pub(super) const BATCH_JOBS: usize = 32;
 
 /// Rate limit of the metrics endpoint.
 const SCRAPE_RATE: Rate = Rate::new(2, 20);
@@ -122,6 +123,7 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
         early: Mutex::default(),
         queues: Mutex::new(delivery::DeliveryQueues::new(&limits, &known)),
         turns: Mutex::default(),
+        job_turns: JobTurns::new(&known),
         retries: Mutex::default(),
         retry_turn: tokio::sync::Mutex::default(),
         callers,
