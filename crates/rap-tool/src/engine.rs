@@ -5,6 +5,7 @@
 //! caller that waits for the callback of another.
 
 mod accept;
+mod closing;
 mod delivery;
 mod job_turns;
 pub(crate) mod metrics;
@@ -21,7 +22,6 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use futures_util::future::BoxFuture;
-use rap_io::body::BodyMemory;
 use rap_io::lock::DirLock;
 use rap_io::validation::Validations;
 use rap_io::writer::{Error as WriteError, JobClass, Writer};
@@ -41,7 +41,7 @@ use crate::journal::{Applied, CallSeq, Journal, recovery};
 use crate::limits::Limits;
 use crate::rate::Limiter;
 use crate::rules::{Dropped, Ignored, Input};
-use crate::shares::{Permit, Pool};
+use crate::shares::{self, Permit, Pool};
 use crate::tool::Tool;
 
 use job_turns::JobTurns;
@@ -76,7 +76,7 @@ pub(crate) struct Engine {
     pub(crate) scrapes: Limiter<()>,
     pub(crate) notifications: Limiter<Caller>,
     /// Bounds the bytes of request bodies in memory.
-    pub(crate) request_memory: BodyMemory,
+    pub(crate) request_memory: shares::Memory,
     pub(crate) counters: metrics::Counters,
     public_url: String,
     callback_rules: UrlRules,
@@ -95,6 +95,9 @@ pub(crate) struct Engine {
     clock: Clock,
     runs: Mutex<HashMap<CallSeq, Arc<Run>>>,
     early: Mutex<HashMap<Caller, accept::EarlyCancels>>,
+    close_hooks: Mutex<closing::CloseHooks>,
+    /// Notified when the hook of a closed thread may run.
+    closings: Notify,
     queues: Mutex<delivery::DeliveryQueues>,
     turns: Mutex<Turns>,
     /// Retries that are not stored yet. Bounded by `Limits::deliveries`.

@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 use url::Url;
 
 use keys::Keys;
-use threads::{Expired, ScanPosition};
+use threads::{Expired, ScanPosition, ThreadKey};
 
 use crate::auth::Caller;
 use crate::rules::{self, Dropped, Head, Ignored, Input, MessageKind, Post, State};
@@ -185,7 +185,7 @@ impl Journal {
     }
 
     /// Common prefix of the identities of all calls of a caller's thread.
-    fn thread_key(&self, caller: &Caller, thread: &ThreadId) -> [u8; 8] {
+    fn thread_key(&self, caller: &Caller, thread: &ThreadId) -> ThreadKey {
         let mac = self.key.mac(&[b"thread of calls", caller.bytes(), thread.as_str().as_bytes()]);
         *mac.first_chunk().expect("bug: a MAC has 32 bytes")
     }
@@ -320,19 +320,8 @@ impl Journal {
         Ok(Some(applied))
     }
 
-    /// Records that the close hook of a thread has finished.
-    pub(crate) fn finish_closing(
-        &self,
-        db: &Connection,
-        caller: &Caller,
-        thread: &ThreadId,
-        closing: Option<CallSeq>,
-    ) -> Result<()> {
-        threads::finish_closing(db, &self.thread_key(caller, thread), closing)
-    }
-
     /// Returns the last call before the thread was last closed.
-    pub(crate) fn last_closed_call(
+    fn last_closed_call(
         &self,
         db: &Connection,
         caller: &Caller,

@@ -5,3 +5,6 @@
 DROP INDEX calls_to_deliver;
 CREATE INDEX calls_ready ON calls (caller, origin, seq) WHERE deliver_at = 0;
 CREATE INDEX calls_retrying ON calls (caller, deliver_at) WHERE deliver_at > 0;
+
+-- Threads whose close hook has not finished, in the order in which they were closed.
+CREATE INDEX closings_pending ON closings (caller, closed_at) WHERE pending = 1;

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use rap_protocol::retry::RetryPolicy;
-use tokio::sync::Semaphore;
 
 use crate::rate::Rate;
 
@@ -16,8 +15,9 @@ use crate::rate::Rate;
 /// limits.calls = 50;
 /// ```
 ///
-/// Callers share calls, subscriptions and callback requests: a quarter of each limit is divided equally among the
-/// callers, and each has its part for itself. Everyone may use the rest. A server with one caller lets it use all.
+/// Callers share calls, subscriptions, callback requests and the memory for bodies: a quarter of each limit is divided
+/// equally among the callers, and each has its part for itself. Everyone may use the rest. A server with one caller lets it
+/// use all.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Limits {
@@ -61,8 +61,8 @@ pub struct Limits {
     /// Time that the head of a request may take to arrive, and then its body. Also the time after which an idle
     /// connection is closed. Default: 30 seconds.
     pub request_within: Duration,
-    /// Maximum total size of request bodies in memory, in bytes. Further requests are answered with 503. Default:
-    /// 256 MiB.
+    /// Maximum total size of request bodies in memory, in bytes. Further requests are answered with 503. Shared among
+    /// callers. Default: 256 MiB.
     pub arriving_bytes: usize,
     /// Maximum number of open connections. Further ones wait to be accepted. Default: 10,000.
     pub connections: usize,
@@ -96,19 +96,9 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Clamps values to what semaphores and clocks can represent.
+    /// Clamps values to what clocks can represent.
     pub(crate) fn clamped(mut self) -> Self {
         const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-        let counts = [
-            &mut self.calls,
-            &mut self.subscriptions,
-            &mut self.deliveries,
-            &mut self.arriving_bytes,
-            &mut self.connections,
-        ];
-        for count in counts {
-            *count = (*count).min(Semaphore::MAX_PERMITS);
-        }
         self.request_within = self.request_within.min(CENTURY);
         self
     }

@@ -7,6 +7,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rap_io::body::BodyMemory;
+
 use crate::auth::Caller;
 
 /// One of this many slots is divided among the callers.
@@ -105,6 +107,28 @@ impl Pool {
 impl Drop for Permit {
     fn drop(&mut self) {
         self.pool.slots().release(&self.caller);
+    }
+}
+
+/// Memory for request bodies.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    common: BodyMemory,
+    callers: HashMap<Caller, BodyMemory>,
+}
+
+impl Memory {
+    pub(crate) fn new(bytes: usize, callers: &HashSet<Caller>) -> Self {
+        // A single caller may use all of it, so none has to be set aside.
+        let own = if callers.len() > 1 { bytes / DIVIDED_PART / callers.len() } else { 0 };
+        let common = BodyMemory::new(bytes - own * callers.len());
+        let callers = callers.iter().map(|caller| (caller.clone(), common.with_own(own))).collect();
+        Memory { common, callers }
+    }
+
+    /// Returns the memory for a body of this caller, or of a sender that need not authenticate.
+    pub(crate) fn of(&self, caller: Option<&Caller>) -> &BodyMemory {
+        caller.and_then(|caller| self.callers.get(caller)).unwrap_or(&self.common)
     }
 }
 

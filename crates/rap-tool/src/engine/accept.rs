@@ -249,14 +249,14 @@ impl Engine {
 
     /// Closes a thread of the caller. The close hook runs in the background.
     pub(crate) async fn close(self: &Arc<Self>, caller: Caller, thread: ThreadId) {
-        let (sender, owner, id) = (caller.clone(), caller.clone(), thread.clone());
+        let (owner, id) = (caller.clone(), thread.clone());
         let close =
             move |engine: &Engine, db: &Connection| engine.journal.close(db, &owner, &id, engine.now());
         let engine = Arc::clone(self);
-        self.run_notification(&sender, async move {
+        self.run_notification(&caller, async move {
             match engine.write(close).await.flatten() {
                 None => tracing::info!(?thread, "received a request to close a thread that is not open"),
-                Some(closed) => engine.after_close(caller, thread, closed),
+                Some(closed) => engine.after_close(closed),
             }
         })
         .await;

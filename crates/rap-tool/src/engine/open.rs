@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use axum::body::Bytes;
-use rap_io::body::BodyMemory;
 use rap_io::lock::DirLock;
 use rap_io::secret_box::Key;
 use rap_io::sqlite::{migrate, open_sqlite};
@@ -20,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::job_turns::JobTurns;
-use super::{CloseHook, Engine, Offered, Outgoing, States, delivery, metrics};
+use super::{CloseHook, Engine, Offered, Outgoing, States, closing, delivery, metrics};
 use crate::auth::Callers;
 use crate::clock::Clock;
 use crate::error::ServeError;
@@ -28,7 +27,7 @@ use crate::journal::keys::Keys;
 use crate::journal::{Journal, MIGRATIONS};
 use crate::limits::Limits;
 use crate::rate::{Limiter, Rate};
-use crate::shares::Pool;
+use crate::shares::{self, Pool};
 
 /// Maximum number of jobs per commit. With larger batches, the writer and the HTTP connections would take turns
 /// waiting for each other. With this size and 64 connections, half of the requests are written while the other half
@@ -101,7 +100,7 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
         manifest,
         version,
         notifications: Limiter::new(limits.notification_rate),
-        request_memory: BodyMemory::new(limits.arriving_bytes),
+        request_memory: shares::Memory::new(limits.arriving_bytes, &known),
         tools,
         validations: Validations::default(),
         on_close,
@@ -121,6 +120,8 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
         scrapes: Limiter::new(SCRAPE_RATE),
         runs: Mutex::default(),
         early: Mutex::default(),
+        close_hooks: Mutex::new(closing::CloseHooks::new(&known)),
+        closings: Notify::new(),
         queues: Mutex::new(delivery::DeliveryQueues::new(&limits, &known)),
         turns: Mutex::default(),
         job_turns: JobTurns::new(&known),

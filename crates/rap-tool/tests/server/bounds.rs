@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use crate::support::{Caller, Gate, Journal, Runtime, Server, ToolProcess, data_dir, short_pauses};
 use futures_util::{StreamExt, stream};
-use rap_testkit::Process;
+use rap_testkit::http::{connect, read_answer, request};
 use rap_testkit::programs::example;
+use rap_testkit::{PATIENCE, Process};
 use rap_tool::prelude::*;
-use rap_tool::{Limits, TestRuntime};
+use rap_tool::{Limits, Rate, TestRuntime};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::io::AsyncWriteExt;
 
 /// Returns its text.
 #[derive(Deserialize, JsonSchema)]
@@ -213,6 +215,26 @@ async fn a_caller_that_names_a_thousand_dead_hosts_does_not_delay_others() {
     assert_eq!(journal.number("SELECT count(*) FROM outbox"), i64::try_from(DEAD).unwrap());
 }
 
+#[tokio::test]
+async fn one_caller_cannot_take_all_memory_for_request_bodies() {
+    let mut limits = short_pauses();
+    limits.arriving_bytes = 1_000_000;
+    let (shared, mut runtime) = (Shared::start(limits).await, Runtime::start().await);
+    let body =
+        runtime.invocation("say", "thread_1", "large", json!({"text": "x".repeat(60_000)})).to_string();
+    let whole = request("/invoke", "authorization: Bearer greedy-token\r\n", &body);
+    let mut arriving = tokio::task::JoinSet::new();
+    for _ in 0..40 {
+        let mut stream = connect(&shared.server.url).await;
+        stream.write_all(&whole.as_bytes()[..whole.len() - 1]).await.unwrap();
+        arriving.spawn(read_answer(stream));
+    }
+    let answer = tokio::time::timeout(PATIENCE, arriving.join_next()).await.unwrap().unwrap().unwrap();
+    assert_eq!(answer.status, 503, "there is no memory for all of them");
+    shared.modest.accepted(&call(&runtime, "say", "modest")).await;
+    assert_eq!(runtime.next().await.name, "modest");
+}
+
 /// Proves: TR-19
 #[tokio::test]
 async fn tokens_from_the_environment_are_separated_by_commas_and_each_is_a_caller() {
@@ -259,4 +281,39 @@ async fn a_close_hook_that_takes_too_long_is_dropped_and_does_not_run_again() {
         runtime.call("say", json!({"text": "x"})).await;
         assert_eq!(runs.load(Ordering::SeqCst), expected_runs, "after {seconds} seconds");
     }
+}
+
+#[tokio::test]
+async fn the_close_hooks_of_one_caller_do_not_keep_those_of_another_waiting() {
+    const THREADS: usize = 300;
+    let (data, mut runtime) = (data_dir(), Runtime::start().await);
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (closed, mut closings) = tokio::sync::mpsc::unbounded_channel();
+    let (hook_running, hook_most) = (Arc::clone(&running), Arc::clone(&most));
+    let mut limits = short_pauses();
+    limits.notification_rate = Rate::new(10_000, 10_000);
+    let server = tools(&Gate::closed()).limits(limits).on_close_thread(move |thread| {
+        let (running, most, closed) = (Arc::clone(&hook_running), Arc::clone(&hook_most), closed.clone());
+        async move {
+            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            closed.send(thread.id().to_string()).unwrap();
+            if thread.id().as_str().starts_with("greedy") {
+                std::future::pending::<()>().await;
+            }
+            Ok(())
+        }
+    });
+    let server = Server::start(server, data.path()).await;
+    let [greedy, modest] = ["greedy-token", "modest-token"].map(|token| server.caller().with_token(token));
+    for number in 0..THREADS {
+        let thread = format!("greedy_{number}");
+        greedy.accepted(&runtime.invocation("say", &thread, "call_1", json!({"text": "x"}))).await;
+        runtime.next().await;
+        assert_eq!(greedy.close(&thread).await.0, 200);
+    }
+    modest.accepted(&runtime.invocation("say", "modest", "call_1", json!({"text": "x"}))).await;
+    runtime.next().await;
+    assert_eq!(modest.close("modest").await.0, 200);
+    while closings.recv().await.unwrap() != "modest" {}
+    assert!(most.load(Ordering::SeqCst) < THREADS, "the number of hooks that run is bounded");
 }

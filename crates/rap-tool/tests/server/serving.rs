@@ -442,6 +442,7 @@ async fn maximum_values_of_limits_are_accepted() {
     limits.thread_ttl = Duration::MAX;
     limits.remember = Duration::MAX;
     limits.request_within = Duration::MAX;
+    limits.close_within = Duration::MAX;
     let server = Server::start(server(data.path()).limits(limits), data.path()).await;
     let mut runtime = Runtime::start().await;
     runtime.answer_next(&[503, 503]);
