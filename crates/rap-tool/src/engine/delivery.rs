@@ -16,6 +16,7 @@ use rap_protocol::CallbackUrl;
 use rap_protocol::retry::{Attempt, Next, Outcome, after_attempt};
 use rusqlite::Connection;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::{Engine, lock};
 use crate::auth::Caller;
@@ -138,6 +139,10 @@ const MAX_DISPATCH_INTERVAL: Duration = Duration::from_secs(600);
 /// Maximum number of messages of one caller, or of retries, that one job of the writer handles. Jobs of others wait for
 /// that long.
 const PAGE: u32 = 64;
+
+/// Pause after a page of retries, if more are due. It bounds what hosts that always fail cost: a caller has at most
+/// [`PAGE`] retries in that time.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Maximum size of the messages that the dispatcher reads at once, in bytes. Queues read further ones themselves.
 const PAGE_BYTES: usize = 1024 * 1024;
@@ -370,8 +375,9 @@ impl Engine {
 
     /// Starts the delivery of due messages, until the server stops.
     pub(super) async fn dispatch(self: Arc<Self>) {
+        let mut retries_from = Instant::now();
         loop {
-            let pause = self.dispatch_due().await;
+            let pause = self.dispatch_due(&mut retries_from).await;
             tokio::select! {
                 () = self.due.notified() => {}
                 () = tokio::time::sleep(pause) => {}
@@ -381,7 +387,8 @@ impl Engine {
     }
 
     /// Opens queues for messages that may be sent, as far as slots are free. Returns the time until the next scan.
-    async fn dispatch_due(self: &Arc<Self>) -> Duration {
+    /// Messages that wait for a retry are left alone until `retries_from`.
+    async fn dispatch_due(self: &Arc<Self>, retries_from: &mut Instant) -> Duration {
         let in_progress = {
             let mut queues = lock(&self.queues);
             let in_progress = queues.in_progress();
@@ -394,11 +401,19 @@ impl Engine {
         // One more than there are slots. It is refused, and then the dispatcher is woken when a slot is free.
         let per_host = u32::try_from(self.limits.deliveries_per_host).unwrap_or(PAGE).min(PAGE) + 1;
         let limits = PageLimits { per_caller: PAGE, per_host };
+        let wait = retries_from.saturating_duration_since(Instant::now());
         let read = move |_: &Engine, db: &Connection| {
-            let next = outbox::release_due(db, now, PAGE)?;
+            let next = match wait.is_zero() {
+                true => outbox::release_due(db, now, PAGE)?,
+                false => Some(now.plus(wait)),
+            };
             Ok((next, outbox::ready(db, &turns, &in_progress, limits)?))
         };
-        let Some((next, pages)) = self.write(read).await else { return MAX_DISPATCH_INTERVAL };
+        let Some((mut next, pages)) = self.write(read).await else { return MAX_DISPATCH_INTERVAL };
+        if wait.is_zero() && next == Some(now) {
+            *retries_from = Instant::now() + RETRY_INTERVAL;
+            next = Some(now.plus(RETRY_INTERVAL));
+        }
         let more = pages.iter().any(|page| page.more_after.is_some());
         let opened = self.open_queues(pages);
         let may_continue = more && !opened.is_empty();

@@ -10,9 +10,9 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::auth::Caller;
 
-/// Maximum number of jobs of one caller in the writer, of each class. Several batches, so that the writer does not wait
-/// for a caller that has more.
-const JOBS: usize = 4 * super::open::BATCH_JOBS;
+/// Maximum number of jobs of one caller in the writer, of each class. It is enough for the batch that is written and the
+/// next one, so that the writer does not wait for a caller that has more.
+const JOBS: usize = 2 * super::open::BATCH_JOBS;
 
 pub(super) struct JobTurns {
     callers: HashMap<Caller, CallerJobs>,
