@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::support::{Caller, Gate, Journal, Runtime, Server, ToolProcess, data_dir, short_pauses};
 use futures_util::{StreamExt, stream};
-use rap_testkit::http::{connect, read_answer, request};
+use rap_testkit::http::{connect, read_response, request};
 use rap_testkit::programs::example;
 use rap_testkit::{PATIENCE, Process};
 use rap_tool::prelude::*;
@@ -227,7 +227,7 @@ async fn one_caller_cannot_take_all_memory_for_request_bodies() {
     for _ in 0..40 {
         let mut stream = connect(&shared.server.url).await;
         stream.write_all(&whole.as_bytes()[..whole.len() - 1]).await.unwrap();
-        arriving.spawn(read_answer(stream));
+        arriving.spawn(read_response(stream));
     }
     let answer = tokio::time::timeout(PATIENCE, arriving.join_next()).await.unwrap().unwrap().unwrap();
     assert_eq!(answer.status, 503, "there is no memory for all of them");
