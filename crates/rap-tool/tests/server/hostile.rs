@@ -381,6 +381,9 @@ async fn more_idle_connections_than_allowed_do_not_block_the_server_for_long() {
     for _ in 0..300 {
         idle.push(connect(&target.server.url).await);
     }
+    // While the server is full, it refuses connections at once.
+    let close = request("/close_thread", "", &target.body("/close_thread"));
+    until("idle connections are closed", async || target.send(&close).await == 200).await;
     target.check_unharmed().await;
     drop(idle);
     target.check_unharmed().await;

@@ -10,7 +10,7 @@ use rap_testkit::http::exchange;
 use rap_testkit::programs::example;
 use rap_testkit::{Port, Process, until};
 use rap_tool::prelude::*;
-use rap_tool::{Bound, ServeError};
+use rap_tool::{Bound, ServeError, UrlPolicy};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -68,7 +68,10 @@ async fn a_server_without_a_token_binds_only_to_loopback() {
 #[tokio::test]
 async fn open_to_anyone_allows_other_addresses() {
     let data = data_dir();
-    let tools = server(data.path()).auth(Auth::OpenToAnyone).public_url("https://tools.example/here/");
+    let tools = server(data.path())
+        .auth(Auth::OpenToAnyone)
+        .public_url("https://tools.example/here/")
+        .callbacks_to(UrlPolicy::Loopback);
     let bound = tools.bind("0.0.0.0:0").await.unwrap();
     assert_eq!(bound.url(), "https://tools.example/here");
     let address = format!("http://127.0.0.1:{}", bound.local_addr().port());
@@ -439,6 +442,7 @@ async fn maximum_values_of_limits_are_accepted() {
     limits.thread_ttl = Duration::MAX;
     limits.remember = Duration::MAX;
     limits.request_within = Duration::MAX;
+    limits.close_within = Duration::MAX;
     let server = Server::start(server(data.path()).limits(limits), data.path()).await;
     let mut runtime = Runtime::start().await;
     runtime.answer_next(&[503, 503]);
