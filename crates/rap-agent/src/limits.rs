@@ -273,6 +273,8 @@ limits! {
         /// Time for which the Idempotency-Key of a request is remembered. Event ids are remembered while their subscription
         /// is active.
         event_marks_for: Duration = hours(7 * 24), Valid::DurationAboveZero;
+        /// Maximum number of requests of a client token in a second, or "none". Beyond it, requests are refused with 429.
+        requests_per_second: Option<u64> = None, Valid::CountOrNone;
         /// Maximum number of concurrent incoming connections. Further ones wait.
         connections: usize = 4096, Valid::Count(POSITIVE);
         /// Time within which the headers of a request have to arrive, and after which an idle connection is closed.
