@@ -86,6 +86,19 @@ async fn a_token_is_shown_once_and_works_until_it_is_revoked() {
     assert_eq!(kept.until("status").await["thread_id"], thread.as_str());
 }
 
+/// Other processes may share the database.
+#[tokio::test]
+async fn a_token_that_another_process_revoked_stops_working() {
+    let tools = Tools::start().await;
+    let rap = with_operator(&tools);
+    let (id, client) = create(&rap, json!({"name": "phone", "scope": "read"})).await;
+    let mut stream = stream(&client, "/v1/events").await;
+    let database = rusqlite::Connection::open(rap.directory().join("rap.db")).unwrap();
+    assert_eq!(database.execute("DELETE FROM tokens WHERE no = ?1", [&id]).unwrap(), 1);
+    assert_eq!(client.get("/v1/threads").await.status, 401);
+    assert_eq!(stream.until("end").await["reason"], "the token was revoked");
+}
+
 #[tokio::test]
 async fn malformed_tokens_are_refused_with_a_reason() {
     let rap = Setup::new().token(ADMIN).start();
@@ -155,6 +168,7 @@ async fn busy(client: &Client, tools: &Tools) {
     call.says(&call.event("tick")).await;
     tools.answer_next(INVOKE, Reply::Status(400));
     client.open("call work {}").await;
+    tools.invocation().await;
     until("a delivery is noted", async || (!client.raw_listing("deliveries").await.is_empty()).then_some(()))
         .await;
 }
@@ -294,9 +308,8 @@ async fn a_token_of_a_user_creates_threads_of_that_user() {
     assert_eq!(refused.refusal(), (403, "wrong_user"));
     assert!(refused.message().contains("leave user_id out") && !refused.message().contains("bob"));
     // An id belongs to one thread of all users. The answer says only that it is taken.
-    let taken = [&ann, &bob].map(async |client| client.post("/v1/threads", &json!({"id": "own"})).await);
-    let [by_owner, by_other] = taken;
-    let (by_owner, by_other) = (by_owner.await, by_other.await);
+    let by_owner = ann.post("/v1/threads", &json!({"id": "own"})).await;
+    let by_other = bob.post("/v1/threads", &json!({"id": "own"})).await;
     assert_eq!(by_other.refusal(), (409, "thread_exists"));
     assert_eq!(by_other.text, by_owner.text);
     assert_eq!(bob.raw_listing("threads").await.len(), 0);
