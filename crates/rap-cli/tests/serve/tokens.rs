@@ -79,7 +79,7 @@ async fn a_token_is_shown_once_and_works_until_it_is_revoked() {
     assert_eq!(refused.refusal(), (401, "unauthorised"));
     assert_eq!(refused.message(), "the token is wrong or was revoked; use another one");
     assert_eq!(revoke(&rap, &id).await.refusal(), (404, "no_such_token"));
-    assert_eq!(revoke(&rap, "no number").await.refusal(), (404, "no_such_token"));
+    assert_eq!(revoke(&rap, "no-number").await.refusal(), (404, "no_such_token"));
     assert_eq!(rap.get("/v1/tokens").await.expect(200)["tokens"], json!([]));
     // The stream of another token goes on.
     rap.say(&thread, "say more").await;
