@@ -9,7 +9,7 @@
 
 mod apply;
 mod client_token;
-mod ledger;
+mod delivery_log;
 mod listing;
 pub(crate) mod sqlite;
 #[cfg(test)]
@@ -30,7 +30,7 @@ pub(crate) use apply::{Loaded, SharedFacts, Stepped, rounds, step_one};
 pub(crate) use client_token::{
     ClientToken, NewClientToken, TOKENS, TokenDigest, TokenId, Visibility, may_be_created, new_token,
 };
-pub(crate) use ledger::{
+pub(crate) use delivery_log::{
     Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Redelivery, outcome_after,
 };
 pub(crate) use listing::{
@@ -184,7 +184,7 @@ pub(crate) struct Committed {
 pub(crate) type OnCommit = Box<dyn Fn(Committed) + Send + Sync>;
 
 /// The settings that the store applies messages with.
-pub(crate) struct Rules {
+pub(crate) struct StepSettings {
     /// Limits of threads whose agent has no limits of its own.
     pub(crate) limits: Limits,
     /// Limits of agents that have their own, by agent name.
@@ -195,7 +195,7 @@ pub(crate) struct Rules {
     pub(crate) lost_after: LostAfter,
 }
 
-impl Rules {
+impl StepSettings {
     pub(crate) fn limits(&self, agent: &str) -> &Limits {
         self.agent_limits.get(agent).unwrap_or(&self.limits)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use rap_testkit::http::{self, Answer};
+use rap_testkit::http::{self, Response};
 use rap_testkit::peer::Reply;
 use rap_testkit::stream::{Stream, data};
 use rap_testkit::tools::INVOKE;
@@ -31,7 +31,7 @@ fn bearer(client: &Client) -> String {
     format!("Bearer {}", client.token().unwrap())
 }
 
-async fn request(client: &Client, method: &str, path: &str, body: &Value) -> Answer {
+async fn request(client: &Client, method: &str, path: &str, body: &Value) -> Response {
     let bearer = bearer(client);
     let mut headers = vec![("authorization", bearer.as_str())];
     let body = if method == "POST" { body.to_string() } else { String::new() };
@@ -41,7 +41,7 @@ async fn request(client: &Client, method: &str, path: &str, body: &Value) -> Ans
     client.send(method, path, &headers, body.as_bytes()).await
 }
 
-async fn revoke(admin: &Client, id: &str) -> Answer {
+async fn revoke(admin: &Client, id: &str) -> Response {
     request(admin, "DELETE", &format!("/v1/tokens/{id}"), &Value::Null).await
 }
 
@@ -391,7 +391,7 @@ async fn requests_beyond_the_rate_of_a_token_are_refused() {
         answers
     };
     let answers = flood(rap.client()).await;
-    let refused: Vec<&Answer> = answers.iter().filter(|answer| answer.status == 429).collect();
+    let refused: Vec<&Response> = answers.iter().filter(|answer| answer.status == 429).collect();
     assert!(answers.iter().any(|answer| answer.status == 200), "{answers:?}");
     assert!(!refused.is_empty(), "{answers:?}");
     assert!(refused.iter().all(|answer| answer.code() == "too_many" && answer.retry_after().is_some()));

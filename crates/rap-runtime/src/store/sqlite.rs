@@ -8,10 +8,10 @@ mod access;
 mod apply;
 mod cache;
 mod counts;
+mod delivery_log;
 mod facts;
 mod heads;
 mod history;
-mod ledger;
 mod listings;
 mod message_queue;
 mod prune;
@@ -41,9 +41,9 @@ use tokio::sync::oneshot;
 use super::{
     CallRow, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage,
     InboxItem, Message, MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest,
-    Receipt, Redelivery, Rules, SessionKey, SessionToolset, Store, StoreCounts, SubscriptionRow, Thread,
-    ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewRow, Visibility, Work,
-    WorkKey, WorkKind, WorkQueue,
+    Receipt, Redelivery, SessionKey, SessionToolset, StepSettings, Store, StoreCounts, SubscriptionRow,
+    Thread, ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewRow, Visibility,
+    Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::world::Clock;
 use access::Access;
@@ -119,7 +119,7 @@ struct Inner {
     disabled: DisabledThreads,
     /// The batch whose commit is in progress, or whose outcome is unknown.
     committing: Mutex<Option<Batch>>,
-    rules: Rules,
+    rules: StepSettings,
     key: Key,
     clock: Arc<dyn Clock>,
     on_commit: OnCommit,
@@ -160,7 +160,7 @@ impl SqliteStore {
     pub(crate) fn open(
         path: &Path,
         key: Key,
-        rules: Rules,
+        rules: StepSettings,
         clock: Arc<dyn Clock>,
         on_commit: OnCommit,
     ) -> Result<SqliteStore, OpenError> {
@@ -171,7 +171,7 @@ impl SqliteStore {
     fn open_with(
         path: &Path,
         key: Key,
-        rules: Rules,
+        rules: StepSettings,
         clock: Arc<dyn Clock>,
         on_commit: OnCommit,
         limits: WriterLimits,
@@ -203,7 +203,7 @@ impl SqliteStore {
     pub(crate) fn inline(
         inline: Inline,
         key: Key,
-        rules: Rules,
+        rules: StepSettings,
         clock: Arc<dyn Clock>,
         on_commit: OnCommit,
     ) -> rusqlite::Result<SqliteStore> {
@@ -224,7 +224,7 @@ impl SqliteStore {
     fn new(
         access: Access,
         key: Key,
-        rules: Rules,
+        rules: StepSettings,
         clock: Arc<dyn Clock>,
         on_commit: OnCommit,
         lock: Option<DirLock>,
@@ -616,23 +616,23 @@ impl Store for SqliteStore {
     }
 
     async fn record_deliveries(&self, records: Vec<DeliveryRecord>) -> Result<Vec<String>, Error> {
-        self.write(move |conn| ledger::record_all(conn, &records)).await
+        self.write(move |conn| delivery_log::record_all(conn, &records)).await
     }
 
     async fn deliveries(&self, filter: DeliveryFilter) -> Result<Page<Delivery>, Error> {
-        self.read(move |conn| ledger::list(conn, &filter)).await
+        self.read(move |conn| delivery_log::list(conn, &filter)).await
     }
 
     async fn delivery(&self, id: &str, visible: &Visibility) -> Result<Option<Delivery>, Error> {
         let Ok(number) = id.parse() else { return Ok(None) };
         let visible = visible.clone();
-        self.read(move |conn| ledger::get(conn, number, &visible)).await
+        self.read(move |conn| delivery_log::get(conn, number, &visible)).await
     }
 
     async fn redeliver(&self, id: &str, visible: &Visibility, now: Timestamp) -> Result<Redelivery, Error> {
         let Ok(number) = id.parse() else { return Ok(Redelivery::NoSuchDelivery) };
         let visible = visible.clone();
-        self.write(move |conn| ledger::redeliver(conn, number, &visible, now)).await
+        self.write(move |conn| delivery_log::redeliver(conn, number, &visible, now)).await
     }
 
     async fn add_token(&self, token: NewClientToken, max: usize) -> Result<Option<TokenId>, Error> {
