@@ -273,6 +273,8 @@ limits! {
         /// Time for which the Idempotency-Key of a client's request is remembered. The name is that of the first release: the
         /// ids of events are remembered while their subscription is active.
         event_marks_for: Duration = hours(7 * 24), Valid::DurationAboveZero;
+        /// Maximum number of requests of a client token in a second, or "none". Beyond it, requests are refused with 429.
+        requests_per_second: Option<u64> = None, Valid::CountOrNone;
         /// Maximum number of concurrent incoming connections. Beyond it, those that made no progress for two seconds are
         /// closed. If there are none, new ones get 503, except callbacks and health checks.
         connections: usize = 4096, Valid::Count(POSITIVE);

@@ -88,8 +88,8 @@ use follow::Connection;
 pub use follow::{Follower, RawEvent, Skipped, StreamEvent, Update};
 
 use crate::{
-    Answer, CreateThread, Delivery, Done, Entries, ErrorBody, Fork, Listing, RuntimeEvent, SendMessage,
-    Thread, Tools, Turn, Views,
+    Answer, CreateThread, CreateToken, CreatedToken, Delivery, Done, Entries, ErrorBody, Fork, Listing,
+    RuntimeEvent, SendMessage, Thread, Tools, Turn, Views,
 };
 
 /// URL of a runtime that listens on its default address.
@@ -313,6 +313,18 @@ impl Client {
     /// Retries an invocation at once.
     pub async fn redeliver(&self, id: &str) -> Result<Done, Error> {
         self.act(&["v1", "deliveries", id, "redeliver"]).await
+    }
+
+    /// Creates a client token, which this answer alone contains.
+    pub async fn create_token(&self, new: &CreateToken) -> Result<CreatedToken, Error> {
+        self.post(&["v1", "tokens"], new, None).await
+    }
+
+    /// Revokes a client token.
+    pub async fn revoke_token(&self, id: &str) -> Result<Done, Error> {
+        let answer = self.http.delete(&self.path(&["v1", "tokens", id]), &self.headers(), ANSWER_BYTES).await;
+        let answer = answer.map_err(|error| self.failed(error))?;
+        self.typed(self.read(answer.status, &answer.body)?)
     }
 
     /// Returns the tool servers and their tools.

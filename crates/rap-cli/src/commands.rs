@@ -9,6 +9,7 @@ pub mod inbox;
 pub mod subs;
 pub mod threads;
 pub mod timers;
+pub mod token;
 pub mod tools;
 
 use std::io::Write;
@@ -65,7 +66,9 @@ pub fn error_text(error: &anyhow::Error) -> String {
             "no runtime answers at {url}: start it with: rap serve\n(or set another URL with --url or RAP_URL; {why})"
         ),
         Some(error @ Error::Unauthorised { .. }) => {
-            format!("{error}: set RAP_TOKEN (or --token) to one of its server.tokens")
+            format!(
+                "{error}: set RAP_TOKEN (or --token) to one of its server.tokens, or to one made with: rap token create"
+            )
         }
         Some(error @ Error::BadToken) => format!("{error}; check RAP_TOKEN or --token"),
         _ => format!("{error:#}"),

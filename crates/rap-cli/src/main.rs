@@ -50,6 +50,8 @@ enum Command {
     Deliveries(Client<commands::deliveries::Command>),
     /// List tool servers, their tools and their errors.
     Tools(Client<commands::tools::Command>),
+    /// Create, list and revoke tokens for clients of the API.
+    Token(Client<commands::token::Command>),
     /// Check a tool server or a runtime against the requirements of the protocol.
     #[command(subcommand)]
     Check(Box<commands::check::Command>),
@@ -128,6 +130,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             block_on(commands::deliveries::run(command, connection))
         }
         Command::Tools(Client { command, connection }) => block_on(commands::tools::run(command, connection)),
+        Command::Token(Client { command, connection }) => block_on(commands::token::run(command, connection)),
         Command::Check(command) => block_on(commands::check::run(*command)),
         Command::Completions { shell } => complete(shell),
     }

@@ -31,7 +31,7 @@ use rap_io::secret_box::{self, Key};
 use rap_io::validation::Validations;
 use rap_protocol::{CallId, Forbidden, Timestamp, UrlRules};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
@@ -116,6 +116,8 @@ pub(crate) struct Engine {
     record_due: Notify,
     tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
+    /// Changes when a client token is revoked.
+    pub(crate) revocations: watch::Sender<()>,
     handle: Handle,
 }
 
@@ -189,6 +191,7 @@ impl Engine {
             record_due: Notify::new(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
+            revocations: watch::Sender::default(),
             handle: Handle::current(),
             world,
             settings,
@@ -224,14 +227,14 @@ impl Engine {
         let status = step.head.status();
         tracing::debug!(thread = %thread.id, status = status.as_str(), effects = step.effects.len(), "step");
         if self.hub.has_listeners() {
-            self.hub.publish(thread.key, LiveEvent::ThreadChanged { thread: thread.id.clone(), status });
+            self.hub.publish(thread.key, LiveEvent::ThreadChanged { thread: Arc::clone(&thread), status });
         }
         children.reverse();
         for write in step.writes {
             let Write::Spawn(spawn) = write else { continue };
             let Some(child) = children.pop() else { continue };
             let status = spawn.head.status();
-            self.hub.publish(child.key, LiveEvent::ThreadChanged { thread: child.id.clone(), status });
+            self.hub.publish(child.key, LiveEvent::ThreadChanged { thread: Arc::clone(&child), status });
             self.carry_out_all(&child, spawn.effects, Some(&spawn.head).filter(|_| !late));
         }
         self.carry_out_all(&thread, step.effects, Some(&step.head).filter(|_| !late));

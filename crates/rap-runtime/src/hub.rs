@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rap_agent::Status;
-use rap_protocol::ThreadId;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
-use crate::store::ThreadKey;
+use crate::store::{Thread, ThreadKey};
 
 /// Number of events that a listener may lag behind before it is dropped.
 const MAX_LAG: usize = 1024;
@@ -19,11 +18,11 @@ const MAX_LAG: usize = 1024;
 #[derive(Debug, Clone)]
 pub(crate) enum LiveEvent {
     /// A step of the thread was committed.
-    ThreadChanged { thread: ThreadId, status: Status },
+    ThreadChanged { thread: Arc<Thread>, status: Status },
     /// Part of an answer in progress.
     Delta { turn: u64, attempt: u32, text: Arc<str> },
     /// A notice for users that is not stored.
-    Notice { thread: ThreadId, text: Arc<str> },
+    Notice { thread: Arc<Thread>, text: Arc<str> },
     /// A row of the delivery log was added or changed.
     Delivery { id: String },
 }
@@ -53,7 +52,7 @@ impl Listener {
         let mut next = self.live.recv().await?;
         while let LiveEvent::ThreadChanged { thread, .. } = &next {
             match self.live.try_recv() {
-                Ok(LiveEvent::ThreadChanged { thread: again, status }) if again == *thread => {
+                Ok(LiveEvent::ThreadChanged { thread: again, status }) if again.key == thread.key => {
                     next = LiveEvent::ThreadChanged { thread: again, status };
                 }
                 Err(TryRecvError::Empty) => break,

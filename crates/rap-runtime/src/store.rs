@@ -8,6 +8,7 @@
 //! - A step is written unchanged. The store adds nothing to it and omits nothing.
 
 mod apply;
+mod client_token;
 mod delivery_log;
 mod listing;
 pub(crate) mod sqlite;
@@ -26,6 +27,9 @@ use rap_protocol::{CallId, ThreadId, Timestamp};
 #[cfg(test)]
 pub(crate) use apply::PANIC;
 pub(crate) use apply::{Loaded, SharedFacts, Stepped, rounds, step_one};
+pub(crate) use client_token::{
+    ClientToken, NewClientToken, TOKENS, TokenDigest, TokenId, Visibility, may_be_created, new_token,
+};
 pub(crate) use delivery_log::{
     Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Redelivery, outcome_after,
 };
@@ -123,6 +127,8 @@ pub(crate) enum Target {
 pub(crate) struct Message {
     pub(crate) target: Target,
     pub(crate) input: Input,
+    /// Threads that the sender sees. For it, the others do not exist.
+    pub(crate) visible: Visibility,
     /// Identifies a client's request, so that a repeat of it is not applied again.
     pub(crate) idempotency_key: Option<IdempotencyKey>,
     /// The outbox message that this message delivers. If it is no longer stored, this message is a duplicate.
@@ -133,15 +139,24 @@ pub(crate) struct Message {
 
 impl Message {
     pub(crate) fn new(target: Target, input: Input) -> Message {
-        Message { target, input, idempotency_key: None, outbox: None, toolset: None }
+        Message {
+            target,
+            input,
+            visible: Visibility::All,
+            idempotency_key: None,
+            outbox: None,
+            toolset: None,
+        }
     }
 }
 
 /// Identifies a request of a client, so that a repeat of it is recognised.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IdempotencyKey {
-    /// Digest of the client's Idempotency-Key and its scope.
+    /// Digest of the client, its Idempotency-Key and the scope of the key.
     pub(crate) key: [u8; 32],
+    /// Digest without the client, under which releases without client tokens stored the key.
+    pub(crate) former_key: Option<[u8; 32]>,
     /// Digest of the request. The same key with another request is refused.
     pub(crate) request: [u8; 32],
 }
@@ -229,7 +244,8 @@ pub(crate) trait Store: Send + Sync {
     /// Applies messages in order. When this returns, each step is on disk completely or not at all.
     async fn apply(&self, class: MessageClass, messages: Vec<Message>) -> Vec<Result<Receipt, Error>>;
 
-    async fn thread(&self, id: &ThreadId) -> Result<ThreadRow, Error>;
+    /// Returns a thread, or [`Error::NoThread`] if it is not visible.
+    async fn thread(&self, id: &ThreadId, visible: &Visibility) -> Result<ThreadRow, Error>;
     /// Lists threads in the order of their creation.
     async fn threads(&self, filter: ThreadFilter) -> Result<Page<ThreadRow>, Error>;
     /// Returns a history as people see it. Synthetic calls show the arguments of the original call.
@@ -249,12 +265,17 @@ pub(crate) trait Store: Send + Sync {
     async fn inbox(
         &self,
         thread: Option<ThreadKey>,
+        visible: &Visibility,
         page_request: PageRequest,
     ) -> Result<Page<InboxItem>, Error>;
-    async fn calls(&self, page_request: PageRequest) -> Result<Page<CallRow>, Error>;
-    async fn subscriptions(&self, page_request: PageRequest) -> Result<Page<SubscriptionRow>, Error>;
+    async fn calls(&self, visible: &Visibility, page_request: PageRequest) -> Result<Page<CallRow>, Error>;
+    async fn subscriptions(
+        &self,
+        visible: &Visibility,
+        page_request: PageRequest,
+    ) -> Result<Page<SubscriptionRow>, Error>;
     /// Lists sleeps, schedules, timeouts of calls and retries of failed threads, the next one first.
-    async fn timers(&self, page_request: PageRequest) -> Result<Page<TimerRow>, Error>;
+    async fn timers(&self, visible: &Visibility, page_request: PageRequest) -> Result<Page<TimerRow>, Error>;
 
     /// Returns the toolsets of a session, one per tool server that was asked for it.
     async fn session_toolsets(&self, session: SessionKey) -> Result<Vec<SessionToolset>, Error>;
@@ -315,9 +336,19 @@ pub(crate) trait Store: Send + Sync {
     /// Writes records of deliveries and returns their ids.
     async fn record_deliveries(&self, records: Vec<DeliveryRecord>) -> Result<Vec<String>, Error>;
     async fn deliveries(&self, filter: DeliveryFilter) -> Result<Page<Delivery>, Error>;
-    async fn delivery(&self, id: &str) -> Result<Option<Delivery>, Error>;
+    async fn delivery(&self, id: &str, visible: &Visibility) -> Result<Option<Delivery>, Error>;
     /// Makes an invocation that waits for a retry due now.
-    async fn redeliver(&self, id: &str, now: Timestamp) -> Result<Redelivery, Error>;
+    async fn redeliver(&self, id: &str, visible: &Visibility, now: Timestamp) -> Result<Redelivery, Error>;
+
+    /// Adds a client token. Returns `None` if there are `max` tokens already.
+    async fn add_token(&self, token: NewClientToken, max: usize) -> Result<Option<TokenId>, Error>;
+    async fn token(&self, digest: &TokenDigest) -> Result<Option<ClientToken>, Error>;
+    /// Lists client tokens, oldest first.
+    async fn tokens(&self, page_request: PageRequest) -> Result<Page<ClientToken>, Error>;
+    /// Records the time of a token's last request, unless a later one is recorded.
+    async fn token_used(&self, id: TokenId, at: Timestamp) -> Result<(), Error>;
+    /// Removes a client token. Returns false if there is none with this id.
+    async fn revoke_token(&self, id: TokenId) -> Result<bool, Error>;
 
     /// Removes a bounded number of expired rows. Returns whether there are more.
     async fn prune(&self, keys_before: Timestamp, deliveries_before: Timestamp) -> Result<bool, Error>;

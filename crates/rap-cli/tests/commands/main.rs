@@ -18,3 +18,4 @@ mod model;
 mod standalone;
 mod support;
 mod thread_actions;
+mod tokens;

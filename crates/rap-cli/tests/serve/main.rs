@@ -27,3 +27,4 @@ mod streams;
 mod subscriptions;
 mod summaries;
 mod time;
+mod tokens;

@@ -72,7 +72,7 @@ impl Engine {
                 let pause = at.since(now);
                 let text = format!("the model could not be asked: {why}; trying again in {pause:.1?}");
                 self.hub
-                    .publish(thread.key, LiveEvent::Notice { thread: thread.id.clone(), text: text.into() });
+                    .publish(thread.key, LiveEvent::Notice { thread: Arc::clone(thread), text: text.into() });
                 WorkOutcome::Retry { at, attempts: number, outcome: why }
             }
             _ => apply(Input::TurnFailed { turn: *turn, why, retry: TurnRetry::Later }),

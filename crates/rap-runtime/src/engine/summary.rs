@@ -127,7 +127,7 @@ impl Engine {
         let TurnContext { thread, turn, agent, chosen, head, .. } = *context;
         let Some(covers) = head.summarisable_up_to() else { return Ok(None) };
         let text = "the conversation is long; the model is asked to summarise it".into();
-        self.hub.publish(thread.key, LiveEvent::Notice { thread: thread.id.clone(), text });
+        self.hub.publish(thread.key, LiveEvent::Notice { thread: Arc::clone(thread), text });
         let entries = entries_to_summarise(self.store.prompt_entries(thread, covers).await?);
         let system = agent.system.clone();
         let request = ModelRequest { system, entries, tools: Arc::new([]), turn, images: false };

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::{ErrorResponse, PathParams, read_body};
 use crate::engine::Engine;
-use crate::store::{DeliveryKind, DeliveryOutcome, DeliveryRecord, Error, Target};
+use crate::store::{DeliveryKind, DeliveryOutcome, DeliveryRecord, Error, Target, Visibility};
 use crate::token::Grant;
 
 /// Error code of a callback to a closed thread.
@@ -76,7 +76,7 @@ async fn is_expected(engine: &Engine, error: &ErrorResponse, thread: Option<&Thr
         return false;
     }
     let Some(thread) = thread else { return false };
-    let row = engine.store.thread(thread).await;
+    let row = engine.store.thread(thread, &Visibility::All).await;
     row.is_ok_and(|row| engine.now().since(row.updated_at) < CLOSING_GRACE)
 }
 

@@ -32,10 +32,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::admission::{AnswerMemory, Client, HoldingBody, NoMemory};
 use super::json::{entry, open_call, status_event};
+use super::principal::Principal;
 use super::{ErrorResponse, PathParams};
 use crate::engine::Engine;
 use crate::hub::{Listener, LiveEvent};
-use crate::store::{self, HistoryPage, Page, PageRequest, ThreadRow};
+use crate::store::{self, HistoryPage, Page, PageRequest, Thread, ThreadRow, Visibility};
 
 /// Maximum number of entries that are read at a time, and their approximate size in bytes.
 const PAGE: usize = 200;
@@ -50,6 +51,7 @@ const HEARTBEAT: Duration = Duration::from_secs(15);
 const REMEMBERED: usize = 10_000;
 
 const STOPPING: &str = "the runtime is stopping; reconnect";
+const REVOKED: &str = "the token was revoked";
 const TOO_SLOW: &str = "the reader is too slow; reconnect with Last-Event-ID";
 
 /// Reason why a stream ends.
@@ -119,25 +121,28 @@ fn end_event(end: End) -> Option<Bytes> {
     Some(frame(event.name(), &json!(event)).into())
 }
 
-/// Responds with the events of a stream until it ends or the runtime stops. The `end` event overtakes buffered events,
+/// Responds with the events of a stream until it ends, the client's token is revoked or the runtime stops. The `end` event overtakes buffered events,
 /// which the reader gets when it reconnects.
 fn respond<S>(
     engine: &Arc<Engine>,
-    client: Client,
+    principal: Principal,
     run: impl FnOnce(Writer) -> S,
 ) -> Result<Response, ErrorResponse>
 where
     S: Future<Output = End> + Send + 'static,
 {
+    let client = principal.client;
     let Some(share) = engine.admission.stream(client) else {
         return Err(ErrorResponse::too_many("too many event streams of this client; close some of them"));
     };
     let (frames, mut waiting) = mpsc::channel::<Frame>(BUFFERED);
     let (end, mut ended) = oneshot::channel();
-    let (stream, stop) = (run(Writer { frames, engine: Arc::clone(engine), client }), engine.stop.clone());
+    let stream = run(Writer { frames, engine: Arc::clone(engine), client });
+    let runtime = Arc::clone(engine);
     engine.spawn(async move {
         let why = tokio::select! {
-            () = stop.cancelled() => End::Reason(STOPPING),
+            () = runtime.stop.cancelled() => End::Reason(STOPPING),
+            () = principal.revoked(&runtime) => End::Reason(REVOKED),
             why = stream => why,
         };
         // Sending fails if the reader has disconnected.
@@ -168,18 +173,24 @@ where
 
 pub(super) async fn thread_events(
     State(engine): State<Arc<Engine>>,
-    Extension(client): Extension<Client>,
+    Extension(principal): Extension<Principal>,
     PathParams(id): PathParams<String>,
     headers: HeaderMap,
 ) -> Result<Response, ErrorResponse> {
     let id = ThreadId::new(id).map_err(|_| store::Error::NoThread)?;
     let last_sent = last_event_id(&headers)?;
-    let key = engine.store.thread(&id).await?.thread.key;
+    let key = engine.store.thread(&id, &principal.visible).await?.thread.key;
     // Subscribe before the first read, so that no change in between is missed.
     let listener = engine.hub.listen(key);
-    let stream =
-        ThreadStream { engine: Arc::clone(&engine), id, last_sent, sent_state: SentState::default() };
-    respond(&engine, client, |writer| stream.run(writer, listener))
+    let visible = principal.visible.clone();
+    let stream = ThreadStream {
+        engine: Arc::clone(&engine),
+        id,
+        visible,
+        last_sent,
+        sent_state: SentState::default(),
+    };
+    respond(&engine, principal, |writer| stream.run(writer, listener))
 }
 
 fn last_event_id(headers: &HeaderMap) -> Result<Seq, ErrorResponse> {
@@ -193,6 +204,7 @@ fn last_event_id(headers: &HeaderMap) -> Result<Seq, ErrorResponse> {
 struct ThreadStream {
     engine: Arc<Engine>,
     id: ThreadId,
+    visible: Visibility,
     /// Last entry that was sent.
     last_sent: Seq,
     sent_state: SentState,
@@ -239,7 +251,7 @@ impl ThreadStream {
     /// Sends new entries, then everything else that has changed.
     async fn catch_up(&mut self, writer: &Writer) -> StreamResult {
         let store = &self.engine.store;
-        let row = store.thread(&self.id).await?;
+        let row = store.thread(&self.id, &self.visible).await?;
         while self.last_sent < row.head.seq() {
             let page =
                 HistoryPage { after: self.last_sent, up_to: row.head.seq(), rows: PAGE, bytes: PAGE_BYTES };
@@ -285,7 +297,8 @@ impl ThreadStream {
     async fn send_questions(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
         let mut asked = Vec::new();
         if !row.head.questions().is_empty() {
-            for item in self.engine.store.inbox(Some(row.thread.key), PageRequest::first(PAGE)).await?.rows {
+            let (of, first) = (Some(row.thread.key), PageRequest::first(PAGE));
+            for item in self.engine.store.inbox(of, &Visibility::All, first).await?.rows {
                 let question = Question::from(item);
                 if !self.sent_state.questions.contains(&question) {
                     writer.send(&ThreadEvent::Question(question.clone())).await?;
@@ -318,18 +331,21 @@ fn digest(content: &Value) -> u64 {
     hasher.finish()
 }
 
-/// Streams the status of all threads and the questions that wait for users.
+/// Streams the status of all threads that the client sees, and the questions in them.
 pub(super) async fn all_events(
     State(engine): State<Arc<Engine>>,
-    Extension(client): Extension<Client>,
+    Extension(principal): Extension<Principal>,
 ) -> Result<Response, ErrorResponse> {
     let listener = engine.hub.listen_to_all();
-    let stream = AllStream { engine: Arc::clone(&engine), statuses: HashMap::new(), asked: HashMap::new() };
-    respond(&engine, client, |writer| stream.run(writer, listener))
+    let visible = principal.visible.clone();
+    let stream =
+        AllStream { engine: Arc::clone(&engine), visible, statuses: HashMap::new(), asked: HashMap::new() };
+    respond(&engine, principal, |writer| stream.run(writer, listener))
 }
 
 struct AllStream {
     engine: Arc<Engine>,
+    visible: Visibility,
     statuses: HashMap<ThreadId, Status>,
     /// Questions that were sent, by thread.
     asked: HashMap<ThreadId, Vec<Question>>,
@@ -345,9 +361,11 @@ impl AllStream {
             let result = tokio::select! {
                 () = tokio::time::sleep(HEARTBEAT) => writer.write(": alive\n\n".into()).await,
                 live = listener.next() => match live {
-                    Ok(LiveEvent::ThreadChanged { thread, status }) => self.thread_changed(writer, thread, status).await,
+                    Ok(LiveEvent::ThreadChanged { thread, .. } | LiveEvent::Notice { thread, .. })
+                        if !self.visible.includes(thread.user_id.as_ref()) => Ok(()),
+                    Ok(LiveEvent::ThreadChanged { thread, status }) => self.thread_changed(writer, &thread, status).await,
                     Ok(LiveEvent::Notice { thread, text }) => {
-                        let (thread_id, text) = (Some(thread.as_str().to_owned()), (*text).into());
+                        let (thread_id, text) = (Some(thread.id.as_str().to_owned()), (*text).into());
                         writer.send_of_all(&RuntimeEvent::Notice(Notice { thread_id, text })).await
                     }
                     Ok(LiveEvent::Delivery { id }) => self.send_delivery(writer, &id).await,
@@ -365,7 +383,7 @@ impl AllStream {
     async fn send_inbox(&mut self, writer: &Writer) -> StreamResult {
         let mut page_request = PageRequest::first(PAGE);
         loop {
-            let Page { rows, next } = self.engine.store.inbox(None, page_request).await?;
+            let Page { rows, next } = self.engine.store.inbox(None, &self.visible, page_request).await?;
             for item in rows {
                 self.send_question(writer, item.thread.clone(), item.into()).await?;
             }
@@ -375,7 +393,7 @@ impl AllStream {
     }
 
     async fn send_delivery(&self, writer: &Writer, id: &str) -> StreamResult {
-        match self.engine.store.delivery(id).await? {
+        match self.engine.store.delivery(id, &self.visible).await? {
             Some(row) => writer.send_of_all(&RuntimeEvent::Delivery(Delivery::from(row))).await,
             None => Ok(()),
         }
@@ -390,22 +408,23 @@ impl AllStream {
         Ok(())
     }
 
-    async fn thread_changed(&mut self, writer: &Writer, thread: ThreadId, status: Status) -> StreamResult {
+    async fn thread_changed(&mut self, writer: &Writer, thread: &Thread, status: Status) -> StreamResult {
+        let id = &thread.id;
         if self.statuses.len() >= REMEMBERED {
             self.statuses.clear();
             self.asked.clear();
         }
-        if self.statuses.insert(thread.clone(), status) != Some(status) {
-            let thread_id = thread.as_str().to_owned();
+        if self.statuses.insert(id.clone(), status) != Some(status) {
+            let thread_id = id.as_str().to_owned();
             writer.send_of_all(&RuntimeEvent::Status(ThreadStatus { thread_id, status })).await?;
         }
         if status != Status::NeedsYou {
-            self.asked.remove(&thread);
+            self.asked.remove(id);
             return Ok(());
         }
-        let key = self.engine.store.thread(&thread).await?.thread.key;
-        for item in self.engine.store.inbox(Some(key), PageRequest::first(PAGE)).await?.rows {
-            self.send_question(writer, thread.clone(), item.into()).await?;
+        let (of, first) = (Some(thread.key), PageRequest::first(PAGE));
+        for item in self.engine.store.inbox(of, &Visibility::All, first).await?.rows {
+            self.send_question(writer, id.clone(), item.into()).await?;
         }
         Ok(())
     }

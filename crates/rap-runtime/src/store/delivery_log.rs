@@ -8,7 +8,7 @@ pub(crate) use rap_api::{DeliveryKind, DeliveryOutcome};
 use rap_protocol::retry::Next;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 
-use super::{Cursor, ThreadKey};
+use super::{Cursor, ThreadKey, Visibility};
 
 /// Returns the outcome of an attempt.
 pub(crate) fn outcome_after(next: Next) -> DeliveryOutcome {
@@ -59,6 +59,7 @@ pub(crate) struct Delivery {
 pub(crate) struct DeliveryFilter {
     pub(crate) thread: Option<ThreadId>,
     pub(crate) outcome: Option<DeliveryOutcome>,
+    pub(crate) visible: Visibility,
     pub(crate) before: Option<Cursor>,
     pub(crate) limit: usize,
 }

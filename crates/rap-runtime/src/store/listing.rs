@@ -10,7 +10,7 @@ use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Thread, ThreadKey};
+use super::{Thread, ThreadKey, Visibility};
 
 /// Selects a page of a listing.
 #[derive(Debug, Clone, Default)]
@@ -85,6 +85,7 @@ impl FromStr for Cursor {
 pub(crate) struct ThreadFilter {
     pub(crate) status: Option<Status>,
     pub(crate) parent: Option<ThreadId>,
+    pub(crate) visible: Visibility,
     pub(crate) page_request: PageRequest,
 }
 

@@ -17,6 +17,7 @@ mod message_queue;
 mod prune;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod toolsets;
 mod work;
 mod writes;
@@ -38,10 +39,11 @@ use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::oneshot;
 
 use super::{
-    CallRow, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage, InboxItem,
-    Message, MessageClass, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery,
-    SessionKey, SessionToolset, StepSettings, Store, StoreCounts, SubscriptionRow, Thread, ThreadFilter,
-    ThreadKey, ThreadRow, Timer, TimerRow, ViewRow, Work, WorkKey, WorkKind, WorkQueue,
+    CallRow, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage,
+    InboxItem, Message, MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest,
+    Receipt, Redelivery, SessionKey, SessionToolset, StepSettings, Store, StoreCounts, SubscriptionRow,
+    Thread, ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewRow, Visibility,
+    Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::world::Clock;
 use access::Access;
@@ -50,7 +52,11 @@ pub(crate) use access::{CommitFault, Inline, Observed, ObservedOutcome};
 use apply::{Applied, Applier, Context, DisabledThreads};
 use message_queue::{MessageQueue, Pending};
 
-const MIGRATIONS: &[&str] = &[include_str!("sqlite/schema_1.sql"), include_str!("sqlite/schema_2.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("sqlite/schema_1.sql"),
+    include_str!("sqlite/schema_2.sql"),
+    include_str!("sqlite/schema_3.sql"),
+];
 /// Maximum number of messages in a batch.
 const BATCH: usize = 32;
 /// Maximum number of writer jobs that share a commit. A job is a batch of messages or a write outside a step.
@@ -427,9 +433,9 @@ impl Store for SqliteStore {
         results
     }
 
-    async fn thread(&self, id: &ThreadId) -> Result<ThreadRow, Error> {
-        let id = id.clone();
-        self.read(move |conn| history::thread(conn, &id)).await?.ok_or(Error::NoThread)
+    async fn thread(&self, id: &ThreadId, visible: &Visibility) -> Result<ThreadRow, Error> {
+        let (id, visible) = (id.clone(), visible.clone());
+        self.read(move |conn| history::thread(conn, &id, &visible)).await?.ok_or(Error::NoThread)
     }
 
     async fn threads(&self, filter: ThreadFilter) -> Result<Page<ThreadRow>, Error> {
@@ -484,22 +490,30 @@ impl Store for SqliteStore {
     async fn inbox(
         &self,
         thread: Option<ThreadKey>,
+        visible: &Visibility,
         page_request: PageRequest,
     ) -> Result<Page<InboxItem>, Error> {
-        let key = self.inner.key.clone();
-        self.read(move |conn| listings::inbox(conn, &key, thread, &page_request)).await
+        let (key, visible) = (self.inner.key.clone(), visible.clone());
+        self.read(move |conn| listings::inbox(conn, &key, thread, &visible, &page_request)).await
     }
 
-    async fn calls(&self, page_request: PageRequest) -> Result<Page<CallRow>, Error> {
-        self.read(move |conn| listings::calls(conn, &page_request)).await
+    async fn calls(&self, visible: &Visibility, page_request: PageRequest) -> Result<Page<CallRow>, Error> {
+        let visible = visible.clone();
+        self.read(move |conn| listings::calls(conn, &visible, &page_request)).await
     }
 
-    async fn subscriptions(&self, page_request: PageRequest) -> Result<Page<SubscriptionRow>, Error> {
-        self.read(move |conn| listings::subscriptions(conn, &page_request)).await
+    async fn subscriptions(
+        &self,
+        visible: &Visibility,
+        page_request: PageRequest,
+    ) -> Result<Page<SubscriptionRow>, Error> {
+        let visible = visible.clone();
+        self.read(move |conn| listings::subscriptions(conn, &visible, &page_request)).await
     }
 
-    async fn timers(&self, page_request: PageRequest) -> Result<Page<TimerRow>, Error> {
-        self.read(move |conn| listings::timers(conn, &page_request)).await
+    async fn timers(&self, visible: &Visibility, page_request: PageRequest) -> Result<Page<TimerRow>, Error> {
+        let visible = visible.clone();
+        self.read(move |conn| listings::timers(conn, &visible, &page_request)).await
     }
 
     async fn session_toolsets(&self, session: SessionKey) -> Result<Vec<SessionToolset>, Error> {
@@ -609,14 +623,37 @@ impl Store for SqliteStore {
         self.read(move |conn| delivery_log::list(conn, &filter)).await
     }
 
-    async fn delivery(&self, id: &str) -> Result<Option<Delivery>, Error> {
+    async fn delivery(&self, id: &str, visible: &Visibility) -> Result<Option<Delivery>, Error> {
         let Ok(number) = id.parse() else { return Ok(None) };
-        self.read(move |conn| delivery_log::get(conn, number)).await
+        let visible = visible.clone();
+        self.read(move |conn| delivery_log::get(conn, number, &visible)).await
     }
 
-    async fn redeliver(&self, id: &str, now: Timestamp) -> Result<Redelivery, Error> {
+    async fn redeliver(&self, id: &str, visible: &Visibility, now: Timestamp) -> Result<Redelivery, Error> {
         let Ok(number) = id.parse() else { return Ok(Redelivery::NoSuchDelivery) };
-        self.write(move |conn| delivery_log::redeliver(conn, number, now)).await
+        let visible = visible.clone();
+        self.write(move |conn| delivery_log::redeliver(conn, number, &visible, now)).await
+    }
+
+    async fn add_token(&self, token: NewClientToken, max: usize) -> Result<Option<TokenId>, Error> {
+        self.write(move |conn| tokens::add(conn, &token, max)).await
+    }
+
+    async fn token(&self, digest: &TokenDigest) -> Result<Option<ClientToken>, Error> {
+        let digest = *digest;
+        self.read(move |conn| tokens::find(conn, &digest)).await
+    }
+
+    async fn tokens(&self, page_request: PageRequest) -> Result<Page<ClientToken>, Error> {
+        self.read(move |conn| tokens::list(conn, &page_request)).await
+    }
+
+    async fn token_used(&self, id: TokenId, at: Timestamp) -> Result<(), Error> {
+        self.write(move |conn| tokens::used(conn, id, at)).await
+    }
+
+    async fn revoke_token(&self, id: TokenId) -> Result<bool, Error> {
+        self.write(move |conn| tokens::revoke(conn, id)).await
     }
 
     async fn prune(&self, keys_before: Timestamp, deliveries_before: Timestamp) -> Result<bool, Error> {

@@ -13,6 +13,7 @@ pub(crate) mod listings;
 pub(crate) mod records;
 pub(crate) mod steps;
 pub(crate) mod timers;
+pub(crate) mod tokens;
 pub(crate) mod work;
 
 use std::sync::Arc;
@@ -121,6 +122,13 @@ macro_rules! suite {
                 a_timer_that_has_moved_is_not_postponed
                 the_next_due_time_is_the_earliest_of_all_kinds
                 messages_are_due_in_sending_order
+            }
+            tokens {
+                a_token_is_found_by_its_digest_until_it_is_revoked
+                tokens_are_listed_page_by_page_and_their_number_is_bounded
+                every_listing_of_a_user_has_the_rows_of_that_user_only
+                a_message_of_a_user_reaches_threads_of_that_user_only
+                a_key_of_a_release_without_client_tokens_is_recognised
             }
             records {
                 a_session_keeps_its_toolset_when_a_discovery_fails

@@ -163,7 +163,7 @@ impl Applier {
         let mut applied = Vec::with_capacity(round.len());
         for at in round {
             let message = &batch[at];
-            let loaded = LoadedMessage { message, outcome: self.load(context, &message.target)? };
+            let loaded = LoadedMessage { message, outcome: self.load(context, message)? };
             #[cfg(test)]
             let thread = loaded.outcome.as_ref().ok().map(|loaded| loaded.thread.key);
             let done = self.apply_one(context, loaded, shared)?;
@@ -316,17 +316,20 @@ impl Applier {
     }
 
     /// Loads the thread of a message, or returns the reason why it cannot take the message.
-    fn load(&mut self, context: &Context<'_>, target: &Target) -> rusqlite::Result<Result<Loaded, Error>> {
-        let conn = context.conn;
+    fn load(&mut self, context: &Context<'_>, message: &Message) -> rusqlite::Result<Result<Loaded, Error>> {
+        let (conn, target) = (context.conn, &message.target);
         let key = match (self.find(conn, target)?, target) {
             (Lookup::Existing(_), Target::New(_) | Target::Fork { .. }) => return Ok(Err(Error::Exists)),
             (Lookup::Missing(_), Target::New(new)) => {
                 return Ok(Ok(heads::new_root(conn, new, context.now)?));
             }
-            (Lookup::Missing(_), Target::Fork { .. }) => return self.fork(context, target),
+            (Lookup::Missing(_), Target::Fork { .. }) => return self.fork(context, message),
             (Lookup::Missing(_), _) => return Ok(Err(Error::NoThread)),
             (Lookup::Existing(key), _) => key,
         };
+        if !heads::is_visible(conn, key, &message.visible)? {
+            return Ok(Err(Error::NoThread));
+        }
         if self.disabled.contains(key) {
             return Ok(Err(Error::Disabled));
         }
@@ -344,14 +347,14 @@ impl Applier {
         Ok(Ok(loaded))
     }
 
-    fn fork(&self, context: &Context<'_>, target: &Target) -> rusqlite::Result<Result<Loaded, Error>> {
-        let Target::Fork { source, at, id, incarnation } = target else {
+    fn fork(&self, context: &Context<'_>, message: &Message) -> rusqlite::Result<Result<Loaded, Error>> {
+        let Target::Fork { source, at, id, incarnation } = &message.target else {
             unreachable!("bug: the target is not a fork")
         };
         let conn = context.conn;
         let source = match heads::key_of(conn, source)? {
-            Some(key) => heads::load(conn, key)?,
-            None => None,
+            Some(key) if heads::is_visible(conn, key, &message.visible)? => heads::load(conn, key)?,
+            _ => None,
         };
         let Some(Loaded { thread: source, head, .. }) = source else { return Ok(Err(Error::NoThread)) };
         let point = history::fork_point(conn, &source, at.unwrap_or(head.seq()).min(head.seq()))?;

@@ -132,7 +132,12 @@ pub(super) fn repeated(
         let receipt = Receipt { thread: thread_id(row, 0)?, turn: row.get::<_, i64>(1)?.unsigned_abs() };
         Ok(crate::store::apply::same_request(key, row.get_ref(2)?.as_blob()?, receipt))
     };
-    statement.query_row([key.key.as_slice()], found).optional()
+    for digest in [Some(&key.key), key.former_key.as_ref()].into_iter().flatten() {
+        if let Some(repeated) = statement.query_row([digest.as_slice()], found).optional()? {
+            return Ok(Some(repeated));
+        }
+    }
+    Ok(None)
 }
 
 pub(super) fn save_idempotency_key(

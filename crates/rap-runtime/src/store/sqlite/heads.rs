@@ -7,7 +7,7 @@ use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use crate::store::{Loaded, NewThread, SessionKey, StepSettings, Thread, ThreadKey};
+use crate::store::{Loaded, NewThread, SessionKey, StepSettings, Thread, ThreadKey, Visibility};
 
 pub(super) const THREAD_COLUMNS: &str = "t.no, t.id, t.parent, t.root, t.born_at, t.ancestors, t.incarnation, t.agent, t.user_id, \
                                          t.title, t.created_at, t.version, t.head, t.source";
@@ -80,6 +80,13 @@ pub(super) fn load(conn: &Connection, key: ThreadKey) -> rusqlite::Result<Option
 pub(super) fn key_of(conn: &Connection, id: &ThreadId) -> rusqlite::Result<Option<ThreadKey>> {
     let mut statement = conn.prepare_cached("SELECT no FROM threads WHERE id = ?1")?;
     statement.query_row([id.as_str()], |row| row.get(0)).optional()
+}
+
+/// Returns true if a thread is visible, or if all are.
+pub(super) fn is_visible(conn: &Connection, key: ThreadKey, visible: &Visibility) -> rusqlite::Result<bool> {
+    let Visibility::User(user) = visible else { return Ok(true) };
+    let mut statement = conn.prepare_cached("SELECT 1 FROM threads WHERE no = ?1 AND user_id = ?2")?;
+    statement.exists(params![key, user.as_str()])
 }
 
 pub(super) fn loaded(row: &Row<'_>) -> rusqlite::Result<Loaded> {

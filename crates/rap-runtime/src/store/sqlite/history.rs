@@ -4,14 +4,14 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use rap_agent::prompt::visible_entries;
 use rap_agent::{Arguments, Cause, Entry, ForkPoint, ForkSearch, Item, Seq, Speaker};
-use rap_protocol::{CallId, ThreadId, Timestamp};
+use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value};
 
 use super::facts;
 use super::heads::{self, THREAD_COLUMNS, thread_id, unreadable};
 use super::writes::entry_key;
-use crate::store::{HistoryPage, Loaded, Thread, ThreadKey, ThreadRow};
+use crate::store::{HistoryPage, Loaded, Thread, ThreadKey, ThreadRow, Visibility};
 
 /// Returns the query for [`thread_row`], without a condition.
 pub(super) fn thread_rows() -> String {
@@ -35,9 +35,14 @@ pub(super) fn thread_row(row: &Row<'_>) -> rusqlite::Result<ThreadRow> {
     })
 }
 
-pub(super) fn thread(conn: &Connection, id: &ThreadId) -> rusqlite::Result<Option<ThreadRow>> {
-    let sql = format!("{} WHERE t.id = ?1", thread_rows());
-    conn.prepare_cached(&sql)?.query_row([id.as_str()], thread_row).optional()
+pub(super) fn thread(
+    conn: &Connection,
+    id: &ThreadId,
+    visible: &Visibility,
+) -> rusqlite::Result<Option<ThreadRow>> {
+    let sql = format!("{} WHERE t.id = ?1 AND (?2 IS NULL OR t.user_id = ?2)", thread_rows());
+    let user = visible.user().map(UserId::as_str);
+    conn.prepare_cached(&sql)?.query_row(params![id.as_str(), user], thread_row).optional()
 }
 
 /// Returns a page of a history in which synthetic calls show the arguments of the original call.

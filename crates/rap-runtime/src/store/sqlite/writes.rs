@@ -7,7 +7,7 @@ use rap_agent::{
     Write, texts,
 };
 use rap_io::secret_box::Key;
-use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
+use rap_protocol::{CallId, EventId, ThreadId, Timestamp, UserId};
 use rusqlite::{Connection, params};
 use serde_json::{Value, json};
 
@@ -89,6 +89,10 @@ impl StepWriter<'_> {
         Ok(None)
     }
 
+    fn user(&self) -> Option<&str> {
+        self.thread.user_id.as_ref().map(UserId::as_str)
+    }
+
     fn limits(&self) -> &Limits {
         self.rules.limits(&self.thread.agent)
     }
@@ -137,8 +141,8 @@ impl StepWriter<'_> {
 
     fn open(&self, call: &OpenCall) -> rusqlite::Result<()> {
         let mut statement = self.conn.prepare_cached(
-            "INSERT INTO calls (thread, id, state, call_id, name, server, seq, since, until, invoke_at, root) \
-             VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+            "INSERT INTO calls (thread, id, state, call_id, name, server, seq, since, until, invoke_at, root, user_id) \
+             VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
         )?;
         statement.execute(params![
             self.thread.key,
@@ -151,6 +155,7 @@ impl StepWriter<'_> {
             call.until.map(|until| until.0),
             call.is_sent().then_some(call.since.0),
             self.thread.session,
+            self.user(),
         ])?;
         Ok(())
     }
@@ -206,11 +211,11 @@ impl StepWriter<'_> {
         };
         let context = question_context(self.thread, no);
         let sealed = self.key.seal(plain.to_string().as_bytes(), &context);
-        let sql = "INSERT OR REPLACE INTO questions (thread, no, call, body, asked_at, root, server) \
-                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, \
+        let sql = "INSERT OR REPLACE INTO questions (thread, no, call, body, asked_at, root, user_id, server) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, \
                    coalesce((SELECT server FROM calls WHERE thread = ?1 AND id = ?3), ''))";
-        let session = self.thread.session;
-        let row = params![self.thread.key, no.cast_signed(), call.as_str(), sealed, self.now.0, session];
+        let Thread { key, session, .. } = self.thread;
+        let row = params![key, no.cast_signed(), call.as_str(), sealed, self.now.0, session, self.user()];
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }

@@ -16,7 +16,7 @@ use serde_json::{Map, json};
 use super::Database;
 use crate::store::{
     Committed, DuePage, DueWork, Error, HistoryPage, Message, MessageClass, NewThread, Receipt, SessionKey,
-    StepSettings, Store, Target, Thread, ThreadKey, ThreadRow, WorkKey, WorkKind, WorkQueue,
+    StepSettings, Store, Target, Thread, ThreadKey, ThreadRow, Visibility, WorkKey, WorkKind, WorkQueue,
 };
 use crate::world::Clock;
 
@@ -147,7 +147,7 @@ impl Fixture {
     }
 
     pub(crate) async fn row(&self, thread: &str) -> ThreadRow {
-        self.store.thread(&id(thread)).await.unwrap()
+        self.store.thread(&id(thread), &Visibility::All).await.unwrap()
     }
 
     pub(crate) async fn key(&self, thread: &str) -> ThreadKey {

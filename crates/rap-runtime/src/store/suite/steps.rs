@@ -11,7 +11,9 @@ use super::fixture::{
     Fixture, SERVER, all, answer, calls, enqueued, entry_text, event, id, inline_event, plans, result,
     seconds, spawns, subscribed, to, user,
 };
-use crate::store::{Committed, Error, Message, SessionToolset, StoredToolset, Target, Thread, WorkKind};
+use crate::store::{
+    Committed, Error, Message, SessionToolset, StoredToolset, Target, Thread, Visibility, WorkKind,
+};
 
 /// Compares the stored data with the last steps: the head of each thread, every entry and every child.
 async fn check_written(fixture: &Fixture) {
@@ -44,7 +46,7 @@ async fn entry_of(fixture: &Fixture, thread: &Thread, seq: Seq) -> rap_agent::En
 }
 
 async fn check_child(fixture: &Fixture, parent: &Thread, spawn: &Spawn, child: &Arc<Thread>) {
-    let row = fixture.store.thread(&spawn.id).await.unwrap();
+    let row = fixture.store.thread(&spawn.id, &Visibility::All).await.unwrap();
     assert_eq!(*row.thread, **child);
     assert_eq!(row.head, spawn.head);
     assert_eq!((child.incarnation, child.inherits), (spawn.incarnation, spawn.at));
@@ -183,7 +185,11 @@ pub(crate) async fn a_dropped_backlog_is_deleted(database: Box<dyn Database>) {
     fixture.create("root", Some("hello")).await;
     let call = fixture.subscribe("root").await;
     let waiting = || async {
-        let page = fixture.store.subscriptions(crate::store::PageRequest::first(10)).await.unwrap();
+        let page = fixture
+            .store
+            .subscriptions(&Visibility::All, crate::store::PageRequest::first(10))
+            .await
+            .unwrap();
         page.rows.iter().map(|row| row.waiting).collect::<Vec<_>>()
     };
     for number in 0..4 {
