@@ -13,12 +13,15 @@ use http_body::{Frame, SizeHint};
 use rap_io::body::{BodyLimits, BodyMemory};
 use rap_protocol::CallId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use crate::settings::Limits;
 use crate::store::ThreadKey;
 
 /// Maximum number of concurrent requests with one callback URL.
 const REQUESTS_PER_CALLBACK_URL: usize = 16;
+/// Maximum number of subscriptions whose rate of events is remembered.
+const RATES: usize = 16_384;
 /// Maximum number of event streams of a client.
 const STREAMS_PER_CLIENT: usize = 256;
 /// Maximum number of requests that read from the store at the same time, in total and for one client. Further ones
@@ -90,11 +93,48 @@ impl<K: Eq + Hash> Drop for Share<K> {
     }
 }
 
+/// Rates of events of subscriptions. Events of one second may come at once.
+struct Rates {
+    /// Time that each event takes of its second; `None` without a limit.
+    interval: Option<Duration>,
+    /// Time up to which the events of a subscription have used their seconds. Times that have passed mean nothing.
+    used_up_to: Mutex<HashMap<(ThreadKey, CallId), Instant>>,
+}
+
+impl Rates {
+    const WINDOW: Duration = Duration::from_secs(1);
+
+    fn new(per_second: Option<u64>) -> Rates {
+        let each = |events: u64| Rates::WINDOW / u32::try_from(events.max(1)).unwrap_or(u32::MAX);
+        Rates { interval: per_second.map(each), used_up_to: Mutex::default() }
+    }
+
+    /// Counts an event. Returns false if it comes too early.
+    fn admit(&self, subscription: (ThreadKey, CallId), now: Instant) -> bool {
+        let Some(interval) = self.interval else { return true };
+        let mut all = self.used_up_to.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= RATES && !all.contains_key(&subscription) {
+            all.retain(|_, used_up_to| *used_up_to > now);
+            if all.len() >= RATES {
+                return false;
+            }
+        }
+        let used_up_to = all.entry(subscription).or_insert(now);
+        let next = (*used_up_to).max(now) + interval;
+        let admitted = next <= now + Rates::WINDOW;
+        if admitted {
+            *used_up_to = next;
+        }
+        admitted
+    }
+}
+
 /// The resources that requests share.
 pub(crate) struct Admission {
     pub(super) request_memory: BodyMemory,
     pub(super) body_limits: BodyLimits,
     callbacks: Arc<Shares<(ThreadKey, CallId)>>,
+    events: Rates,
     requests: Arc<Shares<Client>>,
     streams: Arc<Shares<Client>>,
     readers: Arc<Semaphore>,
@@ -113,6 +153,7 @@ impl Admission {
             request_memory: BodyMemory::new(REQUEST_BYTES),
             body_limits: BodyLimits { bytes: limits.body, within: limits.request_within },
             callbacks: Shares::new(REQUESTS_PER_CALLBACK_URL),
+            events: Rates::new(limits.events_per_second),
             requests: Shares::new(limits.connections.div_ceil(2)),
             streams: Shares::new(STREAMS_PER_CLIENT),
             readers: Arc::new(Semaphore::new(READERS)),
@@ -125,6 +166,11 @@ impl Admission {
 
     pub(super) fn callback(&self, thread: ThreadKey, call: &CallId) -> Option<Share<(ThreadKey, CallId)>> {
         self.callbacks.take((thread, call.clone()), 1)
+    }
+
+    /// Returns whether another event of a subscription is allowed now.
+    pub(super) fn event(&self, thread: ThreadKey, call: &CallId) -> bool {
+        self.events.admit((thread, call.clone()), Instant::now())
     }
 
     pub(super) fn request(&self, client: Client) -> Option<Share<Client>> {
@@ -237,6 +283,34 @@ mod tests {
         assert!(shares.take("a", 2).is_some());
         drop(_one);
         assert!(shares.used().is_empty());
+    }
+
+    #[test]
+    fn events_of_a_second_may_come_at_once_and_further_ones_at_the_rate() {
+        let rates = Rates::new(Some(4));
+        let (one, two) = [1, 2]
+            .map(|no| (ThreadKey::from_bytes(i64::to_be_bytes(no)), CallId::new("call").unwrap()))
+            .into();
+        let (start, quarter) = (Instant::now(), Duration::from_millis(250));
+        let admitted =
+            |key: &(ThreadKey, CallId), at| (0..6).filter(|_| rates.admit(key.clone(), at)).count();
+        assert_eq!(admitted(&one, start), 4);
+        assert_eq!(admitted(&two, start), 4, "subscriptions do not share a rate");
+        assert_eq!(admitted(&one, start + quarter), 1);
+        assert_eq!(admitted(&one, start + quarter), 0);
+        assert_eq!(admitted(&one, start + 20 * quarter), 4, "unused time is not saved");
+        assert!((0..9).all(|_| Rates::new(None).admit(one.clone(), start)));
+    }
+
+    #[test]
+    fn the_memory_for_rates_is_bounded() {
+        let rates = Rates::new(Some(1000));
+        let key = |no| (ThreadKey::from_bytes(i64::to_be_bytes(no)), CallId::new("call").unwrap());
+        let start = Instant::now();
+        assert!((0..RATES as i64).all(|no| rates.admit(key(no), start)));
+        assert!(!rates.admit(key(-1), start));
+        assert!(rates.admit(key(-1), start + Rates::WINDOW));
+        assert_eq!(rates.used_up_to.lock().unwrap().len(), 1);
     }
 
     #[test]
