@@ -38,7 +38,7 @@ use url::Url;
 
 use crate::function::Functions;
 use crate::http::Admission;
-use crate::hub::{Hub, LiveEvent};
+use crate::hub::{Changes, Hub, LiveEvent};
 use crate::settings::{Agent, Settings, SettingsError};
 use crate::store::sqlite::sibling_path;
 use crate::store::{
@@ -46,7 +46,7 @@ use crate::store::{
     Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::token::Tokens;
-use crate::toolsets::Toolsets;
+use crate::toolsets::{DiscoveryTimes, Toolsets};
 use crate::world::{HttpLimits, World};
 use dispatch::{Dispatcher, Slots};
 use metrics::Metrics;
@@ -96,7 +96,7 @@ pub(crate) struct Engine {
     /// Rules for URLs that tools name.
     urls: Arc<UrlRules>,
     pub(crate) tokens: Tokens,
-    pub(crate) toolsets: Toolsets,
+    pub(crate) toolsets: Arc<Toolsets>,
     functions: Functions,
     validations: Validations<String>,
     pub(crate) hub: Hub,
@@ -164,16 +164,19 @@ impl Engine {
         let functions =
             Functions::new(&settings.functions).expect("bug: the functions were checked with the settings");
         let (servers, urls) = (settings.tool_servers.clone(), Arc::new(settings.url_rules()));
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let engine = Arc::new(Engine {
-            store,
             tokens: Tokens::new([key], limits.callback_token_lifetime),
             toolsets: Toolsets::new(
                 servers,
                 functions.document(),
                 Arc::clone(&urls),
                 world.clone(),
-                limits.discovery_timeout,
+                Arc::clone(&store),
+                DiscoveryTimes { timeout: limits.discovery_timeout, wait: limits.discovery_wait },
+                (tasks.clone(), stop.clone()),
             ),
+            store,
             urls,
             functions,
             validations: Validations::default(),
@@ -187,8 +190,8 @@ impl Engine {
             clock_due: Notify::new(),
             clock_at: AtomicI64::new(i64::MAX),
             record_due: Notify::new(),
-            tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
+            tasks,
+            stop,
             handle: Handle::current(),
             world,
             settings,
@@ -224,14 +227,16 @@ impl Engine {
         let status = step.head.status();
         tracing::debug!(thread = %thread.id, status = status.as_str(), effects = step.effects.len(), "step");
         if self.hub.has_listeners() {
-            self.hub.publish(thread.key, LiveEvent::ThreadChanged { thread: thread.id.clone(), status });
+            let (id, changes) = (thread.id.clone(), Changes::of(&step));
+            self.hub.publish(thread.key, LiveEvent::ThreadChanged { thread: id, status, changes });
         }
         children.reverse();
         for write in step.writes {
             let Write::Spawn(spawn) = write else { continue };
             let Some(child) = children.pop() else { continue };
             let status = spawn.head.status();
-            self.hub.publish(child.key, LiveEvent::ThreadChanged { thread: child.id.clone(), status });
+            let (id, changes) = (child.id.clone(), Changes::default());
+            self.hub.publish(child.key, LiveEvent::ThreadChanged { thread: id, status, changes });
             self.carry_out_all(&child, spawn.effects, Some(&spawn.head).filter(|_| !late));
         }
         self.carry_out_all(&thread, step.effects, Some(&step.head).filter(|_| !late));

@@ -16,7 +16,7 @@ use crate::store::{
     CallRow, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage, InboxItem,
     Message, MessageClass, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery, SessionKey,
     SessionToolset, SqliteStore, Store, StoreCounts, SubscriptionRow, Thread, ThreadFilter, ThreadKey,
-    ThreadRow, Timer, TimerRow, ViewRow, Work, WorkKey, WorkKind, WorkQueue,
+    ThreadRow, Timer, TimerRow, ViewKey, ViewRow, Work, WorkKey, WorkKind, WorkQueue,
 };
 
 pub(super) struct SimStore {
@@ -101,8 +101,16 @@ impl Store for SimStore {
         self.with_pauses(self.store.has_call(thread, call)).await
     }
 
-    async fn views(&self, thread: ThreadKey) -> Result<Vec<ViewRow>, Error> {
-        self.store.views(thread).await
+    async fn views(
+        &self,
+        thread: ThreadKey,
+        after: Option<ViewKey>,
+    ) -> Result<Page<ViewRow, ViewKey>, Error> {
+        self.store.views(thread, after).await
+    }
+
+    async fn view(&self, thread: ThreadKey, key: &ViewKey) -> Result<Option<ViewRow>, Error> {
+        self.store.view(thread, key).await
     }
 
     async fn inbox(

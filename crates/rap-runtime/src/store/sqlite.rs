@@ -41,7 +41,7 @@ use super::{
     CallRow, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage, InboxItem,
     Message, MessageClass, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery, Rules,
     SessionKey, SessionToolset, Store, StoreCounts, SubscriptionRow, Thread, ThreadFilter, ThreadKey,
-    ThreadRow, Timer, TimerRow, ViewRow, Work, WorkKey, WorkKind, WorkQueue,
+    ThreadRow, Timer, TimerRow, ViewKey, ViewRow, Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::world::Clock;
 use access::Access;
@@ -477,8 +477,17 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn views(&self, thread: ThreadKey) -> Result<Vec<ViewRow>, Error> {
-        self.read(move |conn| listings::views(conn, thread)).await
+    async fn views(
+        &self,
+        thread: ThreadKey,
+        after: Option<ViewKey>,
+    ) -> Result<Page<ViewRow, ViewKey>, Error> {
+        self.read(move |conn| listings::views(conn, thread, after.clone())).await
+    }
+
+    async fn view(&self, thread: ThreadKey, key: &ViewKey) -> Result<Option<ViewRow>, Error> {
+        let key = key.clone();
+        self.read(move |conn| listings::view(conn, thread, &key)).await
     }
 
     async fn inbox(
