@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use rap_protocol::{Body, Content};
 
-use super::turns::{OLD_IMAGE, UNUSABLE_IMAGE, is_usable, omitted_image_text};
+use super::messages::{OLD_IMAGE, UNUSABLE_IMAGE, is_usable, omitted_image_text};
 use super::{IMAGES, IMAGES_BYTES, RESULT_BYTES, RESULTS_BYTES};
 use crate::{Entry, Item, Seq};
 

@@ -21,8 +21,8 @@ use futures_util::FutureExt;
 use futures_util::stream::poll_fn;
 use rap_agent::Seq;
 use rap_api::{
-    CallEvent, CallState, Delivery, Delta, End as EndEvent, Event, Notice, OpenCall, Question, RuntimeEvent,
-    Status, StatusEvent, ThreadStatus,
+    CallEvent, CallState, Delivery, Delta, End as EndEvent, Notice, OpenCall, Question, RuntimeEvent, Status,
+    StatusEvent, ThreadEvent, ThreadStatus,
 };
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde_json::{Value, json};
@@ -79,7 +79,7 @@ struct Writer {
 }
 
 impl Writer {
-    async fn send(&self, event: &Event) -> StreamResult {
+    async fn send(&self, event: &ThreadEvent) -> StreamResult {
         self.write(frame(event.name(), &json!(event))).await
     }
 
@@ -87,7 +87,7 @@ impl Writer {
         self.write(frame(event.name(), &json!(event))).await
     }
 
-    async fn send_entry(&self, seq: Seq, entry: Event) -> StreamResult {
+    async fn send_entry(&self, seq: Seq, entry: ThreadEvent) -> StreamResult {
         self.write(format!("id: {seq}\n{}", frame(entry.name(), &json!(entry)))).await
     }
 
@@ -115,7 +115,7 @@ fn end_event(end: End) -> Option<Bytes> {
             "the store is not available; reconnect"
         }
     };
-    let event = Event::End(EndEvent { reason: reason.into() });
+    let event = ThreadEvent::End(EndEvent { reason: reason.into() });
     Some(frame(event.name(), &json!(event)).into())
 }
 
@@ -221,10 +221,10 @@ impl ThreadStream {
                 live = listener.next() => match live {
                     Ok(LiveEvent::ThreadChanged { changes, .. }) => self.catch_up(writer, changes).await,
                     Ok(LiveEvent::Delta { turn, attempt, text }) => {
-                        writer.send(&Event::Delta(Delta { turn, attempt, text: (*text).into() })).await
+                        writer.send(&ThreadEvent::Delta(Delta { turn, attempt, text: (*text).into() })).await
                     }
                     Ok(LiveEvent::Notice { text, .. }) => {
-                        writer.send(&Event::Notice(Notice { thread_id: None, text: (*text).into() })).await
+                        writer.send(&ThreadEvent::Notice(Notice { thread_id: None, text: (*text).into() })).await
                     }
                     Ok(LiveEvent::Delivery { .. }) => Ok(()),
                     Err(RecvError::Lagged(_)) => return End::Reason(TOO_SLOW),
@@ -269,7 +269,7 @@ impl ThreadStream {
                 break;
             }
             for (seq, stored) in entries {
-                writer.send_entry(seq, Event::Entry(entry((seq, stored)))).await?;
+                writer.send_entry(seq, ThreadEvent::Entry(entry((seq, stored)))).await?;
                 self.last_sent = seq;
             }
         }
@@ -279,7 +279,7 @@ impl ThreadStream {
     async fn send_status(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
         let status = status_event(&row.head);
         if self.sent_state.status.as_ref() != Some(&status) {
-            writer.send(&Event::Status(status.clone())).await?;
+            writer.send(&ThreadEvent::Status(status.clone())).await?;
             self.sent_state.status = Some(status);
         }
         Ok(())
@@ -290,13 +290,15 @@ impl ThreadStream {
         for call in row.head.open_calls() {
             let shown = open_call(call);
             if !self.sent_state.calls.contains_key(&call.id) {
-                writer.send(&Event::Call(CallEvent { call: shown.clone(), state: CallState::Open })).await?;
+                writer
+                    .send(&ThreadEvent::Call(CallEvent { call: shown.clone(), state: CallState::Open }))
+                    .await?;
             }
             open.insert(call.id.clone(), shown);
         }
         for (id, call) in std::mem::replace(&mut self.sent_state.calls, open) {
             if !self.sent_state.calls.contains_key(&id) {
-                writer.send(&Event::Call(CallEvent { call, state: CallState::Settled })).await?;
+                writer.send(&ThreadEvent::Call(CallEvent { call, state: CallState::Settled })).await?;
             }
         }
         Ok(())
@@ -309,7 +311,7 @@ impl ThreadStream {
         } else if changes.questions {
             let asked = questions(&self.engine, row.thread.key).await?;
             for question in asked.iter().filter(|question| !self.sent_state.questions.contains(question)) {
-                writer.send(&Event::Question(question.clone())).await?;
+                writer.send(&ThreadEvent::Question(question.clone())).await?;
             }
             self.sent_state.questions = asked;
         }
@@ -323,7 +325,7 @@ impl ThreadStream {
             page.rows.sort_by_key(|view| view.at);
             for view in page.rows {
                 self.sent_state.first_views.insert(view.key.clone(), (view.at, digest(&view.content)));
-                writer.send(&Event::View(view.into())).await?;
+                writer.send(&ThreadEvent::View(view.into())).await?;
             }
             after = page.next;
             if after.is_none() {
@@ -336,7 +338,7 @@ impl ThreadStream {
         let Some(view) = self.engine.store.view(row.thread.key, &key).await? else { return Ok(()) };
         let sent = self.sent_state.first_views.remove(&key);
         if sent != Some((view.at, digest(&view.content))) {
-            writer.send(&Event::View(view.into())).await?;
+            writer.send(&ThreadEvent::View(view.into())).await?;
         }
         Ok(())
     }
