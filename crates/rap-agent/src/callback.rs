@@ -25,6 +25,7 @@ impl StepBuilder<'_> {
             return Err(Ignored::UnknownCall);
         }
         if let Some(open) = self.take_from_batch(&call) {
+            let result = self.limit_size(result);
             let ToolResult { content, display, .. } = self.confirm(open, result);
             self.append(Item::Result { call_id: call, content, display, synthetic: false });
             self.note_external_input();
@@ -34,6 +35,7 @@ impl StepBuilder<'_> {
         // A late result of an open call is never refused: the limit of open calls bounds their number.
         if let Some(open) = self.take_from_background(&call) {
             let name = open.name.clone();
+            let result = self.limit_size(result);
             let result = self.confirm(open, result);
             let items = self.synthetic(&name, &call, texts::late_kind(&call), result);
             self.handle_input(items, TurnReason::External);
@@ -64,6 +66,18 @@ impl StepBuilder<'_> {
         self.settle(call, CallState::Returned);
         self.handle_input(items, TurnReason::External);
         Ok(())
+    }
+
+    /// Replaces a result that does not fit into the next prompt together with the others. Its call is over all the same.
+    fn limit_size(&mut self, result: ToolResult) -> ToolResult {
+        let (bytes, limit) = (result.bytes(), self.limits.result_bytes);
+        let total = self.head.result_bytes.saturating_add(bytes);
+        if total > limit {
+            let subscription = result.subscription;
+            return ToolResult { subscription, ..ToolResult::text(texts::result_too_large(bytes, limit)) };
+        }
+        self.head.result_bytes = total;
+        result
     }
 
     /// Settles an open call by its result, which may confirm a subscription.

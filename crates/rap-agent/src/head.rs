@@ -32,6 +32,8 @@ pub struct Head {
     pub(crate) summarised_up_to: Seq,
     /// Input tokens of the last answer; 0 if unknown or outdated.
     pub(crate) prompt_tokens: u64,
+    /// Size of the results since the last model request, in bytes.
+    pub(crate) result_bytes: u64,
     /// Number of ids that the thread has made: for calls, questions and children.
     pub(crate) ids: u64,
     /// Open calls that have a placeholder result in the history.
@@ -446,6 +448,7 @@ impl Head {
             answered_up_to: 0,
             summarised_up_to: 0,
             prompt_tokens: 0,
+            result_bytes: 0,
             ids: 0,
             background: Vec::new(),
             subscriptions: Vec::new(),

@@ -3,7 +3,7 @@
 //! An input describes only what happened. Stored state that a step needs besides the head is in [`crate::Facts`].
 
 use rap_api::OnBusy;
-use rap_protocol::{AuthUrl, Body, CallId, EventId, ResponseUrl, Segment, ThreadId, Timestamp};
+use rap_protocol::{AuthUrl, Body, CallId, Content, EventId, ResponseUrl, Segment, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -313,6 +313,24 @@ impl ToolResult {
     /// Returns a result that is plain text and confirms no subscription.
     pub fn text(text: impl Into<String>) -> ToolResult {
         ToolResult { content: Body::Text(text.into()), display: Vec::new(), subscription: false }
+    }
+
+    /// Size of the texts and images, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        let part = |part: &Content| match part {
+            Content::Text { text } => text.len(),
+            Content::Image(image) => image.data.len(),
+        };
+        let segment = |segment: &Segment| match segment {
+            Segment::Text(text) => text.len(),
+            Segment::Diff { path, patch } => path.len() + patch.len(),
+            Segment::Image(image) => image.data.len(),
+        };
+        let content = match &self.content {
+            Body::Text(text) => text.len(),
+            Body::Content(parts) => parts.iter().map(part).sum(),
+        };
+        (content + self.display.iter().map(segment).sum::<usize>()) as u64
     }
 }
 

@@ -196,6 +196,9 @@ limits! {
         /// Maximum total size of the input that a busy thread holds, and of the waiting events of each subscription. All
         /// of it is read at once.
         held_bytes as held_bytes_per_thread: u64 = 16 * MIB, Valid::Size(1..=1024 * MIB);
+        /// Maximum total size of the results that a thread receives between two model requests. All of them are read at
+        /// once. A result beyond it is replaced by an error that states its size.
+        result_bytes as result_bytes_per_turn: u64 = 16 * MIB, Valid::Size(1..=1024 * MIB);
         /// Maximum time that an event is held while calls are open, and that an event child which waits counts as at work.
         hold_max: Duration = seconds(60), Valid::Duration;
         /// Maximum number of open children that the model of a thread spawned, and of event children at work for its
@@ -256,6 +259,9 @@ limits! {
         lost_after: Duration = minutes(15), Valid::DurationAboveZero;
         /// Time within which a tool server has to answer discovery.
         discovery_timeout: Duration = seconds(5), Valid::DurationAboveZero;
+        /// Time for which a model request waits for the discovery of tools. Tools that arrive later are offered with the
+        /// next request.
+        discovery_wait: Duration = seconds(1), Valid::Duration;
         /// Number of attempts for a model request before the turn fails.
         model_attempts: u32 = 5, Valid::Count(POSITIVE);
         /// Maximum number of concurrent requests to one model server.
@@ -268,6 +274,9 @@ limits! {
         body: usize = BODY_BYTES, Valid::Size(1024..=BODY_BYTES as u64);
         /// Maximum size of a view.
         view_bytes: usize = 256 * KIB, Valid::Size(1..=BODY_BYTES as u64);
+        /// Maximum number of events of a subscription in a second, or "none". Beyond it, events are refused with 503 and have
+        /// to be sent again.
+        events_per_second: Option<u64> = Some(1000), Valid::CountOrNone;
         /// Lifetime of a callback URL, or "none" for as long as its call or subscription.
         callback_token_lifetime: Option<Duration> = None, Valid::DurationOrNone;
         /// Time for which the Idempotency-Key of a client's request is remembered. The name is that of the first release: the

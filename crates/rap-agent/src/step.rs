@@ -486,6 +486,7 @@ impl<'a> StepBuilder<'a> {
     fn begin_turn(&mut self) {
         self.head.turn += 1;
         self.head.turns_since_external_input += 1;
+        self.head.result_bytes = 0;
         let up_to = self.head.seq;
         let (dropped, failing_since) = (self.dropped, self.failing_since);
         self.head.phase = Phase::Asking(TurnInProgress { up_to, dropped, failing_since });

@@ -33,6 +33,8 @@ struct StoredHead<'a> {
     summarised: Seq,
     #[serde(default, skip_serializing_if = "is_zero")]
     read: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    result_bytes: u64,
     minted: u64,
     #[serde(default, skip_serializing_if = "is_empty")]
     batch: Cow<'a, [OpenCall]>,
@@ -120,6 +122,7 @@ impl Serialize for Head {
             answered: self.answered_up_to,
             summarised: self.summarised_up_to,
             read: self.prompt_tokens,
+            result_bytes: self.result_bytes,
             minted: self.ids,
             batch: self.batch().into(),
             running: (&self.background).into(),
@@ -172,6 +175,7 @@ impl<'de> Deserialize<'de> for Head {
             answered_up_to: stored.answered,
             summarised_up_to: stored.summarised,
             prompt_tokens: stored.read,
+            result_bytes: stored.result_bytes,
             ids: stored.minted,
             background: stored.running.into_owned(),
             subscriptions: stored.subscriptions.into_owned(),

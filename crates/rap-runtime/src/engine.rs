@@ -38,7 +38,7 @@ use url::Url;
 
 use crate::function::Functions;
 use crate::http::Admission;
-use crate::hub::{Hub, LiveEvent};
+use crate::hub::{Changes, Hub, LiveEvent};
 use crate::settings::{Agent, Settings, SettingsError};
 use crate::store::sqlite::sibling_path;
 use crate::store::{
@@ -46,7 +46,7 @@ use crate::store::{
     StepSettings, Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::token::Tokens;
-use crate::toolsets::Toolsets;
+use crate::toolsets::{DiscoveryTimes, Toolsets};
 use crate::world::{HttpLimits, World};
 use deferred_writes::DeferredRecords;
 use dispatch::{Dispatcher, Slots};
@@ -96,7 +96,7 @@ pub(crate) struct Engine {
     /// Rules for URLs that tools name.
     urls: Arc<UrlRules>,
     pub(crate) tokens: Tokens,
-    pub(crate) toolsets: Toolsets,
+    pub(crate) toolsets: Arc<Toolsets>,
     functions: Functions,
     validations: Validations<String>,
     pub(crate) hub: Hub,
@@ -166,16 +166,19 @@ impl Engine {
         let functions =
             Functions::new(&settings.functions).expect("bug: the functions were checked with the settings");
         let (servers, urls) = (settings.tool_servers.clone(), Arc::new(settings.url_rules()));
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let engine = Arc::new(Engine {
-            store,
             tokens: Tokens::new([key], limits.callback_token_lifetime),
             toolsets: Toolsets::new(
                 servers,
                 functions.document(),
                 Arc::clone(&urls),
                 world.clone(),
-                limits.discovery_timeout,
+                Arc::clone(&store),
+                DiscoveryTimes { timeout: limits.discovery_timeout, wait: limits.discovery_wait },
+                (tasks.clone(), stop.clone()),
             ),
+            store,
             urls,
             functions,
             validations: Validations::default(),
@@ -189,8 +192,8 @@ impl Engine {
             clock_due: Notify::new(),
             clock_at: AtomicI64::new(i64::MAX),
             record_due: Notify::new(),
-            tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
+            tasks,
+            stop,
             revocations: watch::Sender::default(),
             handle: Handle::current(),
             world,
@@ -227,14 +230,16 @@ impl Engine {
         let status = step.head.status();
         tracing::debug!(thread = %thread.id, status = status.as_str(), effects = step.effects.len(), "step");
         if self.hub.has_listeners() {
-            self.hub.publish(thread.key, LiveEvent::ThreadChanged { thread: Arc::clone(&thread), status });
+            let (changed, changes) = (Arc::clone(&thread), Changes::of(&step));
+            self.hub.publish(thread.key, LiveEvent::ThreadChanged { thread: changed, status, changes });
         }
         children.reverse();
         for write in step.writes {
             let Write::Spawn(spawn) = write else { continue };
             let Some(child) = children.pop() else { continue };
             let status = spawn.head.status();
-            self.hub.publish(child.key, LiveEvent::ThreadChanged { thread: Arc::clone(&child), status });
+            let (spawned, changes) = (Arc::clone(&child), Changes::default());
+            self.hub.publish(child.key, LiveEvent::ThreadChanged { thread: spawned, status, changes });
             self.carry_out_all(&child, spawn.effects, Some(&spawn.head).filter(|_| !late));
         }
         self.carry_out_all(&thread, step.effects, Some(&step.head).filter(|_| !late));

@@ -35,7 +35,7 @@ pub(crate) use delivery_log::{
 };
 pub(crate) use listing::{
     CallRow, Cursor, HistoryPage, InboxItem, Page, PageRequest, StoredQuestion, SubscriptionRow,
-    ThreadFilter, ThreadRow, TimerRow, ViewRow,
+    ThreadFilter, ThreadRow, TimerRow, ViewKey, ViewRow,
 };
 pub use sqlite::OpenError;
 pub(crate) use sqlite::SqliteStore;
@@ -216,6 +216,16 @@ pub(crate) struct SessionToolset {
     /// The reason why the last discovery failed. `None` if it succeeded.
     pub(crate) error: Option<String>,
     pub(crate) fetched_at: Timestamp,
+    pub(crate) source: Source,
+}
+
+/// Source of a toolset of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A fetch for this session, which replaces any other toolset.
+    Fetched,
+    /// The newest toolset that any session has fetched. It never replaces a toolset that the session has.
+    StandIn,
 }
 
 /// A toolset as its server sent it.
@@ -259,7 +269,10 @@ pub(crate) trait Store: Send + Sync {
     /// Returns the cause of a thread, or of its nearest ancestor that has one.
     async fn cause(&self, thread: &Thread) -> Result<Cause, Error>;
     async fn has_call(&self, thread: &ThreadId, call: &CallId) -> Result<bool, Error>;
-    async fn views(&self, thread: ThreadKey) -> Result<Vec<ViewRow>, Error>;
+    /// Returns a page of the views of a thread, in the order of their keys.
+    async fn views(&self, thread: ThreadKey, after: Option<ViewKey>)
+    -> Result<Page<ViewRow, ViewKey>, Error>;
+    async fn view(&self, thread: ThreadKey, key: &ViewKey) -> Result<Option<ViewRow>, Error>;
 
     /// Lists unanswered questions to people, in one thread or in all, oldest first.
     async fn inbox(

@@ -83,11 +83,7 @@ impl Engine {
         let AskWork { thread, head, turn, up_to, .. } = work;
         let (turn, up_to) = (*turn, *up_to);
         let agent = self.agent(&thread.agent)?;
-        let (tools, notices) = self.toolsets.discover(&*self.store, thread.session).await?;
-        for text in notices {
-            // The notice is only for people, so a failure to write it is ignored.
-            self.apply_with_retry(thread.key, Input::Notice { text }).await.ok();
-        }
+        let tools = self.toolsets.discover(thread).await?;
         let cause = self.store.cause(thread).await?;
         let chosen = self.choose_model(agent);
         let request = ModelRequest {

@@ -136,7 +136,7 @@ impl Engine {
         else {
             return SendOutcome::CannotSend("the tool server is no longer configured".into());
         };
-        let tools = match self.toolsets.load(&*self.store, thread.session).await {
+        let tools = match self.toolsets.load(thread.session).await {
             Ok(tools) => tools,
             Err(error) => return SendOutcome::StoreFailed(error),
         };
@@ -207,7 +207,7 @@ impl Engine {
     /// it may do so again.
     pub(super) async fn refresh_and_fail(&self, work: &InvokeWork, attempts: u32) -> WorkOutcome {
         let InvokeWork { thread, call, .. } = work;
-        let tools = match self.toolsets.load(&*self.store, thread.session).await {
+        let tools = match self.toolsets.load(thread.session).await {
             Ok(tools) => tools,
             // The 409 was not recorded. The server will answer it again.
             Err(error) => return WorkOutcome::StoreFailed(error),

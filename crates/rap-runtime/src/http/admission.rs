@@ -138,6 +138,7 @@ pub(crate) struct Admission {
     pub(super) body_limits: BodyLimits,
     callbacks: Arc<Shares<(ThreadKey, CallId)>>,
     rates: Rates<Client>,
+    events: Rates<(ThreadKey, CallId)>,
     requests: Arc<Shares<Client>>,
     streams: Arc<Shares<Client>>,
     readers: Arc<Semaphore>,
@@ -157,6 +158,7 @@ impl Admission {
             body_limits: BodyLimits { bytes: limits.body, within: limits.request_within },
             callbacks: Shares::new(REQUESTS_PER_CALLBACK_URL),
             rates: Rates::new(limits.requests_per_second),
+            events: Rates::new(limits.events_per_second),
             requests: Shares::new(limits.connections.div_ceil(2)),
             streams: Shares::new(STREAMS_PER_CLIENT),
             readers: Arc::new(Semaphore::new(READERS)),
@@ -174,6 +176,11 @@ impl Admission {
     /// Returns whether another request of a client is allowed now.
     pub(super) fn rate(&self, client: Client) -> bool {
         self.rates.admit(client, Instant::now())
+    }
+
+    /// Returns whether another event of a subscription is allowed now.
+    pub(super) fn event(&self, thread: ThreadKey, call: &CallId) -> bool {
+        self.events.admit((thread, call.clone()), Instant::now())
     }
 
     pub(super) fn request(&self, client: Client) -> Option<Share<Client>> {

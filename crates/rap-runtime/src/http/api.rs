@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 
-use super::json::{entry, thread_with_displays};
+use super::json::{entry, thread_with_displays, tools_page};
 use super::principal::Principal;
 use super::query::{self, QueryParams};
 use super::{ErrorResponse, PathParams, read_body};
@@ -334,10 +334,14 @@ pub(super) async fn views(
     State(engine): State<Arc<Engine>>,
     Extension(principal): Extension<Principal>,
     PathParams(id): PathParams<String>,
+    Query(parameters): Parameters,
 ) -> ApiResult<Views> {
+    let params = QueryParams::check(parameters, query::CURSOR_PARAMETERS)?;
     let row = engine.store.thread(&thread_id(id)?, &principal.visible).await?;
-    let views = engine.store.views(row.thread.key).await?;
-    Ok(Json(Views { views: views.into_iter().map(View::from).collect() }))
+    let mut page = engine.store.views(row.thread.key, params.parsed("cursor")?).await?;
+    page.rows.sort_by_key(|view| std::cmp::Reverse(view.at));
+    let next_cursor = page.next.map(|key| key.to_string());
+    Ok(Json(Views { views: page.rows.into_iter().map(View::from).collect(), next_cursor }))
 }
 
 pub(super) fn page_request(parameters: HashMap<String, String>) -> Result<PageRequest, ErrorResponse> {
@@ -391,8 +395,13 @@ pub(super) async fn inbox(
     Ok(Json(Inbox { items, next_cursor }))
 }
 
-pub(super) async fn tools(State(engine): State<Arc<Engine>>) -> ApiResult<Tools> {
-    Ok(Json(Tools::from(&*engine.toolsets.latest(&*engine.store).await?)))
+pub(super) async fn tools(
+    State(engine): State<Arc<Engine>>,
+    Query(parameters): Parameters,
+) -> ApiResult<Tools> {
+    let params = QueryParams::check(parameters, query::CURSOR_PARAMETERS)?;
+    let after = params.parsed::<String>("cursor")?;
+    Ok(Json(tools_page(&*engine.toolsets.latest().await?, after.as_deref())))
 }
 
 pub(super) async fn ready(State(engine): State<Arc<Engine>>) -> Result<&'static str, ErrorResponse> {

@@ -116,6 +116,10 @@ async fn take(
     let received = read_body(engine, headers, request).await?;
     let callback = parse(engine, &received).await?;
     let (thread, input) = read(callback, grant, headers, engine.settings.limits.view_bytes)?;
+    if matches!(input, Input::Event { .. }) && !engine.admission.event(grant.thread, &grant.call) {
+        let message = "too many events of this subscription in a second; try again later";
+        return Err(ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_events", message));
+    }
     *named = Some(thread.clone());
     let target = Target::Token { key: grant.thread, incarnation: grant.incarnation, id: thread };
     match engine.apply_external(target, input).await {

@@ -16,7 +16,9 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::query::{DELIVERY_PARAMETERS, HISTORY_PARAMETERS, PAGE_PARAMETERS, Parameter, THREAD_PARAMETERS};
+use super::query::{
+    CURSOR_PARAMETERS, DELIVERY_PARAMETERS, HISTORY_PARAMETERS, PAGE_PARAMETERS, Parameter, THREAD_PARAMETERS,
+};
 use super::{api, deliveries, guard, stream, tokens};
 use crate::engine::Engine;
 use crate::model::scripted;
@@ -190,7 +192,9 @@ fn operations() -> Vec<Operation> {
             .request_body::<Answer>()
             .response::<Done>(202)
             .conflicts(),
-        get("/v1/threads/{id}/views", api::views, "Get the latest view of each type.").response::<Views>(200),
+        get("/v1/threads/{id}/views", api::views, "Get the latest view of each type.")
+            .query(CURSOR_PARAMETERS)
+            .response::<Views>(200),
         get("/v1/events", stream::all_events, "Stream the events of all threads.").event_stream(),
         get("/v1/calls", api::calls, "List open calls.").query(PAGE_PARAMETERS).response::<Calls>(200),
         get("/v1/subscriptions", api::subscriptions, "List active subscriptions.")
@@ -211,7 +215,9 @@ fn operations() -> Vec<Operation> {
         post("/v1/deliveries/{id}/redeliver", deliveries::redeliver, "Retry an invocation at once.")
             .response::<Done>(202)
             .conflicts(),
-        get("/v1/tools", api::tools, "List the tool servers and their tools.").response::<Tools>(200),
+        get("/v1/tools", api::tools, "List the tool servers and their tools.")
+            .query(CURSOR_PARAMETERS)
+            .response::<Tools>(200),
         post("/v1/tokens", tokens::create, "Create a client token.")
             .admin()
             .request_body::<CreateToken>()

@@ -35,8 +35,8 @@ use super::json::{entry, open_call, status_event};
 use super::principal::Principal;
 use super::{ErrorResponse, PathParams};
 use crate::engine::Engine;
-use crate::hub::{Listener, LiveEvent};
-use crate::store::{self, HistoryPage, Page, PageRequest, Thread, ThreadRow, Visibility};
+use crate::hub::{Changes, Listener, LiveEvent};
+use crate::store::{self, HistoryPage, Page, PageRequest, Thread, ThreadKey, ThreadRow, ViewKey, Visibility};
 
 /// Maximum number of entries that are read at a time, and their approximate size in bytes.
 const PAGE: usize = 200;
@@ -216,21 +216,22 @@ struct SentState {
     status: Option<StatusEvent>,
     calls: HashMap<CallId, OpenCall>,
     questions: Vec<Question>,
-    /// Time and digest of the content, by server and type. Two versions may have the same millisecond.
-    views: HashMap<(String, String), (Timestamp, u64)>,
+    /// Time and digest of the views that were sent at the start and have not changed since. A change that was announced
+    /// before they were read is not sent again. Two versions may have the same millisecond.
+    first_views: HashMap<ViewKey, (Timestamp, u64)>,
 }
 
 impl ThreadStream {
     async fn run(mut self, writer: Writer, mut listener: Listener) -> End {
         let writer = &writer;
-        if let Err(end) = self.catch_up(writer).await {
+        if let Err(end) = self.begin(writer).await {
             return end;
         }
         loop {
             let result = tokio::select! {
                 () = tokio::time::sleep(HEARTBEAT) => writer.write(": alive\n\n".into()).await,
                 live = listener.next() => match live {
-                    Ok(LiveEvent::ThreadChanged { .. }) => self.catch_up(writer).await,
+                    Ok(LiveEvent::ThreadChanged { changes, .. }) => self.catch_up(writer, changes).await,
                     Ok(LiveEvent::Delta { turn, attempt, text }) => {
                         writer.send(&ThreadEvent::Delta(Delta { turn, attempt, text: (*text).into() })).await
                     }
@@ -248,8 +249,28 @@ impl ThreadStream {
         }
     }
 
+    /// Sends all new entries, then the current state.
+    async fn begin(&mut self, writer: &Writer) -> StreamResult {
+        let row = self.send_entries(writer).await?;
+        self.send_calls(writer, &row).await?;
+        let changes = Changes { questions: true, ..Changes::default() };
+        self.send_questions(writer, &row, &changes).await?;
+        self.send_all_views(writer, &row).await?;
+        self.send_status(writer, &row).await
+    }
+
     /// Sends new entries, then everything else that has changed.
-    async fn catch_up(&mut self, writer: &Writer) -> StreamResult {
+    async fn catch_up(&mut self, writer: &Writer, changes: Changes) -> StreamResult {
+        let row = self.send_entries(writer).await?;
+        self.send_calls(writer, &row).await?;
+        self.send_questions(writer, &row, &changes).await?;
+        for key in changes.views {
+            self.send_view(writer, &row, key).await?;
+        }
+        self.send_status(writer, &row).await
+    }
+
+    async fn send_entries(&mut self, writer: &Writer) -> StreamResult<ThreadRow> {
         let store = &self.engine.store;
         let row = store.thread(&self.id, &self.visible).await?;
         while self.last_sent < row.head.seq() {
@@ -264,9 +285,10 @@ impl ThreadStream {
                 self.last_sent = seq;
             }
         }
-        self.send_calls(writer, &row).await?;
-        self.send_questions(writer, &row).await?;
-        self.send_views(writer, &row).await?;
+        Ok(row)
+    }
+
+    async fn send_status(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
         let status = status_event(&row.head);
         if self.sent_state.status.as_ref() != Some(&status) {
             writer.send(&ThreadEvent::Status(status.clone())).await?;
@@ -294,34 +316,54 @@ impl ThreadStream {
         Ok(())
     }
 
-    async fn send_questions(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
-        let mut asked = Vec::new();
-        if !row.head.questions().is_empty() {
-            let (of, first) = (Some(row.thread.key), PageRequest::first(PAGE));
-            for item in self.engine.store.inbox(of, &Visibility::All, first).await?.rows {
-                let question = Question::from(item);
-                if !self.sent_state.questions.contains(&question) {
-                    writer.send(&ThreadEvent::Question(question.clone())).await?;
-                }
-                asked.push(question);
+    /// Sends new questions. They are read only if one has changed.
+    async fn send_questions(&mut self, writer: &Writer, row: &ThreadRow, changes: &Changes) -> StreamResult {
+        if row.head.questions().is_empty() {
+            self.sent_state.questions.clear();
+        } else if changes.questions {
+            let asked = questions(&self.engine, row.thread.key).await?;
+            for question in asked.iter().filter(|question| !self.sent_state.questions.contains(question)) {
+                writer.send(&ThreadEvent::Question(question.clone())).await?;
             }
+            self.sent_state.questions = asked;
         }
-        self.sent_state.questions = asked;
         Ok(())
     }
 
-    async fn send_views(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
-        let mut views = self.engine.store.views(row.thread.key).await?;
-        views.reverse();
-        for view in views {
-            let key = (view.server.clone(), view.view_type.clone());
-            let stamp = (view.at, digest(&view.content));
-            if self.sent_state.views.get(&key) != Some(&stamp) {
+    async fn send_all_views(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
+        let mut after = None;
+        loop {
+            let mut page = self.engine.store.views(row.thread.key, after).await?;
+            page.rows.sort_by_key(|view| view.at);
+            for view in page.rows {
+                self.sent_state.first_views.insert(view.key.clone(), (view.at, digest(&view.content)));
                 writer.send(&ThreadEvent::View(view.into())).await?;
-                self.sent_state.views.insert(key, stamp);
+            }
+            after = page.next;
+            if after.is_none() {
+                return Ok(());
             }
         }
+    }
+
+    async fn send_view(&mut self, writer: &Writer, row: &ThreadRow, key: ViewKey) -> StreamResult {
+        let Some(view) = self.engine.store.view(row.thread.key, &key).await? else { return Ok(()) };
+        let sent = self.sent_state.first_views.remove(&key);
+        if sent != Some((view.at, digest(&view.content))) {
+            writer.send(&ThreadEvent::View(view.into())).await?;
+        }
         Ok(())
+    }
+}
+
+/// Returns the unanswered questions of a thread. The limit of questions bounds their number.
+async fn questions(engine: &Engine, thread: ThreadKey) -> StreamResult<Vec<Question>> {
+    let (mut questions, mut page_request) = (Vec::new(), PageRequest::first(PAGE));
+    loop {
+        let Page { rows, next } = engine.store.inbox(Some(thread), &Visibility::All, page_request).await?;
+        questions.extend(rows.into_iter().map(Question::from));
+        let Some(after) = next else { return Ok(questions) };
+        page_request = PageRequest { after, limit: PAGE };
     }
 }
 
@@ -363,7 +405,9 @@ impl AllStream {
                 live = listener.next() => match live {
                     Ok(LiveEvent::ThreadChanged { thread, .. } | LiveEvent::Notice { thread, .. })
                         if !self.visible.includes(thread.user_id.as_ref()) => Ok(()),
-                    Ok(LiveEvent::ThreadChanged { thread, status }) => self.thread_changed(writer, &thread, status).await,
+                    Ok(LiveEvent::ThreadChanged { thread, status, changes }) => {
+                        self.thread_changed(writer, &thread, status, &changes).await
+                    }
                     Ok(LiveEvent::Notice { thread, text }) => {
                         let (thread_id, text) = (Some(thread.id.as_str().to_owned()), (*text).into());
                         writer.send_of_all(&RuntimeEvent::Notice(Notice { thread_id, text })).await
@@ -408,13 +452,20 @@ impl AllStream {
         Ok(())
     }
 
-    async fn thread_changed(&mut self, writer: &Writer, thread: &Thread, status: Status) -> StreamResult {
+    async fn thread_changed(
+        &mut self,
+        writer: &Writer,
+        thread: &Thread,
+        status: Status,
+        changes: &Changes,
+    ) -> StreamResult {
         let id = &thread.id;
         if self.statuses.len() >= REMEMBERED {
             self.statuses.clear();
             self.asked.clear();
         }
-        if self.statuses.insert(id.clone(), status) != Some(status) {
+        let same = self.statuses.insert(id.clone(), status) == Some(status);
+        if !same {
             let thread_id = id.as_str().to_owned();
             writer.send_of_all(&RuntimeEvent::Status(ThreadStatus { thread_id, status })).await?;
         }
@@ -422,9 +473,11 @@ impl AllStream {
             self.asked.remove(id);
             return Ok(());
         }
-        let (of, first) = (Some(thread.key), PageRequest::first(PAGE));
-        for item in self.engine.store.inbox(of, &Visibility::All, first).await?.rows {
-            self.send_question(writer, id.clone(), item.into()).await?;
+        if same && !changes.questions {
+            return Ok(());
+        }
+        for question in questions(&self.engine, thread.key).await? {
+            self.send_question(writer, id.clone(), question).await?;
         }
         Ok(())
     }

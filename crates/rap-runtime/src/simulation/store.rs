@@ -16,8 +16,8 @@ use crate::store::{
     CallRow, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage,
     InboxItem, Message, MessageClass, NewClientToken, OutboxKey, OutboxMessage, Page, PageRequest, Receipt,
     Redelivery, SessionKey, SessionToolset, SqliteStore, Store, StoreCounts, SubscriptionRow, Thread,
-    ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewRow, Visibility, Work,
-    WorkKey, WorkKind, WorkQueue,
+    ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow, Visibility,
+    Work, WorkKey, WorkKind, WorkQueue,
 };
 
 pub(super) struct SimStore {
@@ -102,8 +102,16 @@ impl Store for SimStore {
         self.with_pauses(self.store.has_call(thread, call)).await
     }
 
-    async fn views(&self, thread: ThreadKey) -> Result<Vec<ViewRow>, Error> {
-        self.store.views(thread).await
+    async fn views(
+        &self,
+        thread: ThreadKey,
+        after: Option<ViewKey>,
+    ) -> Result<Page<ViewRow, ViewKey>, Error> {
+        self.store.views(thread, after).await
+    }
+
+    async fn view(&self, thread: ThreadKey, key: &ViewKey) -> Result<Option<ViewRow>, Error> {
+        self.store.view(thread, key).await
     }
 
     async fn inbox(

@@ -42,8 +42,8 @@ use super::{
     CallRow, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage,
     InboxItem, Message, MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest,
     Receipt, Redelivery, SessionKey, SessionToolset, StepSettings, Store, StoreCounts, SubscriptionRow,
-    Thread, ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewRow, Visibility,
-    Work, WorkKey, WorkKind, WorkQueue,
+    Thread, ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow,
+    Visibility, Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::world::Clock;
 use access::Access;
@@ -483,8 +483,17 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn views(&self, thread: ThreadKey) -> Result<Vec<ViewRow>, Error> {
-        self.read(move |conn| listings::views(conn, thread)).await
+    async fn views(
+        &self,
+        thread: ThreadKey,
+        after: Option<ViewKey>,
+    ) -> Result<Page<ViewRow, ViewKey>, Error> {
+        self.read(move |conn| listings::views(conn, thread, after.clone())).await
+    }
+
+    async fn view(&self, thread: ThreadKey, key: &ViewKey) -> Result<Option<ViewRow>, Error> {
+        let key = key.clone();
+        self.read(move |conn| listings::view(conn, thread, &key)).await
     }
 
     async fn inbox(

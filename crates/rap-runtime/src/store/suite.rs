@@ -68,6 +68,7 @@ macro_rules! suite {
                 a_dropped_backlog_is_deleted
                 a_toolset_is_stored_with_its_step_or_not_at_all
                 a_view_replaces_the_previous_one_and_views_are_bounded
+                a_page_of_views_ends_at_a_size
                 an_approved_call_is_due_from_its_approval
                 a_timer_is_written_with_its_step
             }
@@ -132,6 +133,7 @@ macro_rules! suite {
             }
             records {
                 a_session_keeps_its_toolset_when_a_discovery_fails
+                a_stand_in_never_replaces_the_toolset_of_a_session
                 the_newest_toolset_of_a_server_is_found
                 deliveries_are_listed_newest_first
                 a_retried_delivery_ends_with_its_call

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod anthropic;
+mod callbacks;
 mod canned;
 mod deliveries;
 mod functions;

@@ -6,14 +6,14 @@ use rap_api::TimerKind;
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, Row, Rows, params};
+use rusqlite::{Connection, OptionalExtension, Row, Rows, params};
 
 use super::heads::{self, call_id, skip_unreadable, thread_id, unreadable};
 use super::history::{thread_row, thread_rows};
 use super::writes::question_context;
 use crate::store::{
     CallRow, Cursor, InboxItem, Loaded, Page, PageRequest, StoredQuestion, SubscriptionRow, Thread,
-    ThreadFilter, ThreadKey, ThreadRow, TimerRow, ViewRow, Visibility,
+    ThreadFilter, ThreadKey, ThreadRow, TimerRow, ViewKey, ViewRow, Visibility,
 };
 
 // The parameters of each query are the cursor after which the page begins (1 to 3), the number of rows (4) and the user
@@ -181,17 +181,40 @@ pub(super) fn threads(conn: &Connection, filter: &ThreadFilter) -> rusqlite::Res
     Ok(Page { rows, next: None })
 }
 
-pub(super) fn views(conn: &Connection, thread: ThreadKey) -> rusqlite::Result<Vec<ViewRow>> {
-    let sql = "SELECT server, view_type, content, at FROM views WHERE thread = ?1 ORDER BY at DESC";
-    let view = |row: &Row<'_>| {
-        Ok(ViewRow {
-            server: row.get(0)?,
-            view_type: row.get(1)?,
-            content: serde_json::from_str(row.get_ref(2)?.as_str()?).map_err(unreadable)?,
-            at: Timestamp(row.get(3)?),
-        })
-    };
-    conn.prepare_cached(sql)?.query_map([thread], view)?.collect()
+fn view_row(row: &Row<'_>) -> rusqlite::Result<ViewRow> {
+    Ok(ViewRow {
+        key: ViewKey { server: row.get(0)?, view_type: row.get(1)? },
+        content: serde_json::from_str(row.get_ref(2)?.as_str()?).map_err(unreadable)?,
+        at: Timestamp(row.get(3)?),
+    })
+}
+
+pub(super) fn views(
+    conn: &Connection,
+    thread: ThreadKey,
+    after: Option<ViewKey>,
+) -> rusqlite::Result<Page<ViewRow, ViewKey>> {
+    let mut statement = conn.prepare_cached(
+        "SELECT server, view_type, content, at FROM views WHERE thread = ?1 AND (server, view_type) > (?2, ?3) \
+         ORDER BY server, view_type",
+    )?;
+    let (server, view_type) = after.map_or_else(Default::default, |key| (key.server, key.view_type));
+    let mut found = statement.query(params![thread, server, view_type])?;
+    let (mut rows, mut bytes): (Vec<ViewRow>, usize) = (Vec::new(), 0);
+    while let Some(row) = found.next()? {
+        if bytes >= PAGE_BYTES {
+            let next = rows.last().map(|row| row.key.clone());
+            return Ok(Page { rows, next });
+        }
+        bytes += row_bytes(row)?;
+        rows.push(view_row(row)?);
+    }
+    Ok(Page { rows, next: None })
+}
+
+pub(super) fn view(conn: &Connection, thread: ThreadKey, key: &ViewKey) -> rusqlite::Result<Option<ViewRow>> {
+    let sql = "SELECT server, view_type, content, at FROM views WHERE thread = ?1 AND server = ?2 AND view_type = ?3";
+    conn.prepare_cached(sql)?.query_row(params![thread, key.server, key.view_type], view_row).optional()
 }
 
 pub(super) fn inbox(

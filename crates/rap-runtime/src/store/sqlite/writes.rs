@@ -237,11 +237,18 @@ impl StepWriter<'_> {
         let sql = "INSERT OR REPLACE INTO views (thread, server, view_type, content, at) VALUES (?1, ?2, ?3, ?4, ?5)";
         let row = params![self.thread.key, server, view_type, content.to_string(), self.now.0];
         self.conn.prepare_cached(sql)?.execute(row)?;
+        // To find the oldest view, the content of all of them is read, so this is done only if there are too many.
+        let count = "SELECT count(*) FROM views WHERE thread = ?1";
+        let count: i64 = self.conn.prepare_cached(count)?.query_row([self.thread.key], |row| row.get(0))?;
+        let limit = self.limits().views as i64;
+        if count <= limit {
+            return Ok(());
+        }
         let mut prune = self.conn.prepare_cached(
             "DELETE FROM views WHERE thread = ?1 AND (server, view_type) IN \
              (SELECT server, view_type FROM views WHERE thread = ?1 ORDER BY at DESC LIMIT -1 OFFSET ?2)",
         )?;
-        prune.execute(params![self.thread.key, self.limits().views as i64])?;
+        prune.execute(params![self.thread.key, limit])?;
         Ok(())
     }
 

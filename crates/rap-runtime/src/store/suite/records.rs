@@ -11,7 +11,7 @@ use super::fixture::{
 };
 use crate::store::{
     Cursor, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Error, PageRequest, Redelivery,
-    SessionKey, SessionToolset, StoredToolset, Target, ThreadFilter, Visibility, WorkKey, WorkKind,
+    SessionKey, SessionToolset, Source, StoredToolset, Target, ThreadFilter, Visibility, WorkKey, WorkKind,
 };
 
 const OTHER: &str = "http://127.0.0.1:7";
@@ -27,6 +27,7 @@ fn toolset(session: SessionKey, server: &str, hash: Option<&str>, at: u64) -> Se
         toolset: hash.map(stored),
         error: hash.is_none().then(|| "no answer".into()),
         fetched_at: START.plus(seconds(at)),
+        source: Source::Fetched,
     }
 }
 
@@ -61,6 +62,23 @@ pub(crate) async fn a_session_keeps_its_toolset_when_a_discovery_fails(database:
     assert_eq!(fixture.store.toolset("two").await.unwrap().unwrap(), b"body of two");
     assert_eq!(fixture.store.toolset("three").await.unwrap(), None);
     assert!(fixture.store.session_toolsets(SessionKey::NONE).await.unwrap().is_empty());
+}
+
+/// A stand-in may be saved after the toolset that it stands in for.
+pub(crate) async fn a_stand_in_never_replaces_the_toolset_of_a_session(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    fixture.create("thread", None).await;
+    let session = fixture.session("thread").await;
+    let stand_in =
+        |hash| SessionToolset { source: Source::StandIn, ..toolset(session, SERVER, Some(hash), 9) };
+    let hash_after = async |saved| {
+        fixture.store.save_toolsets(vec![saved]).await.unwrap();
+        fixture.store.session_toolsets(session).await.unwrap().remove(0).toolset.map(|toolset| toolset.hash)
+    };
+    assert_eq!(hash_after(toolset(session, SERVER, None, 1)).await, None);
+    assert_eq!(hash_after(stand_in("old")).await.as_deref(), Some("old"));
+    assert_eq!(hash_after(toolset(session, SERVER, Some("fetched"), 2)).await.as_deref(), Some("fetched"));
+    assert_eq!(hash_after(stand_in("old")).await.as_deref(), Some("fetched"));
 }
 
 pub(crate) async fn the_newest_toolset_of_a_server_is_found(database: Box<dyn Database>) {
