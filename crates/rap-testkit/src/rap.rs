@@ -107,8 +107,10 @@ impl Setup {
 
     fn text(&self) -> String {
         let Setup { server, store, model, agents, tool_servers, limits, .. } = self;
+        // On a busy machine, the toolset of a test may take longer than the default.
+        let wait = "discovery_wait = \"20s\"\n";
         format!(
-            "[server]\n{server}[store]\n{store}[model]\n{model}\n{agents}{tool_servers}[limits]\n{limits}"
+            "[server]\n{server}[store]\n{store}[model]\n{model}\n{agents}{tool_servers}[limits]\n{wait}{limits}"
         )
     }
 
