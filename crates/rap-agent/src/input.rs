@@ -29,7 +29,7 @@ pub enum Input {
         /// Number of the turn that the answer belongs to. An answer to any other turn than the current one is ignored.
         turn: u64,
         /// The answer, with its calls resolved against the toolset.
-        answer: Answer,
+        answer: TurnAnswer,
     },
     /// The request to the model failed.
     TurnFailed {
@@ -199,7 +199,7 @@ pub enum ThreadMessage {
 
 /// Answer of the model.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Answer {
+pub struct TurnAnswer {
     /// Text of the answer; may be empty.
     pub text: String,
     /// Calls of the answer, in order.
@@ -214,7 +214,7 @@ pub struct Answer {
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedCall {
     /// Id that the model gave the call; `None` if it is malformed.
-    pub call_id: Option<CallId>,
+    pub model_id: Option<CallId>,
     /// Name of the tool, as the model wrote it.
     pub name: String,
     /// Arguments that the model gave.

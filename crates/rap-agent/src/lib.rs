@@ -51,7 +51,7 @@ pub use crate::head::{
     QuestionKind, Server, Subscription, TurnInProgress, Usage,
 };
 pub use crate::input::{
-    Answer, BuiltIn, Choice, Event, Input, Plan, PlannedCall, ThreadMessage, ToolResult, TurnRetry,
+    BuiltIn, Choice, Event, Input, Plan, PlannedCall, ThreadMessage, ToolResult, TurnAnswer, TurnRetry,
 };
 pub use crate::limits::{Limit, LimitValue, Limits, RuntimeLimits, Valid};
 pub use crate::status_check::{CheckResult, Liveness, LostAfter, StatusCheck};

@@ -7,11 +7,11 @@
 
 pub mod anthropic;
 mod fit;
+mod messages;
 mod names;
 pub mod openai;
 mod schema;
 mod summary;
-mod turns;
 
 use serde_json::{Map, Value};
 

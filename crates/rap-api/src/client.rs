@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use rap_api::client::{Client, IdempotencyKey, Update};
-//! use rap_api::{CreateThread, Event, Item, SendMessage, Status};
+//! use rap_api::{CreateThread, ThreadEvent, Item, SendMessage, Status};
 //!
 //! /// Asks an agent, and returns all of its answers.
 //! async fn ask(client: &Client, text: &str) -> Result<Vec<String>, rap_api::client::Error> {
@@ -16,11 +16,11 @@
 //!     let mut follower = client.follow(&thread.id, 0);
 //!     loop {
 //!         match follower.next().await? {
-//!             Update::Event(Event::Entry(entry)) => match entry.item {
+//!             Update::Event(ThreadEvent::Entry(entry)) => match entry.item {
 //!                 Item::Assistant { text, .. } => answers.push(text),
 //!                 _ => {}
 //!             },
-//!             Update::Event(Event::Status(update)) if update.status == Status::Idle => return Ok(answers),
+//!             Update::Event(ThreadEvent::Status(update)) if update.status == Status::Idle => return Ok(answers),
 //!             _ => {}
 //!         }
 //!     }

@@ -57,7 +57,9 @@ mod word;
 
 pub use delivery::{Delivery, DeliveryKind, DeliveryOutcome};
 pub use entry::{Call, Content, Entries, Entry, Item, Sender, display_text};
-pub use event::{CallEvent, CallState, Delta, End, Event, Notice, RuntimeEvent, StatusEvent, ThreadStatus};
+pub use event::{
+    CallEvent, CallState, Delta, End, Notice, RuntimeEvent, StatusEvent, ThreadEvent, ThreadStatus,
+};
 pub use listing::{
     Calls, Deliveries, Inbox, ListedCall, ListedSubscription, Listing, Subscriptions, Threads, Timer,
     TimerKind, Timers,

@@ -56,7 +56,7 @@ listings! {
     Timers { timers: Timer } at "timers";
     /// A page of the questions that wait for a user.
     Inbox { items: Question } at "inbox";
-    /// A page of the ledger, newest first.
+    /// A page of deliveries, newest first.
     Deliveries { deliveries: Delivery } at "deliveries";
 }
 

@@ -6,18 +6,18 @@
 mod answer;
 mod ask;
 pub(crate) mod built_in;
-mod check;
 mod clock;
+mod deferred_writes;
 mod dispatch;
+mod display_texts;
 mod function;
 mod invoke;
 mod messages;
 mod metrics;
 mod notify;
-mod plan;
-mod record;
+mod plan_calls;
 mod run;
-mod show;
+mod status_query;
 mod summary;
 
 use std::collections::HashMap;
@@ -42,16 +42,16 @@ use crate::hub::{Hub, LiveEvent};
 use crate::settings::{Agent, Settings, SettingsError};
 use crate::store::sqlite::sibling_path;
 use crate::store::{
-    self, AskWork, Committed, InvokeWork, Message, MessageClass, OpenError, Receipt, Rules, SqliteStore,
-    Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
+    self, AskWork, Committed, InvokeWork, Message, MessageClass, OpenError, Receipt, SqliteStore,
+    StepSettings, Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::token::Tokens;
 use crate::toolsets::Toolsets;
 use crate::world::{HttpLimits, World};
+use deferred_writes::DeferredRecords;
 use dispatch::{Dispatcher, Slots};
 use metrics::Metrics;
 use notify::Notifications;
-use record::Ledger;
 
 /// Time limit of a notification or status query.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -105,7 +105,7 @@ pub(crate) struct Engine {
     pub(crate) dispatcher: Dispatcher,
     pub(crate) admission: Admission,
     notifications: Notifications,
-    ledger: Ledger,
+    deferred: DeferredRecords,
     /// Notified when messages between threads are due.
     messages_due: Notify,
     /// Notified when the clock has to wake before its planned time.
@@ -182,7 +182,7 @@ impl Engine {
             dispatcher: Dispatcher::new(slots),
             admission: Admission::new(limits),
             notifications: Notifications::new(&settings.tool_servers),
-            ledger: Ledger::default(),
+            deferred: DeferredRecords::default(),
             messages_due: Notify::new(),
             clock_due: Notify::new(),
             clock_at: AtomicI64::new(i64::MAX),
@@ -387,10 +387,10 @@ impl Engine {
 }
 
 /// Derives the rules of the store from the settings.
-pub(crate) fn rules(settings: &Settings) -> Rules {
+pub(crate) fn rules(settings: &Settings) -> StepSettings {
     let own = |agent: &Agent| Some((agent.name.clone(), agent.limits.clone()?));
     let server = |agent: &Agent| (agent.name.clone(), settings.model_server(&agent.name).to_owned());
-    Rules {
+    StepSettings {
         limits: settings.limits.thread.clone(),
         agent_limits: settings.agents.iter().filter_map(own).collect(),
         model_servers: settings.agents.iter().map(server).collect::<HashMap<_, _>>(),

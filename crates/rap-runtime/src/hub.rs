@@ -24,7 +24,7 @@ pub(crate) enum LiveEvent {
     Delta { turn: u64, attempt: u32, text: Arc<str> },
     /// A notice for users that is not stored.
     Notice { thread: ThreadId, text: Arc<str> },
-    /// A row of the delivery ledger was added or changed.
+    /// A row of the delivery log was added or changed.
     Delivery { id: String },
 }
 

@@ -8,7 +8,7 @@
 //! - A step is written unchanged. The store adds nothing to it and omits nothing.
 
 mod apply;
-mod ledger;
+mod delivery_log;
 mod listing;
 pub(crate) mod sqlite;
 #[cfg(test)]
@@ -26,7 +26,7 @@ use rap_protocol::{CallId, ThreadId, Timestamp};
 #[cfg(test)]
 pub(crate) use apply::PANIC;
 pub(crate) use apply::{Loaded, SharedFacts, Stepped, rounds, step_one};
-pub(crate) use ledger::{
+pub(crate) use delivery_log::{
     Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Redelivery, outcome_after,
 };
 pub(crate) use listing::{
@@ -169,7 +169,7 @@ pub(crate) struct Committed {
 pub(crate) type OnCommit = Box<dyn Fn(Committed) + Send + Sync>;
 
 /// The settings that the store applies messages with.
-pub(crate) struct Rules {
+pub(crate) struct StepSettings {
     /// Limits of threads whose agent has no limits of its own.
     pub(crate) limits: Limits,
     /// Limits of agents that have their own, by agent name.
@@ -180,7 +180,7 @@ pub(crate) struct Rules {
     pub(crate) lost_after: LostAfter,
 }
 
-impl Rules {
+impl StepSettings {
     pub(crate) fn limits(&self, agent: &str) -> &Limits {
         self.agent_limits.get(agent).unwrap_or(&self.limits)
     }

@@ -13,7 +13,7 @@ async fn called() -> (Tools, Rap, String, Call) {
     (tools, rap, thread, call)
 }
 
-async fn choose(rap: &Rap, thread: &str, body: Value) -> rap_testkit::http::Answer {
+async fn choose(rap: &Rap, thread: &str, body: Value) -> rap_testkit::http::Response {
     rap.post(&format!("/v1/threads/{thread}/calls/call_1_1/choice"), &body).await
 }
 

@@ -134,7 +134,8 @@ async fn no_output_contains_a_secret() {
     let rap = setup.model(&model.lines_with_key(MODEL)).start();
     let mut said = Said(Vec::new());
     let (thread, tokens) = misuse(&rap, &tools, &model, &mut said).await;
-    until("the ledger is written", async || (rap.listing("deliveries").await.len() >= 5).then_some(())).await;
+    until("the delivery log is written", async || (rap.listing("deliveries").await.len() >= 5).then_some(()))
+        .await;
     listen(&rap, &thread, &mut said).await;
     let shown = shown(&rap, &thread).await;
     // An error of the model may contain the key.

@@ -167,7 +167,7 @@ impl Engine {
             arguments: arguments.clone(),
             address: Address {
                 id: call.id.clone(),
-                call_id: call.call_id.clone(),
+                call_id: call.model_id.clone(),
                 callback_url: CallbackUrl::new(callback_url).map_err(|error| error.to_string())?,
                 group_id: thread.id.clone(),
             },

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::model::scripted::Scripted;
-use crate::model::{self, Answer, HistoryScope, Model, OnDelta, Question};
+use crate::model::{self, HistoryScope, Model, ModelAnswer, ModelRequest, OnDelta};
 use crate::settings::{Limits, ToolServer};
 use crate::store::suite::fixture::plans;
 use crate::store::{DuePage, NewThread, PANIC};
@@ -136,7 +136,7 @@ async fn work_that_cannot_be_read_is_postponed() {
     engine.shut_down().await;
 }
 
-/// A model that panics at its first question and answers the others when `answers` is notified.
+/// A model that panics at its first request and answers the others when `answers` is notified.
 #[derive(Debug, Default)]
 struct PanicsFirst {
     asked: AtomicI64,
@@ -145,10 +145,14 @@ struct PanicsFirst {
 
 #[async_trait::async_trait]
 impl Model for PanicsFirst {
-    async fn ask(&self, _question: Question, _on_delta: &mut OnDelta<'_>) -> Result<Answer, model::Error> {
+    async fn ask(
+        &self,
+        _request: ModelRequest,
+        _on_delta: &mut OnDelta<'_>,
+    ) -> Result<ModelAnswer, model::Error> {
         assert!(self.asked.fetch_add(1, Ordering::SeqCst) > 0, "panic of this test");
         self.answers.notified().await;
-        Ok(Answer { text: "done".into(), ..Answer::default() })
+        Ok(ModelAnswer { text: "done".into(), ..ModelAnswer::default() })
     }
 
     fn history_scope(&self) -> HistoryScope {
@@ -177,7 +181,7 @@ async fn an_attempt_that_panics_frees_its_slot() {
     ask(&engine, "waits").await;
     model.answers.notify_one();
     until(&engine, "waits", Status::Idle).await;
-    // The question is retried later.
+    // The request is retried later.
     assert_eq!(engine.store.thread(&id("panics")).await.unwrap().head.status(), Status::Running);
     assert!(engine.dispatcher.in_progress().iter().all(|(_, count)| *count == 0));
     engine.shut_down().await;

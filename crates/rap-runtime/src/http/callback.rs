@@ -80,7 +80,7 @@ async fn is_expected(engine: &Engine, error: &ErrorResponse, thread: Option<&Thr
     row.is_ok_and(|row| engine.now().since(row.updated_at) < CLOSING_GRACE)
 }
 
-/// Returns the ledger record of a refused callback. An unknown thread is not named.
+/// Returns the delivery log record of a refused callback. An unknown thread is not named.
 fn record(
     engine: &Engine,
     grant: Option<&Grant>,

@@ -1,4 +1,4 @@
-//! API of the delivery ledger.
+//! API of the delivery log.
 
 use std::sync::Arc;
 

@@ -145,7 +145,7 @@ fn call(call: rap_agent::CallEntry) -> Call {
         }
     };
     let display = call.display.unwrap_or_else(|| display::plain_text(&call.name, &arguments));
-    let model_id = call.call_id.as_ref().map(call_id);
+    let model_id = call.model_id.as_ref().map(call_id);
     Call { id: call_id(&call.id), model_id, name: call.name, arguments, display, synthetic }
 }
 

@@ -21,8 +21,8 @@ use futures_util::FutureExt;
 use futures_util::stream::poll_fn;
 use rap_agent::Seq;
 use rap_api::{
-    CallEvent, CallState, Delivery, Delta, End as EndEvent, Event, Notice, OpenCall, Question, RuntimeEvent,
-    Status, StatusEvent, ThreadStatus,
+    CallEvent, CallState, Delivery, Delta, End as EndEvent, Notice, OpenCall, Question, RuntimeEvent, Status,
+    StatusEvent, ThreadEvent, ThreadStatus,
 };
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde_json::{Value, json};
@@ -79,7 +79,7 @@ struct Writer {
 }
 
 impl Writer {
-    async fn send(&self, event: &Event) -> StreamResult {
+    async fn send(&self, event: &ThreadEvent) -> StreamResult {
         self.write(frame(event.name(), &json!(event))).await
     }
 
@@ -87,7 +87,7 @@ impl Writer {
         self.write(frame(event.name(), &json!(event))).await
     }
 
-    async fn send_entry(&self, seq: Seq, entry: Event) -> StreamResult {
+    async fn send_entry(&self, seq: Seq, entry: ThreadEvent) -> StreamResult {
         self.write(format!("id: {seq}\n{}", frame(entry.name(), &json!(entry)))).await
     }
 
@@ -115,7 +115,7 @@ fn end_event(end: End) -> Option<Bytes> {
             "the store is not available; reconnect"
         }
     };
-    let event = Event::End(EndEvent { reason: reason.into() });
+    let event = ThreadEvent::End(EndEvent { reason: reason.into() });
     Some(frame(event.name(), &json!(event)).into())
 }
 
@@ -220,10 +220,10 @@ impl ThreadStream {
                 live = listener.next() => match live {
                     Ok(LiveEvent::ThreadChanged { .. }) => self.catch_up(writer).await,
                     Ok(LiveEvent::Delta { turn, attempt, text }) => {
-                        writer.send(&Event::Delta(Delta { turn, attempt, text: (*text).into() })).await
+                        writer.send(&ThreadEvent::Delta(Delta { turn, attempt, text: (*text).into() })).await
                     }
                     Ok(LiveEvent::Notice { text, .. }) => {
-                        writer.send(&Event::Notice(Notice { thread_id: None, text: (*text).into() })).await
+                        writer.send(&ThreadEvent::Notice(Notice { thread_id: None, text: (*text).into() })).await
                     }
                     Ok(LiveEvent::Delivery { .. }) => Ok(()),
                     Err(RecvError::Lagged(_)) => return End::Reason(TOO_SLOW),
@@ -248,7 +248,7 @@ impl ThreadStream {
                 break;
             }
             for (seq, stored) in entries {
-                writer.send_entry(seq, Event::Entry(entry((seq, stored)))).await?;
+                writer.send_entry(seq, ThreadEvent::Entry(entry((seq, stored)))).await?;
                 self.last_sent = seq;
             }
         }
@@ -257,7 +257,7 @@ impl ThreadStream {
         self.send_views(writer, &row).await?;
         let status = status_event(&row.head);
         if self.sent_state.status.as_ref() != Some(&status) {
-            writer.send(&Event::Status(status.clone())).await?;
+            writer.send(&ThreadEvent::Status(status.clone())).await?;
             self.sent_state.status = Some(status);
         }
         Ok(())
@@ -268,13 +268,15 @@ impl ThreadStream {
         for call in row.head.open_calls() {
             let shown = open_call(call);
             if !self.sent_state.calls.contains_key(&call.id) {
-                writer.send(&Event::Call(CallEvent { call: shown.clone(), state: CallState::Open })).await?;
+                writer
+                    .send(&ThreadEvent::Call(CallEvent { call: shown.clone(), state: CallState::Open }))
+                    .await?;
             }
             open.insert(call.id.clone(), shown);
         }
         for (id, call) in std::mem::replace(&mut self.sent_state.calls, open) {
             if !self.sent_state.calls.contains_key(&id) {
-                writer.send(&Event::Call(CallEvent { call, state: CallState::Settled })).await?;
+                writer.send(&ThreadEvent::Call(CallEvent { call, state: CallState::Settled })).await?;
             }
         }
         Ok(())
@@ -286,7 +288,7 @@ impl ThreadStream {
             for item in self.engine.store.inbox(Some(row.thread.key), PageRequest::first(PAGE)).await?.rows {
                 let question = Question::from(item);
                 if !self.sent_state.questions.contains(&question) {
-                    writer.send(&Event::Question(question.clone())).await?;
+                    writer.send(&ThreadEvent::Question(question.clone())).await?;
                 }
                 asked.push(question);
             }
@@ -302,7 +304,7 @@ impl ThreadStream {
             let key = (view.server.clone(), view.view_type.clone());
             let stamp = (view.at, digest(&view.content));
             if self.sent_state.views.get(&key) != Some(&stamp) {
-                writer.send(&Event::View(view.into())).await?;
+                writer.send(&ThreadEvent::View(view.into())).await?;
                 self.sent_state.views.insert(key, stamp);
             }
         }

@@ -8,10 +8,10 @@ mod access;
 mod apply;
 mod cache;
 mod counts;
+mod delivery_log;
 mod facts;
 mod heads;
 mod history;
-mod ledger;
 mod listings;
 mod message_queue;
 mod prune;
@@ -39,9 +39,9 @@ use tokio::sync::oneshot;
 
 use super::{
     CallRow, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage, InboxItem,
-    Message, MessageClass, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery, Rules,
-    SessionKey, SessionToolset, Store, StoreCounts, SubscriptionRow, Thread, ThreadFilter, ThreadKey,
-    ThreadRow, Timer, TimerRow, ViewRow, Work, WorkKey, WorkKind, WorkQueue,
+    Message, MessageClass, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery,
+    SessionKey, SessionToolset, StepSettings, Store, StoreCounts, SubscriptionRow, Thread, ThreadFilter,
+    ThreadKey, ThreadRow, Timer, TimerRow, ViewRow, Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::world::Clock;
 use access::Access;
@@ -113,7 +113,7 @@ struct Inner {
     disabled: DisabledThreads,
     /// The batch whose commit is in progress, or whose outcome is unknown.
     committing: Mutex<Option<Batch>>,
-    rules: Rules,
+    rules: StepSettings,
     key: Key,
     clock: Arc<dyn Clock>,
     on_commit: OnCommit,
@@ -154,7 +154,7 @@ impl SqliteStore {
     pub(crate) fn open(
         path: &Path,
         key: Key,
-        rules: Rules,
+        rules: StepSettings,
         clock: Arc<dyn Clock>,
         on_commit: OnCommit,
     ) -> Result<SqliteStore, OpenError> {
@@ -165,7 +165,7 @@ impl SqliteStore {
     fn open_with(
         path: &Path,
         key: Key,
-        rules: Rules,
+        rules: StepSettings,
         clock: Arc<dyn Clock>,
         on_commit: OnCommit,
         limits: WriterLimits,
@@ -197,7 +197,7 @@ impl SqliteStore {
     pub(crate) fn inline(
         inline: Inline,
         key: Key,
-        rules: Rules,
+        rules: StepSettings,
         clock: Arc<dyn Clock>,
         on_commit: OnCommit,
     ) -> rusqlite::Result<SqliteStore> {
@@ -218,7 +218,7 @@ impl SqliteStore {
     fn new(
         access: Access,
         key: Key,
-        rules: Rules,
+        rules: StepSettings,
         clock: Arc<dyn Clock>,
         on_commit: OnCommit,
         lock: Option<DirLock>,
@@ -602,21 +602,21 @@ impl Store for SqliteStore {
     }
 
     async fn record_deliveries(&self, records: Vec<DeliveryRecord>) -> Result<Vec<String>, Error> {
-        self.write(move |conn| ledger::record_all(conn, &records)).await
+        self.write(move |conn| delivery_log::record_all(conn, &records)).await
     }
 
     async fn deliveries(&self, filter: DeliveryFilter) -> Result<Page<Delivery>, Error> {
-        self.read(move |conn| ledger::list(conn, &filter)).await
+        self.read(move |conn| delivery_log::list(conn, &filter)).await
     }
 
     async fn delivery(&self, id: &str) -> Result<Option<Delivery>, Error> {
         let Ok(number) = id.parse() else { return Ok(None) };
-        self.read(move |conn| ledger::get(conn, number)).await
+        self.read(move |conn| delivery_log::get(conn, number)).await
     }
 
     async fn redeliver(&self, id: &str, now: Timestamp) -> Result<Redelivery, Error> {
         let Ok(number) = id.parse() else { return Ok(Redelivery::NoSuchDelivery) };
-        self.write(move |conn| ledger::redeliver(conn, number, now)).await
+        self.write(move |conn| delivery_log::redeliver(conn, number, now)).await
     }
 
     async fn prune(&self, keys_before: Timestamp, deliveries_before: Timestamp) -> Result<bool, Error> {

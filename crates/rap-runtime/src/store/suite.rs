@@ -19,13 +19,13 @@ use std::sync::Arc;
 
 use rap_protocol::ThreadId;
 
-use super::{OnCommit, Rules, Store};
+use super::{OnCommit, StepSettings, Store};
 use crate::world::Clock;
 
 /// A database of an implementation. It is empty at first.
 pub(crate) trait Database: Send + Sync {
     /// Opens the database. An earlier store on it must have been closed.
-    fn open(&self, rules: Rules, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store>;
+    fn open(&self, rules: StepSettings, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store>;
 
     /// Makes the stored head of a thread unreadable.
     fn corrupt_head(&self, thread: &ThreadId);

@@ -15,8 +15,8 @@ use super::writes::StepWriter;
 use super::{facts, history, toolsets};
 use crate::store::apply::check_target;
 use crate::store::{
-    Committed, Error, Loaded, Message, Receipt, Rules, SharedFacts, Stepped, Target, ThreadKey, rounds,
-    step_one,
+    Committed, Error, Loaded, Message, Receipt, SharedFacts, StepSettings, Stepped, Target, ThreadKey,
+    rounds, step_one,
 };
 
 /// The result of applying a message.
@@ -67,7 +67,7 @@ pub(super) struct Applier {
 /// The environment of a batch.
 pub(super) struct Context<'a> {
     pub(super) conn: &'a Connection,
-    pub(super) rules: &'a Rules,
+    pub(super) rules: &'a StepSettings,
     pub(super) key: &'a Key,
     pub(super) now: Timestamp,
 }

@@ -7,7 +7,7 @@ use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use crate::store::{Loaded, NewThread, Rules, SessionKey, Thread, ThreadKey};
+use crate::store::{Loaded, NewThread, SessionKey, StepSettings, Thread, ThreadKey};
 
 pub(super) const THREAD_COLUMNS: &str = "t.no, t.id, t.parent, t.root, t.born_at, t.ancestors, t.incarnation, t.agent, t.user_id, \
                                          t.title, t.created_at, t.version, t.head, t.source";
@@ -143,7 +143,7 @@ pub(super) fn insert(
     conn: &Connection,
     thread: &Thread,
     head: &Head,
-    rules: &Rules,
+    rules: &StepSettings,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     let mut statement = conn.prepare_cached(
@@ -183,7 +183,7 @@ pub(super) fn update(
     thread: &Thread,
     version: i64,
     head: &Head,
-    rules: &Rules,
+    rules: &StepSettings,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     let mut statement = conn.prepare_cached(
@@ -214,7 +214,7 @@ pub(super) fn version(conn: &Connection, key: ThreadKey) -> rusqlite::Result<Opt
 }
 
 /// Sets the destination of waiting questions to the model servers that are configured now.
-pub(super) fn retarget_questions(conn: &Connection, rules: &Rules) -> rusqlite::Result<()> {
+pub(super) fn retarget_questions(conn: &Connection, rules: &StepSettings) -> rusqlite::Result<()> {
     // There is an index for each of the two conditions.
     for condition in ["ask IS NOT NULL AND ask_attempts = 0", "ask_attempts > 0"] {
         let mut agents = conn.prepare(&format!("SELECT DISTINCT agent FROM threads WHERE {condition}"))?;
@@ -229,7 +229,7 @@ pub(super) fn retarget_questions(conn: &Connection, rules: &Rules) -> rusqlite::
 }
 
 /// Sets the retry times of failed threads that the first release stored without one.
-pub(super) fn recompute_due(conn: &Connection, rules: &Rules) -> rusqlite::Result<()> {
+pub(super) fn recompute_due(conn: &Connection, rules: &StepSettings) -> rusqlite::Result<()> {
     let mut failed = conn.prepare("SELECT no FROM threads WHERE status = 'failed' AND due IS NULL")?;
     let failed: Vec<ThreadKey> = failed.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
     for key in failed {

@@ -12,7 +12,7 @@ use rusqlite::{Connection, params};
 use serde_json::{Value, json};
 
 use super::heads::{self, to_json};
-use crate::store::{Rules, Thread, ThreadKey};
+use crate::store::{StepSettings, Thread, ThreadKey};
 
 /// Returns the key of an entry: the thread's number in the upper 32 bits, the entry's number in the lower 32.
 pub(super) fn entry_key(thread: ThreadKey, seq: Seq) -> i64 {
@@ -59,7 +59,7 @@ pub(super) struct StepWriter<'a> {
     pub(super) conn: &'a Connection,
     pub(super) thread: &'a Thread,
     pub(super) key: &'a Key,
-    pub(super) rules: &'a Rules,
+    pub(super) rules: &'a StepSettings,
     pub(super) now: Timestamp,
 }
 
@@ -143,7 +143,7 @@ impl StepWriter<'_> {
         statement.execute(params![
             self.thread.key,
             call.id.as_str(),
-            call.call_id.as_ref().map(CallId::as_str),
+            call.model_id.as_ref().map(CallId::as_str),
             call.name,
             call.server.0,
             call.seq.cast_signed(),

@@ -155,7 +155,7 @@ fn outcome(row: &Row<'_>, at: usize) -> rusqlite::Result<DeliveryOutcome> {
 }
 
 fn unknown_value(text: &str) -> rusqlite::Error {
-    unreadable(std::io::Error::other(format!("`{text}` is not a known value in the delivery ledger")))
+    unreadable(std::io::Error::other(format!("`{text}` is not a known value in the delivery log")))
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub(super) async fn plan(
                 (plan, Arguments::Given(arguments))
             }
         };
-        planned.push(PlannedCall { call_id: CallId::new(id).ok(), name, arguments, display: None, plan });
+        planned.push(PlannedCall { model_id: CallId::new(id).ok(), name, arguments, display: None, plan });
     }
     planned
 }

@@ -1,7 +1,7 @@
-//! The delivery ledger: deliveries in both directions that were refused, retried or given up. A delivery that succeeds
+//! The delivery log: deliveries in both directions that were refused, retried or given up. A delivery that succeeds
 //! at its first attempt has no record.
 //!
-//! The ledger is for people; no decision depends on it. Records are written shortly after the attempt. The only URLs in
+//! The delivery log is for people; no decision depends on it. Records are written shortly after the attempt. The only URLs in
 //! it are base URLs of servers.
 
 pub(crate) use rap_api::{DeliveryKind, DeliveryOutcome};
