@@ -245,7 +245,8 @@ pub(crate) trait Store: Send + Sync {
     async fn has_call(&self, thread: &ThreadId, call: &CallId) -> Result<bool, Error>;
     async fn views(&self, thread: ThreadKey) -> Result<Vec<ViewRow>, Error>;
 
-    /// Lists unanswered questions to people, in one thread or in all, oldest first.
+    /// Lists unanswered questions to people, in one thread or in all, oldest first. Those of one thread come without the
+    /// arguments of their calls, because event streams read them after every step of the thread.
     async fn inbox(
         &self,
         thread: Option<ThreadKey>,

@@ -6,6 +6,7 @@ mod anthropic;
 mod canned;
 mod deliveries;
 mod functions;
+mod fuzz;
 mod local;
 mod openai;
 mod settings;

@@ -8,6 +8,7 @@ use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Row, Rows, params};
 
+use super::facts;
 use super::heads::{self, call_id, skip_unreadable, thread_id, unreadable};
 use super::history::{thread_row, thread_rows};
 use super::writes::question_context;
@@ -160,8 +161,9 @@ pub(super) fn inbox(
     page_request: &PageRequest,
 ) -> rusqlite::Result<Page<InboxItem>> {
     let mut statement = conn.prepare_cached(
-        "SELECT q.asked_at, q.thread, CAST(q.no AS TEXT), q.no, q.call, q.body, c.name FROM questions q \
+        "SELECT q.asked_at, q.thread, CAST(q.no AS TEXT), q.no, q.call, q.body, c.name, e.body FROM questions q \
          JOIN calls c ON c.thread = q.thread AND c.id = q.call \
+         LEFT JOIN entries e ON ?5 IS NULL AND e.key = ((c.thread << 32) | c.seq) \
          WHERE q.answer IS NULL AND (?5 IS NULL OR q.thread = ?5) \
          AND (q.asked_at, q.thread, q.no) > (coalesce(?1, -1), ?2, CAST(?3 AS INTEGER)) \
          ORDER BY q.asked_at, q.thread, q.no LIMIT ?4",
@@ -176,10 +178,13 @@ pub(super) fn inbox(
         let no = row.get::<_, i64>(3)?.cast_unsigned();
         let question = decrypt_question(key, &thread, no, row.get_ref(5)?.as_blob()?);
         let Some(question) = skip_unreadable(of, question)? else { return Ok(None) };
+        let call = call_id(row, 4)?;
+        let arguments = row.get_ref(7)?.as_str_or_null()?.map(|entry| facts::arguments_in(entry, &call));
         Ok(Some(InboxItem {
             question,
             thread: thread.id.clone(),
-            call: call_id(row, 4)?,
+            arguments: arguments.transpose()?,
+            call,
             asked_at: Timestamp(row.get(0)?),
             tool: row.get(6)?,
         }))
