@@ -4,6 +4,7 @@
 //! nothing is a failure.
 
 mod breaks;
+mod fuzz;
 mod lint;
 mod picture;
 mod requirements;
@@ -23,6 +24,8 @@ usage: cargo xtask TASK
                      with --check, write nothing and report what is missing or out of date
   breaks [FILTER]    apply the deliberate bugs of xtask/breaks.toml one at a time and show which tests fail; with
                      FILTER, only those whose name or kind of tests contains it
+  fuzz [TARGET] [--runs N] [--seconds N]
+                     run the fuzz targets, each for N executions (1,000,000) or N seconds
   picture            write docs/demo.svg, the picture in the README, from the output of the demo
   help               show this text";
 
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         ["lint"] => lint::run(),
         ["breaks"] => breaks::run(""),
         ["breaks", filter] => breaks::run(filter),
+        ["fuzz", words @ ..] => fuzz::run(words),
         ["picture"] => picture::run(),
         ["requirements"] => requirements::write(),
         ["requirements", "--check"] => requirements::check(),

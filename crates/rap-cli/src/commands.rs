@@ -17,7 +17,7 @@ use std::io::Write;
 use anyhow::anyhow;
 use clap::Args;
 use rap_api::client::{Client, DEFAULT_URL, Error};
-use rap_protocol::Secret;
+use rap_protocol::{Secret, visible};
 use serde_json::Value;
 
 use crate::suggestion;
@@ -131,8 +131,9 @@ fn print(text: &str) -> std::io::Result<()> {
     out.flush()
 }
 
+/// Prints a JSON document. Its hidden characters are escaped, which does not change its meaning.
 fn print_json(value: &Value) -> anyhow::Result<()> {
-    Ok(print(&format!("{}\n", serde_json::to_string_pretty(value)?))?)
+    Ok(print(&format!("{}\n", visible::json(&serde_json::to_string_pretty(value)?)))?)
 }
 
 /// Replaces a `no_such_thread` error by one that suggests similar thread ids.

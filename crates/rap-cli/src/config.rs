@@ -243,15 +243,21 @@ impl Config {
 }
 
 impl File {
+    /// Returns the path, also if there is no such file.
+    pub fn path(&self) -> &Path {
+        let (File::Given(path) | File::IfPresent(path)) = self;
+        path
+    }
+
     /// Returns the text and the path. An absent optional file is empty.
     fn read(&self) -> Result<(String, &Path), Error> {
-        let (File::Given(path) | File::IfPresent(path)) = self;
+        let path = self.path();
         match std::fs::read_to_string(path) {
             Ok(text) => Ok((text, path)),
             Err(error) if error.kind() == io::ErrorKind::NotFound && matches!(self, File::IfPresent(_)) => {
                 Ok((String::new(), path))
             }
-            Err(why) => Err(Error::Unreadable { path: path.clone(), why }),
+            Err(why) => Err(Error::Unreadable { path: path.to_owned(), why }),
         }
     }
 }

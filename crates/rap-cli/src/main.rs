@@ -12,6 +12,8 @@ use rap_cli::commands::{self, Connection, WrongUsage};
 use rap_cli::config::{Config, Environment, FILE_NAME, File, Flag, Sources};
 use rap_cli::init::{self, Existing};
 use rap_cli::serve::Lifetime;
+use rap_io::exposure::warn_if_exposed;
+use rap_protocol::visible;
 
 /// A long-running server makes many small allocations. mimalloc is faster at these than the system allocator and uses
 /// less memory.
@@ -157,8 +159,10 @@ fn write_config(flags: &Init) -> anyhow::Result<()> {
 
 fn serve(flags: Serve) -> anyhow::Result<()> {
     let lifetime = if flags.while_stdin_is_open { Lifetime::WhileStdinIsOpen } else { Lifetime::UntilSignal };
-    let config = Config::load(&flags.sources())?;
+    let sources = flags.sources();
+    let config = Config::load(&sources)?;
     log_to_stderr();
+    warn_if_exposed(&[sources.file.path().to_owned()]);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(rap_cli::serve::serve(config, lifetime));
     // A DNS lookup runs on a blocking thread that cannot be cancelled. Do not wait for it.
@@ -210,8 +214,9 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
+/// Prints an error, which may contain text of a server.
 fn print_error(text: &str) {
-    for line in text.lines() {
+    for line in visible::text(text).lines() {
         eprintln!("rap: {line}");
     }
 }

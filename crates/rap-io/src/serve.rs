@@ -34,7 +34,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const FILE_LIMIT_DIVISOR: u64 = 2;
 /// Answer to a connection that cannot be admitted.
 const REFUSAL: &[u8] =
-    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nx-content-type-options: nosniff\r\n\
+      cache-control: no-store\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 /// Limits of a server.
 #[derive(Debug, Clone, Copy)]
@@ -159,6 +160,7 @@ fn overloaded() -> Response<Body> {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
@@ -283,9 +285,46 @@ mod tests {
             assert!(stream.read(&mut [0; 1024]).await.unwrap() > 0);
             busy.spawn(keep_busy(stream));
         }
-        assert!(answer(request(address, "/small").await).await.starts_with("HTTP/1.1 503"));
+        let refused = answer(request(address, "/small").await).await;
+        assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
+        check_headers(&refused);
         assert!(answer(request(address, "/urgent").await).await.ends_with("urgent"));
         assert!(busy.try_join_next().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_not_admitted_gets_an_answer_with_all_headers() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        refuse(&listener.accept().await.unwrap().0);
+        check_headers(&answer(stream).await);
+    }
+
+    #[tokio::test]
+    async fn an_answer_of_hyper_has_all_headers() {
+        let address = server(LIMITS).await;
+        let long = format!("GET /small HTTP/1.1\r\nhost: {}\r\n\r\n", "x".repeat(1 << 20));
+        for (bad, status) in [("nonsense\r\n\r\n", "400"), (long.as_str(), "431")] {
+            // The second answer comes after one of the router's.
+            for good in ["", "GET /small HTTP/1.1\r\nhost: localhost\r\n\r\n"] {
+                let mut stream = TcpStream::connect(address).await.unwrap();
+                if !good.is_empty() {
+                    stream.write_all(good.as_bytes()).await.unwrap();
+                    assert!(stream.read(&mut [0; 1024]).await.unwrap() > 0);
+                }
+                // Hyper answers before it has read a head that is too long.
+                stream.write_all(bad.as_bytes()).await.ok();
+                let answer = answer(stream).await;
+                assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+                check_headers(&answer);
+            }
+        }
+    }
+
+    fn check_headers(answer: &str) {
+        for header in ["x-content-type-options: nosniff\r\n", "cache-control: no-store\r\n"] {
+            assert!(answer.contains(header), "{answer}");
+        }
     }
 
     #[test]

@@ -274,7 +274,8 @@ pub(crate) trait Store: Send + Sync {
     -> Result<Page<ViewRow, ViewKey>, Error>;
     async fn view(&self, thread: ThreadKey, key: &ViewKey) -> Result<Option<ViewRow>, Error>;
 
-    /// Lists unanswered questions to people, in one thread or in all, oldest first.
+    /// Lists unanswered questions to people, in one thread or in all, oldest first. Those of one thread come without the
+    /// arguments of their calls, because event streams read them after every step of the thread.
     async fn inbox(
         &self,
         thread: Option<ThreadKey>,

@@ -41,7 +41,7 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
     }
     for server in &servers {
         for error in &server.errors {
-            print(&format!("{} {}\n", styled(RED, &format!("{}:", server.url)), one_line(error)))?;
+            print(&format!("{} {}\n", styled(RED, &format!("{}:", one_line(&server.url))), one_line(error)))?;
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 mod agents;
 mod direction;
+mod fuzz;
 mod limits;
 
 use std::collections::BTreeSet;

@@ -12,6 +12,7 @@ mod documented;
 mod errors;
 mod fake;
 mod following;
+mod hidden;
 mod invalid_answers;
 mod listings;
 mod model;

@@ -13,6 +13,7 @@ mod children;
 mod defects;
 mod direction;
 mod display;
+mod files;
 mod forks;
 mod invocations;
 mod kitchen_sink;

@@ -75,6 +75,7 @@ async fn a_choice_reaches_the_tool_that_asked() {
         "call_id": "call_1_1",
         "tool": "work",
         "asked_at": null,
+        "arguments": {},
     });
     assert_eq!(item, expected);
 

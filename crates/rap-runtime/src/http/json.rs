@@ -199,8 +199,9 @@ impl From<InboxItem> for Question {
             }
             StoredQuestion::SignIn { auth_url } => QuestionKind::SignIn { auth_url },
         };
-        let InboxItem { thread, call, tool, asked_at, .. } = item;
-        Question { thread_id: id(&thread), call_id: call_id(&call), tool, asked_at: time(asked_at), kind }
+        let InboxItem { thread, call, tool, asked_at, arguments, .. } = item;
+        let (thread_id, call_id) = (id(&thread), call_id(&call));
+        Question { thread_id, call_id, tool, asked_at: time(asked_at), arguments, kind }
     }
 }
 

@@ -429,7 +429,8 @@ impl AllStream {
         loop {
             let Page { rows, next } = self.engine.store.inbox(None, &self.visible, page_request).await?;
             for item in rows {
-                self.send_question(writer, item.thread.clone(), item.into()).await?;
+                let (thread, question) = (item.thread.clone(), item.into());
+                self.send_question(writer, thread, Question { arguments: None, ..question }).await?;
             }
             let Some(after) = next else { return Ok(()) };
             page_request = PageRequest { after, limit: PAGE };

@@ -8,7 +8,7 @@ use rap_agent::{Head, Seq, Status};
 use rap_api::TimerKind;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{Thread, ThreadKey, Visibility};
 
@@ -148,6 +148,8 @@ pub(crate) struct InboxItem {
     pub(crate) tool: String,
     pub(crate) asked_at: Timestamp,
     pub(crate) question: StoredQuestion,
+    /// Arguments of the call, if all threads are listed.
+    pub(crate) arguments: Option<Map<String, Value>>,
 }
 
 /// The content of a question. It is stored encrypted.

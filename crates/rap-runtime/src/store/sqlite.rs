@@ -29,10 +29,11 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use rap_agent::{Cause, Entry, Seq, StatusCheck};
+use rap_io::exposure::warn_if_exposed;
 use rap_io::lock::{DirLock, LockError};
 use rap_io::metrics::{Counter, Exposition, Histogram};
 use rap_io::secret_box::Key;
-use rap_io::sqlite::{MigrateError, migrate, open_sqlite};
+use rap_io::sqlite::{MigrateError, database_files, migrate, open_sqlite};
 use rap_io::writer::{self, WriterLimits};
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
@@ -176,7 +177,8 @@ impl SqliteStore {
         on_commit: OnCommit,
         limits: WriterLimits,
     ) -> Result<SqliteStore, OpenError> {
-        let lock = DirLock::take(&sibling_path(path, "lock"))?;
+        let lock_file = sibling_path(path, "lock");
+        let lock = DirLock::take(&lock_file)?;
         let failed =
             |source: Box<dyn std::error::Error + Send + Sync>| OpenError::Open { path: path.into(), source };
         let conn = open_sqlite(path).map_err(|error| failed(error.into()))?;
@@ -184,6 +186,7 @@ impl SqliteStore {
         let prepared =
             heads::retarget_questions(&conn, &rules).and_then(|()| heads::recompute_due(&conn, &rules));
         prepared.map_err(|error| failed(error.into()))?;
+        warn_if_exposed(&[&database_files(path)[..], &[lock_file]].concat());
         drop(conn);
         let slot: Arc<std::sync::OnceLock<std::sync::Weak<Inner>>> = Arc::default();
         let lost = Arc::clone(&slot);

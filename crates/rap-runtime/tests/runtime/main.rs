@@ -7,6 +7,7 @@ mod callbacks;
 mod canned;
 mod deliveries;
 mod functions;
+mod fuzz;
 mod local;
 mod openai;
 mod settings;

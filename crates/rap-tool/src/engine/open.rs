@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use axum::body::Bytes;
+use rap_io::exposure::warn_if_exposed;
 use rap_io::lock::DirLock;
 use rap_io::secret_box::Key;
-use rap_io::sqlite::{migrate, open_sqlite};
+use rap_io::sqlite::{database_files, migrate, open_sqlite};
 use rap_io::validation::Validations;
 use rap_io::writer::{Writer, WriterLimits};
 use rap_protocol::{Secret, UrlRules};
@@ -66,7 +67,8 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
     let EngineConfig { data, key, tokens, manifest, version, tools, on_close, states, limits } = config;
     let limits = limits.clamped();
     create_private_dir(&data)?;
-    let lock = DirLock::take(&data.join("journal.lock"))?;
+    let lock_file = data.join("journal.lock");
+    let lock = DirLock::take(&lock_file)?;
     let key = match key {
         Some(text) => Key::parse(text.expose()).map_err(|_| ServeError::BadKey)?,
         None => Key::from_file(&data.join("journal.key"))?,
@@ -75,6 +77,7 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
     let db = open_sqlite(&path).map_err(|error| ServeError::Journal(error.to_string()))?;
     migrate(&db, MIGRATIONS).map_err(|error| ServeError::Journal(error.to_string()))?;
     check_key(&db, &key, &data)?;
+    warn_if_exposed(&[&database_files(&path)[..], &[lock_file]].concat());
     drop(db);
     let virtual_time = externals.clock.is_virtual();
     let open = move || {

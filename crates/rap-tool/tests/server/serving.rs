@@ -235,8 +235,24 @@ async fn the_data_directory_from_the_environment_is_used_and_private() {
     assert_eq!(Journal::open(&directory).rows()[0], 1);
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&directory), 0o700);
-    assert_eq!(mode(&directory.join("journal.key")), 0o600);
+    let files = ["journal.key", "journal.lock", "journal.db", "journal.db-wal", "journal.db-shm"];
+    for name in files {
+        assert_eq!(mode(&directory.join(name)), 0o600, "{name}");
+    }
     process.kill();
+
+    let expose =
+        |name| std::fs::set_permissions(directory.join(name), PermissionsExt::from_mode(0o644)).unwrap();
+    files[1..].iter().for_each(expose);
+    let process = ToolProcess::start("kitchen_sink", &directory, &[]);
+    let paths: Vec<String> = ["journal.db", "journal.db-wal", "journal.db-shm", "journal.lock"]
+        .map(|name| directory.join(name).display().to_string())
+        .to_vec();
+    process.until_logged(&format!("run: chmod 600 {}", paths.join(" "))).await;
+    process.kill();
+    expose(&"journal.key");
+    let error = Process::refused(example("kitchen_sink", &directory, &[]));
+    assert!(error.contains("chmod 600"), "{error}");
 
     // With a key from the environment there is no key file, and without that key the journal cannot be opened.
     let (keyed, key) = (data.path().join("keyed"), "cd".repeat(32));

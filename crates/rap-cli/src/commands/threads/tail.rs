@@ -3,6 +3,7 @@
 use anyhow::{Context, bail};
 use rap_api::client::{Client, Error, Follower, RawEvent, Update};
 use rap_api::{Item, QuestionKind, Status, ThreadEvent};
+use rap_protocol::visible;
 use serde_json::Value;
 
 use super::print;
@@ -73,7 +74,7 @@ async fn entries(mut follower: Follower<RawEvent>, once: bool) -> anyhow::Result
         if event.name == ThreadEvent::ENTRY {
             let entry: Value =
                 serde_json::from_str(&event.data).context("an entry of the event stream is not JSON")?;
-            print(&format!("{entry}\n"))?;
+            print(&format!("{}\n", visible::json(&entry.to_string())))?;
         } else if let Some(ThreadEvent::Status(update)) = ThreadEvent::parse(&event.name, &event.data)
             && (once || update.status == Status::Closed)
         {
@@ -85,7 +86,7 @@ async fn entries(mut follower: Follower<RawEvent>, once: bool) -> anyhow::Result
 /// Prints updates other than events to stderr.
 fn print_update<E>(update: &Update<E>) {
     if let Some(message) = update.message() {
-        eprintln!("{message}");
+        eprintln!("{}", plain(&message));
     }
 }
 
@@ -142,10 +143,10 @@ pub(super) async fn answer(client: &Client, id: &str, after: u64, message: &str)
                 QuestionKind::Choice { prompt, choices, .. } => eprintln!(
                     "{} {}; answer with: rap inbox answer {id} {} CHOICE",
                     one_line(&prompt),
-                    choices.join(", "),
-                    question.call_id
+                    one_line(&choices.join(", ")),
+                    one_line(&question.call_id)
                 ),
-                QuestionKind::SignIn { auth_url } => eprintln!("sign in: {auth_url}"),
+                QuestionKind::SignIn { auth_url } => eprintln!("sign in: {}", one_line(&auth_url)),
                 QuestionKind::Unknown => {}
             },
             ThreadEvent::Status(update) if idle.is_idle() => match (update.status, update.why) {

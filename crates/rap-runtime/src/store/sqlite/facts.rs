@@ -64,7 +64,7 @@ fn is_marked(conn: &Connection, thread: ThreadKey, call: &CallId, event: &EventI
     conn.prepare_cached(sql)?.exists(params![thread, call.as_str(), event.as_str()])
 }
 
-/// Returns the arguments of a call from the assistant entry that made it.
+/// Loads the arguments of a call.
 pub(super) fn arguments_of(
     conn: &Connection,
     thread: ThreadKey,
@@ -72,9 +72,12 @@ pub(super) fn arguments_of(
     call: &CallId,
 ) -> rusqlite::Result<Map<String, Value>> {
     let mut statement = conn.prepare_cached("SELECT body FROM entries WHERE key = ?1")?;
-    let entry: Entry = statement.query_row([entry_key(thread, seq)], |row| {
-        serde_json::from_str(row.get_ref(0)?.as_str()?).map_err(unreadable)
-    })?;
+    statement.query_row([entry_key(thread, seq)], |row| arguments_in(row.get_ref(0)?.as_str()?, call))
+}
+
+/// Returns the arguments of a call from the stored assistant entry that made it.
+pub(super) fn arguments_in(entry: &str, call: &CallId) -> rusqlite::Result<Map<String, Value>> {
+    let entry: Entry = serde_json::from_str(entry).map_err(unreadable)?;
     let Item::Assistant { calls, .. } = entry.item else { return Ok(Map::new()) };
     let given = calls.into_iter().find(|entry| entry.id == *call).map(|entry| entry.arguments);
     match given {

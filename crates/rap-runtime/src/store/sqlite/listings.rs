@@ -8,6 +8,7 @@ use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, Rows, params};
 
+use super::facts;
 use super::heads::{self, call_id, skip_unreadable, thread_id, unreadable};
 use super::history::{thread_row, thread_rows};
 use super::writes::question_context;
@@ -65,8 +66,9 @@ const TIMERS: &str = "SELECT c.until, c.thread, c.id, t.id, c.name, \
      ORDER BY 1, 2, 3 LIMIT ?4";
 
 /// Questions of one thread (6) or of all.
-const INBOX: &str = "SELECT c.asked_at, c.thread, CAST(c.no AS TEXT), c.no, c.call, c.body, k.name FROM questions c \
+const INBOX: &str = "SELECT c.asked_at, c.thread, CAST(c.no AS TEXT), c.no, c.call, c.body, k.name, e.body FROM questions c \
      JOIN calls k ON k.thread = c.thread AND k.id = c.call \
+     LEFT JOIN entries e ON ?6 IS NULL AND e.key = ((k.thread << 32) | k.seq) \
      WHERE c.answer IS NULL AND (?6 IS NULL OR c.thread = ?6) AND {user} \
      AND (c.asked_at, c.thread, c.no) > (coalesce(?1, -1), ?2, CAST(?3 AS INTEGER)) \
      ORDER BY c.asked_at, c.thread, c.no LIMIT ?4";
@@ -235,10 +237,13 @@ pub(super) fn inbox(
         let no = row.get::<_, i64>(3)?.cast_unsigned();
         let question = decrypt_question(key, &thread, no, row.get_ref(5)?.as_blob()?);
         let Some(question) = skip_unreadable(of, question)? else { return Ok(None) };
+        let call = call_id(row, 4)?;
+        let arguments = row.get_ref(7)?.as_str_or_null()?.map(|entry| facts::arguments_in(entry, &call));
         Ok(Some(InboxItem {
             question,
             thread: thread.id.clone(),
-            call: call_id(row, 4)?,
+            arguments: arguments.transpose()?,
+            call,
             asked_at: Timestamp(row.get(0)?),
             tool: row.get(6)?,
         }))
