@@ -55,6 +55,8 @@ pub struct Config {
     pub tool_servers: Vec<ToolServer>,
     /// Limits of the runtime and of threads.
     pub limits: Limits,
+    /// Files from which secrets were read, the configuration file included if it contains one.
+    pub secret_files: Vec<PathBuf>,
 }
 
 /// Network settings and client tokens.
@@ -105,6 +107,19 @@ impl Config {
         plain.dedup();
         plain
     }
+
+    /// Returns the files with secrets or conversations that other users of this machine can read.
+    pub fn exposed_files(&self) -> Vec<PathBuf> {
+        let Store::Sqlite(database) = &self.store;
+        let log = PathBuf::from(format!("{}-wal", database.display()));
+        let files = self.secret_files.iter().chain([database, &log]);
+        files.filter(|path| is_exposed(path)).cloned().collect()
+    }
+}
+
+/// Returns true if other users may read a file. A missing file is not exposed.
+fn is_exposed(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|file| std::os::unix::fs::MetadataExt::mode(&file) & 0o077 != 0)
 }
 
 /// Location of the database.
@@ -169,6 +184,7 @@ impl Default for Config {
             agents: vec![Agent::default()],
             tool_servers: Vec::new(),
             limits: Limits::default(),
+            secret_files: Vec::new(),
         }
     }
 }
@@ -233,12 +249,10 @@ impl Config {
     /// Reads and validates a configuration.
     pub fn load(sources: &Sources) -> Result<Config, Error> {
         let (text, path) = sources.file.read()?;
-        let directory = path.parent().unwrap_or(Path::new(""));
         let mut document = document::parse(&text, &path.display().to_string())?;
         document::apply_variables(&mut document, &sources.environment);
         document::apply_flags(&mut document, &sources.flags);
-        Draft::from_document(document, &Resolver { environment: &sources.environment, directory })
-            .into_result()
+        Draft::from_document(document, &Resolver::new(&sources.environment, path)).into_result()
     }
 }
 

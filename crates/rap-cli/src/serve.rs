@@ -36,6 +36,12 @@ pub async fn serve(config: Config, lifetime: Lifetime) -> anyhow::Result<()> {
             "a token of server.tokens is shorter than 16 characters and can be guessed: use a long random token"
         );
     }
+    for file in config.exposed_files() {
+        let file = file.display();
+        tracing::warn!(
+            "other users of this machine can read {file}, which contains secrets: run chmod 600 {file}"
+        );
+    }
     let settings = settings(config, bound)?;
     let (url, database, servers) =
         (settings.public_url.clone(), settings.database.clone(), settings.tool_servers.len());

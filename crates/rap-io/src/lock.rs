@@ -34,7 +34,12 @@ impl DirLock {
     /// created if it is missing; its directory must exist.
     pub fn take(path: &Path) -> Result<DirLock, LockError> {
         let failed = |source| LockError::Io { path: path.into(), source };
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).map_err(failed)?;
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(false).write(true);
+        // Whoever can open the file can hold the lock, and so keep the server from starting.
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let file = options.open(path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => Ok(DirLock { file }),
             Err(TryLockError::WouldBlock) => Err(LockError::Held(path.into())),
@@ -70,6 +75,15 @@ mod tests {
         assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");
         drop(lock);
         DirLock::take(&path).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_new_lock_file_can_be_opened_by_its_owner_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = DirLock::take(&dir.path().join("lock")).unwrap();
+        let mode = std::os::unix::fs::MetadataExt::mode(&lock.file.metadata().unwrap());
+        assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]

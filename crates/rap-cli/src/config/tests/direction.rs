@@ -65,3 +65,31 @@ fn plain_http_to_another_machine_is_found() {
     assert_eq!(Setup::new(text).config().plain_http(), expected);
     assert_eq!(Setup::new("").config().plain_http(), []);
 }
+
+#[test]
+fn files_with_secrets_and_databases_that_others_can_read_are_found() {
+    use std::os::unix::fs::PermissionsExt;
+    let setup = Setup::new(
+        "[server]\ntokens = [\"file:token\"]\n[[tool_server]]\nurl = \"http://127.0.0.1:1\"\nbearer = \"literal\"",
+    );
+    let setup = setup.file("token", "a-long-client-token").file("rap.db", "");
+    let names = ["rap.toml", "token", "rap.db"];
+    let set_mode = |name: &str, mode| {
+        let permissions = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(setup.directory.path().join(name), permissions).unwrap();
+    };
+    let found = || -> Vec<String> {
+        let files = setup.config().exposed_files();
+        files.iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect()
+    };
+    names.iter().for_each(|name| set_mode(name, 0o600));
+    assert_eq!(found(), Vec::<String>::new());
+    for name in names {
+        set_mode(name, 0o640);
+        assert_eq!(found(), [name]);
+        set_mode(name, 0o600);
+    }
+    // A configuration without secrets may be read by everyone.
+    let plain = Setup::new("[server]\ntokens = [\"env:TOKEN\"]").variable("TOKEN", "a-long-client-token");
+    assert_eq!(plain.config().exposed_files(), Vec::<PathBuf>::new());
+}
