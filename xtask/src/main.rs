@@ -3,6 +3,7 @@
 //! A task runs all of its parts even if an early one fails, so that one run shows every problem. A run that checked
 //! nothing is a failure.
 
+mod attack;
 mod breaks;
 mod fuzz;
 mod lint;
@@ -18,8 +19,10 @@ use std::process::{Command, ExitCode};
 const USAGE: &str = "\
 usage: cargo xtask TASK
 
-  test [-- FILTER…]  run all tests and doc tests, or those whose name contains a FILTER
+  test [-- FILTER…]  run all tests, doc tests and attacks, or the tests whose name contains a FILTER
   lint               check formatting, clippy, rustdoc, packages and requirements; warnings are errors
+  attack [FILTER…]   attack a runtime and a tool server on loopback; docs/security.md says with what. --weakened attacks
+                     servers that accept everything, to show that this is noticed
   requirements       write docs/conformance.md, which lists what proves each requirement of the specification;
                      with --check, write nothing and report what is missing or out of date
   breaks [FILTER]    apply the deliberate bugs of xtask/breaks.toml one at a time and show which tests fail; with
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         }
         ["test"] => test::run(&[]),
         ["test", "--", filter @ ..] => test::run(filter),
+        ["attack", arguments @ ..] => attack::run(arguments),
         ["lint"] => lint::run(),
         ["breaks"] => breaks::run(""),
         ["breaks", filter] => breaks::run(filter),

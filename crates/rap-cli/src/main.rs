@@ -162,7 +162,7 @@ fn serve(flags: Serve) -> anyhow::Result<()> {
     let sources = flags.sources();
     let config = Config::load(&sources)?;
     log_to_stderr();
-    warn_if_exposed(&[sources.file.path().to_owned()]);
+    warn_if_exposed(&[&[sources.file.path().to_owned()], &*config.secret_files].concat());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(rap_cli::serve::serve(config, lifetime));
     // A DNS lookup runs on a blocking thread that cannot be cancelled. Do not wait for it.

@@ -1,12 +1,15 @@
 //! The operations of the API. The routes and `/openapi.json` are generated from one list, so that every route is
 //! described.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::handler::Handler;
+use axum::http::header;
+use axum::response::IntoResponse;
 use axum::routing::{self, MethodRouter};
-use axum::{Json, Router, middleware};
+use axum::{Extension, Router, middleware};
 use rap_api::{
     Answer, Calls, CreateThread, CreateToken, CreatedToken, Deliveries, Delivery, Done, Entries, ErrorBody,
     Fork, Inbox, SendMessage, Subscriptions, Thread, Threads, Timers, TokenScope, Tokens, Tools, Turn, Views,
@@ -248,11 +251,19 @@ pub(super) fn routers() -> (Router<Arc<Engine>>, Router<Arc<Engine>>) {
             Access::Public => routers.1 = routers.1.route(path, handler),
         }
     }
+    routers.1 = routers.1.layer(Extension(Description::default()));
     routers
 }
 
-async fn openapi(State(engine): State<Arc<Engine>>) -> Json<Value> {
-    Json(document(&engine.settings))
+/// The description as JSON. It is made at the first request, and once only, because that takes long and needs no token.
+type Description = Arc<OnceLock<Bytes>>;
+
+async fn openapi(
+    State(engine): State<Arc<Engine>>,
+    Extension(description): Extension<Description>,
+) -> impl IntoResponse {
+    let made = description.get_or_init(|| document(&engine.settings).to_string().into());
+    ([(header::CONTENT_TYPE, "application/json")], made.clone())
 }
 
 /// Builds the description of the API for the configured tokens and agents.

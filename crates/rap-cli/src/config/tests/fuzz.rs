@@ -88,7 +88,7 @@ held_per_thread = 5
 #[test]
 fn configurations() {
     let environment = Environment::from([("SECRET".to_owned(), SECRET.to_owned())]);
-    let resolver = Resolver { environment: &environment, directory: Path::new("/nonexistent") };
+    let resolver = Resolver::new(&environment, Path::new("/nonexistent/rap.toml"));
     Fuzz { name: "configurations", seeds: seeds(), words: WORDS }.run(|input| {
         let text = String::from_utf8_lossy(input);
         let read = || Draft::from_document(document::parse(&text, "rap.toml")?, &resolver).into_result();
