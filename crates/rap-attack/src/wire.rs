@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rap_testkit::http::{self, Answer};
+use rap_testkit::http::{self, Response};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -17,12 +17,17 @@ pub(crate) async fn status(method: &str, url: &str, headers: &[(&str, &str)], bo
     answer(method, url, headers, body).await.map_or(0, |answer| answer.status)
 }
 
-pub(crate) async fn answer(method: &str, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Option<Answer> {
+pub(crate) async fn answer(
+    method: &str,
+    url: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Option<Response> {
     tokio::time::timeout(ANSWERED_WITHIN, http::attempt(method, url, headers, body)).await.ok()?.ok()
 }
 
 /// POSTs JSON.
-pub(crate) async fn post(url: &str, token: Option<&str>, body: &Value) -> Option<Answer> {
+pub(crate) async fn post(url: &str, token: Option<&str>, body: &Value) -> Option<Response> {
     let bearer = token.map(|token| format!("Bearer {token}"));
     let mut headers: Vec<(&str, &str)> =
         bearer.iter().map(|value| ("authorization", value.as_str())).collect();
@@ -30,7 +35,7 @@ pub(crate) async fn post(url: &str, token: Option<&str>, body: &Value) -> Option
     answer("POST", url, &headers, body.to_string().as_bytes()).await
 }
 
-pub(crate) async fn get(url: &str, token: Option<&str>) -> Option<Answer> {
+pub(crate) async fn get(url: &str, token: Option<&str>) -> Option<Response> {
     let bearer = token.map(|token| format!("Bearer {token}"));
     let headers: Vec<(&str, &str)> = bearer.iter().map(|value| ("authorization", value.as_str())).collect();
     answer("GET", url, &headers, b"").await

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rap_testkit::http::Answer;
+use rap_testkit::http::Response;
 use rap_testkit::tools::{Call, with};
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ pub(super) fn all() -> Vec<Attempt> {
     ]
 }
 
-async fn post(url: &str, body: &Value) -> Option<Answer> {
+async fn post(url: &str, body: &Value) -> Option<Response> {
     wire::post(url, None, body).await
 }
 

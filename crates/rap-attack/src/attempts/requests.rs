@@ -260,7 +260,7 @@ async fn ids(stage: Arc<Stage>) -> Tries {
             "operation": "echo", "arguments": {"text": "x"}, "id": id, "group_id": id,
             "callback_url": format!("{}/ids", stage.elsewhere.url),
         });
-        let status = |answer: Option<rap_testkit::http::Answer>| answer.map_or(0, |answer| answer.status);
+        let status = |answer: Option<rap_testkit::http::Response>| answer.map_or(0, |answer| answer.status);
         let invoked = status(wire::post(&stage.kitchen.at("/invoke"), Some(TOOL), &body).await);
         let is_invalid = id.is_empty() || id.len() > 256 || id.chars().any(char::is_control);
         tries.add(format!("an invocation with the id {shown}"), is_invalid && wire::is_success(invoked));
