@@ -4,15 +4,17 @@
 //! shows the failure, or reports why nothing could be observed. Each probe names the requirements that it covers
 //! ([`requirements`]). A [`Report`] lists the results by requirement, in the order of the specification.
 //!
-//! A requirement that cannot be observed from outside is never reported as passed. This crate does not write to the
+//! A requirement that cannot be observed from outside is never reported as passed, and one that can be observed in part
+//! ([`Gap`]) is reported as such. [`Profile`] separates the specification from this project's readings of it. This crate does not write to the
 //! terminal.
 
+mod canary;
 pub mod report;
 pub mod requirements;
 pub mod runtime;
 pub mod tool;
 
 pub use report::{
-    Exchange, Outcome, Probe, Progress, RedactedMessage, Report, RequirementResult, Strictness, Subject,
-    Verdict,
+    Exchange, Extent, Gap, Outcome, Probe, Profile, Progress, RedactedMessage, Report, RequirementResult,
+    Strictness, Subject, Verdict, Weight,
 };

@@ -126,4 +126,14 @@ mod tests {
         assert_eq!(find("TC-05").map(|found| (found.level, found.who)), Some((Level::MustNot, Who::Tool)));
         assert_eq!(find("XX-01"), None);
     }
+
+    #[test]
+    fn a_derived_prohibition_keeps_its_not() {
+        // The level of these does not say it.
+        for id in ["TC-06", "CN-06", "TR-05"] {
+            let requirement = find(id).unwrap();
+            assert_eq!(requirement.level, Level::Derived);
+            assert!(requirement.text.starts_with("Do not "), "{id}: {}", requirement.text);
+        }
+    }
 }

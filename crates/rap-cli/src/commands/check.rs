@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use anyhow::bail;
 use clap::{Args, Subcommand, ValueEnum};
 use rap_conformance::tool::{self, Options, Timeouts};
-use rap_conformance::{Progress, Report, Strictness};
+use rap_conformance::{Profile, Progress, Report, Strictness};
 use url::Url;
 
 use super::{Token, WrongUsage, print, print_json};
@@ -21,13 +21,16 @@ use operations::Operations;
 pub enum Command {
     /// Check a tool server; this command plays the runtime.
     #[command(after_help = "\
-The operation is called about fifty times and should return within seconds. Without --operation, one that needs no \
-arguments is picked, never one that is annotated as destructive. The subscription should send several events within \
-seconds, the last of them final. Without --subscription, subscriptions are not checked.
+The operation is called about fifty times and should return within seconds. The slow operation should work for two \
+seconds or longer; it is called a few times. Without these flags, operations that need no arguments and are annotated \
+as readOnly are picked (the slow one also as longRunning). No other operation is called unless a flag names it. The \
+subscription should send several events within seconds, the last of them final. Without --subscription, subscriptions \
+are not checked. The setup operation is called in each thread before any other.
 
 Exit code: 0 when all is well, 1 when a MUST is not met (with --strict, also when a SHOULD is not met), 2 for wrong usage.
 
 Example: rap check tool http://127.0.0.1:7500 --operation echo --arguments '{\"text\": \"hi\"}' \
+--slow-operation slow --arguments '{\"seconds\": 2}' \
 --subscription tick --arguments '{\"count\": 3, \"every_ms\": 50}'")]
     Tool(Tool),
     /// Check a runtime; this command plays the tool servers, the model and the user.
@@ -35,7 +38,8 @@ Example: rap check tool http://127.0.0.1:7500 --operation echo --arguments '{\"t
 Placeholders in the command, in --env and in the template: {tool_url}, {tool_url_2} and {tool_url_3} (base URLs of \
 three tool servers), {tool_token} (a bearer token for them), {model_url} (base URL of the model; /chat/completions is \
 appended), {model_key}, {listen}, {port} and {url} (address for the runtime to listen on), {data} (an empty directory, \
-in which the command runs), {config} (path of the filled template). No shell is used.
+in which the command runs), {config} (path of the filled template). The last five are also filled in --say. No shell is \
+used.
 
 Without a command, this prints the values to configure and waits for the runtime. The runtime is then not killed, and \
 requirements that show only after a crash are not observable.
@@ -72,6 +76,26 @@ struct ReportOptions {
     /// Format of the report.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
+    /// What is checked.
+    #[arg(long, value_enum, default_value_t = ProfileName::Seeds)]
+    profile: ProfileName,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ProfileName {
+    /// What the specification says, and nothing else.
+    Seeds,
+    /// Also this project's readings of points that the specification leaves open; one that is not met counts as a SHOULD.
+    Rap,
+}
+
+impl From<ProfileName> for Profile {
+    fn from(name: ProfileName) -> Profile {
+        match name {
+            ProfileName::Seeds => Profile::Seeds,
+            ProfileName::Rap => Profile::Rap,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -98,15 +122,18 @@ async fn check_tool(flags: Tool) -> anyhow::Result<()> {
         url,
         bearer: bearer.map(|Token(secret)| secret).filter(|secret| !secret.expose().is_empty()),
         operation: operations.operation,
+        slow_operation: operations.slow_operation,
+        setup_operation: operations.setup_operation,
         subscription: operations.subscription,
         listen,
         timeouts: Timeouts::default(),
+        profile: report_options.profile.into(),
     };
     let checked = tool::check(options, &show_progress).await;
     clear_progress();
     match checked {
         Ok(report) => report_options.show(&report),
-        Err(error @ (tool::Error::Url(_) | tool::Error::Operation(_))) => {
+        Err(error @ (tool::Error::Url(_) | tool::Error::Operation(_) | tool::Error::Unauthorized(_))) => {
             Err(WrongUsage(error.to_string()).into())
         }
         Err(error) => Err(error.into()),

@@ -30,6 +30,8 @@ fn with_result<'a>(report: &'a Value, result: &str) -> Vec<&'a str> {
 
 const ECHO: [&str; 4] = ["--operation", "echo", "--arguments", "{\"text\": \"hi\"}"];
 const TICK: [&str; 4] = ["--subscription", "tick", "--arguments", "{\"count\": 3, \"every_ms\": 50}"];
+const SLOW: [&str; 4] = ["--slow-operation", "slow", "--arguments", "{\"seconds\": 2}"];
+const WAIT_LONG: [&str; 4] = ["--slow-operation", "wait", "--arguments", "{\"seconds\": 2}"];
 const WAIT: [&str; 4] = ["--operation", "wait", "--arguments", "{\"seconds\": 0}"];
 const COUNTDOWN: [&str; 4] =
     ["--subscription", "countdown", "--arguments", "{\"from\": 3, \"every_seconds\": 0.05}"];
@@ -39,19 +41,28 @@ fn our_own_server_meets_all_observable_requirements() {
     let data = tempfile::tempdir().unwrap();
     let server =
         Process::start(programs::example("kitchen_sink", data.path(), &[("RAP_TOOL_BEARER", TOKEN)]));
-    let start = Instant::now();
-    let flags = ["--bearer", TOKEN, "--strict", "--format", "json"];
-    let output = check(&server.url, &[&ECHO[..], &TICK, &flags].concat());
-    assert!(start.elapsed() < QUICK, "{:?}", start.elapsed());
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
-    let report = report(&output);
-    assert_eq!(report["count"]["failed_must"], 0);
-    assert_eq!(report["count"]["failed_should"], 0);
-    for probe in report["probes"].as_array().unwrap() {
-        assert_eq!(probe["result"], "pass", "{probe}");
+    for profile in ["seeds", "rap"] {
+        let start = Instant::now();
+        let flags = ["--bearer", TOKEN, "--strict", "--format", "json", "--profile", profile];
+        let output = check(&server.url, &[&ECHO[..], &SLOW, &TICK, &flags].concat());
+        assert!(start.elapsed() < QUICK, "{:?}", start.elapsed());
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
+        let report = report(&output);
+        assert_eq!(report["profile"], profile);
+        assert_eq!(report["count"]["failed_must"], 0);
+        assert_eq!(report["count"]["failed_should"], 0);
+        for probe in report["probes"].as_array().unwrap() {
+            assert_eq!(probe["result"], "pass", "{probe}");
+        }
+        for id in ["TR-03", "TR-04", "LC-07"] {
+            assert!(with_result(&report, "pass").contains(&id), "{id}: {report}");
+        }
+        assert!(with_result(&report, "partial").contains(&"TC-14"), "{report}");
+        for id in ["LC-13", "TC-21", "CN-23"] {
+            assert!(with_result(&report, "not_observable").contains(&id), "{id}: {report}");
+        }
+        assert!(!text(&output.stdout).contains(TOKEN));
     }
-    assert!(with_result(&report, "not_observable").contains(&"LC-13"), "{report}");
-    assert!(!text(&output.stdout).contains(TOKEN));
 }
 
 #[test]
@@ -59,7 +70,7 @@ fn a_server_without_a_journal_meets_every_must_and_the_report_names_the_rest() {
     let data = tempfile::tempdir().unwrap();
     let server = Process::start(programs::python_tool(data.path(), &[("RAP_TOOL_BEARER", TOKEN)]));
     let flags = ["--bearer", TOKEN, "--format", "json"];
-    let output = check(&server.url, &[&WAIT[..], &COUNTDOWN, &flags].concat());
+    let output = check(&server.url, &[&WAIT[..], &WAIT_LONG, &COUNTDOWN, &flags].concat());
     let found = report(&output);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
     assert_eq!(with_result(&found, "fail"), ["TC-20", "CN-22"]);
@@ -79,7 +90,7 @@ fn without_numbers(line: &str) -> String {
 fn the_guide_shows_the_real_output() {
     let data = tempfile::tempdir().unwrap();
     let server = Process::start(programs::python_tool(data.path(), &[]));
-    let output = check(&server.url, &[&WAIT[..], &COUNTDOWN].concat());
+    let output = check(&server.url, &[&WAIT[..], &WAIT_LONG, &COUNTDOWN].concat());
     let said: Vec<String> = text(&output.stdout).lines().map(without_numbers).collect();
     let guide = include_str!("../../../../docs/check-your-server.md");
     let (_, shown) = guide.split_once("```text\n").unwrap();
@@ -87,20 +98,37 @@ fn the_guide_shows_the_real_output() {
     for line in shown.lines().filter(|line| line.trim() != "…") {
         assert!(said.contains(&without_numbers(line)), "{line}\n{}", text(&output.stdout));
     }
-    for (flag, value) in [("--operation", WAIT), ("--subscription", COUNTDOWN)] {
+    for (flag, value) in
+        [("--operation", WAIT), ("--slow-operation", WAIT_LONG), ("--subscription", COUNTDOWN)]
+    {
         let command = format!("{flag} {} --arguments '{}'", value[1], value[3]);
         assert!(guide.contains(&command), "{command}");
     }
 }
 
 #[test]
-fn an_unreachable_server_is_reported() {
+fn a_dead_address_is_one_error_with_advice() {
     let output = check("http://127.0.0.1:1", &[]);
     assert_eq!(output.status.code(), Some(1));
-    let said = text(&output.stdout);
-    let failed: Vec<&str> = said.lines().filter(|line| line.starts_with("fail ")).collect();
-    assert!(matches!(failed[..], [one] if one.contains("toolset_is_served")), "{said}");
-    assert_eq!(text(&output.stderr), "rap: some requirements are not met; see the report\n");
+    assert_eq!(text(&output.stdout), "");
+    let errors = text(&output.stderr);
+    assert!(errors.lines().count() == 1 && errors.contains("http://127.0.0.1:1 does not answer"), "{errors}");
+    assert!(errors.contains("start the server, or correct the address"), "{errors}");
+}
+
+#[test]
+fn a_forgotten_token_is_one_error_with_advice() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Process::start(programs::python_tool(data.path(), &[("RAP_TOOL_BEARER", TOKEN)]));
+    for (flags, advice) in
+        [(&[][..], "pass it with --bearer"), (&["--bearer", "wrong"], "the token of --bearer")]
+    {
+        let output = check(&server.url, flags);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert_eq!(text(&output.stdout), "");
+        let errors = text(&output.stderr);
+        assert!(errors.contains("answered 401 to an invocation") && errors.contains(advice), "{errors}");
+    }
 }
 
 #[test]

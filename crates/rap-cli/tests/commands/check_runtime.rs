@@ -34,16 +34,21 @@ fn probes<'a>(report: &'a Value, result: &str) -> Vec<&'a str> {
 
 #[test]
 fn our_own_runtime_meets_all_observable_requirements_and_survives_kills() {
-    let start = Instant::now();
-    let (path, options) = (programs::rap_path(), ["--strict", "--format", "json", "--"]);
-    let output = check(&options).arg(path).args(["serve", "--config", "{config}"]).output().unwrap();
-    assert!(start.elapsed() < QUICK, "{:?}", start.elapsed());
-    assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
-    let report = report(&output);
-    assert_eq!(report["good"], true);
-    assert_eq!(probes(&report, "fail"), [""; 0], "{report}");
-    assert_eq!(probes(&report, "not_observable"), [""; 0], "{report}");
-    assert!(probes(&report, "pass").contains(&"crash_after_a_result"), "{report}");
+    for profile in ["seeds", "rap"] {
+        let start = Instant::now();
+        let options = ["--strict", "--format", "json", "--profile", profile, "--"];
+        let mut command = check(&options);
+        let output =
+            command.arg(programs::rap_path()).args(["serve", "--config", "{config}"]).output().unwrap();
+        assert!(start.elapsed() < QUICK, "{:?}", start.elapsed());
+        assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
+        let report = report(&output);
+        assert_eq!(report["good"], true);
+        assert_eq!(probes(&report, "fail"), [""; 0], "{report}");
+        assert_eq!(probes(&report, "not_observable"), [""; 0], "{report}");
+        assert!(probes(&report, "pass").contains(&"crash_after_a_result"), "{report}");
+        assert_eq!(probes(&report, "pass").contains(&"parallel_calls"), profile == "rap");
+    }
 }
 
 /// Reads the lines `  {name}  value` that the checker prints.
@@ -156,4 +161,18 @@ fn placeholders_are_filled_in_arguments_variables_and_the_template() {
     assert!(lines[1].starts_with("at http://127.0.0.1:") && lines[1].ends_with("/v1"), "{seen}");
     assert!(lines[2].contains("/main http://") && lines[2].ends_with("/third"), "{seen}");
     assert_eq!(lines[3], "other = {unknown}");
+}
+
+/// A client that has no address may need the runtime's directory.
+#[test]
+fn the_data_directory_is_filled_in_the_command_of_say() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("seen");
+    let say = format!("/bin/sh -c 'echo \"$1\" \"$2\" > {}' sh {{data}} {{thread}} {{text}}", out.display());
+    let output =
+        check(&["--say", &say, "--patience", "1", "--", "/bin/sh", "-c", "sleep 60"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let seen = fs::read_to_string(&out).unwrap_or_else(|_| panic!("{output:?}"));
+    let (data, thread) = seen.trim().split_once(' ').unwrap();
+    assert!(data.starts_with('/') && data.ends_with("/data") && thread.starts_with("rapcheck-"), "{seen}");
 }

@@ -267,7 +267,7 @@ async fn parallel_calls_are_all_sent_and_cause_one_model_request() {
     assert_eq!(rap.transcript(&thread).await, transcript);
 }
 
-/// Proves: LC-16, LC-17
+/// Proves: LC-16
 #[tokio::test]
 async fn results_that_arrive_at_the_same_time_are_each_taken_once() {
     let tools = Tools::start().await;
@@ -291,9 +291,27 @@ async fn results_that_arrive_at_the_same_time_are_each_taken_once() {
     }
 }
 
-/// Work without a free slot waits in its table until a slot is free.
-///
 /// Proves: LC-17
+#[tokio::test]
+async fn threads_are_answered_while_another_waits_for_its_model_and_for_its_tool() {
+    let tools = Tools::start().await;
+    let rap = Rap::start(&tools);
+    let thinking = rap.open("sleep 600\nsay too late").await;
+    rap.until_status(&thinking, "running").await;
+    let waiting = rap.open("call work").await;
+    let work = tools.invocation().await;
+    rap.until_status(&waiting, "waiting").await;
+    for number in 0..3 {
+        let thread = rap.open(&format!("say number {number}")).await;
+        rap.until_line(&thread, &format!("assistant: number {number}")).await;
+    }
+    assert_eq!(rap.thread(&thinking).await["status"], "running");
+    work.returns("done").await;
+    rap.until_line(&waiting, "assistant: work: done").await;
+    assert_eq!(rap.thread(&thinking).await["status"], "running");
+}
+
+/// Work without a free slot waits in its table until a slot is free.
 #[tokio::test]
 async fn one_slot_is_enough_for_many_threads() {
     let tools = Tools::start().await;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rap_testkit::peer::Reply;
 use rap_testkit::tools::{CANCEL, CLOSE, INVOKE};
-use rap_testkit::{Rap, Setup, Tools};
+use rap_testkit::{Rap, Setup, Tools, until};
 use serde_json::json;
 
 /// Waits until any retry would have been sent: a call that is refused twice is sent a third time.
@@ -85,7 +85,7 @@ async fn cancelling_notifies_every_server_whether_or_not_it_was_used() {
     }
 }
 
-/// Proves: TC-02, TC-06, TC-07, TC-16, TC-17, CN-02, CN-06, CN-07, CN-18, CN-19
+/// Proves: TC-02, TC-07, TC-16, TC-17, CN-02, CN-07, CN-18, CN-19
 #[tokio::test]
 async fn each_server_is_notified_once_and_nothing_waits_for_failing_ones() {
     let (hangs, fails, good) = (
@@ -121,6 +121,71 @@ async fn each_server_is_notified_once_and_nothing_waits_for_failing_ones() {
         assert_eq!((server.count(CANCEL), server.count(CLOSE)), (1, 1));
     }
     assert_eq!((gone.count(CANCEL), gone.count(CLOSE)), (0, 0));
+}
+
+/// The delivery log shows that the time has run out. Only then a retry could follow.
+///
+/// Proves: TC-07, CN-07
+#[tokio::test]
+async fn a_notification_that_times_out_is_not_sent_again() {
+    let (hangs, good) = (Tools::offering("hangs", &["idle"]).await, Tools::start().await);
+    for path in [CLOSE, CANCEL] {
+        hangs.answer_always(path, Reply::Hang);
+    }
+    let rap = Setup::new().tools(&hangs).tools(&good).start();
+    let thread = rap.open("call work").await;
+    good.invocation().await;
+    rap.act(&thread, "interrupt").await.expect(202);
+    rap.until_idle(&thread).await;
+    rap.close(&thread).await;
+    until("both notifications have timed out", async || {
+        let given_up =
+            rap.raw_listing("deliveries").await.into_iter().filter(|row| row["outcome"] == "given_up");
+        let mut topics: Vec<String> = given_up.map(|row| row["topic"].as_str().unwrap().to_owned()).collect();
+        topics.sort();
+        topics == ["cancel_tool_call", "close_thread"]
+    })
+    .await;
+    let_retries_pass(&good, &rap).await;
+    assert_eq!((hangs.count(CANCEL), hangs.count(CLOSE)), (1, 1));
+}
+
+/// A runtime that interpreted these answers would change the thread, follow the redirection or wait for the end of the
+/// body.
+///
+/// Proves: TC-06, CN-06
+#[tokio::test]
+async fn the_answer_to_a_notification_has_no_effect() {
+    let (tools, elsewhere) = (Tools::start().await, Tools::offering("elsewhere", &["idle"]).await);
+    let mut transcripts = Vec::new();
+    let rap = Setup::new().tools(&tools).start();
+    for answer in 0..5 {
+        let thread = rap.open("call work").await;
+        let call = tools.invocation().await;
+        let body = call.result("from the answer").to_string();
+        let location = format!("{}/close_thread", elsewhere.url);
+        let reply = match answer {
+            0 => Reply::Status(200),
+            1 => Reply::Full(200, Some(("content-type", "application/json".into())), body.into()),
+            2 => Reply::Full(410, None, "the thread is unknown; stop".into()),
+            3 => Reply::Full(307, Some(("location", location)), "".into()),
+            _ => Reply::Begin(body.into()),
+        };
+        tools.answer_next(CANCEL, reply.clone());
+        tools.answer_next(CLOSE, reply);
+        rap.act(&thread, "interrupt").await.expect(202);
+        tools.next(CANCEL).await;
+        rap.until_idle(&thread).await;
+        rap.say(&thread, "say go on").await;
+        rap.until_line(&thread, "assistant: go on").await;
+        rap.close(&thread).await;
+        tools.next(CLOSE).await;
+        assert_eq!(rap.thread(&thread).await["status"], "closed");
+        transcripts.push(rap.transcript(&thread).await);
+    }
+    let_retries_pass(&tools, &rap).await;
+    assert!(transcripts.iter().all(|transcript| *transcript == transcripts[0]), "{transcripts:#?}");
+    assert_eq!((elsewhere.count(CANCEL), elsewhere.count(CLOSE)), (0, 0));
 }
 
 /// Proves: TC-07

@@ -304,6 +304,9 @@ async fn closing_cancels_no_subscription_and_later_events_are_discarded() {
     assert!(rap.children(&thread).await.is_empty());
     assert!(rap.listing("subscriptions").await.is_empty());
     assert_eq!(tools.count(CANCEL), 0);
+    // Each of the three is in the log, or in the delivery log if it comes later.
+    let discarded = || rap.log().matches("a callback of a closed thread was discarded").count();
+    until("three discarded events in the log", async || discarded() == 3).await;
 }
 
 /// Proves: SE-08, LC-16

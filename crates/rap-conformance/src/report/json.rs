@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Outcome, Report, RequirementResult, Strictness, Verdict};
+use super::{Outcome, Report, RequirementResult, Strictness, Verdict, is_must};
 
 impl Report {
     /// Returns the report as one JSON object.
@@ -12,24 +12,35 @@ impl Report {
             .map(|(requirement, result)| {
                 let probes: Vec<&str> =
                     self.outcomes_for(requirement.id).map(|outcome| outcome.probe.name).collect();
-                let (result, why) = match result {
-                    RequirementResult::Pass => ("pass", None),
-                    RequirementResult::Fail => ("fail", None),
-                    RequirementResult::NotObservable { why } => ("not_observable", Some(why)),
-                };
                 let mut row = json!({
                     "id": requirement.id, "level": requirement.level, "who": requirement.who,
-                    "text": requirement.text, "result": result, "probes": probes,
+                    "text": requirement.text, "probes": probes,
+                    "seen": self.seen(requirement.id).collect::<Vec<_>>(),
                 });
-                if let Some(why) = why {
-                    row["why"] = why.into();
+                row["result"] = match result {
+                    RequirementResult::Pass => "pass",
+                    RequirementResult::Partial { unseen } => {
+                        row["unseen"] = unseen.into();
+                        "partial"
+                    }
+                    RequirementResult::Fail(weight) => {
+                        row["counts_as"] =
+                            if is_must(requirement, weight) { "must" } else { "should" }.into();
+                        "fail"
+                    }
+                    RequirementResult::NotObservable { why } => {
+                        row["why"] = why.into();
+                        "not_observable"
+                    }
                 }
+                .into();
                 row
             })
             .collect();
         json!({
             "subject": self.subject,
             "target": self.target,
+            "profile": self.profile,
             "good": self.is_good(strictness),
             "strict": strictness == Strictness::Strict,
             "count": self.count(),
@@ -46,8 +57,11 @@ fn probe(Outcome { probe, verdict, took }: &Outcome) -> Value {
         "seconds": took.as_secs_f64(),
     });
     match verdict {
-        Verdict::Pass => row["result"] = "pass".into(),
-        Verdict::Fail { what, exchanges } => {
+        Verdict::Pass { seen } => {
+            row["result"] = "pass".into();
+            row["seen"] = seen.as_deref().unwrap_or(probe.checks).into();
+        }
+        Verdict::Fail { what, exchanges, .. } => {
             row["result"] = "fail".into();
             row["what"] = what.as_str().into();
             row["exchanges"] = json!(exchanges);

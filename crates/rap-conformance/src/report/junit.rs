@@ -1,12 +1,12 @@
 //! The report as JUnit XML for CI servers: one test case for each requirement.
 //!
-//! JUnit has no warnings. Unless the run is strict, an unmet SHOULD is a skipped test case with a message.
+//! JUnit has no warnings and no partial results. Unless the run is strict, an unmet SHOULD is a skipped test case with a message.
 
 use std::fmt::Write;
 
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
-use super::{Report, RequirementResult, Strictness, Verdict};
+use super::{Outcome, Report, RequirementResult, Strictness, Verdict, is_must};
 use crate::requirements::Requirement;
 
 impl Report {
@@ -17,6 +17,9 @@ impl Report {
         suite.set_time(self.took);
         for (requirement, result) in self.requirement_results() {
             suite.add_test_case(self.test_case(requirement, &result, strictness));
+        }
+        for outcome in self.outcomes.iter().filter(|outcome| outcome.probe.is_addition()) {
+            suite.add_test_case(self.addition(outcome, strictness));
         }
         let mut report = quick_junit::Report::new(name);
         report.set_time(self.took);
@@ -32,20 +35,43 @@ impl Report {
     ) -> TestCase {
         let Requirement { id, level, text, .. } = requirement;
         let status = match result {
-            RequirementResult::Pass => TestCaseStatus::success(),
-            RequirementResult::Fail if level.is_must() || strictness == Strictness::Strict => {
+            RequirementResult::Pass | RequirementResult::Partial { .. } => TestCaseStatus::success(),
+            RequirementResult::Fail(weight)
+                if is_must(requirement, *weight) || strictness == Strictness::Strict =>
+            {
                 let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
                 status.set_message(format!("{level} {id} is not met")).set_description(self.failure_text(id));
                 status
             }
-            RequirementResult::Fail => {
+            RequirementResult::Fail(_) => {
                 let what = self.what_failed(id).join("; ");
                 skipped(format!("warning: {level} {id} is not met: {what}"))
             }
             RequirementResult::NotObservable { why } => skipped(format!("not observable: {why}")),
         };
         let mut case = TestCase::new(format!("{id} {text}"), status);
+        if let RequirementResult::Partial { unseen } = result {
+            let seen: Vec<&str> = self.seen(id).collect();
+            case.set_system_out(format!("seen: {}\nnot seen: {unseen}", seen.join(" ")));
+        }
         case.set_classname(format!("rap.{}.{}", self.subject.name(), level.to_string().replace(' ', "_")));
+        case
+    }
+
+    /// Test case of a probe without a requirement.
+    fn addition(&self, outcome: &Outcome, strictness: Strictness) -> TestCase {
+        let status = match &outcome.verdict {
+            Verdict::Pass { .. } => TestCaseStatus::success(),
+            Verdict::Fail { what, .. } if strictness == Strictness::Strict => {
+                let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
+                status.set_message(what.as_str());
+                status
+            }
+            Verdict::Fail { what, .. } => skipped(format!("warning: {what}")),
+            Verdict::NotObservable { why } => skipped(format!("not observable: {why}")),
+        };
+        let mut case = TestCase::new(format!("{} {}", outcome.probe.name, outcome.probe.checks), status);
+        case.set_classname(format!("rap.{}.addition", self.subject.name()));
         case
     }
 
@@ -61,7 +87,7 @@ impl Report {
         let mut text = String::new();
         let mut line = |line| writeln!(text, "{line}").expect("bug: writing to a string does not fail");
         for outcome in self.outcomes_for(id) {
-            if let Verdict::Fail { what, exchanges } = &outcome.verdict {
+            if let Verdict::Fail { what, exchanges, .. } = &outcome.verdict {
                 line(format!("{}: {what}", outcome.probe.name));
                 for exchange in exchanges {
                     for (mark, side) in [(">", &exchange.request), ("<", &exchange.answer)] {

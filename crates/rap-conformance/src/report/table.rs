@@ -6,7 +6,10 @@ use std::fmt::Write;
 use anstyle::{AnsiColor, Effects, Style};
 use rap_protocol::visible;
 
-use super::{Count, Exchange, Outcome, RedactedMessage, Report, RequirementResult, Strictness, Verdict};
+use super::{
+    Count, Exchange, Outcome, Profile, RedactedMessage, Report, RequirementResult, Strictness, Verdict,
+    is_must,
+};
 use crate::requirements::Requirement;
 
 const BOLD: Style = Style::new().effects(Effects::BOLD);
@@ -24,7 +27,11 @@ impl Report {
     pub fn to_table(&self, strictness: Strictness, width: Option<usize>) -> String {
         let mut text = String::new();
         let out = &mut text;
-        line(out, &format!("rap check {} {}\n", self.subject.name(), plain(&self.target)));
+        let profile = match self.profile {
+            Profile::Seeds => "",
+            Profile::Rap => " --profile rap",
+        };
+        line(out, &format!("rap check {} {}{profile}\n", self.subject.name(), plain(&self.target)));
         line(out, &format!("{BOLD}{:<6}  {:<10}  {:<14}  REQUIREMENT{BOLD:#}", "ID", "LEVEL", "RESULT"));
         for (requirement, result) in self.requirement_results() {
             let (style, result) = style_and_label(requirement, &result, strictness);
@@ -33,6 +40,7 @@ impl Report {
             line(out, &format!("{id:<6}  {level:<10}  {style}{result:<14}{style:#}  {text}"));
         }
         self.failures(out, strictness);
+        self.partly_seen(out);
         self.unobserved(out);
         line(out, "");
         line(out, &self.summary(strictness));
@@ -41,11 +49,16 @@ impl Report {
 
     /// Returns one line with the number of requirements by result.
     pub fn summary(&self, strictness: Strictness) -> String {
-        let Count { passed, failed_must, failed_should, not_observable } = self.count();
+        let Count { passed, partly, failed_must, failed_should, not_observable, failed_additions } =
+            self.count();
+        let additions = match self.profile {
+            Profile::Seeds => String::new(),
+            Profile::Rap => format!(" {failed_additions} additions fail,"),
+        };
         let (style, label) = if self.is_good(strictness) { (GREEN, "good") } else { (RED, "not good") };
         format!(
-            "{style}{label}{style:#}: {passed} requirements pass, {failed_must} MUST and {failed_should} SHOULD \
-             fail, {not_observable} cannot be observed; {} probes in {:.1} s",
+            "{style}{label}{style:#}: {passed} requirements pass, {partly} in part, {failed_must} MUST and \
+             {failed_should} SHOULD fail,{additions} {not_observable} cannot be observed; {} probes in {:.1} s",
             self.outcomes.len(),
             self.took.as_secs_f64()
         )
@@ -53,21 +66,20 @@ impl Report {
 
     fn failures(&self, out: &mut String, strictness: Strictness) {
         for Outcome { probe, verdict, .. } in &self.outcomes {
-            let Verdict::Fail { what, exchanges } = verdict else { continue };
-            let must = probe.requirements.iter().filter_map(|id| crate::requirements::find(id));
-            let is_interpretation = probe.requirements.is_empty();
-            let strict = strictness == Strictness::Strict && !is_interpretation;
-            let is_failure = strict || must.clone().any(|found| found.level.is_must());
+            let Verdict::Fail { what, exchanges, weight } = verdict else { continue };
+            let unmet = probe.requirements.iter().filter_map(|id| crate::requirements::find(id));
+            let breaks_must = unmet.clone().any(|requirement| is_must(requirement, *weight));
+            let is_failure = strictness == Strictness::Strict || breaks_must;
             let (style, label) = if is_failure { (RED, "fail") } else { (YELLOW, "warning") };
             line(out, "");
             line(out, &format!("{style}{label}{style:#} {BOLD}{}{BOLD:#}: {}", probe.name, probe.checks));
-            for requirement in must {
+            for requirement in unmet {
                 line(out, &format!("  {} {}: {}", requirement.id, requirement.level, requirement.text));
             }
-            if is_interpretation {
+            if probe.is_addition() {
                 line(
                     out,
-                    "  no requirement: this project's interpretation of a point that the specification leaves open",
+                    "  no requirement: this project's reading of a point that the specification leaves open",
                 );
             }
             line(out, &format!("  {style}{}{style:#}", plain(what)));
@@ -75,6 +87,26 @@ impl Report {
                 side(out, ">", request);
                 side(out, "<", answer);
             }
+        }
+    }
+
+    fn partly_seen(&self, out: &mut String) {
+        let mut head =
+            Some(format!("\n{BOLD}Seen in part{BOLD:#}: neither contradicted nor shown completely"));
+        for (requirement, result) in self.requirement_results() {
+            let RequirementResult::Partial { unseen } = result else { continue };
+            head.take().into_iter().for_each(|head| line(out, &head));
+            let seen: Vec<&str> = self.seen(requirement.id).collect();
+            line(
+                out,
+                &format!(
+                    "  {:<6}  {:<10}  seen: {}",
+                    requirement.id,
+                    requirement.level,
+                    plain(&seen.join(" "))
+                ),
+            );
+            line(out, &format!("  {:<18}  {DIM}not seen: {}{DIM:#}", "", plain(unseen)));
         }
     }
 
@@ -103,10 +135,13 @@ fn style_and_label(
 ) -> (Style, &'static str) {
     match result {
         RequirementResult::Pass => (GREEN, "pass"),
-        RequirementResult::Fail if requirement.level.is_must() || strictness == Strictness::Strict => {
+        RequirementResult::Partial { .. } => (GREEN, "partly"),
+        RequirementResult::Fail(weight)
+            if is_must(requirement, *weight) || strictness == Strictness::Strict =>
+        {
             (RED, "fail")
         }
-        RequirementResult::Fail => (YELLOW, "warning"),
+        RequirementResult::Fail(_) => (YELLOW, "warning"),
         RequirementResult::NotObservable { .. } => (DIM, "not observable"),
     }
 }

@@ -304,7 +304,7 @@ impl MockServer {
         };
         let (reply, latch) = match route {
             Route::Discovery(at) => (record.documents[at].clone(), None),
-            Route::Invocation(_) => (acknowledge(&mut record, &markers, &body), None),
+            Route::Invocation(_) => acknowledge(&mut record, &markers, &body),
             Route::Close(_) | Route::Cancel(_) => {
                 let thread = body["thread_id"].as_str().unwrap_or_default();
                 record.notification_behaviors.get(thread).cloned().unwrap_or_default().answer()
@@ -350,7 +350,7 @@ impl MockServer {
     }
 }
 
-fn acknowledge(record: &mut Record, markers: &[Marker], invocation: &Value) -> Reply {
+fn acknowledge(record: &mut Record, markers: &[Marker], invocation: &Value) -> (Reply, Option<Latch>) {
     let answers = markers.first().and_then(|marker| record.acknowledgements.get_mut(marker));
     answers.and_then(VecDeque::pop_front).unwrap_or_default().reply(invocation)
 }

@@ -109,6 +109,11 @@ impl Prompt {
         Some(&found["function"]["parameters"])
     }
 
+    /// Number of tools with this name that are offered.
+    pub(crate) fn offers(&self, name: &str) -> usize {
+        self.tools.iter().filter(|tool| tool["function"]["name"] == name).count()
+    }
+
     /// Returns true if any tool is offered. Runtimes request titles and summaries without tools.
     pub(crate) fn is_turn(&self) -> bool {
         !self.tools.is_empty()
@@ -191,19 +196,22 @@ impl Prompt {
         self.calls().into_iter().find(|call| call.results.iter().any(|result| result.contains(needle)))
     }
 
-    /// Reason why a model API would reject the prompt: a call without exactly its results after it, or a result without
-    /// a call.
+    /// Reason why a model API would reject the prompt: a call without its result after it, or a result without a call. A
+    /// second result of a call is the failure of another probe.
     pub(crate) fn fault(&self) -> Option<String> {
-        let mut open: Vec<&str> = Vec::new();
+        let (mut open, mut closed): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
         for message in &self.messages {
             if message["role"] == "tool" {
                 let id = message["tool_call_id"].as_str().unwrap_or_default();
                 let Some(at) = open.iter().position(|open| *open == id) else {
+                    if closed.contains(&id) {
+                        continue;
+                    }
                     return Some(format!(
                         "there is a result of `{id}`, but no open call with this id before it"
                     ));
                 };
-                open.remove(at);
+                closed.push(open.remove(at));
                 continue;
             }
             if let Some(id) = open.first() {
@@ -211,6 +219,7 @@ impl Prompt {
             }
             let calls = message["tool_calls"].as_array().into_iter().flatten();
             open = calls.map(|call| call["id"].as_str().unwrap_or_default()).collect();
+            closed.clear();
         }
         open.first().map(|id| format!("the call `{id}` has no result"))
     }

@@ -47,6 +47,8 @@ pub struct Process {
     words: Vec<String>,
     environment: Vec<(String, String)>,
     directory: TempDir,
+    /// Placeholders of the process, with their values.
+    values: Vec<(&'static str, String)>,
     /// Host and port on which the runtime listens, if known.
     address: Option<String>,
     start_timeout: Duration,
@@ -65,9 +67,15 @@ impl Process {
         let (port, url) = (listen.port().to_string(), format!("http://{listen}"));
         let (listen, data) = (listen.to_string(), path_text(&data));
         let config_path = path_text(&config);
-        let mut all: Vec<(&str, &str)> = values.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        all.extend([("listen", listen.as_str()), ("port", &port), ("url", &url)]);
-        all.extend([("data", data.as_str()), ("config", &config_path)]);
+        let own = vec![
+            ("listen", listen.clone()),
+            ("port", port),
+            ("url", url),
+            ("data", data),
+            ("config", config_path),
+        ];
+        let all: Vec<(&str, &str)> =
+            values.iter().chain(&own).map(|(name, value)| (*name, value.as_str())).collect();
         let is_used = |name: &str| {
             let variables = launch.environment.iter().any(|(_, value)| mentions(value, name));
             let in_template = launch.command.mentions("config") && mentions(&template, name);
@@ -88,9 +96,15 @@ impl Process {
                 .collect(),
             address: launch.address.clone().or_else(|| knows_address.then(|| listen.clone())),
             directory,
+            values: own,
             start_timeout: launch.start_timeout,
             child: Mutex::default(),
         })
+    }
+
+    /// Returns the placeholders of the process with their values: `{listen}`, `{port}`, `{url}`, `{data}` and `{config}`.
+    pub fn values(&self) -> Vec<(&'static str, String)> {
+        self.values.clone()
     }
 
     /// Returns host and port on which the runtime listens, if known.

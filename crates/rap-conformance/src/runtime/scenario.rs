@@ -5,8 +5,8 @@
 //! prompts may differ from them.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rap_io::client::Client;
@@ -33,8 +33,12 @@ pub(crate) struct CheckContext {
     pub(crate) server: Arc<MockServer>,
     pub(crate) user: User,
     pub(crate) http: Client,
-    /// Held while a probe changes the toolset of the second server.
-    pub(crate) second_toolset_lock: tokio::sync::Mutex<()>,
+    /// Held while a probe changes the toolset of the second or the third server.
+    pub(crate) toolset_lock: tokio::sync::Mutex<()>,
+    /// Tool servers whose toolset the runtime had fetched at the first contact.
+    servers: OnceLock<Vec<usize>>,
+    /// Set if events of a confirmed subscription are not accepted.
+    pub(crate) subscriptions_fail: OnceLock<()>,
 }
 
 /// Clones share the same state.
@@ -50,7 +54,14 @@ pub(crate) struct Scenario {
 
 impl CheckContext {
     pub(crate) fn new(server: Arc<MockServer>, user: User, http: Client) -> Arc<CheckContext> {
-        Arc::new(CheckContext { server, user, http, second_toolset_lock: tokio::sync::Mutex::default() })
+        Arc::new(CheckContext {
+            server,
+            user,
+            http,
+            toolset_lock: tokio::sync::Mutex::default(),
+            servers: OnceLock::new(),
+            subscriptions_fail: OnceLock::new(),
+        })
     }
 
     pub(crate) fn scenario(self: &Arc<Self>, crash: Option<Arc<Crash>>) -> Scenario {
@@ -64,9 +75,14 @@ impl CheckContext {
         }
     }
 
-    /// Tool servers whose toolset the runtime has fetched.
-    pub(crate) fn servers(&self) -> Vec<usize> {
-        (0..SERVERS).filter(|at| self.server.discoveries(*at) > 0).collect()
+    /// Records which tool servers the runtime uses. After that, no probe changes what the others see.
+    pub(crate) fn fix_servers(&self) {
+        self.servers.get_or_init(|| (0..SERVERS).filter(|at| self.server.discoveries(*at) > 0).collect());
+    }
+
+    /// Tool servers that the runtime uses.
+    pub(crate) fn servers(&self) -> &[usize] {
+        self.servers.get().map_or(&[], Vec::as_slice)
     }
 }
 
@@ -301,6 +317,11 @@ impl Scenario {
         &self,
         marker: Marker,
     ) -> Result<(String, Call), Verdict> {
+        if self.context.subscriptions_fail.get().is_some() {
+            return Err(Verdict::not_observable(
+                "events of a confirmed subscription are not accepted: see the probe subscription_confirmed",
+            ));
+        }
         let thread = self.open_thread(marker).await?;
         let subscription_call = self.call().await?;
         let text = self.unique_text("watching");
@@ -407,7 +428,7 @@ impl Scenario {
 
     /// Not observable if the runtime does not use this tool server.
     pub(crate) fn needs(&self, server: usize) -> ProbeResult {
-        if self.server().discoveries(server) > 0 {
+        if self.context.servers().contains(&server) {
             return Ok(());
         }
         Err(Verdict::not_observable(format!(

@@ -31,6 +31,10 @@ pub(crate) const WATCH: &str = "rapcheck_watch";
 pub(crate) const CHANGING: &str = "rapcheck_fickle";
 /// Tool that is added when the toolset changes.
 pub(crate) const ADDED: &str = "rapcheck_new";
+/// Tool that two toolsets offer.
+pub(crate) const DOUBLE: &str = "rapcheck_double";
+/// Name that no tool may have.
+pub(crate) const INVALID_NAME: &str = "rapcheck invalid!";
 /// Tool whose endpoint refuses connections at first.
 pub(crate) const UNREACHABLE: &str = "rapcheck_away";
 /// Argument that carries the marker of a call.
@@ -64,7 +68,7 @@ pub(crate) fn second_toolset(url: &str, version: &str, tools: &[&str]) -> Value 
     json!({"name": "rapcheck-second", "version": version, "endpoint": endpoint, "tools": tools})
 }
 
-fn tool(name: &str) -> Value {
+pub(crate) fn tool(name: &str) -> Value {
     let schema = json!({"type": "object", "properties": {MARKER: {"type": "string"}}, "required": [MARKER]});
     json!({"name": name, "description": format!("A tool of a conformance check: {name}."), "inputSchema": schema})
 }
@@ -76,6 +80,8 @@ pub(crate) enum Acknowledgement {
     Status(u16),
     /// 200 with a body that looks like a result of the call.
     Result(String),
+    /// 200 when the latch is released.
+    Hold(Latch),
 }
 
 impl Default for Acknowledgement {
@@ -85,12 +91,13 @@ impl Default for Acknowledgement {
 }
 
 impl Acknowledgement {
-    pub(crate) fn reply(self, invocation: &Value) -> Reply {
+    pub(crate) fn reply(self, invocation: &Value) -> (Reply, Option<Latch>) {
         match self {
-            Acknowledgement::Status(status) => Reply::status(status),
+            Acknowledgement::Status(status) => (Reply::status(status), None),
             Acknowledgement::Result(text) => {
-                Reply::json(&with(message("tool_result", invocation), json!({"text": text})))
+                (Reply::json(&with(message("tool_result", invocation), json!({"text": text}))), None)
             }
+            Acknowledgement::Hold(latch) => (Reply::status(200), Some(latch)),
         }
     }
 }
@@ -110,8 +117,8 @@ pub(crate) enum NotificationBehavior {
     /// 200 at once.
     #[default]
     Accept,
-    /// An error, with a body that the runtime has to ignore.
-    Fail,
+    /// An error with this text, which the runtime has to ignore.
+    Fail(String),
     /// 200 when the latch is released.
     Hold(Latch),
 }
@@ -120,8 +127,8 @@ impl NotificationBehavior {
     pub(crate) fn answer(self) -> (Reply, Option<Latch>) {
         match self {
             NotificationBehavior::Accept => (Reply::status(200), None),
-            NotificationBehavior::Fail => {
-                let body = json!({"type": "tool_result", "text": "to be ignored"});
+            NotificationBehavior::Fail(text) => {
+                let body = json!({"type": "tool_result", "text": text});
                 (Reply { status: 500, ..Reply::json(&body) }, None)
             }
             NotificationBehavior::Hold(latch) => (Reply::status(200), Some(latch)),

@@ -29,10 +29,12 @@ pub struct Api {
     pub(crate) token: Option<Secret>,
 }
 
-/// Command of `--say`, with the placeholders `{thread}` and `{text}`.
+/// Command of `--say`, with the placeholders `{thread}` and `{text}` and those of the runtime's process.
 #[derive(Clone)]
 pub struct SayCommand {
     words: Words,
+    /// Placeholders of the runtime's process, with their values.
+    values: Vec<(&'static str, String)>,
     /// Error output of the last run that failed.
     last_error: Arc<Mutex<Option<String>>>,
 }
@@ -90,11 +92,13 @@ impl Api {
         Ok(ApiResponse { status: reply.status, body, exchange })
     }
 
+    /// Body of an answer with status 200, or null.
     pub(crate) async fn get(&self, http: &Client, path: &[&str]) -> Result<Value, Verdict> {
         let fetched = http.get(&self.url(path), &self.headers(), 16 * 1024 * 1024).await;
         let fetched = fetched
             .map_err(|error| Verdict::fail(format!("the client API did not answer: {error}"), Vec::new()))?;
-        Ok(serde_json::from_slice(&fetched.body).unwrap_or(Value::Null))
+        let body = (fetched.status == 200).then(|| serde_json::from_slice(&fetched.body).ok()).flatten();
+        Ok(body.unwrap_or(Value::Null))
     }
 }
 
@@ -114,13 +118,21 @@ impl SayCommand {
     pub fn new(command: &str) -> Result<SayCommand, placeholders::Error> {
         Ok(SayCommand {
             words: Words::split(command)?.requiring(&["thread", "text"])?,
+            values: Vec::new(),
             last_error: Arc::default(),
         })
     }
 
+    /// Sets the values of further placeholders, such as `{data}`.
+    pub fn with_values(self, values: Vec<(&'static str, String)>) -> SayCommand {
+        SayCommand { values, ..self }
+    }
+
     /// Starts the command and does not wait for it, because it may wait for the agent's answer.
     pub(crate) fn run(&self, thread: &str, text: &str) -> Result<(), Verdict> {
-        let words = self.words.filled(&[("thread", thread), ("text", text)]);
+        let mut values = vec![("thread", thread), ("text", text)];
+        values.extend(self.values.iter().map(|(name, value)| (*name, value.as_str())));
+        let words = self.words.filled(&values);
         let (program, arguments) = words.split_first().expect("bug: the command is empty");
         let mut command = Command::new(program);
         command.args(arguments).stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());

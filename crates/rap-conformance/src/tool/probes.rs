@@ -16,6 +16,7 @@ use super::Check;
 pub(super) const ROUNDS: &[&[&[Check]]] = &[
     &[discovery::CHECKS],
     &[calls::FIRST],
+    &[notifications::FIRST],
     &[
         calls::CHECKS,
         errors::CHECKS,

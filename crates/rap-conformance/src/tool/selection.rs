@@ -5,6 +5,9 @@ use serde_json::{Map, Value, json};
 
 use super::OperationCall;
 
+/// Maximum number of invalid calls.
+const INVALID_CALLS: usize = 4;
+
 /// Checks that the toolset has the operation that the user chose, and that the arguments match its schema.
 pub(super) fn check(toolset: &Toolset, operation_call: &OperationCall) -> Result<(), String> {
     let Some(tool) = toolset.tools.iter().find(|tool| tool.name.as_str() == operation_call.operation) else {
@@ -20,48 +23,64 @@ pub(super) fn check(toolset: &Toolset, operation_call: &OperationCall) -> Result
     })
 }
 
-/// Selects an operation that needs no arguments and that is safe to call. Operations annotated as `readOnly` are
-/// preferred.
+/// Selects an operation that needs no arguments and that is annotated as `readOnly`.
 pub(super) fn operation(toolset: &Toolset) -> Option<OperationCall> {
-    let needs_no_arguments = |tool: &&Tool| tool.input_schema.validate(&json!({})).is_ok();
-    let mut suitable: Vec<&Tool> =
-        toolset.tools.iter().filter(|tool| is_safe(tool)).filter(needs_no_arguments).collect();
-    suitable.sort_by_key(|tool| tool.annotations.read_only != Some(true));
-    let tool = suitable.first()?;
+    select(toolset, |tool| tool.annotations.long_running != Some(true))
+}
+
+/// Selects a slow operation that needs no arguments and that is annotated as `readOnly`.
+pub(super) fn slow_operation(toolset: &Toolset) -> Option<OperationCall> {
+    select(toolset, |tool| tool.annotations.long_running == Some(true))
+}
+
+fn select(toolset: &Toolset, is_suitable: impl Fn(&Tool) -> bool) -> Option<OperationCall> {
+    let needs_nothing = |tool: &Tool| {
+        tool.annotations.requires_auth.is_none() && tool.input_schema.validate(&json!({})).is_ok()
+    };
+    let tool =
+        toolset.tools.iter().find(|tool| is_read_only(tool) && needs_nothing(tool) && is_suitable(tool))?;
     Some(OperationCall { operation: tool.name.as_str().to_owned(), arguments: Map::new() })
 }
 
-/// Selects an operation with arguments that violate its schema. A correct server does not run it. In case it does, the
-/// operation that the checker calls anyway is preferred, then operations annotated as `readOnly`. Operations annotated
-/// as `destructive` are never selected.
-pub(super) fn invalid_call(toolset: &Toolset, called: Option<&OperationCall>) -> Option<OperationCall> {
-    let mut tools: Vec<&Tool> =
-        toolset.tools.iter().filter(|tool| tool.annotations.destructive != Some(true)).collect();
-    let is_called =
-        |tool: &Tool| called.is_some_and(|operation_call| operation_call.operation == tool.name.as_str());
-    tools.sort_by_key(|tool| (!is_called(tool), tool.annotations.read_only != Some(true)));
-    tools.into_iter().find_map(|tool| {
-        let arguments =
-            invalid_arguments(tool).find(|arguments| tool.input_schema.validate(arguments).is_err())?;
-        let Value::Object(arguments) = arguments else { return None };
-        Some(OperationCall { operation: tool.name.as_str().to_owned(), arguments })
-    })
+fn is_read_only(tool: &Tool) -> bool {
+    tool.annotations.read_only == Some(true) && tool.annotations.destructive != Some(true)
 }
 
-fn invalid_arguments(tool: &Tool) -> impl Iterator<Item = Value> {
+/// Selects calls with arguments that violate a schema, all of one operation. A correct server does not run them. In case
+/// it does, only operations that the user named are selected, or that are annotated as `readOnly`.
+pub(super) fn invalid_calls(toolset: &Toolset, named: &[&OperationCall]) -> Vec<OperationCall> {
+    let name_of = |tool: &Tool| named.iter().find(|call| call.operation == tool.name.as_str()).copied();
+    let mut tools: Vec<(&Tool, Option<&OperationCall>)> =
+        toolset.tools.iter().map(|tool| (tool, name_of(tool))).collect();
+    tools.retain(|(tool, named)| named.is_some() || is_read_only(tool));
+    tools.sort_by_key(|(_, named)| named.is_none());
+    let calls = tools.into_iter().map(|(tool, named)| {
+        let valid = named.map(|call| call.arguments.clone()).unwrap_or_default();
+        let invalid = invalid_arguments(tool, &valid)
+            .filter(|arguments| tool.input_schema.validate(&Value::Object(arguments.clone())).is_err());
+        let operation = tool.name.as_str();
+        invalid
+            .map(|arguments| OperationCall { operation: operation.into(), arguments })
+            .take(INVALID_CALLS)
+            .collect()
+    });
+    { calls }.find(|calls: &Vec<OperationCall>| !calls.is_empty()).unwrap_or_default()
+}
+
+/// Arguments that a schema may reject: none at all, and valid ones with one value of another type.
+fn invalid_arguments(tool: &Tool, valid: &Map<String, Value>) -> impl Iterator<Item = Map<String, Value>> {
     let properties = tool.input_schema.document()["properties"].as_object();
     let names: Vec<String> = properties.into_iter().flatten().map(|(name, _)| name.clone()).collect();
     let wrong = [json!({"not": ["of", "this", "type"]}), json!("not of this type"), json!(-1.5)];
-    let odd =
-        names.into_iter().flat_map(move |name| wrong.clone().map(|value| json!({ name.as_str(): value })));
-    [json!({})].into_iter().chain(odd)
-}
-
-fn is_safe(tool: &Tool) -> bool {
-    let annotations = &tool.annotations;
-    annotations.destructive != Some(true)
-        && annotations.long_running != Some(true)
-        && annotations.requires_auth.is_none()
+    let changed = names.into_iter().flat_map(move |name| {
+        let valid = valid.clone();
+        wrong.clone().map(move |value| {
+            let mut arguments = valid.clone();
+            arguments.insert(name.clone(), value);
+            arguments
+        })
+    });
+    [Map::new()].into_iter().chain(changed)
 }
 
 #[cfg(test)]
@@ -83,50 +102,45 @@ mod tests {
     }
 
     #[test]
-    fn unsafe_operations_and_those_with_required_arguments_are_never_selected() {
+    fn only_operations_that_are_read_only_and_need_no_arguments_are_selected() {
         let none = json!({"type": "object"});
-        let harmful = toolset(&json!([
-            tool("a", none.clone(), json!({"destructive": true})),
-            tool("b", none.clone(), json!({"longRunning": true})),
-            tool("c", none.clone(), json!({"requiresAuth": "yes"})),
-            tool("d", schema_with_required_field(), json!({})),
-        ]));
-        assert_eq!(operation(&harmful), None);
-        let good = [tool("e", none.clone(), json!({})), tool("f", none, json!({"readOnly": true}))];
-        assert_eq!(operation(&toolset(&json!(good))).unwrap().operation, "f");
+        let others = [
+            tool("unannotated", none.clone(), json!({})),
+            tool("both", none.clone(), json!({"readOnly": true, "destructive": true})),
+            tool("asks", none.clone(), json!({"readOnly": true, "requiresAuth": "yes"})),
+            tool("needs", schema_with_required_field(), json!({"readOnly": true})),
+        ];
+        assert_eq!(operation(&toolset(&json!(others))), None);
+        assert_eq!(slow_operation(&toolset(&json!(others))), None);
+        let good = [
+            tool("slow", none.clone(), json!({"readOnly": true, "longRunning": true})),
+            tool("quick", none, json!({"readOnly": true})),
+        ];
+        assert_eq!(operation(&toolset(&json!(good))).unwrap().operation, "quick");
+        assert_eq!(slow_operation(&toolset(&json!(good))).unwrap().operation, "slow");
     }
 
     #[test]
-    fn invalid_arguments_are_found_if_a_schema_rejects_any() {
-        let found = invalid_call(
-            &toolset(&json!([
-                tool("a", json!({}), json!({})),
-                tool("b", schema_with_required_field(), json!({}))
-            ])),
-            None,
-        );
-        assert_eq!(found, Some(OperationCall { operation: "b".into(), arguments: Map::new() }));
-        let typed = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
-        let found = invalid_call(&toolset(&json!([tool("a", typed, json!({}))])), None).unwrap();
-        assert!(found.arguments["n"].is_object());
-        let three = [
+    fn invalid_calls_are_made_of_named_or_read_only_operations_only() {
+        let read_only = json!({"readOnly": true});
+        let found = |tools: Value, named: &[&OperationCall]| invalid_calls(&toolset(&tools), named);
+        let two = json!([
             tool("a", schema_with_required_field(), json!({})),
-            tool("b", schema_with_required_field(), json!({"readOnly": true})),
-        ];
-        let three = toolset(&json!(
-            three.into_iter().chain([tool("c", schema_with_required_field(), json!({}))]).collect::<Vec<_>>()
-        ));
-        let called = OperationCall { operation: "c".into(), arguments: Map::new() };
-        assert_eq!(invalid_call(&three, None).unwrap().operation, "b");
-        assert_eq!(invalid_call(&three, Some(&called)).unwrap().operation, "c");
-        assert_eq!(invalid_call(&toolset(&json!([tool("a", json!({}), json!({}))])), None), None);
-        assert_eq!(
-            invalid_call(
-                &toolset(&json!([tool("a", schema_with_required_field(), json!({"destructive": true}))])),
-                None
-            ),
-            None
-        );
+            tool("b", schema_with_required_field(), read_only.clone()),
+        ]);
+        let named = OperationCall {
+            operation: "a".into(),
+            arguments: json!({"x": "y"}).as_object().unwrap().clone(),
+        };
+        assert!(found(two.clone(), &[]).iter().all(|call| call.operation == "b"));
+        let calls = found(two, &[&named]);
+        assert_eq!(calls[0], OperationCall { operation: "a".into(), arguments: Map::new() });
+        assert!(calls[1].operation == "a" && calls[1].arguments["x"].is_object());
+        let typed = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+        let calls = found(json!([tool("a", typed, read_only.clone())]), &[]);
+        assert!(calls.len() == 3 && calls[0].arguments["n"].is_object());
+        assert_eq!(found(json!([tool("a", json!({}), read_only)]), &[]), []);
+        assert_eq!(found(json!([tool("a", schema_with_required_field(), json!({}))]), &[]), []);
     }
 
     #[test]

@@ -1,22 +1,26 @@
 //! The tool server under test, with the requests that probes send to it.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
 use rap_io::client::{Client, ClientLimits};
-use rap_protocol::{DISCOVERY_PATH, Secret, Toolset, UrlPolicy, limits, parse_toolset};
+use rap_protocol::{
+    CANCEL_TOOL_CALL_PATH, CLOSE_THREAD_PATH, DISCOVERY_PATH, Secret, Toolset, UrlPolicy, limits,
+    parse_toolset,
+};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use url::{Position, Url};
 
 use super::inbox::{Delivery, Inbox, Listener, Replies, Reply};
-use super::{Error, OperationCall, Options, Timeouts, selection};
+use super::{Error, OperationCall, Options, ProbeResult, Timeouts, selection};
 use crate::report::{Exchange, RedactedMessage, Verdict};
 
 /// Maximum number of bytes of an answer that are read.
@@ -24,6 +28,10 @@ const ANSWER_BYTES: usize = 64 * 1024;
 /// Pause before a request is repeated that was answered 503 or 429, and maximum number of repetitions.
 const PAUSE: Duration = Duration::from_secs(1);
 const RETRIES: usize = 3;
+/// Operation that no server has.
+pub(super) const UNKNOWN: &str = "rap_check_no_such_operation";
+/// Path that no server has.
+const UNKNOWN_PATH: &str = "/rap-check-no-such-path";
 /// Maximum number of exchanges that a failure shows.
 const SHOWN_EXCHANGES: usize = 6;
 
@@ -37,14 +45,22 @@ pub(super) struct Target {
     pub(super) timeouts: Timeouts,
     /// Operation that the user chose.
     requested: Option<OperationCall>,
+    /// Operation that works for a while, if there is one.
+    slow: Option<OperationCall>,
+    /// Operation that has to be called first in each thread.
+    setup: Option<OperationCall>,
     subscription: Option<OperationCall>,
     toolset: Option<Toolset>,
     /// Operation that probes call, or the reason why there is none.
     operation: Result<OperationCall, String>,
-    /// Set if the server did not answer the discovery request.
-    is_unreachable: bool,
-    /// Set when a result of the operation has arrived.
-    pub(super) operation_works: OnceLock<()>,
+    /// Thread and id of the first call of the operation, set when its result has arrived.
+    pub(super) operation_works: OnceLock<(String, String)>,
+    /// Set if the operation sends several results for one call.
+    pub(super) repeats_results: OnceLock<()>,
+    /// Notification endpoints that the server does not have, once that is known.
+    missing_endpoints: OnceLock<Vec<&'static str>>,
+    /// Threads in which the setup operation has been called.
+    set_up: Mutex<HashSet<String>>,
     /// Random part of all ids, so that runs do not interfere with each other.
     run_id: String,
     ids_made: AtomicUsize,
@@ -78,7 +94,17 @@ pub(super) struct Call {
 
 impl Target {
     pub(super) async fn new(options: Options) -> Result<Target, Error> {
-        let Options { url, bearer, operation, subscription, listen, timeouts } = options;
+        let Options {
+            url,
+            bearer,
+            operation,
+            slow_operation,
+            setup_operation,
+            subscription,
+            listen,
+            timeouts,
+            profile: _,
+        } = options;
         if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
             return Err(Error::Url("the URL of a tool server has to begin with http:// or https://".into()));
         }
@@ -104,33 +130,66 @@ impl Target {
             listener,
             timeouts,
             requested: operation,
+            slow: slow_operation,
+            setup: setup_operation,
             subscription,
             toolset: None,
             operation: Err("the toolset has not been fetched".into()),
-            is_unreachable: false,
             operation_works: OnceLock::new(),
+            repeats_results: OnceLock::new(),
+            missing_endpoints: OnceLock::new(),
+            set_up: Mutex::default(),
             run_id: random(),
             ids_made: AtomicUsize::new(0),
         })
     }
 
-    /// Fetches the toolset, unless that has succeeded before, and selects the operation to call.
+    /// Fetches the toolset and selects the operations to call. An invalid toolset is the failure of a probe.
     pub(super) async fn load_toolset(&mut self) -> Result<(), Error> {
-        if self.toolset.is_some() {
-            return Ok(());
-        }
-        let discovered = self.discover().await;
-        self.is_unreachable = discovered.is_err();
-        let Ok(response) = discovered else { return Ok(()) };
-        let Ok(toolset) = parse_toolset(&response.body) else { return Ok(()) };
-        for operation_call in self.requested.iter().chain(&self.subscription) {
+        let url = self.url(DISCOVERY_PATH).map_err(|_| Error::Url("the URL is not valid".into()))?;
+        let fetched = self.client.get(&url, &self.headers(Credentials::Valid), limits::BODY_BYTES).await;
+        let fetched = fetched.map_err(|error| Error::Unreachable {
+            url: self.displayed_base.clone(),
+            why: error.to_string(),
+        })?;
+        self.expect_authorized(fetched.status, "a request for its toolset")?;
+        let Ok(toolset) = parse_toolset(&fetched.body) else { return Ok(()) };
+        for operation_call in self.named() {
             selection::check(&toolset, operation_call).map_err(Error::Operation)?;
         }
         let selected = || selection::operation(&toolset);
-        let none = "no operation is safe to call without arguments; choose one with --operation";
+        let none =
+            "no operation is annotated as readOnly and needs no arguments; choose one with --operation";
         self.operation = self.requested.clone().or_else(selected).ok_or(none.into());
+        self.slow = self.slow.clone().or_else(|| selection::slow_operation(&toolset));
         self.toolset = Some(toolset);
         Ok(())
+    }
+
+    /// Operations that the user named.
+    fn named(&self) -> impl Iterator<Item = &OperationCall> {
+        let Target { requested, slow, setup, subscription, .. } = self;
+        [requested, setup, slow, subscription].into_iter().flatten()
+    }
+
+    /// Fails if the server rejects the credentials of the checker with an invocation.
+    pub(super) async fn check_credentials(&self) -> Result<(), Error> {
+        let Ok(call) = self.call(UNKNOWN, json!({}), "", Replies::default()) else { return Ok(()) };
+        match self.send_invocation(&call, Credentials::Valid).await {
+            Ok(response) => self.expect_authorized(response.status, "an invocation"),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn expect_authorized(&self, status: u16, what: &str) -> Result<(), Error> {
+        if !matches!(status, 401 | 403) {
+            return Ok(());
+        }
+        let advice = match self.bearer {
+            Some(_) => "the token of --bearer (or RAP_TOOL_BEARER) is not the one that it expects",
+            None => "if it needs a bearer token, pass it with --bearer or RAP_TOOL_BEARER",
+        };
+        Err(Error::Unauthorized(format!("{} answered {status} to {what}; {advice}", self.displayed_base)))
     }
 
     /// Name of the server and of the operations, for the head of a report.
@@ -139,13 +198,52 @@ impl Target {
         if let Some(toolset) = &self.toolset {
             text += &format!(" ({})", toolset.name);
         }
-        if let Ok(operation_call) = &self.operation {
-            text += &format!(" --operation {}", operation_call.operation);
-        }
-        if let Some(operation_call) = &self.subscription {
-            text += &format!(" --subscription {}", operation_call.operation);
+        let operation = self.operation.as_ref().ok();
+        let flags = [
+            ("setup-operation", self.setup.as_ref()),
+            ("operation", operation),
+            ("slow-operation", self.slow.as_ref()),
+            ("subscription", self.subscription.as_ref()),
+        ];
+        for (flag, operation_call) in flags {
+            if let Some(OperationCall { operation, .. }) = operation_call {
+                text += &format!(" --{flag} {operation}");
+            }
         }
         text
+    }
+
+    /// Finds out which notification endpoints the server has: a missing one answers like a path that no server has, also
+    /// for a thread and a call that it knows.
+    pub(super) async fn find_notification_endpoints(&self) -> ProbeResult {
+        let (thread, id) = match self.operation_works.get() {
+            Some((thread, id)) => (thread.clone(), id.clone()),
+            None => (self.fresh_id("thread"), self.fresh_id("call")),
+        };
+        let body = Bytes::from(json!({"thread_id": thread, "tool_call_id": id}).to_string());
+        let answer = async |path: &str| {
+            let response =
+                self.post(&self.url(path)?, format!("POST {path}"), body.clone(), Credentials::Valid).await?;
+            Ok::<_, Verdict>((response.status, response.body))
+        };
+        let unknown = answer(UNKNOWN_PATH).await?;
+        let mut missing = Vec::new();
+        for path in [CLOSE_THREAD_PATH, CANCEL_TOOL_CALL_PATH] {
+            let found = answer(path).await?;
+            if matches!(found.0, 404 | 405 | 501) && found == unknown {
+                missing.push(path);
+            }
+        }
+        self.missing_endpoints.set(missing).ok();
+        Ok(())
+    }
+
+    /// Not observable if the server does not have this notification endpoint.
+    pub(super) fn has_endpoint(&self, path: &str) -> ProbeResult {
+        if self.missing_endpoints.get().is_some_and(|missing| missing.contains(&path)) {
+            return Err(Verdict::not_observable(format!("the server has no {path}")));
+        }
+        Ok(())
     }
 
     pub(super) async fn discover(&self) -> Result<ServerResponse, Verdict> {
@@ -162,6 +260,16 @@ impl Target {
         let not_observable =
             || Verdict::not_observable("the server has no valid toolset: see the probe toolset_is_valid");
         self.toolset.as_ref().ok_or_else(not_observable)
+    }
+
+    /// Not observable if the operation sends several results for one call.
+    pub(super) fn one_result(&self) -> ProbeResult {
+        match self.repeats_results.get() {
+            None => Ok(()),
+            Some(()) => Err(Verdict::not_observable(
+                "a call has several results: see the probe one_result_for_a_call",
+            )),
+        }
     }
 
     pub(super) fn has_bearer(&self) -> bool {
@@ -193,6 +301,30 @@ impl Target {
         }
         let replies = Replies { results: replies.iter().copied().collect(), ..Replies::default() };
         self.call(&operation_call.operation, Value::Object(operation_call.arguments.clone()), "", replies)
+    }
+
+    /// Prepares a call of the slow operation.
+    pub(super) fn slow_operation(&self) -> Result<Call, Verdict> {
+        self.toolset()?;
+        let none = "no operation is known to work for a while; name one that works for two seconds or longer with \
+                    --slow-operation";
+        let slow = self.slow.as_ref().ok_or_else(|| Verdict::not_observable(none))?;
+        self.call(&slow.operation, json!(slow.arguments), "", Replies::default())
+    }
+
+    /// Calls whose arguments violate a schema.
+    pub(super) fn invalid_calls(&self) -> Result<Vec<Call>, Verdict> {
+        let mut called: Vec<&OperationCall> = self.operation.iter().collect();
+        called.extend(self.named());
+        let invalid = selection::invalid_calls(self.toolset()?, &called);
+        if invalid.is_empty() {
+            return Err(Verdict::not_observable(
+                "no operation that was named or is annotated as readOnly has a schema that rejects any arguments",
+            ));
+        }
+        let call =
+            |call: OperationCall| self.call(&call.operation, json!(call.arguments), "", Replies::default());
+        invalid.into_iter().map(call).collect()
     }
 
     /// Prepares a call of the subscription. Its events are answered with `replies`, and with 200 after that.
@@ -235,8 +367,23 @@ impl Target {
         format!("{prefix}_{}_{number}", self.run_id)
     }
 
-    /// Sends an invocation, and repeats it after a 503. Any other answer than 2xx is a failure.
+    /// Calls the setup operation in a thread, if there is one and this was not done before.
+    async fn set_up(&self, thread: &str) -> ProbeResult {
+        let Some(setup) = &self.setup else { return Ok(()) };
+        if !self.set_up.lock().unwrap_or_else(PoisonError::into_inner).insert(thread.to_owned()) {
+            return Ok(());
+        }
+        let mut call = self.call(&setup.operation, json!(setup.arguments), "", Replies::default())?;
+        call.invocation["group_id"] = thread.into();
+        self.send_invocation(&call, Credentials::Valid).await?;
+        let no_result = |_| Verdict::not_observable("the operation of --setup-operation sent no result");
+        call.result(self.timeouts).await.map(|_| ()).map_err(no_result)
+    }
+
+    /// Sends an invocation, and repeats it after a 503. Any other answer than 2xx is a failure. In a new thread the setup
+    /// operation is called first.
     pub(super) async fn invoke(&self, call: &Call) -> Result<ServerResponse, Verdict> {
+        self.set_up(call.invocation["group_id"].as_str().unwrap_or_default()).await?;
         let mut response = self.send_invocation(call, Credentials::Valid).await?;
         for _ in 0..RETRIES {
             if response.status == 503 {
@@ -276,7 +423,7 @@ impl Target {
         self.post(&url, head, body, credentials).await
     }
 
-    /// Sends a notification, and repeats it after a 429.
+    /// Sends a notification, and repeats it after a 429. Not observable if that does not help.
     pub(super) async fn notify(&self, path: &str, body: &Value) -> Result<ServerResponse, Verdict> {
         let mut response = self.notify_as(path, body, Credentials::Valid).await?;
         for _ in 0..RETRIES {
@@ -285,7 +432,17 @@ impl Target {
                 response = self.notify_as(path, body, Credentials::Valid).await?;
             }
         }
+        if response.status == 429 {
+            return Err(Verdict::not_observable(
+                "the server limits the rate of notifications: it answered 429",
+            ));
+        }
         Ok(response)
+    }
+
+    /// Maximum time of a prompt answer. A request for the toolset shows how fast the connection is at the moment.
+    pub(super) async fn prompt(&self) -> Result<Duration, Verdict> {
+        Ok(self.timeouts.prompt + self.discover().await?.took * 4)
     }
 
     /// POSTs to a path below the base URL, once.
@@ -295,6 +452,7 @@ impl Target {
         body: &Value,
         credentials: Credentials,
     ) -> Result<ServerResponse, Verdict> {
+        self.has_endpoint(path)?;
         let body = serde_json::to_vec(body).expect("bug: a notification is JSON");
         self.post(&self.url(path)?, format!("POST {path}"), body.into(), credentials).await
     }
@@ -306,11 +464,6 @@ impl Target {
         body: Bytes,
         credentials: Credentials,
     ) -> Result<ServerResponse, Verdict> {
-        if self.is_unreachable {
-            return Err(Verdict::not_observable(
-                "the server does not answer: see the probe toolset_is_served",
-            ));
-        }
         let request = RedactedMessage::new(head, &body);
         let start = Instant::now();
         match self.client.post_json(url, &self.headers(credentials), body).await {
@@ -400,7 +553,7 @@ async fn own_ip(url: &Url, within: Duration) -> IpAddr {
     let port = url.port_or_known_default().unwrap_or(80);
     match timeout(within, TcpStream::connect((host, port))).await {
         Ok(Ok(stream)) => stream.local_addr().map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip()),
-        // The first probe reports that the server cannot be reached.
+        // The request for the toolset reports that the server cannot be reached.
         _ => Ipv4Addr::LOCALHOST.into(),
     }
 }

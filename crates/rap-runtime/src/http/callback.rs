@@ -48,7 +48,12 @@ pub(super) async fn callback(
             if let Some(grant) = &grant {
                 note_problem(&engine, grant, error).await;
             }
-            if !is_expected(&engine, error, named.as_ref()).await {
+            if is_expected(&engine, error, named.as_ref()).await {
+                tracing::info!(
+                    thread = named.as_ref().map(ThreadId::as_str),
+                    "a callback of a closed thread was discarded"
+                );
+            } else {
                 engine.record_delivery(record(&engine, grant.as_ref(), named, error));
             }
         }

@@ -23,6 +23,9 @@ fn part(part: u64) {
     }
 }
 
+/// The other parts check the same invariants with other seeds.
+///
+/// Proves: TC-07, CN-07, TR-07, TR-13, SE-03, SE-06, SE-09, SE-22, LC-16, LC-29, LC-30, LC-38
 #[test]
 fn all_invariants_hold_under_chaos_1_of_4() {
     part(0);

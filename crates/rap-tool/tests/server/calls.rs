@@ -101,7 +101,7 @@ async fn a_call_is_acknowledged_and_its_result_delivered() {
     assert_eq!(result.body, expected);
 }
 
-/// Proves: LC-01, LC-02, LC-04, TR-19
+/// Proves: LC-01, LC-02, TR-19
 #[tokio::test]
 async fn the_toolset_is_served_without_a_token_and_names_an_endpoint_that_works() {
     let data = data_dir();

@@ -1,5 +1,6 @@
 //! Questions, consent, views, shared state and [`TestRuntime`].
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -219,7 +220,47 @@ async fn a_test_can_duplicate_delay_and_refuse_callbacks() -> Result<()> {
     Ok(())
 }
 
+/// A handler that goes on after the cancellation sends nothing, and neither does one that a restart could begin again.
+///
 /// Proves: SE-26
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_subscription_stays_silent_also_after_a_restart() -> Result<()> {
+    let sent = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&sent);
+    let tick = move |_: Nothing, subscribe: Subscribe| {
+        let sent = Arc::clone(&counter);
+        async move {
+            let subscription = subscribe.confirm("").await?;
+            for _ in 0..1_000_000 {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                sent.fetch_add(1, Ordering::SeqCst);
+                // An error is ignored, as a careless author would.
+                drop(subscription.send("tick").await);
+            }
+            subscription.finish("over").await
+        }
+    };
+    let mut runtime = TestRuntime::start(ToolServer::new("ticks").subscription("tick", tick)).await?;
+    let cancelled = runtime.call("tick", json!({})).await;
+    let kept = runtime.call("tick", json!({})).await;
+    let (cancelled, kept) = (cancelled.result.id.clone(), kept.result.id.clone());
+    runtime.next().await;
+    runtime.cancel(&cancelled).await;
+    runtime.pending();
+    for restarted in [false, true] {
+        if restarted {
+            runtime.restart().await?;
+        }
+        let before = sent.load(Ordering::SeqCst);
+        for _ in 0..10 {
+            let Callback::SubscriptionEvent(event) = runtime.next().await else { panic!("an event") };
+            assert_eq!(event.tool_call_id, kept);
+        }
+        assert!(sent.load(Ordering::SeqCst) >= before + 9);
+    }
+    Ok(())
+}
+
 #[tokio::test(start_paused = true)]
 async fn closing_and_cancelling_can_be_tested() -> Result<()> {
     let wait = |_: Nothing, _: Call| async { std::future::pending::<Result<&str>>().await };

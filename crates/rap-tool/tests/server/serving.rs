@@ -188,6 +188,32 @@ async fn an_invalid_or_used_address_is_an_error_that_names_it() {
     }
 }
 
+/// A connection is refused until both endpoints work, also after a crash that left work in the journal.
+///
+/// Proves: LC-04
+#[tokio::test]
+async fn the_first_connection_after_a_start_is_served_on_both_endpoints() {
+    let (data, port) = (data_dir(), Port::reserve());
+    let (url, number) = (format!("http://{}", port.address()), port.number().to_string());
+    let mut runtime = Runtime::start().await;
+    for start in ["first", "second"] {
+        let command = example("kitchen_sink", data.path(), &[("PORT", &number)]);
+        let starting = tokio::task::spawn_blocking(|| Process::start(command));
+        while TcpStream::connect(port.address()).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+        let caller = Caller::new(&url);
+        let call = runtime.invocation("echo", "t", start, json!({"text": start}));
+        let (invoked, _) = tokio::join!(caller.invoke(&call), discover(&url));
+        assert_eq!(invoked.0, 200);
+        assert_eq!(runtime.next().await.text(), format!("echo {start}"));
+        caller
+            .accepted(&runtime.invocation("slow", "t", &format!("open-{start}"), json!({"seconds": 1e6})))
+            .await;
+        starting.await.unwrap().kill();
+    }
+}
+
 /// Proves: TR-19
 #[tokio::test]
 async fn a_token_from_the_environment_is_required() {

@@ -1,32 +1,39 @@
-//! Parses `--operation NAME --arguments JSON` and `--subscription NAME --arguments JSON`. Each `--arguments` belongs to
-//! the name before it.
+//! Parses `--operation NAME --arguments JSON` and the flags for other operations. Each `--arguments` belongs to the name
+//! before it.
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 use rap_conformance::tool::OperationCall;
 use serde_json::{Map, Value};
 
-/// Operation and subscription to call.
+/// Flags that name an operation, with their help.
+const FLAGS: [(&str, &str); 4] = [
+    ("operation", "Operation to call, with the --arguments that follow it"),
+    ("slow-operation", "Operation that works for two seconds or longer, with the --arguments that follow it"),
+    ("setup-operation", "Operation to call first in each thread, with the --arguments that follow it"),
+    ("subscription", "Subscription to make, with the --arguments that follow it"),
+];
+
+/// Operations to call.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Operations {
     pub(super) operation: Option<OperationCall>,
+    pub(super) slow_operation: Option<OperationCall>,
+    pub(super) setup_operation: Option<OperationCall>,
     pub(super) subscription: Option<OperationCall>,
 }
 
 impl Args for Operations {
     fn augment_args(command: Command) -> Command {
-        let name = |id: &'static str| Arg::new(id).long(id).value_name("NAME");
-        command
-            .arg(name("operation").help("Operation to call, with the --arguments that follow it"))
-            .arg(name("subscription").help("Subscription to make, with the --arguments that follow it"))
-            .arg(
-                Arg::new("arguments")
-                    .long("arguments")
-                    .value_name("JSON")
-                    .action(ArgAction::Append)
-                    .value_parser(object)
-                    .help("Arguments of the --operation or --subscription before it, as a JSON object"),
-            )
+        let named = |(id, help)| Arg::new(id).long(id).value_name("NAME").help(help);
+        command.args(FLAGS.map(named)).arg(
+            Arg::new("arguments")
+                .long("arguments")
+                .value_name("JSON")
+                .action(ArgAction::Append)
+                .value_parser(object)
+                .help("Arguments of the operation or subscription before it, as a JSON object"),
+        )
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -36,32 +43,27 @@ impl Args for Operations {
 
 impl FromArgMatches for Operations {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let mut operations = Operations {
-            operation: named(matches, "operation"),
-            subscription: named(matches, "subscription"),
-        };
-        let position = |id: &str| matches.index_of(id);
+        let mut calls = FLAGS.map(|(id, _)| named(matches, id));
         let indices = matches.indices_of("arguments").into_iter().flatten();
         let values = matches.get_many::<Map<String, Value>>("arguments").into_iter().flatten();
         let mut taken = Vec::new();
         for (index, arguments) in indices.zip(values) {
-            let before = |id: &'static str| {
-                position(id).filter(|position| *position < index).map(|position| (position, id))
+            let before = |(at, (id, _)): (usize, &(&str, &str))| {
+                matches.index_of(id).filter(|position| *position < index).map(|position| (position, at))
             };
-            let Some((_, id)) = before("operation").max(before("subscription")) else {
+            let Some((_, at)) = FLAGS.iter().enumerate().filter_map(before).max() else {
                 return Err(wrong("--arguments must follow an --operation or a --subscription"));
             };
-            if taken.contains(&id) {
-                return Err(wrong(&format!("--{id} has more than one --arguments")));
+            if taken.contains(&at) {
+                return Err(wrong(&format!("--{} has more than one --arguments", FLAGS[at].0)));
             }
-            taken.push(id);
-            let order =
-                if id == "operation" { &mut operations.operation } else { &mut operations.subscription };
-            if let Some(order) = order {
-                order.arguments.clone_from(arguments);
+            taken.push(at);
+            if let Some(call) = &mut calls[at] {
+                call.arguments.clone_from(arguments);
             }
         }
-        Ok(operations)
+        let [operation, slow_operation, setup_operation, subscription] = calls;
+        Ok(Operations { operation, slow_operation, setup_operation, subscription })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
@@ -115,19 +117,21 @@ mod tests {
             "--arguments",
             "{\"a\": 1}",
         ];
-        let expected =
-            Operations { operation: order("o", one.clone()), subscription: order("s", two.clone()) };
-        assert_eq!(parse(&line), Ok(expected));
+        let both =
+            |operation, subscription| Ok(Operations { operation, subscription, ..Operations::default() });
+        assert_eq!(parse(&line), both(order("o", one.clone()), order("s", two.clone())));
         let line = ["--operation=o", "--arguments={\"a\": 1}", "--subscription=s"];
-        assert_eq!(
-            parse(&line),
-            Ok(Operations { operation: order("o", one), subscription: order("s", json!({})) })
-        );
+        assert_eq!(parse(&line), both(order("o", one.clone()), order("s", json!({}))));
         let line = ["--operation", "o", "--subscription", "s", "--arguments", "{\"b\": 2}"];
-        assert_eq!(
-            parse(&line),
-            Ok(Operations { operation: order("o", json!({})), subscription: order("s", two) })
-        );
+        assert_eq!(parse(&line), both(order("o", json!({})), order("s", two)));
+        let line = ["--setup-operation=f", "--slow-operation=w", "--arguments={\"a\": 1}", "--operation=o"];
+        let expected = Operations {
+            operation: order("o", json!({})),
+            slow_operation: order("w", one),
+            setup_operation: order("f", json!({})),
+            subscription: None,
+        };
+        assert_eq!(parse(&line), Ok(expected));
         assert_eq!(parse(&[]), Ok(Operations::default()));
     }
 

@@ -29,7 +29,8 @@ pub struct Runtime {
     /// Token for the client API, if it requires one; prefer RAP_TOKEN.
     #[arg(long, env = "RAP_TOKEN", hide_env_values = true)]
     token: Option<Token>,
-    /// Command that sends a message to an agent, with {thread} and {text} in it; used instead of the client API.
+    /// Command that sends a message to an agent, with {thread} and {text} and, if needed, {data} and the like in it; used
+    /// instead of the client API.
     #[arg(long, value_name = "COMMAND", value_parser = SayCommand::new, conflicts_with = "url")]
     say: Option<SayCommand>,
     /// Template of {config}; its placeholders are filled [default: a configuration of rap serve].
@@ -83,12 +84,12 @@ impl Runtime {
         let listener = TcpListener::bind(self.listen).await.map_err(Error::Listen)?;
         let public = self.public_url.as_ref().map(Url::as_str);
         let checker = Checker::listen(listener, public, timeouts).await?;
-        let values = checker.values();
+        let (values, profile) = (checker.values(), self.report_options.profile.into());
         if self.command.is_empty() {
-            let user = self.user(None)?;
+            let user = self.user(None, Vec::new())?;
             eprintln!("Configure the runtime with these values and start it:\n\n{}", listed(&values));
             checker.wait_for_contact(&user).await;
-            return checker.run(&self.target(), user, None, &show_progress).await;
+            return checker.run(&self.target(), profile, user, None, &show_progress).await;
         }
         let launch = Launch {
             command: Words::from_words(self.command.clone())?,
@@ -98,10 +99,10 @@ impl Runtime {
             start_timeout: timeouts.arrival,
         };
         let process = Process::prepare(&launch, &values)?;
-        let user = self.user(process.address())?;
+        let user = self.user(process.address(), process.values())?;
         process.start().await?;
         let host: &dyn RuntimeHost = &process;
-        let report = checker.run(&self.target(), user, Some(host), &show_progress).await;
+        let report = checker.run(&self.target(), profile, user, Some(host), &show_progress).await;
         if matches!(report, Err(Error::NoContact(_))) {
             eprintln!("Last output of the runtime:\n{}\n", plain(&process.log()));
         }
@@ -117,9 +118,10 @@ impl Runtime {
         }
     }
 
-    fn user(&self, address: Option<&str>) -> Result<User, Error> {
+    /// The user. `values` are the placeholders of the runtime's process, for the command of `--say`.
+    fn user(&self, address: Option<&str>, values: Vec<(&'static str, String)>) -> Result<User, Error> {
         if let Some(say) = &self.say {
-            return Ok(User::Command(say.clone()));
+            return Ok(User::Command(say.clone().with_values(values)));
         }
         let url = match (&self.url, address) {
             (Some(url), _) => Ok(url.clone()),

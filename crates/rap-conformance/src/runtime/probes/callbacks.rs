@@ -1,12 +1,12 @@
 //! Callbacks: accepted once, from the right tool and for the right call, and rejected otherwise.
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{Check, Phase};
+use crate::canary::Canary;
 use crate::runtime::scenario::{ProbeResult, Scenario, fail};
 use crate::runtime::tools::{self, Call, PostOutcome, WORK, with};
-use crate::runtime::user::User;
 use crate::{Probe, Verdict};
 
 pub(super) const CHECKS: &[Check] = &[
@@ -32,7 +32,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "forged_url",
             requirements: &["TR-20"],
-            checks: "A result that is posted to a callback URL with one changed character is answered 4xx.",
+            checks: "A result that is posted to a callback URL with one changed character does not reach the model.",
         },
         phase: Phase::Concurrent,
         run: |scenario| Box::pin(forged(scenario)),
@@ -48,8 +48,17 @@ pub(super) const CHECKS: &[Check] = &[
     },
     Check {
         probe: Probe {
+            name: "unmatched_result",
+            requirements: &["LC-29", "TR-22"],
+            checks: "A result whose ids belong to no open call never reaches the model.",
+        },
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(unmatched(scenario)),
+    },
+    Check {
+        probe: Probe {
             name: "mismatched_result",
-            requirements: &["TR-22"],
+            requirements: &[],
             checks: "A result whose ids do not belong to its callback URL is answered 4xx.",
         },
         phase: Phase::Concurrent,
@@ -58,8 +67,8 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "mismatched_result_unheard",
-            requirements: &["LC-29"],
-            checks: "A result whose ids do not belong to its callback URL never reaches the model.",
+            requirements: &[],
+            checks: "A result of another open call does not reach the model by this callback URL.",
         },
         phase: Phase::Concurrent,
         run: |scenario| Box::pin(mismatched_ignored(scenario)),
@@ -68,15 +77,24 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "invalid_callback",
             requirements: &["TR-21", "LC-29"],
-            checks: "A callback that violates the schema is answered 4xx.",
+            checks: "A callback that violates the schema changes nothing and is not answered 5xx.",
         },
         phase: Phase::Concurrent,
         run: |scenario| Box::pin(invalid(scenario)),
     },
     Check {
         probe: Probe {
+            name: "invalid_callback_is_4xx",
+            requirements: &[],
+            checks: "A callback that violates the schema is answered 4xx.",
+        },
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(invalid_is_4xx(scenario)),
+    },
+    Check {
+        probe: Probe {
             name: "callback_not_json",
-            requirements: &["TR-01"],
+            requirements: &[],
             checks: "A callback that is not sent as application/json is answered 4xx.",
         },
         phase: Phase::Concurrent,
@@ -86,46 +104,28 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "hostile_callback",
             requirements: &["TR-21"],
-            checks: "Bodies that are too large or too deeply nested are answered 4xx, and the runtime keeps running.",
+            checks: "Bodies that are too large or too deeply nested are not answered 5xx, and the runtime keeps running.",
         },
         phase: Phase::Concurrent,
         run: |scenario| Box::pin(hostile(scenario)),
     },
     Check {
         probe: Probe {
-            name: "sign_in",
-            requirements: &["TR-10"],
-            checks: "A call that waits for the user's authorization stays open and is not sent again.",
+            name: "hostile_ids",
+            requirements: &["TR-21"],
+            checks: "Callbacks whose ids are paths change nothing, make no file there and are not answered 5xx.",
         },
         phase: Phase::Concurrent,
-        run: |scenario| Box::pin(sign_in(scenario)),
+        run: |scenario| Box::pin(hostile_ids(scenario)),
     },
     Check {
         probe: Probe {
-            name: "user_choice",
+            name: "large_result",
             requirements: &["TR-10"],
-            checks: "The user's choice is posted to the response_url of the question.",
+            checks: "A result of 256 KiB is accepted and reaches the model.",
         },
         phase: Phase::Concurrent,
-        run: |scenario| Box::pin(choice(scenario)),
-    },
-    Check {
-        probe: Probe {
-            name: "view_update",
-            requirements: &["TR-10"],
-            checks: "A view_update is accepted, causes no model request and never reaches the model.",
-        },
-        phase: Phase::Concurrent,
-        run: |scenario| Box::pin(view(scenario)),
-    },
-    Check {
-        probe: Probe {
-            name: "view_after_result",
-            requirements: &[],
-            checks: "A view_update that arrives right after the result of its call is answered 200 and stored.",
-        },
-        phase: Phase::Concurrent,
-        run: |scenario| Box::pin(view_after_result(scenario)),
+        run: |scenario| Box::pin(large_result(scenario)),
     },
 ];
 
@@ -173,10 +173,14 @@ async fn duplicate(scenario: Scenario) -> ProbeResult {
     }
 }
 
-/// Variants of a URL in which one character near the end is changed.
+/// Variants of a URL in which one character near the end is changed. There are none of a URL that is only a host.
 fn forgeries(url: &str) -> Vec<String> {
     let start = url.find("://").map_or(0, |at| at + 3);
-    let start = url[start..].find('/').map_or(url.len(), |at| start + at + 1);
+    let Some(start) =
+        url[start..].find(['/', '?']).map(|at| start + at + 1).filter(|start| *start < url.len())
+    else {
+        return Vec::new();
+    };
     let places = (start..url.len()).filter(|at| url.as_bytes()[*at].is_ascii_alphanumeric());
     let places: Vec<usize> = places.collect();
     let tail = &places[places.len().saturating_sub(24)..];
@@ -190,7 +194,7 @@ fn forgeries(url: &str) -> Vec<String> {
 }
 
 /// Fails unless the callback was answered 4xx.
-fn expect_rejected(posted: &PostOutcome, what: &str) -> ProbeResult {
+pub(super) fn expect_rejected(posted: &PostOutcome, what: &str) -> ProbeResult {
     if posted.is_rejected() {
         return Ok(());
     }
@@ -215,11 +219,15 @@ async fn forged(scenario: Scenario) -> ProbeResult {
     let (_, call) = scenario.open_with_call(WORK).await?;
     let text = scenario.unique_text("forged");
     let body = Bytes::from(call.result(&text).to_string());
-    for url in forgeries(call.url()) {
+    let urls = forgeries(call.url());
+    if urls.is_empty() {
+        return Err(Verdict::not_observable(
+            "the callback URL has neither path nor query that could be changed: see the probe unguessable_url",
+        ));
+    }
+    for url in urls {
         let posted = tools::post(&scenario.context.http, &url, None, body.clone()).await?;
-        scenario.log.add(posted.exchange.clone());
-        scenario.expect_never_in_prompt(&text, "a result that was posted to a forged URL")?;
-        expect_rejected(&posted, "a result that was posted to a URL with one changed character")?;
+        scenario.log.add(posted.exchange);
     }
     expect_only_the_real_result(&scenario, &call, &text, "a result that was posted to a forged URL").await
 }
@@ -239,46 +247,69 @@ async fn unguessable(scenario: Scenario) -> ProbeResult {
     Ok(())
 }
 
-const MISMATCHED: &str = "a result whose ids do not belong to its callback URL";
+/// Posts a result with these ids to the URL of a call.
+async fn post_as(call: &Call, text: &str, (id, thread): (&str, &str)) -> Result<PostOutcome, Verdict> {
+    call.post(&with(call.result(text), json!({"id": id, "group_id": thread}))).await
+}
 
-/// Posts results with foreign ids to the URL of the returned call. The returned text is in all of them.
-async fn post_mismatched(scenario: &Scenario) -> Result<(Call, String, Vec<PostOutcome>), Verdict> {
+/// Posts results whose ids belong to no open call. The text is in all of them.
+async fn post_unmatched(call: &Call, other: &Call, text: &str) -> Result<Vec<PostOutcome>, Verdict> {
+    let open = [(call.id(), call.thread()), (other.id(), other.thread())];
+    let ids = [(other.id(), call.thread()), (call.id(), other.thread()), ("no-call", "no-thread")];
+    let mut answers = Vec::new();
+    // If ids are unique only within a thread, both calls may have the same id.
+    for ids in ids.into_iter().filter(|ids| !open.contains(ids)) {
+        answers.push(post_as(call, text, ids).await?);
+    }
+    Ok(answers)
+}
+
+async fn unmatched(scenario: Scenario) -> ProbeResult {
     let (_, call) = scenario.open_with_call(WORK).await?;
     let (_, other) = scenario.open_with_call(WORK).await?;
     let text = scenario.unique_text("astray");
-    let mut answers = Vec::new();
-    let foreign = [
-        (other.id(), call.thread()),
-        (call.id(), other.thread()),
-        (other.id(), other.thread()),
-        ("no-call", "no-thread"),
-    ];
-    // If ids are unique only within a thread, both calls may have the same id.
-    let foreign = foreign.into_iter().filter(|ids| *ids != (call.id(), call.thread()));
-    for (id, thread) in foreign {
-        let body = with(call.result(&text), json!({"id": id, "group_id": thread}));
-        let posted = call.post(&body).await?;
-        answers.push(posted);
+    post_unmatched(&call, &other, &text).await?;
+    scenario.settle().await;
+    expect_only_the_real_result(&scenario, &call, &text, "a result whose ids belong to no open call").await
+}
+
+/// Posts results that do not belong to the URL of the returned call, the last of them with the ids of another open call.
+async fn post_mismatched(scenario: &Scenario) -> Result<(Call, String, Vec<PostOutcome>), Verdict> {
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    let (_, other) = scenario.open_with_call(WORK).await?;
+    let (text, unmatched) = (scenario.unique_text("astray"), scenario.unique_text("unmatched"));
+    let mut answers = post_unmatched(&call, &other, &unmatched).await?;
+    scenario.settle().await;
+    if scenario.expect_never_in_prompt(&unmatched, "").is_err() {
+        return Err(Verdict::not_observable(
+            "results whose ids belong to no open call are accepted: see the probe unmatched_result",
+        ));
     }
+    answers.push(post_as(&call, &text, (other.id(), other.thread())).await?);
+    scenario.settle().await;
     Ok((call, text, answers))
 }
 
 async fn mismatched_rejected(scenario: Scenario) -> ProbeResult {
-    let (_, _, answers) = post_mismatched(&scenario).await?;
-    answers.iter().try_for_each(|posted| expect_rejected(posted, MISMATCHED))
+    let (_, text, answers) = post_mismatched(&scenario).await?;
+    if scenario.expect_never_in_prompt(&text, "").is_err() {
+        return Err(Verdict::not_observable(
+            "a result of another call is accepted: see the probe mismatched_result_unheard",
+        ));
+    }
+    answers.iter().try_for_each(|posted| {
+        expect_rejected(posted, "a result whose ids do not belong to its callback URL")
+    })
 }
 
 async fn mismatched_ignored(scenario: Scenario) -> ProbeResult {
     let (call, text, _) = post_mismatched(&scenario).await?;
-    scenario.settle().await;
-    scenario.expect_never_in_prompt(&text, MISMATCHED)?;
-    expect_only_the_real_result(&scenario, &call, &text, MISMATCHED).await
+    expect_only_the_real_result(&scenario, &call, &text, "a result with the ids of another call").await
 }
 
-async fn invalid(scenario: Scenario) -> ProbeResult {
-    let (_, call) = scenario.open_with_call(WORK).await?;
-    let text = scenario.unique_text("invalid");
-    let good = call.result(&text);
+/// Posts invalid callbacks to the URL of a call. The text is in all of them.
+async fn post_invalid(call: &Call, text: &str) -> Result<Vec<PostOutcome>, Verdict> {
+    let good = call.result(text);
     let without = |name: &str| {
         let mut body = good.clone();
         body.as_object_mut().map(|fields| fields.remove(name));
@@ -297,15 +328,79 @@ async fn invalid(scenario: Scenario) -> ProbeResult {
         with(good.clone(), json!({"subscription": "yes"})),
         with(call.message("user_choice"), json!({"prompt": text})),
     ];
+    let mut answers = Vec::new();
     for body in bodies {
-        let posted = call.post(&body).await?;
-        expect_rejected(&posted, "an invalid callback")?;
+        answers.push(call.post(&body).await?);
     }
     for raw in [&b""[..], b"{", b"{\"type\": \"tool_result\"", b"\xff\xfe\x00"] {
-        let posted = call.post_raw("application/json", Bytes::from_static(raw)).await?;
-        expect_rejected(&posted, "a callback that is not JSON")?;
+        answers.push(call.post_raw("application/json", Bytes::from_static(raw)).await?);
     }
+    Ok(answers)
+}
+
+async fn invalid(scenario: Scenario) -> ProbeResult {
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    let text = scenario.unique_text("invalid");
+    let answers = post_invalid(&call, &text).await?;
+    answers.iter().try_for_each(|posted| expect_no_5xx(posted, "an invalid callback"))?;
     expect_only_the_real_result(&scenario, &call, &text, "an invalid callback").await
+}
+
+async fn invalid_is_4xx(scenario: Scenario) -> ProbeResult {
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    let text = scenario.unique_text("invalid");
+    let answers = post_invalid(&call, &text).await?;
+    scenario.settle().await;
+    let has_effect = scenario.expect_never_in_prompt(&text, "").is_err();
+    if has_effect || answers.iter().any(|posted| expect_no_5xx(posted, "").is_err()) {
+        return Err(Verdict::not_observable("invalid callbacks do harm: see the probe invalid_callback"));
+    }
+    answers.iter().try_for_each(|posted| expect_rejected(posted, "an invalid callback"))
+}
+
+/// Fails if a callback was answered 5xx or not at all.
+fn expect_no_5xx(posted: &PostOutcome, what: &str) -> ProbeResult {
+    match posted.status {
+        Some(..500) => Ok(()),
+        status => {
+            let status = status.map_or_else(|| "no response".to_owned(), |status| status.to_string());
+            fail(format!("{what} got {status}"), vec![posted.exchange.clone()])
+        }
+    }
+}
+
+/// Ids that are paths into a directory of the checker. If the runtime is on the same machine and uses them, files appear
+/// or vanish there.
+async fn hostile_ids(scenario: Scenario) -> ProbeResult {
+    let broken =
+        |error| Verdict::not_observable(format!("the checker cannot make a temporary file: {error}"));
+    let canary = Canary::new().map_err(broken)?;
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    let text = scenario.unique_text("hostile");
+    for path in canary.missing().iter().chain(&canary.existing()) {
+        for ids in [(path.as_str(), call.thread()), (call.id(), path.as_str())] {
+            let posted = post_as(&call, &text, ids).await?;
+            expect_no_5xx(&posted, "a result whose id is a path")?;
+            if let Some(damage) = canary.damage() {
+                return fail(damage, vec![posted.exchange]);
+            }
+        }
+    }
+    // The next result shows that the runtime keeps running. Results with unknown ids are checked by another probe.
+    let real = scenario.unique_text("real");
+    call.post(&call.result(&real)).await?;
+    scenario.settle().await;
+    canary.damage().map_or(Ok(()), |damage| fail(damage, scenario.exchanges()))
+}
+
+/// Size of a large result, in bytes. It is far below any reasonable limit of a message.
+const LARGE_RESULT: usize = 256 * 1024;
+
+async fn large_result(scenario: Scenario) -> ProbeResult {
+    let (_, call) = scenario.open_with_call(WORK).await?;
+    let text = scenario.unique_text("large");
+    call.return_result(&format!("{text} {}", "x".repeat(LARGE_RESULT))).await?;
+    scenario.wait_for_prompt_with(&text).await.map(|_| ())
 }
 
 async fn not_json(scenario: Scenario) -> ProbeResult {
@@ -327,97 +422,29 @@ async fn hostile(scenario: Scenario) -> ProbeResult {
     for (body, what) in [(deep, "a body of deeply nested arrays"), (large, "a truncated body of 16 MiB")] {
         let posted = call.post_raw("application/json", body.into()).await?;
         // The runtime may close the connection instead of answering.
-        if posted.timed_out || posted.status.is_some_and(|status| !(400..500).contains(&status)) {
-            return fail(format!("{what} was not answered 4xx"), vec![posted.exchange]);
+        if posted.timed_out || posted.status.is_some_and(|status| status >= 500) {
+            return fail(format!("{what} was answered 5xx or not at all"), vec![posted.exchange]);
         }
     }
     expect_only_the_real_result(&scenario, &call, &text, "a hostile body").await
 }
 
-async fn sign_in(scenario: Scenario) -> ProbeResult {
-    let (_, call) = scenario.open_with_call(WORK).await?;
-    let (secret, text) = (scenario.unique_text("secret"), scenario.unique_text("signedin"));
-    let url = format!("https://sign-in.example/{secret}");
-    call.post_accepted(&with(call.message("oauth"), json!({"auth_url": url}))).await?;
-    let requests_before = scenario.model_requests().len();
-    scenario.settle().await;
-    if scenario.invocations().len() > 1 {
-        return fail("a call that waits for the user's authorization was sent again", scenario.exchanges());
-    }
-    if scenario.model_requests().len() > requests_before {
-        return fail(
-            "a call that waits for the user's authorization did not stay open",
-            scenario.exchanges(),
-        );
-    }
-    call.return_result(&text).await?;
-    scenario.wait_for_prompt_with(&text).await?;
-    scenario.expect_never_in_prompt(&secret, "the auth_url")
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-async fn choice(scenario: Scenario) -> ProbeResult {
-    let api = scenario.context.user.api("answer a question")?.clone();
-    let (thread, call) = scenario.open_with_call(WORK).await?;
-    let path = format!("/answers/{}", scenario.number);
-    let user_choice = json!({
-        "prompt": "Which?", "choices": ["red", "green", "blue"], "default": 0,
-        "response_url": format!("{}{path}", scenario.server().url),
-    });
-    call.post_accepted(&with(call.message("user_choice"), user_choice)).await?;
-    let answer = ["threads", &thread, "calls", call.id(), "choice"];
-    let answered = api.post(&scenario.context.http, &answer, &json!({"selected": 2})).await?;
-    scenario.log.add(answered.exchange.clone());
-    answered.expect(202)?;
-    let answers = || scenario.server().requests(|request| request.path == path).into_iter().next();
-    let request = scenario.wait_for("the user's choice at the response_url", answers).await?;
-    if request.body["id"] != call.id() || request.body["selected"] != json!(2) {
-        return fail(
-            "the user's choice does not have the `id` of the call and the `selected` index",
-            vec![request.exchange()],
-        );
+    #[test]
+    fn forgeries_change_the_path_or_the_query_and_never_the_host() {
+        for url in ["http://127.0.0.1:7420", "http://127.0.0.1:7420/", "http://h?"] {
+            assert_eq!(forgeries(url), [""; 0], "{url}");
+        }
+        for url in ["http://127.0.0.1:7420/callback/abcdef", "http://127.0.0.1:7420?token=abcdef"] {
+            let forged = forgeries(url);
+            assert!(forged.len() > 1, "{url}");
+            for forged in forged {
+                assert!(forged != url && forged.starts_with("http://127.0.0.1:7420"), "{forged}");
+                assert_eq!(url::Url::parse(&forged).unwrap().port(), Some(7420), "{forged}");
+            }
+        }
     }
-    let text = scenario.unique_text("chosen");
-    call.return_result(&text).await?;
-    scenario.wait_for_prompt_with(&text).await?;
-    Ok(())
-}
-
-/// A view_update with this note.
-fn progress(call: &Call, note: &str) -> Value {
-    let content = json!({"note": note});
-    json!({"type": "view_update", "group_id": call.thread(), "view_type": "progress", "content": content})
-}
-
-async fn view(scenario: Scenario) -> ProbeResult {
-    let (_, call) = scenario.open_with_call(WORK).await?;
-    let (shown, text) = (scenario.unique_text("shown"), scenario.unique_text("returned"));
-    let requests_before = scenario.model_requests().len();
-    call.post_accepted(&progress(&call, &shown)).await?;
-    scenario.settle().await;
-    if scenario.model_requests().len() > requests_before {
-        return fail("a view_update caused a model request", scenario.exchanges());
-    }
-    call.return_result(&text).await?;
-    scenario.wait_for_prompt_with(&text).await?;
-    scenario.expect_never_in_prompt(&shown, "a view_update")
-}
-
-/// A tool that changes a file may send the result first and then the diff.
-async fn view_after_result(scenario: Scenario) -> ProbeResult {
-    let (thread, call) = scenario.open_with_call(WORK).await?;
-    let shown = scenario.unique_text("shown");
-    call.return_result(&scenario.unique_text("returned")).await?;
-    call.post_expecting_200(&progress(&call, &shown)).await?;
-    expect_view_kept(&scenario, &thread, &shown).await
-}
-
-/// Fails if the thread has no view with this note. Passes if the client API does not show views.
-async fn expect_view_kept(scenario: &Scenario, thread: &str, note: &str) -> ProbeResult {
-    let User::Api(api) = &scenario.context.user else { return Ok(()) };
-    let shown = api.get(&scenario.context.http, &["threads", thread, "views"]).await?;
-    let Some(views) = shown["views"].as_array() else { return Ok(()) };
-    if views.iter().any(|view| view["content"]["note"] == note) {
-        return Ok(());
-    }
-    fail("a view_update was answered 200, but is not among the views of its thread", scenario.exchanges())
 }

@@ -6,10 +6,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Check, Phase, as_not_observable};
+use crate::runtime::latch::Latch;
 use crate::runtime::mock_server::{Marker, RecordedRequest, Route};
-use crate::runtime::model::{ModelRequest, PromptCall};
+use crate::runtime::model::{ModelCall, ModelRequest, PromptCall};
 use crate::runtime::scenario::{ProbeResult, Scenario, fail};
-use crate::runtime::tools::{Acknowledgement, Call, MAIN, THIRD, UNREACHABLE, WATCH, WORK};
+use crate::runtime::tools::{Acknowledgement, Call, MAIN, MARKER, THIRD, UNREACHABLE, WATCH, WORK};
+use crate::runtime::user::User;
 use crate::{Probe, Verdict};
 
 pub(super) const CHECKS: &[Check] = &[
@@ -25,7 +27,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "invocation_version",
-            requirements: &["LC-35"],
+            requirements: &[],
             checks: "The toolset_version of an invocation is the version of the fetched toolset.",
         },
         phase: Phase::Concurrent,
@@ -105,12 +107,39 @@ pub(super) const CHECKS: &[Check] = &[
     },
     Check {
         probe: Probe {
-            name: "parallel_calls",
+            name: "results_reach_their_calls",
             requirements: &["LC-29"],
-            checks: "The calls of one model answer run concurrently, and each gets its own result in any order.",
+            checks: "Each of three calls of one model answer gets its own result.",
+        },
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(own_results(scenario)),
+    },
+    Check {
+        probe: Probe {
+            name: "parallel_calls",
+            requirements: &[],
+            checks: "The calls of one model answer are sent concurrently.",
         },
         phase: Phase::Concurrent,
         run: |scenario| Box::pin(parallel(scenario)),
+    },
+    Check {
+        probe: Probe {
+            name: "slow_acknowledgement",
+            requirements: &["LC-19"],
+            checks: "A message is answered while the acknowledgement of a call is outstanding.",
+        },
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(slow_acknowledgement(scenario)),
+    },
+    Check {
+        probe: Probe {
+            name: "invalid_arguments_not_sent",
+            requirements: &[],
+            checks: "A call whose arguments violate the tool's schema is not sent and gets a result.",
+        },
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(invalid_arguments(scenario)),
     },
     Check {
         probe: Probe {
@@ -222,7 +251,11 @@ async fn authentication(scenario: Scenario) -> ProbeResult {
     scenario.close(&thread).await?;
     let received =
         || scenario.notifications(Route::Close, call.thread()).into_iter().find(|(at, _)| *at == MAIN);
-    let (_, request) = scenario.wait_for("the /close_thread notification at a tool server", received).await?;
+    // A missing notification is the failure of another probe.
+    let (_, request) = scenario
+        .wait_for("the /close_thread notification at a tool server", received)
+        .await
+        .map_err(as_not_observable)?;
     if has_token(&request) {
         return Ok(());
     }
@@ -340,25 +373,43 @@ async fn rejected_has_result(scenario: Scenario) -> ProbeResult {
     scenario.open_thread(marker).await?;
     let call = scenario.call().await?;
     let has_text = |results: Vec<String>| results.iter().any(|text| !text.trim().is_empty());
-    scenario
+    let told = scenario
         .wait_for_model_request("a model request with the result of the rejected call", |request| {
             has_text(request.results_of(call.marker()))
         })
-        .await?;
-    Ok(())
+        .await;
+    if told.is_err() && scenario.invocations().len() > 1 {
+        return Err(Verdict::not_observable("the call is sent again: see the probe no_retry_after_4xx"));
+    }
+    told.map(|_| ())
 }
 
-async fn parallel(scenario: Scenario) -> ProbeResult {
-    scenario.open_thread(scenario.step_with_calls(&[WORK, WATCH, WORK])).await?;
-    let mut calls: Vec<Call> = Vec::new();
-    for _ in 0..3 {
+/// Invocations of one answer that have arrived within the settle time, of which there is at least one.
+async fn arrived(scenario: &Scenario, wanted: usize) -> Result<Vec<Call>, Verdict> {
+    let mut calls = vec![scenario.call().await?];
+    let all = scenario.wait_for("all invocations", || (scenario.invocations().len() >= wanted).then_some(()));
+    drop(tokio::time::timeout(scenario.server().timeouts.settle, all).await);
+    while calls.len() < scenario.invocations().len() {
         calls.push(scenario.call().await?);
     }
-    calls.sort_by_key(|call| call.marker().to_owned());
-    let texts: Vec<String> = (0..3).map(|at| scenario.unique_text(&format!("part{at}"))).collect();
-    for at in [2, 0, 1] {
-        calls[at].return_result(&texts[at]).await?;
+    Ok(calls)
+}
+
+/// Returns the results of the calls that have arrived in reverse order, then those of calls that follow.
+async fn own_results(scenario: Scenario) -> ProbeResult {
+    let marker = scenario.step_with_calls(&[WORK, WATCH, WORK]);
+    scenario.open_thread(marker).await?;
+    let mut calls = arrived(&scenario, 3).await?;
+    let text = |call: &Call| scenario.unique_text(&format!("part{}", call.marker().replace('-', "_")));
+    for call in calls.iter().rev() {
+        call.return_result(&text(call)).await?;
     }
+    while calls.len() < 3 {
+        let call = scenario.call().await?;
+        call.return_result(&text(&call)).await?;
+        calls.push(call);
+    }
+    let texts: Vec<String> = calls.iter().map(text).collect();
     let all = |request: &ModelRequest| texts.iter().all(|text| request.has(text));
     let model_request =
         scenario.wait_for_model_request("a model request with the results of three calls", all).await?;
@@ -370,6 +421,68 @@ async fn parallel(scenario: Scenario) -> ProbeResult {
         }
     }
     Ok(())
+}
+
+async fn parallel(scenario: Scenario) -> ProbeResult {
+    scenario.open_thread(scenario.step_with_calls(&[WORK, WATCH, WORK])).await?;
+    match arrived(&scenario, 3).await?.len() {
+        3 => Ok(()),
+        sent => fail(
+            format!("only {sent} of three calls of one answer were sent while none had returned"),
+            scenario.exchanges(),
+        ),
+    }
+}
+
+/// The tool server holds its acknowledgement back. The user writes meanwhile, which takes a while with a command.
+async fn slow_acknowledgement(scenario: Scenario) -> ProbeResult {
+    // A runtime that answers no message while a call is open is the failure of another probe.
+    let (thread, call) = scenario.open_with_call(WORK).await?;
+    scenario.current_prompt(&thread).await.map_err(as_not_observable)?;
+    call.return_result("done").await?;
+    let marker = scenario.step_with_calls(&[WORK]);
+    let latch = Latch::new(scenario.server().timeouts.arrival);
+    let held = match scenario.context.user {
+        User::Api(_) => scenario.hold_time(),
+        User::Command(_) => scenario.server().timeouts.arrival * 3 / 4,
+    };
+    scenario.acknowledge(marker, [Acknowledgement::Hold(latch.clone())]);
+    let thread = scenario.open_thread(marker).await?;
+    let call = scenario.call().await?;
+    let answered = tokio::time::timeout(held, scenario.current_prompt(&thread)).await;
+    latch.release();
+    let text = scenario.unique_text("afterwards");
+    call.return_result(&text).await?;
+    scenario.wait_for_prompt_with(&text).await?;
+    match answered {
+        Ok(prompt) => prompt.map(|_| ()),
+        Err(_) => fail(
+            format!("a message was not answered while an acknowledgement was held back for {held:?}"),
+            scenario.exchanges(),
+        ),
+    }
+}
+
+/// The marker is in an array, but the schema says that it is a string.
+async fn invalid_arguments(scenario: Scenario) -> ProbeResult {
+    let marker = scenario.step(|marker, step| {
+        let arguments = json!({MARKER: [marker]});
+        step.calls.push(ModelCall { id: scenario.model_id(), name: WORK.into(), arguments });
+    });
+    scenario.open_thread(marker).await?;
+    let has_result = |call: &PromptCall| call.arguments[MARKER].is_array() && !call.results.is_empty();
+    let answered = scenario
+        .wait_for("a result of a call with invalid arguments", || {
+            let sent = scenario.invocations().into_iter().next();
+            let told =
+                scenario.model_requests().into_iter().find(|request| request.calls().iter().any(has_result));
+            sent.map(Err).or(told.map(Ok))
+        })
+        .await?;
+    match answered {
+        Ok(_) => Ok(()),
+        Err(sent) => fail("arguments that violate the tool's schema were sent", vec![sent.exchange()]),
+    }
 }
 
 /// The model gives the second call the id of the first.
@@ -440,6 +553,11 @@ async fn ids_across_threads(scenario: Scenario) -> ProbeResult {
     let inner = scenario.call().await?;
     scenario.open_thread(scenario.step_with_call_id(&given, WORK)).await?;
     let outer = scenario.call().await?;
+    if outer.id() == given {
+        return Err(Verdict::not_observable(
+            "the runtime uses the ids of the model: see the probe call_id_form",
+        ));
+    }
     for (one, two) in [(&subscription_call, &inner), (&subscription_call, &outer), (&inner, &outer)] {
         if one.id() == two.id() {
             let what =

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{Check, Phase};
+use super::{Check, Phase, as_not_observable};
 use crate::runtime::mock_server::Route;
-use crate::runtime::model::{CANCEL_SUBSCRIPTION, ModelRequest, Prompt};
+use crate::runtime::model::ModelRequest;
 use crate::runtime::scenario::{ProbeResult, Scenario, fail};
 use crate::runtime::tools::{Call, MARKER, WATCH, WORK, with};
 use crate::{Probe, Verdict};
@@ -16,8 +16,8 @@ pub(super) const CHECKS: &[Check] = &[
             requirements: &["SE-13"],
             checks: "Events of a confirmed subscription are accepted and cause a model request.",
         },
-        phase: Phase::Concurrent,
-        run: |scenario| Box::pin(confirmed(scenario)),
+        phase: Phase::First,
+        run: |scenario| Box::pin(first_subscription(scenario)),
     },
     Check {
         probe: Probe {
@@ -40,7 +40,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "event_in_its_thread",
-            requirements: &["SE-08", "SE-02", "SE-05"],
+            requirements: &["SE-08", "SE-02"],
             checks: "An associative event is added to the subscribing thread.",
         },
         phase: Phase::Concurrent,
@@ -48,9 +48,18 @@ pub(super) const CHECKS: &[Check] = &[
     },
     Check {
         probe: Probe {
+            name: "event_answered_200",
+            requirements: &["SE-05"],
+            checks: "An event is answered 200.",
+        },
+        phase: Phase::Concurrent,
+        run: |scenario| Box::pin(answered_200(scenario)),
+    },
+    Check {
+        probe: Probe {
             name: "event_in_a_child",
             requirements: &["SE-09"],
-            checks: "An event that is not associative is handled in a new thread, which inherits the history.",
+            checks: "An event with `associative: false` is handled in a new thread, which inherits the history.",
         },
         phase: Phase::Concurrent,
         run: |scenario| Box::pin(own_thread(scenario)),
@@ -67,7 +76,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "thread_ancestors",
-            requirements: &["SE-09"],
+            requirements: &[],
             checks: "The invocations of a child thread have `thread_ancestors`.",
         },
         phase: Phase::Concurrent,
@@ -111,60 +120,6 @@ pub(super) const CHECKS: &[Check] = &[
     },
     Check {
         probe: Probe {
-            name: "cancel_subscription_offered",
-            requirements: &["SE-14"],
-            checks: "The model is offered a tool `cancel_subscription` with the single parameter `tool_call_id`.",
-        },
-        phase: Phase::Concurrent,
-        run: |scenario| Box::pin(offered(scenario)),
-    },
-    Check {
-        probe: Probe {
-            name: "cancel_subscription_told",
-            requirements: &["SE-16"],
-            checks: "`cancel_subscription` sends /cancel_tool_call to every tool server.",
-        },
-        phase: Phase::Concurrent,
-        run: |scenario| Box::pin(cancelled(scenario)),
-    },
-    Check {
-        probe: Probe {
-            name: "cancel_subscription_at_once",
-            requirements: &["SE-18"],
-            checks: "The result of `cancel_subscription` is in the next model request.",
-        },
-        phase: Phase::Concurrent,
-        run: |scenario| Box::pin(cancelled_at_once(scenario)),
-    },
-    Check {
-        probe: Probe {
-            name: "cancel_subscription_ends_it",
-            requirements: &["SE-17", "SE-22"],
-            checks: "Events of a cancelled subscription are discarded.",
-        },
-        phase: Phase::Concurrent,
-        run: |scenario| Box::pin(cancelled_events(scenario)),
-    },
-    Check {
-        probe: Probe {
-            name: "cancel_subscription_unknown",
-            requirements: &["SE-15"],
-            checks: "`cancel_subscription` with an unknown subscription returns an error.",
-        },
-        phase: Phase::Concurrent,
-        run: |scenario| Box::pin(cancelled_unknown(scenario)),
-    },
-    Check {
-        probe: Probe {
-            name: "cancel_subscription_foreign",
-            requirements: &["SE-15"],
-            checks: "`cancel_subscription` with a subscription of another thread returns an error.",
-        },
-        phase: Phase::Concurrent,
-        run: |scenario| Box::pin(cancelled_foreign(scenario)),
-    },
-    Check {
-        probe: Probe {
             name: "event_after_closing",
             requirements: &["SE-21"],
             checks: "Events of a closed thread are discarded.",
@@ -195,19 +150,16 @@ pub(super) const CHECKS: &[Check] = &[
 /// Number of subscriptions that the probe makes in one thread.
 const SUBSCRIPTIONS: usize = 100;
 
-/// Waits for the result of `cancel_subscription` in a prompt.
-async fn cancelling(scenario: &Scenario, subscription: &str) -> Result<String, Verdict> {
-    let of = |prompt: &Prompt| prompt.result_of_cancelling(subscription);
-    let what = "a model request with the result of cancel_subscription";
-    let model_request = scenario.wait_for_model_request(what, |request| of(request).is_some()).await?;
-    Ok(of(&model_request).unwrap_or_default())
+/// Other probes of subscriptions depend on this one.
+async fn first_subscription(scenario: Scenario) -> ProbeResult {
+    let outcome = confirmed(&scenario).await;
+    if let Err(Verdict::Fail { .. }) = &outcome {
+        scenario.context.subscriptions_fail.get_or_init(|| ());
+    }
+    outcome
 }
 
-fn is_error(text: &str) -> bool {
-    text.to_lowercase().contains("error")
-}
-
-async fn confirmed(scenario: Scenario) -> ProbeResult {
+async fn confirmed(scenario: &Scenario) -> ProbeResult {
     let (thread, subscription_call) = scenario.open_with_call(WATCH).await?;
     let (text, event) = (scenario.unique_text("watching"), scenario.unique_text("tick"));
     subscription_call.confirm(&text).await?;
@@ -268,7 +220,7 @@ async fn one_result(scenario: Scenario) -> ProbeResult {
 async fn inline(scenario: Scenario) -> ProbeResult {
     let (thread, subscription_call) = scenario.open_with_subscription().await?;
     let event = scenario.unique_text("tick");
-    subscription_call.post_expecting_200(&subscription_call.inline_event(&event)).await?;
+    subscription_call.post_accepted(&subscription_call.inline_event(&event)).await?;
     scenario.wait_for_prompt_with(&event).await?;
     let model_request = scenario.current_prompt(&thread).await?;
     if model_request.has(&event) {
@@ -280,10 +232,16 @@ async fn inline(scenario: Scenario) -> ProbeResult {
     )
 }
 
+async fn answered_200(scenario: Scenario) -> ProbeResult {
+    let (_, subscription_call) = scenario.open_with_subscription().await?;
+    subscription_call.post_expecting_200(&subscription_call.event(&scenario.unique_text("tick"))).await
+}
+
 async fn own_thread(scenario: Scenario) -> ProbeResult {
     let (thread, subscription_call) = scenario.open_with_subscription().await?;
     let event = scenario.unique_text("tick");
-    subscription_call.post_accepted(&subscription_call.event(&event)).await?;
+    let body = with(subscription_call.event(&event), json!({"associative": false}));
+    subscription_call.post_accepted(&body).await?;
     let model_request = scenario.wait_for_prompt_with(&event).await?;
     if !model_request.has(&scenario.unique_text("watching")) {
         return fail(
@@ -306,10 +264,9 @@ async fn ancestors(scenario: Scenario) -> ProbeResult {
     subscription_call.post_accepted(&subscription_call.event(&scenario.message_text(marker))).await?;
     let call = scenario.call().await?;
     if call.thread() == subscription_call.thread() {
-        return fail(
-            "an event that is not associative was handled in the subscribing thread",
-            scenario.exchanges(),
-        );
+        return Err(Verdict::not_observable(
+            "an event that is not associative was handled in the subscribing thread: see the probe event_in_a_child",
+        ));
     }
     let ancestors = &call.request.body["thread_ancestors"];
     let last = ancestors.as_array().and_then(|ancestors| ancestors.last());
@@ -322,8 +279,23 @@ async fn ancestors(scenario: Scenario) -> ProbeResult {
     call.return_result("done").await
 }
 
-async fn behind_a_call(scenario: Scenario) -> ProbeResult {
+/// Opens a thread with a subscription whose associative events reach it. Otherwise another probe fails.
+pub(super) async fn open_with_inline_events(scenario: &Scenario) -> Result<(String, Call), Verdict> {
     let (thread, subscription_call) = scenario.open_with_subscription().await?;
+    let event = scenario.unique_text("inline");
+    subscription_call.post_accepted(&subscription_call.inline_event(&event)).await?;
+    scenario.wait_for_prompt_with(&event).await?;
+    if !scenario.current_prompt(&thread).await?.has(&event) {
+        return Err(Verdict::not_observable(
+            "an associative event is not in the history of the subscribing thread: see the probe event_in_its_thread",
+        ));
+    }
+    scenario.wait_until_idle(&thread).await?;
+    Ok((thread, subscription_call))
+}
+
+async fn behind_a_call(scenario: Scenario) -> ProbeResult {
+    let (thread, subscription_call) = open_with_inline_events(&scenario).await?;
     scenario.send_message(&thread, scenario.step_with_calls(&[WORK])).await?;
     let work = scenario.call().await?;
     let events: Vec<String> = (1..=3).map(|number| scenario.unique_text(&format!("tick{number}"))).collect();
@@ -337,7 +309,7 @@ async fn behind_a_call(scenario: Scenario) -> ProbeResult {
 }
 
 async fn behind_a_question(scenario: Scenario) -> ProbeResult {
-    let (thread, subscription_call) = scenario.open_with_subscription().await?;
+    let (thread, subscription_call) = open_with_inline_events(&scenario).await?;
     let marker = scenario.noop_step();
     let latch = scenario.hold_answer(marker);
     scenario.send_message(&thread, marker).await?;
@@ -371,7 +343,7 @@ async fn in_order(scenario: &Scenario, events: &[String]) -> ProbeResult {
 }
 
 /// Sends two events, and fails if one of them reaches the model in any thread.
-async fn expect_discarded(scenario: &Scenario, call: &Call, what: &str) -> ProbeResult {
+pub(super) async fn expect_discarded(scenario: &Scenario, call: &Call, what: &str) -> ProbeResult {
     let (here, apart) = (scenario.unique_text("late"), scenario.unique_text("laterstill"));
     for body in [call.inline_event(&here), call.event(&apart)] {
         call.post(&body).await?;
@@ -399,99 +371,6 @@ async fn never_subscribed(scenario: Scenario) -> ProbeResult {
     expect_discarded(&scenario, &call, "an event of a call that is not a subscription").await
 }
 
-async fn offered(scenario: Scenario) -> ProbeResult {
-    let marker = scenario.noop_step();
-    scenario.open_thread(marker).await?;
-    let model_request = scenario.wait_for_prompt_with(&scenario.server().marker_text(marker)).await?;
-    let Some(schema) = model_request.offered(CANCEL_SUBSCRIPTION) else {
-        return fail(
-            "the model is not offered the tool `cancel_subscription`",
-            vec![model_request.exchange()],
-        );
-    };
-    let names: Vec<&String> =
-        schema["properties"].as_object().into_iter().flat_map(|fields| fields.keys()).collect();
-    if names == ["tool_call_id"] {
-        return Ok(());
-    }
-    let what =
-        format!("the parameters of `cancel_subscription` are {names:?} instead of only `tool_call_id`");
-    fail(what, vec![model_request.exchange()])
-}
-
-async fn cancelled(scenario: Scenario) -> ProbeResult {
-    let (thread, subscription_call) = scenario.open_with_subscription().await?;
-    scenario
-        .send_message(&thread, scenario.step_cancelling(&scenario.prompt_id_of(&subscription_call)))
-        .await?;
-    let received = scenario
-        .notifications_to_all(
-            Route::Cancel,
-            subscription_call.thread(),
-            "/cancel_tool_call for the subscription",
-        )
-        .await?;
-    match received.iter().find(|(_, request)| request.field("tool_call_id") != subscription_call.id()) {
-        None => Ok(()),
-        Some((_, request)) => fail("/cancel_tool_call has the id of another call", vec![request.exchange()]),
-    }
-}
-
-/// The model request after the call of `cancel_subscription` already contains its result.
-async fn cancelled_at_once(scenario: Scenario) -> ProbeResult {
-    let (thread, subscription_call) = scenario.open_with_subscription().await?;
-    let id = scenario.prompt_id_of(&subscription_call);
-    scenario.send_message(&thread, scenario.step_cancelling(&id)).await?;
-    let text = cancelling(&scenario, &id).await?;
-    if text.trim().is_empty() || is_error(&text) || text.contains("still running") {
-        return fail(
-            format!("cancel_subscription did not succeed; its result is: {text}"),
-            scenario.exchanges(),
-        );
-    }
-    Ok(())
-}
-
-async fn cancelled_events(scenario: Scenario) -> ProbeResult {
-    let (thread, subscription_call) = scenario.open_with_subscription().await?;
-    let id = scenario.prompt_id_of(&subscription_call);
-    scenario.send_message(&thread, scenario.step_cancelling(&id)).await?;
-    cancelling(&scenario, &id).await?;
-    expect_discarded(&scenario, &subscription_call, "an event of a cancelled subscription").await
-}
-
-async fn cancelled_unknown(scenario: Scenario) -> ProbeResult {
-    let id = "no-such-subscription";
-    scenario.open_thread(scenario.step_cancelling(id)).await?;
-    let text = cancelling(&scenario, id).await?;
-    if is_error(&text) {
-        return Ok(());
-    }
-    fail(
-        format!("cancel_subscription with an unknown subscription returned no error, but: {text}"),
-        scenario.exchanges(),
-    )
-}
-
-async fn cancelled_foreign(scenario: Scenario) -> ProbeResult {
-    let (_, subscription_call) = scenario.open_with_subscription().await?;
-    let id = scenario.prompt_id_of(&subscription_call);
-    scenario.open_thread(scenario.step_cancelling(&id)).await?;
-    let text = cancelling(&scenario, &id).await?;
-    if !is_error(&text) {
-        return fail(
-            format!(
-                "cancel_subscription with a subscription of another thread returned no error, but: {text}"
-            ),
-            scenario.exchanges(),
-        );
-    }
-    let event = scenario.unique_text("tick");
-    subscription_call.post_accepted(&subscription_call.inline_event(&event)).await?;
-    scenario.wait_for_prompt_with(&event).await?;
-    Ok(())
-}
-
 async fn closed(scenario: Scenario) -> ProbeResult {
     scenario.can_close()?;
     let (thread, subscription_call) = scenario.open_with_subscription().await?;
@@ -513,20 +392,27 @@ async fn closing_cancels_nothing(scenario: Scenario) -> ProbeResult {
     }
 }
 
-/// One event without the fields, and one with both set to false.
+/// One event with both fields set to false, and two without them.
 async fn defaults(scenario: Scenario) -> ProbeResult {
     let (thread, subscription_call) = scenario.open_with_subscription().await?;
-    let events = [scenario.unique_text("first"), scenario.unique_text("second")];
-    for (event, more) in events.iter().zip([json!({}), json!({"associative": false, "final": false})]) {
+    let events = ["set", "first", "second"].map(|prefix| scenario.unique_text(prefix));
+    for (event, more) in
+        events.iter().zip([json!({"associative": false, "final": false}), json!({}), json!({})])
+    {
         let body: Value = with(subscription_call.event(event), more);
         subscription_call.post_accepted(&body).await?;
         scenario.wait_for_prompt_with(event).await?;
     }
     let model_request = scenario.current_prompt(&thread).await?;
+    if model_request.has(&events[0]) {
+        return Err(Verdict::not_observable(
+            "an event with `associative: false` is in the subscribing thread: see the probe event_in_a_child",
+        ));
+    }
     match events.iter().find(|event| model_request.has(event)) {
         None => Ok(()),
         Some(_) => fail(
-            "an event without `associative: true` is in the history of the subscribing thread",
+            "an event without `associative` is in the history of the subscribing thread",
             vec![model_request.exchange()],
         ),
     }
@@ -537,7 +423,7 @@ async fn limit(scenario: Scenario) -> ProbeResult {
     scenario.open_thread(scenario.step_with_calls(&[WATCH; SUBSCRIPTIONS])).await?;
     let mut calls = Vec::new();
     for _ in 0..SUBSCRIPTIONS {
-        calls.push(scenario.call().await?);
+        calls.push(scenario.call().await.map_err(as_not_observable)?);
     }
     for call in &calls {
         call.confirm("watching").await?;

@@ -29,7 +29,7 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "prompts_are_valid",
             requirements: &["LC-16"],
-            checks: "In every prompt, each assistant message with calls is followed by exactly their results.",
+            checks: "In every prompt, each assistant message with calls is followed by their results.",
         },
         phase: Phase::Last,
         run: |scenario| Box::pin(valid(scenario)),

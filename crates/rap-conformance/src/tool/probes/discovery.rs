@@ -28,7 +28,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "toolset_changes_with_its_version",
-            requirements: &["LC-01"],
+            requirements: &[],
             checks: "Two toolsets with the same version have the same tools.",
         },
         run: |target| Box::pin(stable(target)),

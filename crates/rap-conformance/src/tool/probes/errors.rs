@@ -1,15 +1,46 @@
 //! Errors are reported as results. Invocations for which no result can be delivered are rejected.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use rap_protocol::redact;
 use serde_json::{Value, json};
 
+use crate::canary::Canary;
 use crate::report::{Probe, Verdict};
-use crate::tool::inbox::Replies;
-use crate::tool::target::{Call, Credentials, Target};
-use crate::tool::{Check, ProbeResult, selection};
+use crate::tool::inbox::{Delivery, Replies};
+use crate::tool::target::{Call, Credentials, Target, UNKNOWN, results};
+use crate::tool::{Check, ProbeResult};
 
-const UNKNOWN: &str = "rap_check_no_such_operation";
+/// Size of a large argument, in bytes. It is far below any reasonable limit of a message.
+const LARGE: usize = 256 * 1024;
+/// Words of which an error message has at least one. The specification has no mark for errors.
+const ERROR_WORDS: [&str; 24] = [
+    "error",
+    "fail",
+    "unknown",
+    "invalid",
+    "unsupported",
+    "unrecogni",
+    "unexpected",
+    "missing",
+    "required",
+    "expected",
+    "refused",
+    "rejected",
+    "denied",
+    "exception",
+    "no such",
+    "not ",
+    "n't",
+    "cannot",
+    "must",
+    "has to",
+    "have to",
+    "bad ",
+    "wrong",
+    "unable",
+];
 /// Nesting depth that no valid message reaches.
 const NESTING: usize = 20_000;
 /// Typical beginnings of stack traces.
@@ -28,10 +59,18 @@ pub(super) const CHECKS: &[Check] = &[
     },
     Check {
         probe: Probe {
+            name: "unknown_operation_makes_no_subscription",
+            requirements: &["LC-24"],
+            checks: "The result of an operation that is not in the toolset does not have `subscription: true`.",
+        },
+        run: |target| Box::pin(no_subscription(target)),
+    },
+    Check {
+        probe: Probe {
             name: "invalid_arguments_are_an_error_result",
             requirements: &["LC-25", "LC-31"],
-            checks: "An invocation whose arguments violate the tool's schema is acknowledged with 200, and an \
-                     error result follows.",
+            checks: "Invocations without arguments, or with a value of another type than the tool's schema says, are \
+                     acknowledged with 200, and an error result follows.",
         },
         run: |target| Box::pin(invalid_arguments(target)),
     },
@@ -48,9 +87,17 @@ pub(super) const CHECKS: &[Check] = &[
         probe: Probe {
             name: "errors_say_what_is_wrong",
             requirements: &["LC-26"],
-            checks: "The text of an error result has a description after `Error: `, so that a model can act on it.",
+            checks: "The text of an error result has a description, so that a model can act on it.",
         },
         run: |target| Box::pin(informative(target)),
+    },
+    Check {
+        probe: Probe {
+            name: "errors_begin_with_error",
+            requirements: &[],
+            checks: "The text of an error result begins with `Error: `.",
+        },
+        run: |target| Box::pin(prefix(target)),
     },
     Check {
         probe: Probe {
@@ -70,12 +117,37 @@ pub(super) const CHECKS: &[Check] = &[
     },
     Check {
         probe: Probe {
-            name: "unreadable_invocation_is_refused",
+            name: "unreadable_invocation_does_no_harm",
             requirements: &["TR-23"],
             checks: "A body that is not JSON, or that has no `id`, no `group_id` or no valid `callback_url`, is \
-                     answered 4xx.",
+                     answered with a status below 500.",
         },
-        run: |target| Box::pin(unreadable(target)),
+        run: |target| Box::pin(unreadable(target, 200..500)),
+    },
+    Check {
+        probe: Probe {
+            name: "unreadable_invocation_is_4xx",
+            requirements: &[],
+            checks: "A body that is not JSON, or that has no `id`, no `group_id` or no valid `callback_url`, is \
+                     answered 4xx, because its result could not be delivered.",
+        },
+        run: |target| Box::pin(unreadable(target, 400..500)),
+    },
+    Check {
+        probe: Probe {
+            name: "group_ids_are_no_paths",
+            requirements: &["TR-23", "LC-31"],
+            checks: "Invocations whose `group_id` is a path make no file there and are answered with a status below 500.",
+        },
+        run: |target| Box::pin(group_ids(target)),
+    },
+    Check {
+        probe: Probe {
+            name: "large_invocation_is_taken",
+            requirements: &["TR-09"],
+            checks: "An invocation with an argument of 256 KiB is acknowledged with 200, and a result follows.",
+        },
+        run: |target| Box::pin(large(target)),
     },
     Check {
         probe: Probe {
@@ -116,60 +188,136 @@ async fn unknown_operation(target: &Target) -> ProbeResult {
     expect_error(target, &target.call(UNKNOWN, json!({}), "", Replies::default())?).await
 }
 
-async fn invalid_arguments(target: &Target) -> ProbeResult {
-    let not_observable =
-        || Verdict::not_observable("no schema of a non-destructive tool rejects any arguments");
-    let invalid = selection::invalid_call(target.toolset()?, target.operation_call().ok())
-        .ok_or_else(not_observable)?;
-    let call = target.call(&invalid.operation, Value::Object(invalid.arguments), "", Replies::default())?;
-    expect_error(target, &call).await
+async fn no_subscription(target: &Target) -> ProbeResult {
+    let call = or_not_observable(unknown(target).await)?;
+    if call.result(target.timeouts).await?.message["subscription"] == true {
+        return Err(call.fail(
+            "the result of an unknown operation has `subscription: true`, but nothing was subscribed",
+        ));
+    }
+    Ok(())
 }
 
+async fn invalid_arguments(target: &Target) -> ProbeResult {
+    for call in target.invalid_calls()? {
+        expect_error(target, &call).await?;
+    }
+    Ok(())
+}
+
+/// A missing `arguments` may count as an empty object, so any result will do for it.
 async fn defects(target: &Target) -> ProbeResult {
     let operation_call = target.operation_call()?;
     for arguments in [Some(json!("none")), Some(json!([1, 2])), None] {
         let mut call = target.call(&operation_call.operation, json!({}), "", Replies::default())?;
         let fields = call.invocation.as_object_mut().expect("bug: an invocation is an object");
         match arguments {
-            Some(arguments) => fields.insert("arguments".into(), arguments),
-            None => fields.remove("arguments"),
-        };
-        expect_error(target, &call).await?;
+            Some(arguments) => {
+                fields.insert("arguments".into(), arguments);
+                expect_error(target, &call).await?;
+            }
+            None => {
+                fields.remove("arguments");
+                target.invoke(&call).await?;
+                call.result(target.timeouts).await?;
+            }
+        }
     }
     Ok(())
 }
 
 async fn expect_error(target: &Target, call: &Call) -> ProbeResult {
     target.invoke(call).await?;
-    if call.result(target.timeouts).await?.result_text().starts_with("Error:") {
+    if is_error(call, &call.result(target.timeouts).await?.result_text()) {
         return Ok(());
     }
-    Err(call.fail("the text of the result does not begin with `Error: `"))
+    Err(call.fail("the text of the result does not read like an error"))
+}
+
+/// Returns true if a text has a word that is usual in errors, or names the operation that does not exist.
+fn is_error(call: &Call, text: &str) -> bool {
+    let text = text.to_lowercase();
+    let operation = call.invocation["operation"].as_str().unwrap_or_default();
+    ERROR_WORDS.iter().any(|word| text.contains(word)) || operation == UNKNOWN && text.contains(UNKNOWN)
+}
+
+/// Error results of calls that cannot succeed. Not observable if the server sends none.
+async fn errors(target: &Target) -> Result<Vec<(Call, String)>, Verdict> {
+    let mut calls = vec![or_not_observable(unknown(target).await)?];
+    for call in target.invalid_calls().unwrap_or_default() {
+        or_not_observable(target.invoke(&call).await)?;
+        calls.push(call);
+    }
+    let mut errors = Vec::new();
+    for call in calls {
+        let text = or_not_observable(call.result(target.timeouts).await)?.result_text();
+        if is_error(&call, &text) {
+            errors.push((call, text));
+        }
+    }
+    if errors.is_empty() {
+        return Err(Verdict::not_observable("the server sent no error result"));
+    }
+    Ok(errors)
 }
 
 async fn informative(target: &Target) -> ProbeResult {
-    let call = or_not_observable(unknown(target).await)?;
-    let text = call.result(target.timeouts).await?.result_text();
-    let words = text.trim_start_matches("Error:").split_whitespace().count();
-    if words >= 2 { Ok(()) } else { Err(call.fail("the error result has no description after `Error: `")) }
+    for (call, text) in errors(target).await? {
+        let words = text.trim_start_matches("Error:").split_whitespace().count();
+        if words < 2 {
+            return Err(call.fail("the error result does not say what is wrong"));
+        }
+    }
+    Ok(())
+}
+
+async fn prefix(target: &Target) -> ProbeResult {
+    for (call, text) in errors(target).await? {
+        if !text.starts_with("Error:") {
+            return Err(call.fail("the text of the error result does not begin with `Error: `"));
+        }
+    }
+    Ok(())
 }
 
 async fn no_internal_details(target: &Target) -> ProbeResult {
-    let mut calls = vec![or_not_observable(unknown(target).await)?];
-    if let Some(invalid) = selection::invalid_call(target.toolset()?, target.operation_call().ok()) {
-        let call =
-            target.call(&invalid.operation, Value::Object(invalid.arguments), "", Replies::default())?;
-        target.invoke(&call).await?;
-        calls.push(call);
-    }
-    for call in calls {
-        let text = or_not_observable(call.result(target.timeouts).await)?.result_text();
+    for (call, text) in errors(target).await? {
         let path = |line: &str| !line.contains("://") && redact::text(line) != line.trim();
         if TRACES.iter().any(|trace| text.contains(trace)) || text.lines().any(path) {
             return Err(call.fail("the error result contains a stack trace or a file path"));
         }
     }
     Ok(())
+}
+
+/// Group ids that are paths into a directory of the checker. If the server runs on the same machine and uses them, files
+/// appear or vanish there.
+async fn group_ids(target: &Target) -> ProbeResult {
+    let broken =
+        |error| Verdict::not_observable(format!("the checker cannot make a temporary file: {error}"));
+    let canary = Canary::new().map_err(broken)?;
+    for path in canary.missing().into_iter().chain(canary.existing()) {
+        let mut call = target.operation()?;
+        call.invocation["group_id"] = path.into();
+        let response = target.send_invocation(&call, Credentials::Valid).await?;
+        if response.status >= 500 && response.status != 503 {
+            return Err(call.fail(format!("a group_id that is a path was answered {}", response.status)));
+        }
+        // The server may refuse the call, or deliver an error.
+        let result = |deliveries: &[Delivery]| results(deliveries).next().cloned();
+        drop(call.inbox.wait_for(target.timeouts.quiet, result).await);
+        if let Some(damage) = canary.damage() {
+            return Err(call.fail(damage));
+        }
+    }
+    Ok(())
+}
+
+async fn large(target: &Target) -> ProbeResult {
+    let call = target.call(UNKNOWN, json!({"text": "x".repeat(LARGE)}), "", Replies::default())?;
+    or_not_observable(unknown(target).await)?;
+    target.invoke(&call).await?;
+    call.result(target.timeouts).await.map(|_| ())
 }
 
 /// Looks for the token of the callback URL, which is the part after the last slash.
@@ -192,7 +340,7 @@ async fn no_callback_url(target: &Target) -> ProbeResult {
     Ok(())
 }
 
-async fn unreadable(target: &Target) -> ProbeResult {
+async fn unreadable(target: &Target, expected: Range<u16>) -> ProbeResult {
     let call = target.call(UNKNOWN, json!({}), "", Replies::default())?;
     let changed = |field: &str, value: Option<Value>| {
         let mut body = call.invocation.clone();
@@ -216,8 +364,13 @@ async fn unreadable(target: &Target) -> ProbeResult {
     ];
     for body in bodies {
         let response = target.post_to_endpoint(body.into(), Credentials::Valid).await?;
-        if !(400..500).contains(&response.status) {
-            let what = format!("an unreadable invocation was answered {} instead of 4xx", response.status);
+        if response.status >= 500 && expected.start >= 400 {
+            let why =
+                "an unreadable invocation was answered 5xx: see the probe unreadable_invocation_does_no_harm";
+            return Err(Verdict::not_observable(why));
+        }
+        if !expected.contains(&response.status) {
+            let what = format!("an unreadable invocation was answered {}", response.status);
             return Err(Verdict::fail(what, vec![response.exchange]));
         }
     }
@@ -252,10 +405,13 @@ async fn stale(target: &Target) -> ProbeResult {
     let call = stale_call(target)?;
     let response = target.send_invocation(&call, Credentials::Valid).await?;
     if response.status == 409 {
-        Ok(())
-    } else {
-        Err(call.fail(format!("an outdated toolset_version was answered {} instead of 409", response.status)))
+        return Ok(());
     }
+    if response.status < 300 {
+        let lost = |_| Verdict::not_observable("the call was lost: see the probe stale_call_is_not_lost");
+        call.result(target.timeouts).await.map_err(lost)?;
+    }
+    Err(call.fail(format!("an outdated toolset_version was answered {} instead of 409", response.status)))
 }
 
 async fn stale_is_not_lost(target: &Target) -> ProbeResult {

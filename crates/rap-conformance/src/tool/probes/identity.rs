@@ -25,7 +25,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         probe: Probe {
             name: "call_id_is_echoed",
-            requirements: &["LC-11"],
+            requirements: &[],
             checks: "The call_id of an invocation is repeated in its result.",
         },
         run: |target| Box::pin(call_id(target)),

@@ -116,6 +116,15 @@ enum End {
     Closed,
 }
 
+impl End {
+    fn path(self) -> &'static str {
+        match self {
+            End::Cancelled => CANCEL_TOOL_CALL_PATH,
+            End::Closed => CLOSE_THREAD_PATH,
+        }
+    }
+}
+
 /// Subscribes. Each probe cancels its subscription at the end.
 async fn subscribe(target: &Target, replies: &[Reply]) -> Result<Call, Verdict> {
     let call = target.subscription(replies)?;
@@ -126,6 +135,11 @@ async fn subscribe(target: &Target, replies: &[Reply]) -> Result<Call, Verdict> 
 async fn cancel(target: &Target, call: &Call) -> ProbeResult {
     let body = json!({"thread_id": call.thread, "tool_call_id": call.id});
     target.notify(CANCEL_TOOL_CALL_PATH, &body).await.map(|_| ())
+}
+
+/// Cancels a subscription that is no longer needed. The probe does not depend on it.
+async fn tidy(target: &Target, call: &Call) {
+    drop(cancel(target, call).await);
 }
 
 async fn end_subscription(target: &Target, call: &Call, end: End) -> ProbeResult {
@@ -141,7 +155,7 @@ async fn end_subscription(target: &Target, call: &Call, end: End) -> ProbeResult
 async fn confirmed(target: &Target) -> ProbeResult {
     let call = subscribe(target, &[]).await?;
     let result = call.result(target.timeouts).await?;
-    cancel(target, &call).await?;
+    tidy(target, &call).await;
     if result.message["subscription"] == true {
         return Ok(());
     }
@@ -151,7 +165,7 @@ async fn confirmed(target: &Target) -> ProbeResult {
 async fn confirmed_first(target: &Target) -> ProbeResult {
     let call = subscribe(target, &[]).await?;
     call.event(target.timeouts).await?;
-    cancel(target, &call).await?;
+    tidy(target, &call).await;
     let deliveries = call.inbox.deliveries();
     let first =
         deliveries.iter().find(|delivery| matches!(delivery.kind(), "tool_result" | "subscription_event"));
@@ -164,7 +178,7 @@ async fn confirmed_first(target: &Target) -> ProbeResult {
 async fn named(target: &Target) -> ProbeResult {
     let call = subscribe(target, &[]).await?;
     let text = call.result(target.timeouts).await?.result_text();
-    cancel(target, &call).await?;
+    tidy(target, &call).await;
     let words = text.to_lowercase();
     let mentions_id =
         words.split(|c: char| !c.is_alphanumeric()).any(|word| matches!(word, "id" | "identifier"));
@@ -178,7 +192,7 @@ async fn named(target: &Target) -> ProbeResult {
 async fn well_formed(target: &Target) -> ProbeResult {
     let call = subscribe(target, &[]).await?;
     call.event(target.timeouts).await?;
-    cancel(target, &call).await?;
+    tidy(target, &call).await;
     for event in events(&call.inbox.deliveries()) {
         if event.text("group_id") != call.thread || event.text("tool_call_id") != call.id {
             return Err(
@@ -197,7 +211,7 @@ async fn again_after_503(target: &Target) -> ProbeResult {
     let first = call.event(target.timeouts).await?;
     let again = |deliveries: &[Delivery]| repeats(deliveries, &first).then_some(());
     let observed = call.inbox.wait_for(target.timeouts.result, again).await;
-    cancel(target, &call).await?;
+    tidy(target, &call).await;
     let seconds = target.timeouts.result.as_secs_f64();
     observed.ok_or_else(|| call.fail(format!("the event was not sent again within {seconds} s")))
 }
@@ -207,7 +221,7 @@ async fn not_after_400(target: &Target) -> ProbeResult {
     let first = call.event(target.timeouts).await?;
     let again = |deliveries: &[Delivery]| repeats(deliveries, &first).then_some(());
     let observed = call.inbox.wait_for(target.timeouts.quiet, again).await;
-    cancel(target, &call).await?;
+    tidy(target, &call).await;
     observed.map_or(Ok(()), |()| Err(call.fail("the event was sent again after a 400")))
 }
 
@@ -222,7 +236,7 @@ async fn nothing_after_final(target: &Target) -> ProbeResult {
     let is_final = |delivery: &&Delivery| delivery.message["final"] == true;
     let ended = |deliveries: &[Delivery]| events(deliveries).find(is_final).map(|_| ());
     if call.inbox.wait_for(target.timeouts.result, ended).await.is_none() {
-        cancel(target, &call).await?;
+        tidy(target, &call).await;
         let seconds = target.timeouts.result.as_secs_f64();
         return Err(Verdict::not_observable(format!(
             "no final event arrived within {seconds} s; choose a subscription that ends soon"
@@ -241,6 +255,7 @@ async fn nothing_after_final(target: &Target) -> ProbeResult {
 
 /// The answer to the first event is held back, so that a short subscription does not end before the checker ends it.
 async fn nothing_after(target: &Target, end: End) -> ProbeResult {
+    target.has_endpoint(end.path())?;
     let call = subscribe(target, &[Reply::Held]).await?;
     let first = call.event(target.timeouts).await?;
     if first.message["final"] == true {
@@ -264,6 +279,7 @@ async fn nothing_after(target: &Target, end: End) -> ProbeResult {
 
 /// The answer to the first event is held back, so that the subscription is still active when the other one ends.
 async fn others_continue(target: &Target, end: End) -> ProbeResult {
+    target.has_endpoint(end.path())?;
     let call = subscribe(target, &[Reply::Held]).await?;
     let first = call.event(target.timeouts).await?;
     if first.message["final"] == true {
@@ -281,6 +297,6 @@ async fn others_continue(target: &Target, end: End) -> ProbeResult {
     let later =
         |deliveries: &[Delivery]| events(deliveries).find(|event| event.message != first.message).map(|_| ());
     let observed = call.inbox.wait_for(target.timeouts.result, later).await;
-    cancel(target, &call).await?;
+    tidy(target, &call).await;
     observed.ok_or_else(|| call.fail("the subscription sent no further event after another one was ended"))
 }

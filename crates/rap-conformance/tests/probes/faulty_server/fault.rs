@@ -5,6 +5,10 @@
 pub enum Fault {
     /// The server behaves correctly.
     None,
+    // Peculiarities that are no faults.
+    NeedsNoToken,
+    NeedsSetup,
+    AnnotatesNothing,
     // Discovery.
     ServesNoToolset,
     OffersAToolTwice,
@@ -14,6 +18,7 @@ pub enum Fault {
     AcknowledgesWith202,
     AcknowledgesLate,
     AcknowledgesAfterDelivery,
+    WorksBeforeItAcknowledges,
     SendsTwoResults,
     RunsRepeatedInvocations,
     SendsPlainText,
@@ -22,12 +27,19 @@ pub enum Fault {
     // Errors.
     RefusesUnknownOperations,
     DropsUnknownOperations,
+    SubscribesUnknownOperations,
+    NeverSendsErrors,
     RunsInvalidArguments,
+    IgnoresTypesOfArguments,
+    ErrorsWithoutPrefix,
     RefusesDefects,
     ErrorsWithoutDescription,
     ShowsFilePaths,
     RepeatsTheCallbackUrl,
     AcceptsGarbage,
+    FailsAtGarbage,
+    MakesFilesByGroupId,
+    RefusesLargeInvocations,
     FailsAtDeepJson,
     IgnoresTheVersion,
     DropsStaleCalls,
@@ -46,6 +58,14 @@ pub enum Fault {
     IdentifiesCallsByIdAlone,
     MixesCallsUnderLoad,
     // Notifications.
+    HasNoCloseEndpoint,
+    HasNoCancelEndpoint,
+    DeletesFilesByThreadId,
+    DeletesFilesByCallId,
+    RefusesHostileIds,
+    RevealsWhatIsAtWork,
+    AnswersClosingsWithABody,
+    AnswersCancellationsWithABody,
     Answers404ToUnknownThreads,
     Answers500ToClosings,
     Answers409ToASecondClosing,
@@ -58,7 +78,8 @@ pub enum Fault {
     Answers409ToASecondCancellation,
     FailsAtHostileCallIds,
     RevealsWhetherACallIsKnown,
-    HasNoRateLimit,
+    ClosesWithoutRateLimit,
+    CancelsWithoutRateLimit,
     // Subscriptions.
     ConfirmsWithoutSubscriptionFlag,
     SendsEventsBeforeItConfirms,

@@ -1,6 +1,6 @@
 //! A small in-memory tool server with one selectable fault.
 //!
-//! It offers `ping`, `echo` and the subscription `tick`.
+//! It offers `ping`, `echo`, `open`, `crawl`, which is slow, and the subscription `tick`.
 
 mod fault;
 
@@ -29,18 +29,23 @@ pub const TOKEN: &str = "the-token-of-this-server";
 const VERSION: &str = "1";
 /// Duration of `ping` and `echo`, long enough that concurrent calls overlap.
 const WORK: Duration = Duration::from_millis(40);
+/// Duration of `crawl`.
+const SLOW: Duration = Duration::from_millis(1_500);
+/// Size of an invocation that [`Fault::RefusesLargeInvocations`] refuses.
+const LARGE: usize = 64 * 1024;
 /// Delay that the checker does not accept as prompt.
 const LATE: Duration = Duration::from_millis(1_200);
 /// Number of concurrent calls from which [`Fault::MixesCallsUnderLoad`] has an effect.
 const OVERLOAD: usize = 13;
 /// Number of notifications before the rate limit.
-const BURST: usize = 150;
+const BURST: usize = 400;
 /// Maximum number of attempts to deliver a callback.
 const ATTEMPTS: u32 = 12;
 
 /// Handle of the server task. The server stops when this is dropped.
 pub struct FaultyServer {
     pub url: Url,
+    server: Arc<Server>,
     task: JoinHandle<()>,
 }
 
@@ -62,9 +67,14 @@ impl FaultyServer {
             .route("/invoke", post(invoke))
             .route("/close_thread", post(close))
             .route("/cancel_tool_call", post(cancel))
-            .with_state(server);
+            .with_state(Arc::clone(&server));
         let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        FaultyServer { url: url.parse().unwrap(), task }
+        FaultyServer { url: url.parse().unwrap(), server, task }
+    }
+
+    /// Operations that were invoked.
+    pub fn operations(&self) -> HashSet<String> {
+        self.server.state.lock().unwrap().operations.clone()
     }
 }
 
@@ -93,6 +103,11 @@ struct ServerState {
     /// First callback URL of each thread.
     first_urls: HashMap<String, String>,
     latest: Option<Address>,
+    operations: HashSet<String>,
+    /// Threads in which `open` was called.
+    opened: HashSet<String>,
+    /// Threads of calls of `crawl` that have not returned.
+    at_work: HashSet<String>,
 }
 
 #[derive(Clone)]
@@ -109,11 +124,18 @@ async fn discover(State(server): State<Arc<Server>>) -> Response {
     let mut tools = vec![
         json!({"name": "ping", "description": "Answers.", "inputSchema": {"type": "object"},
                "annotations": {"readOnly": true}}),
-        json!({"name": "echo", "description": "Says back.", "inputSchema": text}),
+        json!({"name": "echo", "description": "Says back.", "inputSchema": text, "annotations": {"readOnly": true}}),
+        json!({"name": "open", "description": "Opens.", "inputSchema": {"type": "object"}}),
+        json!({"name": "crawl", "description": "Takes its time.", "inputSchema": {"type": "object"}}),
         json!({"name": "tick", "description": "Ticks.", "inputSchema": ticks}),
     ];
     match server.fault {
         Fault::ServesNoToolset => return StatusCode::NOT_FOUND.into_response(),
+        Fault::AnnotatesNothing => {
+            for tool in &mut tools {
+                tool.as_object_mut().unwrap().remove("annotations");
+            }
+        }
         Fault::OffersAToolTwice => tools.push(tools[0].clone()),
         Fault::ChangesItsToolsAndNotItsVersion => {
             tools[0]["description"] = json!(format!("Answer {fetched}."))
@@ -126,12 +148,15 @@ async fn discover(State(server): State<Arc<Server>>) -> Response {
 
 async fn invoke(State(server): State<Arc<Server>>, headers: HeaderMap, body: Bytes) -> Response {
     let fault = server.fault;
-    if !is_authorized(&headers) && fault != Fault::LetsAnyoneInvoke {
+    if !is_authorized(&headers) && !matches!(fault, Fault::LetsAnyoneInvoke | Fault::NeedsNoToken) {
         return StatusCode::UNAUTHORIZED.into_response();
     }
-    if fault == Fault::FailsAtDeepJson && body.windows(500).any(|part| part.iter().all(|byte| *byte == b'['))
-    {
+    let is_deep = body.windows(500).any(|part| part.iter().all(|byte| *byte == b'['));
+    if fault == Fault::FailsAtDeepJson && is_deep {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    }
+    if fault == Fault::RefusesLargeInvocations && body.len() > LARGE && !is_deep {
+        return StatusCode::PAYLOAD_TOO_LARGE.into_response();
     }
     if fault == Fault::RefusesUnknownFields && String::from_utf8_lossy(&body).contains("x-unknown-field") {
         return StatusCode::BAD_REQUEST.into_response();
@@ -141,6 +166,9 @@ async fn invoke(State(server): State<Arc<Server>>, headers: HeaderMap, body: Byt
         Err(bad) => match bad.address {
             Some(address) if fault != Fault::RefusesDefects => (*address, Err(bad.error.to_string())),
             None if fault == Fault::AcceptsGarbage => return StatusCode::OK.into_response(),
+            None if fault == Fault::FailsAtGarbage && !is_deep => {
+                return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+            }
             _ => return StatusCode::BAD_REQUEST.into_response(),
         },
     };
@@ -151,10 +179,11 @@ impl Server {
     async fn accept(self: &Arc<Self>, address: Address, invocation: Result<Invocation, String>) -> Response {
         let fault = self.fault;
         let operation = invocation.as_ref().map_or("", |invocation| invocation.operation.as_str()).to_owned();
-        let is_known = matches!(operation.as_str(), "ping" | "echo" | "tick");
+        let is_known = matches!(operation.as_str(), "ping" | "echo" | "tick" | "open" | "crawl");
         if fault == Fault::RefusesUnknownOperations && !is_known && invocation.is_ok() {
             return StatusCode::NOT_FOUND.into_response();
         }
+        let address_thread = address.group_id.clone();
         let Some(call) = self.admit(&address) else { return StatusCode::OK.into_response() };
         let version = invocation.as_ref().ok().and_then(|invocation| invocation.toolset_version.as_deref());
         if version.is_some_and(|version| version != VERSION) {
@@ -164,10 +193,16 @@ impl Server {
                 _ => return StatusCode::CONFLICT.into_response(),
             }
         }
+        let thread = address_thread.as_str();
+        if fault == Fault::MakesFilesByGroupId && thread.contains('/') {
+            drop(std::fs::create_dir_all(std::path::Path::new("/").join(thread)));
+        }
+        self.state.lock().unwrap().operations.insert(operation.clone());
         let server = Arc::clone(self);
         let work = async move { server.work(call, invocation).await };
         match fault {
             Fault::AcknowledgesAfterDelivery if operation == "ping" => work.await,
+            Fault::WorksBeforeItAcknowledges if operation == "crawl" => work.await,
             Fault::AcknowledgesLate => {
                 tokio::spawn(work);
                 tokio::time::sleep(LATE).await;
@@ -210,15 +245,32 @@ impl Server {
             Err(defect) => self.error(&call, defect),
             Ok(invocation) => match invocation.operation.as_str() {
                 "ping" => Some("pong".to_owned()),
+                "open" => {
+                    self.state.lock().unwrap().opened.insert(call.address.group_id.as_str().to_owned());
+                    Some("opened".into())
+                }
+                "crawl" => {
+                    let thread = call.address.group_id.as_str().to_owned();
+                    self.state.lock().unwrap().at_work.insert(thread.clone());
+                    tokio::time::sleep(SLOW).await;
+                    self.state.lock().unwrap().at_work.remove(&thread);
+                    Some("arrived".into())
+                }
                 "echo" => match invocation.arguments.get("text").and_then(Value::as_str) {
                     Some(text) => Some(text.to_owned()),
                     None if self.fault == Fault::RunsInvalidArguments => Some("undefined".into()),
                     None => self.error(&call, "`text` has to be a string"),
                 },
-                "tick" => match invocation.arguments.get("count").and_then(Value::as_u64) {
-                    Some(count) => return self.tick(&call, count).await,
-                    None => self.error(&call, "`count` has to be an integer"),
+                "tick" if self.needs_setup(&call) => self.error(&call, "call `open` first"),
+                "tick" => match invocation.arguments.get("count") {
+                    Some(Value::Number(count)) if count.is_u64() => {
+                        return self.tick(&call, count.as_u64().unwrap()).await;
+                    }
+                    Some(_) if self.fault == Fault::IgnoresTypesOfArguments => Some("Subscribed.".into()),
+                    _ if self.fault == Fault::RunsInvalidArguments => Some("undefined".into()),
+                    _ => self.error(&call, "`count` has to be an integer"),
                 },
+                _ if self.fault == Fault::NeverSendsErrors => Some("done".into()),
                 _ if self.fault == Fault::DropsUnknownOperations => None,
                 _ => self.error(&call, "there is no such operation"),
             },
@@ -231,6 +283,7 @@ impl Server {
 
     fn error(&self, call: &Call, what: &str) -> Option<String> {
         Some(match self.fault {
+            Fault::ErrorsWithoutPrefix => format!("This is wrong: {what}"),
             Fault::ErrorsWithoutDescription => "Error: ".into(),
             Fault::ShowsFilePaths => format!("Error: {what} (in /srv/wrong/server.py, line 7)"),
             Fault::RepeatsTheCallbackUrl => {
@@ -244,7 +297,10 @@ impl Server {
         if self.fault == Fault::NeverDelivers && text == "pong" {
             return;
         }
-        let result = self.result(call, text, overloaded);
+        let mut result = self.result(call, text, overloaded);
+        if self.fault == Fault::SubscribesUnknownOperations && text.contains("no such operation") {
+            result["subscription"] = true.into();
+        }
         let status = self.deliver(call, &result).await;
         if self.fault == Fault::SendsTwoResults && status == Some(200) {
             self.deliver(call, &result).await;
@@ -345,21 +401,35 @@ impl Server {
         }
     }
 
-    /// Counts a notification against the rate limit.
-    fn admits_notification(&self) -> bool {
-        self.notified.fetch_add(1, Ordering::Relaxed) < BURST || self.fault == Fault::HasNoRateLimit
+    fn needs_setup(&self, call: &Call) -> bool {
+        let state = self.state.lock().unwrap();
+        self.fault == Fault::NeedsSetup && !state.opened.contains(call.address.group_id.as_str())
+    }
+
+    /// Counts a notification against the rate limit, unless the server has this fault.
+    fn admits_notification(&self, unlimited: Fault) -> bool {
+        self.notified.fetch_add(1, Ordering::Relaxed) < BURST || self.fault == unlimited
     }
 }
 
 async fn close(State(server): State<Arc<Server>>, headers: HeaderMap, body: Bytes) -> Response {
     let fault = server.fault;
-    if !is_authorized(&headers) && fault != Fault::LetsAnyoneClose {
+    if !is_authorized(&headers) && !matches!(fault, Fault::LetsAnyoneClose | Fault::NeedsNoToken) {
         return StatusCode::UNAUTHORIZED.into_response();
     }
-    if !server.admits_notification() {
+    if !server.admits_notification(Fault::ClosesWithoutRateLimit) {
         return StatusCode::TOO_MANY_REQUESTS.into_response();
     }
     let [Some(thread)] = ids(&body, ["thread_id"]) else { return StatusCode::BAD_REQUEST.into_response() };
+    if fault == Fault::HasNoCloseEndpoint {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    if fault == Fault::RefusesHostileIds && is_odd(&thread) {
+        return StatusCode::BAD_REQUEST.into_response();
+    }
+    if fault == Fault::DeletesFilesByThreadId {
+        delete(&thread);
+    }
     if fault == Fault::FailsAtHostileThreadIds && is_odd(&thread) {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
@@ -387,6 +457,10 @@ async fn close(State(server): State<Arc<Server>>, headers: HeaderMap, body: Byte
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
         Fault::Answers409ToASecondClosing if !is_first => StatusCode::CONFLICT.into_response(),
+        Fault::RevealsWhatIsAtWork => {
+            axum::Json(json!({"stopped": usize::from(state.at_work.contains(&thread))})).into_response()
+        }
+        Fault::AnswersClosingsWithABody => axum::Json(json!({"ok": true})).into_response(),
         Fault::RevealsWhetherAThreadIsKnown => axum::Json(json!({"known": is_known})).into_response(),
         _ => StatusCode::OK.into_response(),
     }
@@ -394,15 +468,24 @@ async fn close(State(server): State<Arc<Server>>, headers: HeaderMap, body: Byte
 
 async fn cancel(State(server): State<Arc<Server>>, headers: HeaderMap, body: Bytes) -> Response {
     let fault = server.fault;
-    if !is_authorized(&headers) && fault != Fault::LetsAnyoneCancel {
+    if !is_authorized(&headers) && !matches!(fault, Fault::LetsAnyoneCancel | Fault::NeedsNoToken) {
         return StatusCode::UNAUTHORIZED.into_response();
     }
-    if !server.admits_notification() {
+    if !server.admits_notification(Fault::CancelsWithoutRateLimit) {
         return StatusCode::TOO_MANY_REQUESTS.into_response();
     }
     let [Some(thread), Some(id)] = ids(&body, ["thread_id", "tool_call_id"]) else {
         return StatusCode::BAD_REQUEST.into_response();
     };
+    if fault == Fault::HasNoCancelEndpoint {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    if fault == Fault::RefusesHostileIds && (is_odd(&id) || is_odd(&thread)) {
+        return StatusCode::BAD_REQUEST.into_response();
+    }
+    if fault == Fault::DeletesFilesByCallId {
+        delete(&id);
+    }
     if fault == Fault::FailsAtHostileCallIds && (is_odd(&id) || is_odd(&thread)) {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
@@ -427,6 +510,7 @@ async fn cancel(State(server): State<Arc<Server>>, headers: HeaderMap, body: Byt
         Fault::Answers409ToASecondCancellation if !is_first && call.is_some() => {
             StatusCode::CONFLICT.into_response()
         }
+        Fault::AnswersCancellationsWithABody => axum::Json(json!({"ok": true})).into_response(),
         Fault::RevealsWhetherACallIsKnown => axum::Json(json!({"found": call.is_some()})).into_response(),
         _ => StatusCode::OK.into_response(),
     }
@@ -435,6 +519,13 @@ async fn cancel(State(server): State<Arc<Server>>, headers: HeaderMap, body: Byt
 fn ids<const N: usize>(body: &[u8], fields: [&str; N]) -> [Option<String>; N] {
     let message: Value = serde_json::from_slice(body).unwrap_or(Value::Null);
     fields.map(|field| message[field].as_str().map(str::to_owned))
+}
+
+/// Deletes a directory below the temporary directory of the checker.
+fn delete(path: &str) {
+    if path.contains("/rap-check-") && !path.contains("%") {
+        drop(std::fs::remove_dir_all(std::path::Path::new("/").join(path)));
+    }
 }
 
 /// Returns true for ids as the hostile probe uses them.

@@ -1,11 +1,15 @@
 //! Threads of the sample runtime: messages, model requests, calls and results.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use url::Url;
 
 use super::{Call, CallState, Fault, Ids, SampleRuntime, State, Thread, Tools};
 
 const SUBSCRIPTIONS: usize = 32;
+/// Interval at which the fault of sequential calls looks for results.
+const TURN: Duration = Duration::from_millis(20);
 const INTERRUPTED: &str = "interrupted";
 const RUNNING: &str = "still running; the result will follow";
 
@@ -48,12 +52,28 @@ impl SampleRuntime {
 
     pub(super) fn take_message(&self, id: &str, text: &str) {
         let mut state = self.state();
-        let deaf = self.is(Fault::IgnoresMessagesWhileCallsAreOpen);
+        let deaf = self.is(Fault::IgnoresMessagesWhileCallsAreOpen) || self.is_blocked(&state, id);
         let thread = state.thread(id);
         if thread.asking.is_none() && !thread.batch.is_empty() && !deaf {
             self.replace_with_placeholders(&mut state, id);
         }
         self.input(&mut state, id, vec![user(text)]);
+    }
+
+    /// Returns true if the thread waits for an acknowledgement, which is a fault.
+    fn is_blocked(&self, state: &State, id: &str) -> bool {
+        let waits = |call: &Call| call.thread == id && call.state == CallState::Open && !call.acknowledged;
+        self.is(Fault::AcknowledgementsBlockTheThread) && state.calls.iter().any(waits)
+    }
+
+    /// Continues a thread that waited for an acknowledgement.
+    pub(super) fn unblock(&self, state: &mut State, id: &str) {
+        let user_waits = state.thread(id).held.iter().flatten().any(|item| item["role"] == "user");
+        if self.is(Fault::AcknowledgementsBlockTheThread) && user_waits && !self.is_blocked(state, id) {
+            self.replace_with_placeholders(state, id);
+            self.release(state, id);
+            self.ask(state, id);
+        }
     }
 
     /// Gives open calls a placeholder result. Their real results arrive later as synthetic calls.
@@ -98,10 +118,9 @@ impl SampleRuntime {
         } else {
             self.state().sessions.get(root).cloned()
         };
-        let again = self.is(Fault::NeedsDiscoveryForCalls);
         let tools = match known {
-            Some(tools) if !again => tools,
-            _ => self.discover().await,
+            Some(tools) => tools,
+            None => self.discover().await,
         };
         self.state().sessions.insert(root.to_owned(), tools.clone());
         tools
@@ -144,10 +163,20 @@ impl SampleRuntime {
 
     fn offered(&self, tools: &Tools) -> Vec<Value> {
         let function = |name: &Value, schema: &Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
-        let remote = tools.iter().flatten().flat_map(|toolset| toolset["tools"].as_array().unwrap());
-        let mut offered: Vec<Value> =
-            remote.map(|tool| function(&tool["name"], &tool["inputSchema"])).collect();
-        if !self.is(Fault::CancelNotOffered) {
+        let remote = || tools.iter().flatten().flat_map(|toolset| toolset["tools"].as_array().unwrap());
+        let is_unique = |tool: &&Value| {
+            let same = remote().filter(|other| other["name"] == tool["name"]).count();
+            same == 1 || self.is(Fault::OffersDuplicateNames)
+        };
+        let replaces = self.is(Fault::RemoteToolsReplaceBuiltIns);
+        let is_built_in = |tool: &Value| tool["name"] == "cancel_subscription";
+        let mut offered: Vec<Value> = remote()
+            .filter(is_unique)
+            .filter(|tool| replaces || !is_built_in(tool))
+            .map(|tool| function(&tool["name"], &tool["inputSchema"]))
+            .collect();
+        let is_replaced = replaces && remote().any(is_built_in);
+        if !self.is(Fault::CancelNotOffered) && !is_replaced {
             let schema = json!({"type": "object", "properties": {"tool_call_id": {"type": "string"}}});
             offered.push(function(&json!("cancel_subscription"), &schema));
         }
@@ -173,7 +202,8 @@ impl SampleRuntime {
                     toolset["tools"].as_array().unwrap().iter().any(|tool| tool["name"] == *name)
                 })
             };
-            let Some(server) = tools.iter().position(offers) else {
+            let is_valid = arguments["mark"].is_string() || self.is(Fault::SendsInvalidArguments);
+            let Some(server) = tools.iter().position(offers).filter(|_| is_valid) else {
                 refused.push(call_id);
                 continue;
             };
@@ -201,7 +231,11 @@ impl SampleRuntime {
         thread.messages.push(message);
         thread.batch = calls.iter().map(|call| call.id.clone()).collect();
         state.calls.extend(calls.iter().cloned());
-        calls.into_iter().for_each(|call| self.spawn(self.clone().invoke(call)));
+        if self.is(Fault::CallsOneByOne) {
+            self.spawn(self.clone().invoke_in_turn(calls));
+        } else {
+            calls.into_iter().for_each(|call| self.spawn(self.clone().invoke(call)));
+        }
         for call in refused {
             state.thread(id).messages.push(result(&call, "Error: there is no such tool"));
         }
@@ -224,6 +258,17 @@ impl SampleRuntime {
         }
         let thread = state.thread(id);
         thread.settled = thread.messages.len();
+    }
+
+    /// Invokes each call when the one before it has returned.
+    async fn invoke_in_turn(self, calls: Vec<Call>) {
+        for call in calls {
+            self.clone().invoke(call.clone()).await;
+            while self.state().call(&call.thread, &call.id).is_some_and(|call| call.state == CallState::Open)
+            {
+                tokio::time::sleep(TURN).await;
+            }
+        }
     }
 
     /// Id of a new call, in the invocation and in the history.
@@ -279,15 +324,16 @@ impl SampleRuntime {
         }
         let call = call.clone();
         if !self.is(Fault::CancelSendsNoNotification) {
-            self.tell_cancelled(&call);
+            let only = self.is(Fault::CancelsSubscriptionsOnlyAtUsedServer).then_some(call.server);
+            self.tell_cancelled(&call, only);
         }
         if self.is(Fault::CancelAnswersLater) { RUNNING.into() } else { "cancelled".into() }
     }
 
-    fn tell_cancelled(&self, call: &Call) {
+    fn tell_cancelled(&self, call: &Call, only: Option<usize>) {
         let body = json!({"thread_id": call.thread, "tool_call_id": call.id});
-        let (runtime, used) = (self.clone(), call.server);
-        tokio::spawn(async move { runtime.notify("/cancel_tool_call", body, used).await });
+        let runtime = self.clone();
+        tokio::spawn(async move { runtime.notify("/cancel_tool_call", body, only).await });
     }
 
     /// A synthetic call with its result.
@@ -338,8 +384,13 @@ impl SampleRuntime {
         }
     }
 
-    /// Returns true if the event was accepted.
-    pub(super) fn take_event(&self, call: &Call, event: &rap_protocol::SubscriptionEvent) -> bool {
+    /// Returns true if the event was accepted. `by_default` means that it has no field `associative`.
+    pub(super) fn take_event(
+        &self,
+        call: &Call,
+        event: &rap_protocol::SubscriptionEvent,
+        by_default: bool,
+    ) -> bool {
         let mut state = self.state();
         let listens = self.is(Fault::AcceptsEventsAfterClosing);
         let active = matches!(call.state, CallState::Subscribed)
@@ -353,8 +404,9 @@ impl SampleRuntime {
         if event.is_final {
             state.call(&call.thread, &call.id).unwrap().state = CallState::Ended;
         }
-        let inline =
-            (event.associative && !self.is(Fault::NoInlineEvents)) || self.is(Fault::AllEventsInline);
+        let inline = (event.associative && !self.is(Fault::NoInlineEvents))
+            || self.is(Fault::AllEventsInline)
+            || (by_default && self.is(Fault::InlineByDefault));
         if inline {
             self.take_inline(&mut state, call, items);
         } else {
@@ -405,14 +457,16 @@ impl SampleRuntime {
         if self.is(Fault::CancellingWaits) {
             return self.cancel_all(&calls).await;
         }
-        calls.iter().for_each(|call| self.tell_cancelled(call));
+        for call in &calls {
+            self.tell_cancelled(call, self.is(Fault::CancelsOnlyAtUsedServer).then_some(call.server));
+        }
     }
 
     /// Notifies the servers and waits for their answers.
     async fn cancel_all(&self, calls: &[Call]) {
         for call in calls {
             let body = json!({"thread_id": call.thread, "tool_call_id": call.id});
-            for told in self.notify("/cancel_tool_call", body, call.server).await {
+            for told in self.notify("/cancel_tool_call", body, None).await {
                 told.await.unwrap();
             }
         }
@@ -441,7 +495,7 @@ impl SampleRuntime {
             let subscribed: Vec<Call> =
                 own.clone().filter(|call| call.state == CallState::Subscribed).cloned().collect();
             if self.is(Fault::ClosingCancels) {
-                subscribed.iter().for_each(|call| self.tell_cancelled(call));
+                subscribed.iter().for_each(|call| self.tell_cancelled(call, None));
             }
             own.map(|call| call.server).next().unwrap_or(0)
         };
@@ -450,8 +504,11 @@ impl SampleRuntime {
             if runtime.is(Fault::CancelsBeforeClosing) {
                 runtime.cancel_all(&open).await;
             }
-            for told in runtime.notify("/close_thread", body, used).await {
-                told.await.unwrap();
+            if !runtime.is(Fault::NotifiesOfNoClosing) {
+                let only = runtime.is(Fault::NotifiesOnlyUsedServers).then_some(used);
+                for told in runtime.notify("/close_thread", body, only).await {
+                    told.await.unwrap();
+                }
             }
             if !runtime.is(Fault::CancelsBeforeClosing) && !runtime.is(Fault::ClosingLeavesCalls) {
                 runtime.cancel_all(&open).await;

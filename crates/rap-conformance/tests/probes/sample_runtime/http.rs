@@ -24,7 +24,11 @@ pub(super) async fn serve(runtime: SampleRuntime, listener: TcpListener) {
 async fn answer(With(runtime): With<SampleRuntime>, request: Request<Body>) -> Response<Body> {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path().to_owned();
-    let limit = if runtime.is(Fault::FailsAtHostileBodies) { 64 << 20 } else { BODY_BYTES };
+    let limit = match runtime.0.fault {
+        Some(Fault::FailsAtHostileBodies) => 64 << 20,
+        Some(Fault::RefusesLargeResults) => 64 << 10,
+        _ => BODY_BYTES,
+    };
     let (status, value) = match axum::body::to_bytes(body, limit).await {
         Err(_) => (413, json!({"error": "too large"})),
         Ok(raw) if path.starts_with("/callback/") => {
@@ -112,8 +116,19 @@ impl SampleRuntime {
         if kind != "application/json" && !self.is(Fault::AcceptsAnyContentType) {
             return (415, json!({}));
         }
+        let body: Value = serde_json::from_slice(raw).unwrap_or(Value::Null);
+        let group = body["group_id"].as_str().unwrap_or_default();
+        if self.is(Fault::MakesFilesByGroupId) && group.contains('/') {
+            drop(std::fs::create_dir_all(std::path::Path::new("/").join(group)));
+        }
         let callback = match parse_callback(raw) {
             Ok(callback) => callback,
+            Err(_) if self.is(Fault::AcceptsEmptyChoices) && body["choices"] == json!([]) => {
+                return (200, json!({}));
+            }
+            Err(_) if self.is(Fault::Answers200ToInvalid) && body["choices"].is_null() => {
+                return (200, json!({}));
+            }
             Err(_) if self.is(Fault::FailsAtHostileBodies) && raw.len() > BODY_BYTES => {
                 return (500, json!({}));
             }
@@ -128,15 +143,26 @@ impl SampleRuntime {
             Callback::ViewUpdate(_) => call.id.as_str(),
         };
         let fits = named == call.id && callback.group_id().as_str() == call.thread;
-        if !fits && !self.is(Fault::IgnoresIdsInBodies) {
-            return (403, json!({}));
-        }
-        let (status, body) = self.take(call, callback).await;
-        let status = if status == 200 && self.is(Fault::Answers202) { 202 } else { status };
-        (status, body)
+        let is_result = matches!(callback, Callback::ToolResult(_));
+        let other = self.state().call(callback.group_id().as_str(), named).cloned();
+        let call = match (self.0.fault, &callback, other) {
+            _ if fits => call,
+            (Some(Fault::IgnoresIdsInBodies), Callback::ToolResult(_), _) => call,
+            (Some(Fault::AcceptsOauthOfUnknownCalls), Callback::Oauth(_), _) => call,
+            (Some(Fault::AcceptsResultsOfOtherCalls), _, Some(other)) => other,
+            (Some(Fault::Answers200ToUnmatched), Callback::ToolResult(_), _) => return (200, json!({})),
+            _ => return (403, json!({})),
+        };
+        let by_default = body["associative"].is_null();
+        let (status, body) = self.take(call, callback, by_default).await;
+        let accepts_with_202 = match is_result {
+            true => self.is(Fault::Answers202ToResults),
+            false => self.is(Fault::Answers202ToEvents),
+        };
+        (if status == 200 && accepts_with_202 { 202 } else { status }, body)
     }
 
-    async fn take(&self, call: Call, callback: Callback) -> Answer {
+    async fn take(&self, call: Call, callback: Callback, by_default: bool) -> Answer {
         match callback {
             Callback::ToolResult(_)
                 if call.state == CallState::Interrupted && self.is(Fault::FailsAtLateResults) =>
@@ -160,7 +186,7 @@ impl SampleRuntime {
                 (200, json!({}))
             }
             Callback::SubscriptionEvent(event) => {
-                let accepted = self.take_event(&call, &event);
+                let accepted = self.take_event(&call, &event, by_default);
                 (if accepted { 200 } else { 410 }, json!({}))
             }
             Callback::Oauth(_) => {

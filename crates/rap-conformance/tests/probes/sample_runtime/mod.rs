@@ -151,6 +151,16 @@ impl SampleRuntime {
         if self.is(Fault::ForgetsAtRestart) {
             *state = State::default();
         }
+        if self.is(Fault::ForgetsSubscriptionsAtRestart) {
+            let subscribed = state.calls.iter_mut().filter(|call| call.state == CallState::Subscribed);
+            subscribed.for_each(|call| call.state = CallState::Ended);
+        }
+        if self.is(Fault::ForgetsMessagesAtRestart) {
+            for thread in state.threads.values_mut() {
+                let last = thread.messages.iter().rposition(|message| message["role"] == "user");
+                last.filter(|at| *at > 0).map(|at| thread.messages.remove(at));
+            }
+        }
         // Only the first model request of a thread is forgotten, so that the outcome does not depend on timing.
         let forgotten =
             |thread: &Thread| self.is(Fault::ForgetsQuestionsAtRestart) && thread.messages.len() == 1;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderName, HeaderValue};
+use rap_protocol::parse_toolset;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use url::Url;
@@ -34,7 +35,8 @@ impl SampleRuntime {
         for server in &self.0.servers {
             let url = Url::parse(&format!("{server}/.well-known/rap-toolset")).unwrap();
             let answer = self.0.http.get(&url, &self.authorization(), 1 << 20).await;
-            let found = answer.ok().filter(|answer| answer.status == 200);
+            let is_valid = |body: &[u8]| self.is(Fault::OffersInvalidTools) || parse_toolset(body).is_ok();
+            let found = answer.ok().filter(|answer| answer.status == 200 && is_valid(&answer.body));
             tools.push(found.map(|answer| serde_json::from_slice(&answer.body).unwrap()));
         }
         tools
@@ -62,6 +64,9 @@ impl SampleRuntime {
     }
 
     pub(super) async fn invoke(self, call: Call) {
+        if self.is(Fault::NeedsDiscoveryForCalls) && self.discover().await[call.server].is_none() {
+            return;
+        }
         let (url, mut body) = self.invocation(&call);
         // Constant pauses are long, so that small delays do not make them look as if they grew.
         let mut pause =
@@ -107,6 +112,7 @@ impl SampleRuntime {
         let mut state = self.state();
         if let Some(known) = state.call(&call.thread, &call.id) {
             known.acknowledged = true;
+            self.unblock(&mut state, &call.thread);
         }
     }
 
@@ -122,24 +128,19 @@ impl SampleRuntime {
     }
 
     /// Notifies the servers concurrently and returns the tasks that are still running.
-    pub(super) async fn notify(&self, path: &'static str, body: Value, used: usize) -> Vec<JoinHandle<u16>> {
-        let [one_by_one, retries, stops, only_used] = match path {
-            "/close_thread" => [
-                Fault::ClosingOneByOne,
-                Fault::RetriesClosing,
-                Fault::ClosingStopsAtFailure,
-                Fault::NotifiesOnlyUsedServers,
-            ],
-            _ => [
-                Fault::CancellingOneByOne,
-                Fault::RetriesCancelling,
-                Fault::CancellingStopsAtFailure,
-                Fault::CancelsOnlyAtUsedServer,
-            ],
+    pub(super) async fn notify(
+        &self,
+        path: &'static str,
+        body: Value,
+        only: Option<usize>,
+    ) -> Vec<JoinHandle<u16>> {
+        let [one_by_one, retries, stops] = match path {
+            "/close_thread" => [Fault::ClosingOneByOne, Fault::RetriesClosing, Fault::ClosingStopsAtFailure],
+            _ => [Fault::CancellingOneByOne, Fault::RetriesCancelling, Fault::CancellingStopsAtFailure],
         };
         let mut sent = Vec::new();
         for at in 0..self.0.servers.len() {
-            if self.is(only_used) && at != used {
+            if only.is_some_and(|only| at != only) {
                 continue;
             }
             let (runtime, body) = (self.clone(), body.clone());
@@ -168,10 +169,20 @@ impl SampleRuntime {
         let url = Url::parse(&format!("{}{path}", self.0.servers[at])).unwrap();
         let mut headers =
             if self.is(Fault::NoTokenWithNotifications) { Vec::new() } else { self.authorization() };
-        if self.is(Fault::NotifiesInPlainText) {
+        let plain =
+            if path == "/close_thread" { Fault::ClosesInPlainText } else { Fault::CancelsInPlainText };
+        if self.is(plain) {
             headers.push(plain_text());
         }
         let sent = self.0.http.post_json(&url, &headers, body.to_string().into()).await;
+        if let Ok(reply) = &sent
+            && reply.status == 500
+            && path == "/cancel_tool_call"
+            && self.is(Fault::ReadsAnswersToCancellations)
+        {
+            let answer: Value = serde_json::from_slice(&reply.body).unwrap();
+            self.take_message(body["thread_id"].as_str().unwrap(), answer["text"].as_str().unwrap());
+        }
         sent.map_or(0, |reply| reply.status)
     }
 
