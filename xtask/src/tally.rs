@@ -172,7 +172,6 @@ mod tests {
             ("60 attempts, 0 successes\n", tally(60, 0)),
             ("60 attempts, 2 successes\n", tally(58, 2)),
             ("   2.1 s  forged callback token: 309 tries, 0 successes\n", None),
-            ("12 attempts are pending\n", None),
         ] {
             assert_eq!(attack_summary(line), expected, "{line}");
         }

@@ -79,44 +79,18 @@ pub(crate) struct Cost {
 pub(crate) struct Outcome {
     pub(crate) name: &'static str,
     pub(crate) topic: &'static str,
-    pub(crate) state: State,
-}
-
-pub(crate) enum State {
-    /// The defence is not built yet.
-    Pending,
-    Ran {
-        tries: Tries,
-        cost: Cost,
-    },
-}
-
-impl Outcome {
-    pub(crate) fn pending(attempt: &Attempt) -> Outcome {
-        Outcome { name: attempt.name, topic: attempt.topic, state: State::Pending }
-    }
-
-    pub(crate) fn successes(&self) -> &[String] {
-        match &self.state {
-            State::Pending => &[],
-            State::Ran { tries, .. } => &tries.successes,
-        }
-    }
+    pub(crate) tries: Tries,
+    pub(crate) cost: Cost,
 }
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.name)?;
-        match &self.state {
-            State::Pending => write!(f, "pending"),
-            State::Ran { tries, .. } => {
-                write!(f, "{} tries, {} successes", tries.count, tries.successes.len())?;
-                if let Some(note) = &tries.note {
-                    write!(f, " ({note})")?;
-                }
-                // A few successes say enough.
-                tries.successes.iter().take(5).try_for_each(|what| write!(f, "\n            SUCCESS {what}"))
-            }
+        let tries = &self.tries;
+        write!(f, "{}: {} tries, {} successes", self.name, tries.count, tries.successes.len())?;
+        if let Some(note) = &tries.note {
+            write!(f, " ({note})")?;
         }
+        // A few successes say enough.
+        tries.successes.iter().take(5).try_for_each(|what| write!(f, "\n            SUCCESS {what}"))
     }
 }

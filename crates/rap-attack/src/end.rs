@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rap_testkit::Process;
 
-use crate::attempt::{Cost, Outcome, State, Tries};
+use crate::attempt::{Cost, Outcome, Tries};
 use crate::stage::Stage;
 
 /// Time within which a server stops, whatever it was doing.
@@ -29,7 +29,7 @@ pub(crate) async fn check(stage: &Stage) -> Vec<Outcome> {
 }
 
 fn outcome(name: &'static str, tries: Tries) -> Outcome {
-    Outcome { name, topic: "end", state: State::Ran { tries, cost: Cost::default() } }
+    Outcome { name, topic: "end", tries, cost: Cost::default() }
 }
 
 /// Stops all servers at the same time.

@@ -24,27 +24,23 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::attempt::Outcome;
-use crate::attempts::PENDING;
 use crate::stage::{Front, Stage};
 
 const USAGE: &str = "\
-usage: attack [--pending] [--weakened] [FILTER…]
+usage: attack [--weakened] [FILTER…]
 
   FILTER      run only attempts whose name or topic contains one of these
-  --pending   also run attempts whose defence is not built yet
   --weakened  put a proxy in front of the servers that accepts everything; then attempts have to succeed";
 
 struct Options {
-    pending: bool,
     front: Front,
     filters: Vec<String>,
 }
 
 fn options() -> Option<Options> {
-    let mut options = Options { pending: false, front: Front::None, filters: Vec::new() };
+    let mut options = Options { front: Front::None, filters: Vec::new() };
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
-            "--pending" => options.pending = true,
             "--weakened" => options.front = Front::Weakened,
             word if word.starts_with('-') => return None,
             word => options.filters.push(word.to_owned()),
@@ -75,18 +71,14 @@ fn main() -> ExitCode {
 async fn run(options: &Options, isolation: isolation::Isolation) -> Vec<Outcome> {
     let began = Instant::now();
     println!("{isolation}");
-    let runs = |name: &str| options.pending || !PENDING.contains(&name);
-    let stage = Arc::new(Stage::start(options.front, isolation, runs).await);
+    let stage = Arc::new(Stage::start(options.front, isolation).await);
     println!("servers started after {:.1} s", began.elapsed().as_secs_f64());
     if stage.slowdown > 1 {
         println!("this machine is busy: bounds of time are multiplied by {}", stage.slowdown);
     }
     let mut outcomes = Vec::new();
     for attempt in attempts::all().into_iter().filter(|attempt| attempt.matches(&options.filters)) {
-        let outcome = match runs(attempt.name) {
-            true => watch::run(&stage, &attempt).await,
-            false => Outcome::pending(&attempt),
-        };
+        let outcome = watch::run(&stage, &attempt).await;
         println!("{:6.1} s  {outcome}", began.elapsed().as_secs_f64());
         outcomes.push(outcome);
     }

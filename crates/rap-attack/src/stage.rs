@@ -72,20 +72,17 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Starts all servers. `runs` says whether an attempt will run, for settings that only its defence knows.
-    pub(crate) async fn start(front: Front, isolation: Isolation, runs: impl Fn(&str) -> bool) -> Stage {
+    /// Starts all servers.
+    pub(crate) async fn start(front: Front, isolation: Isolation) -> Stage {
         let (hostile, local_hostile, elsewhere) =
             tokio::join!(Tools::start(), Tools::start(), Tools::start());
         let model = ModelServer::start().await;
-        let callers =
-            if runs("one caller takes all calls") { format!("{TOOL},{CALLER}") } else { TOOL.to_owned() };
-        let kitchen = Target::tool_server(&callers, front);
+        let kitchen = Target::tool_server(&format!("{TOOL},{CALLER}"), front);
         let tokens = format!("tokens = [{BYSTANDER:?}, {ATTACKER:?}]");
         let agent = format!("name = \"model\"\n[agent.model]\n{}", model.lines_with_key(MODEL));
         let setup = Setup::new().server(&tokens).tool_server(&kitchen.process().url).bearer(TOOL);
         let setup = setup.tools(&hostile).bearer(HOSTILE).agent("name = \"default\"").agent(&agent);
-        let rate = format!("events_per_second = {EVENTS_PER_SECOND}");
-        let setup = if runs("flood of events to one subscription") { setup.limit(&rate) } else { setup };
+        let setup = setup.limit(&format!("events_per_second = {EVENTS_PER_SECOND}"));
         let rap = Target::runtime(setup, front);
         let setup = Setup::new().tools(&local_hostile).bearer(HOSTILE).limit(REQUEST_WITHIN);
         let local = Target::runtime(setup, front);

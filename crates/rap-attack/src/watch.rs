@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::attempt::{Attempt, Cost, Outcome, State, Tries};
+use crate::attempt::{Attempt, Cost, Outcome, Tries};
 use crate::stage::{BYSTANDER, Stage};
 use crate::wire;
 
@@ -74,7 +74,7 @@ pub(crate) async fn run(stage: &Arc<Stage>, attempt: &Attempt) -> Outcome {
     if !tries.successes.is_empty() {
         tries.successes.insert(0, format!("it wanted this: {}", attempt.success));
     }
-    Outcome { name: attempt.name, topic: attempt.topic, state: State::Ran { tries, cost } }
+    Outcome { name: attempt.name, topic: attempt.topic, tries, cost }
 }
 
 fn broken_off(why: &str) -> Tries {

@@ -29,6 +29,7 @@ const EXECUTED: [&str; 9] = [
     "docs/write-a-tool.md",
     "docs/check-your-server.md",
     "docs/conformance.md",
+    "docs/security.md",
     "docs/testing.md",
 ];
 /// Page whose commands crates/rap-tool/tests/server/python.rs executes.
@@ -40,6 +41,9 @@ const NOT_EXECUTED: [(&str, &str); 23] = [
     ("cargo xtask test", "it would run this test"),
     ("cargo xtask lint", "it builds everything again"),
     ("cargo xtask breaks", "it compiles for an hour"),
+    ("cargo xtask attack", "it builds everything, and runs for minutes"),
+    ("cargo xtask attack direction", "it builds everything, and runs for minutes"),
+    ("cargo xtask attack --weakened", "it builds everything, and runs for minutes"),
     ("cargo xtask fuzz", "it runs for minutes"),
     ("cargo xtask fuzz schemas --runs 10000000", "it runs for minutes"),
     ("cargo xtask picture", "it builds the release binary"),
