@@ -1,5 +1,6 @@
 //! Rows of listings, and paging.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -126,10 +127,11 @@ impl fmt::Display for ViewKey {
 }
 
 impl FromStr for ViewKey {
-    type Err = NotACursor;
+    type Err = Infallible;
 
-    fn from_str(text: &str) -> Result<ViewKey, NotACursor> {
-        let (server, view_type) = text.split_once(' ').ok_or(NotACursor)?;
+    fn from_str(text: &str) -> Result<ViewKey, Infallible> {
+        // Every text is a position in the order of keys.
+        let (server, view_type) = text.split_once(' ').unwrap_or((text, ""));
         Ok(ViewKey { server: server.into(), view_type: view_type.into() })
     }
 }
