@@ -463,7 +463,7 @@ fn a_schema_that_does_not_compile_is_rejected() {
             json!({"properties": {"a": {"pattern": "("}}}),
             "$.properties.a.pattern: not a regular expression, or one with look-around or back-references",
         ),
-        (json!({"$ref": "#/$defs/none"}), "$: Pointer '/$defs/none' does not exist"),
+        (json!({"$ref": "#/$defs/none"}), "$[\"$ref\"]: Pointer '/$defs/none' does not exist"),
     ];
     for (schema, why) in schemas {
         check(TOOLSET, toolset(), [("/tools/0/inputSchema", schema, error(why).as_str())]);
