@@ -261,7 +261,8 @@ async fn send(sim: &Arc<Sim>, router: Router, no: u64) {
     if lost || status == StatusCode::SERVICE_UNAVAILABLE {
         // A client without an idempotency key cannot repeat its request safely.
         if request.kind != RequestKind::Client || request.key.is_some() {
-            let at = state.later(3_000);
+            // A thread may hold its input for an hour. Pauses of real senders grow; this is the last one.
+            let at = state.later(if state.chaos_over { 60_000 } else { 3_000 });
             state.peers.send_again(no, at);
             sim.send_queue_changed.notify_one();
             return;

@@ -108,8 +108,13 @@ fn key() -> Key {
 impl Database for File {
     fn open(&self, rules: StepSettings, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store> {
         let mut opened = self.opened.lock().unwrap();
-        // Dropping the store releases its lock.
+        // Dropping the store releases its lock. A task that has just got its reply may still hold the store.
         *opened = None;
+        let lock = self.dir.path().join("rap.db.lock");
+        let mut attempts = 0..1000;
+        while DirLock::take(&lock).is_err() && attempts.next().is_some() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         let store =
             SqliteStore::open_with(&self.path(), key(), rules, clock, on_commit, self.limits).unwrap();
         *opened = Some(store.clone());
