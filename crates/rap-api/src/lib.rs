@@ -7,7 +7,7 @@
 //! | `GET /v1/threads`, `/v1/threads/{id}` | | [`Threads`], [`Thread`] |
 //! | `POST /v1/threads/{id}/messages` | [`SendMessage`] | [`Turn`] |
 //! | `GET /v1/threads/{id}/history` | | [`Entries`] |
-//! | `GET /v1/threads/{id}/events` | | a stream of [`Event`] |
+//! | `GET /v1/threads/{id}/events` | | a stream of [`ThreadEvent`] |
 //! | `GET /v1/events` | | a stream of [`RuntimeEvent`] |
 //! | `POST /v1/threads/{id}/interrupt`, `/close`, `/resume` | | [`Done`] |
 //! | `POST /v1/threads/{id}/fork` | [`Fork`] | [`Thread`] |

@@ -26,7 +26,7 @@ pub struct RawEvent {
     pub data: String,
 }
 
-/// A kind of event that a [`Follower`] can return: [`Event`], [`RuntimeEvent`] or [`RawEvent`].
+/// A kind of event that a [`Follower`] can return: [`ThreadEvent`], [`RuntimeEvent`] or [`RawEvent`].
 pub trait StreamEvent: Sized + sealed::Sealed {
     /// Parses an event. Returns `None` for an event that this version does not know.
     fn from_raw(raw: RawEvent) -> Option<Self>;

@@ -396,12 +396,7 @@ fn the_guide_lists_every_setting_with_its_default() {
             .unwrap();
         return;
     }
-    assert!(
-        expected.contains(
-            "| `limits.hold_max` | `\"60s\"` | Maximum time that an event is held while calls are open. |"
-        ),
-        "{expected}"
-    );
+    assert!(expected.contains("| `limits.hold_max` | `\"60s\"` | Maximum time"), "{expected}");
     assert_eq!(
         table, expected,
         "update it with UPDATE_DOCS=1 cargo test -p rap-cli --test commands the_guide"
