@@ -16,10 +16,13 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use test::Length;
+
 const USAGE: &str = "\
 usage: cargo xtask TASK
 
-  test [-- FILTER…]  run all tests, doc tests and attacks, or the tests whose name contains a FILTER
+  test [-- FILTER…]  run all tests and doc tests, or those whose name contains a FILTER
+  test --long        also run the attacks, which take minutes
   lint               check formatting, clippy, rustdoc, packages and requirements; warnings are errors
   attack [FILTER…]   attack a runtime and a tool server on loopback; docs/security.md says with what. --weakened attacks
                      servers that accept everything, to show that this is noticed
@@ -40,8 +43,9 @@ fn main() -> ExitCode {
             println!("{USAGE}");
             ExitCode::SUCCESS
         }
-        ["test"] => test::run(&[]),
-        ["test", "--", filter @ ..] => test::run(filter),
+        ["test"] => test::run(&[], Length::Short),
+        ["test", "--long"] => test::run(&[], Length::Long),
+        ["test", "--", filter @ ..] => test::run(filter, Length::Short),
         ["attack", arguments @ ..] => attack::run(arguments),
         ["lint"] => lint::run(),
         ["breaks"] => breaks::run(""),

@@ -1,5 +1,5 @@
-//! `cargo xtask test`: runs the tests of the workspace, its doc tests and the attacks. Their output is passed through and
-//! counted.
+//! `cargo xtask test`: runs the tests of the workspace and its doc tests and, with `--long`, the attacks. Their output is
+//! passed through and counted.
 //!
 //! The last line on stdout is always `N passed, N failed`. A suite that fails without naming a failed test (it did not
 //! compile, or it was killed) or that reports nothing counts as one failure.
@@ -10,9 +10,21 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use crate::tally::{End, Reporter, Tally};
 use crate::{attack, cargo};
 
-pub(crate) fn run(filter: &[&str]) -> ExitCode {
+/// Parts of a run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Length {
+    /// What has to pass before anything is merged.
+    Short,
+    /// Also what takes minutes.
+    Long,
+}
+
+pub(crate) fn run(filter: &[&str], length: Length) -> ExitCode {
     let tests = if has_nextest() { Suite::nextest() } else { Suite::libtest() };
-    let total = tests.count(filter) + Suite::doc_tests().count(filter) + attacks(filter);
+    let mut total = tests.count(filter) + Suite::doc_tests().count(filter);
+    if length == Length::Long {
+        total = total + attacks();
+    }
     if total == Tally::default() {
         eprintln!("xtask: no test ran");
     }
@@ -20,11 +32,8 @@ pub(crate) fn run(filter: &[&str]) -> ExitCode {
     if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs the attacks, after all tests because they measure time. They have no tests that a filter could select.
-fn attacks(filter: &[&str]) -> Tally {
-    if !filter.is_empty() {
-        return Tally::default();
-    }
+/// Runs the attacks, after all tests because they measure time.
+fn attacks() -> Tally {
     match attack::command(&[]) {
         Ok(command) => Suite { name: "attack", command, reporter: Reporter::Attack }.count(&[]),
         Err(error) => {

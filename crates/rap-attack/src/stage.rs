@@ -28,6 +28,8 @@ const MODEL: &str = "sk-s3cret-key-of-the-model";
 pub(crate) const EVENTS_PER_SECOND: usize = 100;
 /// Time within which a request has to arrive at the runtime without tokens.
 const REQUEST_WITHIN: &str = "request_within = \"2s\"";
+/// The default, which the test kit replaces by a longer time.
+const DISCOVERY_WAIT: &str = "discovery_wait = \"1s\"";
 
 /// What stands before the servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,9 +84,10 @@ impl Stage {
         let agent = format!("name = \"model\"\n[agent.model]\n{}", model.lines_with_key(MODEL));
         let setup = Setup::new().server(&tokens).tool_server(&kitchen.process().url).bearer(TOOL);
         let setup = setup.tools(&hostile).bearer(HOSTILE).agent("name = \"default\"").agent(&agent);
-        let setup = setup.limit(&format!("events_per_second = {EVENTS_PER_SECOND}"));
+        let setup = setup.limit(&format!("events_per_second = {EVENTS_PER_SECOND}")).limit(DISCOVERY_WAIT);
         let rap = Target::runtime(setup, front);
-        let setup = Setup::new().tools(&local_hostile).bearer(HOSTILE).limit(REQUEST_WITHIN);
+        let setup =
+            Setup::new().tools(&local_hostile).bearer(HOSTILE).limit(REQUEST_WITHIN).limit(DISCOVERY_WAIT);
         let local = Target::runtime(setup, front);
         let mut secrets: Vec<String> =
             [BYSTANDER, ATTACKER, TOOL, CALLER, HOSTILE, MODEL].map(str::to_owned).into();

@@ -108,7 +108,7 @@ impl Setup {
     fn text(&self) -> String {
         let Setup { server, store, model, agents, tool_servers, limits, .. } = self;
         // On a busy machine, the toolset of a test may take longer than the default.
-        let wait = "discovery_wait = \"20s\"\n";
+        let wait = if limits.contains("discovery_wait") { "" } else { "discovery_wait = \"20s\"\n" };
         format!(
             "[server]\n{server}[store]\n{store}[model]\n{model}\n{agents}{tool_servers}[limits]\n{wait}{limits}"
         )

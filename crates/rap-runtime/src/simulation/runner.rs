@@ -295,7 +295,9 @@ async fn post(router: Router, request: &Request) -> StatusCode {
 impl super::state::State {
     /// Acts for clients and tools so that all threads become idle. Returns what is still outstanding.
     fn settle(&mut self) -> Option<String> {
-        if self.peers.requests.len() > 100 {
+        // Events may wait until their thread is resumed, which needs a request.
+        let is_client = |request: &&Request| request.kind == RequestKind::Client;
+        if self.peers.requests.values().filter(is_client).count() > 100 {
             return Some("too many requests are outstanding".into());
         }
         let mut outstanding =
