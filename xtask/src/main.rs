@@ -6,6 +6,7 @@
 mod breaks;
 mod lint;
 mod picture;
+mod postgres;
 mod requirements;
 mod tally;
 mod test;

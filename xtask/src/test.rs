@@ -10,6 +10,7 @@ use crate::cargo;
 use crate::tally::{End, Reporter, Tally};
 
 pub(crate) fn run(filter: &[&str]) -> ExitCode {
+    crate::postgres::install();
     let tests = if has_nextest() { Suite::nextest() } else { Suite::libtest() };
     let total = tests.count(filter) + Suite::doc_tests().count(filter);
     if total == Tally::default() {

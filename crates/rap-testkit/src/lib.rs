@@ -14,6 +14,7 @@ pub mod ids;
 pub mod model;
 pub mod peer;
 mod port;
+pub mod postgres;
 mod process;
 pub mod programs;
 mod rap;

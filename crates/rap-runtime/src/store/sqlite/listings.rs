@@ -5,12 +5,12 @@ use rap_agent::{Server, Status};
 use rap_api::TimerKind;
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, ThreadId, Timestamp};
-use rusqlite::types::ValueRef;
+use rusqlite::types::{Type, ValueRef};
 use rusqlite::{Connection, Row, Rows, params};
 
 use super::heads::{self, call_id, skip_unreadable, thread_id, unreadable};
 use super::history::{thread_row, thread_rows};
-use super::writes::question_context;
+use crate::store::stored::{self, PAGE_BYTES};
 use crate::store::{
     CallRow, Cursor, InboxItem, Loaded, Page, PageRequest, StoredQuestion, SubscriptionRow, Thread,
     ThreadFilter, ThreadKey, ThreadRow, TimerRow, ViewRow,
@@ -55,9 +55,6 @@ const TIMERS: &str = "SELECT c.until, c.thread, c.id, t.id, c.name, \
      UNION ALL SELECT due, no, '', id, NULL, 3 FROM threads \
      WHERE due IS NOT NULL AND status IN ('failed', 'needs_you') AND (due, no, '') > (coalesce(?1, -1), ?2, ?3) \
      ORDER BY 1, 2, 3 LIMIT ?4";
-
-/// Size at which a page ends, in bytes.
-const PAGE_BYTES: usize = 1024 * 1024;
 
 /// Size of the texts and blobs of a row, in bytes.
 fn row_bytes(row: &Row<'_>) -> rusqlite::Result<usize> {
@@ -251,8 +248,8 @@ pub(super) fn decrypt_question(
     no: u64,
     sealed: &[u8],
 ) -> rusqlite::Result<StoredQuestion> {
-    let plain = key.open(sealed, &question_context(thread, no)).map_err(unreadable)?;
-    serde_json::from_slice(&plain).map_err(unreadable)
+    stored::decrypt_question(key, thread, no, sealed)
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(0, Type::Blob, error))
 }
 
 #[cfg(test)]
