@@ -21,7 +21,7 @@ mod show;
 mod summary;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -39,11 +39,12 @@ use url::Url;
 use crate::function::Functions;
 use crate::http::Admission;
 use crate::hub::{Hub, LiveEvent};
-use crate::settings::{Agent, Settings, SettingsError};
+use crate::settings::{Agent, Database, Settings, SettingsError};
+use crate::store::postgres::{self, Address, DatabaseClock, PostgresStore, Time};
 use crate::store::sqlite::sibling_path;
 use crate::store::{
-    self, AskWork, Committed, InvokeWork, Message, MessageClass, OpenError, Receipt, Rules, SqliteStore,
-    Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
+    self, AskWork, Committed, InvokeWork, Message, MessageClass, OpenError, PostgresError, Receipt, Rules,
+    SqliteStore, Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::token::Tokens;
 use crate::toolsets::Toolsets;
@@ -71,6 +72,9 @@ pub enum StartError {
     /// The database cannot be opened.
     #[error(transparent)]
     Store(#[from] OpenError),
+    /// The Postgres database cannot be used.
+    #[error(transparent)]
+    Postgres(#[from] PostgresError),
     /// The key that protects callback URLs and stored secrets cannot be read or created.
     #[error(transparent)]
     Key(#[from] secret_box::Error),
@@ -129,19 +133,34 @@ impl Engine {
             notify: NOTIFY_TIMEOUT,
             discover: limits.discovery_timeout,
         };
-        let world = World::real(&settings.url_rules(), http);
-        let (database, key_file) = (&settings.database, sibling_path(&settings.database, "key"));
-        if database.exists() && !key_file.exists() {
-            return Err(StartError::KeyMissing { key: key_file, database: database.clone() });
-        }
-        let key = Key::from_file(&key_file)?;
-        let open = |rules, on_commit| {
-            let (database, clock) = (&settings.database, Arc::clone(&world.clock));
-            let store = SqliteStore::open(database, key.clone(), rules, clock, on_commit)?;
-            Ok::<Arc<dyn Store>, OpenError>(Arc::new(store))
-        };
+        let mut world = World::real(&settings.url_rules(), http);
         let engine_cell: Arc<OnceLock<Weak<Engine>>> = Arc::default();
-        let store = open(rules(&settings), on_commit(&engine_cell))?;
+        let on_commit = on_commit(&engine_cell);
+        let (store, key): (Arc<dyn Store>, Key) = match &settings.database {
+            Database::File(database) => {
+                let key = key_of_file(database)?;
+                let (rules, clock) = (rules(&settings), Arc::clone(&world.clock));
+                (Arc::new(SqliteStore::open(database, key.clone(), rules, clock, on_commit)?), key)
+            }
+            Database::Postgres { url, key } => {
+                let (address, key) =
+                    (Address::parse(url).map_err(PostgresError::from)?, Key::parse(key.expose())?);
+                let rules = rules(&settings);
+                let now = postgres::prepare_blocking(&address, &key, &settings.public_url, &rules)?;
+                let clock = Arc::new(DatabaseClock::at(now));
+                world.clock = Arc::<DatabaseClock>::clone(&clock);
+                (
+                    Arc::new(PostgresStore::new(
+                        &address,
+                        key.clone(),
+                        rules,
+                        Time::Database(clock),
+                        on_commit,
+                    )),
+                    key,
+                )
+            }
+        };
         Ok(Engine::run(settings, world, store, key, &engine_cell))
     }
 
@@ -384,6 +403,15 @@ impl Engine {
         self.record_now().await;
         self.store.close().await;
     }
+}
+
+/// Reads the key of a SQLite database, or makes one for a new database.
+fn key_of_file(database: &Path) -> Result<Key, StartError> {
+    let key_file = sibling_path(database, "key");
+    if database.exists() && !key_file.exists() {
+        return Err(StartError::KeyMissing { key: key_file, database: database.into() });
+    }
+    Ok(Key::from_file(&key_file)?)
 }
 
 /// Derives the rules of the store from the settings.

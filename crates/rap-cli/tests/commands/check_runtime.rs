@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rap_testkit::postgres::Server;
 use rap_testkit::{Port, Process, programs};
 use serde_json::Value;
 
@@ -34,9 +35,23 @@ fn probes<'a>(report: &'a Value, result: &str) -> Vec<&'a str> {
 
 #[test]
 fn our_own_runtime_meets_all_observable_requirements_and_survives_kills() {
+    check_our_own(&[]);
+}
+
+#[test]
+fn our_own_runtime_on_postgres_meets_all_observable_requirements_and_survives_kills() {
+    let database = Server::shared().database();
+    let (url, key) =
+        (format!("RAP_STORE_URL={}", database.url()), format!("RAP_STORE_KEY={}", "7e".repeat(32)));
+    check_our_own(&["--env", &url, "--env", &key]);
+}
+
+fn check_our_own(environment: &[&str]) {
     let start = Instant::now();
-    let (path, options) = (programs::rap_path(), ["--strict", "--format", "json", "--"]);
-    let output = check(&options).arg(path).args(["serve", "--config", "{config}"]).output().unwrap();
+    let (path, options) = (programs::rap_path(), ["--strict", "--format", "json"]);
+    let mut check = check(&options);
+    let output = check.args(environment).arg("--").arg(path).args(["serve", "--config", "{config}"]);
+    let output = output.output().unwrap();
     assert!(start.elapsed() < QUICK, "{:?}", start.elapsed());
     assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
     let report = report(&output);
