@@ -146,19 +146,13 @@ impl Engine {
                 let (address, key) =
                     (Address::parse(url).map_err(PostgresError::from)?, Key::parse(key.expose())?);
                 let rules = rules(&settings);
-                let now = postgres::prepare_blocking(&address, &key, &settings.public_url, &rules)?;
+                let (public_url, node) = (&settings.public_url, node_name(&settings));
+                let now = postgres::prepare_blocking(&address, &key, public_url, Some(&node), &rules)?;
                 let clock = Arc::new(DatabaseClock::at(now));
                 world.clock = Arc::<DatabaseClock>::clone(&clock);
-                (
-                    Arc::new(PostgresStore::new(
-                        &address,
-                        key.clone(),
-                        rules,
-                        Time::Database(clock),
-                        on_commit,
-                    )),
-                    key,
-                )
+                let time = Time::Database(clock);
+                let store = PostgresStore::new(&address, Some(node), key.clone(), rules, time, on_commit);
+                (Arc::new(store), key)
             }
         };
         Ok(Engine::run(settings, world, store, key, &engine_cell))
@@ -412,6 +406,13 @@ fn key_of_file(database: &Path) -> Result<Key, StartError> {
         return Err(StartError::KeyMissing { key: key_file, database: database.into() });
     }
     Ok(Key::from_file(&key_file)?)
+}
+
+/// Returns the name of this node: its host and the address that it listens on.
+fn node_name(settings: &Settings) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let listen = settings.listen.map_or_else(|| settings.public_url.clone(), |listen| listen.to_string());
+    format!("{} {listen}", host.trim())
 }
 
 /// Derives the rules of the store from the settings.

@@ -17,6 +17,7 @@ mod port;
 pub mod postgres;
 mod process;
 pub mod programs;
+pub mod proxy;
 mod rap;
 pub mod stream;
 pub mod tools;

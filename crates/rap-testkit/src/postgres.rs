@@ -19,7 +19,7 @@ use crate::{Port, block_until};
 const USER: &str = "postgres";
 /// Settings of a server whose data need not survive a power failure.
 const SETTINGS: &str = "-c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off -c full_page_writes=off \
-                        -c synchronous_commit=off -c max_connections=200 -c shared_buffers=64MB -c autovacuum=off";
+                        -c max_connections=200 -c shared_buffers=64MB -c autovacuum=off";
 /// Waits until the lock `$1/lock` has been free for three seconds, then runs `$2` while it holds the lock.
 const WATCHER: &str = r#"
 free=0
@@ -103,6 +103,26 @@ impl Server {
         Server::open(dir.path().to_owned(), Some((dir, Port::reserve())))
     }
 
+    /// Makes the server accept TLS. Returns the certificate of the authority that signed the server's, which is only
+    /// valid for 127.0.0.1.
+    pub fn enable_tls(&self) -> PathBuf {
+        let script = "set -e; cd \"$1\"; echo subjectAltName=IP:127.0.0.1 > names; \
+             key='-nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1'; \
+             openssl req -x509 $key -keyout ca.key -out ca.crt -subj /CN=authority -days 2; \
+             openssl req $key -keyout server.key -out server.csr -subj /CN=database; \
+             openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt -days 2 -extfile names; \
+             chmod 600 server.key";
+        let shell = ["sh", "-c", script, "tls"];
+        let mut words = as_user().iter().chain(&shell);
+        run(Command::new(words.next().unwrap()).args(words).arg(self.dir.join("data")));
+        self.sql("postgres", "ALTER SYSTEM SET ssl = on");
+        self.sql("postgres", "SELECT pg_reload_conf()");
+        let authority = self.dir.join("ca.crt");
+        fs::copy(self.dir.join("data/ca.crt"), &authority).unwrap();
+        block_until("the server accepts TLS", || self.sql("postgres", "SHOW ssl") == "on");
+        authority
+    }
+
     fn open(dir: PathBuf, own: Option<(TempDir, Port)>) -> Server {
         let lock = File::create(dir.join("lock")).unwrap();
         lock.lock_shared().unwrap();
@@ -141,6 +161,11 @@ impl Server {
         ]);
         let done = run(psql.args(["-d", database, "-c", sql]));
         String::from_utf8(done.stdout).unwrap().trim_end().to_owned()
+    }
+
+    /// Directory of its files.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     pub fn stop(&self) {
@@ -227,7 +252,22 @@ pub struct Database<'a> {
 
 impl Database<'_> {
     pub fn url(&self) -> String {
-        format!("postgres://{USER}@127.0.0.1:{}/{}?sslmode=disable", self.server.port, self.name)
+        self.url_at(self.server.port)
+    }
+
+    /// URL of the database through a proxy on another port.
+    pub fn url_at(&self, port: u16) -> String {
+        format!("postgres://{USER}@127.0.0.1:{port}/{}?sslmode=disable", self.name)
+    }
+
+    /// URL of the database with other parameters.
+    pub fn url_with(&self, parameters: &str) -> String {
+        self.url().replace("sslmode=disable", parameters)
+    }
+
+    /// Port of its server.
+    pub fn port(&self) -> u16 {
+        self.server.port
     }
 
     /// Runs SQL outside of the store. Returns its rows, with `|` between columns.

@@ -5,12 +5,15 @@
 //! connection, so a transaction pooler may be in between.
 
 mod apply;
+mod bulk;
 mod clock;
 mod connect;
 mod directory;
 mod facts;
 mod heads;
 mod history;
+mod kinds;
+mod lease;
 mod ledger;
 mod listings;
 mod migrate;
@@ -41,6 +44,7 @@ use super::{
     SessionKey, SessionToolset, Store, StoreCounts, SubscriptionRow, Thread, ThreadFilter, ThreadKey,
     ThreadRow, Timer, TimerRow, ViewRow, Work, WorkKey, WorkKind, WorkQueue,
 };
+use bulk::Bulk;
 pub(crate) use clock::DatabaseClock;
 pub(crate) use connect::Address;
 use connect::Connections;
@@ -51,7 +55,6 @@ pub(crate) use migrate::prepare_blocking;
 use statement::{BEGIN_READ, Statement};
 use writer::Lane;
 pub(crate) use writer::Time;
-use writes::Bulk;
 
 /// Number of writers, each with one connection. More of them make smaller batches and are slower.
 const LANES: usize = 2;
@@ -83,20 +86,25 @@ struct Inner {
     /// True when the writers have ended.
     closed: AtomicBool,
     writers: Mutex<Vec<JoinHandle<()>>>,
+    /// Name of this node and the task that renews its lease.
+    lease: Option<(String, JoinHandle<()>)>,
 }
 
 impl PostgresStore {
     /// Makes a store on a database that [`prepare_blocking`] has prepared. Connections are opened when they are needed.
     pub(crate) fn new(
         address: &Address,
+        node: Option<String>,
         key: Key,
         rules: Rules,
         time: Time,
         on_commit: OnCommit,
     ) -> PostgresStore {
+        let others = address.pool(CONNECTIONS);
+        let lease = node.map(|node| (node.clone(), tokio::spawn(lease::keep(others.clone(), node))));
         let inner = Arc::new(Inner {
             steps: address.pool(LANES),
-            others: address.pool(CONNECTIONS),
+            others,
             lanes: Default::default(),
             directory: Directory::default(),
             disabled: DisabledThreads::default(),
@@ -109,6 +117,7 @@ impl PostgresStore {
             closing: CancellationToken::new(),
             closed: AtomicBool::new(false),
             writers: Mutex::default(),
+            lease,
         });
         let writers = (0..LANES).map(|lane| tokio::spawn(Arc::clone(&inner).run_lane(lane))).collect();
         *inner.writers.lock().unwrap_or_else(PoisonError::into_inner) = writers;
@@ -378,6 +387,12 @@ impl Store for PostgresStore {
         }
         self.inner.closed.store(true, Ordering::SeqCst);
         self.inner.lanes.iter().for_each(|lane| lane.queue.refuse_all(|| Error::Closed));
+        if let Some((node, renewals)) = &self.inner.lease {
+            renewals.abort();
+            if let Err(failure) = self.inner.others.write(vec![lease::give_back(node)]).await {
+                tracing::debug!(%failure, "the lease of this node was not given back");
+            }
+        }
         self.inner.steps.close();
         self.inner.others.close();
     }

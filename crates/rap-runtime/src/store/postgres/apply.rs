@@ -10,13 +10,14 @@ use rap_io::secret_box::Key;
 use rap_protocol::{ThreadId, Timestamp};
 use tokio_postgres::Row;
 
+use super::bulk::Bulk;
 use super::connect::{Connections, Transaction};
 use super::directory::{Directory, new_keys};
 use super::facts::{LoadedFacts, Wanted};
 use super::heads::{self, THREAD_COLUMNS, thread_id, thread_key};
 use super::history;
 use super::statement::{BEGIN, Failure, Statement, get};
-use super::writes::{Bulk, StepWriter};
+use super::writes::StepWriter;
 use crate::store::apply::check_target;
 use crate::store::batch::{Applied, DisabledThreads};
 use crate::store::stored::{new_fork, new_root};
@@ -64,6 +65,8 @@ struct Batch<'a> {
     messages: &'a [&'a Message],
     lookups: Vec<Lookup>,
     heads: HashMap<ThreadKey, Result<Loaded, BoxError>>,
+    /// Messages whose thread is looked up by its id in this transaction.
+    named: HashMap<ThreadId, Vec<usize>>,
     /// Threads whose head another transaction holds.
     held: HashSet<ThreadKey>,
     facts: LoadedFacts,
@@ -87,6 +90,7 @@ pub(super) async fn apply(context: &Context<'_>, messages: &[&Message]) -> Resul
         messages,
         lookups: messages.iter().map(lookup).collect(),
         heads: HashMap::new(),
+        named: HashMap::new(),
         held: HashSet::new(),
         facts: LoadedFacts::default(),
         shared: SharedFacts::default(),
@@ -126,9 +130,9 @@ pub(super) async fn apply(context: &Context<'_>, messages: &[&Message]) -> Resul
 impl Batch<'_> {
     /// Sends the first flight: the locks, the time, and the facts that the first round probably needs.
     async fn load(&mut self, tx: &mut Transaction) -> Result<(), Failure> {
-        let (mut keys, mut ids) = (BTreeSet::new(), BTreeSet::new());
+        let mut keys = BTreeSet::new();
         let mut wanted = Wanted::default();
-        for (message, lookup) in self.messages.iter().zip(&self.lookups) {
+        for (at, (message, lookup)) in self.messages.iter().zip(&self.lookups).enumerate() {
             if let Lookup::Key(key) = lookup {
                 keys.insert(key.number());
                 if let Some(session) = self.context.directory.session(&message.target) {
@@ -138,16 +142,27 @@ impl Batch<'_> {
             }
             match (&message.target, lookup) {
                 (Target::New(NewThread { id, .. }) | Target::Fork { id, .. }, _)
-                | (Target::Id(id), Lookup::Missing(_)) => _ = ids.insert(id.as_str().to_owned()),
+                | (Target::Id(id), Lookup::Missing(_)) => self.named.entry(id.clone()).or_default().push(at),
                 _ => {}
             }
             wanted.add_message(message);
         }
+        if !self.named.is_empty() {
+            // A thread that another message of the batch creates may turn out to exist under another key.
+            for (at, message) in self.messages.iter().enumerate() {
+                if let (Target::Id(id), Lookup::Key(_)) = (&message.target, &self.lookups[at])
+                    && let Some(messages) = self.named.get_mut(id)
+                {
+                    messages.push(at);
+                }
+            }
+        }
+        let keys: Vec<i64> = keys.into_iter().collect();
+        let ids: Vec<String> = self.named.keys().map(|id| id.as_str().to_owned()).collect();
         let by_id = if ids.is_empty() { "" } else { " OR t.id = ANY($2)" };
         let sql = format!(
             "SELECT {THREAD_COLUMNS} FROM threads t WHERE t.no = ANY($1){by_id} ORDER BY t.no FOR UPDATE SKIP LOCKED"
         );
-        let (keys, ids): (Vec<i64>, Vec<String>) = (keys.into_iter().collect(), ids.into_iter().collect());
         let mut select = Statement::new(sql).with(keys.clone());
         if !ids.is_empty() {
             select = select.with(ids.clone());
@@ -176,16 +191,7 @@ impl Batch<'_> {
             Err(Failure::Row(error)) => Err(error),
             Err(failure) => return Err(failure),
         };
-        let id = thread_id(row, 1)?;
-        for (lookup, message) in self.lookups.iter_mut().zip(self.messages) {
-            let named = match &message.target {
-                Target::Id(id) | Target::New(NewThread { id, .. }) | Target::Fork { id, .. } => Some(id),
-                _ => None,
-            };
-            if named == Some(&id) {
-                *lookup = Lookup::Key(key);
-            }
-        }
+        self.found(&thread_id(row, 1)?, key);
         self.heads.insert(key, loaded);
         Ok(())
     }
@@ -214,20 +220,16 @@ impl Batch<'_> {
                 continue;
             }
             self.held.insert(key);
-            for (lookup, message) in self.lookups.iter_mut().zip(self.messages) {
-                match &message.target {
-                    Target::Id(name)
-                    | Target::New(NewThread { id: name, .. })
-                    | Target::Fork { id: name, .. }
-                        if *name == id =>
-                    {
-                        *lookup = Lookup::Key(key);
-                    }
-                    _ => {}
-                }
-            }
+            self.found(&id, key);
         }
         Ok(())
+    }
+
+    /// Sets the thread of the messages that name it by its id.
+    fn found(&mut self, id: &ThreadId, key: ThreadKey) {
+        for at in self.named.get(id).into_iter().flatten() {
+            self.lookups[*at] = Lookup::Key(key);
+        }
     }
 
     /// Returns the facts that the messages of a round need and that are not loaded yet.

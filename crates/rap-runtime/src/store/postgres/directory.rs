@@ -38,13 +38,17 @@ impl Directory {
 
     /// Remembers a stored thread.
     pub(super) fn remember(&self, thread: &Thread) {
+        self.add(thread.id.clone(), thread.key, thread.session);
+    }
+
+    fn add(&self, id: ThreadId, key: ThreadKey, session: SessionKey) {
         let mut state = self.state();
         if state.ids.len() >= THREADS {
             state.ids.clear();
             state.sessions.clear();
         }
-        state.ids.insert(thread.id.clone(), thread.key);
-        state.sessions.insert(thread.key, thread.session);
+        state.ids.insert(id, key);
+        state.sessions.insert(key, session);
     }
 
     /// Returns the key of the thread that a message is for, as far as it is known.
@@ -100,13 +104,7 @@ impl Directory {
             for row in connections.write(statements).await?.iter().flatten() {
                 match row.len() {
                     1 => self.state().keys.push_back(thread_key(row, 0)?),
-                    _ => {
-                        let (key, id, session) =
-                            (thread_key(row, 0)?, thread_id(row, 1)?, session_key(row, 2)?);
-                        let mut state = self.state();
-                        state.ids.insert(id, key);
-                        state.sessions.insert(key, session);
-                    }
+                    _ => self.add(thread_id(row, 1)?, thread_key(row, 0)?, session_key(row, 2)?),
                 }
             }
         }

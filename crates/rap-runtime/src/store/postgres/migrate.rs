@@ -6,6 +6,7 @@ use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
 use super::connect::{Address, UrlError};
+use super::lease;
 use crate::store::{BoxError, Rules};
 
 const MIGRATIONS: &[&str] = &[include_str!("schema_1.sql")];
@@ -16,7 +17,9 @@ const STORE: &str = "CREATE TABLE IF NOT EXISTS rap_store (\
      is_one boolean PRIMARY KEY DEFAULT true CHECK (is_one), \
      version integer NOT NULL DEFAULT 0, \
      key_check bytea NOT NULL, \
-     public_url text NOT NULL)";
+     public_url text NOT NULL, \
+     node text, \
+     lease_until timestamptz)";
 /// Settings of the transaction that migrates. A migration may take long; another node waits for it.
 const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '60s'; SET LOCAL statement_timeout = 0";
 
@@ -49,6 +52,14 @@ pub enum PostgresError {
          one, no open call could send its result, and stored questions could not be read"
     )]
     OtherKey,
+    /// Another node uses the database.
+    #[error(
+        "the node {node} uses this Postgres database. One node at a time can use it: stop that node, and this one takes over"
+    )]
+    InUse {
+        /// Name of the other node: its host and the address that it listens on.
+        node: String,
+    },
     /// Other nodes of the database have another public URL.
     #[error(
         "public_url is {configured}, but the nodes of this Postgres database use {stored}. Tool servers know a call by \
@@ -67,19 +78,20 @@ fn failed(error: tokio_postgres::Error) -> PostgresError {
     PostgresError::Prepare(error.into())
 }
 
-/// Prepares a database for a node. Blocks until that is done, also on a thread of an async runtime. Returns the time of
+/// Prepares a database for a node, and takes the lease for it if it has a name. Blocks until that is done, also on a thread of an async runtime. Returns the time of
 /// the database.
 pub(crate) fn prepare_blocking(
     address: &Address,
     key: &Key,
     public_url: &str,
+    node: Option<&str>,
     rules: &Rules,
 ) -> Result<Timestamp, PostgresError> {
     std::thread::scope(|scope| {
         let prepared = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|error| PostgresError::Prepare(error.into()))?;
-            runtime.block_on(prepare(address, key, public_url, rules))
+            runtime.block_on(prepare(address, key, public_url, node, rules))
         });
         prepared.join().unwrap_or_else(|_| Err(PostgresError::Prepare("the preparation panicked".into())))
     })
@@ -89,6 +101,7 @@ async fn prepare(
     address: &Address,
     key: &Key,
     public_url: &str,
+    node: Option<&str>,
     rules: &Rules,
 ) -> Result<Timestamp, PostgresError> {
     let client = address.connect().await.map_err(|error| PostgresError::Connect(error.into()))?;
@@ -99,6 +112,9 @@ async fn prepare(
     let sql = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint";
     let now = client.query_typed_one(sql, &[]).await.map_err(failed)?;
     client.batch_execute("COMMIT").await.map_err(failed)?;
+    if let Some(node) = node {
+        lease::take(&client, node).await?;
+    }
     Ok(Timestamp(now.get(0)))
 }
 

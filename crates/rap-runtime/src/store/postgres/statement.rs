@@ -157,18 +157,27 @@ impl From<Failure> for Error {
     }
 }
 
+/// Writes the error and its sources, for logs.
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
+        let error = match self {
             Failure::Row(error)
             | Failure::Conflict(error)
             | Failure::Unavailable(error)
-            | Failure::Unknown(error) => match error.source() {
-                Some(source) => write!(f, "{error}: {source}"),
-                None => write!(f, "{error}"),
-            },
-            Failure::Closed => f.write_str("the store is closed"),
+            | Failure::Unknown(error) => error,
+            Failure::Closed => return f.write_str("the store is closed"),
+        };
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(error) = source {
+            let next = error.to_string();
+            // Some errors contain the text of their source.
+            if !text.ends_with(&next) {
+                text = format!("{text}: {next}");
+            }
+            source = error.source();
         }
+        f.write_str(&text)
     }
 }
 

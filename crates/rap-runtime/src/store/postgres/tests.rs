@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rap_agent::{Limits, Status};
 use rap_protocol::Secret;
 use rap_testkit::postgres::{Database as TestDatabase, Server};
+use rap_testkit::proxy::{Fault, Proxy};
 
 use super::*;
 use crate::store::IdempotencyKey;
@@ -41,8 +42,8 @@ impl Shared {
 impl Database for Shared {
     fn open(&self, rules: Rules, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store> {
         let address = self.address();
-        prepare_blocking(&address, &key(), PUBLIC_URL, &rules).unwrap();
-        Arc::new(PostgresStore::new(&address, key(), rules, Time::Given(clock), on_commit))
+        prepare_blocking(&address, &key(), PUBLIC_URL, None, &rules).unwrap();
+        Arc::new(PostgresStore::new(&address, None, key(), rules, Time::Given(clock), on_commit))
     }
 
     fn corrupt_head(&self, thread: &ThreadId) {
@@ -73,12 +74,12 @@ impl Node {
     fn on(url: &str) -> Node {
         let address = Address::parse(&Secret::new(url)).unwrap();
         let rules = rules(Limits::default());
-        let now = prepare_blocking(&address, &key(), PUBLIC_URL, &rules).unwrap();
+        let now = prepare_blocking(&address, &key(), PUBLIC_URL, None, &rules).unwrap();
         let commits = Commits::default();
         let reported = commits.clone();
         let on_commit = Box::new(move |committed| reported.push(committed));
         let time = Time::Database(Arc::new(DatabaseClock::at(now)));
-        Node { store: PostgresStore::new(&address, key(), rules, time, on_commit), commits }
+        Node { store: PostgresStore::new(&address, None, key(), rules, time, on_commit), commits }
     }
 
     async fn apply(&self, messages: Vec<Message>) -> Vec<Result<Receipt, Error>> {
@@ -197,6 +198,123 @@ async fn a_head_that_another_transaction_holds_delays_only_its_own_messages() {
     });
     assert!(free.is_ok() && both.iter().all(Result::is_ok), "{free:?} {both:?}");
     holder.join().unwrap();
+}
+
+/// Returns a batch for a stored thread, with a refusal, and one that creates a thread, with a repeat.
+fn batches(number: u8) -> [Vec<Message>; 2] {
+    let idempotency_key = Some(IdempotencyKey { key: [number; 32], request: [1; 32] });
+    let created = || Message { idempotency_key, ..new(&format!("new_{number}"), Some("hello")) };
+    [vec![to("old", enqueued("more")), to("old", answer(9, "stale"))], vec![created(), created()]]
+}
+
+#[tokio::test]
+async fn a_commit_of_unknown_outcome_is_resolved_by_the_versions_of_heads() {
+    let shared = Shared::new();
+    let proxy = Proxy::start(shared.database.port()).await;
+    drop(Node::on(&shared.database.url()));
+    // All commits of this node go through the proxy.
+    let address = Address::parse(&Secret::new(shared.database.url_at(proxy.port))).unwrap();
+    let (commits, time) = (Commits::default(), Time::Database(Arc::default()));
+    let reported = commits.clone();
+    let on_commit = Box::new(move |committed| reported.push(committed));
+    let store = PostgresStore::new(&address, None, key(), rules(Limits::default()), time, on_commit);
+    let node = Node { store, commits };
+    node.send(new("old", Some("hello"))).await.unwrap();
+    let mut queued = 0_u32;
+    for (number, fault) in [(1, Fault::LoseAnswer), (2, Fault::LoseCommit), (3, Fault::LoseAnswer)] {
+        let stands = fault == Fault::LoseAnswer;
+        for messages in batches(number) {
+            // Keys for new threads are taken in a transaction of their own.
+            node.store.inner.directory.prepare(&node.store.inner.others, &messages).await.unwrap();
+            node.commits.take();
+            proxy.set(fault);
+            let results = node.apply(messages).await;
+            let reported = node.commits.take();
+            assert_eq!(reported.len(), usize::from(stands), "{fault:?}");
+            assert!(reported.iter().all(|committed| committed.late));
+            match stands {
+                true => assert!(!results.iter().any(|result| matches!(result, Err(Error::Unavailable(_))))),
+                false => assert!(results.iter().all(|result| matches!(result, Err(Error::Unavailable(_))))),
+            }
+        }
+        queued += u32::from(stands);
+        let row = node.store.thread(&id("old")).await.unwrap();
+        assert_eq!(row.head.queued().inputs, queued);
+        assert_eq!(node.store.thread(&id(&format!("new_{number}"))).await.is_ok(), stands);
+    }
+    assert_eq!(proxy.cut(), 6);
+}
+
+/// Returns whether a connection with these parameters is encrypted, or `None` if it fails.
+async fn encrypted(url: String) -> Option<bool> {
+    let address = Address::parse(&Secret::new(url)).unwrap();
+    let client = address.connect().await.ok()?;
+    let row = client.query_typed_one("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()", &[]).await;
+    Some(row.unwrap().get(0))
+}
+
+#[tokio::test]
+async fn connections_are_encrypted_and_checked_as_sslmode_says() {
+    let server = Server::own();
+    let database = server.database();
+    assert_eq!(encrypted(database.url_with("sslmode=prefer")).await, Some(false));
+    assert_eq!(encrypted(database.url_with("sslmode=require")).await, None);
+    let authority = server.enable_tls();
+    let with = |mode: &str| database.url_with(&format!("sslmode={mode}&sslrootcert={}", authority.display()));
+    assert_eq!(encrypted(database.url_with("sslmode=disable")).await, Some(false));
+    assert_eq!(encrypted(database.url_with("sslmode=prefer")).await, Some(true));
+    assert_eq!(encrypted(database.url_with("sslmode=require")).await, Some(true));
+    assert_eq!(encrypted(with("verify-full")).await, Some(true));
+    // The certificate is not signed by an authority of the system, and not valid for this name.
+    let other = server.dir().join("other.crt");
+    std::fs::copy(server.dir().join("data/server.crt"), &other).unwrap();
+    let untrusted = format!("sslmode=verify-full&sslrootcert={}", other.display());
+    assert_eq!(encrypted(database.url_with(&untrusted)).await, None);
+    assert_eq!(encrypted(with("verify-full").replace("127.0.0.1", "localhost")).await, None);
+}
+
+#[test]
+fn an_address_is_checked_and_never_shown() {
+    for (url, expected) in [
+        ("mysql://u:s3cr3t@h/db", "expected postgres://USER:PASSWORD@HOST:PORT/DATABASE"),
+        (
+            "postgres://u:s3cr3t@h/db?sslmode=s3cr3t",
+            "sslmode must be disable, prefer, require or verify-full",
+        ),
+        ("postgres://u:s3cr3t@h/db?nonsense=s3cr3t", "unknown option `nonsense`"),
+        ("postgres://u:s3cr3t@h/db?sslmode=verify-full&sslrootcert=/missing", "cannot be read"),
+    ] {
+        let error = Address::parse(&Secret::new(url)).err().expect("it is not valid").to_string();
+        assert!(error.contains(expected) && !error.contains("s3cr3t"), "{url}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn one_named_node_at_a_time_uses_a_database() {
+    let shared = Shared::new();
+    let rules = || rules(Limits::default());
+    let open = |node: &str| {
+        let address = shared.address();
+        prepare_blocking(&address, &key(), PUBLIC_URL, Some(node), &rules())?;
+        let time = Time::Database(Arc::default());
+        let store =
+            PostgresStore::new(&address, Some(node.to_owned()), key(), rules(), time, Box::new(|_| ()));
+        Ok::<_, PostgresError>(store)
+    };
+    let first = open("first").unwrap();
+    // A node with the same name was restarted.
+    let again = open("first").unwrap();
+    let held =
+        shared.database.sql("UPDATE rap_store SET lease_until = now() + interval '1 h' RETURNING node");
+    assert_eq!(held, "first");
+    let refused = open("second").err().expect("the first node uses it").to_string();
+    assert!(refused.starts_with("the node first uses this Postgres database"), "{refused}");
+    again.close().await;
+    let second = open("second").unwrap();
+    // The lease of a node that is gone runs out.
+    shared.database.sql("UPDATE rap_store SET lease_until = now() + interval '1 s'");
+    drop((first, second));
+    open("third").unwrap().close().await;
 }
 
 /// Every statement that runs often uses an index, and updates of heads change no index.

@@ -17,6 +17,8 @@ use crate::store::{Error, Message};
 
 /// Maximum number of messages in a batch.
 const BATCH: usize = 256;
+/// Number of waiting messages that a batch takes besides those that an earlier batch left over.
+const ROOM: usize = 64;
 /// Number of times that a batch is tried again because another transaction was in the way.
 const CONFLICT_RETRIES: u32 = 8;
 /// Pause before heads that another node holds are tried again: the first one, and the longest one.
@@ -40,7 +42,8 @@ impl Inner {
         // Messages that an earlier batch left over. They come first, so that messages of a thread keep their order.
         let mut left: Vec<Pending> = Vec::new();
         loop {
-            let (taken, more) = self.lanes[lane].queue.take(BATCH.saturating_sub(left.len()));
+            // Messages that are left over keep no others out.
+            let (taken, _) = self.lanes[lane].queue.take(BATCH.saturating_sub(left.len()).max(ROOM));
             left.extend(taken);
             if left.is_empty() {
                 if self.closing.is_cancelled() {
@@ -54,13 +57,15 @@ impl Inner {
             }
             let before = left.len();
             left = self.apply_all(lane, left).await;
-            if left.len() < before || more {
+            if left.len() < before {
                 pause = HELD_PAUSE.0;
                 continue;
             }
             left = self.refuse_late(left);
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(HELD_PAUSE.1);
+            tokio::select! {
+                () = self.lanes[lane].wake.notified() => {}
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(HELD_PAUSE.1),
+            }
         }
     }
 
