@@ -623,8 +623,10 @@ fn the_file_of_rap_init_lists_every_key() {
 fn the_examples_of_rap_init_are_valid() {
     let text = uncommented(&init::text()).replace("# Example: ", "");
     let text = text.replace("provider = \"scripted\"", "provider = \"openai\"");
+    let text = text.replace("url = \"sqlite:rap.db\"", "url = \"postgres://u:p@h/db\"");
     let setup = Setup::new(&text).variable("OPENAI_API_KEY", "k").variable("TOOLS_TOKEN", "t");
-    let config = setup.config();
+    let config = setup.variable("DATABASE_KEY", &"7e".repeat(32)).config();
+    assert!(matches!(config.store, Store::Postgres { .. }));
     assert_eq!(config.tool_servers.len(), 1);
     assert!(config.server.public_url.is_some());
     assert!(config.agents[0].model.is_some() && config.agents[0].limits.is_some());

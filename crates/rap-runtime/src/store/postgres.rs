@@ -146,10 +146,14 @@ impl Store for PostgresStore {
         if inner.closing.is_cancelled() {
             return messages.iter().map(|_| Err(Error::Closed)).collect();
         }
-        if let Err(failure) = inner.directory.prepare(&inner.others, &messages).await {
-            let why = failure.to_string();
-            return messages.iter().map(|_| Err(Error::Unavailable(why.clone().into()))).collect();
-        }
+        // Keys of new threads are planned until their senders have a reply.
+        let _planned = match inner.directory.prepare(&inner.others, &messages).await {
+            Ok(planned) => planned,
+            Err(failure) => {
+                let why = failure.to_string();
+                return messages.iter().map(|_| Err(Error::Unavailable(why.clone().into()))).collect();
+            }
+        };
         let mut lanes: [(Vec<Message>, Vec<usize>); LANES] = Default::default();
         let count = messages.len();
         // A request that is repeated in this call goes to the same writer, so that the first one counts.

@@ -8,7 +8,7 @@ use rap_protocol::ThreadId;
 use super::connect::Connections;
 use super::heads::{session_key, thread_id, thread_key};
 use super::statement::{Failure, Statement, get};
-use crate::store::{Message, SessionKey, Target, Thread, ThreadKey};
+use crate::store::{Message, NewThread, SessionKey, Target, Thread, ThreadKey};
 
 /// Maximum number of threads whose session is remembered.
 const THREADS: usize = 100_000;
@@ -24,10 +24,36 @@ pub(super) struct Directory {
 struct State {
     ids: HashMap<ThreadId, ThreadKey>,
     sessions: HashMap<ThreadKey, SessionKey>,
-    /// Keys of root threads that are about to be stored.
-    planned: HashMap<ThreadId, ThreadKey>,
+    /// Keys of root threads that are about to be stored, and the number of calls that plan them.
+    planned: HashMap<ThreadId, (ThreadKey, usize)>,
     /// Keys that no thread has yet, in order.
     keys: VecDeque<ThreadKey>,
+}
+
+impl State {
+    fn planned_key(&self, id: &ThreadId) -> Option<ThreadKey> {
+        self.planned.get(id).map(|(key, _)| *key)
+    }
+}
+
+/// The keys of root threads that a call plans.
+pub(super) struct Planned<'a> {
+    directory: &'a Directory,
+    ids: Vec<ThreadId>,
+}
+
+impl Drop for Planned<'_> {
+    fn drop(&mut self) {
+        let mut state = self.directory.state();
+        for id in &self.ids {
+            if let Some((_, calls)) = state.planned.get_mut(id) {
+                *calls -= 1;
+                if *calls == 0 {
+                    state.planned.remove(id);
+                }
+            }
+        }
+    }
 }
 
 impl Directory {
@@ -56,9 +82,9 @@ impl Directory {
         let state = self.state();
         match target {
             Target::Key(key) | Target::Token { key, .. } => Some(*key),
-            Target::Id(id) => state.ids.get(id).or_else(|| state.planned.get(id)).copied(),
-            Target::New(crate::store::NewThread { id, .. }) | Target::Fork { id, .. } => {
-                state.planned.get(id).or_else(|| state.ids.get(id)).copied()
+            Target::Id(id) => state.ids.get(id).copied().or_else(|| state.planned_key(id)),
+            Target::New(NewThread { id, .. }) | Target::Fork { id, .. } => {
+                state.planned_key(id).or_else(|| state.ids.get(id).copied())
             }
         }
     }
@@ -68,24 +94,23 @@ impl Directory {
         let key = self.key(target)?;
         let state = self.state();
         let id = match target {
-            Target::Id(id) | Target::New(crate::store::NewThread { id, .. }) | Target::Fork { id, .. } => {
-                Some(id)
-            }
+            Target::Id(id) | Target::New(NewThread { id, .. }) | Target::Fork { id, .. } => Some(id),
             Target::Key(_) | Target::Token { .. } => None,
         };
-        let planned = id.and_then(|id| state.planned.get(id)).filter(|planned| **planned == key);
-        state.sessions.get(&key).copied().or(planned.copied().map(SessionKey))
+        let planned = id.and_then(|id| state.planned_key(id)).filter(|planned| *planned == key);
+        state.sessions.get(&key).copied().or(planned.map(SessionKey))
     }
 
-    /// Gives each new root thread a key, and looks up the threads that are not known yet.
+    /// Gives each new root thread a key, as long as the result is kept, and looks up the threads that are not known yet.
     pub(super) async fn prepare(
         &self,
         connections: &Connections,
         messages: &[Message],
-    ) -> Result<(), Failure> {
+    ) -> Result<Planned<'_>, Failure> {
         let mut statements = vec![];
         let new = messages.iter().filter(|message| is_new(&message.target)).count();
-        if self.state().keys.len() < new {
+        let mut reserved = self.take_keys(new).unwrap_or_default();
+        if reserved.len() < new {
             statements.push(new_keys(new + KEYS));
         }
         let (mut keys, mut ids) = (Vec::new(), Vec::new());
@@ -103,31 +128,25 @@ impl Directory {
         if !statements.is_empty() {
             for row in connections.write(statements).await?.iter().flatten() {
                 match row.len() {
+                    1 if reserved.len() < new => reserved.push(thread_key(row, 0)?),
                     1 => self.state().keys.push_back(thread_key(row, 0)?),
                     _ => self.add(thread_id(row, 1)?, thread_key(row, 0)?, session_key(row, 2)?),
                 }
             }
         }
+        let mut planned = Planned { directory: self, ids: Vec::new() };
+        let mut reserved = reserved.into_iter();
         for message in messages {
-            let (Target::New(crate::store::NewThread { id, .. }) | Target::Fork { id, .. }) = &message.target
-            else {
+            let (Target::New(NewThread { id, .. }) | Target::Fork { id, .. }) = &message.target else {
                 continue;
             };
             let mut state = self.state();
-            if !state.planned.contains_key(id)
-                && let Some(key) = state.keys.pop_front()
-            {
-                state.planned.insert(id.clone(), key);
+            if let Some(key) = state.planned_key(id).or_else(|| reserved.next()) {
+                state.planned.entry(id.clone()).or_insert((key, 0)).1 += 1;
+                planned.ids.push(id.clone());
             }
         }
-        Ok(())
-    }
-
-    /// Forgets the planned key of a message that was answered.
-    pub(super) fn answered(&self, target: &Target) {
-        if let Target::New(crate::store::NewThread { id, .. }) | Target::Fork { id, .. } = target {
-            self.state().planned.remove(id);
-        }
+        Ok(planned)
     }
 
     /// Takes keys for children. Returns `None` if there are not enough.

@@ -225,7 +225,7 @@ async fn a_commit_of_unknown_outcome_is_resolved_by_the_versions_of_heads() {
         let stands = fault == Fault::LoseAnswer;
         for messages in batches(number) {
             // Keys for new threads are taken in a transaction of their own.
-            node.store.inner.directory.prepare(&node.store.inner.others, &messages).await.unwrap();
+            drop(node.store.inner.directory.prepare(&node.store.inner.others, &messages).await.unwrap());
             node.commits.take();
             proxy.set(fault);
             let results = node.apply(messages).await;

@@ -77,7 +77,14 @@ impl Inner {
             let messages: Vec<&Message> = part.iter().map(|pending| &pending.message).collect();
             self.batches.count();
             match apply::apply(&self.context(careful), &messages).await {
-                Ok(written) => left.extend(self.reply(lane, part, written).await),
+                Ok(written) => {
+                    left = self.reply(lane, part, written).await;
+                    if !left.is_empty() {
+                        // The other parts may have later messages of the same threads.
+                        left.extend(parts.into_iter().rev().flat_map(|(part, _)| part));
+                        return left;
+                    }
+                }
                 Err(Failure::Conflict(error)) if tries < CONFLICT_RETRIES => {
                     tries += 1;
                     tracing::debug!(%error, tries, "a batch was in conflict with another transaction");
@@ -93,9 +100,9 @@ impl Inner {
                 Err(Failure::Row(_)) if !careful => parts.push((part, true)),
                 Err(failure) => {
                     tracing::warn!(%failure, "messages cannot be applied");
-                    let row = matches!(failure, Failure::Row(_));
+                    let only_these = matches!(failure, Failure::Row(_) | Failure::Conflict(_));
                     self.refuse(part, &failure);
-                    if !row {
+                    if !only_these {
                         // The others would fail in the same way.
                         parts.into_iter().for_each(|(part, _)| self.refuse(part, &failure));
                         let why = || Error::Unavailable("the database does not answer".into());
@@ -129,8 +136,7 @@ impl Inner {
     }
 
     fn refuse(&self, part: Vec<Pending>, failure: &Failure) {
-        for Pending { message, reply, .. } in part {
-            self.directory.answered(&message.target);
+        for Pending { reply, .. } in part {
             let why = failure.to_string().into();
             let error = match failure {
                 Failure::Row(_) => Error::Unreadable(why),
@@ -149,12 +155,11 @@ impl Inner {
             match applied {
                 None => left.push(pending),
                 Some(applied) => {
-                    let Pending { message, reply, since } = pending;
+                    let Pending { reply, since, .. } = pending;
                     if let Applied::Done { committed, .. } = &applied {
                         self.directory.remember(&committed.thread);
                         committed.children.iter().for_each(|child| self.directory.remember(child));
                     }
-                    self.directory.answered(&message.target);
                     replies.push(PendingReply { applied, reply, since });
                 }
             }
@@ -173,7 +178,7 @@ impl Inner {
                 Ok(Some(stored)) => return batch::confirmed(replies, stored),
                 Ok(None) => {}
                 // The senders get no reply: their messages may have been applied or not.
-                Err(Failure::Closed) => return Vec::new(),
+                Err(_) if self.closing.is_cancelled() => return Vec::new(),
                 Err(failure) => {
                     tracing::warn!(%failure, "the outcome of a commit is still unknown");
                     let why = || Error::Unavailable("the database does not answer".into());
