@@ -13,7 +13,7 @@ use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme
 use tokio_postgres::config::SslMode;
 use tokio_postgres::{Client, Config, Row};
 use tokio_postgres_rustls::MakeRustlsConnect;
-use url::Url;
+use url::form_urlencoded;
 
 use super::statement::{BEGIN, BEGIN_READ, Failure, Statement, flight};
 use crate::store::BoxError;
@@ -58,23 +58,21 @@ impl Address {
     /// Reads an address. As in other clients of Postgres, `sslmode=require` encrypts without checking the server's
     /// certificate; `verify-full` checks it and the host name, against `sslrootcert` or the system's certificates.
     pub(crate) fn parse(address: &Secret) -> Result<Address, UrlError> {
-        let mut url = Url::parse(address.expose()).map_err(|_| UrlError::NotPostgres)?;
-        if !matches!(url.scheme(), "postgres" | "postgresql") {
+        // An address may name several hosts, which a URL cannot.
+        let (base, query) = address.expose().split_once('?').unwrap_or((address.expose(), ""));
+        if !base.starts_with("postgres://") && !base.starts_with("postgresql://") {
             return Err(UrlError::NotPostgres);
         }
-        let (mut mode, mut root, mut others) = ("prefer".to_owned(), None, Vec::new());
-        for (name, value) in url.query_pairs() {
+        let (mut mode, mut root) = ("prefer".to_owned(), None);
+        let mut others = form_urlencoded::Serializer::new(String::new());
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             match &*name {
                 "sslmode" => mode = value.into_owned(),
                 "sslrootcert" => root = Some(value.into_owned()),
-                _ => others.push((name.into_owned(), value.into_owned())),
+                _ => _ = others.append_pair(&name, &value),
             }
         }
-        url.set_query(None);
-        if !others.is_empty() {
-            url.query_pairs_mut().extend_pairs(others);
-        }
-        let config = url.as_str().parse::<Config>();
+        let config = format!("{base}?{}", others.finish()).parse::<Config>();
         let mut config = config.map_err(|error| match std::error::Error::source(&error) {
             Some(source) => UrlError::Parameter(source.to_string()),
             None => UrlError::NotPostgres,

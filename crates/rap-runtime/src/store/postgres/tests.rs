@@ -275,6 +275,9 @@ async fn connections_are_encrypted_and_checked_as_sslmode_says() {
 
 #[test]
 fn an_address_is_checked_and_never_shown() {
+    // Several hosts, of which the one that accepts writes is used.
+    let hosts = "postgres://u:p@h1:5432,h2:5432/db?sslmode=require&target_session_attrs=read-write";
+    assert!(Address::parse(&Secret::new(hosts)).is_ok());
     for (url, expected) in [
         ("mysql://u:s3cr3t@h/db", "expected postgres://USER:PASSWORD@HOST:PORT/DATABASE"),
         (
@@ -335,8 +338,8 @@ async fn large_tables_are_not_scanned_and_head_updates_stay_hot() {
     let gone = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'rap' AND datname = current_database()";
     rap_testkit::until("the connections end", async || shared.database.sql(gone) == "0").await;
     assert_eq!(shared.database.sql(scans), before);
-    let updates =
-        "SELECT n_tup_upd > 10, n_tup_upd = n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'threads'";
+    // With an index on a column that changes, none of them would be. A version that does not fit on its page is not.
+    let updates = "SELECT n_tup_upd > 10, 2 * n_tup_hot_upd > n_tup_upd FROM pg_stat_user_tables WHERE relname = 'threads'";
     assert_eq!(shared.database.sql(updates), "t|t");
 }
 
