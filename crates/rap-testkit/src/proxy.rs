@@ -104,7 +104,7 @@ async fn relay(mut client: TcpStream, to: u16, state: Arc<State>) {
             read = client.read(&mut sent) => {
                 let Ok(bytes @ 1..) = read else { return };
                 let sent = &sent[..bytes];
-                let commits = sent.windows(COMMIT.len()).any(|window| window == COMMIT);
+                let commits = contains_commit(sent);
                 if commits && state.take(Fault::LoseCommit) {
                     return;
                 }
@@ -112,8 +112,14 @@ async fn relay(mut client: TcpStream, to: u16, state: Arc<State>) {
                     return;
                 }
                 if commits && state.take(Fault::LoseAnswer) {
-                    // The answer tells that the commit was carried out.
-                    server.read(&mut answered).await.ok();
+                    // The answer repeats the command when it was carried out.
+                    let mut answer = Vec::new();
+                    while let Ok(bytes @ 1..) = server.read(&mut answered).await {
+                        answer.extend_from_slice(&answered[..bytes]);
+                        if contains_commit(&answer) {
+                            break;
+                        }
+                    }
                     return;
                 }
             }
@@ -125,4 +131,8 @@ async fn relay(mut client: TcpStream, to: u16, state: Arc<State>) {
             }
         }
     }
+}
+
+fn contains_commit(bytes: &[u8]) -> bool {
+    bytes.windows(COMMIT.len()).any(|window| window == COMMIT)
 }
