@@ -20,11 +20,11 @@ const USER: &str = "postgres";
 /// Settings of a server whose data need not survive a power failure.
 const SETTINGS: &str = "-c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off -c full_page_writes=off \
                         -c max_connections=200 -c shared_buffers=64MB -c autovacuum=off";
-/// Waits until the lock `$1/lock` has been free for three seconds, then runs `$2` while it holds the lock.
+/// Waits until the lock `$1/lock` has been free for three seconds, then runs `$2` while it holds the lock. Without the
+/// directory there is no server any more.
 const WATCHER: &str = r#"
 free=0
-while :; do
-    sleep 1
+while sleep 1 && [ -d "$1" ]; do
     if flock -n -x "$1/lock" true; then free=$((free + 1)); else free=0; fi
     if [ $free -ge 3 ] && flock -n -x "$1/lock" sh -c "$2"; then exit; fi
 done
