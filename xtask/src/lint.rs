@@ -62,6 +62,8 @@ fn package() -> Command {
         "xtask",
         "--exclude",
         "rap-testkit",
+        "--exclude",
+        "rap-attack",
         "--no-verify",
         "--allow-dirty",
         "--offline",

@@ -3,7 +3,9 @@
 //! A task runs all of its parts even if an early one fails, so that one run shows every problem. A run that checked
 //! nothing is a failure.
 
+mod attack;
 mod breaks;
+mod fuzz;
 mod lint;
 mod picture;
 mod postgres;
@@ -18,12 +20,16 @@ use std::process::{Command, ExitCode};
 const USAGE: &str = "\
 usage: cargo xtask TASK
 
-  test [-- FILTER…]  run all tests and doc tests, or those whose name contains a FILTER
+  test [-- FILTER…]  run all tests, doc tests and attacks, or the tests whose name contains a FILTER
   lint               check formatting, clippy, rustdoc, packages and requirements; warnings are errors
+  attack [FILTER…]   attack a runtime and a tool server on loopback; docs/security.md says with what. --weakened attacks
+                     servers that accept everything, to show that this is noticed
   requirements       write docs/conformance.md, which lists what proves each requirement of the specification;
                      with --check, write nothing and report what is missing or out of date
   breaks [FILTER]    apply the deliberate bugs of xtask/breaks.toml one at a time and show which tests fail; with
                      FILTER, only those whose name or kind of tests contains it
+  fuzz [TARGET] [--runs N] [--seconds N]
+                     run the fuzz targets, each for N executions (1,000,000) or N seconds
   picture            write docs/demo.svg, the picture in the README, from the output of the demo
   help               show this text";
 
@@ -37,9 +43,11 @@ fn main() -> ExitCode {
         }
         ["test"] => test::run(&[]),
         ["test", "--", filter @ ..] => test::run(filter),
+        ["attack", arguments @ ..] => attack::run(arguments),
         ["lint"] => lint::run(),
         ["breaks"] => breaks::run(""),
         ["breaks", filter] => breaks::run(filter),
+        ["fuzz", words @ ..] => fuzz::run(words),
         ["picture"] => picture::run(),
         ["requirements"] => requirements::write(),
         ["requirements", "--check"] => requirements::check(),

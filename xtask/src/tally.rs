@@ -65,6 +65,8 @@ pub(crate) enum Reporter {
     Nextest,
     /// One result for each test binary, on stdout.
     Libtest,
+    /// One summary of all attempts, on stdout.
+    Attack,
 }
 
 impl Reporter {
@@ -77,6 +79,7 @@ impl Reporter {
                 Some(tally) => Some(total.unwrap_or_default() + tally),
                 None => total,
             },
+            Self::Attack => attack_summary(line).or(total),
         }
     }
 }
@@ -91,6 +94,13 @@ fn libtest_result(line: &str) -> Option<Tally> {
     let result = line.strip_prefix("test result: ")?;
     let (_, items) = result.split_once(". ")?;
     Some(Tally::of_items(items.split(';')))
+}
+
+/// `60 attempts, 0 successes`. An attempt that succeeded is a failed test.
+fn attack_summary(line: &str) -> Option<Tally> {
+    let (attempts, successes) = line.trim_end().strip_suffix(" successes")?.split_once(" attempts, ")?;
+    let (attempts, failed): (u64, u64) = (attempts.parse().ok()?, successes.parse().ok()?);
+    Some(Tally { passed: attempts.saturating_sub(failed), failed })
 }
 
 /// `121 passed (2 slow, 1 leaky), 2 failed` becomes `121 passed, 2 failed`.
@@ -153,6 +163,18 @@ mod tests {
             ("    test result: ok. 1 passed; 0 failed; 0 ignored\n", None),
         ] {
             assert_eq!(libtest_result(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn an_attempt_that_succeeded_counts_as_a_failed_test() {
+        for (line, expected) in [
+            ("60 attempts, 0 successes\n", tally(60, 0)),
+            ("60 attempts, 2 successes\n", tally(58, 2)),
+            ("   2.1 s  forged callback token: 309 tries, 0 successes\n", None),
+            ("12 attempts are pending\n", None),
+        ] {
+            assert_eq!(attack_summary(line), expected, "{line}");
         }
     }
 

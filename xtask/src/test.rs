@@ -1,4 +1,5 @@
-//! `cargo xtask test`: runs the tests of the workspace, then its doc tests. Their output is passed through and counted.
+//! `cargo xtask test`: runs the tests of the workspace, its doc tests and the attacks. Their output is passed through and
+//! counted.
 //!
 //! The last line on stdout is always `N passed, N failed`. A suite that fails without naming a failed test (it did not
 //! compile, or it was killed) or that reports nothing counts as one failure.
@@ -6,18 +7,32 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 
-use crate::cargo;
 use crate::tally::{End, Reporter, Tally};
+use crate::{attack, cargo};
 
 pub(crate) fn run(filter: &[&str]) -> ExitCode {
     crate::postgres::install();
     let tests = if has_nextest() { Suite::nextest() } else { Suite::libtest() };
-    let total = tests.count(filter) + Suite::doc_tests().count(filter);
+    let total = tests.count(filter) + Suite::doc_tests().count(filter) + attacks(filter);
     if total == Tally::default() {
         eprintln!("xtask: no test ran");
     }
     println!("{total}");
     if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs the attacks, after all tests because they measure time. They have no tests that a filter could select.
+fn attacks(filter: &[&str]) -> Tally {
+    if !filter.is_empty() {
+        return Tally::default();
+    }
+    match attack::command(&[]) {
+        Ok(command) => Suite { name: "attack", command, reporter: Reporter::Attack }.count(&[]),
+        Err(error) => {
+            eprintln!("xtask: attack could not be run: {error}");
+            Tally { passed: 0, failed: 1 }
+        }
+    }
 }
 
 fn has_nextest() -> bool {
@@ -75,7 +90,7 @@ impl Suite {
                 let report = child.stderr.take().expect("bug: stderr is piped");
                 finish(child, relay(report, io::stderr(), self.reporter))
             }
-            Reporter::Libtest => {
+            Reporter::Libtest | Reporter::Attack => {
                 let mut child = self.command.stdout(Stdio::piped()).spawn()?;
                 let report = child.stdout.take().expect("bug: stdout is piped");
                 finish(child, relay(report, io::stdout(), self.reporter))

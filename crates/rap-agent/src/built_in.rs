@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rap_protocol::{CallId, ThreadId, Timestamp};
 
-use crate::step::{StepBuilder, Wake};
+use crate::step::{StepBuilder, TurnReason};
 use crate::texts;
 use crate::turn::AnswerCalls;
 use crate::{
@@ -42,7 +42,7 @@ impl StepBuilder<'_> {
         // The model may use the id that it gave the call, if only one subscription has it.
         let mut own = active
             .iter()
-            .filter(|active| active.call_id.as_ref().is_some_and(|own| own.as_str() == tool_call_id));
+            .filter(|active| active.model_id.as_ref().is_some_and(|own| own.as_str() == tool_call_id));
         let by_own_id = own.next().filter(|_| own.next().is_none());
         let Some(call) = by_id.or(by_own_id).map(|active| active.id.clone()) else {
             let active = active.iter().map(|subscription| subscription.id.as_str());
@@ -74,9 +74,9 @@ impl StepBuilder<'_> {
         let head = Head {
             origin,
             seq: answer.seq + entries.len() as u64,
-            settled: self.head.settled,
-            answered: self.head.answered,
-            summarised: self.head.summarised,
+            settled_up_to: self.head.settled_up_to,
+            answered_up_to: self.head.answered_up_to,
+            summarised_up_to: self.head.summarised_up_to,
             external_input_at: self.head.external_input_at,
             turns_reset_at: self.head.external_input_at,
             ..Head::new()
@@ -134,10 +134,10 @@ impl StepBuilder<'_> {
         answer: &AnswerCalls,
         until: Option<Timestamp>,
     ) -> OpenCall {
-        let CallEntry { id, call_id, name, .. } = call;
+        let CallEntry { id, model_id, name, .. } = call;
         let (server, seq, since) = (Server::runtime(), answer.seq, self.now);
         let open =
-            OpenCall { id, call_id, name, server, seq, since, until, unapproved: false, problem: None };
+            OpenCall { id, model_id, name, server, seq, since, until, unapproved: false, problem: None };
         self.writes.push(Write::Open(open.clone()));
         open
     }
@@ -163,7 +163,7 @@ impl StepBuilder<'_> {
         }
         self.end_sleeps(|_| true);
         if self.head.batch().is_empty() {
-            self.close_batch(Wake::Continue);
+            self.close_batch(TurnReason::Continue);
         }
     }
 

@@ -6,7 +6,7 @@ use rap_protocol::{AuthUrl, Body, CallId, Content};
 use serde_json::Value;
 
 use crate::head::CallbackProblem;
-use crate::step::{StepBuilder, Wake};
+use crate::step::{StepBuilder, TurnReason};
 use crate::texts;
 use crate::{
     CallState, Choice, Effect, Event, Ignored, Item, NewQuestion, OpenCall, PastCall, Question, QuestionKind,
@@ -25,18 +25,20 @@ impl StepBuilder<'_> {
             return Err(Ignored::UnknownCall);
         }
         if let Some(open) = self.take_from_batch(&call) {
+            let result = self.limit_size(result);
             let ToolResult { content, display, .. } = self.confirm(open, result);
             self.append(Item::Result { call_id: call, content, display, synthetic: false });
             self.note_external_input();
-            self.continue_batch(Wake::Continue);
+            self.continue_batch(TurnReason::Continue);
             return Ok(());
         }
         // A late result of an open call is never refused: the limit of open calls bounds their number.
         if let Some(open) = self.take_from_background(&call) {
             let name = open.name.clone();
+            let result = self.limit_size(result);
             let result = self.confirm(open, result);
             let items = self.synthetic(&name, &call, texts::late_kind(&call), result);
-            self.handle_input(items, Wake::External);
+            self.handle_input(items, TurnReason::External);
             return Ok(());
         }
         let past = self.facts.call.take().ok_or(Ignored::UnknownCall)?;
@@ -62,8 +64,20 @@ impl StepBuilder<'_> {
         }
         let items = self.synthetic(&past.name, &call, texts::late_kind(&call), result);
         self.settle(call, CallState::Returned);
-        self.handle_input(items, Wake::External);
+        self.handle_input(items, TurnReason::External);
         Ok(())
+    }
+
+    /// Replaces a result that does not fit into the next prompt together with the others. Its call is over all the same.
+    fn limit_size(&mut self, result: ToolResult) -> ToolResult {
+        let (bytes, limit) = (result.bytes(), self.limits.result_bytes);
+        let total = self.head.result_bytes.saturating_add(bytes);
+        if total > limit {
+            let subscription = result.subscription;
+            return ToolResult { subscription, ..ToolResult::text(texts::result_too_large(bytes, limit)) };
+        }
+        self.head.result_bytes = total;
+        result
     }
 
     /// Settles an open call by its result, which may confirm a subscription.
@@ -93,11 +107,11 @@ impl StepBuilder<'_> {
         if let Some(open) = self.take_from_batch(call) {
             self.settle(open.id.clone(), state);
             self.append(Item::runtime_result(open.id, text));
-            self.continue_batch(Wake::Continue);
+            self.continue_batch(TurnReason::Continue);
         } else if let Some(open) = self.take_from_background(call) {
             self.settle(open.id, state);
             let items = self.synthetic(&open.name, call, texts::late_kind(call), ToolResult::text(text));
-            self.handle_input(items, Wake::External);
+            self.handle_input(items, TurnReason::External);
         } else {
             return Err(Ignored::SettledCall);
         }
@@ -127,7 +141,7 @@ impl StepBuilder<'_> {
                 self.note_external_input();
                 self.reset_turns();
             }
-            self.continue_batch(if long { Wake::External } else { Wake::Continue });
+            self.continue_batch(if long { TurnReason::External } else { TurnReason::Continue });
             return Ok(());
         }
         if open.unapproved {
@@ -208,7 +222,7 @@ impl StepBuilder<'_> {
         self.check_space(Queue::Held)?;
         let (kind, result) = (event_kind(subscription, event), ToolResult::text(&event.text));
         let items = self.synthetic(&subscription.name, &subscription.id, kind, result);
-        self.handle_input(items, Wake::External);
+        self.handle_input(items, TurnReason::External);
         Ok(())
     }
 
@@ -282,10 +296,10 @@ impl StepBuilder<'_> {
 
 impl Subscription {
     pub(crate) fn new(open: OpenCall, since: rap_protocol::Timestamp) -> Subscription {
-        let OpenCall { id, call_id, name, server, seq, .. } = open;
+        let OpenCall { id, model_id, name, server, seq, .. } = open;
         Subscription {
             id,
-            call_id,
+            model_id,
             name,
             server,
             seq,

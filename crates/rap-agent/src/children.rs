@@ -84,15 +84,15 @@ impl StepBuilder<'_> {
         });
         // The events are external input of the parent as well.
         self.note_external_input();
-        let at = self.head.settled;
+        let at = self.head.settled_up_to;
         let waited = range.as_ref().map_or(0, |range| range.count);
         let head = Head {
             origin: Origin::Event { parent: self.facts.thread.id.clone(), call, tool },
             seq: at + waited + items.len() as u64,
-            settled: at,
-            answered: at,
+            settled_up_to: at,
+            answered_up_to: at,
             // The child does not inherit a summary that was written after that point.
-            summarised: Some(self.head.summarised).filter(|covers| *covers < at).unwrap_or(0),
+            summarised_up_to: Some(self.head.summarised_up_to).filter(|covers| *covers < at).unwrap_or(0),
             external_input_at: self.head.external_input_at,
             turns_reset_at: self.head.external_input_at,
             ..Head::new()
@@ -125,7 +125,7 @@ impl StepBuilder<'_> {
         };
         match pause {
             None => {
-                (head.turn, head.turns_since_wake) = (1, 1);
+                (head.turn, head.turns_since_external_input) = (1, 1);
                 let up_to = head.seq;
                 head.phase = Phase::Asking(TurnInProgress { up_to, dropped: 0, failing_since: None });
                 effects.push(Effect::AskModel { turn: 1, up_to });

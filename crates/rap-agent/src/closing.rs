@@ -1,6 +1,6 @@
 //! Closing a thread, and handling its due time.
 
-use crate::step::{StepBuilder, Wake};
+use crate::step::{StepBuilder, TurnReason};
 use crate::texts;
 use crate::{CallState, Effect, Ignored, Item, Phase, Queue, ThreadMessage};
 
@@ -15,10 +15,10 @@ impl StepBuilder<'_> {
             Phase::Waiting { .. } => self.join(),
             // The budget's hour is over. The turn counts as a wake, but not as new external input.
             Phase::Paused(_) => {
-                self.close_batch(Wake::Session { external_input_at: self.head.external_input_at })
+                self.close_batch(TurnReason::Session { external_input_at: self.head.external_input_at })
             }
             // A failed thread retries. Held input is released with the retry.
-            _ => self.close_batch(Wake::Continue),
+            _ => self.close_batch(TurnReason::Continue),
         }
         Ok(())
     }

@@ -141,8 +141,8 @@ pub struct CallEntry {
     /// thread inherits.
     pub id: CallId,
     /// Id that the model gave the call; `None` if it was malformed or the runtime made the call.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub call_id: Option<CallId>,
+    #[serde(rename = "call_id", default, skip_serializing_if = "Option::is_none")]
+    pub model_id: Option<CallId>,
     /// Name of the tool, as the model wrote it.
     pub name: String,
     /// Arguments of the call.

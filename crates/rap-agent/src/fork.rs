@@ -67,6 +67,12 @@ impl Head {
     /// subscriptions, timers or children.
     pub fn fork(&self, point: ForkPoint) -> Head {
         let ForkPoint { at, answered, summarised } = point;
-        Head { seq: at, settled: at, answered, summarised, ..Head::new() }
+        Head {
+            seq: at,
+            settled_up_to: at,
+            answered_up_to: answered,
+            summarised_up_to: summarised,
+            ..Head::new()
+        }
     }
 }

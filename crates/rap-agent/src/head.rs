@@ -16,22 +16,24 @@ pub struct Head {
     /// Number of the last turn; 0 before the first.
     pub(crate) turn: u64,
     /// Number of turns since the last external input reset the count.
-    pub(crate) turns_since_wake: u32,
+    pub(crate) turns_since_external_input: u32,
     /// Time of the newest external input (from a user, a tool, an event or a long timer) that this thread received or
     /// learned of from other threads of its session.
     pub(crate) external_input_at: Timestamp,
-    /// Value of `external_input_at` when `turns_since_wake` was last reset.
+    /// Value of `external_input_at` when `turns_since_external_input` was last reset.
     pub(crate) turns_reset_at: Timestamp,
     /// Number of the last entry.
     pub(crate) seq: Seq,
     /// Last entry at which no call was open and nothing was unanswered. Event children inherit the history up to here.
-    pub(crate) settled: Seq,
+    pub(crate) settled_up_to: Seq,
     /// Last entry that the model has answered; every call up to there has a result. A summary ends here.
-    pub(crate) answered: Seq,
+    pub(crate) answered_up_to: Seq,
     /// Last entry that the newest summary covers; 0 without a summary.
-    pub(crate) summarised: Seq,
+    pub(crate) summarised_up_to: Seq,
     /// Input tokens of the last answer; 0 if unknown or outdated.
     pub(crate) prompt_tokens: u64,
+    /// Size of the results since the last model request, in bytes.
+    pub(crate) result_bytes: u64,
     /// Number of ids that the thread has made: for calls, questions and children.
     pub(crate) ids: u64,
     /// Open calls that have a placeholder result in the history.
@@ -201,8 +203,8 @@ pub struct OpenCall {
     /// Id that the runtime made.
     pub id: CallId,
     /// Id that the model gave the call; `None` if it was malformed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub call_id: Option<CallId>,
+    #[serde(rename = "call_id", default, skip_serializing_if = "Option::is_none")]
+    pub model_id: Option<CallId>,
     /// Name of the tool.
     pub name: String,
     /// Tool server that executes the call.
@@ -250,8 +252,8 @@ pub struct Subscription {
     /// Id of the call that subscribed.
     pub id: CallId,
     /// Id that the model gave that call; `None` if it was malformed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub call_id: Option<CallId>,
+    #[serde(rename = "call_id", default, skip_serializing_if = "Option::is_none")]
+    pub model_id: Option<CallId>,
     /// Name of the tool.
     pub name: String,
     /// Tool server that sends the events.
@@ -438,14 +440,15 @@ impl Head {
             phase: Phase::Idle,
             origin: Origin::Root,
             turn: 0,
-            turns_since_wake: 0,
+            turns_since_external_input: 0,
             external_input_at: Timestamp(0),
             turns_reset_at: Timestamp(0),
             seq: 0,
-            settled: 0,
-            answered: 0,
-            summarised: 0,
+            settled_up_to: 0,
+            answered_up_to: 0,
+            summarised_up_to: 0,
             prompt_tokens: 0,
+            result_bytes: 0,
             ids: 0,
             background: Vec::new(),
             subscriptions: Vec::new(),
@@ -494,23 +497,23 @@ impl Head {
     }
 
     /// Returns the last entry at which no call was open and nothing was unanswered.
-    pub fn settled(&self) -> Seq {
-        self.settled
+    pub fn settled_up_to(&self) -> Seq {
+        self.settled_up_to
     }
 
     /// Returns the last entry that the model has answered.
-    pub fn answered(&self) -> Seq {
-        self.answered
+    pub fn answered_up_to(&self) -> Seq {
+        self.answered_up_to
     }
 
     /// Returns the last entry that the newest summary covers; 0 without a summary.
-    pub fn summarised(&self) -> Seq {
-        self.summarised
+    pub fn summarised_up_to(&self) -> Seq {
+        self.summarised_up_to
     }
 
     /// Returns the number of turns since the last external input.
-    pub fn turns_since_wake(&self) -> u32 {
-        self.turns_since_wake
+    pub fn turns_since_external_input(&self) -> u32 {
+        self.turns_since_external_input
     }
 
     /// Returns the input tokens of the last answer; 0 if unknown or outdated.
@@ -543,7 +546,7 @@ impl Head {
 
     /// Returns the last entry that a new summary would cover; `None` if the newest summary covers it already.
     pub fn summarisable_up_to(&self) -> Option<Seq> {
-        (self.answered > self.summarised).then_some(self.answered)
+        (self.answered_up_to > self.summarised_up_to).then_some(self.answered_up_to)
     }
 
     /// Returns the calls of the last assistant entry that have no result yet.

@@ -3,7 +3,7 @@
 //! An input describes only what happened. Stored state that a step needs besides the head is in [`crate::Facts`].
 
 use rap_api::OnBusy;
-use rap_protocol::{AuthUrl, Body, CallId, EventId, ResponseUrl, Segment, ThreadId, Timestamp};
+use rap_protocol::{AuthUrl, Body, CallId, Content, EventId, ResponseUrl, Segment, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -29,7 +29,7 @@ pub enum Input {
         /// Number of the turn that the answer belongs to. An answer to any other turn than the current one is ignored.
         turn: u64,
         /// The answer, with its calls resolved against the toolset.
-        answer: Answer,
+        answer: TurnAnswer,
     },
     /// The request to the model failed.
     TurnFailed {
@@ -199,7 +199,7 @@ pub enum ThreadMessage {
 
 /// Answer of the model.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Answer {
+pub struct TurnAnswer {
     /// Text of the answer; may be empty.
     pub text: String,
     /// Calls of the answer, in order.
@@ -214,7 +214,7 @@ pub struct Answer {
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedCall {
     /// Id that the model gave the call; `None` if it is malformed.
-    pub call_id: Option<CallId>,
+    pub model_id: Option<CallId>,
     /// Name of the tool, as the model wrote it.
     pub name: String,
     /// Arguments that the model gave.
@@ -313,6 +313,24 @@ impl ToolResult {
     /// Returns a result that is plain text and confirms no subscription.
     pub fn text(text: impl Into<String>) -> ToolResult {
         ToolResult { content: Body::Text(text.into()), display: Vec::new(), subscription: false }
+    }
+
+    /// Size of the texts and images, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        let part = |part: &Content| match part {
+            Content::Text { text } => text.len(),
+            Content::Image(image) => image.data.len(),
+        };
+        let segment = |segment: &Segment| match segment {
+            Segment::Text(text) => text.len(),
+            Segment::Diff { path, patch } => path.len() + patch.len(),
+            Segment::Image(image) => image.data.len(),
+        };
+        let content = match &self.content {
+            Body::Text(text) => text.len(),
+            Body::Content(parts) => parts.iter().map(part).sum(),
+        };
+        (content + self.display.iter().map(segment).sum::<usize>()) as u64
     }
 }
 

@@ -18,6 +18,7 @@
 //! assert_eq!(step.effects, [Effect::AskModel { turn: 1, up_to: 1 }]);
 //! ```
 
+mod approval;
 mod budget;
 mod built_in;
 mod callback;
@@ -40,6 +41,7 @@ mod user;
 
 pub use rap_api::{OnBusy, Status};
 
+pub use crate::approval::approval_prompt;
 pub use crate::budget::{Amounts, Bounds, Budgets, Spending};
 pub use crate::entry::{Arguments, CallEntry, Entry, Item, Seq, Speaker, Thought, ThoughtKind, Thoughts};
 pub use crate::facts::{
@@ -51,7 +53,7 @@ pub use crate::head::{
     QuestionKind, Server, Subscription, TurnInProgress, Usage,
 };
 pub use crate::input::{
-    Answer, BuiltIn, Choice, Event, Input, Plan, PlannedCall, ThreadMessage, ToolResult, TurnRetry,
+    BuiltIn, Choice, Event, Input, Plan, PlannedCall, ThreadMessage, ToolResult, TurnAnswer, TurnRetry,
 };
 pub use crate::limits::{Limit, LimitValue, Limits, RuntimeLimits, Valid};
 pub use crate::status_check::{CheckResult, Liveness, LostAfter, StatusCheck};

@@ -196,7 +196,10 @@ limits! {
         /// Maximum total size of the input that a busy thread holds, and of the waiting events of each subscription. All
         /// of it is read at once.
         held_bytes as held_bytes_per_thread: u64 = 16 * MIB, Valid::Size(1..=1024 * MIB);
-        /// Maximum time that an event is held while calls are open.
+        /// Maximum total size of the results that a thread receives between two model requests. All of them are read at
+        /// once. A result beyond it is replaced by an error that states its size.
+        result_bytes as result_bytes_per_turn: u64 = 16 * MIB, Valid::Size(1..=1024 * MIB);
+        /// Maximum time that an event is held while calls are open, and that an event child which waits counts as at work.
         hold_max: Duration = seconds(60), Valid::Duration;
         /// Maximum number of open children that the model of a thread spawned, and of event children at work for its
         /// events.
@@ -256,6 +259,9 @@ limits! {
         lost_after: Duration = minutes(15), Valid::DurationAboveZero;
         /// Time within which a tool server has to answer discovery.
         discovery_timeout: Duration = seconds(5), Valid::DurationAboveZero;
+        /// Time for which a model request waits for the discovery of tools. Tools that arrive later are offered with the
+        /// next request.
+        discovery_wait: Duration = seconds(1), Valid::Duration;
         /// Number of attempts for a model request before the turn fails.
         model_attempts: u32 = 5, Valid::Count(POSITIVE);
         /// Maximum number of concurrent requests to one model server.
@@ -268,12 +274,18 @@ limits! {
         body: usize = BODY_BYTES, Valid::Size(1024..=BODY_BYTES as u64);
         /// Maximum size of a view.
         view_bytes: usize = 256 * KIB, Valid::Size(1..=BODY_BYTES as u64);
+        /// Maximum number of events of a subscription in a second, or "none". Beyond it, events are refused with 503 and have
+        /// to be sent again.
+        events_per_second: Option<u64> = Some(1000), Valid::CountOrNone;
         /// Lifetime of a callback URL, or "none" for as long as its call or subscription.
         callback_token_lifetime: Option<Duration> = None, Valid::DurationOrNone;
-        /// Time for which the Idempotency-Key of a request is remembered. Event ids are remembered while their subscription
-        /// is active.
+        /// Time for which the Idempotency-Key of a client's request is remembered. The name is that of the first release: the
+        /// ids of events are remembered while their subscription is active.
         event_marks_for: Duration = hours(7 * 24), Valid::DurationAboveZero;
-        /// Maximum number of concurrent incoming connections. Further ones wait.
+        /// Maximum number of requests of a client token in a second, or "none". Beyond it, requests are refused with 429.
+        requests_per_second: Option<u64> = None, Valid::CountOrNone;
+        /// Maximum number of concurrent incoming connections. Beyond it, those that made no progress for two seconds are
+        /// closed. If there are none, new ones get 503, except callbacks and health checks.
         connections: usize = 4096, Valid::Count(POSITIVE);
         /// Time within which the headers of a request have to arrive, and after which an idle connection is closed.
         request_within: Duration = seconds(30), Valid::DurationAboveZero;

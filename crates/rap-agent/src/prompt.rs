@@ -6,16 +6,18 @@
 //! the request of the shorter one, so that the provider's prompt cache is effective.
 
 pub mod anthropic;
+mod bounded;
 mod fit;
+mod messages;
 mod names;
 pub mod openai;
 mod schema;
 mod summary;
-mod turns;
 
 use serde_json::{Map, Value};
 
 use crate::Entry;
+pub use bounded::PromptEntries;
 pub use fit::{PromptFit, PromptParts, PromptSize, prompt_fit};
 pub use names::Names;
 pub use summary::{
@@ -24,6 +26,8 @@ pub use summary::{
 
 /// Default maximum size of the text of one result in a prompt, in bytes.
 pub const RESULT_BYTES: usize = 256 * 1024;
+/// Maximum total size of the texts of all results in a prompt, in bytes. The newest are kept. No model can read as much.
+pub const RESULTS_BYTES: usize = 32 * 1024 * 1024;
 /// Maximum number of images in a request. The newest are kept.
 pub const IMAGES: usize = 20;
 /// Maximum total size of all images in a request, in bytes of base64. The newest are kept.

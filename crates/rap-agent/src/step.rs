@@ -261,14 +261,15 @@ pub enum Ignored {
     /// The same input was processed before.
     #[error("the input was already processed")]
     Duplicate,
-    /// The call is not open, or was never sent to a tool server.
-    #[error("the call is settled")]
+    /// The call is not open: it is settled, the thread never made it, or it waits for approval and was not sent.
+    #[error("the call is not open")]
     SettledCall,
-    /// The thread never made the call, or never sent it.
+    /// The thread never made the call, or it waits for approval and was not sent. Unlike [`Ignored::SettledCall`], this says that
+    /// no callback of the call can be valid.
     #[error("the thread made no such call")]
     UnknownCall,
-    /// The call is not a subscription: it never was, it was cancelled, or it sent its final event.
-    #[error("the subscription has ended")]
+    /// The call has no active subscription: it never was one, it was cancelled, or it sent its final event.
+    #[error("the call has no active subscription")]
     EndedSubscription,
     /// The call has not been confirmed as a subscription yet.
     #[error("the call is still open; the subscription has to be confirmed first")]
@@ -366,7 +367,7 @@ pub(crate) struct StepBuilder<'a> {
 
 /// Reason for a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wake {
+pub(crate) enum TurnReason {
     /// The user did something.
     User,
     /// A tool, an event or a long timer.
@@ -445,26 +446,26 @@ impl<'a> StepBuilder<'a> {
     }
 
     /// Starts a turn, unless the thread's limit of turns without external input or the session's budget is reached.
-    pub(crate) fn ask(&mut self, wake: Wake) {
-        match wake {
-            Wake::User | Wake::External => {
+    pub(crate) fn ask(&mut self, reason: TurnReason) {
+        match reason {
+            TurnReason::User | TurnReason::External => {
                 self.note_external_input();
                 self.reset_turns();
             }
             // Threads that only answer each other never report a newer time, so their count is not reset.
-            Wake::Session { external_input_at } => {
+            TurnReason::Session { external_input_at } => {
                 self.head.external_input_at = self.head.external_input_at.max(external_input_at);
                 if self.head.external_input_at > self.head.turns_reset_at {
                     self.reset_turns();
                 }
             }
-            Wake::Continue => {}
+            TurnReason::Continue => {}
         }
-        if self.head.turns_since_wake >= self.limits.turns_per_wake {
-            let why = texts::turn_limit_reached(self.head.turns_since_wake);
+        if self.head.turns_since_external_input >= self.limits.turns_per_wake {
+            let why = texts::turn_limit_reached(self.head.turns_since_external_input);
             return self.pause(why, PauseScope::Thread, None);
         }
-        let wakes = u64::from(matches!(wake, Wake::External | Wake::Session { .. }));
+        let wakes = u64::from(matches!(reason, TurnReason::External | TurnReason::Session { .. }));
         match self.spend(Amounts { turns: 1, tokens: 0, wakes }) {
             Verdict::Allowed => self.begin_turn(),
             Verdict::Spent { why } => self.pause(why, PauseScope::Session, None),
@@ -479,12 +480,13 @@ impl<'a> StepBuilder<'a> {
     }
 
     pub(crate) fn reset_turns(&mut self) {
-        (self.head.turns_since_wake, self.head.turns_reset_at) = (0, self.head.external_input_at);
+        (self.head.turns_since_external_input, self.head.turns_reset_at) = (0, self.head.external_input_at);
     }
 
     fn begin_turn(&mut self) {
         self.head.turn += 1;
-        self.head.turns_since_wake += 1;
+        self.head.turns_since_external_input += 1;
+        self.head.result_bytes = 0;
         let up_to = self.head.seq;
         let (dropped, failing_since) = (self.dropped, self.failing_since);
         self.head.phase = Phase::Asking(TurnInProgress { up_to, dropped, failing_since });
@@ -505,18 +507,18 @@ impl<'a> StepBuilder<'a> {
 
     /// Handles input that must not stand between a call and its result: an idle thread appends it and asks the model, any
     /// other thread holds it.
-    pub(crate) fn handle_input(&mut self, items: Vec<Item>, wake: Wake) {
+    pub(crate) fn handle_input(&mut self, items: Vec<Item>, reason: TurnReason) {
         if self.head.phase == Phase::Idle {
             for item in items {
                 self.append(item);
             }
-            return self.ask(wake);
+            return self.ask(reason);
         }
         let was_empty = self.head.held.is_empty();
         self.hold(Queue::Held, items);
         let held = &mut self.head.held;
-        held.session_only = matches!(wake, Wake::Session { .. }) && (was_empty || held.session_only);
-        if let Wake::Session { external_input_at } = wake {
+        held.session_only = matches!(reason, TurnReason::Session { .. }) && (was_empty || held.session_only);
+        if let TurnReason::Session { external_input_at } = reason {
             held.external_input_at = held.external_input_at.max(external_input_at);
         }
         self.end_sleeps_for_input();
@@ -547,13 +549,15 @@ impl<'a> StepBuilder<'a> {
     }
 
     /// Appends all input of a queue to the history. Returns the reason for the next turn, or `None` if the queue was empty.
-    pub(crate) fn release(&mut self, queue: Queue) -> Option<Wake> {
+    pub(crate) fn release(&mut self, queue: Queue) -> Option<TurnReason> {
         let held = self.queue(queue);
-        let wake = match queue {
-            Queue::Queued => Wake::User,
-            Queue::Held if held.user => Wake::User,
-            Queue::Held if held.session_only => Wake::Session { external_input_at: held.external_input_at },
-            Queue::Held => Wake::External,
+        let reason = match queue {
+            Queue::Queued => TurnReason::User,
+            Queue::Held if held.user => TurnReason::User,
+            Queue::Held if held.session_only => {
+                TurnReason::Session { external_input_at: held.external_input_at }
+            }
+            Queue::Held => TurnReason::External,
         };
         let (first, count) = held.clear();
         if count == 0 {
@@ -561,7 +565,7 @@ impl<'a> StepBuilder<'a> {
         }
         self.writes.push(Write::Release { queue, first, count, seq: self.head.seq + 1 });
         self.head.seq += count;
-        Some(wake)
+        Some(reason)
     }
 
     /// Makes a call id that is unique in all threads.
@@ -592,7 +596,7 @@ impl<'a> StepBuilder<'a> {
     ) -> Vec<Item> {
         let id = self.new_call_id();
         let call =
-            CallEntry { id: id.clone(), call_id: None, name: name.to_owned(), arguments, display: None };
+            CallEntry { id: id.clone(), model_id: None, name: name.to_owned(), arguments, display: None };
         let ToolResult { content, display, .. } = result;
         vec![Item::assistant("", vec![call]), Item::Result { call_id: id, content, display, synthetic: true }]
     }
@@ -608,26 +612,26 @@ impl<'a> StepBuilder<'a> {
 
     /// Asks the model after all calls of the batch have results. Held input is included, unless it has to wait for the
     /// next hour.
-    pub(crate) fn close_batch(&mut self, wake: Wake) {
-        let waits = wake == Wake::Continue && self.held_must_wait();
+    pub(crate) fn close_batch(&mut self, reason: TurnReason) {
+        let waits = reason == TurnReason::Continue && self.held_must_wait();
         let released = if waits { None } else { self.release(Queue::Held) };
-        self.ask(released.unwrap_or(wake));
+        self.ask(released.unwrap_or(reason));
     }
 
     /// Continues after a call of the batch got its result. If only `wait` calls are left, they end. When the batch is
     /// empty, the model is asked.
-    pub(crate) fn continue_batch(&mut self, wake: Wake) {
+    pub(crate) fn continue_batch(&mut self, reason: TurnReason) {
         if self.is_sleeping() && !self.head.queued.is_empty() {
             self.end_sleeps(|_| true);
             self.release(Queue::Held);
             self.release(Queue::Queued);
-            return self.ask(Wake::User);
+            return self.ask(TurnReason::User);
         }
         if self.head.batch().iter().all(|call| call.server.is_runtime() && call.until.is_none()) {
             self.end_sleeps(|_| true);
         }
         if self.head.batch().is_empty() {
-            self.close_batch(wake);
+            self.close_batch(reason);
         }
     }
 
@@ -707,7 +711,7 @@ impl<'a> StepBuilder<'a> {
     /// Handles a message of the session. It is never refused and does not count as held input: the number of threads and
     /// of turns bounds the number of such messages.
     fn handle_session_input(&mut self, items: Vec<Item>, external_input_at: Timestamp) {
-        self.handle_input(items, Wake::Session { external_input_at });
+        self.handle_input(items, TurnReason::Session { external_input_at });
         let held = self.queue(Queue::Held);
         held.inputs = held.inputs.saturating_sub(1);
     }

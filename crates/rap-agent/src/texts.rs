@@ -193,6 +193,13 @@ pub(crate) fn result_refused(why: &str) -> String {
     format!("Error: the tool's result was refused ({why})")
 }
 
+pub(crate) fn result_too_large(bytes: u64, limit: u64) -> String {
+    format!(
+        "Error: the call is over, but its result was not kept: it has {bytes} bytes, and all results that the model \
+         reads at once may have {limit}. Call fewer tools at once, or ask them for less."
+    )
+}
+
 pub(crate) fn events_dropped(call: &CallId, events: u64) -> String {
     format!("dropped waiting events of {call}: {events}")
 }

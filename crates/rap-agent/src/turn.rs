@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use rap_protocol::CallId;
 
-use crate::step::{StepBuilder, Wake};
+use crate::step::{StepBuilder, TurnReason};
 use crate::texts;
 use crate::{
-    Answer, Arguments, BuiltIn, CallEntry, Effect, Item, OpenCall, Phase, Plan, PlannedCall, Queue, Seq,
-    Server, Thoughts, ThreadMessage, TurnRetry, Write,
+    Arguments, BuiltIn, CallEntry, Effect, Item, OpenCall, Phase, Plan, PlannedCall, Queue, Seq, Server,
+    Thoughts, ThreadMessage, TurnAnswer, TurnRetry, Write,
 };
 
 /// The calls of an answer.
@@ -22,10 +22,10 @@ pub(crate) struct AnswerCalls {
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(3600));
 
 impl StepBuilder<'_> {
-    pub(crate) fn handle_answer(&mut self, answer: Answer) {
-        let Answer { text, calls, thoughts, usage } = answer;
+    pub(crate) fn handle_answer(&mut self, answer: TurnAnswer) {
+        let TurnAnswer { text, calls, thoughts, usage } = answer;
         if let Some(up_to) = self.head.prompt_up_to() {
-            self.head.answered = up_to;
+            self.head.answered_up_to = up_to;
         }
         self.head.prompt_tokens = usage.input;
         self.add_usage(usage);
@@ -40,7 +40,7 @@ impl StepBuilder<'_> {
             return;
         }
         if self.head.batch().is_empty() {
-            return self.close_batch(Wake::Continue);
+            return self.close_batch(TurnReason::Continue);
         }
         // A user message that arrived during the turn does not wait for the calls.
         if self.head.held.user {
@@ -48,7 +48,7 @@ impl StepBuilder<'_> {
         } else if !self.head.held.is_empty() && !self.held_must_wait() {
             self.end_sleeps_for_input();
         } else if !self.head.queued.is_empty() && self.is_sleeping() {
-            self.continue_batch(Wake::Continue);
+            self.continue_batch(TurnReason::Continue);
         }
     }
 
@@ -56,12 +56,12 @@ impl StepBuilder<'_> {
     fn finish_turn(&mut self) {
         let queued = if self.held_must_wait() { self.release(Queue::Queued) } else { None };
         let released = queued.or_else(|| self.release(Queue::Held)).or_else(|| self.release(Queue::Queued));
-        if let Some(wake) = released {
-            return self.ask(wake);
+        if let Some(reason) = released {
+            return self.ask(reason);
         }
         self.head.phase = Phase::Idle;
         if self.head.background.is_empty() {
-            self.head.settled = self.head.seq;
+            self.head.settled_up_to = self.head.seq;
         }
     }
 
@@ -78,15 +78,15 @@ impl StepBuilder<'_> {
     /// Moves the open calls to the background, appends held input, and asks the model.
     pub(crate) fn join(&mut self) {
         self.move_batch_to_background();
-        let wake = self.release(Queue::Held).unwrap_or(Wake::External);
-        self.ask(wake);
+        let reason = self.release(Queue::Held).unwrap_or(TurnReason::External);
+        self.ask(reason);
     }
 
     fn handle_calls(&mut self, text: String, planned: Vec<PlannedCall>, thoughts: Option<Thoughts>) {
         let mut calls: Vec<CallEntry> = Vec::with_capacity(planned.len());
         let mut plans = Vec::with_capacity(planned.len());
-        for PlannedCall { call_id, name, arguments, display, plan } in planned {
-            calls.push(CallEntry { id: self.new_call_id(), call_id, name, arguments, display });
+        for PlannedCall { model_id, name, arguments, display, plan } in planned {
+            calls.push(CallEntry { id: self.new_call_id(), model_id, name, arguments, display });
             plans.push(plan);
         }
         self.append(Item::Assistant { text, calls: calls.clone(), thoughts });
@@ -125,7 +125,7 @@ impl StepBuilder<'_> {
         };
         let open = OpenCall {
             id: call.id,
-            call_id: call.call_id,
+            model_id: call.model_id,
             name: call.name,
             server,
             seq,
@@ -146,7 +146,7 @@ impl StepBuilder<'_> {
 
     pub(crate) fn fail(&mut self, why: String, retry: TurnRetry) {
         // A turn without an answer does not count as a turn without external input.
-        self.head.turns_since_wake = self.head.turns_since_wake.saturating_sub(1);
+        self.head.turns_since_external_input = self.head.turns_since_external_input.saturating_sub(1);
         let since = *self.failing_since.get_or_insert(self.now);
         let failing_for = self.now.since(since);
         let (shortest, longest) = RETRY_PAUSE;

@@ -2,7 +2,7 @@
 
 use rap_protocol::CallId;
 
-use crate::step::{StepBuilder, Wake};
+use crate::step::{StepBuilder, TurnReason};
 use crate::texts;
 use crate::{
     CallState, Effect, Ignored, Item, NewQuestion, OnBusy, OpenCall, PauseScope, Phase, Question,
@@ -54,7 +54,7 @@ impl StepBuilder<'_> {
     pub(crate) fn answer_now(&mut self, text: String) {
         self.release(Queue::Held);
         self.append(Item::user(text));
-        self.ask(Wake::User);
+        self.ask(TurnReason::User);
     }
 
     /// Does the same as `answer_now`, but an enqueued message does not overtake earlier ones.
@@ -101,7 +101,7 @@ impl StepBuilder<'_> {
         (self.dropped, self.failing_since) = (0, None);
         self.release(Queue::Held);
         match self.release(Queue::Queued) {
-            Some(wake) => self.ask(wake),
+            Some(reason) => self.ask(reason),
             None => self.head.phase = Phase::Idle,
         }
         Ok(())
@@ -111,7 +111,7 @@ impl StepBuilder<'_> {
         if let Some(open) = self.take_from_batch(call) {
             self.append(Item::runtime_result(open.id.clone(), texts::INTERRUPTED));
             self.settle_cancelled(&open);
-            self.continue_batch(Wake::Continue);
+            self.continue_batch(TurnReason::Continue);
         } else if let Some(open) = self.take_from_background(call) {
             self.append(Item::notice(format!("call {} of {} was cancelled", open.id, open.name)));
             self.settle_cancelled(&open);
@@ -160,7 +160,7 @@ impl StepBuilder<'_> {
         }
         self.failing_since = None;
         self.release(Queue::Held);
-        self.ask(Wake::User);
+        self.ask(TurnReason::User);
         Ok(())
     }
 

@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use rap_api::client::{Client, IdempotencyKey, Update};
-//! use rap_api::{CreateThread, Event, Item, SendMessage, Status};
+//! use rap_api::{CreateThread, ThreadEvent, Item, SendMessage, Status};
 //!
 //! /// Asks an agent, and returns all of its answers.
 //! async fn ask(client: &Client, text: &str) -> Result<Vec<String>, rap_api::client::Error> {
@@ -16,11 +16,11 @@
 //!     let mut follower = client.follow(&thread.id, 0);
 //!     loop {
 //!         match follower.next().await? {
-//!             Update::Event(Event::Entry(entry)) => match entry.item {
+//!             Update::Event(ThreadEvent::Entry(entry)) => match entry.item {
 //!                 Item::Assistant { text, .. } => answers.push(text),
 //!                 _ => {}
 //!             },
-//!             Update::Event(Event::Status(update)) if update.status == Status::Idle => return Ok(answers),
+//!             Update::Event(ThreadEvent::Status(update)) if update.status == Status::Idle => return Ok(answers),
 //!             _ => {}
 //!         }
 //!     }
@@ -88,8 +88,8 @@ use follow::Connection;
 pub use follow::{Follower, RawEvent, Skipped, StreamEvent, Update};
 
 use crate::{
-    Answer, CreateThread, Delivery, Done, Entries, ErrorBody, Fork, Listing, RuntimeEvent, SendMessage,
-    Thread, Tools, Turn, Views,
+    Answer, CreateThread, CreateToken, CreatedToken, Delivery, Done, Entries, ErrorBody, Fork, Listing,
+    RuntimeEvent, SendMessage, Thread, Tools, Turn, Views,
 };
 
 /// URL of a runtime that listens on its default address.
@@ -302,7 +302,7 @@ impl Client {
 
     /// Returns the latest views of a thread.
     pub async fn views(&self, id: &str) -> Result<Views, Error> {
-        self.typed(self.get_json(&["v1", "threads", id, "views"], &[]).await?)
+        self.typed(self.all_pages(&["v1", "threads", id, "views"], "views", &[]).await?)
     }
 
     /// Returns a delivery.
@@ -315,9 +315,26 @@ impl Client {
         self.act(&["v1", "deliveries", id, "redeliver"]).await
     }
 
+    /// Creates a client token, which this answer alone contains.
+    pub async fn create_token(&self, new: &CreateToken) -> Result<CreatedToken, Error> {
+        self.post(&["v1", "tokens"], new, None).await
+    }
+
+    /// Revokes a client token.
+    pub async fn revoke_token(&self, id: &str) -> Result<Done, Error> {
+        let answer = self.http.delete(&self.path(&["v1", "tokens", id]), &self.headers(), ANSWER_BYTES).await;
+        let answer = answer.map_err(|error| self.failed(error))?;
+        self.typed(self.read(answer.status, &answer.body)?)
+    }
+
     /// Returns the tool servers and their tools.
     pub async fn tools(&self) -> Result<Tools, Error> {
-        self.typed(self.get_json(&["v1", "tools"], &[]).await?)
+        self.typed(self.tools_json().await?)
+    }
+
+    /// Like [`Client::tools`], with all fields that the runtime sends.
+    pub async fn tools_json(&self) -> Result<Value, Error> {
+        self.all_pages(&["v1", "tools"], "servers", &[]).await
     }
 
     /// Returns a page of a listing with at most `limit` rows, or all rows as one page if `limit` is `None`. Filters are
@@ -343,21 +360,31 @@ impl Client {
         let rows = limit.unwrap_or(PAGE).to_string();
         let parameters: Vec<_> = filters.iter().copied().chain([("limit", rows.as_str())]).collect();
         let path = ["v1", L::NAME];
-        let mut answer = self.get_json(&path, &parameters).await?;
-        if limit.is_some() {
-            return Ok(answer);
+        match limit {
+            Some(_) => self.get_json(&path, &parameters).await,
+            None => self.all_pages(&path, L::FIELD, &parameters).await,
         }
+    }
+
+    /// GETs all pages of a listing and returns them as one, with the rows in `field`.
+    async fn all_pages(
+        &self,
+        path: &[&str],
+        field: &str,
+        parameters: &[(&str, &str)],
+    ) -> Result<Value, Error> {
+        let mut answer = self.get_json(path, parameters).await?;
         while let Some(cursor) = answer["next_cursor"].as_str().map(str::to_owned) {
             let next: Vec<_> = parameters.iter().copied().chain([("cursor", cursor.as_str())]).collect();
-            let mut more = self.get_json(&path, &next).await?;
+            let mut more = self.get_json(path, &next).await?;
             let rows = |page: &mut Value| {
-                page.get_mut(L::FIELD).and_then(|rows| rows.as_array_mut().map(std::mem::take))
+                page.get_mut(field).and_then(|rows| rows.as_array_mut().map(std::mem::take))
             };
             let (Some(mut all), Some(rows)) = (rows(&mut answer), rows(&mut more)) else {
                 return Err(self.not_a_runtime("a page of the listing has no rows"));
             };
             all.extend(rows);
-            answer[L::FIELD] = Value::Array(all);
+            answer[field] = Value::Array(all);
             let next = more["next_cursor"].take();
             if next == cursor.as_str() {
                 return Err(self.not_a_runtime("a page of the listing points to itself"));

@@ -1,4 +1,4 @@
-//! The delivery ledger.
+//! The delivery log.
 
 #[cfg(feature = "schema")]
 use schemars::JsonSchema;

@@ -14,7 +14,7 @@ use crate::{Delivery, Entry, OpenCall, Question, QuestionKind, Status, Time, Vie
 /// Serialized, it is the data of the event, without its name.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum Event {
+pub enum ThreadEvent {
     /// A new entry of the history.
     Entry(Entry),
     /// A piece of an answer in progress. The entry that follows it is authoritative.
@@ -33,7 +33,7 @@ pub enum Event {
     End(End),
 }
 
-impl Event {
+impl ThreadEvent {
     /// Name of the events with an entry. Only these have an id, the sequence number of the entry.
     pub const ENTRY: &str = "entry";
     /// Name of the last event of a stream.
@@ -42,22 +42,22 @@ impl Event {
     /// Parses an event. Returns `None` for an event that this version does not know.
     ///
     /// ```
-    /// use rap_api::{Event, Status};
+    /// use rap_api::{ThreadEvent, Status};
     ///
-    /// let event = Event::parse("status", r#"{"status": "idle", "turn": 3, "held": 0, "children": 0}"#);
-    /// assert!(matches!(event, Some(Event::Status(update)) if update.status == Status::Idle));
-    /// assert_eq!(Event::parse("of a newer runtime", "{}"), None);
+    /// let event = ThreadEvent::parse("status", r#"{"status": "idle", "turn": 3, "held": 0, "children": 0}"#);
+    /// assert!(matches!(event, Some(ThreadEvent::Status(update)) if update.status == Status::Idle));
+    /// assert_eq!(ThreadEvent::parse("of a newer runtime", "{}"), None);
     /// ```
-    pub fn parse(name: &str, data: &str) -> Option<Event> {
+    pub fn parse(name: &str, data: &str) -> Option<ThreadEvent> {
         Some(match name {
-            Event::ENTRY => Event::Entry(read(data)?),
-            "delta" => Event::Delta(read(data)?),
-            "status" => Event::Status(read(data)?),
-            "call" => Event::Call(read(data)?),
-            "choice" | "oauth" => Event::Question(read(data)?),
-            "notice" => Event::Notice(read(data)?),
-            "view" => Event::View(read(data)?),
-            Event::END => Event::End(read(data)?),
+            ThreadEvent::ENTRY => ThreadEvent::Entry(read(data)?),
+            "delta" => ThreadEvent::Delta(read(data)?),
+            "status" => ThreadEvent::Status(read(data)?),
+            "call" => ThreadEvent::Call(read(data)?),
+            "choice" | "oauth" => ThreadEvent::Question(read(data)?),
+            "notice" => ThreadEvent::Notice(read(data)?),
+            "view" => ThreadEvent::View(read(data)?),
+            ThreadEvent::END => ThreadEvent::End(read(data)?),
             _ => return None,
         })
     }
@@ -65,14 +65,14 @@ impl Event {
     /// Returns the name of the event in the stream.
     pub fn name(&self) -> &'static str {
         match self {
-            Event::Entry(_) => Event::ENTRY,
-            Event::Delta(_) => "delta",
-            Event::Status(_) => "status",
-            Event::Call(_) => "call",
-            Event::Question(question) => question_name(question),
-            Event::Notice(_) => "notice",
-            Event::View(_) => "view",
-            Event::End(_) => Event::END,
+            ThreadEvent::Entry(_) => ThreadEvent::ENTRY,
+            ThreadEvent::Delta(_) => "delta",
+            ThreadEvent::Status(_) => "status",
+            ThreadEvent::Call(_) => "call",
+            ThreadEvent::Question(question) => question_name(question),
+            ThreadEvent::Notice(_) => "notice",
+            ThreadEvent::View(_) => "view",
+            ThreadEvent::End(_) => ThreadEvent::END,
         }
     }
 }
@@ -103,7 +103,7 @@ impl RuntimeEvent {
             "choice" | "oauth" => RuntimeEvent::Question(read(data)?),
             "notice" => RuntimeEvent::Notice(read(data)?),
             "delivery" => RuntimeEvent::Delivery(read(data)?),
-            Event::END => RuntimeEvent::End(read(data)?),
+            ThreadEvent::END => RuntimeEvent::End(read(data)?),
             _ => return None,
         })
     }
@@ -115,7 +115,7 @@ impl RuntimeEvent {
             RuntimeEvent::Question(question) => question_name(question),
             RuntimeEvent::Notice(_) => "notice",
             RuntimeEvent::Delivery(_) => "delivery",
-            RuntimeEvent::End(_) => Event::END,
+            RuntimeEvent::End(_) => ThreadEvent::END,
         }
     }
 }
@@ -248,7 +248,8 @@ mod tests {
             data.to_string()
         };
         for (name, data) in events {
-            let event = Event::parse(name, &with_more(&data)).unwrap_or_else(|| panic!("{name}: {data}"));
+            let event =
+                ThreadEvent::parse(name, &with_more(&data)).unwrap_or_else(|| panic!("{name}: {data}"));
             assert_eq!((event.name(), json!(event)), (name, data));
         }
         let of_all = [
@@ -274,8 +275,8 @@ mod tests {
     fn unknown_words_and_kinds_are_read() {
         let entry = json!({"seq": 1, "at": AT, "kind": "of a newer runtime", "text": "hi"}).to_string();
         assert!(matches!(
-            Event::parse("entry", &entry),
-            Some(Event::Entry(Entry { item: crate::Item::Unknown, .. }))
+            ThreadEvent::parse("entry", &entry),
+            Some(ThreadEvent::Entry(Entry { item: crate::Item::Unknown, .. }))
         ));
         let question = json!({"thread_id": "t", "call_id": "c", "tool": "x", "asked_at": AT, "kind": "of a newer runtime"});
         assert_eq!(serde_json::from_value::<Question>(question).unwrap().kind, QuestionKind::Unknown);

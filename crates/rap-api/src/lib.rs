@@ -18,6 +18,9 @@
 //! | `GET /v1/deliveries`, `/v1/deliveries/{id}` | | [`Deliveries`], [`Delivery`] |
 //! | `POST /v1/deliveries/{id}/redeliver` | | [`Done`] |
 //! | `GET /v1/tools` | | [`Tools`] |
+//! | `POST /v1/tokens` | [`CreateToken`] | [`CreatedToken`] |
+//! | `GET /v1/tokens` | | [`Tokens`] |
+//! | `DELETE /v1/tokens/{id}` | | [`Done`] |
 //!
 //! Every other answer is an [`ErrorBody`]. Reading is lenient, so that a program works with a newer runtime: unknown
 //! fields are ignored, and an unknown word, such as a new status, is read as `Unknown`.
@@ -40,7 +43,7 @@
 //! |---|---|
 //! | `client` | the module `client`: requests, and event streams that reconnect |
 //! | `schema` | `schemars::JsonSchema` for all types |
-//! | `clap` | `clap::ValueEnum` for [`Status`], [`OnBusy`] and [`DeliveryOutcome`] |
+//! | `clap` | `clap::ValueEnum` for [`Status`], [`OnBusy`], [`DeliveryOutcome`] and [`TokenScope`] |
 
 #[cfg(feature = "client")]
 pub mod client;
@@ -52,15 +55,18 @@ mod question;
 mod request;
 mod thread;
 mod time;
+mod token;
 mod tool;
 mod word;
 
 pub use delivery::{Delivery, DeliveryKind, DeliveryOutcome};
 pub use entry::{Call, Content, Entries, Entry, Item, Sender, display_text};
-pub use event::{CallEvent, CallState, Delta, End, Event, Notice, RuntimeEvent, StatusEvent, ThreadStatus};
+pub use event::{
+    CallEvent, CallState, Delta, End, Notice, RuntimeEvent, StatusEvent, ThreadEvent, ThreadStatus,
+};
 pub use listing::{
     Calls, Deliveries, Inbox, ListedCall, ListedSubscription, Listing, Subscriptions, Threads, Timer,
-    TimerKind, Timers,
+    TimerKind, Timers, Tokens,
 };
 pub use question::{Question, QuestionKind};
 #[cfg(feature = "schema")]
@@ -71,4 +77,5 @@ pub use request::{
 };
 pub use thread::{OpenCall, Status, Subscription, Thread, Usage};
 pub use time::{Time, TimeError};
+pub use token::{CreateToken, CreatedToken, ListedToken, TOKEN_NAME_CHARS, TokenScope};
 pub use tool::{Tool, ToolServer, Tools, View, Views};

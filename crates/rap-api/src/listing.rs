@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::word::words;
-use crate::{Delivery, Question, Thread, Time};
+use crate::{Delivery, ListedToken, Question, Thread, Time};
 
 /// A page of a listing.
 pub trait Listing: DeserializeOwned {
@@ -56,8 +56,10 @@ listings! {
     Timers { timers: Timer } at "timers";
     /// A page of the questions that wait for a user.
     Inbox { items: Question } at "inbox";
-    /// A page of the ledger, newest first.
+    /// A page of deliveries, newest first.
     Deliveries { deliveries: Delivery } at "deliveries";
+    /// A page of the tokens of clients, oldest first.
+    Tokens { tokens: ListedToken } at "tokens";
 }
 
 /// An open call.

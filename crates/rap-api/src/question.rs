@@ -3,6 +3,7 @@
 #[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::Time;
 
@@ -18,6 +19,9 @@ pub struct Question {
     pub tool: String,
     /// Time at which the tool asked.
     pub asked_at: Time,
+    /// Arguments of the call. They are in the inbox, but not in events.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arguments: Option<Map<String, Value>>,
     /// The question itself.
     #[serde(flatten)]
     pub kind: QuestionKind,

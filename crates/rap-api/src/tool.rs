@@ -13,6 +13,9 @@ use crate::Time;
 pub struct Tools {
     /// Configured tool servers.
     pub servers: Vec<ToolServer>,
+    /// Cursor of the next page. Null if there is none.
+    #[serde(default)]
+    pub next_cursor: Option<String>,
 }
 
 /// A tool server.
@@ -56,6 +59,9 @@ pub struct Tool {
 pub struct Views {
     /// One view for each server and type.
     pub views: Vec<View>,
+    /// Cursor of the next page. Null if there is none.
+    #[serde(default)]
+    pub next_cursor: Option<String>,
 }
 
 /// The latest content of a view.

@@ -9,6 +9,7 @@ pub mod inbox;
 pub mod subs;
 pub mod threads;
 pub mod timers;
+pub mod token;
 pub mod tools;
 
 use std::io::Write;
@@ -16,7 +17,7 @@ use std::io::Write;
 use anyhow::anyhow;
 use clap::Args;
 use rap_api::client::{Client, DEFAULT_URL, Error};
-use rap_protocol::Secret;
+use rap_protocol::{Secret, visible};
 use serde_json::Value;
 
 use crate::suggestion;
@@ -65,7 +66,9 @@ pub fn error_text(error: &anyhow::Error) -> String {
             "no runtime answers at {url}: start it with: rap serve\n(or set another URL with --url or RAP_URL; {why})"
         ),
         Some(error @ Error::Unauthorised { .. }) => {
-            format!("{error}: set RAP_TOKEN (or --token) to one of its server.tokens")
+            format!(
+                "{error}: set RAP_TOKEN (or --token) to one of its server.tokens, or to one made with: rap token create"
+            )
         }
         Some(error @ Error::BadToken) => format!("{error}; check RAP_TOKEN or --token"),
         _ => format!("{error:#}"),
@@ -128,8 +131,9 @@ fn print(text: &str) -> std::io::Result<()> {
     out.flush()
 }
 
+/// Prints a JSON document. Its hidden characters are escaped, which does not change its meaning.
 fn print_json(value: &Value) -> anyhow::Result<()> {
-    Ok(print(&format!("{}\n", serde_json::to_string_pretty(value)?))?)
+    Ok(print(&format!("{}\n", visible::json(&serde_json::to_string_pretty(value)?)))?)
 }
 
 /// Replaces a `no_such_thread` error by one that suggests similar thread ids.

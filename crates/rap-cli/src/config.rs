@@ -55,6 +55,8 @@ pub struct Config {
     pub tool_servers: Vec<ToolServer>,
     /// Limits of the runtime and of threads.
     pub limits: Limits,
+    /// Files from which secrets were read, other than the configuration file.
+    pub secret_files: Vec<PathBuf>,
 }
 
 /// Network settings and client tokens.
@@ -176,6 +178,7 @@ impl Default for Config {
             agents: vec![Agent::default()],
             tool_servers: Vec::new(),
             limits: Limits::default(),
+            secret_files: Vec::new(),
         }
     }
 }
@@ -240,25 +243,29 @@ impl Config {
     /// Reads and validates a configuration.
     pub fn load(sources: &Sources) -> Result<Config, Error> {
         let (text, path) = sources.file.read()?;
-        let directory = path.parent().unwrap_or(Path::new(""));
         let mut document = document::parse(&text, &path.display().to_string())?;
         document::apply_variables(&mut document, &sources.environment);
         document::apply_flags(&mut document, &sources.flags);
-        Draft::from_document(document, &Resolver { environment: &sources.environment, directory })
-            .into_result()
+        Draft::from_document(document, &Resolver::new(&sources.environment, path)).into_result()
     }
 }
 
 impl File {
+    /// Returns the path, also if there is no such file.
+    pub fn path(&self) -> &Path {
+        let (File::Given(path) | File::IfPresent(path)) = self;
+        path
+    }
+
     /// Returns the text and the path. An absent optional file is empty.
     fn read(&self) -> Result<(String, &Path), Error> {
-        let (File::Given(path) | File::IfPresent(path)) = self;
+        let path = self.path();
         match std::fs::read_to_string(path) {
             Ok(text) => Ok((text, path)),
             Err(error) if error.kind() == io::ErrorKind::NotFound && matches!(self, File::IfPresent(_)) => {
                 Ok((String::new(), path))
             }
-            Err(why) => Err(Error::Unreadable { path: path.clone(), why }),
+            Err(why) => Err(Error::Unreadable { path: path.to_owned(), why }),
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Detects when a thread is idle: the messages sent to it are in its history, no model request is in progress and no
-//! call is open. A thread that failed, was closed or is paused counts as idle too, since it does not continue by itself.
+//! call is open. A thread that failed, was closed or is paused counts as idle too: nothing happens before a retry or a
+//! person.
 
 use std::collections::HashSet;
 
-use rap_api::{CallState, Event, Item, Status};
+use rap_api::{CallState, Item, Status, ThreadEvent};
 
 /// Follows the events of a thread and knows whether it is idle.
 #[derive(Debug, Default)]
@@ -41,9 +42,9 @@ impl IdleDetector {
         Some(self.awaited.remove(index))
     }
 
-    pub fn observe(&mut self, event: &Event) {
+    pub fn observe(&mut self, event: &ThreadEvent) {
         match event {
-            Event::Entry(entry) => {
+            ThreadEvent::Entry(entry) => {
                 // The message wakes the agent, so the last status is out of date.
                 if let Item::User { text, from: None } = &entry.item
                     && self.remove_expected(text).is_some()
@@ -51,13 +52,13 @@ impl IdleDetector {
                     self.status = None;
                 }
             }
-            Event::Call(update) => {
+            ThreadEvent::Call(update) => {
                 match update.state {
                     CallState::Open => self.open.insert(update.call.call_id.clone()),
                     _ => self.open.remove(&update.call.call_id),
                 };
             }
-            Event::Status(update) => {
+            ThreadEvent::Status(update) => {
                 self.status = Some(update.status);
                 self.paused = update.why.is_some();
             }
@@ -97,25 +98,25 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn status(status: &str, why: Value) -> Event {
-        Event::Status(serde_json::from_value(json!({"status": status, "turn": 1, "why": why})).unwrap())
+    fn status(status: &str, why: Value) -> ThreadEvent {
+        ThreadEvent::Status(serde_json::from_value(json!({"status": status, "turn": 1, "why": why})).unwrap())
     }
 
-    fn call(state: &str) -> Event {
+    fn call(state: &str) -> ThreadEvent {
         let since = "1970-01-01T00:00:00.000Z";
         let update = json!({"call_id": "c", "tool": "t", "since": since, "until": null, "state": state});
-        Event::Call(serde_json::from_value(update).unwrap())
+        ThreadEvent::Call(serde_json::from_value(update).unwrap())
     }
 
-    fn user(text: &str) -> Event {
+    fn user(text: &str) -> ThreadEvent {
         let at = "1970-01-01T00:00:00.000Z";
-        Event::Entry(
+        ThreadEvent::Entry(
             serde_json::from_value(json!({"seq": 1, "at": at, "kind": "user", "text": text})).unwrap(),
         )
     }
 
     /// Checks after each event whether the thread counts as idle.
-    fn check(detector: &mut IdleDetector, events: &[(Event, bool)]) {
+    fn check(detector: &mut IdleDetector, events: &[(ThreadEvent, bool)]) {
         for (number, (event, idle)) in events.iter().enumerate() {
             detector.observe(event);
             assert_eq!(detector.is_idle(), *idle, "after event {number}: {event:?}");

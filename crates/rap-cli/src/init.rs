@@ -1,8 +1,8 @@
 //! `rap init`: writes an initial configuration.
 
-use std::fs::OpenOptions;
+use std::fs::{OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::config::{Limits, limits};
@@ -65,7 +65,11 @@ pub fn write(path: &Path, existing: Existing) -> Result<(), Error> {
         Existing::Keep => options.write(true).create_new(true),
         Existing::Replace => options.write(true).create(true).truncate(true),
     };
-    let written = options.open(path).and_then(|mut file| file.write_all(text().as_bytes()));
+    let written = options.open(path).and_then(|mut file| {
+        // An existing file keeps its mode when it is opened.
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        file.write_all(text().as_bytes())
+    });
     written.map_err(|why| match why.kind() {
         io::ErrorKind::AlreadyExists => Error::Exists(path.to_owned()),
         _ => Error::Unwritable { path: path.to_owned(), why },
@@ -89,12 +93,15 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_can_be_read_by_its_owner_only() {
+    fn the_file_can_be_read_by_its_owner_only() {
         use std::os::unix::fs::MetadataExt;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("rap.toml");
-        write(&path, Existing::Keep).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        for existing in [Existing::Keep, Existing::Replace] {
+            write(&path, existing).unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+            std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        }
     }
 
     #[test]

@@ -12,6 +12,8 @@ use rap_cli::commands::{self, Connection, WrongUsage};
 use rap_cli::config::{Config, Environment, FILE_NAME, File, Flag, Sources};
 use rap_cli::init::{self, Existing};
 use rap_cli::serve::Lifetime;
+use rap_io::exposure::warn_if_exposed;
+use rap_protocol::visible;
 
 /// A long-running server makes many small allocations. mimalloc is faster at these than the system allocator and uses
 /// less memory.
@@ -50,6 +52,8 @@ enum Command {
     Deliveries(Client<commands::deliveries::Command>),
     /// List tool servers, their tools and their errors.
     Tools(Client<commands::tools::Command>),
+    /// Create, list and revoke tokens for clients of the API.
+    Token(Client<commands::token::Command>),
     /// Check a tool server or a runtime against the requirements of the protocol.
     #[command(subcommand)]
     Check(Box<commands::check::Command>),
@@ -128,6 +132,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             block_on(commands::deliveries::run(command, connection))
         }
         Command::Tools(Client { command, connection }) => block_on(commands::tools::run(command, connection)),
+        Command::Token(Client { command, connection }) => block_on(commands::token::run(command, connection)),
         Command::Check(command) => block_on(commands::check::run(*command)),
         Command::Completions { shell } => complete(shell),
     }
@@ -154,8 +159,10 @@ fn write_config(flags: &Init) -> anyhow::Result<()> {
 
 fn serve(flags: Serve) -> anyhow::Result<()> {
     let lifetime = if flags.while_stdin_is_open { Lifetime::WhileStdinIsOpen } else { Lifetime::UntilSignal };
-    let config = Config::load(&flags.sources())?;
+    let sources = flags.sources();
+    let config = Config::load(&sources)?;
     log_to_stderr();
+    warn_if_exposed(&[&[sources.file.path().to_owned()], &*config.secret_files].concat());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(rap_cli::serve::serve(config, lifetime));
     // A DNS lookup runs on a blocking thread that cannot be cancelled. Do not wait for it.
@@ -207,8 +214,9 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
+/// Prints an error, which may contain text of a server.
 fn print_error(text: &str) {
-    for line in text.lines() {
+    for line in visible::text(text).lines() {
         eprintln!("rap: {line}");
     }
 }

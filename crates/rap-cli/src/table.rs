@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use anstyle::{AnsiColor, Effects, Style};
+use rap_protocol::visible;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Separator between columns.
@@ -45,7 +46,7 @@ impl Table {
         Table { rows: vec![headings.map(str::to_owned).to_vec()], styles: vec![None] }
     }
 
-    /// Adds a row. Line breaks and control characters become spaces: a tool's text must not move the cursor.
+    /// Adds a row. A tool's text must not move the cursor or hide a part of itself.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         self.rows.push(cells.iter().map(|cell| one_line(cell)).collect());
         self.styles.push(None);
@@ -99,15 +100,14 @@ impl Table {
     }
 }
 
-/// Returns the text on one line, without control characters.
+/// Returns a text of others for the terminal: on one line, with its hidden characters made visible.
 pub fn one_line(text: &str) -> String {
-    let plain: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    plain.trim().to_owned()
+    plain(text).replace(['\n', '\t'], " ").trim().to_owned()
 }
 
-/// Returns the text without control characters other than line breaks and tabs.
+/// Returns a text of others for the terminal: with its hidden characters, other than line breaks and tabs, made visible.
 pub fn plain(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
+    visible::text(text).into_owned()
 }
 
 /// Cuts the text to a width. An ellipsis marks the cut.
@@ -154,7 +154,7 @@ mod tests {
         let mut table = Table::new(["ID", "TITLE"]);
         table.row(["a".into(), "one\ntwo\x1b[2J".into()]);
         table.row(["bcd".into(), String::new()]);
-        assert_eq!(plain_text(&table, None), "ID   TITLE\na    one two [2J\nbcd\n");
+        assert_eq!(plain_text(&table, None), "ID   TITLE\na    one two\\u{1b}[2J\nbcd\n");
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl Transcript {
             "" => format!("{name}({})", call.arguments),
             shown => shown.to_owned(),
         };
-        Line { who: "call", what: format!("{} ({id})", short(&shown)) }
+        Line { who: "call", what: format!("{} ({})", short(&shown), one_line(id)) }
     }
 
     fn result(&self, call: &str, text: &str, at: Time) -> Line {
@@ -104,8 +104,10 @@ impl Transcript {
     }
 }
 
+/// Returns the beginning of a text on one line. The rest, which may be large, is not read.
 fn short(text: &str) -> String {
-    cut(&one_line(text), SHORT)
+    let beginning: String = text.trim_start().chars().take(4 * SHORT).collect();
+    cut(&one_line(&beginning), SHORT)
 }
 
 /// Returns the first lines of a display text.
@@ -173,8 +175,8 @@ mod tests {
                 result(json!([{"type": "text", "content": long}])),
             ],
             &[
-                "call    Edit a [2J (c1)",
-                "result  edit: two\n        lines[2J",
+                "call    Edit a\\u{1b}[2J (c1)",
+                "result  edit: two\n        lines\\u{1b}[2J",
                 "result  edit: a\n        -1\n        +2",
                 "result  edit: for the model",
                 &format!("result  edit: 1{shown}\n        … and 10 more lines"),
@@ -208,7 +210,7 @@ mod tests {
                 "note    an event",
                 "agent   I call.",
                 "call    slow({\"seconds\":2}) (c1)",
-                "result  slow: a [2J",
+                "result  slow: a\\u{1b}[2J",
                 "result  c2: b",
                 "woken   by an event of tick",
                 "woken   by the last event of tick",

@@ -11,8 +11,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Size up to which a body uses the memory for small bodies, in bytes.
 const SMALL: usize = 64 * 1024;
-/// One of this many bytes of memory is only for the beginnings of bodies, so that large bodies do not keep small ones
-/// out.
+/// Divisor of the memory: this part of it is reserved for the first [`SMALL`] bytes of each body, so that large bodies do
+/// not keep small ones out.
 const SMALL_PART: usize = 4;
 
 /// Memory for all bodies that are being received or processed at the same time.
@@ -20,6 +20,8 @@ const SMALL_PART: usize = 4;
 pub struct BodyMemory {
     small: Arc<Semaphore>,
     large: Arc<Semaphore>,
+    /// Used when the others are used up.
+    own: Arc<Semaphore>,
 }
 
 /// Limits of one body.
@@ -36,7 +38,7 @@ pub struct BodyLimits {
 pub struct ReceivedBody {
     /// Content of the body.
     pub bytes: Bytes,
-    _permits: [Option<OwnedSemaphorePermit>; 2],
+    _permits: [Option<OwnedSemaphorePermit>; 3],
 }
 
 /// Reason why a body is refused.
@@ -64,7 +66,15 @@ impl BodyMemory {
     pub fn new(bytes: usize) -> Self {
         let bytes = bytes.min(Semaphore::MAX_PERMITS);
         let small = bytes / SMALL_PART;
-        BodyMemory { small: Arc::new(Semaphore::new(small)), large: Arc::new(Semaphore::new(bytes - small)) }
+        let [small, large, own] = [small, bytes - small, 0].map(|bytes| Arc::new(Semaphore::new(bytes)));
+        BodyMemory { small, large, own }
+    }
+
+    /// Returns this memory with `bytes` more, which only the bodies that are read through the returned value can use.
+    #[must_use]
+    pub fn with_own(&self, bytes: usize) -> Self {
+        let own = Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS)));
+        BodyMemory { own, ..self.clone() }
     }
 
     /// Reads a JSON body.
@@ -87,7 +97,7 @@ impl BodyMemory {
     /// Reads a body chunk by chunk. A body of one chunk, the common case, is not copied.
     async fn collect(&self, mut body: Body, limit: usize) -> Result<ReceivedBody, BodyError> {
         let mut collected = Bytes::new();
-        let mut permits = [None, None];
+        let mut permits = [None, None, None];
         while let Some(frame) = body.frame().await {
             let Ok(chunk) = frame.map_err(|_| BodyError::CutOff)?.into_data() else { continue };
             let (before, after) = (collected.len(), collected.len() + chunk.len());
@@ -95,8 +105,13 @@ impl BodyMemory {
                 return Err(BodyError::TooLarge(limit));
             }
             let small = after.min(SMALL) - before.min(SMALL);
-            take(&self.small, &mut permits[0], small)?;
-            take(&self.large, &mut permits[1], chunk.len() - small)?;
+            let mut other = chunk.len() - small;
+            if take(&self.small, &mut permits[0], small).is_err() {
+                other += small;
+            }
+            if take(&self.large, &mut permits[1], other).is_err() {
+                take(&self.own, &mut permits[2], other)?;
+            }
             if collected.is_empty() {
                 collected = chunk;
             } else {
@@ -194,6 +209,31 @@ mod tests {
         drop(reading.await.unwrap());
         let large = memory.read_json(&json(), Body::from(vec![b' '; 2 * SMALL]), LIMITS).await;
         assert_eq!(large.unwrap().bytes.len(), 2 * SMALL);
+    }
+
+    #[tokio::test]
+    async fn small_bodies_may_use_all_of_the_memory() {
+        let memory = BodyMemory::new(SMALL_PART * SMALL);
+        let mut held = Vec::new();
+        for _ in 0..SMALL_PART {
+            held.push(memory.read_json(&json(), Body::from(vec![b' '; SMALL]), LIMITS).await.unwrap());
+        }
+        let more = memory.read_json(&json(), Body::from("{}"), LIMITS).await;
+        assert_eq!(more.unwrap_err(), BodyError::Overloaded);
+    }
+
+    #[tokio::test]
+    async fn memory_of_its_own_is_there_when_the_common_memory_is_used_up() {
+        let common = BodyMemory::new(SMALL_PART * SMALL);
+        let memory = common.with_own(SMALL);
+        let mut held = Vec::new();
+        for _ in 0..SMALL_PART + 1 {
+            held.push(memory.read_json(&json(), Body::from(vec![b' '; SMALL]), LIMITS).await.unwrap());
+        }
+        for (memory, is_full) in [(&memory, true), (&common, true), (&common.with_own(SMALL), false)] {
+            let more = memory.read_json(&json(), Body::from("{}"), LIMITS).await;
+            assert_eq!(more.is_err(), is_full);
+        }
     }
 
     #[tokio::test]

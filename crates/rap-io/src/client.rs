@@ -215,8 +215,28 @@ impl Client {
         headers: &[(HeaderName, HeaderValue)],
         max_bytes: usize,
     ) -> Result<Fetched, Error> {
+        self.fetch(Method::GET, url, headers, max_bytes).await
+    }
+
+    /// Sends DELETE. The answer is read as by [`Client::get`].
+    pub async fn delete(
+        &self,
+        url: &Url,
+        headers: &[(HeaderName, HeaderValue)],
+        max_bytes: usize,
+    ) -> Result<Fetched, Error> {
+        self.fetch(Method::DELETE, url, headers, max_bytes).await
+    }
+
+    async fn fetch(
+        &self,
+        method: Method,
+        url: &Url,
+        headers: &[(HeaderName, HeaderValue)],
+        max_bytes: usize,
+    ) -> Result<Fetched, Error> {
         let deadline = Instant::now() + self.limits.total;
-        let response = self.send(Method::GET, url, headers, Bytes::new(), deadline).await?;
+        let response = self.send(method, url, headers, Bytes::new(), deadline).await?;
         let (head, body) = response.into_parts();
         Ok(Fetched {
             status: head.status.as_u16(),

@@ -1,5 +1,5 @@
-//! IO code that tool servers and the runtime share: a group-commit writer for SQLite, a lock for data directories,
-//! encryption of stored secrets, an HTTP client with a URL policy, a parser for server-sent events, metrics,
+//! IO code that tool servers and the runtime share: a group-commit writer for SQLite, a lock for data directories, warnings
+//! about exposed files, encryption of stored secrets, an HTTP client with a URL policy, a parser for server-sent events, metrics,
 //! serving with graceful shutdown, reading request bodies, and validation of arguments on threads of its own.
 //!
 //! With the feature `client` alone, there are only the HTTP client and the parser for server-sent events.
@@ -10,6 +10,8 @@
 pub mod body;
 #[cfg(feature = "client")]
 pub mod client;
+#[cfg(feature = "server")]
+pub mod exposure;
 #[cfg(feature = "server")]
 pub mod lock;
 #[cfg(feature = "server")]

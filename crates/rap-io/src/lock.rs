@@ -5,6 +5,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// A held lock file. Released when this is dropped or the process ends.
@@ -34,7 +35,9 @@ impl DirLock {
     /// created if it is missing; its directory must exist.
     pub fn take(path: &Path) -> Result<DirLock, LockError> {
         let failed = |source| LockError::Io { path: path.into(), source };
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).map_err(failed)?;
+        // Others must not be able to open the file, because they could hold the lock.
+        let mut options = OpenOptions::new();
+        let file = options.create(true).truncate(false).write(true).mode(0o600).open(path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => Ok(DirLock { file }),
             Err(TryLockError::WouldBlock) => Err(LockError::Held(path.into())),
@@ -65,6 +68,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let lock = DirLock::take(&path).unwrap();
+        assert_eq!(std::os::unix::fs::MetadataExt::mode(&path.metadata().unwrap()) & 0o777, 0o600);
         let refused = DirLock::take(&path).unwrap_err();
         assert!(matches!(refused, LockError::Held(_)));
         assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");

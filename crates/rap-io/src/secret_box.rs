@@ -21,6 +21,8 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
+use crate::exposure::is_exposed;
+
 const KEY_BYTES: usize = 32;
 const NONCE_BYTES: usize = 24;
 const TAG_BYTES: usize = 16;
@@ -95,7 +97,7 @@ impl Key {
             }
             opened => opened.map_err(failed)?,
         };
-        if is_exposed(&file).map_err(failed)? {
+        if is_exposed(&file.metadata().map_err(failed)?) {
             return Err(Error::Exposed(path.into()));
         }
         let mut text = Zeroizing::new(String::with_capacity(KEY_FILE_BYTES as usize));
@@ -246,17 +248,6 @@ fn sync_directory(path: &Path) -> io::Result<()> {
 #[cfg(not(unix))]
 fn sync_directory(_path: &Path) -> io::Result<()> {
     Ok(())
-}
-
-#[cfg(unix)]
-fn is_exposed(file: &File) -> io::Result<bool> {
-    Ok(std::os::unix::fs::MetadataExt::mode(&file.metadata()?) & 0o077 != 0)
-}
-
-/// Other systems have no such mode. There the access list of the directory protects the file.
-#[cfg(not(unix))]
-fn is_exposed(_file: &File) -> io::Result<bool> {
-    Ok(false)
 }
 
 #[cfg(test)]

@@ -24,17 +24,18 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tower::ServiceExt;
 
-use pool::{Admission, Admitted, Pool};
+use pool::{Admitted, Part, Pool};
 use stream::TrackedStream;
 
 /// Pause after a failed `accept`, for example when no file descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Share of the files that a process may open which connections may use. The others are for outgoing requests, the
-/// database and child processes.
-const FILES_PER_CONNECTION: u64 = 2;
+/// Divisor of the number of files that the process may open: connections may use this part of them. The others are for
+/// outgoing requests, the database and child processes.
+const FILE_LIMIT_DIVISOR: u64 = 2;
 /// Answer to a connection that cannot be admitted.
 const REFUSAL: &[u8] =
-    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nx-content-type-options: nosniff\r\n\
+      cache-control: no-store\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 /// Limits of a server.
 #[derive(Debug, Clone, Copy)]
@@ -45,8 +46,8 @@ pub struct ServeLimits {
     /// Time that the head of a request may take to arrive. Also the time after which an idle connection is closed, and
     /// one whose reader does not read.
     pub head_within: Duration,
-    /// Beginnings of the paths that are still served if every connection makes progress. An eighth of `connections` is
-    /// reserved for them; other requests are answered with 503.
+    /// Beginnings of the paths that are still served if every connection makes progress, by a reserve of `connections`/8
+    /// further connections. Other requests on these are answered with 503.
     pub urgent_paths: &'static [&'static str],
 }
 
@@ -80,7 +81,7 @@ fn connections_within_file_limit() -> usize {
         Ok(()) => raised.current,
         Err(_) => limit.current,
     };
-    files.map_or(usize::MAX, |files| usize::try_from(files / FILES_PER_CONNECTION).unwrap_or(usize::MAX))
+    files.map_or(usize::MAX, |files| usize::try_from(files / FILE_LIMIT_DIVISOR).unwrap_or(usize::MAX))
 }
 
 async fn accept(listener: &TcpListener) -> TcpStream {
@@ -114,11 +115,11 @@ fn serve(
         tracing::debug!(%error, "a connection was closed before it was served");
         return;
     }
-    let (id, admission) = (admitted.id(), admitted.admission);
+    let (id, part) = (admitted.id(), admitted.part);
     let (router, progress) = (router.clone(), Arc::clone(&admitted.progress));
     let service = service_fn(move |request| {
         progress.note();
-        respond(router.clone(), admission, limits.urgent_paths, request)
+        respond(router.clone(), part, limits.urgent_paths, request)
     });
     let stream = TrackedStream::new(socket, Arc::clone(&admitted.progress), limits.head_within);
     let connection = hyper::server::conn::http1::Builder::new()
@@ -138,11 +139,11 @@ fn serve(
 /// Answers a request. A connection of the reserve serves one urgent request.
 async fn respond(
     router: Router,
-    admission: Admission,
+    part: Part,
     urgent_paths: &[&str],
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    if admission == Admission::Ordinary {
+    if part == Part::Ordinary {
         return router.oneshot(request).await;
     }
     let is_urgent = urgent_paths.iter().any(|path| request.uri().path().starts_with(path));
@@ -159,6 +160,7 @@ fn overloaded() -> Response<Body> {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
@@ -283,9 +285,46 @@ mod tests {
             assert!(stream.read(&mut [0; 1024]).await.unwrap() > 0);
             busy.spawn(keep_busy(stream));
         }
-        assert!(answer(request(address, "/small").await).await.starts_with("HTTP/1.1 503"));
+        let refused = answer(request(address, "/small").await).await;
+        assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
+        check_headers(&refused);
         assert!(answer(request(address, "/urgent").await).await.ends_with("urgent"));
         assert!(busy.try_join_next().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_not_admitted_gets_an_answer_with_all_headers() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        refuse(&listener.accept().await.unwrap().0);
+        check_headers(&answer(stream).await);
+    }
+
+    #[tokio::test]
+    async fn an_answer_of_hyper_has_all_headers() {
+        let address = server(LIMITS).await;
+        let long = format!("GET /small HTTP/1.1\r\nhost: {}\r\n\r\n", "x".repeat(1 << 20));
+        for (bad, status) in [("nonsense\r\n\r\n", "400"), (long.as_str(), "431")] {
+            // The second answer comes after one of the router's.
+            for good in ["", "GET /small HTTP/1.1\r\nhost: localhost\r\n\r\n"] {
+                let mut stream = TcpStream::connect(address).await.unwrap();
+                if !good.is_empty() {
+                    stream.write_all(good.as_bytes()).await.unwrap();
+                    assert!(stream.read(&mut [0; 1024]).await.unwrap() > 0);
+                }
+                // Hyper answers before it has read a head that is too long.
+                stream.write_all(bad.as_bytes()).await.ok();
+                let answer = answer(stream).await;
+                assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+                check_headers(&answer);
+            }
+        }
+    }
+
+    fn check_headers(answer: &str) {
+        for header in ["x-content-type-options: nosniff\r\n", "cache-control: no-store\r\n"] {
+            assert!(answer.contains(header), "{answer}");
+        }
     }
 
     #[test]

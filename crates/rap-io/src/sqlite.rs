@@ -5,7 +5,7 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, MAIN_DB, OpenFlags, Transaction, TransactionBehavior, ffi};
@@ -28,6 +28,15 @@ pub fn open_sqlite(path: &Path) -> rusqlite::Result<Connection> {
     let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     drop(created);
     writable(open_with(path, OpenFlags::SQLITE_OPEN_CREATE)?)
+}
+
+/// Returns the paths of a database: the file itself, its write-ahead log and the shared memory of its readers.
+pub fn database_files(path: &Path) -> [PathBuf; 3] {
+    ["", "-wal", "-shm"].map(|ending| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(ending);
+        name.into()
+    })
 }
 
 /// Opens an existing file for reading only. The file may be read-only.
@@ -183,7 +192,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("db");
         let conn = open_sqlite(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        conn.execute_batch(FIRST).unwrap();
+        for file in database_files(&path) {
+            assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o777, 0o600, "{}", file.display());
+        }
         let table =
             [("journal_mode", "wal"), ("synchronous", "2"), ("foreign_keys", "1"), ("temp_store", "2")];
         for (name, expected) in table {

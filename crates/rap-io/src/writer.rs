@@ -8,7 +8,8 @@
 //! - Both queues are bounded. If the external queue is full, a job is refused; if the internal queue is full, the
 //!   caller waits.
 //!
-//! The writer never commits a single job, never retries a job, and knows nothing about the content of jobs.
+//! A job cannot commit by itself: only its batch is committed. The writer never retries a job, and knows nothing about the
+//! content of jobs.
 
 mod batch;
 mod queue;

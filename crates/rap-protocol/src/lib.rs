@@ -17,7 +17,8 @@
 //! ```
 //!
 //! The crate also holds rules that tool servers and runtimes share: when to retry ([`retry`]), which addresses a URL
-//! may point to ([`UrlPolicy`], [`UrlRules`]), and how to keep secrets out of logs and error messages ([`redact`]).
+//! may point to ([`UrlPolicy`], [`UrlRules`]), how to keep secrets out of logs and error messages ([`redact`]), and
+//! how to show text of others to people ([`visible`]).
 
 mod arguments;
 mod callback;
@@ -36,6 +37,7 @@ mod toolset;
 pub mod url;
 mod url_policy;
 mod url_rules;
+pub mod visible;
 
 pub use crate::arguments::ArgumentType;
 pub use crate::callback::{

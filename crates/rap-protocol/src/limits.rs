@@ -4,6 +4,9 @@
 pub const BODY_BYTES: usize = 8 * 1024 * 1024;
 /// Maximum nesting depth of JSON.
 pub const NESTING: usize = 64;
+/// Maximum memory of a parsed message, in bytes, estimated from its numbers of objects, arrays and values. Small objects
+/// need up to eighty times the size of their text.
+pub const PARSED_BYTES: usize = 128 * 1024 * 1024;
 /// Maximum length of an identifier, in bytes.
 pub const ID_BYTES: usize = 256;
 /// Maximum length of a URL, in bytes.

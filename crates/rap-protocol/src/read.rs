@@ -1,6 +1,6 @@
 //! Reads the fields of a message from bytes. Every parser of this crate uses it.
 //!
-//! Size and nesting are checked before the JSON is parsed, so the work is bounded. Unknown fields are ignored, and a
+//! Size, nesting and memory are checked before the JSON is parsed, so the work is bounded. Unknown fields are ignored, and a
 //! field that is `null` counts as absent.
 
 use serde_json::{Map, Value};
@@ -20,45 +20,69 @@ pub(crate) fn message(bytes: &[u8]) -> Result<Object<'static>, Invalid> {
     Object::new(json(bytes)?, Path::Root)
 }
 
-/// Parses JSON within the limits of size and nesting.
+/// Parses JSON within the limits of size, nesting and memory.
 pub(crate) fn json(bytes: &[u8]) -> Result<Value, Invalid> {
     if bytes.len() > limits::BODY_BYTES {
         let expected = format!("at most {} bytes", limits::BODY_BYTES);
         return Err(Invalid::shape(&Path::Root, expected, format!("{} bytes", bytes.len())));
     }
-    if nests_deeper_than(bytes, limits::NESTING) {
+    let shape = Shape::of(bytes);
+    if shape.nesting > limits::NESTING {
         let expected = format!("at most {} levels of nesting", limits::NESTING);
         return Err(Invalid::shape(&Path::Root, expected, "more"));
+    }
+    if shape.memory > limits::PARSED_BYTES {
+        let expected = "fewer objects, arrays and values";
+        let found = format!("so many that they need more than {} bytes", limits::PARSED_BYTES);
+        return Err(Invalid::shape(&Path::Root, expected, found));
     }
     serde_json::from_slice(bytes)
         .map_err(|error| Invalid::shape(&Path::Root, "JSON", format!("an error: {error}")))
 }
 
-/// Counts brackets outside of strings. The answer for malformed JSON does not matter, because the parser rejects it
-/// later.
-fn nests_deeper_than(bytes: &[u8], limit: usize) -> bool {
-    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
-    for byte in bytes {
-        if in_string {
+/// Memory of the parsed form of an object with at least one field, of an array and of a value in it, in bytes.
+const OBJECT_BYTES: usize = 640;
+const ARRAY_BYTES: usize = 128;
+const VALUE_BYTES: usize = 32;
+
+/// Properties of JSON that can be known without parsing it.
+#[derive(Default)]
+struct Shape {
+    /// Number of levels, at most one more than allowed.
+    nesting: usize,
+    memory: usize,
+}
+
+impl Shape {
+    /// Counts brackets and commas outside of strings. The answer for malformed JSON does not matter, because the parser
+    /// rejects it later.
+    fn of(bytes: &[u8]) -> Shape {
+        let (mut shape, mut depth, mut in_string, mut escaped) = (Shape::default(), 0usize, false, false);
+        for byte in bytes {
+            if in_string {
+                match byte {
+                    _ if escaped => escaped = false,
+                    b'\\' => escaped = true,
+                    b'"' => in_string = false,
+                    _ => {}
+                }
+                continue;
+            }
             match byte {
-                _ if escaped => escaped = false,
-                b'\\' => escaped = true,
-                b'"' => in_string = false,
+                b'"' => in_string = true,
+                b'[' => (depth, shape.memory) = (depth + 1, shape.memory + ARRAY_BYTES),
+                b'{' => (depth, shape.memory) = (depth + 1, shape.memory + OBJECT_BYTES),
+                b']' | b'}' => depth = depth.saturating_sub(1),
+                b',' => shape.memory += VALUE_BYTES,
                 _ => {}
             }
-            continue;
+            shape.nesting = shape.nesting.max(depth);
+            if depth > limits::NESTING {
+                break;
+            }
         }
-        match byte {
-            b'"' => in_string = true,
-            b'[' | b'{' => depth += 1,
-            b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        if depth > limit {
-            return true;
-        }
+        shape
     }
-    false
 }
 
 impl<'a> Object<'a> {
@@ -233,6 +257,19 @@ mod tests {
         let text = format!("\"{}\\\"{}\"", "[".repeat(100), "{".repeat(100));
         assert!(json(text.as_bytes()).is_ok());
         assert!(json("[".repeat(5_000_000).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_body_whose_parsed_form_needs_too_much_memory_is_rejected() {
+        let bulk = |value: &str, count: usize| format!("[{}{value}]", format!("{value},").repeat(count - 1));
+        // A long list of objects or numbers is ordinary.
+        for (value, count) in [("{\"kind\":\"alpha\"}", 150_000), ("0", 4_000_000), ("\"{[,\"", 1_000_000)] {
+            assert!(json(bulk(value, count).as_bytes()).is_ok(), "{value}");
+        }
+        for (value, count) in [("{\"a\":1}", 1_000_000), ("[0]", 2_000_000), ("{}", 2_500_000)] {
+            let error = json(bulk(value, count).as_bytes()).unwrap_err().to_string();
+            assert!(error.contains("expected fewer objects, arrays and values"), "{value}: {error}");
+        }
     }
 
     #[test]

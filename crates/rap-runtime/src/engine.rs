@@ -6,18 +6,18 @@
 mod answer;
 mod ask;
 pub(crate) mod built_in;
-mod check;
 mod clock;
+mod deferred_writes;
 mod dispatch;
+mod display_texts;
 mod function;
 mod invoke;
 mod messages;
 mod metrics;
 mod notify;
-mod plan;
-mod record;
+mod plan_calls;
 mod run;
-mod show;
+mod status_query;
 mod summary;
 
 use std::collections::HashMap;
@@ -31,28 +31,28 @@ use rap_io::secret_box::{self, Key};
 use rap_io::validation::Validations;
 use rap_protocol::{CallId, Forbidden, Timestamp, UrlRules};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
 use crate::function::Functions;
 use crate::http::Admission;
-use crate::hub::{Hub, LiveEvent};
+use crate::hub::{Changes, Hub, LiveEvent};
 use crate::settings::{Agent, Database, Settings, SettingsError};
 use crate::store::postgres::{self, Address, DatabaseClock, PostgresStore, Time};
 use crate::store::sqlite::sibling_path;
 use crate::store::{
-    self, AskWork, Committed, InvokeWork, Message, MessageClass, OpenError, PostgresError, Receipt, Rules,
-    SqliteStore, Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
+    self, AskWork, Committed, InvokeWork, Message, MessageClass, OpenError, PostgresError, Receipt,
+    SqliteStore, StepSettings, Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::token::Tokens;
-use crate::toolsets::Toolsets;
+use crate::toolsets::{DiscoveryTimes, Toolsets};
 use crate::world::{HttpLimits, World};
+use deferred_writes::DeferredRecords;
 use dispatch::{Dispatcher, Slots};
 use metrics::Metrics;
 use notify::Notifications;
-use record::Ledger;
 
 /// Time limit of a notification or status query.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -100,7 +100,7 @@ pub(crate) struct Engine {
     /// Rules for URLs that tools name.
     urls: Arc<UrlRules>,
     pub(crate) tokens: Tokens,
-    pub(crate) toolsets: Toolsets,
+    pub(crate) toolsets: Arc<Toolsets>,
     functions: Functions,
     validations: Validations<String>,
     pub(crate) hub: Hub,
@@ -109,7 +109,7 @@ pub(crate) struct Engine {
     pub(crate) dispatcher: Dispatcher,
     pub(crate) admission: Admission,
     notifications: Notifications,
-    ledger: Ledger,
+    deferred: DeferredRecords,
     /// Notified when messages between threads are due.
     messages_due: Notify,
     /// Notified when the clock has to wake before its planned time.
@@ -120,6 +120,8 @@ pub(crate) struct Engine {
     record_due: Notify,
     tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
+    /// Changes when a client token is revoked.
+    pub(crate) revocations: watch::Sender<()>,
     handle: Handle,
 }
 
@@ -177,16 +179,19 @@ impl Engine {
         let functions =
             Functions::new(&settings.functions).expect("bug: the functions were checked with the settings");
         let (servers, urls) = (settings.tool_servers.clone(), Arc::new(settings.url_rules()));
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let engine = Arc::new(Engine {
-            store,
             tokens: Tokens::new([key], limits.callback_token_lifetime),
             toolsets: Toolsets::new(
                 servers,
                 functions.document(),
                 Arc::clone(&urls),
                 world.clone(),
-                limits.discovery_timeout,
+                Arc::clone(&store),
+                DiscoveryTimes { timeout: limits.discovery_timeout, wait: limits.discovery_wait },
+                (tasks.clone(), stop.clone()),
             ),
+            store,
             urls,
             functions,
             validations: Validations::default(),
@@ -195,13 +200,14 @@ impl Engine {
             dispatcher: Dispatcher::new(slots),
             admission: Admission::new(limits),
             notifications: Notifications::new(&settings.tool_servers),
-            ledger: Ledger::default(),
+            deferred: DeferredRecords::default(),
             messages_due: Notify::new(),
             clock_due: Notify::new(),
             clock_at: AtomicI64::new(i64::MAX),
             record_due: Notify::new(),
-            tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
+            tasks,
+            stop,
+            revocations: watch::Sender::default(),
             handle: Handle::current(),
             world,
             settings,
@@ -237,14 +243,16 @@ impl Engine {
         let status = step.head.status();
         tracing::debug!(thread = %thread.id, status = status.as_str(), effects = step.effects.len(), "step");
         if self.hub.has_listeners() {
-            self.hub.publish(thread.key, LiveEvent::ThreadChanged { thread: thread.id.clone(), status });
+            let (changed, changes) = (Arc::clone(&thread), Changes::of(&step));
+            self.hub.publish(thread.key, LiveEvent::ThreadChanged { thread: changed, status, changes });
         }
         children.reverse();
         for write in step.writes {
             let Write::Spawn(spawn) = write else { continue };
             let Some(child) = children.pop() else { continue };
             let status = spawn.head.status();
-            self.hub.publish(child.key, LiveEvent::ThreadChanged { thread: child.id.clone(), status });
+            let (spawned, changes) = (Arc::clone(&child), Changes::default());
+            self.hub.publish(child.key, LiveEvent::ThreadChanged { thread: spawned, status, changes });
             self.carry_out_all(&child, spawn.effects, Some(&spawn.head).filter(|_| !late));
         }
         self.carry_out_all(&thread, step.effects, Some(&step.head).filter(|_| !late));
@@ -416,10 +424,10 @@ fn node_name(settings: &Settings) -> String {
 }
 
 /// Derives the rules of the store from the settings.
-pub(crate) fn rules(settings: &Settings) -> Rules {
+pub(crate) fn rules(settings: &Settings) -> StepSettings {
     let own = |agent: &Agent| Some((agent.name.clone(), agent.limits.clone()?));
     let server = |agent: &Agent| (agent.name.clone(), settings.model_server(&agent.name).to_owned());
-    Rules {
+    StepSettings {
         limits: settings.limits.thread.clone(),
         agent_limits: settings.agents.iter().filter_map(own).collect(),
         model_servers: settings.agents.iter().map(server).collect::<HashMap<_, _>>(),

@@ -11,8 +11,10 @@ mod error;
 mod guard;
 mod json;
 mod openapi;
+mod principal;
 mod query;
 mod stream;
+mod tokens;
 
 use std::sync::Arc;
 

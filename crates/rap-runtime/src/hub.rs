@@ -1,30 +1,59 @@
 //! Publish/subscribe hub for event streams. It announces that a thread has changed; listeners then read the changes
 //! from the store. Only text that is never stored, such as that of an answer in progress, is part of an event.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rap_agent::Status;
-use rap_protocol::ThreadId;
+use rap_agent::{Status, Step, Write};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
-use crate::store::ThreadKey;
+use crate::store::{Thread, ThreadKey, ViewKey};
 
 /// Number of events that a listener may lag behind before it is dropped.
 const MAX_LAG: usize = 1024;
+
+/// Changes of a thread that a listener does not find out by reading its head and its new entries.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Changes {
+    /// True if a question was added or replaced.
+    pub(crate) questions: bool,
+    /// Views that were added or replaced.
+    pub(crate) views: BTreeSet<ViewKey>,
+}
+
+impl Changes {
+    pub(crate) fn of(step: &Step) -> Changes {
+        let mut changes = Changes::default();
+        for write in &step.writes {
+            match write {
+                Write::Question { .. } => changes.questions = true,
+                Write::View { server, view_type, .. } => {
+                    changes.views.insert(ViewKey { server: server.0.clone(), view_type: view_type.clone() });
+                }
+                _ => {}
+            }
+        }
+        changes
+    }
+
+    fn merge(&mut self, later: Changes) {
+        self.questions |= later.questions;
+        self.views.extend(later.views);
+    }
+}
 
 /// An event for listeners.
 #[derive(Debug, Clone)]
 pub(crate) enum LiveEvent {
     /// A step of the thread was committed.
-    ThreadChanged { thread: ThreadId, status: Status },
+    ThreadChanged { thread: Arc<Thread>, status: Status, changes: Changes },
     /// Part of an answer in progress.
     Delta { turn: u64, attempt: u32, text: Arc<str> },
     /// A notice for users that is not stored.
-    Notice { thread: ThreadId, text: Arc<str> },
-    /// A row of the delivery ledger was added or changed.
+    Notice { thread: Arc<Thread>, text: Arc<str> },
+    /// A row of the delivery log was added or changed.
     Delivery { id: String },
 }
 
@@ -51,10 +80,13 @@ impl Listener {
             return kept;
         }
         let mut next = self.live.recv().await?;
-        while let LiveEvent::ThreadChanged { thread, .. } = &next {
+        while let LiveEvent::ThreadChanged { thread, status, changes } = &mut next {
             match self.live.try_recv() {
-                Ok(LiveEvent::ThreadChanged { thread: again, status }) if again == *thread => {
-                    next = LiveEvent::ThreadChanged { thread: again, status };
+                Ok(LiveEvent::ThreadChanged { thread: again, status: newer, changes: later })
+                    if again.key == thread.key =>
+                {
+                    *status = newer;
+                    changes.merge(later);
                 }
                 Err(TryRecvError::Empty) => break,
                 Ok(other) => {

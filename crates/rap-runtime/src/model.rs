@@ -1,6 +1,6 @@
 //! Language models that decide what an agent does next.
 //!
-//! A model keeps no state between questions and never accesses the store. An answer is complete or an error: an
+//! A model keeps no state between requests and never accesses the store. An answer is complete or an error: an
 //! interrupted stream is never treated as an answer. No error text contains a key or the path of a URL.
 
 pub mod anthropic;
@@ -23,9 +23,9 @@ use serde_json::{Map, Value};
 
 pub use provider::{Build, Kind, Options, Provider};
 
-/// A question to a model.
+/// A request to a model.
 #[derive(Debug, Clone)]
-pub struct Question {
+pub struct ModelRequest {
     /// System prompt.
     pub system: String,
     /// Entries of the history in order, as far as the model [needs](Model::history_scope) them.
@@ -51,7 +51,7 @@ pub struct OfferedTool {
 
 /// Answer of a model.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Answer {
+pub struct ModelAnswer {
     /// Text of the answer. May be empty.
     pub text: String,
     /// Calls of tools, in order.
@@ -76,7 +76,7 @@ pub struct ModelCall {
 /// Reason why there is no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Temporary failure: the question can be repeated.
+    /// Temporary failure: the request can be repeated.
     #[error("{why}")]
     Retry {
         /// Description of the failure.
@@ -84,13 +84,13 @@ pub enum Error {
         /// Time that the server asks to wait.
         retry_after: Option<Duration>,
     },
-    /// The question does not fit into the context window of the model.
+    /// The request does not fit into the context window of the model.
     #[error("{why}")]
     TooLong {
         /// Message of the server.
         why: String,
     },
-    /// Permanent failure: repeating the question will not help.
+    /// Permanent failure: repeating the request will not help.
     #[error("{why}")]
     Refused {
         /// Description of the failure.
@@ -129,9 +129,9 @@ pub type OnDelta<'a> = dyn FnMut(&str) + Send + 'a;
 /// neither a key nor the path of a URL.
 #[async_trait]
 pub trait Model: Send + Sync + fmt::Debug {
-    /// Asks a question and returns the complete answer. The text is also passed to `on_delta` while it is streamed.
+    /// Sends a request and returns the complete answer. The text is also passed to `on_delta` while it is streamed.
     /// After an error, that text is void.
-    async fn ask(&self, question: Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, Error>;
+    async fn ask(&self, request: ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error>;
 
     /// Returns the size of the context window in tokens, or `None` if it is unknown.
     async fn window(&self) -> Option<u64> {
@@ -143,7 +143,7 @@ pub trait Model: Send + Sync + fmt::Debug {
         HistoryScope::Full
     }
 
-    /// Returns the name of the model's server. Models with the same destination share the slots for questions. It is
+    /// Returns the name of the model's server. Models with the same destination share the slots for requests. It is
     /// the base URL of the server, without user name and key.
     fn destination(&self) -> &str;
 }

@@ -9,7 +9,8 @@
 
 mod apply;
 mod batch;
-mod ledger;
+mod client_token;
+mod delivery_log;
 mod listing;
 mod message_queue;
 pub(crate) mod postgres;
@@ -30,12 +31,15 @@ use rap_protocol::{CallId, ThreadId, Timestamp};
 #[cfg(test)]
 pub(crate) use apply::PANIC;
 pub(crate) use apply::{Loaded, SharedFacts, Stepped, rounds, step_one};
-pub(crate) use ledger::{
+pub(crate) use client_token::{
+    ClientToken, NewClientToken, TOKENS, TokenDigest, TokenId, Visibility, may_be_created, new_token,
+};
+pub(crate) use delivery_log::{
     Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Redelivery, outcome_after,
 };
 pub(crate) use listing::{
     CallRow, Cursor, HistoryPage, InboxItem, Page, PageRequest, StoredQuestion, SubscriptionRow,
-    ThreadFilter, ThreadRow, TimerRow, ViewRow,
+    ThreadFilter, ThreadRow, TimerRow, ViewKey, ViewRow,
 };
 pub use postgres::{PostgresError, UrlError};
 pub use sqlite::OpenError;
@@ -128,6 +132,8 @@ pub(crate) enum Target {
 pub(crate) struct Message {
     pub(crate) target: Target,
     pub(crate) input: Input,
+    /// Threads that the sender sees. For it, the others do not exist.
+    pub(crate) visible: Visibility,
     /// Identifies a client's request, so that a repeat of it is not applied again.
     pub(crate) idempotency_key: Option<IdempotencyKey>,
     /// The outbox message that this message delivers. If it is no longer stored, this message is a duplicate.
@@ -138,15 +144,24 @@ pub(crate) struct Message {
 
 impl Message {
     pub(crate) fn new(target: Target, input: Input) -> Message {
-        Message { target, input, idempotency_key: None, outbox: None, toolset: None }
+        Message {
+            target,
+            input,
+            visible: Visibility::All,
+            idempotency_key: None,
+            outbox: None,
+            toolset: None,
+        }
     }
 }
 
 /// Identifies a request of a client, so that a repeat of it is recognised.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IdempotencyKey {
-    /// Digest of the client's Idempotency-Key and its scope.
+    /// Digest of the client, its Idempotency-Key and the scope of the key.
     pub(crate) key: [u8; 32],
+    /// Digest without the client, under which releases without client tokens stored the key.
+    pub(crate) former_key: Option<[u8; 32]>,
     /// Digest of the request. The same key with another request is refused.
     pub(crate) request: [u8; 32],
 }
@@ -174,7 +189,7 @@ pub(crate) struct Committed {
 pub(crate) type OnCommit = Box<dyn Fn(Committed) + Send + Sync>;
 
 /// The settings that the store applies messages with.
-pub(crate) struct Rules {
+pub(crate) struct StepSettings {
     /// Limits of threads whose agent has no limits of its own.
     pub(crate) limits: Limits,
     /// Limits of agents that have their own, by agent name.
@@ -185,7 +200,7 @@ pub(crate) struct Rules {
     pub(crate) lost_after: LostAfter,
 }
 
-impl Rules {
+impl StepSettings {
     pub(crate) fn limits(&self, agent: &str) -> &Limits {
         self.agent_limits.get(agent).unwrap_or(&self.limits)
     }
@@ -206,6 +221,16 @@ pub(crate) struct SessionToolset {
     /// The reason why the last discovery failed. `None` if it succeeded.
     pub(crate) error: Option<String>,
     pub(crate) fetched_at: Timestamp,
+    pub(crate) source: Source,
+}
+
+/// Source of a toolset of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A fetch for this session, which replaces any other toolset.
+    Fetched,
+    /// The newest toolset that any session has fetched. It never replaces a toolset that the session has.
+    StandIn,
 }
 
 /// A toolset as its server sent it.
@@ -234,7 +259,8 @@ pub(crate) trait Store: Send + Sync {
     /// Applies messages in order. When this returns, each step is on disk completely or not at all.
     async fn apply(&self, class: MessageClass, messages: Vec<Message>) -> Vec<Result<Receipt, Error>>;
 
-    async fn thread(&self, id: &ThreadId) -> Result<ThreadRow, Error>;
+    /// Returns a thread, or [`Error::NoThread`] if it is not visible.
+    async fn thread(&self, id: &ThreadId, visible: &Visibility) -> Result<ThreadRow, Error>;
     /// Lists threads in the order of their creation.
     async fn threads(&self, filter: ThreadFilter) -> Result<Page<ThreadRow>, Error>;
     /// Returns a history as people see it. Synthetic calls show the arguments of the original call.
@@ -248,18 +274,27 @@ pub(crate) trait Store: Send + Sync {
     /// Returns the cause of a thread, or of its nearest ancestor that has one.
     async fn cause(&self, thread: &Thread) -> Result<Cause, Error>;
     async fn has_call(&self, thread: &ThreadId, call: &CallId) -> Result<bool, Error>;
-    async fn views(&self, thread: ThreadKey) -> Result<Vec<ViewRow>, Error>;
+    /// Returns a page of the views of a thread, in the order of their keys.
+    async fn views(&self, thread: ThreadKey, after: Option<ViewKey>)
+    -> Result<Page<ViewRow, ViewKey>, Error>;
+    async fn view(&self, thread: ThreadKey, key: &ViewKey) -> Result<Option<ViewRow>, Error>;
 
-    /// Lists unanswered questions to people, in one thread or in all, oldest first.
+    /// Lists unanswered questions to people, in one thread or in all, oldest first. Those of one thread come without the
+    /// arguments of their calls, because event streams read them after every step of the thread.
     async fn inbox(
         &self,
         thread: Option<ThreadKey>,
+        visible: &Visibility,
         page_request: PageRequest,
     ) -> Result<Page<InboxItem>, Error>;
-    async fn calls(&self, page_request: PageRequest) -> Result<Page<CallRow>, Error>;
-    async fn subscriptions(&self, page_request: PageRequest) -> Result<Page<SubscriptionRow>, Error>;
+    async fn calls(&self, visible: &Visibility, page_request: PageRequest) -> Result<Page<CallRow>, Error>;
+    async fn subscriptions(
+        &self,
+        visible: &Visibility,
+        page_request: PageRequest,
+    ) -> Result<Page<SubscriptionRow>, Error>;
     /// Lists sleeps, schedules, timeouts of calls and retries of failed threads, the next one first.
-    async fn timers(&self, page_request: PageRequest) -> Result<Page<TimerRow>, Error>;
+    async fn timers(&self, visible: &Visibility, page_request: PageRequest) -> Result<Page<TimerRow>, Error>;
 
     /// Returns the toolsets of a session, one per tool server that was asked for it.
     async fn session_toolsets(&self, session: SessionKey) -> Result<Vec<SessionToolset>, Error>;
@@ -320,9 +355,19 @@ pub(crate) trait Store: Send + Sync {
     /// Writes records of deliveries and returns their ids.
     async fn record_deliveries(&self, records: Vec<DeliveryRecord>) -> Result<Vec<String>, Error>;
     async fn deliveries(&self, filter: DeliveryFilter) -> Result<Page<Delivery>, Error>;
-    async fn delivery(&self, id: &str) -> Result<Option<Delivery>, Error>;
+    async fn delivery(&self, id: &str, visible: &Visibility) -> Result<Option<Delivery>, Error>;
     /// Makes an invocation that waits for a retry due now.
-    async fn redeliver(&self, id: &str, now: Timestamp) -> Result<Redelivery, Error>;
+    async fn redeliver(&self, id: &str, visible: &Visibility, now: Timestamp) -> Result<Redelivery, Error>;
+
+    /// Adds a client token. Returns `None` if there are `max` tokens already.
+    async fn add_token(&self, token: NewClientToken, max: usize) -> Result<Option<TokenId>, Error>;
+    async fn token(&self, digest: &TokenDigest) -> Result<Option<ClientToken>, Error>;
+    /// Lists client tokens, oldest first.
+    async fn tokens(&self, page_request: PageRequest) -> Result<Page<ClientToken>, Error>;
+    /// Records the time of a token's last request, unless a later one is recorded.
+    async fn token_used(&self, id: TokenId, at: Timestamp) -> Result<(), Error>;
+    /// Removes a client token. Returns false if there is none with this id.
+    async fn revoke_token(&self, id: TokenId) -> Result<bool, Error>;
 
     /// Removes a bounded number of expired rows. Returns whether there are more.
     async fn prune(&self, keys_before: Timestamp, deliveries_before: Timestamp) -> Result<bool, Error>;

@@ -89,6 +89,9 @@ impl Tokens {
 
 #[cfg(test)]
 mod tests {
+    use rap_protocol::limits;
+    use rap_testkit::fuzz::Fuzz;
+
     use super::*;
 
     fn key(digit: &str) -> Key {
@@ -120,6 +123,33 @@ mod tests {
         for length in 0..bytes.len() {
             assert_eq!(tokens.read(&BASE64_URL_SAFE_NO_PAD.encode(&bytes[..length]), Timestamp(0)), None);
         }
+    }
+
+    /// Fuzz target: a token that this server did not make is never accepted. The last byte selects the form of the
+    /// input: a token, or the bytes of one.
+    #[test]
+    fn fuzz() {
+        let (tokens, other) = (Tokens::new([key("a"), key("b")], None), Tokens::new([key("c")], None));
+        let calls = ["call_1", "c", "rap_0123456789abcdef_17", &"x".repeat(limits::ID_BYTES)];
+        let made = calls.map(|call| tokens.make(&Grant { call: CallId::new(call).unwrap(), ..grant() }));
+        let foreign = other.make(&grant());
+        let seeds = made.iter().chain([&foreign]).flat_map(|token| {
+            let bytes = BASE64_URL_SAFE_NO_PAD.decode(token).unwrap();
+            [[token.as_bytes(), b"t"].concat(), [bytes.as_slice(), b"b"].concat()]
+        });
+        let words = &["=", "==", "-", "_", "+", "/", "A", "%3D", "call_1", "AAAA"];
+        Fuzz { name: "tokens", seeds: seeds.collect(), words }.run(|input| {
+            let token = match input.split_last() {
+                Some((b'b', bytes)) => BASE64_URL_SAFE_NO_PAD.encode(bytes),
+                Some((_, text)) => String::from_utf8_lossy(text).into_owned(),
+                None => String::new(),
+            };
+            let read = tokens.read(&token, Timestamp(0));
+            assert_eq!(read.is_some(), made.contains(&token), "{token}");
+            assert!(read.as_ref().is_none_or(|grant| tokens.make(grant) == token), "{token}");
+            assert_eq!(other.read(&token, Timestamp(0)).is_some(), token == foreign, "{token}");
+            format!("{} {}", read.is_some(), "x".repeat(token.len() / 16))
+        });
     }
 
     #[test]

@@ -1,28 +1,31 @@
 //! Toolsets of the tool servers, fetched only through discovery.
 //!
-//! A session keeps the toolsets that were fetched for its first question, identified by content hash, and uses them
-//! also while a server is down. A new session fetches them again; if a server does not answer, it gets the newest
-//! toolset that any session has fetched. A toolset is valid as a whole or not at all. A tool name that two servers use
-//! is not offered, nor is the name of a built-in tool.
+//! A session keeps the toolsets that were fetched for it, identified by content hash, and uses them also while a server
+//! is down. A new session fetches them again; if a server does not answer, it gets the newest toolset that any session
+//! has fetched. A toolset is valid as a whole or not at all.
+
+mod discovery;
+mod session;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use http::{HeaderName, HeaderValue, header};
-use rap_agent::{Cause, texts};
-use rap_protocol::{DISCOVERY_PATH, Timestamp, Tool, Toolset, UrlRules, parse_toolset};
+use rap_protocol::{DISCOVERY_PATH, Timestamp, Toolset, UrlRules, parse_toolset};
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use url::Url;
 
 use crate::display::Scripts;
 use crate::function::IN_PROCESS;
-use crate::model::OfferedTool;
 use crate::settings::ToolServer;
-use crate::store::{Error, SessionKey, SessionToolset, Store, StoredToolset};
+use crate::store::{Error, SessionKey, SessionToolset, Source, Store, StoredToolset};
 use crate::world::World;
+use discovery::Fetches;
+pub(crate) use session::{ServerTools, SessionTools};
 
 /// Shortest time between two fetches for a session from a server that failed, and between two refreshes after a 409.
 /// The first fetch is not a refresh.
@@ -44,10 +47,21 @@ pub(crate) struct Toolsets {
     /// Rules for endpoints.
     urls: Arc<UrlRules>,
     world: World,
-    timeout: Duration,
+    store: Arc<dyn Store>,
+    times: DiscoveryTimes,
     cache: Mutex<Cache>,
-    /// Locks by server: sessions that refresh at the same time share one fetch.
-    refreshing: HashMap<String, tokio::sync::Mutex<()>>,
+    fetches: Fetches,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// Time limits of discovery.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DiscoveryTimes {
+    /// Time for a whole fetch.
+    pub(crate) timeout: Duration,
+    /// Time that a model request waits for a fetch, counted from the start of the fetch.
+    pub(crate) wait: Duration,
 }
 
 #[derive(Default)]
@@ -87,7 +101,14 @@ impl Fetched {
             }
             Fetched::Failed(why) => (None, Some(why.clone())),
         };
-        SessionToolset { session, server: server.to_owned(), toolset, error, fetched_at }
+        SessionToolset {
+            session,
+            server: server.to_owned(),
+            toolset,
+            error,
+            fetched_at,
+            source: Source::Fetched,
+        }
     }
 }
 
@@ -101,100 +122,11 @@ pub(crate) enum Refresh {
     Wait(Duration),
 }
 
-/// Name of the agent, cause of its thread, and whether the thread has a parent. The offered tools depend on these.
-type OfferKey = (String, Cause, bool);
-
-/// The tools of a session.
-pub(crate) struct SessionTools {
-    pub(crate) servers: Vec<ServerTools>,
-    /// Index of the server and of the tool in its toolset, by name of the tool.
-    offered: HashMap<String, (usize, usize)>,
-    /// Cache of the tools that are offered to each agent's model.
-    offers: Mutex<HashMap<OfferKey, Arc<[OfferedTool]>>>,
-}
-
 /// A parsed toolset with its compiled display scripts.
 #[derive(Clone)]
 struct Parsed {
     toolset: Arc<Toolset>,
     scripts: Arc<Scripts>,
-}
-
-/// Tools of one server in a session.
-pub(crate) struct ServerTools {
-    pub(crate) url: String,
-    /// Hash of the toolset.
-    hash: Option<String>,
-    pub(crate) toolset: Option<Arc<Toolset>>,
-    pub(crate) scripts: Option<Arc<Scripts>>,
-    pub(crate) errors: Vec<String>,
-    pub(crate) fetched_at: Timestamp,
-}
-
-impl SessionTools {
-    /// Finds an offered tool, with its server and toolset.
-    pub(crate) fn find(&self, name: &str) -> Option<(&ServerTools, &Toolset, &Tool)> {
-        let (server, tool) = *self.offered.get(name)?;
-        let server = &self.servers[server];
-        let toolset = server.toolset.as_deref()?;
-        Some((server, toolset, &toolset.tools[tool]))
-    }
-
-    /// Returns all offered tools, in the order of servers and toolsets.
-    pub(crate) fn offered(&self) -> impl Iterator<Item = &Tool> {
-        self.servers
-            .iter()
-            .filter_map(|server| server.toolset.as_deref())
-            .flat_map(|toolset| &toolset.tools)
-            .filter(|tool| self.offered.contains_key(tool.name.as_str()))
-    }
-
-    /// Returns the tools that are offered for a key. `make` computes them once.
-    pub(crate) fn cached_offer(
-        &self,
-        key: OfferKey,
-        make: impl FnOnce() -> Arc<[OfferedTool]>,
-    ) -> Arc<[OfferedTool]> {
-        let mut offers = self.offers.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(offers.entry(key).or_insert_with(make))
-    }
-
-    pub(crate) fn server(&self, url: &str) -> Option<&ServerTools> {
-        self.servers.iter().find(|server| server.url == url)
-    }
-
-    fn assemble(mut servers: Vec<ServerTools>) -> SessionTools {
-        let mut candidates: HashMap<String, Vec<(usize, usize)>> = HashMap::new();
-        for (at, server) in servers.iter().enumerate() {
-            let tools = server.toolset.iter().flat_map(|toolset| toolset.tools.iter().enumerate());
-            for (place, tool) in tools {
-                candidates.entry(tool.name.as_str().to_owned()).or_default().push((at, place));
-            }
-        }
-        let mut offered = HashMap::new();
-        let mut conflicts: Vec<(String, Vec<(usize, usize)>)> = Vec::new();
-        for (name, places) in candidates {
-            if places.len() == 1 && !texts::BUILT_IN.contains(&name.as_str()) {
-                offered.insert(name, places[0]);
-            } else {
-                conflicts.push((name, places));
-            }
-        }
-        conflicts.sort();
-        for (name, places) in conflicts {
-            for (at, _) in &places {
-                let why = if texts::BUILT_IN.contains(&name.as_str()) {
-                    format!("{name}: not offered; it is the name of a built-in tool")
-                } else {
-                    let others = places.iter().filter(|(other, _)| other != at);
-                    let others: Vec<String> = others.map(|(other, _)| servers[*other].url.clone()).collect();
-                    format!("{name}: not offered; {} has a tool of the same name", others.join(" and "))
-                };
-                servers[*at].errors.push(why);
-            }
-        }
-        SessionTools { servers, offered, offers: Mutex::default() }
-    }
 }
 
 impl Toolsets {
@@ -203,78 +135,37 @@ impl Toolsets {
         functions: Option<Vec<u8>>,
         urls: Arc<UrlRules>,
         world: World,
-        timeout: Duration,
-    ) -> Toolsets {
+        store: Arc<dyn Store>,
+        times: DiscoveryTimes,
+        (tasks, stop): (TaskTracker, CancellationToken),
+    ) -> Arc<Toolsets> {
         if functions.is_some() {
             servers.push(ToolServer { url: IN_PROCESS.into(), bearer: None });
         }
-        let refreshing = servers.iter().map(|server| (server.url.clone(), Default::default())).collect();
-        Toolsets { servers, functions, urls, world, timeout, cache: Mutex::default(), refreshing }
+        let (cache, fetches) = (Mutex::default(), Fetches::default());
+        Arc::new(Toolsets { servers, functions, urls, world, store, times, cache, fetches, tasks, stop })
     }
 
     fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the tools of a session. Fetches missing toolsets concurrently. Also returns notices about servers that
-    /// failed.
-    pub(crate) async fn discover(
-        &self,
-        store: &dyn Store,
-        session: SessionKey,
-    ) -> Result<(Arc<SessionTools>, Vec<String>), Error> {
-        let at = self.world.now();
-        let cached = self.cache().sessions.get(&session).cloned();
-        if let Some(tools) = cached.filter(|tools| !tools.needs_discovery(at)) {
-            return Ok((tools, Vec::new()));
-        }
-        let mut stored = store.session_toolsets(session).await?;
-        let wanted = |server: &&ToolServer| match stored.iter().find(|stored| stored.server == server.url) {
-            None => true,
-            Some(stored) => stored.toolset.is_none() && may_retry(stored.fetched_at, at),
-        };
-        let wanted: Vec<&ToolServer> = self.servers.iter().filter(wanted).collect();
-        let fetched = join_all(wanted.iter().map(|server| self.fetch(server))).await;
-        let (mut fresh, mut notices) = (Vec::new(), Vec::new());
-        for (server, fetched) in wanted.into_iter().zip(fetched) {
-            let before = stored.iter().find(|stored| stored.server == server.url);
-            let mut now = fetched.for_session(session, &server.url, at);
-            if now.toolset.is_none() {
-                now.toolset = self.newest(store, &server.url).await?;
-            }
-            notices.extend(failure_notice(before, &now));
-            fresh.push(now);
-        }
-        stored.retain(|stored| fresh.iter().all(|fresh| fresh.server != stored.server));
-        stored.extend(fresh.iter().cloned());
-        let tools = self.assemble(store, &stored).await?;
-        if !fresh.is_empty() {
-            store.save_toolsets(fresh).await?;
-        }
-        self.cache_session(session, Arc::clone(&tools));
-        Ok((tools, notices))
-    }
-
     /// Returns the newest toolset of a server that any session has fetched.
-    async fn newest(&self, store: &dyn Store, server: &str) -> Result<Option<StoredToolset>, Error> {
+    async fn newest(&self, server: &str) -> Result<Option<StoredToolset>, Error> {
         let known = self.cache().newest.get(server).cloned();
         if let Some(Document { hash, body }) = known {
             return Ok(Some(StoredToolset { hash, body: Some(body) }));
         }
-        Ok(store.newest_toolset(server).await?.map(|hash| StoredToolset { hash, body: None }))
+        Ok(self.store.newest_toolset(server).await?.map(|hash| StoredToolset { hash, body: None }))
     }
 
     /// Returns the tools of a session without discovery, so that an invocation waits for no server but its own.
-    pub(crate) async fn load(
-        &self,
-        store: &dyn Store,
-        session: SessionKey,
-    ) -> Result<Arc<SessionTools>, Error> {
+    pub(crate) async fn load(&self, session: SessionKey) -> Result<Arc<SessionTools>, Error> {
         let cached = self.cache().sessions.get(&session).cloned();
         if let Some(tools) = cached {
             return Ok(tools);
         }
-        let tools = self.assemble(store, &store.session_toolsets(session).await?).await?;
+        let tools = self.assemble(&self.store.session_toolsets(session).await?).await?;
         self.cache_session(session, Arc::clone(&tools));
         Ok(tools)
     }
@@ -287,18 +178,14 @@ impl Toolsets {
         cache.sessions.insert(session, tools);
     }
 
-    async fn assemble(
-        &self,
-        store: &dyn Store,
-        stored: &[SessionToolset],
-    ) -> Result<Arc<SessionTools>, Error> {
+    async fn assemble(&self, stored: &[SessionToolset]) -> Result<Arc<SessionTools>, Error> {
         let mut servers = Vec::with_capacity(self.servers.len());
         for server in &self.servers {
             let stored = stored.iter().find(|stored| stored.server == server.url);
             let error = stored.and_then(|stored| stored.error.clone());
             let (parsed, error) = match stored.and_then(|stored| stored.toolset.as_ref()) {
                 None => (None, error),
-                Some(toolset) => self.parsed(store, toolset, error).await?,
+                Some(toolset) => self.parsed(toolset, error).await?,
             };
             let endpoint = parsed
                 .as_ref()
@@ -332,7 +219,6 @@ impl Toolsets {
     /// Parses a stored or fetched toolset. Its schemas and scripts are compiled once and cached.
     async fn parsed(
         &self,
-        store: &dyn Store,
         toolset: &StoredToolset,
         error: Option<String>,
     ) -> Result<(Option<Parsed>, Option<String>), Error> {
@@ -342,7 +228,7 @@ impl Toolsets {
         }
         let body = match &toolset.body {
             Some(body) => Arc::clone(body),
-            None => Arc::new(store.toolset(&hash).await?.unwrap_or_default()),
+            None => Arc::new(self.store.toolset(&hash).await?.unwrap_or_default()),
         };
         let bytes = body.len();
         let parse = move || {
@@ -370,12 +256,13 @@ impl Toolsets {
         }
     }
 
+    /// Fetches a toolset within the time for a whole fetch, however slowly the server sends it.
     async fn fetch(&self, server: &ToolServer) -> Fetched {
-        let fetched = tokio::time::timeout(self.timeout, self.fetch_now(server)).await;
+        let fetched = tokio::time::timeout(self.times.timeout, self.fetch_now(server)).await;
         let fetched = match fetched {
             Ok(Ok((hash, body))) => Fetched::Toolset(Document { hash, body: Arc::new(body) }),
             Ok(Err(why)) => Fetched::Failed(why),
-            Err(_) => Fetched::Failed(format!("discovery took longer than {:?}", self.timeout)),
+            Err(_) => Fetched::Failed(format!("discovery took longer than {:?}", self.times.timeout)),
         };
         let mut cache = self.cache();
         match &fetched {
@@ -413,14 +300,14 @@ impl Toolsets {
 
     /// Handles a 409: returns the newest known toolset of the server. If the session has it already, fetches it again,
     /// at most once a minute per session.
-    pub(crate) async fn refresh(&self, session: SessionKey, current: &ServerTools) -> Refresh {
-        let (Some(server), Some(lock)) =
-            (self.servers.iter().find(|server| server.url == current.url), self.refreshing.get(&current.url))
-        else {
+    pub(crate) async fn refresh(self: &Arc<Self>, session: SessionKey, current: &ServerTools) -> Refresh {
+        let Some(server) = self.servers.iter().find(|server| server.url == current.url) else {
             return Refresh::NotNeeded;
         };
-        // A session that waits here gets the toolset that another session has fetched meanwhile.
-        let _guard = lock.lock().await;
+        // A fetch that runs already may have begun before the server changed its tools, so another one may follow it.
+        if let Some(running) = self.fetches.running(&server.url) {
+            running.ended().await;
+        }
         let newest = self.cache().newest.get(&current.url).cloned();
         let fetched = match newest {
             Some(document) if current.hash.as_ref() != Some(&document.hash) => Fetched::Toolset(document),
@@ -428,7 +315,10 @@ impl Toolsets {
                 if let Some(pause) = self.refresh_delay(session, &current.url) {
                     return Refresh::Wait(pause);
                 }
-                self.fetch(server).await
+                match self.start_fetch(server, None).ended().await {
+                    Some(ended) => ended.fetched,
+                    None => Fetched::Failed("the runtime is stopping".into()),
+                }
             }
         };
         self.cache().sessions.remove(&session);
@@ -452,42 +342,26 @@ impl Toolsets {
     }
 
     /// Returns the tools of the last discovery of each server. Servers that were never asked are asked now.
-    pub(crate) async fn latest(&self, store: &dyn Store) -> Result<Arc<SessionTools>, Error> {
+    pub(crate) async fn latest(self: &Arc<Self>) -> Result<Arc<SessionTools>, Error> {
         let known: Vec<String> = self.cache().latest.keys().cloned().collect();
         let unknown = self.servers.iter().filter(|server| !known.contains(&server.url));
-        join_all(unknown.map(|server| self.fetch(server))).await;
+        let fetches: Vec<_> = unknown.map(|server| self.start_fetch(server, None)).collect();
+        for fetch in fetches {
+            fetch.ended_within(self.times.wait).await;
+        }
         let (at, latest) = (self.world.now(), self.cache().latest.clone());
-        let stored: Vec<SessionToolset> = latest
-            .iter()
-            .map(|(server, fetched)| fetched.for_session(SessionKey::NONE, server, at))
-            .collect();
-        self.assemble(store, &stored).await
-    }
-}
-
-impl SessionTools {
-    /// Returns true if a server that failed should be asked again.
-    fn needs_discovery(&self, now: Timestamp) -> bool {
-        self.servers.iter().any(|server| server.toolset.is_none() && may_retry(server.fetched_at, now))
+        let pending = Fetched::Failed("discovery has not been answered yet; try again".into());
+        let of = |server: &ToolServer| {
+            latest.get(&server.url).unwrap_or(&pending).for_session(SessionKey::NONE, &server.url, at)
+        };
+        let stored: Vec<SessionToolset> = self.servers.iter().map(of).collect();
+        self.assemble(&stored).await
     }
 }
 
 /// Returns true if the pause after a fetch is over. A clock that was set back does not extend it.
 fn may_retry(fetched_at: Timestamp, now: Timestamp) -> bool {
     fetched_at > now || fetched_at.plus(RETRY_AFTER) <= now
-}
-
-/// Returns a notice about a server that failed, unless the session has had the same one before.
-fn failure_notice(before: Option<&SessionToolset>, now: &SessionToolset) -> Option<String> {
-    let why = now.error.as_ref()?;
-    let known = before.is_some_and(|before| before.error.as_ref() == Some(why));
-    let notice = match now.toolset {
-        None => format!("the tools of {} are not available: {why}", now.server),
-        Some(_) => {
-            format!("the tools of {} could not be fetched: {why}; the last known ones are used", now.server)
-        }
-    };
-    (!known).then_some(notice)
 }
 
 /// Returns true if the credentials for a tool server may be sent to this URL.

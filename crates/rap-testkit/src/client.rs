@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::http::{self, Answer};
+use crate::http::{self, Response};
 use crate::ids::Ids;
 use crate::{PATIENCE, until};
 
@@ -18,7 +18,7 @@ impl Client {
         Client { url: url.to_owned(), token: token.map(str::to_owned) }
     }
 
-    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Response {
         http::send(method, &format!("{}{path}", self.url), headers, body).await
     }
 
@@ -26,14 +26,14 @@ impl Client {
         self.token.as_deref()
     }
 
-    pub async fn get(&self, path: &str) -> Answer {
+    pub async fn get(&self, path: &str) -> Response {
         let bearer = self.token.as_ref().map(|token| format!("Bearer {token}"));
         let headers: Vec<_> = bearer.iter().map(|value| ("authorization", value.as_str())).collect();
         self.send("GET", path, &headers, b"").await
     }
 
     /// POSTs JSON. The path may contain the name of a call instead of its id.
-    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+    pub async fn post(&self, path: &str, body: &Value) -> Response {
         let parts: Vec<&str> = path.split('/').collect();
         let named = match parts.as_slice() {
             ["", "v1", "threads", thread, "calls", name, order] if name.starts_with("call_") => {
@@ -60,13 +60,13 @@ impl Client {
     }
 
     /// Sends a message with this `on_busy`.
-    pub async fn say_on_busy(&self, thread: &str, text: &str, on_busy: &str) -> Answer {
+    pub async fn say_on_busy(&self, thread: &str, text: &str, on_busy: &str) -> Response {
         let body = json!({"text": text, "on_busy": on_busy});
         self.post(&format!("/v1/threads/{thread}/messages"), &body).await
     }
 
     /// POSTs to a path below the thread without a body, such as `close`.
-    pub async fn act(&self, thread: &str, action: &str) -> Answer {
+    pub async fn act(&self, thread: &str, action: &str) -> Response {
         self.post(&format!("/v1/threads/{thread}/{action}"), &Value::Null).await
     }
 

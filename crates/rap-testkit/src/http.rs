@@ -11,7 +11,7 @@ use crate::PATIENCE;
 
 /// A response.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct Response {
     pub status: u16,
     /// Status line and header lines, in lower case.
     pub head: String,
@@ -20,7 +20,7 @@ pub struct Answer {
     pub body: Value,
 }
 
-impl Answer {
+impl Response {
     /// Stable error code.
     pub fn code(&self) -> &str {
         self.body["error"]["code"].as_str().unwrap_or_else(|| panic!("no error: {self:?}"))
@@ -60,7 +60,7 @@ impl Answer {
 }
 
 /// Sends a request and reads the response. `headers` override the default ones.
-pub async fn send(method: &str, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+pub async fn send(method: &str, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Response {
     attempt(method, url, headers, body).await.unwrap_or_else(|error| panic!("{method} {url}: {error}"))
 }
 
@@ -70,7 +70,7 @@ pub async fn attempt(
     url: &str,
     headers: &[(&str, &str)],
     body: &[u8],
-) -> Result<Answer, Error> {
+) -> Result<Response, Error> {
     let rest = url.strip_prefix("http://").unwrap_or_else(|| panic!("not http: {url}"));
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
     let length = body.len().to_string();
@@ -97,15 +97,15 @@ pub async fn connect(url: &str) -> TcpStream {
 }
 
 /// Sends raw bytes, and reads until the server closes the connection.
-pub async fn exchange(url: &str, request: impl AsRef<[u8]>) -> Answer {
+pub async fn exchange(url: &str, request: impl AsRef<[u8]>) -> Response {
     let mut stream = connect(url).await;
     // A server that answers early may not read all of the request.
     stream.write_all(request.as_ref()).await.ok();
-    read_answer(stream).await
+    read_response(stream).await
 }
 
 /// Reads an answer until the server closes the connection.
-pub async fn read_answer(mut stream: TcpStream) -> Answer {
+pub async fn read_response(mut stream: TcpStream) -> Response {
     let answer = tokio::time::timeout(PATIENCE, read(&mut stream)).await;
     answer.expect("the connection was not closed").unwrap()
 }
@@ -120,7 +120,7 @@ pub fn request(path: &str, headers: &str, body: &str) -> String {
 }
 
 /// Reads until the connection ends. Fails if the header section is incomplete.
-async fn read(stream: &mut TcpStream) -> Result<Answer, Error> {
+async fn read(stream: &mut TcpStream) -> Result<Response, Error> {
     let mut bytes = Vec::new();
     // The server may reset the connection after the answer.
     stream.read_to_end(&mut bytes).await.ok();
@@ -130,16 +130,16 @@ async fn read(stream: &mut TcpStream) -> Result<Answer, Error> {
     };
     let body = serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()));
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    Ok(Answer { status, head: head.to_ascii_lowercase(), text: text.to_owned(), body })
+    Ok(Response { status, head: head.to_ascii_lowercase(), text: text.to_owned(), body })
 }
 
 /// POSTs JSON.
-pub async fn post(url: &str, body: &Value) -> Answer {
+pub async fn post(url: &str, body: &Value) -> Response {
     post_with(url, &[], body).await
 }
 
 /// POSTs JSON with more headers.
-pub async fn post_with(url: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
+pub async fn post_with(url: &str, headers: &[(&str, &str)], body: &Value) -> Response {
     let mut all = headers.to_vec();
     all.push(("content-type", "application/json"));
     send("POST", url, &all, body.to_string().as_bytes()).await

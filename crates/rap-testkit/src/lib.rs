@@ -9,6 +9,7 @@
 pub mod anthropic;
 pub mod bench;
 pub mod client;
+pub mod fuzz;
 pub mod http;
 pub mod ids;
 pub mod model;

@@ -130,7 +130,7 @@ impl Peer {
         self.stage.record().always.insert(path.into(), reply);
     }
 
-    /// Replies 200 to every request that hangs.
+    /// Replies to every request that hangs, as its path is answered now, or with 200.
     pub fn release(&self) {
         self.stage.releases.send_modify(|count| *count += 1);
     }
@@ -216,7 +216,8 @@ async fn answer(
     stage.arrivals.send_modify(|count| *count += 1);
     if matches!(reply, Reply::Hang) {
         releases.changed().await.unwrap();
-        return response(Reply::Status(200)).await;
+        let now = stage.record().always.get(uri.path()).cloned();
+        return response(now.filter(|now| !matches!(now, Reply::Hang)).unwrap_or(Reply::Status(200))).await;
     }
     response(reply).await
 }

@@ -4,6 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
+use std::{fs, iter};
 
 use crate::until;
 
@@ -79,6 +81,28 @@ impl Process {
     pub fn signal(&self, name: &str) {
         let kill = Command::new("kill").args([&format!("-{name}"), &self.id().to_string()]).status();
         assert!(kill.unwrap().success());
+    }
+
+    /// CPU time that it has used.
+    pub fn cpu_time(&self) -> Duration {
+        let ticks: u64 =
+            self.stat()[11..13].iter().map(|field| field.parse::<u64>().unwrap_or_default()).sum();
+        Duration::from_millis(ticks * 10)
+    }
+
+    /// Returns false after it has ended, also if nobody has waited for its end.
+    pub fn is_running(&self) -> bool {
+        !matches!(self.stat()[0].as_str(), "" | "X" | "Z")
+    }
+
+    /// Its state and the following fields of `/proc/PID/stat`. All are empty if it is gone.
+    fn stat(&self) -> Vec<String> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.id())).unwrap_or_default();
+        // The process name may contain anything, so fields are counted after it. 14 and 15 of the file are CPU time in hundredths of a
+        // second.
+        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+        let fields = fields.map(str::to_owned).chain(iter::repeat(String::new()));
+        fields.take(50).collect()
     }
 
     /// Exit status; `None` while it runs.

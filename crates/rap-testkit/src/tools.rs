@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 
 use serde_json::{Value, json};
 
-use crate::http::{self, Answer};
+use crate::http::{self, Response};
 use crate::peer::{Peer, Reply, Request};
 
 pub const DISCOVERY: &str = "/.well-known/rap-toolset";
@@ -154,11 +154,11 @@ impl Call {
         json!({"type": "view_update", "group_id": self.thread(), "view_type": view_type, "content": content})
     }
 
-    pub async fn post(&self, body: &Value) -> Answer {
+    pub async fn post(&self, body: &Value) -> Response {
         http::post(self.url(), body).await
     }
 
-    pub async fn post_with(&self, headers: &[(&str, &str)], body: &Value) -> Answer {
+    pub async fn post_with(&self, headers: &[(&str, &str)], body: &Value) -> Response {
         http::post_with(self.url(), headers, body).await
     }
 

@@ -3,6 +3,7 @@
 //! Tokens are compared in constant time. Stored data never contains a token: a caller is identified by a keyed hash
 //! of its token.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use axum::http::{HeaderMap, header};
@@ -57,6 +58,14 @@ impl Callers {
             (digest(token.expose()), Caller(*mac.first_chunk().expect("bug: a MAC has 32 bytes")))
         };
         Callers { known: tokens.iter().map(caller).collect() }
+    }
+
+    /// Returns all callers that the server knows.
+    pub(crate) fn all(&self) -> HashSet<Caller> {
+        if self.is_open() {
+            return HashSet::from([Caller::ANONYMOUS]);
+        }
+        self.known.iter().map(|(_, caller)| caller.clone()).collect()
     }
 
     /// Returns true if no token is required.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use rap_io::secret_box::Key;
 use rap_protocol::{AuthUrl, CallId, ThreadId, UserId, limits};
@@ -17,7 +18,7 @@ use crate::error::Error;
 use crate::journal::questions::Answer;
 use crate::journal::{CallSeq, StoredCall};
 use crate::output::{ENVELOPE_BYTES, json_len};
-use crate::rules::{Aside, Ignored, Input};
+use crate::rules::{Aside, Ignored, Input, QuestionName};
 
 /// Maximum number of [`Call::choose`] questions of one call.
 const MAX_QUESTIONS: u32 = 100;
@@ -77,6 +78,10 @@ impl Thread {
     /// The id is untrusted input: do not put it into a path, a query or a command. Use [`Thread::key`] for that.
     pub fn id(&self) -> &ThreadId {
         &self.id
+    }
+
+    pub(crate) fn caller(&self) -> &Caller {
+        &self.caller
     }
 
     /// Returns a key of 32 hexadecimal digits that identifies this thread of this caller.
@@ -200,7 +205,7 @@ impl Call {
         let token = engine.question_token(CHOICE_PATH, &self.inner.identity, number);
         let (question, response_url) = (engine.question_name(CHOICE_PATH, &token), engine.choice_url(&token));
         let aside = Aside::Choice { question, prompt, choices, default, response_url };
-        match Box::pin(engine.ask(self.inner.seq, &self.inner.run, question, aside, None)).await? {
+        match Box::pin(self.ask(question, aside, None)).await? {
             Some(Answer::Selected(index)) => Ok(index),
             _ => Err(Error::new("the user could not be asked")),
         }
@@ -230,7 +235,7 @@ impl Call {
         let question = engine.question_name(CONSENT_PATH, &self.consent_token());
         let aside = Aside::Authorise { question, auth_url };
         let within = engine.limits.authorize_within;
-        match Box::pin(engine.ask(self.inner.seq, &self.inner.run, question, aside, Some(within))).await? {
+        match Box::pin(self.ask(question, aside, Some(within))).await? {
             Some(Answer::Consented(parameters)) => match parameters.get("error") {
                 Some(error) => Err(Error::new(format!("the user did not authorise this: {error}"))),
                 None => Ok(Consent { parameters }),
@@ -259,7 +264,7 @@ impl Call {
         loop {
             let changed = self.inner.run.changed.notified();
             let aside = Aside::View { view_type: view_type.clone(), content: content.clone() };
-            match Box::pin(self.inner.engine.commit(self.inner.seq, Input::Aside(aside), None)).await {
+            match Box::pin(self.commit(Input::Aside(aside), None)).await {
                 Ok(()) => return Ok(()),
                 Err(Ignored::Full) => changed.await,
                 Err(_) => return Err(Error::new("the call has ended")),
@@ -271,6 +276,22 @@ impl Call {
     pub async fn progress(&self, fraction: f64, text: impl Into<String>) -> Result<(), Error> {
         let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { 0.0 };
         self.view("progress", json!({"fraction": fraction, "text": text.into()})).await
+    }
+
+    /// Applies an input to the call; see [`Engine::commit`].
+    pub(crate) async fn commit(&self, input: Input, cursor: Option<String>) -> Result<(), Ignored> {
+        self.inner.engine.commit(self.inner.thread.caller(), self.inner.seq, input, cursor).await
+    }
+
+    /// Asks a question; see [`Engine::ask`].
+    async fn ask(
+        &self,
+        question: QuestionName,
+        aside: Aside,
+        within: Option<Duration>,
+    ) -> Result<Option<Answer>, Error> {
+        let Inner { engine, run, seq, thread, .. } = &*self.inner;
+        engine.ask(thread.caller(), *seq, run, question, aside, within).await
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {

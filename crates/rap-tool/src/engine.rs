@@ -5,7 +5,9 @@
 //! caller that waits for the callback of another.
 
 mod accept;
+mod closing;
 mod delivery;
+mod job_turns;
 pub(crate) mod metrics;
 mod open;
 mod questions;
@@ -20,14 +22,13 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use futures_util::future::BoxFuture;
-use rap_io::body::BodyMemory;
 use rap_io::lock::DirLock;
 use rap_io::validation::Validations;
 use rap_io::writer::{Error as WriteError, JobClass, Writer};
 use rap_protocol::{ThreadId, Timestamp, UrlRules};
 use rusqlite::Connection;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -35,11 +36,15 @@ use crate::auth::{Caller, Callers};
 use crate::call::Thread;
 use crate::clock::Clock;
 use crate::error::Error;
+use crate::journal::outbox::{Retry, Turns};
 use crate::journal::{Applied, CallSeq, Journal, recovery};
 use crate::limits::Limits;
 use crate::rate::Limiter;
 use crate::rules::{Dropped, Ignored, Input};
+use crate::shares::{self, Permit, Pool};
 use crate::tool::Tool;
+
+use job_turns::JobTurns;
 
 pub(crate) use accept::{Accepted, Refusal};
 pub(crate) use delivery::Outgoing;
@@ -71,7 +76,7 @@ pub(crate) struct Engine {
     pub(crate) scrapes: Limiter<()>,
     pub(crate) notifications: Limiter<Caller>,
     /// Bounds the bytes of request bodies in memory.
-    pub(crate) request_memory: BodyMemory,
+    pub(crate) request_memory: shares::Memory,
     pub(crate) counters: metrics::Counters,
     public_url: String,
     callback_rules: UrlRules,
@@ -80,16 +85,25 @@ pub(crate) struct Engine {
     on_close: Option<CloseHook>,
     invocations: Limiter<Caller>,
     /// Bounds the notifications that are not written yet.
-    pending_notifications: Arc<Semaphore>,
-    calls: Arc<Semaphore>,
-    subscriptions: Arc<Semaphore>,
+    pending_notifications: Pool,
+    calls: Pool,
+    subscriptions: Pool,
     journal: Journal,
     writer: Writer,
+    job_turns: JobTurns,
     outgoing: Outgoing,
     clock: Clock,
     runs: Mutex<HashMap<CallSeq, Arc<Run>>>,
-    early: Mutex<accept::EarlyCancels>,
+    early: Mutex<HashMap<Caller, accept::EarlyCancels>>,
+    close_hooks: Mutex<closing::CloseHooks>,
+    /// Notified when the hook of a closed thread may run.
+    closings: Notify,
     queues: Mutex<delivery::DeliveryQueues>,
+    turns: Mutex<Turns>,
+    /// Retries that are not stored yet. Bounded by `Limits::deliveries`.
+    retries: Mutex<Vec<Retry>>,
+    /// Held while retries are stored.
+    retry_turn: tokio::sync::Mutex<()>,
     /// Wakes the dispatcher: an outbox message may be due.
     due: Notify,
     /// Cancelled when shutdown begins: nothing new is started.
@@ -109,14 +123,14 @@ pub(crate) struct Run {
     /// Notified when something happens that the handler may wait for: an answer, room in the outbox, a cancellation.
     pub(crate) changed: Notify,
     /// Counts the run against `Limits::calls` or, once confirmed, against `Limits::subscriptions`.
-    permit: Mutex<Option<OwnedSemaphorePermit>>,
+    permit: Mutex<Option<Permit>>,
     seq: OnceLock<CallSeq>,
     /// Number of choices that the handler has asked for.
     pub(crate) choices_asked: AtomicU32,
 }
 
 impl Run {
-    fn new(permit: Option<OwnedSemaphorePermit>) -> Arc<Self> {
+    fn new(permit: Option<Permit>) -> Arc<Self> {
         let permit = Mutex::new(permit);
         let (seq, choices_asked) = (OnceLock::new(), AtomicU32::new(0));
         Arc::new(Run { stopped: AtomicBool::new(false), changed: Notify::new(), permit, seq, choices_asked })
@@ -190,22 +204,19 @@ impl Engine {
     }
 
     /// Replaces the call permit of a run by a subscription permit.
-    pub(crate) fn admit_subscription(&self, run: &Run) -> Result<(), Error> {
-        match Arc::clone(&self.subscriptions).try_acquire_owned() {
-            Ok(permit) => {
-                *lock(&run.permit) = Some(permit);
-                Ok(())
-            }
-            Err(_) => {
-                Err(Error::new("this server has reached its limit of subscriptions; cancel some first"))
-            }
-        }
+    pub(crate) fn admit_subscription(&self, caller: &Caller, run: &Run) -> Result<(), Error> {
+        let used_up =
+            || Error::new("the share of subscriptions of this caller is used up; cancel some first");
+        let permit = self.subscriptions.take(caller).ok_or_else(used_up)?;
+        *lock(&run.permit) = Some(permit);
+        Ok(())
     }
 
     /// Applies an input to a call. Returns when the step is on disk, and retries until then, even while the disk is
     /// full. If the future is dropped, the step may or may not be written; if it is, its message is delivered.
     pub(crate) async fn commit(
         self: &Arc<Self>,
+        caller: &Caller,
         call: CallSeq,
         input: Input,
         cursor: Option<String>,
@@ -219,7 +230,7 @@ impl Engine {
         };
         let dispatch_guard = DispatchOnDrop { due: Some(&self.due) };
         let read_epoch = self.read_epoch();
-        let written = self.write(step).await;
+        let written = self.write_for(caller, step).await;
         dispatch_guard.disarm();
         match written {
             Some(Ok(mut applied)) => {
@@ -236,8 +247,18 @@ impl Engine {
     }
 
     /// Stores the cursor of a subscription.
-    pub(crate) async fn save_cursor(self: &Arc<Self>, call: CallSeq, cursor: String) {
-        self.write(move |_, db| recovery::save_cursor(db, call, &cursor)).await;
+    pub(crate) async fn save_cursor(self: &Arc<Self>, caller: &Caller, call: CallSeq, cursor: String) {
+        self.write_for(caller, move |_, db| recovery::save_cursor(db, call, &cursor)).await;
+    }
+
+    /// Like [`Engine::write`], for a job that a caller has caused.
+    async fn write_for<T: Send + 'static>(
+        self: &Arc<Self>,
+        caller: &Caller,
+        job: impl Fn(&Engine, &Connection) -> rusqlite::Result<T> + Clone + Send + 'static,
+    ) -> Option<T> {
+        let _turn = self.job_turns.take(caller, JobClass::Internal).await;
+        self.write(job).await
     }
 
     /// Runs a write job and retries until it is committed. `None` if the writer is closed or the job panicked.
@@ -282,7 +303,7 @@ impl Engine {
             self.wake_handler(call);
         }
         if let Some(message) = applied.first {
-            self.deliver(message.call, message.origin);
+            self.deliver(&message);
         }
     }
 

@@ -59,7 +59,7 @@ async fn discover(State(engine): State<Arc<Engine>>) -> Response {
 
 async fn invoke(State(engine): State<Arc<Engine>>, request: Request) -> Result<StatusCode, ErrorResponse> {
     let caller = authenticate(&engine, request.headers())?;
-    let received = read_body(&engine, request).await?;
+    let received = read_body(&engine, Some(&caller), request).await?;
     match engine.accept(caller, received.bytes).await {
         Ok(Accepted::New | Accepted::Repeat) => Ok(StatusCode::OK),
         Err(Refusal::Invalid(invalid)) => Err(ErrorResponse::invalid(&invalid)),
@@ -71,6 +71,10 @@ async fn invoke(State(engine): State<Arc<Engine>>, request: Request) -> Result<S
         Err(Refusal::Overloaded) => {
             Err(ErrorResponse::unavailable("overloaded", "too many requests at once; try again later"))
         }
+        Err(Refusal::ShareUsedUp) => Err(ErrorResponse::unavailable(
+            "overloaded",
+            "the share of running calls of this caller is used up; try again when one has ended",
+        )),
         Err(Refusal::Unavailable) => Err(ErrorResponse::unavailable(
             "unavailable",
             "the journal cannot be written right now; try again later",
@@ -134,7 +138,7 @@ async fn choice(
     if !engine.answers.admits(&()) {
         return Err(ErrorResponse::unavailable("overloaded", "too many answers at once; try again later"));
     }
-    let received = read_body(&engine, request).await?;
+    let received = read_body(&engine, None, request).await?;
     match engine.choose(&token, &received.bytes).await {
         Ok(AnswerOutcome::Accepted) => Ok(StatusCode::OK),
         Ok(AnswerOutcome::Conflict) => Err(ErrorResponse::new(
@@ -224,7 +228,8 @@ async fn admit_notification(
             "too many notifications at once",
         ));
     }
-    Ok((caller, read_body(engine, request).await?))
+    let received = read_body(engine, Some(&caller), request).await?;
+    Ok((caller, received))
 }
 
 fn authenticate(engine: &Engine, headers: &HeaderMap) -> Result<Caller, ErrorResponse> {
@@ -233,10 +238,15 @@ fn authenticate(engine: &Engine, headers: &HeaderMap) -> Result<Caller, ErrorRes
     engine.callers.authenticate(headers).ok_or_else(refused)
 }
 
-async fn read_body(engine: &Engine, request: Request) -> Result<ReceivedBody, ErrorResponse> {
+async fn read_body(
+    engine: &Engine,
+    caller: Option<&Caller>,
+    request: Request,
+) -> Result<ReceivedBody, ErrorResponse> {
     let (head, body) = request.into_parts();
     let limits = BodyLimits { bytes: limits::BODY_BYTES, within: engine.limits.request_within };
-    engine.request_memory.read_json(&head.headers, body, limits).await.map_err(ErrorResponse::from)
+    let memory = engine.request_memory.of(caller);
+    memory.read_json(&head.headers, body, limits).await.map_err(ErrorResponse::from)
 }
 
 /// An error response: a status, a stable code and a message that says what to do.

@@ -19,13 +19,13 @@ use serde_json::{Map, Value};
 use url::Url;
 
 use keys::Keys;
-use threads::{Expired, ScanPosition};
+use threads::{Expired, ScanPosition, ThreadKey};
 
 use crate::auth::Caller;
 use crate::rules::{self, Dropped, Head, Ignored, Input, MessageKind, Post, State};
 
 /// The schema migrations, in order.
-pub(crate) const MIGRATIONS: &[&str] = &[include_str!("journal.sql")];
+pub(crate) const MIGRATIONS: &[&str] = &[include_str!("journal.sql"), include_str!("journal_2.sql")];
 
 /// Row number of a call in the journal. A later call has a greater number.
 pub(crate) type CallSeq = i64;
@@ -70,6 +70,7 @@ pub(crate) struct OutboxMessage {
     pub(crate) body: Vec<u8>,
     pub(crate) attempts: u32,
     pub(crate) created_at: Timestamp,
+    pub(crate) caller: Caller,
     pub(crate) origin: i64,
     /// The encrypted callback URL. It is bound to `identity`, which is needed to decrypt it.
     pub(crate) callback: Vec<u8>,
@@ -184,7 +185,7 @@ impl Journal {
     }
 
     /// Common prefix of the identities of all calls of a caller's thread.
-    fn thread_key(&self, caller: &Caller, thread: &ThreadId) -> [u8; 8] {
+    fn thread_key(&self, caller: &Caller, thread: &ThreadId) -> ThreadKey {
         let mac = self.key.mac(&[b"thread of calls", caller.bytes(), thread.as_str().as_bytes()]);
         *mac.first_chunk().expect("bug: a MAC has 32 bytes")
     }
@@ -251,7 +252,7 @@ impl Journal {
         let posted = step.post.map(|post| self.post(db, &row, post, now)).transpose()?;
         // The head of the queue keeps its retry time. A new head may be sent at once.
         let alone = row.deliver_at.is_none() || step.drop == Dropped::Everything;
-        let first_at = if alone || message.is_some() { Some(now) } else { row.deliver_at };
+        let first_at = if alone || message.is_some() { Some(outbox::AT_ONCE) } else { row.deliver_at };
         save(db, &row, &step.head, first_at.filter(|_| !step.head.outbox_is_empty()), now)?;
         Ok(Ok(Applied {
             before: row.head,
@@ -271,8 +272,9 @@ impl Journal {
         .execute(params![row.seq, kind as u8, topic, body, now.0])?;
         let seq = db.last_insert_rowid();
         let (callback, identity) = (row.callback.clone(), row.identity);
-        let (call, origin) = (row.seq, row.origin);
-        Ok(OutboxMessage { seq, call, kind, body, attempts: 0, created_at: now, origin, callback, identity })
+        let (call, caller, origin) = (row.seq, row.caller.clone(), row.origin);
+        let (attempts, created_at) = (0, now);
+        Ok(OutboxMessage { seq, call, kind, body, attempts, created_at, caller, origin, callback, identity })
     }
 
     /// Decrypts the callback URL of a message. `None` if it was encrypted with another key.
@@ -318,19 +320,8 @@ impl Journal {
         Ok(Some(applied))
     }
 
-    /// Records that the close hook of a thread has finished.
-    pub(crate) fn finish_closing(
-        &self,
-        db: &Connection,
-        caller: &Caller,
-        thread: &ThreadId,
-        closing: Option<CallSeq>,
-    ) -> Result<()> {
-        threads::finish_closing(db, &self.thread_key(caller, thread), closing)
-    }
-
     /// Returns the last call before the thread was last closed.
-    pub(crate) fn last_closed_call(
+    fn last_closed_call(
         &self,
         db: &Connection,
         caller: &Caller,
@@ -401,6 +392,7 @@ fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<CallSeq> {
 struct CallRow {
     seq: CallSeq,
     identity: Identity,
+    caller: Caller,
     thread: ThreadId,
     id: CallId,
     secondary: Option<CallId>,
@@ -413,13 +405,14 @@ struct CallRow {
 fn load(db: &Connection, call: CallSeq) -> Result<Option<CallRow>> {
     db.prepare_cached(
         "SELECT seq, key, thread, call_id, secondary_id, callback, origin, deliver_at, state,
-                result_waits, events_wait, asides_wait, next_event, subscription, apologised, restarts
+                result_waits, events_wait, asides_wait, next_event, subscription, apologised, restarts, caller
          FROM calls WHERE seq = ?1 AND state < 3",
     )?
     .query_row([call], |row| {
         Ok(CallRow {
             seq: row.get(0)?,
             identity: row.get(1)?,
+            caller: Caller::from_bytes(row.get(16)?),
             thread: id(row, 2)?,
             id: id(row, 3)?,
             secondary: optional_id(row, 4)?,

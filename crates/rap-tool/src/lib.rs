@@ -47,6 +47,7 @@ mod rate;
 mod rules;
 mod serve;
 mod server;
+mod shares;
 mod subscription;
 mod testing;
 mod tool;

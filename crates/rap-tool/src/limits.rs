@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use rap_protocol::retry::RetryPolicy;
-use tokio::sync::Semaphore;
 
 use crate::rate::Rate;
 
@@ -15,12 +14,18 @@ use crate::rate::Rate;
 /// let mut limits = Limits::default();
 /// limits.calls = 50;
 /// ```
+///
+/// Callers share calls, subscriptions, callback requests and the memory for bodies: a quarter of each limit is divided
+/// equally among the callers, and each has its part for itself. Everyone may use the rest. A server with one caller lets it
+/// use all.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Maximum number of calls that run at the same time. Further invocations are answered with 503. Default: 10,000.
+    /// Maximum number of calls that run at the same time. Further invocations are answered with 503. Shared among
+    /// callers. Default: 10,000.
     pub calls: usize,
-    /// Maximum number of active subscriptions. A further one ends with an error result. Default: 1,000,000.
+    /// Maximum number of active subscriptions. A further one ends with an error result. Shared among callers. Default:
+    /// 1,000,000.
     pub subscriptions: usize,
     /// Maximum number of undelivered events of one subscription. Sending a further one waits. Default: 1,000.
     pub waiting_events: u32,
@@ -44,19 +49,23 @@ pub struct Limits {
     pub authorize_within: Duration,
     /// Retry policy of callbacks. Default: retries for 72 hours.
     pub delivery: RetryPolicy,
+    /// Time that the hook of [`ToolServer::on_close_thread`](crate::ToolServer::on_close_thread) may take. Then it is
+    /// dropped, as if it had failed. Default: 30 seconds.
+    pub close_within: Duration,
     /// Timeout of one callback request. The callback is retried after it. Default: 30 seconds.
     pub callback_within: Duration,
-    /// Maximum number of concurrent callback requests. Default: 1,024.
+    /// Maximum number of concurrent callback requests. Shared among callers. Default: 1,024.
     pub deliveries: usize,
-    /// Maximum number of concurrent callback requests to one host. Default: 64.
+    /// Maximum number of concurrent callback requests to one host. Shared among callers. Default: 64.
     pub deliveries_per_host: usize,
     /// Time that the head of a request may take to arrive, and then its body. Also the time after which an idle
     /// connection is closed. Default: 30 seconds.
     pub request_within: Duration,
-    /// Maximum total size of request bodies in memory, in bytes. Further requests are answered with 503. Default:
-    /// 256 MiB.
+    /// Maximum total size of request bodies in memory, in bytes. Further requests are answered with 503. Shared among
+    /// callers. Default: 256 MiB.
     pub arriving_bytes: usize,
-    /// Maximum number of open connections. Further ones wait to be accepted. Default: 10,000.
+    /// Maximum number of open connections. Beyond it, those that made no progress for two seconds are closed; if there
+    /// are none, new ones get 503, except invocations and health checks. Default: 10,000.
     pub connections: usize,
 }
 
@@ -76,6 +85,7 @@ impl Default for Limits {
             remember: WEEK,
             authorize_within: Duration::from_secs(3600),
             delivery: RetryPolicy::CALLBACK,
+            close_within: Duration::from_secs(30),
             callback_within: Duration::from_secs(30),
             deliveries: 1_024,
             deliveries_per_host: 64,
@@ -87,19 +97,9 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Clamps values to what semaphores and clocks can represent.
+    /// Clamps values to what clocks can represent.
     pub(crate) fn clamped(mut self) -> Self {
         const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-        let counts = [
-            &mut self.calls,
-            &mut self.subscriptions,
-            &mut self.deliveries,
-            &mut self.arriving_bytes,
-            &mut self.connections,
-        ];
-        for count in counts {
-            *count = (*count).min(Semaphore::MAX_PERMITS);
-        }
         self.request_within = self.request_within.min(CENTURY);
         self
     }

@@ -133,7 +133,8 @@ impl ToolServer {
     /// data that you keep for the thread, which is best stored under [`Thread::key`].
     ///
     /// The hook may run more than once for the same thread. It runs again if the server stops before it has
-    /// finished.
+    /// finished. If it takes longer than [`Limits::close_within`], it is dropped. An error or a dropped hook is logged,
+    /// and the hook does not run again.
     #[must_use]
     pub fn on_close_thread<F, R>(mut self, hook: F) -> Self
     where
@@ -207,8 +208,8 @@ impl ToolServer {
     }
 
     /// Applies the environment variables `RAP_TOOL_DATA`, `RAP_TOOL_KEY`, `RAP_TOOL_URL` and `RAP_TOOL_CALLBACKS_TO`
-    /// (`public`, `private` or `loopback`), which override the settings made so far, and adds the token in
-    /// `RAP_TOOL_BEARER`.
+    /// (`public`, `private` or `loopback`), which override the settings made so far, and adds the tokens in
+    /// `RAP_TOOL_BEARER`, which are separated by commas. Each token is a caller of its own; see [`Auth::Bearer`].
     #[must_use]
     pub fn with_environment(mut self) -> Self {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
@@ -221,7 +222,10 @@ impl ToolServer {
             let policy = UrlPolicy::from_name(&name);
             self.callbacks_to = policy.map_or(CallbacksTo::Invalid, CallbacksTo::Policy);
         }
-        self.tokens.extend(text("RAP_TOOL_BEARER").map(Secret::new));
+        let tokens = text("RAP_TOOL_BEARER").unwrap_or_default();
+        if !tokens.is_empty() {
+            self.tokens.extend(tokens.split(',').map(|token| Secret::new(token.trim())));
+        }
         self
     }
 

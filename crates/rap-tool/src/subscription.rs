@@ -137,11 +137,10 @@ impl Subscribe {
     /// is appended to the text.
     pub async fn confirm(self, text: impl Into<String>) -> Result<Subscription, Error> {
         if !self.confirmed {
-            self.call.engine().admit_subscription(self.call.run())?;
+            self.call.engine().admit_subscription(self.call.thread().caller(), self.call.run())?;
             let (text, id) = (text.into(), self.call.id());
             let text = format!("{}{}Subscription ID: {id}", text, if text.is_empty() { "" } else { " " });
-            let commit = self.call.engine().commit(self.call.seq(), Input::Confirmed(text), None);
-            Box::pin(commit).await.map_err(ended)?;
+            Box::pin(self.call.commit(Input::Confirmed(text), None)).await.map_err(ended)?;
         }
         Ok(Subscription { call: self.call, throttle: Mutex::new(Throttle::new()) })
     }
@@ -168,7 +167,8 @@ impl Subscription {
     /// Stores a cursor without sending an event; see [`Subscribe::cursor`].
     pub async fn save(&self, cursor: impl Serialize) -> Result<(), SendError> {
         let cursor = serde_json::to_string(&cursor).map_err(SendError::Cursor)?;
-        Box::pin(self.call.engine().save_cursor(self.call.seq(), cursor)).await;
+        let (caller, call) = (self.call.thread().caller(), self.call.seq());
+        Box::pin(self.call.engine().save_cursor(caller, call, cursor)).await;
         Ok(())
     }
 
@@ -188,7 +188,7 @@ impl Subscription {
         loop {
             let changed = self.call.run().changed.notified();
             let input = input(event.text.clone(), event.associative);
-            match self.call.engine().commit(self.call.seq(), input, cursor.clone()).await {
+            match self.call.commit(input, cursor.clone()).await {
                 Ok(()) => return Ok(()),
                 Err(Ignored::Full) => changed.await,
                 Err(_) => return Err(SendError::Ended),

@@ -11,9 +11,9 @@
 
 use serde_json::{Map, Value, json};
 
+use super::messages::{Block, CONTINUE, Call, Part, PromptMessage, non_blank, turns};
 use super::names::Ids;
 use super::schema::Dialect;
-use super::turns::{Block, CONTINUE, Call, Part, Turn, non_blank, turns};
 use super::{Names, Prompt, Request, Thinking, ToolRules};
 use crate::{Thought, ThoughtKind};
 
@@ -36,7 +36,7 @@ pub fn request(prompt: &Prompt<'_>) -> Request {
         writer.turn(turn);
     }
     writer.finish();
-    let calls = |turn: &Turn<'_>| matches!(turn, Turn::Assistant { calls, .. } if !calls.is_empty());
+    let calls = |turn: &PromptMessage<'_>| matches!(turn, PromptMessage::Assistant { calls, .. } if !calls.is_empty());
     if tools.is_empty() && turns.iter().any(calls) {
         let schema = json!({"type": "object", "properties": {}});
         tools.push(tool(&writer.names.fit(NO_TOOL), "This is not a tool. Do not call it.", schema));
@@ -110,10 +110,10 @@ impl Writer {
         }
     }
 
-    fn turn(&mut self, turn: &Turn<'_>) {
+    fn turn(&mut self, turn: &PromptMessage<'_>) {
         match turn {
-            Turn::User(texts) => self.user(texts.iter().map(|text| text_block(text)).collect()),
-            Turn::Assistant { blocks, calls } => {
+            PromptMessage::User(texts) => self.user(texts.iter().map(|text| text_block(text)).collect()),
+            PromptMessage::Assistant { blocks, calls } => {
                 self.push_results();
                 self.assistant(blocks, calls);
             }

@@ -5,9 +5,9 @@
 
 use serde_json::{Map, Value, json};
 
+use super::messages::{Call, Part, PromptMessage, join_paragraphs, non_blank, text_of, turns};
 use super::names::Ids;
 use super::schema::Dialect;
-use super::turns::{Call, Part, Turn, join_paragraphs, non_blank, text_of, turns};
 use super::{Names, Prompt, Request, ToolRules};
 
 const NAME_CHARS: usize = 64;
@@ -56,13 +56,13 @@ struct Writer {
 }
 
 impl Writer {
-    fn turn(&mut self, turn: &Turn<'_>) {
+    fn turn(&mut self, turn: &PromptMessage<'_>) {
         match turn {
-            Turn::User(texts) if self.images.is_empty() => {
+            PromptMessage::User(texts) if self.images.is_empty() => {
                 self.messages.push(json!({"role": "user", "content": join_paragraphs(texts)}));
             }
-            Turn::User(texts) => self.push_images(Some(join_paragraphs(texts))),
-            Turn::Assistant { blocks, calls } => {
+            PromptMessage::User(texts) => self.push_images(Some(join_paragraphs(texts))),
+            PromptMessage::Assistant { blocks, calls } => {
                 self.push_images(None);
                 self.assistant(&text_of(blocks), calls);
             }

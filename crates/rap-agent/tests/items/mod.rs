@@ -38,7 +38,7 @@ pub fn call(call_id: &str, name: &str, arguments: Value) -> CallEntry {
 }
 
 pub fn call_with(call_id: &str, name: &str, arguments: Arguments) -> CallEntry {
-    CallEntry { id: id(call_id), call_id: None, name: name.into(), arguments, display: None }
+    CallEntry { id: id(call_id), model_id: None, name: name.into(), arguments, display: None }
 }
 
 pub fn synthetic_call(call_id: &str, of: &str, arguments: Option<Value>) -> CallEntry {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod bounded;
 #[path = "../items/mod.rs"]
 mod items;
 mod rules;

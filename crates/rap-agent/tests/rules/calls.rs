@@ -1,6 +1,8 @@
 //! Calls: timeouts, failures, questions to the user, views.
 
-use crate::notation::check;
+use rap_agent::Limits;
+
+use crate::notation::{check, check_with, small_limits};
 
 /// Proves: LC-15
 #[test]
@@ -64,6 +66,28 @@ fn a_late_result_is_refused_if_held_input_is_full() {
         event s: one               -> waiting; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: one
         event s: two               -> waiting; hold assistant [rap_2 interrupt:s (subscription remains active)]; hold rap_2: two
         returned a: late           -> ignored: Full(too much input is held)
+        ",
+    );
+}
+
+/// All results are read at once for the next question, so their total size is limited. The confirmation of a
+/// subscription counts all the same.
+#[test]
+fn results_beyond_the_total_size_until_the_next_question_are_replaced_by_errors() {
+    let limits = Limits { result_bytes: 5, ..small_limits() };
+    check_with(
+        limits,
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: a b c              -> waiting; assistant [a b c]; open a; open b; open c; invoke a; invoke b; invoke c
+        returned a: 1234           -> waiting; settle a Returned; a: 1234
+        subscribed b: 67           -> waiting; settle b Subscribed; b: Error: the call is over, but its result was not kept: it has 2 bytes, and all results that the model reads at once may have 5. Call fewer tools at once, or ask them for less.
+        returned c: 5              -> asking 2; settle c Returned; c: 5; ask 2
+        answer: d                  -> waiting; assistant [d]; open d; invoke d
+        said hurry                 -> asking 3; d: still running; the result will follow; user hurry; ask 3
+        returned d: 123456         -> asking 3; settle d Returned; hold assistant [rap_1 interrupt:d (result of a call that was still running)]; hold rap_1: Error: the call is over, but its result was not kept: it has 6 bytes, and all results that the model reads at once may have 5. Call fewer tools at once, or ask them for less.
+        answer: e                  -> waiting; assistant [e]; open e; invoke e
+        returned e: 12345          -> asking 4; settle e Returned; e: 12345; release 2 Held; ask 4
         ",
     );
 }

@@ -85,7 +85,7 @@ fn a_fork_inherits_no_calls_subscriptions_or_children() {
     );
     let history = [Item::user("one"), answer("first")];
     let head = source.fork(fork(&history, 2));
-    assert_eq!((head.seq(), head.settled(), head.answered()), (2, 2, 1));
+    assert_eq!((head.seq(), head.settled_up_to(), head.answered_up_to()), (2, 2, 1));
     assert_eq!((head.phase(), head.origin(), head.turn()), (&Phase::Idle, &Origin::Root, 0));
     assert_eq!((head.children().count(), head.subscriptions().len(), head.open_calls().count()), (0, 0, 0));
 }
@@ -103,7 +103,7 @@ fn a_fork_of_a_child_is_a_root() {
 fn a_fork_before_a_summary_can_make_one() {
     let source =
         Thread::after(small_limits(), &["said one", "answer first:", "said two", "summarised: S"]).head;
-    assert_eq!(source.summarised(), 1);
+    assert_eq!(source.summarised_up_to(), 1);
     let head = source.fork(fork(&[Item::user("one"), answer("first")], 2));
-    assert_eq!((head.summarised(), head.summarisable_up_to()), (0, Some(1)));
+    assert_eq!((head.summarised_up_to(), head.summarisable_up_to()), (0, Some(1)));
 }

@@ -98,7 +98,7 @@ fn the_models_own_id_stays_with_its_call() {
         .writes
         .iter()
         .filter_map(|write| match write {
-            Write::Open(open) => Some((open.id.as_str(), open.call_id.as_ref().map(CallId::as_str))),
+            Write::Open(open) => Some((open.id.as_str(), open.model_id.as_ref().map(CallId::as_str))),
             _ => None,
         })
         .collect();

@@ -86,7 +86,7 @@ fn failed_event_children_of_the_first_release_retry() {
 fn every_kind_of_entry_survives_a_round_trip() {
     let call = |id: &str, arguments| CallEntry {
         id: notation::id(id),
-        call_id: Some(notation::id("own")),
+        model_id: Some(notation::id("own")),
         name: "look".into(),
         arguments,
         display: Some("a look".into()),

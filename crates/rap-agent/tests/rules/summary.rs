@@ -1,6 +1,6 @@
 //! Summaries: when they are accepted, and what they cover.
 
-use rap_agent::{Answer, Input, Usage};
+use rap_agent::{Input, TurnAnswer, Usage};
 
 use crate::notation::{Thread, check, check_each_from, check_event_child, check_spawned_child, small_limits};
 
@@ -104,7 +104,7 @@ fn a_child_that_does_not_inherit_a_summary_can_make_one() {
     for message in ["summarised: S", "answer: z", "subscribed z: ok"] {
         child.take(message);
     }
-    assert_eq!((child.head.settled(), child.head.summarised()), (4, 4));
+    assert_eq!((child.head.settled_up_to(), child.head.summarised_up_to()), (4, 4));
     assert_eq!(child.spawn("event z: dong, child").head.summarisable_up_to(), Some(4));
 }
 
@@ -153,7 +153,7 @@ fn a_summary_ends_a_series_of_failures() {
 fn the_size_of_the_prompt_is_unknown_after_a_summary() {
     let mut thread = Thread::after(small_limits(), &["said one"]);
     let usage = Usage { input: 900, output: 1, cached: 0 };
-    thread.step(Input::TurnEnded { turn: 1, answer: Answer { usage, ..Answer::default() } }).unwrap();
+    thread.step(Input::TurnEnded { turn: 1, answer: TurnAnswer { usage, ..TurnAnswer::default() } }).unwrap();
     thread.apply_all(&["said two"]);
     assert_eq!(thread.head.prompt_tokens(), 900);
     thread.apply_all(&["summarised: S"]);

@@ -10,7 +10,7 @@ use rap_io::sse::{self, Parser, TooLong};
 use tokio::time::Instant;
 
 use super::{Backoff, Client, Error};
-use crate::{Event, RuntimeEvent};
+use crate::{RuntimeEvent, ThreadEvent};
 
 /// Maximum size of an event, in bytes: a result of 8 MiB (the upper bound of `limits.body`) with every byte escaped as
 /// six, and room for the surrounding JSON.
@@ -36,7 +36,7 @@ mod sealed {
     pub trait Sealed {}
 
     impl Sealed for super::RawEvent {}
-    impl Sealed for super::Event {}
+    impl Sealed for super::ThreadEvent {}
     impl Sealed for super::RuntimeEvent {}
 }
 
@@ -46,9 +46,9 @@ impl StreamEvent for RawEvent {
     }
 }
 
-impl StreamEvent for Event {
-    fn from_raw(raw: RawEvent) -> Option<Event> {
-        Event::parse(&raw.name, &raw.data)
+impl StreamEvent for ThreadEvent {
+    fn from_raw(raw: RawEvent) -> Option<ThreadEvent> {
+        ThreadEvent::parse(&raw.name, &raw.data)
     }
 }
 
@@ -82,13 +82,13 @@ impl Connection {
             let Ok(Some(chunk)) = self.stream.chunk().await else { return false };
             self.ready.extend(self.parser.push(&chunk));
         }
-        !matches!(self.ready.front(), Some(Ok(event)) if event.name == Event::END)
+        !matches!(self.ready.front(), Some(Ok(event)) if event.name == ThreadEvent::END)
     }
 }
 
 /// An item that a [`Follower`] returns.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Update<E = Event> {
+pub enum Update<E = ThreadEvent> {
     /// An event of the stream. The `end` of a stream is never returned: the follower reconnects.
     Event(E),
     /// An event was too large and was skipped.
@@ -119,7 +119,7 @@ impl Display for Skipped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Skipped(TooLong { limit, name, id }) = self;
         match name.as_str() {
-            Event::ENTRY => write!(f, "entry {id} ")?,
+            ThreadEvent::ENTRY => write!(f, "entry {id} ")?,
             _ => write!(f, "an event `{name}` ")?,
         }
         write!(f, "was skipped: it is larger than {} MiB", limit / MIB)
@@ -131,7 +131,7 @@ impl Display for Skipped {
 ///
 /// The delay before each reconnection grows. It is reset by a new entry, or when a connection has lasted for
 /// [`Backoff::MAX`]: a stream that always ends at once does not count as a success.
-pub struct Follower<E = Event> {
+pub struct Follower<E = ThreadEvent> {
     client: Client,
     /// Segments of the path.
     path: Vec<String>,
@@ -287,7 +287,7 @@ mod tests {
         let mut updates = Vec::new();
         while updates.last() != Some(&"3".to_owned()) {
             updates.push(match follower.next().await.unwrap() {
-                Update::Event(Event::Entry(entry)) => entry.seq.to_string(),
+                Update::Event(ThreadEvent::Entry(entry)) => entry.seq.to_string(),
                 Update::Disconnected => "disconnected".into(),
                 Update::Reconnected => "reconnected".into(),
                 other => panic!("{other:?}"),

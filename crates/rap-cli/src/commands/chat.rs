@@ -17,7 +17,7 @@ use anyhow::bail;
 use clap::Args;
 use rap_api::client::{Backoff, Client, Error, Follower, IdempotencyKey, Update};
 use rap_api::{
-    Answer, CallState, CreateThread, Event, Question, QuestionKind, SendMessage, Status, StatusEvent,
+    Answer, CallState, CreateThread, Question, QuestionKind, SendMessage, Status, StatusEvent, ThreadEvent,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
@@ -227,24 +227,24 @@ impl Conversation {
         };
         self.idle.observe(&event);
         match event {
-            Event::Entry(entry) => self.view.entry(&entry)?,
-            Event::Delta(delta) => self.view.delta(&delta),
-            Event::Call(update) => {
+            ThreadEvent::Entry(entry) => self.view.entry(&entry)?,
+            ThreadEvent::Delta(delta) => self.view.delta(&delta),
+            ThreadEvent::Call(update) => {
                 if update.state == CallState::Settled {
                     self.questions.retain(|question| question.call_id != update.call.call_id);
                 }
                 self.view.call(update);
             }
-            Event::Question(question) => {
+            ThreadEvent::Question(question) => {
                 self.view.question(&question)?;
                 self.questions.push_back(question);
             }
-            Event::Notice(notice) => {
+            ThreadEvent::Notice(notice) => {
                 self.view.drop_answer();
                 self.view.note(&one_line(&notice.text))?;
             }
-            Event::Status(update) => return self.on_status(update),
-            Event::View(_) | Event::End(_) => {}
+            ThreadEvent::Status(update) => return self.on_status(update),
+            ThreadEvent::View(_) | ThreadEvent::End(_) => {}
         }
         Ok(Flow::Continue)
     }

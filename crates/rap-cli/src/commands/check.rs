@@ -25,7 +25,7 @@ The operation is called about fifty times and should return within seconds. With
 arguments is picked, never one that is annotated as destructive. The subscription should send several events within \
 seconds, the last of them final. Without --subscription, subscriptions are not checked.
 
-Exit code: 0 when all is well, 1 when a MUST is not met (with --strict: a SHOULD either), 2 for wrong usage.
+Exit code: 0 when all is well, 1 when a MUST is not met (with --strict, also when a SHOULD is not met), 2 for wrong usage.
 
 Example: rap check tool http://127.0.0.1:7500 --operation echo --arguments '{\"text\": \"hi\"}' \
 --subscription tick --arguments '{\"count\": 3, \"every_ms\": 50}'")]
@@ -40,7 +40,7 @@ in which the command runs), {config} (path of the filled template). No shell is 
 Without a command, this prints the values to configure and waits for the runtime. The runtime is then not killed, and \
 requirements that show only after a crash are not observable.
 
-Exit code: 0 when all is well, 1 when a MUST is not met (with --strict: a SHOULD either), 2 for wrong usage.
+Exit code: 0 when all is well, 1 when a MUST is not met (with --strict, also when a SHOULD is not met), 2 for wrong usage.
 
 Example: rap check runtime --strict -- rap serve --config {config}")]
     Runtime(runtime::Runtime),

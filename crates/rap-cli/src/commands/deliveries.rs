@@ -4,7 +4,7 @@ use clap::Subcommand;
 use rap_api::{Deliveries, Delivery, DeliveryKind, DeliveryOutcome, Time};
 
 use super::{Connection, Listing, print, print_json};
-use crate::table::{GREEN, RED, Table, YELLOW, one_line, terminal_width};
+use crate::table::{GREEN, RED, Table, YELLOW, one_line, plain, terminal_width};
 use crate::time_format;
 
 /// Subcommands of `rap deliveries`.
@@ -124,5 +124,5 @@ fn show(delivery: &Delivery) -> anyhow::Result<()> {
         }
         text.push('\n');
     }
-    Ok(print(&text)?)
+    Ok(print(&plain(&text))?)
 }

@@ -6,7 +6,7 @@ use rap_api::client::Client;
 use rap_api::{Answer, Inbox, Question, QuestionKind, Time};
 
 use super::{Connection, Listing, print, resolve_call_id, with_suggestion};
-use crate::table::{Table, terminal_width};
+use crate::table::{Table, one_line};
 use crate::time_format;
 
 /// Subcommands of `rap inbox`.
@@ -49,7 +49,7 @@ fn show(questions: &[Question]) -> anyhow::Result<()> {
     let now = Time::now();
     let mut table = Table::new(["THREAD", "CALL", "TOOL", "ASKED", "QUESTION"]);
     for question in questions {
-        let Question { thread_id, call_id, tool, asked_at, kind } = question;
+        let Question { thread_id, call_id, tool, asked_at, kind, .. } = question;
         let text = match kind {
             QuestionKind::Choice { prompt, choices, .. } => {
                 format!("{prompt} {}", numbered(choices).join(", "))
@@ -65,7 +65,8 @@ fn show(questions: &[Question]) -> anyhow::Result<()> {
             text,
         ]);
     }
-    Ok(print(&table.render(terminal_width()))?)
+    // Questions are not cut to the width of the terminal: what a person decides about must not be hidden.
+    Ok(print(&table.render(None))?)
 }
 
 /// Formats the choices with their numbers.
@@ -105,7 +106,7 @@ async fn answer(client: &Client, thread: &str, call: &str, choice: Option<&str>)
         .answer(thread, call, &selected.map_or(Answer::dismiss(), |index| Answer::select(index as u32)))
         .await?;
     let taken = choices.get(selected.unwrap_or(*default)).map_or("the default", String::as_str);
-    Ok(print(&format!("answered: {taken}\n"))?)
+    Ok(print(&format!("answered: {}\n", one_line(taken)))?)
 }
 
 #[cfg(test)]

@@ -109,7 +109,7 @@ pub enum Command {
         /// Id of the thread.
         thread: String,
         /// Last entry that the fork inherits [default: the last entry]. If a call has no result there, the fork ends at
-        /// the nearest earlier entry where it can.
+        /// the nearest earlier entry at which every call has a result.
         #[arg(long)]
         at: Option<u32>,
         /// Output format.
@@ -168,7 +168,7 @@ async fn fork(client: &Client, thread: &str, at: Option<u32>, output: OutputForm
     if output.json {
         return print_json(&client.get_json(&["v1", "threads", &forked.id], &[]).await?);
     }
-    Ok(print(&format!("{}\n", forked.id))?)
+    Ok(print(&format!("{}\n", one_line(&forked.id)))?)
 }
 
 fn list(threads: &[Thread]) -> anyhow::Result<()> {
@@ -196,7 +196,7 @@ async fn create(client: &Client, new: &CreateThread, wait: bool) -> anyhow::Resu
     let thread = client.create_thread(new).await?;
     match &new.message {
         Some(text) if wait => tail::answer(client, &thread.id, 0, text).await,
-        _ => Ok(print(&format!("{}\n", thread.id))?),
+        _ => Ok(print(&format!("{}\n", one_line(&thread.id)))?),
     }
 }
 
@@ -209,11 +209,12 @@ async fn show(client: &Client, id: &str, output: OutputFormat) -> anyhow::Result
     let related = fetch_related(client, &thread).await?;
     let now = Time::now();
     let title = thread.title.as_ref().map_or(String::new(), |title| format!(" “{}”", one_line(title)));
-    let child = thread.parent.as_ref().map_or(String::new(), |parent| format!(", a child of {parent}"));
+    let child =
+        thread.parent.as_ref().map_or(String::new(), |parent| format!(", a child of {}", one_line(parent)));
     let mut text = format!(
         "{}{title}\nagent {}, {}, created {}{child}\n",
         styled(BOLD, id),
-        thread.agent,
+        one_line(&thread.agent),
         turns(thread.turn),
         time_format::relative(thread.created_at, now)
     );

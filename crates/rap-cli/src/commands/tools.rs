@@ -23,7 +23,7 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
     let Command::Ls { output } = command;
     let client = connection.client()?;
     if output.json {
-        return print_json(&client.get_json(&["v1", "tools"], &[]).await?);
+        return print_json(&client.tools_json().await?);
     }
     let servers = client.tools().await?.servers;
     if servers.is_empty() {
@@ -41,7 +41,7 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
     }
     for server in &servers {
         for error in &server.errors {
-            print(&format!("{} {}\n", styled(RED, &format!("{}:", server.url)), one_line(error)))?;
+            print(&format!("{} {}\n", styled(RED, &format!("{}:", one_line(&server.url))), one_line(error)))?;
         }
     }
     Ok(())

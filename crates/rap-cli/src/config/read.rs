@@ -31,14 +31,16 @@ impl Draft {
         let limits = read_in("limits", limits, &mut diagnostics, read_limits);
         let model = read_in("model", model, &mut diagnostics, |section| read_model(section, resolver));
         let common = Common { model: &model, limits: &limits, resolver };
-        let config = Config {
+        let mut config = Config {
             server: read_in("server", server, &mut diagnostics, |section| read_server(section, resolver)),
             store: read_in("store", store, &mut diagnostics, |section| read_store(section, resolver)),
             agents: read_agents(agents, &mut diagnostics, &common),
             tool_servers: read_tool_servers(tool_servers, &mut diagnostics, resolver),
             model,
             limits,
+            secret_files: Vec::new(),
         };
+        config.secret_files = resolver.secret_files();
         Draft { config, diagnostics }
     }
 

@@ -1,5 +1,7 @@
 //! Resolves what settings refer to: environment variables, files and relative paths.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -17,17 +19,27 @@ const SECRET_BYTES: usize = 4096;
 const SECRET_EXPECTED: &str = "a secret of at most 4096 visible ASCII characters, or env:NAME, or file:PATH";
 
 pub(super) struct Resolver<'a> {
-    pub(super) environment: &'a Environment,
-    /// Directory of the configuration file.
-    pub(super) directory: &'a Path,
+    environment: &'a Environment,
+    /// Configuration file.
+    file: &'a Path,
+    secret_files: RefCell<BTreeSet<PathBuf>>,
 }
 
-impl Resolver<'_> {
+impl<'a> Resolver<'a> {
+    pub(super) fn new(environment: &'a Environment, file: &'a Path) -> Self {
+        Resolver { environment, file, secret_files: RefCell::default() }
+    }
+
+    /// Returns the files from which secrets were read so far.
+    pub(super) fn secret_files(&self) -> Vec<PathBuf> {
+        self.secret_files.borrow().iter().cloned().collect()
+    }
+
     /// Resolves a path. A relative path in the file is relative to the directory of the file; in a variable or flag, to
     /// the current directory.
     pub(super) fn path(&self, written: &str, location: &Location) -> PathBuf {
         match location {
-            Location::Line { .. } => self.directory.join(written),
+            Location::Line { .. } => self.file.parent().unwrap_or(Path::new("")).join(written),
             Location::Variable(_) | Location::Flag(_) => PathBuf::from(written),
         }
     }
@@ -50,7 +62,11 @@ impl Resolver<'_> {
         };
         let secret = match (written.strip_prefix("env:"), written.strip_prefix("file:")) {
             (Some(name), _) => self.variable(name)?,
-            (_, Some(path)) => content(self.path(path, &setting.location))?,
+            (_, Some(path)) => {
+                let path = self.path(path, &setting.location);
+                self.secret_files.borrow_mut().insert(path.clone());
+                content(path)?
+            }
             _ => written.clone(),
         };
         let visible = !secret.is_empty() && secret.bytes().all(|byte| byte.is_ascii_graphic());

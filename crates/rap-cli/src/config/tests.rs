@@ -2,6 +2,7 @@
 
 mod agents;
 mod direction;
+mod fuzz;
 mod limits;
 
 use std::collections::BTreeSet;
@@ -578,8 +579,7 @@ fn uncommented(text: &str) -> String {
 
 fn loaded_here(text: &str) -> Result<Config, Error> {
     let document = document::parse(text, FILE_NAME)?;
-    Draft::from_document(document, &Resolver { environment: &Environment::new(), directory: Path::new("") })
-        .into_result()
+    Draft::from_document(document, &Resolver::new(&Environment::new(), Path::new(""))).into_result()
 }
 
 fn keys(document: &Table) -> BTreeSet<String> {
@@ -613,8 +613,7 @@ fn the_file_of_rap_init_lists_every_key() {
     let text = uncommented(&init::text()).replace("# Example: ", "");
     let document = document::parse(&text, FILE_NAME).unwrap_or_else(|error| panic!("{error}"));
     let listed = keys(&document);
-    let resolver = Resolver { environment: &Environment::new(), directory: Path::new("") };
-    let draft = Draft::from_document(document, &resolver);
+    let draft = Draft::from_document(document, &Resolver::new(&Environment::new(), Path::new("")));
     assert_eq!(listed, draft.diagnostics.known);
     assert!(listed.contains("tool_server.bearer") && listed.contains("limits.depth"), "{listed:?}");
 }

@@ -35,11 +35,13 @@ const EXECUTED: [&str; 9] = [
 const PYTHON: &str = "examples/python-tool/README.md";
 
 /// Commands that are not executed here, with the reason. Every entry must still occur in a page.
-const NOT_EXECUTED: [(&str, &str); 21] = [
+const NOT_EXECUTED: [(&str, &str); 23] = [
     ("cargo run --release -- demo", "tests/commands/demo.rs runs the demo"),
     ("cargo xtask test", "it would run this test"),
     ("cargo xtask lint", "it builds everything again"),
     ("cargo xtask breaks", "it compiles for an hour"),
+    ("cargo xtask fuzz", "it runs for minutes"),
+    ("cargo xtask fuzz schemas --runs 10000000", "it runs for minutes"),
     ("cargo xtask picture", "it builds the release binary"),
     ("cargo bench -p rap-tool", "it measures for minutes"),
     ("cargo bench -p rap-runtime", "it measures for minutes"),

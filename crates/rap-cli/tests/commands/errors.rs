@@ -20,7 +20,8 @@ fn a_missing_or_wrong_token_is_reported_and_never_shown() {
     let runtime = Runtime::with(Setup::new().server("tokens = [\"right\"]"));
     let url = runtime.url();
     let without = runtime.fails(&["threads", "ls"]);
-    let set = "set RAP_TOKEN (or --token) to one of its server.tokens\n";
+    let set =
+        "set RAP_TOKEN (or --token) to one of its server.tokens, or to one made with: rap token create\n";
     assert_eq!(without, format!("rap: {url} requires a token: {set}"));
     let wrong = runtime.fails(&["threads", "ls", "--token", "s3cr3t"]);
     assert_eq!(wrong, format!("rap: {url} does not accept the token: {set}"));

@@ -23,7 +23,7 @@ fn a_result_of_eight_mebibytes_and_the_entries_after_it_are_read() {
     let mut chat = Running::on_pipes(runtime.command(&["chat", "t"]));
     chat.type_in("call large\nsay after it\n");
     for follower in [&mut chat, &mut tail] {
-        follower.expect(": \" \\x\" \\x");
+        follower.expect(": \"\\u{1}\\x\"\\u{1}\\x");
         follower.expect("agent   after it\n");
     }
     chat.end_input();

@@ -177,7 +177,7 @@ fn failed_deliveries_are_listed_and_shown_and_callbacks_are_not_redelivered() {
         runtime.post("/callback/made-up", "{}");
     }
     let deliveries = || runtime.json(&["deliveries", "ls", "--json"])["deliveries"].clone();
-    block_until("the ledger is written", || deliveries()[0]["attempts"] == 2);
+    block_until("the delivery log is written", || deliveries()[0]["attempts"] == 2);
     let listed = runtime.ok(&["deliveries", "ls"]);
     assert!(listed.starts_with("ID  KIND      OUTCOME  ATTEMPTS  LAST"), "{listed}");
     assert!(row(&listed, "1").contains("callback  refused  2"), "{listed}");

@@ -85,7 +85,7 @@ async fn answers_to_a_hanging_tool_do_not_delay_those_to_another() {
     rap.until_line(&thread, "assistant: work: red it is").await;
 }
 
-/// All lines of the ledger.
+/// All lines of the delivery log.
 async fn ledger(rap: &Rap) -> Vec<Value> {
     let (mut path, mut lines) = ("/v1/deliveries?limit=1000".to_owned(), Vec::new());
     loop {
@@ -96,7 +96,7 @@ async fn ledger(rap: &Rap) -> Vec<Value> {
     }
 }
 
-/// Checks that everything sent to other servers than this one arrived at once: the ledger names none of them.
+/// Checks that everything sent to other servers than this one arrived at once: the delivery log names none of them.
 async fn assert_only_failures_with(rap: &Rap, server: &str) {
     let others: Vec<Value> = ledger(rap).await.into_iter().filter(|line| line["server"] != *server).collect();
     assert!(others.is_empty(), "{} lines such as {}", others.len(), others[0]);
@@ -114,7 +114,7 @@ async fn a_server_that_hangs_on_notifications_delays_no_other() {
     open_all(&rap, &threads, None).await;
     let close = |id: &String| (format!("{}/v1/threads/{id}/close", rap.url), Value::Null);
     post_all(202, threads.iter().map(close)).await;
-    // Dropped notifications would be in the ledger by now.
+    // Dropped notifications would be in the delivery log by now.
     assert_only_failures_with(&rap, &deaf.url).await;
 
     let closing = |asked: &Request| asked.path == CLOSE;

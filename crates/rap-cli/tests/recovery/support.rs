@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rap_testkit::http::{self, Answer};
+use rap_testkit::http::{self, Response};
 use rap_testkit::tools::{Call, with};
 use rap_testkit::{Client, Rap, Setup, Tools, until};
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ pub fn event(call: &Call, text: &str) -> Value {
 }
 
 /// True for a 503 because nothing can be written.
-pub fn is_unavailable(answer: &Answer) -> bool {
+pub fn is_unavailable(answer: &Response) -> bool {
     let code = &answer.body["error"]["code"];
     answer.status == 503
         && answer.retry_after() == Some(Duration::from_secs(1))
@@ -67,7 +67,7 @@ impl Deref for Api {
 
 impl Api {
     /// POSTs to a path or a full URL. `None` if there is no answer.
-    pub async fn try_post(&self, to: &str, body: &Value) -> Option<Answer> {
+    pub async fn try_post(&self, to: &str, body: &Value) -> Option<Response> {
         let url = if to.starts_with('/') { format!("{}{to}", self.url) } else { to.to_owned() };
         let headers = [("content-type", "application/json")];
         http::attempt("POST", &url, &headers, body.to_string().as_bytes()).await.ok()

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rap_testkit::peer::Reply;
+use rap_testkit::stream::Stream;
 use rap_testkit::tools::{INVOKE, tool, with};
 use rap_testkit::{Rap, Setup, Tools};
 use serde_json::{Value, json};
@@ -42,6 +43,33 @@ async fn a_destructive_tool_is_called_when_a_person_allows_it() {
     call.returns("wiped").await;
     rap.until_line(&thread, "assistant: wipe: wiped").await;
     assert!(rap.listing("inbox").await.is_empty());
+}
+
+#[tokio::test]
+async fn an_approval_names_every_argument_and_the_inbox_carries_them_all() {
+    let tools = Tools::start().await;
+    // A display script could say anything.
+    let more = json!({"annotations": {"destructive": true}, "displayScript": "\"harmless\""});
+    tools.offer(tools.document("bench", "1", vec![with(tool("wipe"), more)]));
+    let rap = Rap::start(&tools);
+    let arguments = json!({"a": "x".repeat(5000), "disk": {"name": "sda\u{202e}"}, "force": true});
+    let thread = rap.open(&format!("call wipe {arguments}")).await;
+    let question = asked(&rap, &thread).await;
+    let expected = format!(
+        "Allow wipe({{\"a\":\"{}\"… (4488 bytes not shown),\"disk\":{{\"name\":\"sda\\u{{202e}}\"}},\"force\":true}})?",
+        "x".repeat(512)
+    );
+    assert_eq!(question["prompt"], json!(expected));
+    assert_eq!(question["arguments"], arguments);
+    for command in [&["inbox", "ls"][..], &["threads", "show", &thread]] {
+        let (_, shown) = rap.command(command);
+        assert!(shown.contains(&expected) && !shown.contains("harmless"), "{command:?}: {shown}");
+    }
+    // Events carry no arguments, which may be large.
+    for path in [format!("/v1/threads/{thread}/events"), "/v1/events".into()] {
+        let event = Stream::open(&rap, &path, None).await.unwrap().until("choice").await;
+        assert_eq!((&event["prompt"], &event["arguments"]), (&json!(expected), &Value::Null), "{path}");
+    }
 }
 
 #[tokio::test]

@@ -13,12 +13,12 @@ fn offer_at(tools: &Tools, endpoint: &str) {
     tools.offer(json!({"name": "bench", "endpoint": endpoint, "tools": [tool("work")]}));
 }
 
-/// Calls `work` in a new thread and returns its result and its line in the ledger.
+/// Calls `work` in a new thread and returns its result and its line in the delivery log.
 async fn call_work(rap: &Rap) -> (String, Value) {
     let thread = rap.open("call work").await;
     rap.until_idle(&thread).await;
     let result = rap.transcript(&thread).await[2].clone();
-    let line = until("a line in the ledger", async || {
+    let line = until("a line in the delivery log", async || {
         rap.listing("deliveries").await.into_iter().find(|line| line["thread_id"] == json!(thread))
     });
     (result, line.await)

@@ -13,7 +13,7 @@ async fn called() -> (Tools, Rap, String, Call) {
     (tools, rap, thread, call)
 }
 
-async fn choose(rap: &Rap, thread: &str, body: Value) -> rap_testkit::http::Answer {
+async fn choose(rap: &Rap, thread: &str, body: Value) -> rap_testkit::http::Response {
     rap.post(&format!("/v1/threads/{thread}/calls/call_1_1/choice"), &body).await
 }
 
@@ -75,6 +75,7 @@ async fn a_choice_reaches_the_tool_that_asked() {
         "call_id": "call_1_1",
         "tool": "work",
         "asked_at": null,
+        "arguments": {},
     });
     assert_eq!(item, expected);
 

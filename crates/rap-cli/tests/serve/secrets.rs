@@ -34,20 +34,21 @@ impl Said {
     }
 }
 
-const PATHS: [&str; 10] = [
+const PATHS: [&str; 11] = [
     "/v1/threads",
     "/v1/calls",
     "/v1/timers",
     "/v1/subscriptions",
     "/v1/deliveries",
     "/v1/tools",
+    "/v1/tokens",
     "/metrics",
     "/openapi.json",
     "/healthz",
     "/readyz",
 ];
 
-const COMMANDS: [&[&str]; 14] = [
+const COMMANDS: [&[&str]; 16] = [
     &["timers", "ls"],
     &["timers", "ls", "--json"],
     &["threads", "ls"],
@@ -62,6 +63,8 @@ const COMMANDS: [&[&str]; 14] = [
     &["deliveries", "redeliver", "1"],
     &["tools", "ls"],
     &["tools", "ls", "--json"],
+    &["token", "ls"],
+    &["token", "ls", "--json"],
 ];
 
 /// Collects everything in the client API except the inbox, which contains sign-in URLs.
@@ -127,6 +130,36 @@ async fn shown(rap: &Rap, thread: &str) -> Said {
     shown
 }
 
+/// Creates tokens, uses one in ways that are refused, and revokes it. Returns the tokens and their stored digests.
+async fn created_tokens(rap: &Rap, said: &mut Said) -> Vec<String> {
+    let mut tokens = Vec::new();
+    for (name, scope) in [("phone", "read"), ("script", "write")] {
+        let created = rap.post("/v1/tokens", &json!({"name": name, "scope": scope})).await.expect(201);
+        tokens.push(created["token"].as_str().unwrap().to_owned());
+    }
+    let bearer = format!("Bearer {}", tokens[0]);
+    let mut refused = async |method: &str, path: &str| {
+        let answer = rap.send(method, path, &[("authorization", &bearer)], b"").await;
+        assert!(answer.status >= 400, "{method} {path}");
+        said.add(format!("{method} {path}"), format!("{}\n{}", answer.head, answer.body));
+    };
+    for (method, path) in [("POST", "/v1/threads"), ("GET", "/v1/tokens"), ("GET", "/v1/threads/unknown")] {
+        refused(method, path).await;
+    }
+    let database = rusqlite::Connection::open(rap.directory().join("rap.db")).unwrap();
+    let mut digests = database.prepare("SELECT lower(hex(digest)) FROM tokens").unwrap();
+    let digests: Vec<String> = digests.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+    assert_eq!(digests.len(), tokens.len());
+    let own = format!("Bearer {CLIENT}");
+    rap.send("DELETE", "/v1/tokens/1", &[("authorization", &own)], b"").await.expect(200);
+    refused("GET", "/v1/threads").await;
+    listen(rap, "fails", said).await;
+    tokens.extend(digests);
+    // Without its prefix, too.
+    tokens.extend(tokens.clone().iter().filter_map(|token| token.strip_prefix("rap_").map(str::to_owned)));
+    tokens
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn no_output_contains_a_secret() {
     let (tools, model) = (Tools::start().await, ModelServer::start().await);
@@ -134,7 +167,8 @@ async fn no_output_contains_a_secret() {
     let rap = setup.model(&model.lines_with_key(MODEL)).start();
     let mut said = Said(Vec::new());
     let (thread, tokens) = misuse(&rap, &tools, &model, &mut said).await;
-    until("the ledger is written", async || (rap.listing("deliveries").await.len() >= 5).then_some(())).await;
+    until("the delivery log is written", async || (rap.listing("deliveries").await.len() >= 5).then_some(()))
+        .await;
     listen(&rap, &thread, &mut said).await;
     let shown = shown(&rap, &thread).await;
     // An error of the model may contain the key.
@@ -148,6 +182,7 @@ async fn no_output_contains_a_secret() {
         let refused = rap.send("GET", "/v1/threads", &[("authorization", bearer)], b"").await;
         said.add("a refusal", format!("{}\n{}", refused.head, refused.body));
     }
+    let created = created_tokens(&rap, &mut said).await;
     rap.close(&thread).await;
     tools.notified(rap_testkit::tools::CLOSE, 1).await;
     said.add("the log", rap.log());
@@ -155,7 +190,7 @@ async fn no_output_contains_a_secret() {
 
     let key = std::fs::read_to_string(rap.directory().join("rap.db.key")).unwrap();
     let secrets = [CLIENT, TOOLS, MODEL, ANSWERS, key.trim()];
-    for secret in secrets.into_iter().chain(tokens.iter().map(String::as_str)) {
+    for secret in secrets.into_iter().chain(tokens.iter().chain(&created).map(String::as_str)) {
         said.never(secret);
         shown.never(secret);
     }

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use anstyle::{AnsiColor, Effects, Style};
+use rap_protocol::visible;
 
 use super::{Count, Exchange, Outcome, RedactedMessage, Report, RequirementResult, Strictness, Verdict};
 use crate::requirements::Requirement;
@@ -115,9 +116,9 @@ fn side(out: &mut String, mark: &str, shown: &RedactedMessage) {
     line(out, &format!("    {mark} {}{body}", plain(&shown.head)));
 }
 
-/// Replaces control characters by spaces, so that the text is one line and cannot move the cursor.
+/// Returns the text on one line, with its hidden characters made visible.
 fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    visible::text(text).replace(['\n', '\t'], " ")
 }
 
 fn cut(text: &str, width: Option<usize>) -> String {

@@ -18,7 +18,7 @@ const IDLE: Duration = Duration::from_secs(2);
 const CLOSED_AT_ONCE: usize = 16;
 /// Pause after a search that found nothing to close.
 const SEARCH_PAUSE: Duration = Duration::from_millis(100);
-/// One of this many connections belongs to the reserve.
+/// The reserve has room for one more connection for each of this many.
 const RESERVED_PART: usize = 8;
 
 /// Time of the last progress of a connection.
@@ -46,7 +46,7 @@ impl Progress {
 
 /// Part of the pool that a connection belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Admission {
+pub(super) enum Part {
     /// Serves every request.
     Ordinary,
     /// Serves only requests that the reserve is for.
@@ -54,7 +54,7 @@ pub(super) enum Admission {
 }
 
 struct Entry {
-    admission: Admission,
+    part: Part,
     progress: Arc<Progress>,
     /// `None` until the connection's task has been spawned.
     task: Option<AbortHandle>,
@@ -77,7 +77,7 @@ pub(super) struct Pool {
 pub(super) struct Admitted {
     pool: Arc<Pool>,
     id: u64,
-    pub(super) admission: Admission,
+    pub(super) part: Part,
     pub(super) progress: Arc<Progress>,
 }
 
@@ -100,16 +100,16 @@ impl Pool {
         if is_full(&state) {
             state.make_room();
         }
-        let admission = match is_full(&state) {
-            false => Admission::Ordinary,
-            true if state.reserved < self.reserve => Admission::Reserved,
+        let part = match is_full(&state) {
+            false => Part::Ordinary,
+            true if state.reserved < self.reserve => Part::Reserved,
             true => return None,
         };
         let (id, progress) = (state.next, Progress::new());
         state.next += 1;
-        state.reserved += usize::from(admission == Admission::Reserved);
-        state.entries.insert(id, Entry { admission, progress: Arc::clone(&progress), task: None });
-        Some(Admitted { pool: Arc::clone(self), id, admission, progress })
+        state.reserved += usize::from(part == Part::Reserved);
+        state.entries.insert(id, Entry { part, progress: Arc::clone(&progress), task: None });
+        Some(Admitted { pool: Arc::clone(self), id, part, progress })
     }
 
     /// Names the task of a connection, which is aborted when the connection has to make room.
@@ -146,7 +146,7 @@ impl State {
 
     fn remove(&mut self, id: u64) {
         let Some(entry) = self.entries.remove(&id) else { return };
-        self.reserved -= usize::from(entry.admission == Admission::Reserved);
+        self.reserved -= usize::from(entry.part == Part::Reserved);
         if let Some(task) = entry.task {
             task.abort();
         }
@@ -163,7 +163,7 @@ impl Drop for Admitted {
     fn drop(&mut self) {
         let mut state = self.pool.state();
         if let Some(entry) = state.entries.remove(&self.id) {
-            state.reserved -= usize::from(entry.admission == Admission::Reserved);
+            state.reserved -= usize::from(entry.part == Part::Reserved);
         }
     }
 }
@@ -190,7 +190,7 @@ mod tests {
         first.progress.note();
         // The second one is idle, although it is newer.
         let (third, _task) = admit(&pool).unwrap();
-        assert_eq!(third.admission, Admission::Ordinary);
+        assert_eq!(third.part, Part::Ordinary);
         assert!(second_task.await.is_err_and(|error| error.is_cancelled()));
         assert!(!first_task.is_finished());
         drop((first, second, third));
@@ -201,15 +201,15 @@ mod tests {
     async fn while_all_connections_make_progress_new_ones_go_to_the_reserve_and_then_are_refused() {
         let pool = Pool::new(16);
         let mut open: Vec<_> = (0..16).map(|_| admit(&pool).unwrap()).collect();
-        assert!(open.iter().all(|(admitted, _)| admitted.admission == Admission::Ordinary));
+        assert!(open.iter().all(|(admitted, _)| admitted.part == Part::Ordinary));
         open.extend((0..2).map(|_| admit(&pool).unwrap()));
-        assert!(open[16..].iter().all(|(admitted, _)| admitted.admission == Admission::Reserved));
+        assert!(open[16..].iter().all(|(admitted, _)| admitted.part == Part::Reserved));
         assert!(admit(&pool).is_none());
         // A place of the reserve that is free again can be used, and so can an ordinary one.
         open.pop();
-        assert_eq!(admit(&pool).unwrap().0.admission, Admission::Reserved);
+        assert_eq!(admit(&pool).unwrap().0.part, Part::Reserved);
         open.remove(0);
-        assert_eq!(admit(&pool).unwrap().0.admission, Admission::Ordinary);
+        assert_eq!(admit(&pool).unwrap().0.part, Part::Ordinary);
     }
 
     #[tokio::test(start_paused = true)]
@@ -217,11 +217,11 @@ mod tests {
         let pool = Pool::new(1);
         let (_open, task) = admit(&pool).unwrap();
         tokio::time::advance(IDLE - Duration::from_millis(50)).await;
-        assert_eq!(admit(&pool).unwrap().0.admission, Admission::Reserved);
+        assert_eq!(admit(&pool).unwrap().0.part, Part::Reserved);
         tokio::time::advance(Duration::from_millis(60)).await;
-        assert_eq!(admit(&pool).unwrap().0.admission, Admission::Reserved);
+        assert_eq!(admit(&pool).unwrap().0.part, Part::Reserved);
         assert!(!task.is_finished());
         tokio::time::advance(SEARCH_PAUSE).await;
-        assert_eq!(admit(&pool).unwrap().0.admission, Admission::Ordinary);
+        assert_eq!(admit(&pool).unwrap().0.part, Part::Ordinary);
     }
 }

@@ -1,4 +1,5 @@
-//! A socket that notes the progress of its connection and fails when its reader stops reading.
+//! A socket that notes the progress of its connection, fails when its reader stops reading, and adds headers to the
+//! answers that hyper itself makes.
 
 use std::io;
 use std::pin::Pin;
@@ -14,6 +15,24 @@ use super::pool::Progress;
 
 /// Number of received bytes that count as progress. Fewer bytes do not, so that a request that trickles in is idle.
 const RECEIVED: usize = 16 * 1024;
+
+/// Headers of answers that no router makes, each with its line break. They fit every path.
+const OWN_HEADERS: &[u8] = b"x-content-type-options: nosniff\r\ncache-control: no-store\r\n";
+/// Maximum length of an answer that hyper itself makes, in bytes.
+const OWN_ANSWER_BYTES: usize = 256;
+
+/// Returns the answer with [`OWN_HEADERS`] if hyper made it. Hyper answers a request that it cannot read with 4xx and no
+/// body, before any router sees it. No body of ours contains a line break of HTTP, so none is mistaken for an answer.
+fn with_own_headers(bytes: &[u8]) -> Option<Vec<u8>> {
+    let whole = bytes.starts_with(b"HTTP/1.1 4") && bytes.ends_with(b"\r\n\r\n");
+    if !whole || bytes.len() > OWN_ANSWER_BYTES {
+        return None;
+    }
+    let name = b"x-content-type-options";
+    let has_headers = bytes.windows(name.len()).any(|window| window.eq_ignore_ascii_case(name));
+    let status_line = bytes.iter().position(|byte| *byte == b'\n')? + 1;
+    (!has_headers).then(|| [&bytes[..status_line], OWN_HEADERS, &bytes[status_line..]].concat())
+}
 
 pub(super) struct TrackedStream {
     socket: TcpStream,
@@ -72,7 +91,13 @@ impl AsyncWrite for TrackedStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write(context, bytes);
+        let written = match with_own_headers(bytes) {
+            None => Pin::new(&mut self.socket).poll_write(context, bytes),
+            // The connection ends after this answer, which is shorter than the buffer of a socket.
+            Some(answer) => Pin::new(&mut self.socket)
+                .poll_write(context, &answer)
+                .map_ok(|count| if count == answer.len() { bytes.len() } else { 0 }),
+        };
         self.written(context, written)
     }
 
@@ -81,6 +106,9 @@ impl AsyncWrite for TrackedStream {
         context: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let [only] = bytes {
+            return self.poll_write(context, only);
+        }
         let written = Pin::new(&mut self.socket).poll_write_vectored(context, bytes);
         self.written(context, written)
     }

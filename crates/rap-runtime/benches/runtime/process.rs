@@ -24,6 +24,7 @@ pub async fn runtime(data: &Path, tool: &str) -> BenchResult<()> {
     let model = if script.exists() { Scripted::from_file(&script)? } else { Scripted::command_driven() };
     let mut limits = Limits::default();
     limits.thread.turns_per_wake = u32::MAX;
+    limits.events_per_second = None;
     // The benchmark wakes sessions more often than the default budgets allow.
     limits.thread.budgets = Default::default();
     let runtime = Runtime::start(Settings {

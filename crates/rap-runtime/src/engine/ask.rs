@@ -1,18 +1,18 @@
-//! Questions to the model. Each is asked at least once, and no lock is held while the model answers.
+//! Requests to the model. Each is sent at least once, and no lock is held while the model answers.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use rap_agent::{Answer, Cause, Entry, Head, Input, Seq, TurnRetry};
+use rap_agent::{Cause, Entry, Head, Input, Seq, TurnAnswer, TurnRetry};
 use rap_protocol::retry::{Attempt, Next, Outcome, RetryPolicy, after_attempt};
 
-use super::plan::{CallContext, plan};
+use super::display_texts::show;
+use super::plan_calls::{CallContext, plan};
 use super::run::WorkOutcome;
-use super::show::show;
 use super::summary::{ModelRef, TurnContext, size};
 use super::{Engine, built_in};
 use crate::hub::LiveEvent;
-use crate::model::{self, HistoryScope, OfferedTool, Question};
+use crate::model::{self, HistoryScope, ModelRequest, OfferedTool};
 use crate::settings::{Agent, Permissions, Settings};
 use crate::store::{self, AskWork, Message, Target, Thread};
 use crate::toolsets::SessionTools;
@@ -20,7 +20,7 @@ use crate::toolsets::SessionTools;
 /// First and longest pause between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
-/// Reason why a question has no answer.
+/// Reason why a request has no answer.
 pub(super) enum Failure {
     Model(model::Error),
     Store(store::Error),
@@ -72,7 +72,7 @@ impl Engine {
                 let pause = at.since(now);
                 let text = format!("the model could not be asked: {why}; trying again in {pause:.1?}");
                 self.hub
-                    .publish(thread.key, LiveEvent::Notice { thread: thread.id.clone(), text: text.into() });
+                    .publish(thread.key, LiveEvent::Notice { thread: Arc::clone(thread), text: text.into() });
                 WorkOutcome::Retry { at, attempts: number, outcome: why }
             }
             _ => apply(Input::TurnFailed { turn: *turn, why, retry: TurnRetry::Later }),
@@ -83,36 +83,32 @@ impl Engine {
         let AskWork { thread, head, turn, up_to, .. } = work;
         let (turn, up_to) = (*turn, *up_to);
         let agent = self.agent(&thread.agent)?;
-        let (tools, notices) = self.toolsets.discover(&*self.store, thread.session).await?;
-        for text in notices {
-            // The notice is only for people, so a failure to write it is ignored.
-            self.apply_with_retry(thread.key, Input::Notice { text }).await.ok();
-        }
+        let tools = self.toolsets.discover(thread).await?;
         let cause = self.store.cause(thread).await?;
         let chosen = self.choose_model(agent);
-        let question = Question {
+        let request = ModelRequest {
             system: agent.system.clone(),
             entries: self.entries(thread, up_to, &chosen).await?,
             tools: self.offer_tools(thread, agent, cause, &tools, head),
             turn,
             images: chosen.images,
         };
-        let size = size(&chosen, head, up_to, &question);
+        let size = size(&chosen, head, up_to, &request);
         let context = TurnContext { thread, turn, agent, chosen, head, size };
-        // A failed summary is not repeated for the same question, unless the server refuses the question as too long.
+        // A failed summary is not repeated for the same request, unless the server refuses the request as too long.
         if attempt == 1
             && let Some(summary) = self.summarise_if_too_long(&context).await?
         {
             return Ok(summary);
         }
-        let mut timer = self.metrics.start_question();
+        let mut timer = self.metrics.start_request();
         let mut on_delta = |text: &str| {
             timer.on_first_text();
             if self.hub.has_listeners() {
                 self.hub.publish(thread.key, LiveEvent::Delta { turn, attempt, text: text.into() });
             }
         };
-        let answer = chosen.model.ask(question, &mut on_delta).await;
+        let answer = chosen.model.ask(request, &mut on_delta).await;
         let answer = match timer.finish(answer) {
             Err(model::Error::TooLong { why }) => return self.summarise_after_refusal(&context, why).await,
             answer => answer.map_err(Failure::Model)?,
@@ -120,7 +116,7 @@ impl Engine {
         let call_context = CallContext { permissions: agent.permissions(cause), now: self.now() };
         let mut calls = plan(answer.calls, &call_context, &tools, &self.validations).await;
         show(&mut calls, &tools, self.world.blocking).await;
-        let answer = Answer { text: answer.text, calls, thoughts: answer.thoughts, usage: answer.usage };
+        let answer = TurnAnswer { text: answer.text, calls, thoughts: answer.thoughts, usage: answer.usage };
         Ok(Input::TurnEnded { turn, answer })
     }
 

@@ -25,7 +25,7 @@ pub(super) const POSTPONE_BY: Duration = Duration::from_secs(60);
 /// Interval at which expired rows are removed, and the pause between two batches of them.
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
 const PRUNE_PAUSE: Duration = Duration::from_millis(100);
-/// Time for which the delivery ledger keeps a row.
+/// Time for which the delivery log keeps a row.
 const DELIVERIES_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Grace period after a start for calls that timed out while the runtime was down. A shorter `call_timeout` replaces
 /// it.

@@ -20,7 +20,7 @@ impl Engine {
     pub(super) async fn run_function(&self, work: &InvokeWork, cancelled: &CancellationToken) -> WorkOutcome {
         let InvokeWork { thread, call, arguments, .. } = work;
         let number = work.attempts.saturating_add(1);
-        let tools = match self.toolsets.load(&*self.store, thread.session).await {
+        let tools = match self.toolsets.load(thread.session).await {
             Ok(tools) => tools,
             Err(error) => return WorkOutcome::StoreFailed(error),
         };

@@ -136,7 +136,7 @@ impl Engine {
         else {
             return SendOutcome::CannotSend("the tool server is no longer configured".into());
         };
-        let tools = match self.toolsets.load(&*self.store, thread.session).await {
+        let tools = match self.toolsets.load(thread.session).await {
             Ok(tools) => tools,
             Err(error) => return SendOutcome::StoreFailed(error),
         };
@@ -167,7 +167,7 @@ impl Engine {
             arguments: arguments.clone(),
             address: Address {
                 id: call.id.clone(),
-                call_id: call.call_id.clone(),
+                call_id: call.model_id.clone(),
                 callback_url: CallbackUrl::new(callback_url).map_err(|error| error.to_string())?,
                 group_id: thread.id.clone(),
             },
@@ -207,7 +207,7 @@ impl Engine {
     /// it may do so again.
     pub(super) async fn refresh_and_fail(&self, work: &InvokeWork, attempts: u32) -> WorkOutcome {
         let InvokeWork { thread, call, .. } = work;
-        let tools = match self.toolsets.load(&*self.store, thread.session).await {
+        let tools = match self.toolsets.load(thread.session).await {
             Ok(tools) => tools,
             // The 409 was not recorded. The server will answer it again.
             Err(error) => return WorkOutcome::StoreFailed(error),

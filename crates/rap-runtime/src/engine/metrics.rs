@@ -5,7 +5,7 @@ use std::time::Instant;
 use rap_io::metrics::{Counter, Exposition, Histogram};
 
 use super::Engine;
-use crate::model::{self, Answer};
+use crate::model::{self, ModelAnswer};
 use crate::store::{self, COUNT_LIMIT, DeliveryKind, DeliveryOutcome};
 
 pub(crate) struct Metrics {
@@ -53,27 +53,30 @@ impl Metrics {
         self.deliveries[kind as usize][outcome as usize].count();
     }
 
-    /// Starts to measure a question to the model.
-    pub(super) fn start_question(&self) -> QuestionTimer<'_> {
-        QuestionTimer { metrics: &self.model, began: Instant::now(), awaiting_text: true }
+    /// Starts to measure a request to the model.
+    pub(super) fn start_request(&self) -> RequestTimer<'_> {
+        RequestTimer { metrics: &self.model, began: Instant::now(), awaiting_text: true }
     }
 }
 
-/// Measures one question to the model.
-pub(super) struct QuestionTimer<'a> {
+/// Measures one request to the model.
+pub(super) struct RequestTimer<'a> {
     metrics: &'a ModelMetrics,
     began: Instant,
     awaiting_text: bool,
 }
 
-impl QuestionTimer<'_> {
+impl RequestTimer<'_> {
     pub(super) fn on_first_text(&mut self) {
         if std::mem::take(&mut self.awaiting_text) {
             self.metrics.first_text.observe_duration(self.began.elapsed());
         }
     }
 
-    pub(super) fn finish(&self, answer: Result<Answer, model::Error>) -> Result<Answer, model::Error> {
+    pub(super) fn finish(
+        &self,
+        answer: Result<ModelAnswer, model::Error>,
+    ) -> Result<ModelAnswer, model::Error> {
         let metrics = self.metrics;
         match &answer {
             Ok(answer) => {
@@ -135,14 +138,14 @@ impl Engine {
         let outcomes =
             [("answered", &model.answered), ("failed", &model.failed), ("refused", &model.refused)];
         let outcomes = outcomes.map(|(outcome, count)| (label("outcome", outcome), count.get()));
-        text.family("rap_model_questions_total", "counter", "Questions to the model.", outcomes);
+        text.family("rap_model_questions_total", "counter", "Requests to the model.", outcomes);
         let tokens = [("input", &model.input), ("cached", &model.cached), ("output", &model.output)];
         let tokens = tokens.map(|(kind, count)| (label("kind", kind), count.get()));
-        let help = "Tokens used by questions to the model. Cached tokens are part of the input.";
+        let help = "Tokens used by requests to the model. Cached tokens are part of the input.";
         text.family("rap_model_tokens_total", "counter", help, tokens);
-        let help = "Time from a question until the first text of its answer.";
+        let help = "Time from a request until the first text of its answer.";
         text.histogram("rap_model_first_words_seconds", help, &model.first_text);
-        text.histogram("rap_model_seconds", "Time from a question until its complete answer.", &model.total);
+        text.histogram("rap_model_seconds", "Time from a request until its complete answer.", &model.total);
     }
 }
 

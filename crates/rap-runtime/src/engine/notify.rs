@@ -21,7 +21,7 @@ use crate::world::Purpose;
 const SLOTS: usize = 64;
 /// Maximum number of queued notifications for one server. Beyond it, cancellations are dropped first.
 const MAX_QUEUED: usize = 4096;
-/// Reasons for dropping a notification, as recorded in the ledger.
+/// Reasons for dropping a notification, as recorded in the delivery log.
 const FULL: &str = "too many notifications are queued for this server";
 const STOPPED: &str = "the runtime stopped before it was sent";
 

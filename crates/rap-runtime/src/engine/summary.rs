@@ -1,7 +1,7 @@
 //! Summaries of long conversations: before the context window is full, the model is asked for a summary instead of an
 //! answer.
 //!
-//! A failed summary does not fail the thread. The question is sent unchanged, and the next turn tries to summarise
+//! A failed summary does not fail the thread. The request is sent unchanged, and the next turn tries to summarise
 //! again.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use rap_agent::{Head, Input, Seq};
 use super::Engine;
 use super::ask::Failure;
 use crate::hub::LiveEvent;
-use crate::model::{self, HistoryScope, Model, OfferedTool, Question};
+use crate::model::{self, HistoryScope, Model, ModelRequest, OfferedTool};
 use crate::settings::{Agent, Window};
 use crate::store::{self, Thread};
 
@@ -54,17 +54,17 @@ fn too_long(why: String) -> Failure {
     Failure::Model(model::Error::TooLong { why })
 }
 
-/// Estimates the size of a question. It is zero for a model that reads no history.
-pub(super) fn size(chosen: &ModelRef<'_>, head: &Head, up_to: Seq, question: &Question) -> PromptSize {
+/// Estimates the size of a request. It is zero for a model that reads no history.
+pub(super) fn size(chosen: &ModelRef<'_>, head: &Head, up_to: Seq, request: &ModelRequest) -> PromptSize {
     if chosen.model.history_scope() == HistoryScope::None {
         return PromptSize::default();
     }
-    let since = usize::try_from(up_to.saturating_sub(head.answered())).unwrap_or(usize::MAX);
-    let (before, since) = question.entries.split_at(question.entries.len().saturating_sub(since));
+    let since = usize::try_from(up_to.saturating_sub(head.answered_up_to())).unwrap_or(usize::MAX);
+    let (before, since) = request.entries.split_at(request.entries.len().saturating_sub(since));
     let tool = |tool: &OfferedTool| {
         tool.name.len() + tool.description.len() + tool.schema.document().to_string().len()
     };
-    let fixed_bytes = question.system.len() + question.tools.iter().map(tool).sum::<usize>();
+    let fixed_bytes = request.system.len() + request.tools.iter().map(tool).sum::<usize>();
     PromptParts {
         fixed_bytes,
         before: estimate_tokens(before),
@@ -75,8 +75,8 @@ pub(super) fn size(chosen: &ModelRef<'_>, head: &Head, up_to: Seq, question: &Qu
 }
 
 impl Engine {
-    /// Returns a summary if the question exceeds its share of the context window and a summary helps. Returns
-    /// [`model::Error::TooLong`] if the question cannot fit even then.
+    /// Returns a summary if the request exceeds its share of the context window and a summary helps. Returns
+    /// [`model::Error::TooLong`] if the request cannot fit even then.
     pub(super) async fn summarise_if_too_long(
         &self,
         context: &TurnContext<'_>,
@@ -98,8 +98,8 @@ impl Engine {
         }
     }
 
-    /// Returns a summary after the model's server refused a question as too long. If there is nothing left to
-    /// summarise, the error states the size of the question.
+    /// Returns a summary after the model's server refused a request as too long. If there is nothing left to
+    /// summarise, the error states the size of the request.
     pub(super) async fn summarise_after_refusal(
         &self,
         context: &TurnContext<'_>,
@@ -127,12 +127,12 @@ impl Engine {
         let TurnContext { thread, turn, agent, chosen, head, .. } = *context;
         let Some(covers) = head.summarisable_up_to() else { return Ok(None) };
         let text = "the conversation is long; the model is asked to summarise it".into();
-        self.hub.publish(thread.key, LiveEvent::Notice { thread: thread.id.clone(), text });
+        self.hub.publish(thread.key, LiveEvent::Notice { thread: Arc::clone(thread), text });
         let entries = entries_to_summarise(self.store.prompt_entries(thread, covers).await?);
         let system = agent.system.clone();
-        let question = Question { system, entries, tools: Arc::new([]), turn, images: false };
-        let timer = self.metrics.start_question();
-        let why = match timer.finish(chosen.model.ask(question, &mut |_| {}).await) {
+        let request = ModelRequest { system, entries, tools: Arc::new([]), turn, images: false };
+        let timer = self.metrics.start_request();
+        let why = match timer.finish(chosen.model.ask(request, &mut |_| {}).await) {
             Ok(answer) if !answer.text.trim().is_empty() => {
                 return Ok(Some(Input::Summarised { turn, text: answer.text, usage: answer.usage }));
             }

@@ -11,10 +11,10 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::model::scripted::Scripted;
-use crate::model::{self, Answer, HistoryScope, Model, OnDelta, Question};
+use crate::model::{self, HistoryScope, Model, ModelAnswer, ModelRequest, OnDelta};
 use crate::settings::{Limits, ToolServer};
 use crate::store::suite::fixture::plans;
-use crate::store::{DuePage, NewThread, PANIC};
+use crate::store::{DuePage, NewThread, PANIC, Visibility};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const SERVER: &str = "http://127.0.0.1:9";
@@ -49,7 +49,7 @@ async fn create(engine: &Engine, thread: &str) {
 
 async fn until(engine: &Engine, thread: &str, status: Status) {
     let reached = async {
-        while engine.store.thread(&id(thread)).await.unwrap().head.status() != status {
+        while engine.store.thread(&id(thread), &Visibility::All).await.unwrap().head.status() != status {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -92,7 +92,7 @@ async fn a_thread_that_cannot_be_read_does_not_block_the_timers_and_messages_of_
     let engine = start(&dir);
     until(&engine, "closes", Status::Closed).await;
     until(&engine, "retries", Status::Idle).await;
-    assert_eq!(engine.store.thread(&id("retries")).await.unwrap().head.turn(), 2);
+    assert_eq!(engine.store.thread(&id("retries"), &Visibility::All).await.unwrap().head.turn(), 2);
     // The undelivered message is still stored, and so is the timer.
     let later = engine.now().plus(Duration::from_secs(3600));
     assert_eq!(engine.store.due_messages(later, &[], 10).await.unwrap().len(), 1);
@@ -136,7 +136,7 @@ async fn work_that_cannot_be_read_is_postponed() {
     engine.shut_down().await;
 }
 
-/// A model that panics at its first question and answers the others when `answers` is notified.
+/// A model that panics at its first request and answers the others when `answers` is notified.
 #[derive(Debug, Default)]
 struct PanicsFirst {
     asked: AtomicI64,
@@ -145,10 +145,14 @@ struct PanicsFirst {
 
 #[async_trait::async_trait]
 impl Model for PanicsFirst {
-    async fn ask(&self, _question: Question, _on_delta: &mut OnDelta<'_>) -> Result<Answer, model::Error> {
+    async fn ask(
+        &self,
+        _request: ModelRequest,
+        _on_delta: &mut OnDelta<'_>,
+    ) -> Result<ModelAnswer, model::Error> {
         assert!(self.asked.fetch_add(1, Ordering::SeqCst) > 0, "panic of this test");
         self.answers.notified().await;
-        Ok(Answer { text: "done".into(), ..Answer::default() })
+        Ok(ModelAnswer { text: "done".into(), ..ModelAnswer::default() })
     }
 
     fn history_scope(&self) -> HistoryScope {
@@ -177,8 +181,11 @@ async fn an_attempt_that_panics_frees_its_slot() {
     ask(&engine, "waits").await;
     model.answers.notify_one();
     until(&engine, "waits", Status::Idle).await;
-    // The question is retried later.
-    assert_eq!(engine.store.thread(&id("panics")).await.unwrap().head.status(), Status::Running);
+    // The request is retried later.
+    assert_eq!(
+        engine.store.thread(&id("panics"), &Visibility::All).await.unwrap().head.status(),
+        Status::Running
+    );
     assert!(engine.dispatcher.in_progress().iter().all(|(_, count)| *count == 0));
     engine.shut_down().await;
 }
@@ -206,7 +213,7 @@ async fn a_thread_that_cannot_store_its_answer_does_not_ask_again_at_once() {
     let page = DuePage { now: engine.now(), after: None, sessions: 9, per_session: 9, skip: HashSet::new() };
     assert_eq!(engine.store.due_work(&queue, page).await.unwrap().work, []);
     // After the pause the work cannot even be loaded.
-    let row = engine.store.thread(&id("bad")).await.unwrap();
+    let row = engine.store.thread(&id("bad"), &Visibility::All).await.unwrap();
     let key = WorkKey::Ask { thread: row.thread.key, turn: 1 };
     let later = engine.now().plus(Duration::from_secs(3600));
     assert!(matches!(engine.store.load_work(&key, later).await, Err(store::Error::Disabled)));
@@ -276,7 +283,7 @@ async fn a_settled_call_cancels_its_invocation() {
     let approve = Plan::Approve { server: Server(SERVER.into()), prompt: "allow?".into() };
     let answer = plans(1, "tool", vec![approve]);
     engine.apply_external(Target::Id(id("thread")), answer).await.unwrap();
-    let row = engine.store.thread(&id("thread")).await.unwrap();
+    let row = engine.store.thread(&id("thread"), &Visibility::All).await.unwrap();
     let call = row.head.batch()[0].id.clone();
     let queue = WorkQueue { kind: WorkKind::Invoke, destination: SERVER.into() };
     let key = WorkKey::Invoke { thread: row.thread.key, call: call.clone() };
@@ -325,7 +332,7 @@ async fn notifications_that_a_stop_prevents_are_recorded() {
     settings.tool_servers = vec![ToolServer { url, bearer: None }];
     let engine = Engine::start(settings).unwrap();
     create(&engine, "thread").await;
-    let thread = engine.store.thread(&id("thread")).await.unwrap().thread;
+    let thread = engine.store.thread(&id("thread"), &Visibility::All).await.unwrap().thread;
     for _ in 0..66 {
         engine.notify_close(&thread, Vec::new());
     }

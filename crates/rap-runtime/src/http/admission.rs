@@ -13,18 +13,23 @@ use http_body::{Frame, SizeHint};
 use rap_io::body::{BodyLimits, BodyMemory};
 use rap_protocol::CallId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use crate::settings::Limits;
-use crate::store::ThreadKey;
+use crate::store::{ThreadKey, TokenId};
 
 /// Maximum number of concurrent requests with one callback URL.
 const REQUESTS_PER_CALLBACK_URL: usize = 16;
+/// Maximum number of keys whose rate is remembered.
+const RATES: usize = 16_384;
 /// Maximum number of event streams of a client.
 const STREAMS_PER_CLIENT: usize = 256;
 /// Maximum number of requests that read from the store at the same time, in total and for one client. Further ones
 /// wait.
 const READERS: usize = 8;
 const READERS_PER_CLIENT: usize = 4;
+/// Number of clients from which those that read nothing are forgotten.
+const KNOWN_CLIENTS: usize = 1024;
 /// Memory for bodies of requests that are being received or processed, in bytes.
 const REQUEST_BYTES: usize = 256 * 1024 * 1024;
 /// Memory for large answers that their readers have not read yet, in bytes, in total and for one client.
@@ -41,7 +46,8 @@ pub(crate) enum Client {
     /// Needs no token.
     Local,
     /// Position of the token in the settings.
-    Token(usize),
+    Configured(usize),
+    Created(TokenId),
 }
 
 /// Amounts in use, by who uses them.
@@ -90,11 +96,49 @@ impl<K: Eq + Hash> Drop for Share<K> {
     }
 }
 
+/// Rates by key. What is allowed in a second may come at once.
+struct Rates<K> {
+    /// Time that each item takes of its second; `None` without a limit.
+    interval: Option<Duration>,
+    /// Time up to which the items of a key have used their seconds. Times that have passed mean nothing.
+    used_up_to: Mutex<HashMap<K, Instant>>,
+}
+
+impl<K: Eq + Hash> Rates<K> {
+    const WINDOW: Duration = Duration::from_secs(1);
+
+    fn new(per_second: Option<u64>) -> Self {
+        let each = |items: u64| Self::WINDOW / u32::try_from(items.max(1)).unwrap_or(u32::MAX);
+        Rates { interval: per_second.map(each), used_up_to: Mutex::default() }
+    }
+
+    /// Counts an item. Returns false if it comes too early.
+    fn admit(&self, key: K, now: Instant) -> bool {
+        let Some(interval) = self.interval else { return true };
+        let mut all = self.used_up_to.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= RATES && !all.contains_key(&key) {
+            all.retain(|_, used_up_to| *used_up_to > now);
+            if all.len() >= RATES {
+                return false;
+            }
+        }
+        let used_up_to = all.entry(key).or_insert(now);
+        let next = (*used_up_to).max(now) + interval;
+        let admitted = next <= now + Self::WINDOW;
+        if admitted {
+            *used_up_to = next;
+        }
+        admitted
+    }
+}
+
 /// The resources that requests share.
 pub(crate) struct Admission {
     pub(super) request_memory: BodyMemory,
     pub(super) body_limits: BodyLimits,
     callbacks: Arc<Shares<(ThreadKey, CallId)>>,
+    rates: Rates<Client>,
+    events: Rates<(ThreadKey, CallId)>,
     requests: Arc<Shares<Client>>,
     streams: Arc<Shares<Client>>,
     readers: Arc<Semaphore>,
@@ -113,6 +157,8 @@ impl Admission {
             request_memory: BodyMemory::new(REQUEST_BYTES),
             body_limits: BodyLimits { bytes: limits.body, within: limits.request_within },
             callbacks: Shares::new(REQUESTS_PER_CALLBACK_URL),
+            rates: Rates::new(limits.requests_per_second),
+            events: Rates::new(limits.events_per_second),
             requests: Shares::new(limits.connections.div_ceil(2)),
             streams: Shares::new(STREAMS_PER_CLIENT),
             readers: Arc::new(Semaphore::new(READERS)),
@@ -127,6 +173,16 @@ impl Admission {
         self.callbacks.take((thread, call.clone()), 1)
     }
 
+    /// Returns whether another request of a client is allowed now.
+    pub(super) fn rate(&self, client: Client) -> bool {
+        self.rates.admit(client, Instant::now())
+    }
+
+    /// Returns whether another event of a subscription is allowed now.
+    pub(super) fn event(&self, thread: ThreadKey, call: &CallId) -> bool {
+        self.events.admit((thread, call.clone()), Instant::now())
+    }
+
     pub(super) fn request(&self, client: Client) -> Option<Share<Client>> {
         self.requests.take(client, 1)
     }
@@ -139,6 +195,9 @@ impl Admission {
     pub(super) async fn reader(&self, client: Client) -> [OwnedSemaphorePermit; 2] {
         let own = {
             let mut all = self.readers_of.lock().unwrap_or_else(PoisonError::into_inner);
+            if all.len() >= KNOWN_CLIENTS {
+                all.retain(|_, semaphore| Arc::strong_count(semaphore) > 1);
+            }
             let own = all.entry(client).or_insert_with(|| Arc::new(Semaphore::new(READERS_PER_CLIENT)));
             Arc::clone(own)
         };
@@ -240,9 +299,32 @@ mod tests {
     }
 
     #[test]
+    fn requests_of_a_second_may_come_at_once_and_further_ones_at_the_rate() {
+        let rates = Rates::new(Some(4));
+        let (start, quarter) = (Instant::now(), Duration::from_millis(250));
+        let admitted = |key: &'static str, at| (0..6).filter(|_| rates.admit(key, at)).count();
+        assert_eq!(admitted("a", start), 4);
+        assert_eq!(admitted("b", start), 4, "clients do not share a rate");
+        assert_eq!(admitted("a", start + quarter), 1);
+        assert_eq!(admitted("a", start + quarter), 0);
+        assert_eq!(admitted("a", start + 20 * quarter), 4, "unused time is not saved");
+        assert!((0..9).all(|_| Rates::new(None).admit("a", start)));
+    }
+
+    #[test]
+    fn the_memory_for_rates_is_bounded() {
+        let rates = Rates::new(Some(1000));
+        let start = Instant::now();
+        assert!((0..RATES).all(|key| rates.admit(key, start)));
+        assert!(!rates.admit(RATES, start));
+        assert!(rates.admit(RATES, start + Rates::<usize>::WINDOW));
+        assert_eq!(rates.used_up_to.lock().unwrap().len(), 1);
+    }
+
+    #[test]
     fn one_client_cannot_use_the_memory_for_all_answers() {
         let (admission, large) = (admission(), 8 * 1024 * 1024);
-        let (first, second) = (Client::Token(0), Client::Token(1));
+        let (first, second) = (Client::Configured(0), Client::Configured(1));
         let mut held = Vec::new();
         while let Ok(memory) = admission.answer(first, large) {
             held.push(memory);
@@ -259,11 +341,11 @@ mod tests {
         let admission = admission();
         let mut held = Vec::new();
         for _ in 0..READERS_PER_CLIENT {
-            held.push(admission.reader(Client::Token(0)).await);
+            held.push(admission.reader(Client::Configured(0)).await);
         }
-        let mut more = Box::pin(admission.reader(Client::Token(0)));
+        let mut more = Box::pin(admission.reader(Client::Configured(0)));
         assert!(futures_util::FutureExt::now_or_never(more.as_mut()).is_none());
-        drop(admission.reader(Client::Token(1)).await);
+        drop(admission.reader(Client::Configured(1)).await);
         held.pop();
         drop(more.await);
     }

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use axum::Json;
 use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use rap_agent::{Ignored, Input, Seq};
 use rap_api::{
     Answer, Calls, CreateThread, Done, Entries, Fork, ID_CHARS, Inbox, SendMessage, Status, Subscriptions,
@@ -19,13 +19,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 
-use super::json::{entry, thread_with_displays};
+use super::json::{entry, thread_with_displays, tools_page};
+use super::principal::Principal;
 use super::query::{self, QueryParams};
 use super::{ErrorResponse, PathParams, read_body};
 use crate::engine::Engine;
 use crate::store::{
-    self, HistoryPage, IdempotencyKey, Message, MessageClass, NewThread, Page, PageRequest, Target,
-    ThreadFilter, new_thread_id,
+    self, HistoryPage, IdempotencyKey, Message, MessageClass, NewThread, Page, PageRequest, Receipt, Target,
+    ThreadFilter, Visibility, new_thread_id,
 };
 
 /// Size at which a page of a history ends, in bytes. It holds at least one entry.
@@ -33,12 +34,12 @@ const HISTORY_BYTES: usize = 1024 * 1024;
 /// Maximum length of an Idempotency-Key, in bytes.
 pub(super) const KEY_BYTES: usize = 256;
 
-type ApiResult<T> = Result<Json<T>, ErrorResponse>;
+pub(super) type ApiResult<T> = Result<Json<T>, ErrorResponse>;
 pub(super) type Accepted<T = Done> = Result<(StatusCode, Json<T>), ErrorResponse>;
 
 pub(super) const DONE: (StatusCode, Json<Done>) = (StatusCode::ACCEPTED, Json(Done {}));
 
-async fn read<T: DeserializeOwned>(
+pub(super) async fn read<T: DeserializeOwned>(
     engine: &Engine,
     headers: &HeaderMap,
     request: Body,
@@ -53,9 +54,10 @@ enum KeyScope<'a> {
     Thread(&'a str),
 }
 
-/// Reads the Idempotency-Key, which makes a repeat of the request harmless. It is unique within `scope`. Requests are
-/// compared after parsing, so that a default may be given or left out.
+/// Reads the Idempotency-Key, which makes a repeat of the request harmless. It belongs to the client and is unique
+/// within `scope`. Requests are compared after parsing, so that a default may be given or left out.
 fn idempotency(
+    principal: &Principal,
     headers: &HeaderMap,
     scope: KeyScope<'_>,
     request: &impl Serialize,
@@ -72,12 +74,16 @@ fn idempotency(
         KeyScope::NewThreads => "",
         KeyScope::Thread(id) => id,
     };
-    let mut hash = Sha256::new();
-    hash.update((scope.len() as u64).to_be_bytes());
-    hash.update(scope);
-    hash.update(key.as_bytes());
+    let digest = |client: &[u8]| {
+        let length = (scope.len() as u64).to_be_bytes();
+        Sha256::digest([client, &length, scope.as_bytes(), key.as_bytes()].concat()).into()
+    };
     let request = serde_json::to_vec(request).expect("bug: a request is JSON");
-    Ok(Some(IdempotencyKey { key: hash.finalize().into(), request: Sha256::digest(request).into() }))
+    Ok(Some(IdempotencyKey {
+        key: digest(principal.key_space()),
+        former_key: principal.is_configured().then(|| digest(&[])),
+        request: Sha256::digest(request).into(),
+    }))
 }
 
 /// Parses an id from the path. A malformed id is 404.
@@ -102,27 +108,41 @@ fn client_thread_id(text: String) -> Result<ThreadId, ErrorResponse> {
 
 pub(super) async fn create_thread(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Thread> {
     let body: CreateThread = read(&engine, &headers, request).await?;
-    let mark = idempotency(&headers, KeyScope::NewThreads, &body)?;
+    let mark = idempotency(&principal, &headers, KeyScope::NewThreads, &body)?;
     let CreateThread { id, agent, user_id, title, message } = body;
     let id = match id {
         Some(id) => client_thread_id(id)?,
         None => new_thread_id(engine.now(), engine.world.random.next()),
     };
-    let user_id = user_id.map(UserId::new).transpose();
-    let user_id = user_id.map_err(|error| ErrorResponse::invalid(format!("user_id: {error}")))?;
+    let user_id = owner(&principal, user_id)?;
     if title.as_ref().is_some_and(|title| title.chars().nth(TITLE_CHARS).is_some()) {
         return Err(ErrorResponse::invalid(format!("title: expected at most {TITLE_CHARS} characters")));
     }
     let agent = known_agent(&engine, agent)?;
     let new = NewThread { id, incarnation: engine.world.random.next(), agent, user_id, title };
-    let begin = Message::new(Target::New(new), Input::Begin { text: message });
+    let begin = principal.message(Target::New(new), Input::Begin { text: message });
     let receipt = engine.apply(MessageClass::External, Message { idempotency_key: mark, ..begin }).await?;
-    let row = engine.store.thread(&receipt.thread).await?;
+    let row = engine.store.thread(&receipt.thread, &principal.visible).await?;
     Ok((StatusCode::CREATED, Json(Thread::from(&row))))
+}
+
+/// Returns the user of a new thread.
+fn owner(principal: &Principal, given: Option<String>) -> Result<Option<UserId>, ErrorResponse> {
+    let given = given.map(UserId::new).transpose();
+    let given = given.map_err(|error| ErrorResponse::invalid(format!("user_id: {error}")))?;
+    match (&principal.visible, given) {
+        (Visibility::All, given) => Ok(given),
+        (Visibility::User(own), Some(given)) if given != *own => {
+            let message = "user_id: this token creates threads of its own user only; leave user_id out";
+            Err(ErrorResponse::new(StatusCode::FORBIDDEN, "wrong_user", message))
+        }
+        (Visibility::User(own), _) => Ok(Some(own.clone())),
+    }
 }
 
 fn known_agent(engine: &Engine, name: Option<String>) -> Result<String, ErrorResponse> {
@@ -142,6 +162,7 @@ pub(super) type Parameters = Query<HashMap<String, String>>;
 
 pub(super) async fn threads(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     Query(parameters): Parameters,
 ) -> ApiResult<Threads> {
     let params = QueryParams::check(parameters, query::THREAD_PARAMETERS)?;
@@ -150,6 +171,7 @@ pub(super) async fn threads(
     let filter = ThreadFilter {
         status: params.one_of("status", &Status::ALL, Status::as_str)?,
         parent: params.thread("parent")?,
+        visible: principal.visible,
         page_request,
     };
     let page = engine.store.threads(filter).await?;
@@ -159,36 +181,39 @@ pub(super) async fn threads(
 
 pub(super) async fn thread(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     PathParams(id): PathParams<String>,
 ) -> ApiResult<Thread> {
-    let row = engine.store.thread(&thread_id(id)?).await?;
+    let row = engine.store.thread(&thread_id(id)?, &principal.visible).await?;
     let displays = engine.store.displays(&row).await?;
     Ok(Json(thread_with_displays(&row, &displays)))
 }
 
 pub(super) async fn message(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     PathParams(id): PathParams<String>,
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Turn> {
     let body: SendMessage = read(&engine, &headers, request).await?;
-    let mark = idempotency(&headers, KeyScope::Thread(&id), &body)?;
+    let mark = idempotency(&principal, &headers, KeyScope::Thread(&id), &body)?;
     let SendMessage { text, on_busy } = body;
     let input = Input::UserMessage { text, on_busy };
-    let message = Message::new(Target::Id(thread_id(id)?), input);
+    let message = principal.message(Target::Id(thread_id(id)?), input);
     let receipt = engine.apply(MessageClass::External, Message { idempotency_key: mark, ..message }).await?;
     Ok((StatusCode::ACCEPTED, Json(Turn { turn: receipt.turn })))
 }
 
 pub(super) async fn history(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     PathParams(id): PathParams<String>,
     Query(parameters): Parameters,
 ) -> ApiResult<Entries> {
     let params = QueryParams::check(parameters, query::HISTORY_PARAMETERS)?;
     let (after, rows) = (params.parsed::<u32>("after")?.unwrap_or(0), params.rows()?);
-    let row = engine.store.thread(&thread_id(id)?).await?;
+    let row = engine.store.thread(&thread_id(id)?, &principal.visible).await?;
     let page = HistoryPage { after: after.into(), up_to: row.head.seq(), rows, bytes: HISTORY_BYTES };
     let entries = engine.store.history(&row.thread, page).await?;
     let last = entries.last().map(|(seq, _)| *seq);
@@ -196,9 +221,18 @@ pub(super) async fn history(
     Ok(Json(Entries { entries: entries.into_iter().map(entry).collect(), next_after }))
 }
 
+async fn apply(
+    engine: &Engine,
+    principal: &Principal,
+    thread: ThreadId,
+    input: Input,
+) -> Result<Receipt, store::Error> {
+    engine.apply(MessageClass::External, principal.message(Target::Id(thread), input)).await
+}
+
 /// Applies an input whose sender need not know whether it changed anything.
-async fn apply_command(engine: &Engine, id: String, input: Input) -> Accepted {
-    match engine.apply_external(Target::Id(thread_id(id)?), input).await {
+async fn apply_command(engine: &Engine, principal: &Principal, id: String, input: Input) -> Accepted {
+    match apply(engine, principal, thread_id(id)?, input).await {
         Ok(_) | Err(store::Error::Ignored(Ignored::NothingToInterrupt)) => {}
         Err(error) => return Err(error.into()),
     }
@@ -207,14 +241,19 @@ async fn apply_command(engine: &Engine, id: String, input: Input) -> Accepted {
 
 pub(super) async fn interrupt(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     PathParams(id): PathParams<String>,
 ) -> Accepted {
-    apply_command(&engine, id, Input::Interrupt).await
+    apply_command(&engine, &principal, id, Input::Interrupt).await
 }
 
 /// Closing a closed thread changes nothing and notifies no server.
-pub(super) async fn close(State(engine): State<Arc<Engine>>, PathParams(id): PathParams<String>) -> Accepted {
-    match engine.apply_external(Target::Id(thread_id(id)?), Input::Close).await {
+pub(super) async fn close(
+    State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
+    PathParams(id): PathParams<String>,
+) -> Accepted {
+    match apply(&engine, &principal, thread_id(id)?, Input::Close).await {
         Ok(_) | Err(store::Error::Ignored(Ignored::Closed)) => Ok(DONE),
         Err(error) => Err(error.into()),
     }
@@ -222,12 +261,13 @@ pub(super) async fn close(State(engine): State<Arc<Engine>>, PathParams(id): Pat
 
 pub(super) async fn fork(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     PathParams(id): PathParams<String>,
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Thread> {
     let body: Fork = read(&engine, &headers, request).await?;
-    let mark = idempotency(&headers, KeyScope::Thread(&id), &body)?;
+    let mark = idempotency(&principal, &headers, KeyScope::Thread(&id), &body)?;
     let random = &engine.world.random;
     let fork = Target::Fork {
         source: thread_id(id)?,
@@ -235,25 +275,27 @@ pub(super) async fn fork(
         id: new_thread_id(engine.now(), random.next()),
         incarnation: random.next(),
     };
-    let message = Message { idempotency_key: mark, ..Message::new(fork, Input::Begin { text: None }) };
+    let message = Message { idempotency_key: mark, ..principal.message(fork, Input::Begin { text: None }) };
     let receipt = engine.apply(MessageClass::External, message).await?;
-    let row = engine.store.thread(&receipt.thread).await?;
+    let row = engine.store.thread(&receipt.thread, &principal.visible).await?;
     Ok((StatusCode::CREATED, Json(Thread::from(&row))))
 }
 
 pub(super) async fn resume(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     PathParams(id): PathParams<String>,
 ) -> Accepted {
-    apply_command(&engine, id, Input::Resume).await
+    apply_command(&engine, &principal, id, Input::Resume).await
 }
 
 pub(super) async fn cancel(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     PathParams((id, call)): PathParams<(String, String)>,
 ) -> Accepted {
     let (thread, call) = (thread_id(id)?, call_id(call)?);
-    match engine.apply_external(Target::Id(thread.clone()), Input::Cancel { call: call.clone() }).await {
+    match apply(&engine, &principal, thread.clone(), Input::Cancel { call: call.clone() }).await {
         Ok(_) => {}
         // A call that is settled already needs no cancellation; an unknown call is an error.
         Err(store::Error::Ignored(Ignored::SettledCall)) => {
@@ -268,6 +310,7 @@ pub(super) async fn cancel(
 
 pub(super) async fn choice(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     PathParams((id, call)): PathParams<(String, String)>,
     headers: HeaderMap,
     request: Body,
@@ -280,6 +323,7 @@ pub(super) async fn choice(
     }
     apply_command(
         &engine,
+        &principal,
         id,
         Input::Choose { call: call_id(call)?, selected: selected.map(|number| number as usize) },
     )
@@ -288,59 +332,76 @@ pub(super) async fn choice(
 
 pub(super) async fn views(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     PathParams(id): PathParams<String>,
+    Query(parameters): Parameters,
 ) -> ApiResult<Views> {
-    let row = engine.store.thread(&thread_id(id)?).await?;
-    let views = engine.store.views(row.thread.key).await?;
-    Ok(Json(Views { views: views.into_iter().map(View::from).collect() }))
+    let params = QueryParams::check(parameters, query::CURSOR_PARAMETERS)?;
+    let row = engine.store.thread(&thread_id(id)?, &principal.visible).await?;
+    let mut page = engine.store.views(row.thread.key, params.parsed("cursor")?).await?;
+    page.rows.sort_by_key(|view| std::cmp::Reverse(view.at));
+    let next_cursor = page.next.map(|key| key.to_string());
+    Ok(Json(Views { views: page.rows.into_iter().map(View::from).collect(), next_cursor }))
 }
 
-fn page_request(parameters: HashMap<String, String>) -> Result<PageRequest, ErrorResponse> {
+pub(super) fn page_request(parameters: HashMap<String, String>) -> Result<PageRequest, ErrorResponse> {
     let params = QueryParams::check(parameters, query::PAGE_PARAMETERS)?;
     Ok(PageRequest { after: params.parsed("cursor")?.unwrap_or_default(), limit: params.rows()? })
 }
 
 /// Converts the rows of a page for the API. Also returns its `next_cursor`.
-fn page_fields<R, T: From<R>>(page: Page<R>) -> (Vec<T>, Option<String>) {
+pub(super) fn page_fields<R, T: From<R>>(page: Page<R>) -> (Vec<T>, Option<String>) {
     let next = page.next.map(|cursor| cursor.to_string());
     (page.rows.into_iter().map(T::from).collect(), next)
 }
 
 pub(super) async fn calls(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     Query(parameters): Parameters,
 ) -> ApiResult<Calls> {
-    let (calls, next_cursor) = page_fields(engine.store.calls(page_request(parameters)?).await?);
+    let (calls, next_cursor) =
+        page_fields(engine.store.calls(&principal.visible, page_request(parameters)?).await?);
     Ok(Json(Calls { calls, next_cursor }))
 }
 
 pub(super) async fn subscriptions(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     Query(parameters): Parameters,
 ) -> ApiResult<Subscriptions> {
     let (subscriptions, next_cursor) =
-        page_fields(engine.store.subscriptions(page_request(parameters)?).await?);
+        page_fields(engine.store.subscriptions(&principal.visible, page_request(parameters)?).await?);
     Ok(Json(Subscriptions { subscriptions, next_cursor }))
 }
 
 pub(super) async fn timers(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     Query(parameters): Parameters,
 ) -> ApiResult<Timers> {
-    let (timers, next_cursor) = page_fields(engine.store.timers(page_request(parameters)?).await?);
+    let (timers, next_cursor) =
+        page_fields(engine.store.timers(&principal.visible, page_request(parameters)?).await?);
     Ok(Json(Timers { timers, next_cursor }))
 }
 
 pub(super) async fn inbox(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     Query(parameters): Parameters,
 ) -> ApiResult<Inbox> {
-    let (items, next_cursor) = page_fields(engine.store.inbox(None, page_request(parameters)?).await?);
+    let page = engine.store.inbox(None, &principal.visible, page_request(parameters)?).await?;
+    let (items, next_cursor) = page_fields(page);
     Ok(Json(Inbox { items, next_cursor }))
 }
 
-pub(super) async fn tools(State(engine): State<Arc<Engine>>) -> ApiResult<Tools> {
-    Ok(Json(Tools::from(&*engine.toolsets.latest(&*engine.store).await?)))
+pub(super) async fn tools(
+    State(engine): State<Arc<Engine>>,
+    Query(parameters): Parameters,
+) -> ApiResult<Tools> {
+    let params = QueryParams::check(parameters, query::CURSOR_PARAMETERS)?;
+    let after = params.parsed::<String>("cursor")?;
+    Ok(Json(tools_page(&*engine.toolsets.latest().await?, after.as_deref())))
 }
 
 pub(super) async fn ready(State(engine): State<Arc<Engine>>) -> Result<&'static str, ErrorResponse> {

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::{ErrorResponse, PathParams, read_body};
 use crate::engine::Engine;
-use crate::store::{DeliveryKind, DeliveryOutcome, DeliveryRecord, Error, Target};
+use crate::store::{DeliveryKind, DeliveryOutcome, DeliveryRecord, Error, Target, Visibility};
 use crate::token::Grant;
 
 /// Error code of a callback to a closed thread.
@@ -76,11 +76,11 @@ async fn is_expected(engine: &Engine, error: &ErrorResponse, thread: Option<&Thr
         return false;
     }
     let Some(thread) = thread else { return false };
-    let row = engine.store.thread(thread).await;
+    let row = engine.store.thread(thread, &Visibility::All).await;
     row.is_ok_and(|row| engine.now().since(row.updated_at) < CLOSING_GRACE)
 }
 
-/// Returns the ledger record of a refused callback. An unknown thread is not named.
+/// Returns the delivery log record of a refused callback. An unknown thread is not named.
 fn record(
     engine: &Engine,
     grant: Option<&Grant>,
@@ -116,6 +116,10 @@ async fn take(
     let received = read_body(engine, headers, request).await?;
     let callback = parse(engine, &received).await?;
     let (thread, input) = read(callback, grant, headers, engine.settings.limits.view_bytes)?;
+    if matches!(input, Input::Event { .. }) && !engine.admission.event(grant.thread, &grant.call) {
+        let message = "too many events of this subscription in a second; try again later";
+        return Err(ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_events", message));
+    }
     *named = Some(thread.clone());
     let target = Target::Token { key: grant.thread, incarnation: grant.incarnation, id: thread };
     match engine.apply_external(target, input).await {

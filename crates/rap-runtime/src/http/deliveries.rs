@@ -1,14 +1,15 @@
-//! API of the delivery ledger.
+//! API of the delivery log.
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
+use axum::{Extension, Json};
 use rap_api::{Deliveries, Delivery, DeliveryKind, DeliveryOutcome};
 
 use super::api::{Accepted, DONE, Parameters};
 use super::json::time;
+use super::principal::Principal;
 use super::query::{self, QueryParams};
 use super::{ErrorResponse, PathParams};
 use crate::engine::Engine;
@@ -37,12 +38,14 @@ impl From<store::Delivery> for Delivery {
 
 pub(super) async fn deliveries(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     Query(parameters): Parameters,
 ) -> Result<Json<Deliveries>, ErrorResponse> {
     let params = QueryParams::check(parameters, query::DELIVERY_PARAMETERS)?;
     let filter = DeliveryFilter {
         thread: params.thread("thread")?,
         outcome: params.one_of("outcome", &DeliveryOutcome::ALL, DeliveryOutcome::as_str)?,
+        visible: principal.visible,
         before: params.parsed("cursor")?,
         limit: params.rows()?,
     };
@@ -61,19 +64,21 @@ fn not_found() -> ErrorResponse {
 
 pub(super) async fn delivery(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     PathParams(id): PathParams<String>,
 ) -> Result<Json<Delivery>, ErrorResponse> {
-    Ok(Json(engine.store.delivery(&id).await?.ok_or_else(not_found)?.into()))
+    Ok(Json(engine.store.delivery(&id, &principal.visible).await?.ok_or_else(not_found)?.into()))
 }
 
 /// Sends an invocation that waits for a retry at once. An invocation that was given up cannot be sent again: its call
 /// is settled with an error result that the model has seen. A message to the thread lets the model call again.
 pub(super) async fn redeliver(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     PathParams(id): PathParams<String>,
 ) -> Accepted {
     let conflict = |code, message| Err(ErrorResponse::new(StatusCode::CONFLICT, code, message));
-    match engine.store.redeliver(&id, engine.now()).await? {
+    match engine.store.redeliver(&id, &principal.visible, engine.now()).await? {
         Redelivery::Due => {
             engine.wake_clock();
             Ok(DONE)

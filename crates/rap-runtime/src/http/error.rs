@@ -4,7 +4,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use rap_agent::Ignored;
-use rap_api::{ErrorBody, ErrorReason};
+use rap_api::{ErrorBody, ErrorReason, TokenScope};
 
 use crate::store;
 
@@ -55,12 +55,14 @@ impl ErrorResponse {
         ErrorResponse::new(StatusCode::TOO_MANY_REQUESTS, "too_many", message)
     }
 
-    pub(crate) fn unauthorised() -> ErrorResponse {
-        ErrorResponse::new(
-            StatusCode::UNAUTHORIZED,
-            "unauthorised",
-            "send the header Authorization: Bearer <token>",
-        )
+    pub(crate) fn unauthorised(message: &'static str) -> ErrorResponse {
+        ErrorResponse::new(StatusCode::UNAUTHORIZED, "unauthorised", message)
+    }
+
+    pub(crate) fn insufficient_scope(needed: TokenScope) -> ErrorResponse {
+        let message =
+            format!("this request needs a token with the scope {needed}; ask an administrator for one");
+        ErrorResponse::new(StatusCode::FORBIDDEN, "insufficient_scope", message)
     }
 }
 

@@ -7,41 +7,50 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use rap_api::TokenScope;
 use rap_io::client::is_outgoing;
 use rap_io::serve::is_loopback;
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
 
 use super::ErrorResponse;
-use super::admission::{Client, HoldingBody, NoMemory};
+use super::admission::{HoldingBody, NoMemory};
+use super::principal::Principal;
 use crate::engine::Engine;
 use crate::settings::Settings;
 
-/// Requires a valid bearer token. If no tokens are configured, clients on this machine are trusted, except for web pages
+/// Requires a valid bearer token. If no tokens are configured, clients on this machine need none, except for web pages
 /// of other sites and for requests that a tool made a runtime or a tool server send.
 pub(super) async fn authenticate(
     State(engine): State<Arc<Engine>>,
     request: Request,
     next: Next,
 ) -> Response {
-    let (settings, headers) = (&engine.settings, request.headers());
-    let client = match settings.tokens.is_empty() {
-        true => refuse_without_tokens(settings, headers).map_or(Ok(Client::Local), Err),
-        false => token(settings, headers).map(Client::Token).ok_or_else(ErrorResponse::unauthorised),
-    };
-    match client {
-        Ok(client) => serve(&engine, client, request, next).await,
+    match Principal::of(&engine, request.headers()).await {
+        Ok(principal) => serve(&engine, principal, request, next).await,
         Err(refused) => refused.into_response(),
     }
 }
 
+/// Requires that the client's token permits requests of this scope.
+pub(super) async fn require_scope(needed: TokenScope, request: Request, next: Next) -> Response {
+    let scope = request.extensions().get::<Principal>().map(|principal| principal.scope);
+    if scope.is_some_and(|scope| scope.permits(needed)) {
+        return next.run(request).await;
+    }
+    ErrorResponse::insufficient_scope(needed).into_response()
+}
+
 /// Serves a request within the client's share of the server's resources.
-async fn serve(engine: &Engine, client: Client, mut request: Request, next: Next) -> Response {
+async fn serve(engine: &Engine, principal: Principal, mut request: Request, next: Next) -> Response {
+    let client = principal.client;
+    if !engine.admission.rate(client) {
+        let message = "more requests of this client than limits.requests_per_second allows; wait a second";
+        return ErrorResponse::too_many(message).into_response();
+    }
     let Some(_share) = engine.admission.request(client) else {
         let message = "too many requests of this client at once; wait for some of them to end";
         return ErrorResponse::too_many(message).into_response();
     };
-    request.extensions_mut().insert(client);
+    request.extensions_mut().insert(principal);
     let reader = match request.method() {
         &Method::GET => Some(engine.admission.reader(client).await),
         _ => None,
@@ -86,7 +95,8 @@ pub(super) async fn set_headers(request: Request, next: Next) -> Response {
     response
 }
 
-fn refuse_without_tokens(settings: &Settings, headers: &HeaderMap) -> Option<ErrorResponse> {
+/// Returns the reason to refuse a request without a token while none are configured.
+pub(super) fn refuse_without_tokens(settings: &Settings, headers: &HeaderMap) -> Option<ErrorResponse> {
     let host = host(headers);
     if !is_local(settings, host) {
         let message =
@@ -126,19 +136,4 @@ fn is_cross_site(headers: &HeaderMap, host: &str) -> bool {
         let authority = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
         !authority.is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host))
     })
-}
-
-/// Returns the position of the request's token in the settings.
-fn token(settings: &Settings, headers: &HeaderMap) -> Option<usize> {
-    let given = Sha256::digest(bearer(headers)?);
-    // All digests have the same length and all are compared, so that the time does not depend on the token.
-    settings.tokens.iter().enumerate().fold(None, |known, (position, token)| {
-        let is_given = Sha256::digest(token.expose()).as_slice().ct_eq(given.as_slice());
-        if bool::from(is_given) { Some(position) } else { known }
-    })
-}
-
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
 }

@@ -12,7 +12,10 @@ use serde_json::{Value, json};
 
 use crate::display;
 use crate::store::{CallRow, InboxItem, StoredQuestion, SubscriptionRow, ThreadRow, TimerRow, ViewRow};
-use crate::toolsets::SessionTools;
+use crate::toolsets::{ServerTools, SessionTools};
+
+/// Size at which a page of tool servers ends, in bytes.
+const TOOLS_BYTES: usize = 1024 * 1024;
 
 pub(super) fn time(at: Timestamp) -> Time {
     Time::from_millis(at.0)
@@ -145,7 +148,7 @@ fn call(call: rap_agent::CallEntry) -> Call {
         }
     };
     let display = call.display.unwrap_or_else(|| display::plain_text(&call.name, &arguments));
-    let model_id = call.call_id.as_ref().map(call_id);
+    let model_id = call.model_id.as_ref().map(call_id);
     Call { id: call_id(&call.id), model_id, name: call.name, arguments, display, synthetic }
 }
 
@@ -196,32 +199,46 @@ impl From<InboxItem> for Question {
             }
             StoredQuestion::SignIn { auth_url } => QuestionKind::SignIn { auth_url },
         };
-        let InboxItem { thread, call, tool, asked_at, .. } = item;
-        Question { thread_id: id(&thread), call_id: call_id(&call), tool, asked_at: time(asked_at), kind }
+        let InboxItem { thread, call, tool, asked_at, arguments, .. } = item;
+        let (thread_id, call_id) = (id(&thread), call_id(&call));
+        Question { thread_id, call_id, tool, asked_at: time(asked_at), arguments, kind }
     }
 }
 
 impl From<ViewRow> for View {
     fn from(row: ViewRow) -> View {
-        View { view_type: row.view_type, server: row.server, content: row.content, at: time(row.at) }
+        View { view_type: row.key.view_type, server: row.key.server, content: row.content, at: time(row.at) }
     }
 }
 
-impl From<&SessionTools> for Tools {
-    fn from(tools: &SessionTools) -> Tools {
-        let offered = |tool: &&rap_protocol::Tool| tools.find(tool.name.as_str()).is_some();
-        let servers = tools.servers.iter().map(|server| {
-            let toolset = server.toolset.as_deref();
-            let all = toolset.iter().flat_map(|toolset| &toolset.tools);
-            ToolServer {
-                url: server.url.clone(),
-                name: toolset.map(|toolset| toolset.name.clone()),
-                version: toolset.and_then(|toolset| toolset.version.clone()),
-                tools: all.filter(offered).map(described_tool).collect(),
-                errors: server.errors.clone(),
-            }
-        });
-        Tools { servers: servers.collect() }
+/// Returns a page of the tool servers, beginning after the one with the URL `after`. It ends at a size of about 1 MiB.
+pub(super) fn tools_page(tools: &SessionTools, after: Option<&str>) -> Tools {
+    let first = after.map_or(Some(0), |after| {
+        tools.servers.iter().position(|server| server.url == after).map(|last| last + 1)
+    });
+    let (mut servers, mut bytes) = (Vec::new(), 0);
+    for server in tools.servers.iter().skip(first.unwrap_or(usize::MAX)) {
+        if bytes >= TOOLS_BYTES {
+            let next_cursor = servers.last().map(|last: &ToolServer| last.url.clone());
+            return Tools { servers, next_cursor };
+        }
+        let described = tool_server(tools, server);
+        bytes += json!(described).to_string().len();
+        servers.push(described);
+    }
+    Tools { servers, next_cursor: None }
+}
+
+fn tool_server(tools: &SessionTools, server: &ServerTools) -> ToolServer {
+    let offered = |tool: &&rap_protocol::Tool| tools.find(tool.name.as_str()).is_some();
+    let toolset = server.toolset.as_deref();
+    let all = toolset.iter().flat_map(|toolset| &toolset.tools);
+    ToolServer {
+        url: server.url.clone(),
+        name: toolset.map(|toolset| toolset.name.clone()),
+        version: toolset.and_then(|toolset| toolset.version.clone()),
+        tools: all.filter(offered).map(described_tool).collect(),
+        errors: server.errors.clone(),
     }
 }
 

@@ -1,23 +1,28 @@
 //! The operations of the API. The routes and `/openapi.json` are generated from one list, so that every route is
 //! described.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::handler::Handler;
+use axum::http::header;
+use axum::response::IntoResponse;
 use axum::routing::{self, MethodRouter};
-use axum::{Json, Router};
+use axum::{Extension, Router, middleware};
 use rap_api::{
-    Answer, Calls, CreateThread, Deliveries, Delivery, Done, Entries, ErrorBody, Fork, Inbox, SendMessage,
-    Subscriptions, Thread, Threads, Timers, Tools, Turn, Views,
+    Answer, Calls, CreateThread, CreateToken, CreatedToken, Deliveries, Delivery, Done, Entries, ErrorBody,
+    Fork, Inbox, SendMessage, Subscriptions, Thread, Threads, Timers, TokenScope, Tokens, Tools, Turn, Views,
 };
 use rap_protocol::limits::CHOICES;
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::query::{DELIVERY_PARAMETERS, HISTORY_PARAMETERS, PAGE_PARAMETERS, Parameter, THREAD_PARAMETERS};
-use super::{api, deliveries, stream};
+use super::query::{
+    CURSOR_PARAMETERS, DELIVERY_PARAMETERS, HISTORY_PARAMETERS, PAGE_PARAMETERS, Parameter, THREAD_PARAMETERS,
+};
+use super::{api, deliveries, guard, stream, tokens};
 use crate::engine::Engine;
 use crate::model::scripted;
 use crate::settings::Settings;
@@ -38,7 +43,8 @@ type Describe = fn(&mut SchemaGenerator) -> Schema;
 /// Required authentication of an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Access {
-    Authenticated,
+    /// The scope that a client's token needs.
+    Client(TokenScope),
     Public,
 }
 
@@ -71,6 +77,14 @@ fn get<T: 'static>(
     Operation::new("get", path, routing::get(handler), summary)
 }
 
+fn delete<T: 'static>(
+    path: &'static str,
+    handler: impl Handler<T, Arc<Engine>>,
+    summary: &'static str,
+) -> Operation {
+    Operation::new("delete", path, routing::delete(handler), summary)
+}
+
 fn post<T: 'static>(
     path: &'static str,
     handler: impl Handler<T, Arc<Engine>>,
@@ -92,7 +106,7 @@ impl Operation {
             path,
             summary,
             handler,
-            access: Access::Authenticated,
+            access: Access::Client(if method == "get" { TokenScope::Read } else { TokenScope::Write }),
             query: &[],
             headers: &[],
             body: None,
@@ -103,6 +117,11 @@ impl Operation {
 
     fn public(self) -> Operation {
         Operation { access: Access::Public, ..self }
+    }
+
+    /// Only administrators may use it.
+    fn admin(self) -> Operation {
+        Operation { access: Access::Client(TokenScope::Admin), ..self }
     }
 
     fn query(self, query: &'static [Parameter]) -> Operation {
@@ -176,7 +195,9 @@ fn operations() -> Vec<Operation> {
             .request_body::<Answer>()
             .response::<Done>(202)
             .conflicts(),
-        get("/v1/threads/{id}/views", api::views, "Get the latest view of each type.").response::<Views>(200),
+        get("/v1/threads/{id}/views", api::views, "Get the latest view of each type.")
+            .query(CURSOR_PARAMETERS)
+            .response::<Views>(200),
         get("/v1/events", stream::all_events, "Stream the events of all threads.").event_stream(),
         get("/v1/calls", api::calls, "List open calls.").query(PAGE_PARAMETERS).response::<Calls>(200),
         get("/v1/subscriptions", api::subscriptions, "List active subscriptions.")
@@ -197,7 +218,19 @@ fn operations() -> Vec<Operation> {
         post("/v1/deliveries/{id}/redeliver", deliveries::redeliver, "Retry an invocation at once.")
             .response::<Done>(202)
             .conflicts(),
-        get("/v1/tools", api::tools, "List the tool servers and their tools.").response::<Tools>(200),
+        get("/v1/tools", api::tools, "List the tool servers and their tools.")
+            .query(CURSOR_PARAMETERS)
+            .response::<Tools>(200),
+        post("/v1/tokens", tokens::create, "Create a client token.")
+            .admin()
+            .request_body::<CreateToken>()
+            .response::<CreatedToken>(201)
+            .conflicts(),
+        get("/v1/tokens", tokens::list, "List client tokens.")
+            .admin()
+            .query(PAGE_PARAMETERS)
+            .response::<Tokens>(200),
+        delete("/v1/tokens/{id}", tokens::revoke, "Revoke a client token.").admin().response::<Done>(200),
         get("/healthz", async || "ok", "Check that the process serves requests.").public(),
         get("/readyz", api::ready, "Check that the database can be read.").public(),
         get("/metrics", api::metrics, "Get metrics in the Prometheus text format.").public(),
@@ -210,15 +243,27 @@ pub(super) fn routers() -> (Router<Arc<Engine>>, Router<Arc<Engine>>) {
     let mut routers = (Router::new(), Router::new());
     for Operation { path, handler, access, .. } in operations() {
         match access {
-            Access::Authenticated => routers.0 = routers.0.route(path, handler),
+            Access::Client(scope) => {
+                let require = move |request, next| guard::require_scope(scope, request, next);
+                let handler = handler.route_layer(middleware::from_fn(require));
+                routers.0 = routers.0.route(path, handler);
+            }
             Access::Public => routers.1 = routers.1.route(path, handler),
         }
     }
+    routers.1 = routers.1.layer(Extension(Description::default()));
     routers
 }
 
-async fn openapi(State(engine): State<Arc<Engine>>) -> Json<Value> {
-    Json(document(&engine.settings))
+/// The description as JSON. It is made at the first request, and once only, because that takes long and needs no token.
+type Description = Arc<OnceLock<Bytes>>;
+
+async fn openapi(
+    State(engine): State<Arc<Engine>>,
+    Extension(description): Extension<Description>,
+) -> impl IntoResponse {
+    let made = description.get_or_init(|| document(&engine.settings).to_string().into());
+    ([(header::CONTENT_TYPE, "application/json")], made.clone())
 }
 
 /// Builds the description of the API for the configured tokens and agents.
@@ -289,8 +334,10 @@ impl Operation {
             let content = json!({"application/json": {"schema": describe(request_schemas)}});
             described["requestBody"] = json!({"required": true, "content": content});
         }
-        if self.access == Access::Authenticated && !without_tokens {
-            described["security"] = json!([{"bearer": []}]);
+        if let Access::Client(scope) = self.access
+            && !without_tokens
+        {
+            described["security"] = json!([{"bearer": [scope]}]);
         }
         described
     }
@@ -315,22 +362,24 @@ impl Operation {
     /// Returns the statuses of error responses and their descriptions.
     fn error_responses(&self, settings: &Settings) -> Vec<(u16, &'static str)> {
         let without_tokens = settings.tokens.is_empty();
-        let for_clients = self.access == Access::Authenticated;
+        let for_clients = self.access != Access::Public;
         let needs_local_host = if for_clients { without_tokens } else { settings.is_local_only() };
         let has_input = !self.query.is_empty() || !self.headers.is_empty() || self.body.is_some();
         let table = [
             (400, "The request is not valid.", has_input),
-            (401, "The token is missing or wrong.", for_clients && !without_tokens),
+            (401, "The token is missing, wrong or revoked.", for_clients),
             (
                 403,
-                "The request comes from a page of another site, or from a runtime or tool server.",
-                for_clients && without_tokens,
+                "The token does not permit the request. Without a token: the request comes from a page of another site, \
+                 or from a runtime or tool server.",
+                for_clients,
             ),
             (404, "Not found.", self.path.contains('{')),
             (409, "The request conflicts with the current state.", self.conflicts),
             (413, "The body is too large.", self.body.is_some()),
             (415, "The body is not JSON.", self.body.is_some()),
             (421, "The `Host` header is not local.", needs_local_host),
+            (429, "Too many requests of this client; try again later.", for_clients),
             (500, "Stored data cannot be read.", self.path != "/healthz"),
             (503, "Temporarily unavailable; try again.", self.path != "/healthz"),
         ];

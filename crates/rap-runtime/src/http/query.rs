@@ -57,6 +57,13 @@ fn id() -> Value {
     json!({"type": "string", "pattern": ID_PATTERN})
 }
 
+const KEY_CURSOR: Parameter = Parameter {
+    name: "cursor",
+    about: "The `next_cursor` of the previous page.",
+    schema: || json!({"type": "string"}),
+};
+
+pub(super) const CURSOR_PARAMETERS: &[Parameter] = &[KEY_CURSOR];
 pub(super) const THREAD_PARAMETERS: &[Parameter] = &[STATUS, PARENT, LIMIT, CURSOR];
 pub(super) const HISTORY_PARAMETERS: &[Parameter] = &[AFTER, LIMIT];
 pub(super) const DELIVERY_PARAMETERS: &[Parameter] = &[THREAD, OUTCOME, LIMIT, CURSOR];

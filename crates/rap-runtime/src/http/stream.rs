@@ -21,8 +21,8 @@ use futures_util::FutureExt;
 use futures_util::stream::poll_fn;
 use rap_agent::Seq;
 use rap_api::{
-    CallEvent, CallState, Delivery, Delta, End as EndEvent, Event, Notice, OpenCall, Question, RuntimeEvent,
-    Status, StatusEvent, ThreadStatus,
+    CallEvent, CallState, Delivery, Delta, End as EndEvent, Notice, OpenCall, Question, RuntimeEvent, Status,
+    StatusEvent, ThreadEvent, ThreadStatus,
 };
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde_json::{Value, json};
@@ -32,10 +32,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::admission::{AnswerMemory, Client, HoldingBody, NoMemory};
 use super::json::{entry, open_call, status_event};
+use super::principal::Principal;
 use super::{ErrorResponse, PathParams};
 use crate::engine::Engine;
-use crate::hub::{Listener, LiveEvent};
-use crate::store::{self, HistoryPage, Page, PageRequest, ThreadRow};
+use crate::hub::{Changes, Listener, LiveEvent};
+use crate::store::{self, HistoryPage, Page, PageRequest, Thread, ThreadKey, ThreadRow, ViewKey, Visibility};
 
 /// Maximum number of entries that are read at a time, and their approximate size in bytes.
 const PAGE: usize = 200;
@@ -50,6 +51,7 @@ const HEARTBEAT: Duration = Duration::from_secs(15);
 const REMEMBERED: usize = 10_000;
 
 const STOPPING: &str = "the runtime is stopping; reconnect";
+const REVOKED: &str = "the token was revoked";
 const TOO_SLOW: &str = "the reader is too slow; reconnect with Last-Event-ID";
 
 /// Reason why a stream ends.
@@ -79,7 +81,7 @@ struct Writer {
 }
 
 impl Writer {
-    async fn send(&self, event: &Event) -> StreamResult {
+    async fn send(&self, event: &ThreadEvent) -> StreamResult {
         self.write(frame(event.name(), &json!(event))).await
     }
 
@@ -87,7 +89,7 @@ impl Writer {
         self.write(frame(event.name(), &json!(event))).await
     }
 
-    async fn send_entry(&self, seq: Seq, entry: Event) -> StreamResult {
+    async fn send_entry(&self, seq: Seq, entry: ThreadEvent) -> StreamResult {
         self.write(format!("id: {seq}\n{}", frame(entry.name(), &json!(entry)))).await
     }
 
@@ -115,29 +117,32 @@ fn end_event(end: End) -> Option<Bytes> {
             "the store is not available; reconnect"
         }
     };
-    let event = Event::End(EndEvent { reason: reason.into() });
+    let event = ThreadEvent::End(EndEvent { reason: reason.into() });
     Some(frame(event.name(), &json!(event)).into())
 }
 
-/// Responds with the events of a stream until it ends or the runtime stops. The `end` event overtakes buffered events,
+/// Responds with the events of a stream until it ends, the client's token is revoked or the runtime stops. The `end` event overtakes buffered events,
 /// which the reader gets when it reconnects.
 fn respond<S>(
     engine: &Arc<Engine>,
-    client: Client,
+    principal: Principal,
     run: impl FnOnce(Writer) -> S,
 ) -> Result<Response, ErrorResponse>
 where
     S: Future<Output = End> + Send + 'static,
 {
+    let client = principal.client;
     let Some(share) = engine.admission.stream(client) else {
         return Err(ErrorResponse::too_many("too many event streams of this client; close some of them"));
     };
     let (frames, mut waiting) = mpsc::channel::<Frame>(BUFFERED);
     let (end, mut ended) = oneshot::channel();
-    let (stream, stop) = (run(Writer { frames, engine: Arc::clone(engine), client }), engine.stop.clone());
+    let stream = run(Writer { frames, engine: Arc::clone(engine), client });
+    let runtime = Arc::clone(engine);
     engine.spawn(async move {
         let why = tokio::select! {
-            () = stop.cancelled() => End::Reason(STOPPING),
+            () = runtime.stop.cancelled() => End::Reason(STOPPING),
+            () = principal.revoked(&runtime) => End::Reason(REVOKED),
             why = stream => why,
         };
         // Sending fails if the reader has disconnected.
@@ -168,18 +173,24 @@ where
 
 pub(super) async fn thread_events(
     State(engine): State<Arc<Engine>>,
-    Extension(client): Extension<Client>,
+    Extension(principal): Extension<Principal>,
     PathParams(id): PathParams<String>,
     headers: HeaderMap,
 ) -> Result<Response, ErrorResponse> {
     let id = ThreadId::new(id).map_err(|_| store::Error::NoThread)?;
     let last_sent = last_event_id(&headers)?;
-    let key = engine.store.thread(&id).await?.thread.key;
+    let key = engine.store.thread(&id, &principal.visible).await?.thread.key;
     // Subscribe before the first read, so that no change in between is missed.
     let listener = engine.hub.listen(key);
-    let stream =
-        ThreadStream { engine: Arc::clone(&engine), id, last_sent, sent_state: SentState::default() };
-    respond(&engine, client, |writer| stream.run(writer, listener))
+    let visible = principal.visible.clone();
+    let stream = ThreadStream {
+        engine: Arc::clone(&engine),
+        id,
+        visible,
+        last_sent,
+        sent_state: SentState::default(),
+    };
+    respond(&engine, principal, |writer| stream.run(writer, listener))
 }
 
 fn last_event_id(headers: &HeaderMap) -> Result<Seq, ErrorResponse> {
@@ -193,6 +204,7 @@ fn last_event_id(headers: &HeaderMap) -> Result<Seq, ErrorResponse> {
 struct ThreadStream {
     engine: Arc<Engine>,
     id: ThreadId,
+    visible: Visibility,
     /// Last entry that was sent.
     last_sent: Seq,
     sent_state: SentState,
@@ -204,26 +216,27 @@ struct SentState {
     status: Option<StatusEvent>,
     calls: HashMap<CallId, OpenCall>,
     questions: Vec<Question>,
-    /// Time and digest of the content, by server and type. Two versions may have the same millisecond.
-    views: HashMap<(String, String), (Timestamp, u64)>,
+    /// Time and digest of the views that were sent at the start and have not changed since. A change that was announced
+    /// before they were read is not sent again. Two versions may have the same millisecond.
+    first_views: HashMap<ViewKey, (Timestamp, u64)>,
 }
 
 impl ThreadStream {
     async fn run(mut self, writer: Writer, mut listener: Listener) -> End {
         let writer = &writer;
-        if let Err(end) = self.catch_up(writer).await {
+        if let Err(end) = self.begin(writer).await {
             return end;
         }
         loop {
             let result = tokio::select! {
                 () = tokio::time::sleep(HEARTBEAT) => writer.write(": alive\n\n".into()).await,
                 live = listener.next() => match live {
-                    Ok(LiveEvent::ThreadChanged { .. }) => self.catch_up(writer).await,
+                    Ok(LiveEvent::ThreadChanged { changes, .. }) => self.catch_up(writer, changes).await,
                     Ok(LiveEvent::Delta { turn, attempt, text }) => {
-                        writer.send(&Event::Delta(Delta { turn, attempt, text: (*text).into() })).await
+                        writer.send(&ThreadEvent::Delta(Delta { turn, attempt, text: (*text).into() })).await
                     }
                     Ok(LiveEvent::Notice { text, .. }) => {
-                        writer.send(&Event::Notice(Notice { thread_id: None, text: (*text).into() })).await
+                        writer.send(&ThreadEvent::Notice(Notice { thread_id: None, text: (*text).into() })).await
                     }
                     Ok(LiveEvent::Delivery { .. }) => Ok(()),
                     Err(RecvError::Lagged(_)) => return End::Reason(TOO_SLOW),
@@ -236,10 +249,30 @@ impl ThreadStream {
         }
     }
 
+    /// Sends all new entries, then the current state.
+    async fn begin(&mut self, writer: &Writer) -> StreamResult {
+        let row = self.send_entries(writer).await?;
+        self.send_calls(writer, &row).await?;
+        let changes = Changes { questions: true, ..Changes::default() };
+        self.send_questions(writer, &row, &changes).await?;
+        self.send_all_views(writer, &row).await?;
+        self.send_status(writer, &row).await
+    }
+
     /// Sends new entries, then everything else that has changed.
-    async fn catch_up(&mut self, writer: &Writer) -> StreamResult {
+    async fn catch_up(&mut self, writer: &Writer, changes: Changes) -> StreamResult {
+        let row = self.send_entries(writer).await?;
+        self.send_calls(writer, &row).await?;
+        self.send_questions(writer, &row, &changes).await?;
+        for key in changes.views {
+            self.send_view(writer, &row, key).await?;
+        }
+        self.send_status(writer, &row).await
+    }
+
+    async fn send_entries(&mut self, writer: &Writer) -> StreamResult<ThreadRow> {
         let store = &self.engine.store;
-        let row = store.thread(&self.id).await?;
+        let row = store.thread(&self.id, &self.visible).await?;
         while self.last_sent < row.head.seq() {
             let page =
                 HistoryPage { after: self.last_sent, up_to: row.head.seq(), rows: PAGE, bytes: PAGE_BYTES };
@@ -248,16 +281,17 @@ impl ThreadStream {
                 break;
             }
             for (seq, stored) in entries {
-                writer.send_entry(seq, Event::Entry(entry((seq, stored)))).await?;
+                writer.send_entry(seq, ThreadEvent::Entry(entry((seq, stored)))).await?;
                 self.last_sent = seq;
             }
         }
-        self.send_calls(writer, &row).await?;
-        self.send_questions(writer, &row).await?;
-        self.send_views(writer, &row).await?;
+        Ok(row)
+    }
+
+    async fn send_status(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
         let status = status_event(&row.head);
         if self.sent_state.status.as_ref() != Some(&status) {
-            writer.send(&Event::Status(status.clone())).await?;
+            writer.send(&ThreadEvent::Status(status.clone())).await?;
             self.sent_state.status = Some(status);
         }
         Ok(())
@@ -268,45 +302,68 @@ impl ThreadStream {
         for call in row.head.open_calls() {
             let shown = open_call(call);
             if !self.sent_state.calls.contains_key(&call.id) {
-                writer.send(&Event::Call(CallEvent { call: shown.clone(), state: CallState::Open })).await?;
+                writer
+                    .send(&ThreadEvent::Call(CallEvent { call: shown.clone(), state: CallState::Open }))
+                    .await?;
             }
             open.insert(call.id.clone(), shown);
         }
         for (id, call) in std::mem::replace(&mut self.sent_state.calls, open) {
             if !self.sent_state.calls.contains_key(&id) {
-                writer.send(&Event::Call(CallEvent { call, state: CallState::Settled })).await?;
+                writer.send(&ThreadEvent::Call(CallEvent { call, state: CallState::Settled })).await?;
             }
         }
         Ok(())
     }
 
-    async fn send_questions(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
-        let mut asked = Vec::new();
-        if !row.head.questions().is_empty() {
-            for item in self.engine.store.inbox(Some(row.thread.key), PageRequest::first(PAGE)).await?.rows {
-                let question = Question::from(item);
-                if !self.sent_state.questions.contains(&question) {
-                    writer.send(&Event::Question(question.clone())).await?;
-                }
-                asked.push(question);
+    /// Sends new questions. They are read only if one has changed.
+    async fn send_questions(&mut self, writer: &Writer, row: &ThreadRow, changes: &Changes) -> StreamResult {
+        if row.head.questions().is_empty() {
+            self.sent_state.questions.clear();
+        } else if changes.questions {
+            let asked = questions(&self.engine, row.thread.key).await?;
+            for question in asked.iter().filter(|question| !self.sent_state.questions.contains(question)) {
+                writer.send(&ThreadEvent::Question(question.clone())).await?;
             }
+            self.sent_state.questions = asked;
         }
-        self.sent_state.questions = asked;
         Ok(())
     }
 
-    async fn send_views(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
-        let mut views = self.engine.store.views(row.thread.key).await?;
-        views.reverse();
-        for view in views {
-            let key = (view.server.clone(), view.view_type.clone());
-            let stamp = (view.at, digest(&view.content));
-            if self.sent_state.views.get(&key) != Some(&stamp) {
-                writer.send(&Event::View(view.into())).await?;
-                self.sent_state.views.insert(key, stamp);
+    async fn send_all_views(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
+        let mut after = None;
+        loop {
+            let mut page = self.engine.store.views(row.thread.key, after).await?;
+            page.rows.sort_by_key(|view| view.at);
+            for view in page.rows {
+                self.sent_state.first_views.insert(view.key.clone(), (view.at, digest(&view.content)));
+                writer.send(&ThreadEvent::View(view.into())).await?;
+            }
+            after = page.next;
+            if after.is_none() {
+                return Ok(());
             }
         }
+    }
+
+    async fn send_view(&mut self, writer: &Writer, row: &ThreadRow, key: ViewKey) -> StreamResult {
+        let Some(view) = self.engine.store.view(row.thread.key, &key).await? else { return Ok(()) };
+        let sent = self.sent_state.first_views.remove(&key);
+        if sent != Some((view.at, digest(&view.content))) {
+            writer.send(&ThreadEvent::View(view.into())).await?;
+        }
         Ok(())
+    }
+}
+
+/// Returns the unanswered questions of a thread. The limit of questions bounds their number.
+async fn questions(engine: &Engine, thread: ThreadKey) -> StreamResult<Vec<Question>> {
+    let (mut questions, mut page_request) = (Vec::new(), PageRequest::first(PAGE));
+    loop {
+        let Page { rows, next } = engine.store.inbox(Some(thread), &Visibility::All, page_request).await?;
+        questions.extend(rows.into_iter().map(Question::from));
+        let Some(after) = next else { return Ok(questions) };
+        page_request = PageRequest { after, limit: PAGE };
     }
 }
 
@@ -316,18 +373,21 @@ fn digest(content: &Value) -> u64 {
     hasher.finish()
 }
 
-/// Streams the status of all threads and the questions that wait for users.
+/// Streams the status of all threads that the client sees, and the questions in them.
 pub(super) async fn all_events(
     State(engine): State<Arc<Engine>>,
-    Extension(client): Extension<Client>,
+    Extension(principal): Extension<Principal>,
 ) -> Result<Response, ErrorResponse> {
     let listener = engine.hub.listen_to_all();
-    let stream = AllStream { engine: Arc::clone(&engine), statuses: HashMap::new(), asked: HashMap::new() };
-    respond(&engine, client, |writer| stream.run(writer, listener))
+    let visible = principal.visible.clone();
+    let stream =
+        AllStream { engine: Arc::clone(&engine), visible, statuses: HashMap::new(), asked: HashMap::new() };
+    respond(&engine, principal, |writer| stream.run(writer, listener))
 }
 
 struct AllStream {
     engine: Arc<Engine>,
+    visible: Visibility,
     statuses: HashMap<ThreadId, Status>,
     /// Questions that were sent, by thread.
     asked: HashMap<ThreadId, Vec<Question>>,
@@ -343,9 +403,13 @@ impl AllStream {
             let result = tokio::select! {
                 () = tokio::time::sleep(HEARTBEAT) => writer.write(": alive\n\n".into()).await,
                 live = listener.next() => match live {
-                    Ok(LiveEvent::ThreadChanged { thread, status }) => self.thread_changed(writer, thread, status).await,
+                    Ok(LiveEvent::ThreadChanged { thread, .. } | LiveEvent::Notice { thread, .. })
+                        if !self.visible.includes(thread.user_id.as_ref()) => Ok(()),
+                    Ok(LiveEvent::ThreadChanged { thread, status, changes }) => {
+                        self.thread_changed(writer, &thread, status, &changes).await
+                    }
                     Ok(LiveEvent::Notice { thread, text }) => {
-                        let (thread_id, text) = (Some(thread.as_str().to_owned()), (*text).into());
+                        let (thread_id, text) = (Some(thread.id.as_str().to_owned()), (*text).into());
                         writer.send_of_all(&RuntimeEvent::Notice(Notice { thread_id, text })).await
                     }
                     Ok(LiveEvent::Delivery { id }) => self.send_delivery(writer, &id).await,
@@ -363,9 +427,10 @@ impl AllStream {
     async fn send_inbox(&mut self, writer: &Writer) -> StreamResult {
         let mut page_request = PageRequest::first(PAGE);
         loop {
-            let Page { rows, next } = self.engine.store.inbox(None, page_request).await?;
+            let Page { rows, next } = self.engine.store.inbox(None, &self.visible, page_request).await?;
             for item in rows {
-                self.send_question(writer, item.thread.clone(), item.into()).await?;
+                let (thread, question) = (item.thread.clone(), item.into());
+                self.send_question(writer, thread, Question { arguments: None, ..question }).await?;
             }
             let Some(after) = next else { return Ok(()) };
             page_request = PageRequest { after, limit: PAGE };
@@ -373,7 +438,7 @@ impl AllStream {
     }
 
     async fn send_delivery(&self, writer: &Writer, id: &str) -> StreamResult {
-        match self.engine.store.delivery(id).await? {
+        match self.engine.store.delivery(id, &self.visible).await? {
             Some(row) => writer.send_of_all(&RuntimeEvent::Delivery(Delivery::from(row))).await,
             None => Ok(()),
         }
@@ -388,22 +453,32 @@ impl AllStream {
         Ok(())
     }
 
-    async fn thread_changed(&mut self, writer: &Writer, thread: ThreadId, status: Status) -> StreamResult {
+    async fn thread_changed(
+        &mut self,
+        writer: &Writer,
+        thread: &Thread,
+        status: Status,
+        changes: &Changes,
+    ) -> StreamResult {
+        let id = &thread.id;
         if self.statuses.len() >= REMEMBERED {
             self.statuses.clear();
             self.asked.clear();
         }
-        if self.statuses.insert(thread.clone(), status) != Some(status) {
-            let thread_id = thread.as_str().to_owned();
+        let same = self.statuses.insert(id.clone(), status) == Some(status);
+        if !same {
+            let thread_id = id.as_str().to_owned();
             writer.send_of_all(&RuntimeEvent::Status(ThreadStatus { thread_id, status })).await?;
         }
         if status != Status::NeedsYou {
-            self.asked.remove(&thread);
+            self.asked.remove(id);
             return Ok(());
         }
-        let key = self.engine.store.thread(&thread).await?.thread.key;
-        for item in self.engine.store.inbox(Some(key), PageRequest::first(PAGE)).await?.rows {
-            self.send_question(writer, thread.clone(), item.into()).await?;
+        if same && !changes.questions {
+            return Ok(());
+        }
+        for question in questions(&self.engine, thread.key).await? {
+            self.send_question(writer, id.clone(), question).await?;
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ use self::assembly::Assembly;
 use super::remote::{self, Remote, incomplete_answer, log_omitted_tools, spec};
 use super::reply::Reply;
 use super::window::Window;
-use super::{Answer, Error, Kind, Model, OnDelta, Options, Provider, Question};
+use super::{Error, Kind, Model, ModelAnswer, ModelRequest, OnDelta, Options, Provider};
 
 /// Base URL of Anthropic's own server.
 pub const DEFAULT_BASE_URL: &str = "https://api.anthropic.com";
@@ -102,9 +102,9 @@ impl Anthropic {
         Ok(Anthropic { remote, max_tokens, thinking })
     }
 
-    /// Asks a question. Errors have to pass through [`Remote::redacted`] before they are shown.
-    async fn answer(&self, question: &Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, Error> {
-        let Request { body, names, omitted_tools } = self.request(question);
+    /// Sends a request. Errors have to pass through [`Remote::redacted`] before they are shown.
+    async fn answer(&self, request: &ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
+        let Request { body, names, omitted_tools } = self.wire_request(request);
         log_omitted_tools(&omitted_tools);
         let mut body = self.body(body);
         let mut assembly = Assembly::default();
@@ -118,18 +118,18 @@ impl Anthropic {
             }
             resume_after_pause(&mut body, assembly.pause());
         }
-        Ok(assembly.into_answer(self.remote.name(), question.turn, &names, on_delta))
+        Ok(assembly.into_answer(self.remote.name(), request.turn, &names, on_delta))
     }
 
-    fn request(&self, question: &Question) -> Request {
-        let tools: Vec<_> = question.tools.iter().map(spec).collect();
+    fn wire_request(&self, request: &ModelRequest) -> Request {
+        let tools: Vec<_> = request.tools.iter().map(spec).collect();
         let thinking = match self.thinking {
             Thinking::Off => prompt::Thinking::Off,
             Thinking::Adaptive => prompt::Thinking::Optional { model: self.remote.name() },
             Thinking::Tokens(_) => prompt::Thinking::Always { model: self.remote.name() },
         };
-        let prompt = Prompt::new(&question.system, &question.entries, &tools);
-        prompt::anthropic::request(&Prompt { images: question.images, thinking, ..prompt })
+        let prompt = Prompt::new(&request.system, &request.entries, &tools);
+        prompt::anthropic::request(&Prompt { images: request.images, thinking, ..prompt })
     }
 
     fn body(&self, mut body: Map<String, Value>) -> Map<String, Value> {
@@ -151,8 +151,8 @@ impl Anthropic {
 
 #[async_trait]
 impl Model for Anthropic {
-    async fn ask(&self, question: Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, Error> {
-        self.answer(&question, on_delta).await.map_err(|error| self.remote.redacted(error))
+    async fn ask(&self, request: ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
+        self.answer(&request, on_delta).await.map_err(|error| self.remote.redacted(error))
     }
 
     async fn window(&self) -> Option<u64> {

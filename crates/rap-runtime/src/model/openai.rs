@@ -23,7 +23,7 @@ use self::assembly::Assembly;
 use super::remote::{self, Remote, incomplete_answer, log_omitted_tools, spec};
 use super::reply::Reply;
 use super::window::Window;
-use super::{Answer, Error, Kind, Model, OnDelta, Options, Provider, Question};
+use super::{Error, Kind, Model, ModelAnswer, ModelRequest, OnDelta, Options, Provider};
 
 /// Base URL of OpenAI's own server.
 pub const DEFAULT_BASE_URL: &str = "https://api.openai.com/v1";
@@ -72,15 +72,15 @@ impl OpenAi {
         Ok(OpenAi { remote: remote.with_key(api_key, AUTHORIZATION, "Bearer ")? })
     }
 
-    /// Asks a question. Errors have to pass through [`Remote::redacted`] before they are shown.
-    async fn answer(&self, question: &Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, Error> {
-        let Request { body, names, omitted_tools } = request(question);
+    /// Sends a request. Errors have to pass through [`Remote::redacted`] before they are shown.
+    async fn answer(&self, request: &ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
+        let Request { body, names, omitted_tools } = wire_request(request);
         log_omitted_tools(&omitted_tools);
         let mut reply = self.remote.post(&self.body(body)).await?;
         let read = read(&mut reply, on_delta).await;
         let assembly = read.map_err(|error| reply.classify(error))?;
         reply.drain().await;
-        Ok(assembly.into_answer(question.turn, &names, on_delta))
+        Ok(assembly.into_answer(request.turn, &names, on_delta))
     }
 
     fn body(&self, mut body: Map<String, Value>) -> Map<String, Value> {
@@ -93,8 +93,8 @@ impl OpenAi {
 
 #[async_trait]
 impl Model for OpenAi {
-    async fn ask(&self, question: Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, Error> {
-        self.answer(&question, on_delta).await.map_err(|error| self.remote.redacted(error))
+    async fn ask(&self, request: ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
+        self.answer(&request, on_delta).await.map_err(|error| self.remote.redacted(error))
     }
 
     async fn window(&self) -> Option<u64> {
@@ -106,10 +106,10 @@ impl Model for OpenAi {
     }
 }
 
-fn request(question: &Question) -> Request {
-    let tools: Vec<_> = question.tools.iter().map(spec).collect();
-    let prompt = Prompt::new(&question.system, &question.entries, &tools);
-    prompt::openai::request(&Prompt { images: question.images, ..prompt })
+fn wire_request(request: &ModelRequest) -> Request {
+    let tools: Vec<_> = request.tools.iter().map(spec).collect();
+    let prompt = Prompt::new(&request.system, &request.entries, &tools);
+    prompt::openai::request(&Prompt { images: request.images, ..prompt })
 }
 
 async fn read(reply: &mut Reply<'_>, on_delta: &mut OnDelta<'_>) -> Result<Assembly, Error> {

@@ -24,7 +24,7 @@ pub(super) const CALLS: usize = 256;
 pub(super) const CUT: &str = "[cut: the answer reached the model's limit]";
 /// Note on an answer that the provider stopped.
 pub(super) const FILTERED: &str = "[cut: the model's provider stopped the answer]";
-/// Phrases in the errors of servers for a question that exceeds the context window.
+/// Phrases in the errors of servers for a request that exceeds the context window.
 const TOO_LONG: [&str; 8] = [
     "context length",
     "context_length",
@@ -56,7 +56,7 @@ impl std::fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// Returns a model whose questions are posted to `path` under the base URL.
+    /// Returns a model whose requests are posted to `path` under the base URL.
     pub(super) fn new(client: Client, base_url: Url, path: &str, name: String, window: Window) -> Self {
         let (destination, endpoint) = (destination(&base_url), append_path(base_url, path));
         let headers = vec![(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"))];
@@ -100,7 +100,7 @@ impl Remote {
         self.window.tokens(self, &self.name).await
     }
 
-    /// Sends a question. Returns the body of the answer as soon as the response headers have arrived.
+    /// Sends a request. Returns the body of the answer as soon as the response headers have arrived.
     pub(super) async fn post(&self, body: &Map<String, Value>) -> Result<Reply<'_>, Error> {
         let body = serde_json::to_vec(body).map_err(|error| Error::refused(error.to_string()))?;
         let posted = self.client.post_stream(&self.endpoint, &self.headers, body.into()).await;
@@ -213,7 +213,7 @@ async fn refusal(mut stream: Streaming) -> Error {
     }
 }
 
-/// Returns true if a server refused a question as too long. There is no common error code for that.
+/// Returns true if a server refused a request as too long. There is no common error code for that.
 fn says_too_long(body: &[u8]) -> bool {
     let body = String::from_utf8_lossy(body).to_lowercase();
     TOO_LONG.iter().any(|phrase| body.contains(phrase))

@@ -18,7 +18,9 @@ use serde_json::Map;
 
 pub use self::scenario::Error;
 use self::scenario::{Scenario, Seconds};
-use super::{Answer, HistoryScope, Kind, Model, ModelCall, OnDelta, Options, Provider, Question, arguments};
+use super::{
+    HistoryScope, Kind, Model, ModelAnswer, ModelCall, ModelRequest, OnDelta, Options, Provider, arguments,
+};
 
 /// Length to which a result is truncated in an answer, in characters.
 const RESULT_LINE_CHARS: usize = 4_000;
@@ -71,11 +73,15 @@ impl Scripted {
 
 #[async_trait]
 impl Model for Scripted {
-    async fn ask(&self, question: Question, on_delta: &mut OnDelta<'_>) -> Result<Answer, super::Error> {
+    async fn ask(
+        &self,
+        request: ModelRequest,
+        on_delta: &mut OnDelta<'_>,
+    ) -> Result<ModelAnswer, super::Error> {
         let plan = match &self.scenario {
-            _ if is_summary_request(&question.entries) => summarise(&question.entries),
-            Some(scenario) => replay(scenario, question.turn),
-            None => follow_messages(&question.entries, question.turn),
+            _ if is_summary_request(&request.entries) => summarise(&request.entries),
+            Some(scenario) => replay(scenario, request.turn),
+            None => follow_messages(&request.entries, request.turn),
         };
         if !plan.sleep.is_zero() {
             tokio::time::sleep(plan.sleep).await;
@@ -84,7 +90,7 @@ impl Model for Scripted {
         text.split_inclusive('\n').for_each(on_delta);
         let output = text.split_whitespace().count() + plan.calls.len();
         let usage = Usage { input: 0, output: output as u64, cached: 0 };
-        Ok(Answer { text, calls: plan.calls, thoughts: None, usage })
+        Ok(ModelAnswer { text, calls: plan.calls, thoughts: None, usage })
     }
 
     fn history_scope(&self) -> HistoryScope {

@@ -1,4 +1,4 @@
-//! Context window of a model, from its server's list of models. A failure to read the list never fails a question.
+//! Context window of a model, from its server's list of models. A failure to read the list never fails a request.
 //!
 //! A list is remembered, even if it does not contain the size of the window. A failed request is repeated when the
 //! window is needed again, but at most once a minute.

@@ -406,9 +406,9 @@ impl Checker {
         ensure!(count <= limit, "I12: t{thread} has {count} ancestors, the limit is {limit}");
         let settled = tracker.settled;
         ensure!(
-            head.settled() == settled,
+            head.settled_up_to() == settled,
             "I9: t{thread} was settled at {settled}, the head says {}",
-            head.settled()
+            head.settled_up_to()
         );
         tracker.check_coverage(thread, head)?;
         let written = &self.written;
@@ -619,7 +619,7 @@ fn check_bounds(thread: ThreadIndex, head: &Head, limits: &Limits) -> Result<(),
         ("queued", head.queued().inputs as usize, limits.held as usize),
         ("questions", head.questions().len(), limits.questions),
         ("children at work", at_work, limits.children),
-        ("turns", head.turns_since_wake() as usize, limits.turns_per_wake as usize),
+        ("turns", head.turns_since_external_input() as usize, limits.turns_per_wake as usize),
     ];
     for (name, count, limit) in bounds {
         ensure!(count <= limit, "I12: t{thread} has {count} {name}, the limit is {limit}");

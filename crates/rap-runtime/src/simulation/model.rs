@@ -12,7 +12,7 @@ use super::peers::tag_text;
 use super::reference::ThreadIndex;
 use super::state::{Sim, State};
 use super::tracker::FOR_CLIENTS;
-use crate::model::{Answer, Error, HistoryScope, Model, ModelCall, OnDelta, Question};
+use crate::model::{Error, HistoryScope, Model, ModelAnswer, ModelCall, ModelRequest, OnDelta};
 use crate::store::{WorkKind, WorkQueue};
 
 /// The beginning of every summary.
@@ -29,44 +29,44 @@ impl std::fmt::Debug for SimModel {
     }
 }
 
-/// A question that the model is answering. It ends when this is dropped, even if the runtime gave it up.
-struct InFlightQuestion<'a> {
+/// A request that the model is answering. It ends when this is dropped, even if the runtime gave it up.
+struct InFlightRequest<'a> {
     model: &'a SimModel,
     queue: WorkQueue,
     work: String,
 }
 
-impl Drop for InFlightQuestion<'_> {
+impl Drop for InFlightRequest<'_> {
     fn drop(&mut self) {
         self.model.sim.state().fairness.end(&self.queue, &self.work);
     }
 }
 
 impl SimModel {
-    /// Starts a question. Returns the asking thread and whether it asks for a summary.
-    fn begin(&self, question: &Question) -> Option<(ThreadIndex, bool, InFlightQuestion<'_>)> {
+    /// Starts a request. Returns the asking thread and whether it asks for a summary.
+    fn begin(&self, request: &ModelRequest) -> Option<(ThreadIndex, bool, InFlightRequest<'_>)> {
         let mut state = self.sim.state();
         let state = &mut *state;
         let queue = WorkQueue { kind: WorkKind::Ask, destination: self.destination.clone() };
         let asking = tokio::task::try_id().and_then(|task| state.asking.get(&task).copied());
         let Some((index, up_to)) = asking else {
-            state.record(violation("I8: a question of an unknown thread".into()));
+            state.record(violation("I8: a request of an unknown thread".into()));
             return None;
         };
-        let summary = question.tools.is_empty();
-        let work = format!("t{index} {}", question.turn);
-        state.note(|| format!("ask t{index} turn {} up to {up_to}, summary: {summary}", question.turn));
-        let checked = state.checker.on_question(&state.reference, index, question.turn, up_to, summary);
+        let summary = request.tools.is_empty();
+        let work = format!("t{index} {}", request.turn);
+        state.note(|| format!("ask t{index} turn {} up to {up_to}, summary: {summary}", request.turn));
+        let checked = state.checker.on_question(&state.reference, index, request.turn, up_to, summary);
         let begun = state.fairness.begin(&queue, &work, state.now());
         state.record(checked.and(begun));
-        Some((index, summary, InFlightQuestion { model: self, queue, work }))
+        Some((index, summary, InFlightRequest { model: self, queue, work }))
     }
 }
 
 #[async_trait]
 impl Model for SimModel {
-    async fn ask(&self, question: Question, _on_delta: &mut OnDelta<'_>) -> Result<Answer, Error> {
-        let Some((index, summary, in_flight)) = self.begin(&question) else {
+    async fn ask(&self, request: ModelRequest, _on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
+        let Some((index, summary, in_flight)) = self.begin(&request) else {
             return Err(Error::Refused { why: "unknown thread".into() });
         };
         let (pause, fails) = {
@@ -89,7 +89,7 @@ impl Model for SimModel {
                 },
                 _ => Error::Refused { why: "no".into() },
             };
-            // If a summary fails, the question is asked without one, so this is not a retry.
+            // If a summary fails, the request is asked without one, so this is not a retry.
             if matches!(error, Error::Retry { .. }) && !summary {
                 let now = state.now();
                 state.fairness.failed(&work, now);
@@ -122,7 +122,7 @@ fn usage(state: &mut State) -> Usage {
 
 impl State {
     /// Makes a summary, which may be empty or far too long.
-    fn summarise(&mut self) -> Result<Answer, Error> {
+    fn summarise(&mut self) -> Result<ModelAnswer, Error> {
         let usage = usage(self);
         let text = match self.rng.below(12) {
             0 if !self.chaos_over => return Err(Error::Retry { why: "busy".into(), retry_after: None }),
@@ -130,10 +130,10 @@ impl State {
             2 if self.rng.percent(2) => SUMMARY.repeat(6000),
             _ => SUMMARY.into(),
         };
-        Ok(Answer { text, usage, ..Answer::default() })
+        Ok(ModelAnswer { text, usage, ..ModelAnswer::default() })
     }
 
-    fn make_answer(&mut self, index: ThreadIndex) -> Answer {
+    fn make_answer(&mut self, index: ThreadIndex) -> ModelAnswer {
         let mut calls: Vec<ModelCall> = Vec::new();
         if !self.chaos_over && self.rng.percent(self.chances.tool_calls) {
             for _ in 0..=self.rng.below(3) {
@@ -146,7 +146,7 @@ impl State {
         let kind = ThoughtKind::Readable { text: "hm".into(), signature: "s".into() };
         let thoughts = Thoughts { model: "m".into(), parts: vec![Thought { at: 0, kind }] };
         let thoughts = tag.is_multiple_of(2).then_some(thoughts);
-        Answer { text: tag_text(tag), calls, thoughts, usage: usage(self) }
+        ModelAnswer { text: tag_text(tag), calls, thoughts, usage: usage(self) }
     }
 
     fn call(&mut self, index: ThreadIndex, batch: &[ModelCall]) -> ModelCall {

@@ -264,6 +264,7 @@ fn limits(rng: &mut Rng) -> Limits {
         held: 1 + rng.below(6) as u32,
         // All texts are short.
         held_bytes: u64::MAX,
+        result_bytes: u64::MAX,
         questions: 1 + rng.below(3),
         children: 1 + rng.below(3),
         event_children: 1 + rng.below(2),

@@ -13,10 +13,11 @@ use super::invariants::Violation;
 use super::reference::index_of;
 use super::state::Sim;
 use crate::store::{
-    CallRow, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage, InboxItem,
-    Message, MessageClass, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery, SessionKey,
-    SessionToolset, SqliteStore, Store, StoreCounts, SubscriptionRow, Thread, ThreadFilter, ThreadKey,
-    ThreadRow, Timer, TimerRow, ViewRow, Work, WorkKey, WorkKind, WorkQueue,
+    CallRow, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage,
+    InboxItem, Message, MessageClass, NewClientToken, OutboxKey, OutboxMessage, Page, PageRequest, Receipt,
+    Redelivery, SessionKey, SessionToolset, SqliteStore, Store, StoreCounts, SubscriptionRow, Thread,
+    ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow, Visibility,
+    Work, WorkKey, WorkKind, WorkQueue,
 };
 
 pub(super) struct SimStore {
@@ -65,8 +66,8 @@ impl Store for SimStore {
         self.with_pauses(self.store.apply(class, messages)).await
     }
 
-    async fn thread(&self, id: &ThreadId) -> Result<ThreadRow, Error> {
-        self.with_pauses(self.store.thread(id)).await
+    async fn thread(&self, id: &ThreadId, visible: &Visibility) -> Result<ThreadRow, Error> {
+        self.with_pauses(self.store.thread(id, visible)).await
     }
 
     async fn threads(&self, filter: ThreadFilter) -> Result<Page<ThreadRow>, Error> {
@@ -101,28 +102,41 @@ impl Store for SimStore {
         self.with_pauses(self.store.has_call(thread, call)).await
     }
 
-    async fn views(&self, thread: ThreadKey) -> Result<Vec<ViewRow>, Error> {
-        self.store.views(thread).await
+    async fn views(
+        &self,
+        thread: ThreadKey,
+        after: Option<ViewKey>,
+    ) -> Result<Page<ViewRow, ViewKey>, Error> {
+        self.store.views(thread, after).await
+    }
+
+    async fn view(&self, thread: ThreadKey, key: &ViewKey) -> Result<Option<ViewRow>, Error> {
+        self.store.view(thread, key).await
     }
 
     async fn inbox(
         &self,
         thread: Option<ThreadKey>,
+        visible: &Visibility,
         page_request: PageRequest,
     ) -> Result<Page<InboxItem>, Error> {
-        self.store.inbox(thread, page_request).await
+        self.store.inbox(thread, visible, page_request).await
     }
 
-    async fn calls(&self, page_request: PageRequest) -> Result<Page<CallRow>, Error> {
-        self.store.calls(page_request).await
+    async fn calls(&self, visible: &Visibility, page_request: PageRequest) -> Result<Page<CallRow>, Error> {
+        self.store.calls(visible, page_request).await
     }
 
-    async fn subscriptions(&self, page_request: PageRequest) -> Result<Page<SubscriptionRow>, Error> {
-        self.store.subscriptions(page_request).await
+    async fn subscriptions(
+        &self,
+        visible: &Visibility,
+        page_request: PageRequest,
+    ) -> Result<Page<SubscriptionRow>, Error> {
+        self.store.subscriptions(visible, page_request).await
     }
 
-    async fn timers(&self, page_request: PageRequest) -> Result<Page<TimerRow>, Error> {
-        self.store.timers(page_request).await
+    async fn timers(&self, visible: &Visibility, page_request: PageRequest) -> Result<Page<TimerRow>, Error> {
+        self.store.timers(visible, page_request).await
     }
 
     async fn session_toolsets(&self, session: SessionKey) -> Result<Vec<SessionToolset>, Error> {
@@ -230,12 +244,32 @@ impl Store for SimStore {
         self.store.deliveries(filter).await
     }
 
-    async fn delivery(&self, id: &str) -> Result<Option<Delivery>, Error> {
-        self.store.delivery(id).await
+    async fn delivery(&self, id: &str, visible: &Visibility) -> Result<Option<Delivery>, Error> {
+        self.store.delivery(id, visible).await
     }
 
-    async fn redeliver(&self, id: &str, now: Timestamp) -> Result<Redelivery, Error> {
-        self.with_pauses(self.store.redeliver(id, now)).await
+    async fn redeliver(&self, id: &str, visible: &Visibility, now: Timestamp) -> Result<Redelivery, Error> {
+        self.with_pauses(self.store.redeliver(id, visible, now)).await
+    }
+
+    async fn add_token(&self, token: NewClientToken, max: usize) -> Result<Option<TokenId>, Error> {
+        self.store.add_token(token, max).await
+    }
+
+    async fn token(&self, digest: &TokenDigest) -> Result<Option<ClientToken>, Error> {
+        self.store.token(digest).await
+    }
+
+    async fn tokens(&self, page_request: PageRequest) -> Result<Page<ClientToken>, Error> {
+        self.store.tokens(page_request).await
+    }
+
+    async fn token_used(&self, id: TokenId, at: Timestamp) -> Result<(), Error> {
+        self.store.token_used(id, at).await
+    }
+
+    async fn revoke_token(&self, id: TokenId) -> Result<bool, Error> {
+        self.store.revoke_token(id).await
     }
 
     async fn prune(&self, keys_before: Timestamp, deliveries_before: Timestamp) -> Result<bool, Error> {

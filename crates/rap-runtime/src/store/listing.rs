@@ -8,9 +8,9 @@ use rap_agent::{Head, Seq, Status};
 use rap_api::TimerKind;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::{Thread, ThreadKey};
+use super::{Thread, ThreadKey, Visibility};
 
 /// Selects a page of a listing.
 #[derive(Debug, Clone, Default)]
@@ -27,10 +27,10 @@ impl PageRequest {
 }
 
 /// A page of a listing.
-pub(crate) struct Page<T> {
+pub(crate) struct Page<T, C = Cursor> {
     pub(crate) rows: Vec<T>,
     /// Cursor of the last row, if there is another page.
-    pub(crate) next: Option<Cursor>,
+    pub(crate) next: Option<C>,
 }
 
 /// Position of a row in a listing: its time, if the listing has one, its thread, and its id within the thread. The
@@ -85,6 +85,7 @@ impl FromStr for Cursor {
 pub(crate) struct ThreadFilter {
     pub(crate) status: Option<Status>,
     pub(crate) parent: Option<ThreadId>,
+    pub(crate) visible: Visibility,
     pub(crate) page_request: PageRequest,
 }
 
@@ -110,10 +111,32 @@ pub(crate) struct ThreadRow {
     pub(crate) updated_at: Timestamp,
 }
 
-/// The latest content of a view.
-pub(crate) struct ViewRow {
+/// Identifies a view of a thread. In text form it is the cursor of a listing.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ViewKey {
     pub(crate) server: String,
     pub(crate) view_type: String,
+}
+
+impl fmt::Display for ViewKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A URL contains no space.
+        write!(f, "{} {}", self.server, self.view_type)
+    }
+}
+
+impl FromStr for ViewKey {
+    type Err = NotACursor;
+
+    fn from_str(text: &str) -> Result<ViewKey, NotACursor> {
+        let (server, view_type) = text.split_once(' ').ok_or(NotACursor)?;
+        Ok(ViewKey { server: server.into(), view_type: view_type.into() })
+    }
+}
+
+/// The latest content of a view.
+pub(crate) struct ViewRow {
+    pub(crate) key: ViewKey,
     pub(crate) content: Value,
     pub(crate) at: Timestamp,
 }
@@ -125,6 +148,8 @@ pub(crate) struct InboxItem {
     pub(crate) tool: String,
     pub(crate) asked_at: Timestamp,
     pub(crate) question: StoredQuestion,
+    /// Arguments of the call, if all threads are listed.
+    pub(crate) arguments: Option<Map<String, Value>>,
 }
 
 /// The content of a question. It is stored encrypted.

@@ -8,18 +8,19 @@ mod apply;
 mod bulk;
 mod clock;
 mod connect;
+mod delivery_log;
 mod directory;
 mod facts;
 mod heads;
 mod history;
 mod kinds;
 mod lease;
-mod ledger;
 mod listings;
 mod migrate;
 mod statement;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod upkeep;
 mod work;
 mod writer;
@@ -39,10 +40,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::batch::{self, DisabledThreads, StepMetrics};
 use super::{
-    CallRow, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage, InboxItem,
-    Message, MessageClass, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery, Rules,
-    SessionKey, SessionToolset, Store, StoreCounts, SubscriptionRow, Thread, ThreadFilter, ThreadKey,
-    ThreadRow, Timer, TimerRow, ViewRow, Work, WorkKey, WorkKind, WorkQueue,
+    CallRow, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage,
+    InboxItem, Message, MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest,
+    Receipt, Redelivery, SessionKey, SessionToolset, StepSettings, Store, StoreCounts, SubscriptionRow,
+    Thread, ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow,
+    Visibility, Work, WorkKey, WorkKind, WorkQueue,
 };
 use bulk::Bulk;
 pub(crate) use clock::DatabaseClock;
@@ -75,7 +77,7 @@ struct Inner {
     lanes: [Lane; LANES],
     directory: Directory,
     disabled: DisabledThreads,
-    rules: Rules,
+    rules: StepSettings,
     key: Key,
     time: Time,
     on_commit: OnCommit,
@@ -96,7 +98,7 @@ impl PostgresStore {
         address: &Address,
         node: Option<String>,
         key: Key,
-        rules: Rules,
+        rules: StepSettings,
         time: Time,
         on_commit: OnCommit,
     ) -> PostgresStore {
@@ -179,9 +181,11 @@ impl Store for PostgresStore {
         batch::replies(receivers.into_iter().flatten().collect()).await
     }
 
-    async fn thread(&self, id: &ThreadId) -> Result<ThreadRow, Error> {
-        let sql = format!("{} WHERE t.id = $1", history::thread_rows());
-        let rows = self.inner.others.read_one(Statement::new(sql).text(id.as_str())).await?;
+    async fn thread(&self, id: &ThreadId, visible: &Visibility) -> Result<ThreadRow, Error> {
+        let user = listings::user_condition(visible, "t.user_id", 2);
+        let sql = format!("{} WHERE t.id = $1 AND {user}", history::thread_rows());
+        let statement = Statement::new(sql).text(id.as_str()).with(listings::user(visible));
+        let rows = self.inner.others.read_one(statement).await?;
         Ok(history::thread_row(rows.first().ok_or(Error::NoThread)?)?)
     }
 
@@ -227,28 +231,41 @@ impl Store for PostgresStore {
         Ok(!self.inner.others.read_one(statement).await?.is_empty())
     }
 
-    async fn views(&self, thread: ThreadKey) -> Result<Vec<ViewRow>, Error> {
-        Ok(listings::views(&self.inner.others, thread).await?)
+    async fn views(
+        &self,
+        thread: ThreadKey,
+        after: Option<ViewKey>,
+    ) -> Result<Page<ViewRow, ViewKey>, Error> {
+        Ok(listings::views(&self.inner.others, thread, after).await?)
+    }
+
+    async fn view(&self, thread: ThreadKey, key: &ViewKey) -> Result<Option<ViewRow>, Error> {
+        Ok(listings::view(&self.inner.others, thread, key).await?)
     }
 
     async fn inbox(
         &self,
         thread: Option<ThreadKey>,
+        visible: &Visibility,
         page_request: PageRequest,
     ) -> Result<Page<InboxItem>, Error> {
-        Ok(listings::inbox(&self.inner.others, &self.inner.key, thread, &page_request).await?)
+        Ok(listings::inbox(&self.inner.others, &self.inner.key, thread, visible, &page_request).await?)
     }
 
-    async fn calls(&self, page_request: PageRequest) -> Result<Page<CallRow>, Error> {
-        Ok(listings::calls(&self.inner.others, &page_request).await?)
+    async fn calls(&self, visible: &Visibility, page_request: PageRequest) -> Result<Page<CallRow>, Error> {
+        Ok(listings::calls(&self.inner.others, visible, &page_request).await?)
     }
 
-    async fn subscriptions(&self, page_request: PageRequest) -> Result<Page<SubscriptionRow>, Error> {
-        Ok(listings::subscriptions(&self.inner.others, &page_request).await?)
+    async fn subscriptions(
+        &self,
+        visible: &Visibility,
+        page_request: PageRequest,
+    ) -> Result<Page<SubscriptionRow>, Error> {
+        Ok(listings::subscriptions(&self.inner.others, visible, &page_request).await?)
     }
 
-    async fn timers(&self, page_request: PageRequest) -> Result<Page<TimerRow>, Error> {
-        Ok(listings::timers(&self.inner.others, &page_request).await?)
+    async fn timers(&self, visible: &Visibility, page_request: PageRequest) -> Result<Page<TimerRow>, Error> {
+        Ok(listings::timers(&self.inner.others, visible, &page_request).await?)
     }
 
     async fn session_toolsets(&self, session: SessionKey) -> Result<Vec<SessionToolset>, Error> {
@@ -340,22 +357,42 @@ impl Store for PostgresStore {
     }
 
     async fn record_deliveries(&self, records: Vec<DeliveryRecord>) -> Result<Vec<String>, Error> {
-        let rows = self.inner.others.write(ledger::record_all(&records)).await?;
-        Ok(ledger::ids(&rows, records.len())?)
+        let rows = self.inner.others.write(delivery_log::record_all(&records)).await?;
+        Ok(delivery_log::ids(&rows, records.len())?)
     }
 
     async fn deliveries(&self, filter: DeliveryFilter) -> Result<Page<Delivery>, Error> {
-        Ok(ledger::list(&self.inner.others, &filter).await?)
+        Ok(delivery_log::list(&self.inner.others, &filter).await?)
     }
 
-    async fn delivery(&self, id: &str) -> Result<Option<Delivery>, Error> {
+    async fn delivery(&self, id: &str, visible: &Visibility) -> Result<Option<Delivery>, Error> {
         let Ok(number) = id.parse() else { return Ok(None) };
-        Ok(ledger::by_number(&self.inner.others, number).await?)
+        Ok(delivery_log::by_number(&self.inner.others, number, visible).await?)
     }
 
-    async fn redeliver(&self, id: &str, now: Timestamp) -> Result<Redelivery, Error> {
+    async fn redeliver(&self, id: &str, visible: &Visibility, now: Timestamp) -> Result<Redelivery, Error> {
         let Ok(number) = id.parse() else { return Ok(Redelivery::NoSuchDelivery) };
-        Ok(ledger::redeliver(&self.inner.others, number, now).await?)
+        Ok(delivery_log::redeliver(&self.inner.others, number, visible, now).await?)
+    }
+
+    async fn add_token(&self, token: NewClientToken, max: usize) -> Result<Option<TokenId>, Error> {
+        Ok(tokens::add(&self.inner.others, &token, max).await?)
+    }
+
+    async fn token(&self, digest: &TokenDigest) -> Result<Option<ClientToken>, Error> {
+        Ok(tokens::find(&self.inner.others, digest).await?)
+    }
+
+    async fn tokens(&self, page_request: PageRequest) -> Result<Page<ClientToken>, Error> {
+        Ok(tokens::list(&self.inner.others, &page_request).await?)
+    }
+
+    async fn token_used(&self, id: TokenId, at: Timestamp) -> Result<(), Error> {
+        self.write(vec![tokens::used(id, at)]).await
+    }
+
+    async fn revoke_token(&self, id: TokenId) -> Result<bool, Error> {
+        Ok(tokens::revoke(&self.inner.others, id).await?)
     }
 
     async fn prune(&self, keys_before: Timestamp, deliveries_before: Timestamp) -> Result<bool, Error> {

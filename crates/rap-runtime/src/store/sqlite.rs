@@ -8,14 +8,15 @@ mod access;
 mod apply;
 mod cache;
 mod counts;
+mod delivery_log;
 mod facts;
 mod heads;
 mod history;
-mod ledger;
 mod listings;
 mod prune;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod toolsets;
 mod work;
 mod writes;
@@ -26,10 +27,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use rap_agent::{Cause, Entry, Seq, StatusCheck};
+use rap_io::exposure::warn_if_exposed;
 use rap_io::lock::{DirLock, LockError};
 use rap_io::metrics::Exposition;
 use rap_io::secret_box::Key;
-use rap_io::sqlite::{MigrateError, migrate, open_sqlite};
+use rap_io::sqlite::{MigrateError, database_files, migrate, open_sqlite};
 use rap_io::writer::{self, WriterLimits};
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
@@ -37,10 +39,11 @@ use rusqlite::{Connection, OptionalExtension};
 use super::batch::{self, Applied, Batch, DisabledThreads, Outcome, PendingReply, StepMetrics};
 use super::message_queue::{MessageQueue, Pending};
 use super::{
-    CallRow, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage, InboxItem,
-    Message, MessageClass, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery, Rules,
-    SessionKey, SessionToolset, Store, StoreCounts, SubscriptionRow, Thread, ThreadFilter, ThreadKey,
-    ThreadRow, Timer, TimerRow, ViewRow, Work, WorkKey, WorkKind, WorkQueue,
+    CallRow, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage,
+    InboxItem, Message, MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest,
+    Receipt, Redelivery, SessionKey, SessionToolset, StepSettings, Store, StoreCounts, SubscriptionRow,
+    Thread, ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow,
+    Visibility, Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::world::Clock;
 use access::Access;
@@ -48,7 +51,11 @@ use access::Access;
 pub(crate) use access::{CommitFault, Inline, Observed, ObservedOutcome};
 use apply::{Applier, Context};
 
-const MIGRATIONS: &[&str] = &[include_str!("sqlite/schema_1.sql"), include_str!("sqlite/schema_2.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("sqlite/schema_1.sql"),
+    include_str!("sqlite/schema_2.sql"),
+    include_str!("sqlite/schema_3.sql"),
+];
 /// Maximum number of messages in a batch.
 const BATCH: usize = 32;
 /// Maximum number of writer jobs that share a commit. A job is a batch of messages or a write outside a step.
@@ -111,7 +118,7 @@ struct Inner {
     disabled: DisabledThreads,
     /// The batch whose commit is in progress, or whose outcome is unknown.
     committing: Mutex<Option<Batch>>,
-    rules: Rules,
+    rules: StepSettings,
     key: Key,
     clock: Arc<dyn Clock>,
     on_commit: OnCommit,
@@ -124,7 +131,7 @@ impl SqliteStore {
     pub(crate) fn open(
         path: &Path,
         key: Key,
-        rules: Rules,
+        rules: StepSettings,
         clock: Arc<dyn Clock>,
         on_commit: OnCommit,
     ) -> Result<SqliteStore, OpenError> {
@@ -135,12 +142,13 @@ impl SqliteStore {
     fn open_with(
         path: &Path,
         key: Key,
-        rules: Rules,
+        rules: StepSettings,
         clock: Arc<dyn Clock>,
         on_commit: OnCommit,
         limits: WriterLimits,
     ) -> Result<SqliteStore, OpenError> {
-        let lock = DirLock::take(&sibling_path(path, "lock"))?;
+        let lock_file = sibling_path(path, "lock");
+        let lock = DirLock::take(&lock_file)?;
         let failed =
             |source: Box<dyn std::error::Error + Send + Sync>| OpenError::Open { path: path.into(), source };
         let conn = open_sqlite(path).map_err(|error| failed(error.into()))?;
@@ -148,6 +156,7 @@ impl SqliteStore {
         let prepared =
             heads::retarget_questions(&conn, &rules).and_then(|()| heads::recompute_due(&conn, &rules));
         prepared.map_err(|error| failed(error.into()))?;
+        warn_if_exposed(&[&database_files(path)[..], &[lock_file]].concat());
         drop(conn);
         let slot: Arc<std::sync::OnceLock<std::sync::Weak<Inner>>> = Arc::default();
         let lost = Arc::clone(&slot);
@@ -167,7 +176,7 @@ impl SqliteStore {
     pub(crate) fn inline(
         inline: Inline,
         key: Key,
-        rules: Rules,
+        rules: StepSettings,
         clock: Arc<dyn Clock>,
         on_commit: OnCommit,
     ) -> rusqlite::Result<SqliteStore> {
@@ -188,7 +197,7 @@ impl SqliteStore {
     fn new(
         access: Access,
         key: Key,
-        rules: Rules,
+        rules: StepSettings,
         clock: Arc<dyn Clock>,
         on_commit: OnCommit,
         lock: Option<DirLock>,
@@ -353,9 +362,9 @@ impl Store for SqliteStore {
         batch::replies(self.inner.queue.push(class, messages, || self.inner.schedule())).await
     }
 
-    async fn thread(&self, id: &ThreadId) -> Result<ThreadRow, Error> {
-        let id = id.clone();
-        self.read(move |conn| history::thread(conn, &id)).await?.ok_or(Error::NoThread)
+    async fn thread(&self, id: &ThreadId, visible: &Visibility) -> Result<ThreadRow, Error> {
+        let (id, visible) = (id.clone(), visible.clone());
+        self.read(move |conn| history::thread(conn, &id, &visible)).await?.ok_or(Error::NoThread)
     }
 
     async fn threads(&self, filter: ThreadFilter) -> Result<Page<ThreadRow>, Error> {
@@ -403,29 +412,46 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn views(&self, thread: ThreadKey) -> Result<Vec<ViewRow>, Error> {
-        self.read(move |conn| listings::views(conn, thread)).await
+    async fn views(
+        &self,
+        thread: ThreadKey,
+        after: Option<ViewKey>,
+    ) -> Result<Page<ViewRow, ViewKey>, Error> {
+        self.read(move |conn| listings::views(conn, thread, after.clone())).await
+    }
+
+    async fn view(&self, thread: ThreadKey, key: &ViewKey) -> Result<Option<ViewRow>, Error> {
+        let key = key.clone();
+        self.read(move |conn| listings::view(conn, thread, &key)).await
     }
 
     async fn inbox(
         &self,
         thread: Option<ThreadKey>,
+        visible: &Visibility,
         page_request: PageRequest,
     ) -> Result<Page<InboxItem>, Error> {
-        let key = self.inner.key.clone();
-        self.read(move |conn| listings::inbox(conn, &key, thread, &page_request)).await
+        let (key, visible) = (self.inner.key.clone(), visible.clone());
+        self.read(move |conn| listings::inbox(conn, &key, thread, &visible, &page_request)).await
     }
 
-    async fn calls(&self, page_request: PageRequest) -> Result<Page<CallRow>, Error> {
-        self.read(move |conn| listings::calls(conn, &page_request)).await
+    async fn calls(&self, visible: &Visibility, page_request: PageRequest) -> Result<Page<CallRow>, Error> {
+        let visible = visible.clone();
+        self.read(move |conn| listings::calls(conn, &visible, &page_request)).await
     }
 
-    async fn subscriptions(&self, page_request: PageRequest) -> Result<Page<SubscriptionRow>, Error> {
-        self.read(move |conn| listings::subscriptions(conn, &page_request)).await
+    async fn subscriptions(
+        &self,
+        visible: &Visibility,
+        page_request: PageRequest,
+    ) -> Result<Page<SubscriptionRow>, Error> {
+        let visible = visible.clone();
+        self.read(move |conn| listings::subscriptions(conn, &visible, &page_request)).await
     }
 
-    async fn timers(&self, page_request: PageRequest) -> Result<Page<TimerRow>, Error> {
-        self.read(move |conn| listings::timers(conn, &page_request)).await
+    async fn timers(&self, visible: &Visibility, page_request: PageRequest) -> Result<Page<TimerRow>, Error> {
+        let visible = visible.clone();
+        self.read(move |conn| listings::timers(conn, &visible, &page_request)).await
     }
 
     async fn session_toolsets(&self, session: SessionKey) -> Result<Vec<SessionToolset>, Error> {
@@ -528,21 +554,44 @@ impl Store for SqliteStore {
     }
 
     async fn record_deliveries(&self, records: Vec<DeliveryRecord>) -> Result<Vec<String>, Error> {
-        self.write(move |conn| ledger::record_all(conn, &records)).await
+        self.write(move |conn| delivery_log::record_all(conn, &records)).await
     }
 
     async fn deliveries(&self, filter: DeliveryFilter) -> Result<Page<Delivery>, Error> {
-        self.read(move |conn| ledger::list(conn, &filter)).await
+        self.read(move |conn| delivery_log::list(conn, &filter)).await
     }
 
-    async fn delivery(&self, id: &str) -> Result<Option<Delivery>, Error> {
+    async fn delivery(&self, id: &str, visible: &Visibility) -> Result<Option<Delivery>, Error> {
         let Ok(number) = id.parse() else { return Ok(None) };
-        self.read(move |conn| ledger::get(conn, number)).await
+        let visible = visible.clone();
+        self.read(move |conn| delivery_log::get(conn, number, &visible)).await
     }
 
-    async fn redeliver(&self, id: &str, now: Timestamp) -> Result<Redelivery, Error> {
+    async fn redeliver(&self, id: &str, visible: &Visibility, now: Timestamp) -> Result<Redelivery, Error> {
         let Ok(number) = id.parse() else { return Ok(Redelivery::NoSuchDelivery) };
-        self.write(move |conn| ledger::redeliver(conn, number, now)).await
+        let visible = visible.clone();
+        self.write(move |conn| delivery_log::redeliver(conn, number, &visible, now)).await
+    }
+
+    async fn add_token(&self, token: NewClientToken, max: usize) -> Result<Option<TokenId>, Error> {
+        self.write(move |conn| tokens::add(conn, &token, max)).await
+    }
+
+    async fn token(&self, digest: &TokenDigest) -> Result<Option<ClientToken>, Error> {
+        let digest = *digest;
+        self.read(move |conn| tokens::find(conn, &digest)).await
+    }
+
+    async fn tokens(&self, page_request: PageRequest) -> Result<Page<ClientToken>, Error> {
+        self.read(move |conn| tokens::list(conn, &page_request)).await
+    }
+
+    async fn token_used(&self, id: TokenId, at: Timestamp) -> Result<(), Error> {
+        self.write(move |conn| tokens::used(conn, id, at)).await
+    }
+
+    async fn revoke_token(&self, id: TokenId) -> Result<bool, Error> {
+        self.write(move |conn| tokens::revoke(conn, id)).await
     }
 
     async fn prune(&self, keys_before: Timestamp, deliveries_before: Timestamp) -> Result<bool, Error> {

@@ -13,19 +13,20 @@ pub(crate) mod listings;
 pub(crate) mod records;
 pub(crate) mod steps;
 pub(crate) mod timers;
+pub(crate) mod tokens;
 pub(crate) mod work;
 
 use std::sync::Arc;
 
 use rap_protocol::ThreadId;
 
-use super::{OnCommit, Rules, Store};
+use super::{OnCommit, StepSettings, Store};
 use crate::world::Clock;
 
 /// A database of an implementation. It is empty at first.
 pub(crate) trait Database: Send + Sync {
     /// Opens the database. An earlier store on it must have been closed.
-    fn open(&self, rules: Rules, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store>;
+    fn open(&self, rules: StepSettings, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store>;
 
     /// Makes the stored head of a thread unreadable.
     fn corrupt_head(&self, thread: &ThreadId);
@@ -67,6 +68,7 @@ macro_rules! suite {
                 a_dropped_backlog_is_deleted
                 a_toolset_is_stored_with_its_step_or_not_at_all
                 a_view_replaces_the_previous_one_and_views_are_bounded
+                a_page_of_views_ends_at_a_size
                 an_approved_call_is_due_from_its_approval
                 a_timer_is_written_with_its_step
             }
@@ -122,8 +124,16 @@ macro_rules! suite {
                 the_next_due_time_is_the_earliest_of_all_kinds
                 messages_are_due_in_sending_order
             }
+            tokens {
+                a_token_is_found_by_its_digest_until_it_is_revoked
+                tokens_are_listed_page_by_page_and_their_number_is_bounded
+                every_listing_of_a_user_has_the_rows_of_that_user_only
+                a_message_of_a_user_reaches_threads_of_that_user_only
+                a_key_of_a_release_without_client_tokens_is_recognised
+            }
             records {
                 a_session_keeps_its_toolset_when_a_discovery_fails
+                a_stand_in_never_replaces_the_toolset_of_a_session
                 the_newest_toolset_of_a_server_is_found
                 deliveries_are_listed_newest_first
                 a_retried_delivery_ends_with_its_call

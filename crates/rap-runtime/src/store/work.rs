@@ -13,7 +13,7 @@ use super::{SessionKey, Thread, ThreadKey};
 /// The kind of an item of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum WorkKind {
-    /// A question to a model server.
+    /// A request to a model server.
     Ask,
     /// An invocation of a tool server.
     Invoke,
@@ -105,13 +105,13 @@ pub(crate) enum Work {
     Check(CheckWork),
 }
 
-/// A question to the model.
+/// A request to the model.
 pub(crate) struct AskWork {
     pub(crate) thread: Arc<Thread>,
     /// The head of the thread when the work was loaded.
     pub(crate) head: Head,
     pub(crate) turn: u64,
-    /// The last entry that the question covers.
+    /// The last entry that the request covers.
     pub(crate) up_to: Seq,
     /// Number of attempts before this one.
     pub(crate) attempts: u32,

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::canned::{
-    Canned, Harness, KEY, LONG_NAME, call_fields, events_of, failing, non_answers, ok, question,
+    Canned, Harness, KEY, LONG_NAME, call_fields, events_of, failing, non_answers, ok, request,
 };
 use rap_agent::{Arguments, CallEntry, Entry, Item, Thought, ThoughtKind, Thoughts, Usage};
 use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{Body, CallId, Content, Image, Secret, Timestamp, UrlPolicy};
 use rap_runtime::model::anthropic::{Anthropic, Settings, Thinking};
-use rap_runtime::model::{Answer, Error, HistoryScope, Model, Question};
+use rap_runtime::model::{Error, HistoryScope, Model, ModelAnswer, ModelRequest};
 use serde_json::{Map, Value, json};
 use url::Url;
 
@@ -29,7 +29,7 @@ fn model(base_url: Url, thinking: Thinking) -> Arc<dyn Model> {
     Arc::new(Anthropic::new(client, settings).unwrap())
 }
 
-async fn ask(canned: Canned) -> Result<Answer, Error> {
+async fn ask(canned: Canned) -> Result<ModelAnswer, Error> {
     start([canned]).await.ask().await.0
 }
 
@@ -95,7 +95,7 @@ fn whole(parts: Vec<Vec<Value>>, reason: &str) -> Vec<Value> {
     [vec![begin()], parts.concat(), end(reason)].concat()
 }
 
-async fn answered(parts: Vec<Vec<Value>>, reason: &str) -> Answer {
+async fn answered(parts: Vec<Vec<Value>>, reason: &str) -> ModelAnswer {
     ask(ok(events(&whole(parts, reason)))).await.unwrap()
 }
 
@@ -108,7 +108,7 @@ async fn a_text_is_streamed_with_its_usage() {
     let harness = start([ok(events(&whole(vec![text(0, &["Hel", "lo ☃"])], "end_turn")))]).await;
     let (answer, _) = harness.ask().await;
     let usage = Usage { input: 113, output: 15, cached: 100 };
-    assert_eq!(answer, Ok(Answer { text: "Hello ☃".into(), usage, ..Answer::default() }));
+    assert_eq!(answer, Ok(ModelAnswer { text: "Hello ☃".into(), usage, ..ModelAnswer::default() }));
     assert_eq!(harness.model.history_scope(), HistoryScope::Full);
     let (headers, body) = &harness.server.requests()[0];
     assert_eq!(headers["x-api-key"], KEY);
@@ -399,7 +399,7 @@ fn entry(item: Item) -> Entry {
 
 fn made(id: &str) -> CallEntry {
     let (id, arguments) = (CallId::new(id).unwrap(), Arguments::Given(Map::new()));
-    CallEntry { id, call_id: None, name: "read".into(), arguments, display: None }
+    CallEntry { id, model_id: None, name: "read".into(), arguments, display: None }
 }
 
 fn returned(id: &str, content: Body) -> Entry {
@@ -420,10 +420,10 @@ async fn a_thought_is_sent_back_with_the_results_of_its_calls() {
         let calls = answer.calls.iter().map(|call| made(&call.id)).collect();
         let item = Item::Assistant { text: answer.text, calls, thoughts: answer.thoughts };
         let results = ["toolu_a", "toolu_b"].map(|id| returned(id, Body::Text("ok".into())));
-        let mut next = question();
+        let mut next = request();
         next.entries.push(entry(item));
         next.entries.extend(results);
-        harness.ask_question(next).await.0.unwrap();
+        harness.ask_with(next).await.0.unwrap();
         let asked = harness.server.requests();
         assert_eq!(asked[1].1["thinking"], setting);
         let content = asked[1].1["messages"][1]["content"].as_array().unwrap().clone();
@@ -440,14 +440,14 @@ async fn a_thought_is_sent_back_with_the_results_of_its_calls() {
 #[tokio::test]
 async fn images_in_results_are_sent_only_to_a_model_that_accepts_images() {
     let image = Content::Image(Image { data: "aGk=".into(), media_type: "image/png".into() });
-    let mut seen = question();
+    let mut seen = request();
     seen.entries.push(entry(Item::assistant("", vec![made("c")])));
     seen.entries.push(returned("c", Body::Content(vec![image])));
-    let blind = Question { images: false, ..seen.clone() };
+    let blind = ModelRequest { images: false, ..seen.clone() };
     let answer = || ok(events(&whole(vec![text(0, &["a cat"])], "end_turn")));
     let harness = start([answer(), answer()]).await;
-    harness.ask_question(seen).await.0.unwrap();
-    harness.ask_question(blind).await.0.unwrap();
+    harness.ask_with(seen).await.0.unwrap();
+    harness.ask_with(blind).await.0.unwrap();
     let content = |at: usize| harness.server.requests()[at].1["messages"][2]["content"][0]["content"].clone();
     let source = json!({"type": "base64", "media_type": "image/png", "data": "aGk="});
     assert_eq!(content(0), json!([{"type": "image", "source": source}]));
@@ -459,9 +459,9 @@ async fn images_in_results_are_sent_only_to_a_model_that_accepts_images() {
 async fn an_unreachable_server_is_retried_and_a_forbidden_address_is_refused() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let gone = model(Url::parse(&format!("http://{free}")).unwrap(), Thinking::Off);
-    assert!(matches!(gone.ask(question(), &mut |_| {}).await, Err(Error::Retry { .. })));
+    assert!(matches!(gone.ask(request(), &mut |_| {}).await, Err(Error::Retry { .. })));
     let forbidden = model(Url::parse("http://169.254.169.254").unwrap(), Thinking::Off);
-    assert!(matches!(forbidden.ask(question(), &mut |_| {}).await, Err(Error::Refused { .. })));
+    assert!(matches!(forbidden.ask(request(), &mut |_| {}).await, Err(Error::Refused { .. })));
 }
 
 #[test]

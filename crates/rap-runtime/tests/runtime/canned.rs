@@ -13,7 +13,7 @@ use futures_util::future::ready;
 use futures_util::stream::{self, StreamExt};
 use rap_agent::{Entry, Item};
 use rap_protocol::{InputSchema, Timestamp};
-use rap_runtime::model::{Answer, Error, Model, OfferedTool, Question};
+use rap_runtime::model::{Error, Model, ModelAnswer, ModelRequest, OfferedTool};
 use serde_json::{Value, json};
 use url::Url;
 
@@ -81,14 +81,14 @@ pub struct Harness {
 }
 
 impl Harness {
-    /// Asks the default question. Returns the answer and its streamed text.
-    pub async fn ask(&self) -> (Result<Answer, Error>, String) {
-        self.ask_question(question()).await
+    /// Asks the default request. Returns the answer and its streamed text.
+    pub async fn ask(&self) -> (Result<ModelAnswer, Error>, String) {
+        self.ask_with(request()).await
     }
 
-    pub async fn ask_question(&self, question: Question) -> (Result<Answer, Error>, String) {
+    pub async fn ask_with(&self, request: ModelRequest) -> (Result<ModelAnswer, Error>, String) {
         let mut streamed = String::new();
-        let answer = self.model.ask(question, &mut |delta| streamed.push_str(delta)).await;
+        let answer = self.model.ask(request, &mut |delta| streamed.push_str(delta)).await;
         if let Ok(answer) = &answer {
             assert_eq!(answer.text, streamed);
         }
@@ -114,7 +114,7 @@ pub async fn start(
     Harness { server, model: model(url) }
 }
 
-pub fn question() -> Question {
+pub fn request() -> ModelRequest {
     let entries = vec![Entry { at: Timestamp(0), item: Item::user("hi") }];
     let schema = InputSchema::new(json!({"type": "object"})).unwrap();
     let tools = ["read", LONG_NAME].map(|name| OfferedTool {
@@ -122,11 +122,11 @@ pub fn question() -> Question {
         description: "does it".into(),
         schema: schema.clone(),
     });
-    Question { system: "be good".into(), entries, tools: tools.into(), turn: 7, images: true }
+    ModelRequest { system: "be good".into(), entries, tools: tools.into(), turn: 7, images: true }
 }
 
 /// Returns id, name and arguments of each call.
-pub fn call_fields(answer: &Answer) -> Vec<(&str, &str, Value)> {
+pub fn call_fields(answer: &ModelAnswer) -> Vec<(&str, &str, Value)> {
     let arguments = |arguments: &Result<_, String>| match arguments {
         Ok(map) => Value::Object(serde_json::Map::clone(map)),
         Err(raw) => json!({"unusable": raw}),

@@ -1,4 +1,4 @@
-//! The ledger of deliveries: refused, retried and given-up deliveries are listed, and invocations can be redelivered.
+//! The delivery log: refused, retried and given-up deliveries are listed, and invocations can be redelivered.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 
 use crate::local::{LocalRuntime, tool_server};
 
-/// Polls until the ledger has a matching line.
+/// Polls until the delivery log has a matching line.
 async fn line(rap: &LocalRuntime, what: &str, is: impl Fn(&Value) -> bool) -> Value {
     until(what, async || rap.listing("deliveries").await.into_iter().find(|line| is(line))).await
 }
 
-async fn redeliver(rap: &LocalRuntime, line: &Value) -> http::Answer {
+async fn redeliver(rap: &LocalRuntime, line: &Value) -> http::Response {
     rap.post(&format!("/v1/deliveries/{}/redeliver", line["id"].as_str().unwrap()), &json!({})).await
 }
 
@@ -28,7 +28,7 @@ async fn a_delivery_that_succeeds_at_once_is_not_listed() {
     rap.until_idle(&thread).await;
     rap.close(&thread).await;
     tools.notified(CLOSE, 1).await;
-    // The ledger is written in order, so earlier lines would be there too.
+    // The delivery log is written in order, so earlier lines would be there too.
     http::post(&format!("{}/callback/made-up", rap.url), &json!({})).await.expect_refusal(401);
     line(&rap, "the refused callback", |line| line["kind"] == "callback").await;
     assert_eq!(rap.listing("deliveries").await.len(), 1);

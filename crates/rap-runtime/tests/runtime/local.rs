@@ -2,6 +2,7 @@
 
 use std::mem::take;
 use std::ops::Deref;
+use std::path::Path;
 use std::sync::Arc;
 
 use rap_protocol::Secret;
@@ -85,6 +86,11 @@ impl LocalRuntime {
         let task = tokio::spawn(runtime.unwrap().serve(listener, async { drop(stopped.await) }));
         let client = Client::new(&url, None);
         LocalRuntime { client, directory, tool_servers, functions, limits, stop, task }
+    }
+
+    /// Returns the directory of its database, `rap.db`.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     /// Stops the runtime and starts another with the same database.

@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod anthropic;
+mod callbacks;
 mod canned;
 mod deliveries;
 mod functions;
+mod fuzz;
 mod local;
 mod openai;
 mod settings;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::canned::{
-    Canned, Harness, KEY, LONG_NAME, call_fields, events_of, failing, non_answers, ok, question,
+    Canned, Harness, KEY, LONG_NAME, call_fields, events_of, failing, non_answers, ok, request,
 };
 use rap_agent::Usage;
 use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{Secret, UrlPolicy};
 use rap_runtime::model::openai::{OpenAi, Settings};
-use rap_runtime::model::{Answer, Error, HistoryScope, Model};
+use rap_runtime::model::{Error, HistoryScope, Model, ModelAnswer};
 use serde_json::{Value, json};
 use url::Url;
 
@@ -24,7 +24,7 @@ fn model(base_url: Url) -> Arc<dyn Model> {
     Arc::new(OpenAi::new(client, settings).unwrap())
 }
 
-async fn ask(canned: Canned) -> Result<Answer, Error> {
+async fn ask(canned: Canned) -> Result<ModelAnswer, Error> {
     start([canned]).await.ask().await.0
 }
 
@@ -45,7 +45,7 @@ fn calls(pieces: Value) -> Value {
     delta(json!({"tool_calls": pieces}))
 }
 
-async fn answered(chunks: &[Value]) -> Answer {
+async fn answered(chunks: &[Value]) -> ModelAnswer {
     ask(ok(events(chunks))).await.unwrap()
 }
 
@@ -64,7 +64,7 @@ async fn a_text_is_streamed_with_its_usage() {
     let harness = start([ok(events(&chunks))]).await;
     let (answer, streamed) = harness.ask().await;
     let usage = Usage { input: 10, output: 3, cached: 8 };
-    assert_eq!(answer, Ok(Answer { text: "Hello ☃".into(), usage, ..Answer::default() }));
+    assert_eq!(answer, Ok(ModelAnswer { text: "Hello ☃".into(), usage, ..ModelAnswer::default() }));
     assert_eq!(streamed, "Hello ☃");
     assert_eq!(harness.model.history_scope(), HistoryScope::Full);
     let (headers, body) = &harness.server.requests()[0];
@@ -280,9 +280,9 @@ async fn an_error_inside_the_stream_is_a_failure() {
 async fn an_unreachable_server_is_retried_and_a_forbidden_address_is_refused() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let gone = model(Url::parse(&format!("http://{free}/v1")).unwrap());
-    assert!(matches!(gone.ask(question(), &mut |_| {}).await, Err(Error::Retry { .. })));
+    assert!(matches!(gone.ask(request(), &mut |_| {}).await, Err(Error::Retry { .. })));
     let forbidden = model(Url::parse("http://169.254.169.254/v1").unwrap());
-    assert!(matches!(forbidden.ask(question(), &mut |_| {}).await, Err(Error::Refused { .. })));
+    assert!(matches!(forbidden.ask(request(), &mut |_| {}).await, Err(Error::Refused { .. })));
 }
 
 #[tokio::test]

@@ -53,6 +53,6 @@ async fn a_notification_whose_url_cannot_be_parsed_has_a_line_in_the_ledger() {
         let lines = lines["deliveries"].as_array().unwrap().clone();
         lines.into_iter().find(|line| line["kind"] == "notification" && line["thread_id"] == "t")
     };
-    let line = until("a line in the ledger", noted).await;
+    let line = until("a line in the delivery log", noted).await;
     assert_ne!(line["outcome"], "delivered", "{line}");
 }

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use rap_runtime::Limits;
-use rap_testkit::Tools;
+use rap_runtime::{Limits, ToolServer};
 use rap_testkit::peer::Reply;
 use rap_testkit::tools::{DISCOVERY, INVOKE, tool, with};
+use rap_testkit::{Tools, until};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
 
 use crate::local::{LocalRuntime, tool_server};
 
@@ -198,4 +200,130 @@ async fn the_listing_of_tools_discovers_unknown_servers() {
     assert_eq!(server["tools"][0], tool("work"));
     rap.listing("tools").await;
     assert_eq!(tools.count(DISCOVERY), 1);
+}
+
+/// Limits under which only the short wait lets a question go out, never the end of a fetch.
+fn short_wait() -> Limits {
+    let (discovery_timeout, discovery_wait) = (Duration::from_secs(600), Duration::from_millis(200));
+    Limits { discovery_timeout, discovery_wait, ..Limits::default() }
+}
+
+/// Sends a message until it leads to an invocation, because the tools of a server have joined.
+async fn until_invoked(rap: &LocalRuntime, thread: &str, message: &str, tools: &Tools) {
+    until("the tool is offered", async || {
+        rap.say(thread, message).await;
+        rap.until(thread, "idle or waiting", |row| row["status"] != "running").await;
+        tools.count(INVOKE) > 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_question_goes_out_without_a_server_that_hangs_and_its_tools_join_at_a_later_one() {
+    let (slow, good) = (Tools::offering("slow", &["linger"]).await, Tools::offering("good", &["help"]).await);
+    let document = slow.document("slow", "1", vec![tool("linger")]);
+    slow.answer_always(DISCOVERY, Reply::Hang);
+    let rap =
+        LocalRuntime::with(vec![tool_server(&slow, None), tool_server(&good, None)], short_wait()).await;
+    let mut threads = Vec::new();
+    for _ in 0..2 {
+        let thread = rap.open("call help").await;
+        good.invocation().await.returns("here").await;
+        rap.until_line(&thread, "assistant: help: here").await;
+        threads.push(thread);
+    }
+    let listed = servers(&rap).await;
+    assert_eq!(listed[0], (vec![], vec!["discovery has not been answered yet; try again".to_owned()]));
+    assert_eq!(listed[1], (vec!["help".to_owned()], vec![]));
+    slow.offer(document);
+    slow.release();
+    until_invoked(&rap, &threads[0], "call linger", &slow).await;
+    slow.invocation().await.returns("at last").await;
+    rap.until_line(&threads[0], "assistant: linger: at last").await;
+    rap.say(&threads[1], "call linger").await;
+    slow.invocation().await.returns("here too").await;
+    assert_eq!(slow.count(DISCOVERY), 1, "sessions share a fetch, and it is saved for all of them");
+    assert!(rap.transcript(&threads[0]).await.iter().all(|line| !line.starts_with("notice: ")));
+}
+
+#[tokio::test]
+async fn a_fetch_that_fails_after_the_question_went_out_is_told_later() {
+    let tools = Tools::start().await;
+    tools.answer_always(DISCOVERY, Reply::Hang);
+    let rap = LocalRuntime::with(vec![tool_server(&tools, None)], short_wait()).await;
+    let (thread, transcript) = asked(&rap, "say hello").await;
+    assert_eq!(transcript, ["assistant: hello"]);
+    tools.answer_always(DISCOVERY, Reply::Status(500));
+    tools.release();
+    let notice = format!("notice: the tools of {} are not available: discovery was answered 500", tools.url);
+    rap.until_line(&thread, &notice).await;
+}
+
+/// The fetch of the new session is still running while it uses what another session has.
+#[tokio::test]
+async fn a_known_toolset_stands_in_until_the_new_one_arrives() {
+    let tools = Tools::offering("bench", &["old"]).await;
+    let rap = LocalRuntime::with(vec![tool_server(&tools, None)], short_wait()).await;
+    asked(&rap, "say hello").await;
+    tools.answer_always(DISCOVERY, Reply::Hang);
+    let thread = rap.open("call old").await;
+    let call = tools.invocation().await;
+    assert_eq!(call.request.body["toolset_version"], "1");
+    call.returns("here").await;
+    rap.until_line(&thread, "assistant: old: here").await;
+    let before = tools.count(INVOKE);
+    tools.offer(tools.document("bench", "2", vec![tool("new")]));
+    tools.release();
+    until("the new toolset is offered", async || {
+        rap.say(&thread, "call new").await;
+        rap.until(&thread, "idle or waiting", |row| row["status"] != "running").await;
+        tools.count(INVOKE) > before
+    })
+    .await;
+    assert_eq!(tools.invocation().await.request.body["toolset_version"], "2");
+}
+
+/// A server that sends a byte from time to time is not faster than one that sends nothing.
+#[tokio::test]
+async fn a_server_that_drips_its_toolset_has_the_same_time_as_any_other() {
+    let drips = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", drips.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (mut connection, _) = drips.accept().await.unwrap();
+        connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n").await.unwrap();
+        while connection.write_all(b" ").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    let limits = Limits { discovery_timeout: Duration::from_millis(300), ..Limits::default() };
+    let rap = LocalRuntime::with(vec![ToolServer { url: url.clone(), bearer: None }], limits).await;
+    let (thread, _) = asked(&rap, "say hello").await;
+    let told = async || {
+        let start = format!("notice: the tools of {url} are not available: discovery ");
+        rap.transcript(&thread).await.into_iter().find(|line| line.starts_with(&start))
+    };
+    until("a notice", told).await;
+}
+
+#[tokio::test]
+async fn large_toolsets_are_listed_in_pages() {
+    let mut tools = Vec::new();
+    for name in ["first", "second", "third"] {
+        let server = Tools::start().await;
+        let large =
+            |number| with(tool(&format!("{name}_{number}")), json!({"description": "x".repeat(60 * 1024)}));
+        server.offer(server.document(name, "1", (0..10).map(large).collect()));
+        tools.push(server);
+    }
+    let servers = tools.iter().map(|tools| tool_server(tools, None)).collect();
+    let rap = LocalRuntime::with(servers, Limits::default()).await;
+    let page = async |path: String| {
+        let page = rap.get(&path).await.expect(200);
+        let names = page["servers"].as_array().unwrap().iter().map(|server| server["name"].clone());
+        (names.collect::<Vec<Value>>(), page["next_cursor"].clone())
+    };
+    let (first, cursor) = page("/v1/tools".into()).await;
+    assert_eq!(first, ["first", "second"]);
+    let second = page(format!("/v1/tools?cursor={}", cursor.as_str().unwrap())).await;
+    assert_eq!(second, (vec![json!("third")], Value::Null));
 }

@@ -35,6 +35,8 @@ pub(crate) enum Refusal {
     Stale,
     /// Too many requests; the client may try again later.
     Overloaded,
+    /// The caller has as many running calls as its share allows; it may try again when one has ended.
+    ShareUsedUp,
     /// The journal cannot be written; the client may try again later.
     Unavailable,
 }
@@ -103,8 +105,9 @@ impl Engine {
         if self.is_stopping() || !self.invocations.admits(&caller) {
             return Err(Refusal::Overloaded);
         }
-        let incoming = self.read(caller, &body)?;
+        let incoming = self.read(caller.clone(), &body)?;
         drop(body);
+        let _turn = self.job_turns.take(&caller, JobClass::External).await;
         let engine = Arc::clone(self);
         self.write_then(
             move |engine, db| engine.record(db, incoming),
@@ -144,8 +147,8 @@ impl Engine {
             Parsed::Valid { invocation, .. } => Some(&**invocation),
             Parsed::Invalid(_) => None,
         };
+        let permit = self.calls.take(&caller).ok_or(Refusal::ShareUsedUp)?;
         let call = self.journal.new_call(caller, address, &url, invocation);
-        let permit = Arc::clone(&self.calls).try_acquire_owned().map_err(|_| Refusal::Overloaded)?;
         Ok(Incoming { call, run: Run::new(Some(permit)), parsed })
     }
 
@@ -190,7 +193,7 @@ impl Engine {
         };
         let ended = match &invocation {
             Err(error) => Some(Input::Returned(Returned::Error(error.clone()))),
-            Ok(_) if lock(&self.early).contains(&call, now) => Some(Input::Cancelled),
+            Ok(_) if self.was_cancelled_early(&call, now) => Some(Input::Cancelled),
             Ok(_) => None,
         };
         if let Some(input) = ended {
@@ -200,6 +203,10 @@ impl Engine {
         let registered = RegisteredRun::new(self, seq, run);
         let invocation = invocation.expect("bug: an invalid invocation has ended");
         Ok(Recorded::Run(Accepted::New, stored(seq, call, *invocation), registered))
+    }
+
+    fn was_cancelled_early(&self, call: &NewCall, now: Timestamp) -> bool {
+        lock(&self.early).get(&call.caller).is_some_and(|early| early.contains(call, now))
     }
 
     /// Makes the run visible to cancellations, including one that is committed in the same batch as the call.
@@ -220,17 +227,19 @@ impl Engine {
     /// Cancels a call. If it is unknown, remembers the cancellation in case it has overtaken the invocation.
     pub(crate) async fn cancel(self: &Arc<Self>, caller: Caller, request: CancelToolCall) {
         let CancelToolCall { thread_id: thread, tool_call_id: call } = request;
+        let sender = caller.clone();
         let cancel = move |engine: &Engine, db: &Connection| {
             let now = engine.now();
             let cancelled = engine.journal.cancel(db, &caller, &thread, &call, now)?;
             if cancelled.is_none() {
                 tracing::info!(?thread, ?call, "received a cancellation of an unknown call");
-                lock(&engine.early).insert(caller.clone(), thread.clone(), call.clone(), now);
+                let mut early = lock(&engine.early);
+                early.entry(caller.clone()).or_default().insert(thread.clone(), call.clone(), now);
             }
             Ok(cancelled)
         };
         let engine = Arc::clone(self);
-        self.run_notification(async move {
+        self.run_notification(&sender, async move {
             for (seq, applied) in engine.write(cancel).await.flatten().unwrap_or_default() {
                 engine.after_commit(seq, applied);
             }
@@ -244,10 +253,10 @@ impl Engine {
         let close =
             move |engine: &Engine, db: &Connection| engine.journal.close(db, &owner, &id, engine.now());
         let engine = Arc::clone(self);
-        self.run_notification(async move {
+        self.run_notification(&caller, async move {
             match engine.write(close).await.flatten() {
                 None => tracing::info!(?thread, "received a request to close a thread that is not open"),
-                Some(closed) => engine.after_close(caller, thread, closed),
+                Some(closed) => engine.after_close(closed),
             }
         })
         .await;
@@ -255,9 +264,13 @@ impl Engine {
 
     /// Processes a notification in a task of its own. A notification is sent only once, so the task retries until it
     /// is written, even if the client disconnects. The request itself waits at most [`NOTIFICATION_WAIT`].
-    async fn run_notification(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        let Ok(permit) = Arc::clone(&self.pending_notifications).try_acquire_owned() else {
-            tracing::warn!("too many notifications wait to be written; dropped one");
+    async fn run_notification(
+        self: &Arc<Self>,
+        sender: &Caller,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let Some(permit) = self.pending_notifications.take(sender) else {
+            tracing::warn!(caller = ?sender, "too many notifications wait to be written; dropped one");
             return;
         };
         let acting = self.tasks.spawn(async move {
@@ -309,19 +322,19 @@ fn stored(seq: CallSeq, call: NewCall, invocation: Invocation) -> StoredCall {
     }
 }
 
-/// Cancellations that arrived before their calls. Best effort: kept in memory, bounded in number and age.
+/// Cancellations of one caller that arrived before their calls. Best effort: kept in memory, bounded in number and age.
 #[derive(Default)]
 pub(crate) struct EarlyCancels {
-    at: HashMap<(Caller, ThreadId, CallId), Timestamp>,
-    order: VecDeque<(Timestamp, (Caller, ThreadId, CallId))>,
+    at: HashMap<(ThreadId, CallId), Timestamp>,
+    order: VecDeque<(Timestamp, (ThreadId, CallId))>,
 }
 
 impl EarlyCancels {
     const MAX: usize = 4_096;
     const TTL: Duration = Duration::from_secs(600);
 
-    fn insert(&mut self, caller: Caller, thread: ThreadId, call: CallId, now: Timestamp) {
-        let name = (caller, thread, call);
+    fn insert(&mut self, thread: ThreadId, call: CallId, now: Timestamp) {
+        let name = (thread, call);
         self.at.insert(name.clone(), now);
         self.order.push_back((now, name));
         while self.order.len() > Self::MAX || self.order.front().is_some_and(|(at, _)| is_old(*at, now)) {
@@ -337,7 +350,7 @@ impl EarlyCancels {
         if self.at.is_empty() {
             return false;
         }
-        let name = (call.caller.clone(), call.address.group_id.clone(), call.address.id.clone());
+        let name = (call.address.group_id.clone(), call.address.id.clone());
         self.at.get(&name).is_some_and(|at| !is_old(*at, now))
     }
 }

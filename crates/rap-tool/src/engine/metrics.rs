@@ -42,11 +42,8 @@ impl Engine {
     /// Returns all metrics in the Prometheus text format.
     pub(crate) async fn metrics(self: &Arc<Self>) -> Result<String, Refusal> {
         let now = self.now();
-        let stats = self.writer.run(JobClass::External, move |db| outbox::stats(db, now)).await?;
+        let stats = self.writer.run(JobClass::External, outbox::stats).await?;
         let oldest = stats.oldest.map_or(0.0, |at| now.since(at).as_secs_f64());
-        let taken = |free: usize, all: usize| all - free.min(all);
-        let running = taken(self.calls.available_permits(), self.limits.calls);
-        let subscriptions = taken(self.subscriptions.available_permits(), self.limits.subscriptions);
         let counters = &self.counters;
         let mut text = Exposition::default();
         text.counter("rap_tool_accepted_total", "Invocations accepted.", &counters.accepted);
@@ -59,9 +56,9 @@ impl Engine {
             "Failed callback attempts that are retried.",
             &counters.retried,
         );
-        text.gauge("rap_tool_running", "Running calls.", running);
-        text.gauge("rap_tool_subscriptions", "Active subscriptions.", subscriptions);
-        let help = "Calls with a callback that waits for a retry.";
+        text.gauge("rap_tool_running", "Running calls.", self.calls.used());
+        text.gauge("rap_tool_subscriptions", "Active subscriptions.", self.subscriptions.used());
+        let help = "Calls with a callback that waits for a retry, up to 100,000.";
         text.gauge("rap_tool_retrying", help, stats.retrying);
         let help = "Age of the oldest undelivered callback, in seconds.";
         text.gauge("rap_tool_oldest_undelivered_seconds", help, oldest);

@@ -6,20 +6,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use axum::body::Bytes;
-use rap_io::body::BodyMemory;
+use rap_io::exposure::warn_if_exposed;
 use rap_io::lock::DirLock;
 use rap_io::secret_box::Key;
-use rap_io::sqlite::{migrate, open_sqlite};
+use rap_io::sqlite::{database_files, migrate, open_sqlite};
 use rap_io::validation::Validations;
 use rap_io::writer::{Writer, WriterLimits};
 use rap_protocol::{Secret, UrlRules};
 use rusqlite::{Connection, OptionalExtension};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{CloseHook, Engine, Offered, Outgoing, States, metrics};
+use super::job_turns::JobTurns;
+use super::{CloseHook, Engine, Offered, Outgoing, States, closing, delivery, metrics};
 use crate::auth::Callers;
 use crate::clock::Clock;
 use crate::error::ServeError;
@@ -27,11 +28,12 @@ use crate::journal::keys::Keys;
 use crate::journal::{Journal, MIGRATIONS};
 use crate::limits::Limits;
 use crate::rate::{Limiter, Rate};
+use crate::shares::{self, Pool};
 
 /// Maximum number of jobs per commit. With larger batches, the writer and the HTTP connections would take turns
 /// waiting for each other. With this size and 64 connections, half of the requests are written while the other half
 /// are answered.
-const BATCH_JOBS: usize = 32;
+pub(super) const BATCH_JOBS: usize = 32;
 
 /// Rate limit of the metrics endpoint.
 const SCRAPE_RATE: Rate = Rate::new(2, 20);
@@ -65,7 +67,8 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
     let EngineConfig { data, key, tokens, manifest, version, tools, on_close, states, limits } = config;
     let limits = limits.clamped();
     create_private_dir(&data)?;
-    let lock = DirLock::take(&data.join("journal.lock"))?;
+    let lock_file = data.join("journal.lock");
+    let lock = DirLock::take(&lock_file)?;
     let key = match key {
         Some(text) => Key::parse(text.expose()).map_err(|_| ServeError::BadKey)?,
         None => Key::from_file(&data.join("journal.key"))?,
@@ -74,6 +77,7 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
     let db = open_sqlite(&path).map_err(|error| ServeError::Journal(error.to_string()))?;
     migrate(&db, MIGRATIONS).map_err(|error| ServeError::Journal(error.to_string()))?;
     check_key(&db, &key, &data)?;
+    warn_if_exposed(&[&database_files(&path)[..], &[lock_file]].concat());
     drop(db);
     let virtual_time = externals.clock.is_virtual();
     let open = move || {
@@ -93,19 +97,20 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
     if virtual_time {
         writer = writer.for_paused_clock();
     }
+    let callers = Callers::new(&tokens, &key);
+    let known = Arc::new(callers.all());
     Ok(Arc::new(Engine {
-        callers: Callers::new(&tokens, &key),
         manifest,
         version,
         notifications: Limiter::new(limits.notification_rate),
-        request_memory: BodyMemory::new(limits.arriving_bytes),
+        request_memory: shares::Memory::new(limits.arriving_bytes, &known),
         tools,
         validations: Validations::default(),
         on_close,
         invocations: Limiter::new(limits.invocation_rate),
-        pending_notifications: Arc::new(Semaphore::new(MAX_NOTIFICATIONS)),
-        calls: Arc::new(Semaphore::new(limits.calls)),
-        subscriptions: Arc::new(Semaphore::new(limits.subscriptions)),
+        pending_notifications: Pool::new(MAX_NOTIFICATIONS, &known),
+        calls: Pool::new(limits.calls, &known),
+        subscriptions: Pool::new(limits.subscriptions, &known),
         journal: Journal { key, max_events: limits.waiting_events, keys },
         writer,
         outgoing: externals.outgoing,
@@ -118,7 +123,14 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
         scrapes: Limiter::new(SCRAPE_RATE),
         runs: Mutex::default(),
         early: Mutex::default(),
-        queues: Mutex::default(),
+        close_hooks: Mutex::new(closing::CloseHooks::new(&known)),
+        closings: Notify::new(),
+        queues: Mutex::new(delivery::DeliveryQueues::new(&limits, &known)),
+        turns: Mutex::default(),
+        job_turns: JobTurns::new(&known),
+        retries: Mutex::default(),
+        retry_turn: tokio::sync::Mutex::default(),
+        callers,
         due: Notify::new(),
         stopping: CancellationToken::new(),
         ended: CancellationToken::new(),

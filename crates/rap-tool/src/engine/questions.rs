@@ -8,6 +8,7 @@ use rap_protocol::{ResponseUrl, parse_choice_answer};
 use rusqlite::Connection;
 
 use super::{DispatchOnDrop, Engine, Refusal, Run};
+use crate::auth::Caller;
 use crate::error::Error;
 use crate::journal::CallSeq;
 use crate::journal::questions::{self, Answer, AskOutcome};
@@ -50,6 +51,7 @@ impl Engine {
     /// Asks a question and waits for the answer until the call ends. Returns `None` after `within`, if set.
     pub(crate) async fn ask(
         self: &Arc<Self>,
+        caller: &Caller,
         call: CallSeq,
         run: &Run,
         name: QuestionName,
@@ -63,7 +65,7 @@ impl Engine {
                 engine.journal.ask(db, call, &name, &aside, engine.now())
             };
             let dispatch_guard = DispatchOnDrop { due: Some(&self.due) };
-            let asked = self.write(asking).await;
+            let asked = self.write_for(caller, asking).await;
             dispatch_guard.disarm();
             match asked {
                 Some(Ok(AskOutcome::Sent(applied))) => break self.after_commit(call, *applied),
@@ -72,7 +74,7 @@ impl Engine {
                 Some(Err(_)) | None => return Err(ended()),
             }
         }
-        let find = || self.write(move |_, db| questions::find(db, &name));
+        let find = || self.write_for(caller, move |_, db| questions::find(db, &name));
         let answered = async {
             loop {
                 let changed = run.changed.notified();

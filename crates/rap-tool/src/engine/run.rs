@@ -11,6 +11,7 @@ use rap_protocol::{CallId, ThreadId, limits};
 use serde_json::Value;
 
 use super::{Engine, Offered, Run, lock};
+use crate::auth::Caller;
 use crate::call::Call;
 use crate::error::Error;
 use crate::journal::{CallSeq, StoredCall};
@@ -88,16 +89,17 @@ impl Engine {
             Returned::Nothing => "ended",
         };
         // Ignored if the call was cancelled or its thread was closed meanwhile.
-        let taken = self.commit(call.seq(), Input::Returned(returned), None).await;
+        let taken = call.commit(Input::Returned(returned), None).await;
         let outcome = if taken.is_ok() { outcome } else { "cancelled" };
         let ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         let (tool, thread, id) = (call.tool(), call.thread().id(), call.id());
         tracing::info!(tool, ?thread, ?id, outcome, ms, "call");
     }
 
-    async fn reject(self: &Arc<Self>, seq: CallSeq, RejectedCall { tool, thread, id, why }: RejectedCall) {
+    async fn reject(self: &Arc<Self>, seq: CallSeq, rejected: RejectedCall) {
+        let RejectedCall { caller, tool, thread, id, why } = rejected;
         // Ignored if the call was cancelled or its thread was closed meanwhile.
-        let taken = self.commit(seq, Input::Returned(Returned::Error(why)), None).await;
+        let taken = self.commit(&caller, seq, Input::Returned(Returned::Error(why)), None).await;
         let outcome = if taken.is_ok() { "refused" } else { "cancelled" };
         tracing::info!(tool, ?thread, ?id, outcome, ms = 0, "call");
     }
@@ -112,7 +114,8 @@ impl Engine {
         let offered = match self.offered(&call, &arguments).await {
             Ok(offered) => offered,
             Err(why) => {
-                return Err(RejectedCall { tool: call.operation, thread: call.thread, id: call.id, why });
+                let StoredCall { caller, operation: tool, thread, id, .. } = *call;
+                return Err(RejectedCall { caller, tool, thread, id, why });
             }
         };
         let arguments = Arc::unwrap_or_clone(arguments);
@@ -160,6 +163,7 @@ impl Engine {
 
 /// A call that failed validation.
 struct RejectedCall {
+    caller: Caller,
     tool: String,
     thread: ThreadId,
     id: CallId,

@@ -1,18 +1,15 @@
-//! Closes threads, resumes calls after a restart, and deletes old rows.
+//! Closes expired threads, resumes calls after a restart, and deletes old rows.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use rap_protocol::{ThreadId, Timestamp};
+use rap_protocol::Timestamp;
 use rusqlite::Connection;
 
 use super::{Engine, Run};
-use crate::auth::Caller;
 use crate::error::ServeError;
 use crate::journal::threads::{self, ScanPosition};
-use crate::journal::{Applied, CallSeq, StoredCall, recovery};
+use crate::journal::{CallSeq, StoredCall, recovery};
 use crate::limits::Limits;
 use crate::rules::{Ignored, Input, OnRestart};
 
@@ -24,42 +21,6 @@ const MAX_INTERVAL: Duration = Duration::from_secs(3600);
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Engine {
-    /// Acts on a committed thread closing: stops the handlers and runs the close hook.
-    pub(super) fn after_close(
-        self: &Arc<Self>,
-        caller: Caller,
-        thread: ThreadId,
-        closed: Vec<(CallSeq, Applied)>,
-    ) {
-        for (seq, applied) in closed {
-            self.after_commit(seq, applied);
-        }
-        let engine = Arc::clone(self);
-        self.tasks.spawn(async move { engine.finish_closing(caller, thread).await });
-    }
-
-    async fn finish_closing(self: Arc<Self>, caller: Caller, thread: ThreadId) {
-        let (owner, id) = (caller.clone(), thread.clone());
-        let closing =
-            self.write(move |engine, db| engine.journal.last_closed_call(db, &owner, &id)).await.flatten();
-        if let Some(hook) = &self.on_close {
-            // The author's code runs inside the future, where a panic is caught.
-            let cleared = async { hook(self.thread(&caller, &thread)).await };
-            let cleared = AssertUnwindSafe(cleared).catch_unwind();
-            let cleared = tokio::select! {
-                cleared = cleared => cleared,
-                // The hook runs again after the restart.
-                () = self.ended.cancelled() => return,
-            };
-            match cleared {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(?thread, ?error, "the close hook of a thread failed"),
-                Err(_) => tracing::error!(?thread, "the close hook of a thread panicked"),
-            }
-        }
-        self.write(move |engine, db| engine.journal.finish_closing(db, &caller, &thread, closing)).await;
-    }
-
     /// Resumes the unfinished calls and thread closings of an earlier process, and starts the background tasks.
     pub(crate) async fn resume(self: &Arc<Self>) -> Result<(), ServeError> {
         let broken = || ServeError::Journal("it cannot be written".into());
@@ -71,12 +32,9 @@ impl Engine {
             last = call.seq;
             self.resume_page(page).await.ok_or_else(broken)?;
         }
-        for (caller, thread) in self.write(|_, db| threads::closing(db)).await.ok_or_else(broken)? {
-            self.after_close(caller, thread, Vec::new());
-        }
-        let (dispatcher, maintenance) = (Arc::clone(self), Arc::clone(self));
-        self.tasks.spawn(dispatcher.dispatch());
-        self.tasks.spawn(maintenance.run_maintenance());
+        self.tasks.spawn(Arc::clone(self).dispatch());
+        self.tasks.spawn(Arc::clone(self).run_close_hooks());
+        self.tasks.spawn(Arc::clone(self).run_maintenance());
         Ok(())
     }
 
@@ -105,10 +63,11 @@ impl Engine {
         self.tools.get(operation).map_or(OnRestart::RunAgain, |offered| offered.tool.on_restart())
     }
 
-    /// Restarts a call. It runs without a permit if the limits are now smaller than the number of unfinished calls.
+    /// Restarts a call. It runs without a permit if the share of its caller is now smaller than the number of its
+    /// unfinished calls.
     fn restart(self: &Arc<Self>, call: StoredCall) {
         let permits = if call.confirmed { &self.subscriptions } else { &self.calls };
-        let run = Run::new(Arc::clone(permits).try_acquire_owned().ok());
+        let run = Run::new(permits.take(&call.caller));
         self.register(call.seq, &run);
         self.start(call, run);
     }
@@ -143,10 +102,10 @@ impl Engine {
                 Ok(expired)
             };
             let Some(expired) = self.write(close_page).await else { return after };
-            for (caller, thread) in expired.threads {
+            for (_, thread) in expired.threads {
                 tracing::info!(?thread, "closing a thread that has expired");
-                self.after_close(caller, thread, Vec::new());
             }
+            self.after_close(Vec::new());
             after = expired.position;
             if !expired.is_full {
                 return after;
@@ -160,6 +119,10 @@ impl Engine {
         {
             tokio::task::yield_now().await;
         }
-        self.write(move |_, db| threads::delete_old(db, before)).await;
+        while self.write(move |_, db| threads::delete_old(db, before, PAGE_SIZE)).await
+            == Some(PAGE_SIZE as usize)
+        {
+            tokio::task::yield_now().await;
+        }
     }
 }

@@ -1,16 +1,25 @@
 //! The outbox: messages that are not delivered yet, in order for each call.
 
+use std::collections::{HashMap, HashSet};
+
 use rap_protocol::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::message::{self, Topic};
 use super::{CallSeq, OutboxMessage, Result, questions};
+use crate::auth::Caller;
 use crate::rules::{Aside, Input, MessageKind};
+
+/// Value of `calls.deliver_at` if the first message of the call may be sent at once.
+pub(super) const AT_ONCE: Timestamp = Timestamp(0);
+
+/// Maximum number of calls that the metrics count.
+const COUNTED: u32 = 100_000;
 
 /// Returns the first message of a call.
 pub(crate) fn first(db: &Connection, call: CallSeq) -> Result<Option<OutboxMessage>> {
     db.prepare_cached(
-        "SELECT outbox.seq, call, kind, body, attempts, created_at, origin, callback, key
+        "SELECT outbox.seq, call, kind, body, attempts, created_at, origin, callback, key, caller
          FROM outbox JOIN calls ON calls.seq = call WHERE call = ?1 ORDER BY outbox.seq LIMIT 1",
     )?
     .query_row([call], |row| {
@@ -25,12 +34,32 @@ pub(crate) fn first(db: &Connection, call: CallSeq) -> Result<Option<OutboxMessa
             body: row.get(3)?,
             attempts: row.get(4)?,
             created_at: Timestamp(row.get(5)?),
+            caller: Caller::from_bytes(row.get(9)?),
             origin: row.get(6)?,
             callback: row.get::<_, Option<Vec<u8>>>(7)?.unwrap_or_default(),
             identity: row.get(8)?,
         })
     })
     .optional()
+}
+
+/// Returns the first messages of these calls, until they have `max_bytes`, and at least one.
+pub(crate) fn firsts(
+    db: &Connection,
+    calls: &[CallSeq],
+    max_bytes: usize,
+) -> Result<HashMap<CallSeq, OutboxMessage>> {
+    let (mut found, mut bytes) = (HashMap::new(), 0);
+    for call in calls {
+        if let Some(message) = first(db, *call)? {
+            bytes += message.body.len();
+            found.insert(*call, message);
+        }
+        if bytes >= max_bytes {
+            break;
+        }
+    }
+    Ok(found)
 }
 
 /// Removes a message whose delivery has ended with `input`. Returns false if it was already gone.
@@ -50,58 +79,165 @@ pub(crate) fn exists(db: &Connection, message: i64) -> Result<bool> {
     db.prepare_cached("SELECT 1 FROM outbox WHERE seq = ?1")?.exists([message])
 }
 
-/// Records a failed attempt and the time of the next one. Does nothing if the message is gone.
-pub(crate) fn postpone(
-    db: &Connection,
-    message: i64,
-    call: CallSeq,
-    attempts: u32,
-    at: Timestamp,
-) -> Result<()> {
-    let still_there = db
-        .prepare_cached("UPDATE outbox SET attempts = ?2 WHERE seq = ?1")?
-        .execute(params![message, attempts])?;
-    if still_there > 0 {
-        db.prepare_cached("UPDATE calls SET deliver_at = ?2 WHERE seq = ?1")?.execute(params![call, at.0])?;
+/// A failed attempt to send a message, and the time of the next one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Retry {
+    pub(crate) message: i64,
+    pub(crate) call: CallSeq,
+    pub(crate) attempts: u32,
+    pub(crate) at: Timestamp,
+}
+
+/// Records failed attempts. Does nothing for messages that are gone.
+pub(crate) fn postpone(db: &Connection, retries: &[Retry]) -> Result<()> {
+    for retry in retries {
+        let still_there = db
+            .prepare_cached("UPDATE outbox SET attempts = ?2 WHERE seq = ?1")?
+            .execute(params![retry.message, retry.attempts])?;
+        if still_there > 0 {
+            // A time of 0 would have another meaning.
+            db.prepare_cached("UPDATE calls SET deliver_at = ?2 WHERE seq = ?1")?
+                .execute(params![retry.call, retry.at.0.max(1)])?;
+        }
     }
     Ok(())
 }
 
-/// Calls with due messages, each with its host, and when the next message becomes due.
-pub(crate) struct Due {
-    pub(crate) calls: Vec<(CallSeq, i64)>,
-    pub(crate) next: Option<Timestamp>,
+/// Makes the messages whose retry time has come ready to be sent, at most `limit` of each caller. Returns when the next
+/// message becomes due, which is `now` if there are more.
+pub(crate) fn release_due(db: &Connection, now: Timestamp, limit: u32) -> Result<Option<Timestamp>> {
+    let mut next = None;
+    let mut caller = Vec::new();
+    while let Some(following) = db
+        .prepare_cached(
+            "SELECT min(caller) FROM calls INDEXED BY calls_retrying WHERE deliver_at > 0 AND caller > ?1",
+        )?
+        .query_row([&caller], |row| row.get::<_, Option<Vec<u8>>>(0))?
+    {
+        caller = following;
+        let released = db
+            .prepare_cached(
+                "UPDATE calls SET deliver_at = 0 WHERE seq IN
+                   (SELECT seq FROM calls INDEXED BY calls_retrying
+                    WHERE deliver_at > 0 AND caller = ?1 AND deliver_at <= ?2 ORDER BY deliver_at LIMIT ?3)",
+            )?
+            .execute(params![caller, now.0, limit])?;
+        let later: Option<i64> = match released == limit as usize {
+            true => Some(now.0),
+            false => db
+                .prepare_cached(
+                    "SELECT min(deliver_at) FROM calls INDEXED BY calls_retrying
+                     WHERE deliver_at > 0 AND caller = ?1",
+                )?
+                .query_row([&caller], |row| row.get(0))?,
+        };
+        next = [next, later].into_iter().flatten().min();
+    }
+    Ok(next.map(Timestamp))
 }
 
-/// Finds the calls whose first message is due, in order of their due time. Skips `busy` hosts, and returns at most
-/// `limit_per_host` calls for each other host. Reads host by host, so that a long queue for one host does not slow
-/// down the others.
-pub(crate) fn due(db: &Connection, now: Timestamp, busy: &[i64], limit_per_host: u32) -> Result<Due> {
-    let mut waiting: Vec<(i64, CallSeq, i64)> = Vec::new();
-    let mut next = None;
-    let mut from = Some(i64::MIN);
-    while let Some(host) = from.map(|from| host_from(db, from)).transpose()?.flatten() {
-        let later = db
-            .prepare_cached("SELECT min(deliver_at) FROM calls WHERE origin = ?1 AND deliver_at > ?2")?
-            .query_row([host, now.0], |row| row.get::<_, Option<i64>>(0))?;
-        next = [next, later].into_iter().flatten().min();
-        if !busy.contains(&host) {
-            let mut due = db.prepare_cached(
-                "SELECT deliver_at, seq FROM calls WHERE origin = ?1 AND deliver_at <= ?2
-                 ORDER BY deliver_at LIMIT ?3",
-            )?;
-            for call in
-                due.query_map(params![host, now.0, limit_per_host], |row| Ok((row.get(0)?, row.get(1)?)))?
-            {
-                let (at, seq) = call?;
-                waiting.push((at, seq, host));
+/// The position of a caller's turn: the last host that it was given for.
+pub(crate) type Turns = HashMap<Caller, i64>;
+
+/// What is being sent already.
+#[derive(Debug, Default)]
+pub(crate) struct InProgress {
+    pub(crate) calls: HashSet<CallSeq>,
+    /// Callers for which no slot is free.
+    pub(crate) full_callers: HashSet<Caller>,
+    /// Number of calls that a caller is sending to a host, and if a slot of the host is free for it.
+    pub(crate) hosts: HashMap<(Caller, i64), HostUse>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct HostUse {
+    pub(crate) active: u32,
+    pub(crate) is_full: bool,
+}
+
+/// Limits of one page of calls with messages that may be sent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageLimits {
+    /// Number of calls of one caller.
+    pub(crate) per_caller: u32,
+    /// Number of calls of one caller to one host.
+    pub(crate) per_host: u32,
+}
+
+/// Calls of one caller with a message that may be sent, each with its host.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ReadyPage {
+    pub(crate) caller: Caller,
+    pub(crate) calls: Vec<(CallSeq, i64)>,
+    /// The last host that was looked at, if there may be more.
+    pub(crate) more_after: Option<i64>,
+}
+
+/// Returns a page of calls for each caller. The hosts of a caller take turns: a page begins after the host at which the
+/// last one ended.
+pub(crate) fn ready(
+    db: &Connection,
+    turns: &Turns,
+    in_progress: &InProgress,
+    limits: PageLimits,
+) -> Result<Vec<ReadyPage>> {
+    let mut pages = Vec::new();
+    let mut after = Vec::new();
+    while let Some(caller) = db
+        .prepare_cached(
+            "SELECT min(caller) FROM calls INDEXED BY calls_ready WHERE deliver_at = 0 AND caller > ?1",
+        )?
+        .query_row([&after], |row| row.get::<_, Option<[u8; 16]>>(0))?
+    {
+        after = caller.to_vec();
+        let caller = Caller::from_bytes(caller);
+        if !in_progress.full_callers.contains(&caller) {
+            let first = turns.get(&caller).and_then(|last| last.checked_add(1)).unwrap_or(i64::MIN);
+            pages.push(ready_of(db, caller, first, in_progress, limits)?);
+        }
+    }
+    Ok(pages)
+}
+
+/// Returns a page of one caller's calls. Begins with the host `first` and goes on with the lowest one after the highest.
+/// A host without a call for the page is one that something is being sent to, so their number is bounded.
+fn ready_of(
+    db: &Connection,
+    caller: Caller,
+    first: i64,
+    in_progress: &InProgress,
+    limits: PageLimits,
+) -> Result<ReadyPage> {
+    let mut calls = Vec::new();
+    let (mut from, mut wrapped) = (Some(first), false);
+    loop {
+        let host = from.map(|from| host_from(db, &caller, from)).transpose()?.flatten();
+        let Some(host) = host.filter(|host| !wrapped || *host < first) else {
+            if wrapped || first == i64::MIN {
+                return Ok(ReadyPage { caller, calls, more_after: None });
             }
+            (from, wrapped) = (Some(i64::MIN), true);
+            continue;
+        };
+        let in_use = in_progress.hosts.get(&(caller.clone(), host)).copied().unwrap_or_default();
+        if !in_use.is_full {
+            let mut statement = db.prepare_cached(
+                "SELECT seq FROM calls INDEXED BY calls_ready
+                 WHERE deliver_at = 0 AND caller = ?1 AND origin = ?2 ORDER BY seq LIMIT ?3",
+            )?;
+            let limit = limits.per_host + in_use.active;
+            for seq in statement.query_map(params![caller.bytes(), host, limit], |row| row.get(0))? {
+                let seq = seq?;
+                if !in_progress.calls.contains(&seq) {
+                    calls.push((seq, host));
+                }
+            }
+        }
+        if calls.len() >= limits.per_caller as usize {
+            return Ok(ReadyPage { caller, calls, more_after: Some(host) });
         }
         from = host.checked_add(1);
     }
-    waiting.sort_unstable();
-    let calls = waiting.into_iter().map(|(_, seq, host)| (seq, host)).collect();
-    Ok(Due { calls, next: next.map(Timestamp) })
 }
 
 /// Deletes the unsent content of the view that an aside replaces. Returns the number of deleted messages.
@@ -117,25 +253,28 @@ pub(super) fn delete_view(db: &Connection, call: CallSeq, aside: &Aside) -> Resu
 pub(crate) struct OutboxStats {
     /// When the oldest message was added.
     pub(crate) oldest: Option<Timestamp>,
-    /// Number of calls with a message that waits for a retry.
+    /// Number of calls with a message that waits for a retry, at most [`COUNTED`].
     pub(crate) retrying: f64,
 }
 
-pub(crate) fn stats(db: &Connection, now: Timestamp) -> Result<OutboxStats> {
+pub(crate) fn stats(db: &Connection) -> Result<OutboxStats> {
     let oldest: Option<i64> = db
         .prepare_cached("SELECT created_at FROM outbox ORDER BY seq LIMIT 1")?
         .query_row([], |row| row.get(0))
         .optional()?;
     let retrying: u32 = db
-        .prepare_cached("SELECT count(*) FROM calls WHERE deliver_at > ?1")?
-        .query_row([now.0], |row| row.get(0))?;
+        .prepare_cached("SELECT count(*) FROM (SELECT 1 FROM calls WHERE deliver_at > 0 LIMIT ?1)")?
+        .query_row([COUNTED], |row| row.get(0))?;
     Ok(OutboxStats { oldest: oldest.map(Timestamp), retrying: retrying.into() })
 }
 
-/// Returns the first host, from `from` on, that has messages.
-fn host_from(db: &Connection, from: i64) -> Result<Option<i64>> {
-    db.prepare_cached("SELECT min(origin) FROM calls WHERE origin >= ?1 AND deliver_at IS NOT NULL")?
-        .query_row([from], |row| row.get(0))
+/// Returns the first host, from `from` on, to which messages of a caller may be sent.
+fn host_from(db: &Connection, caller: &Caller, from: i64) -> Result<Option<i64>> {
+    db.prepare_cached(
+        "SELECT min(origin) FROM calls INDEXED BY calls_ready
+         WHERE deliver_at = 0 AND caller = ?1 AND origin >= ?2",
+    )?
+    .query_row(params![caller.bytes(), from], |row| row.get(0))
 }
 
 #[cfg(test)]
@@ -143,48 +282,110 @@ mod tests {
     use super::*;
     use crate::journal::MIGRATIONS;
 
-    /// A journal in which calls 1, 2, … have messages for these hosts, due at these times.
-    fn journal(waiting: &[(i64, Option<i64>)]) -> Connection {
+    const LIMITS: PageLimits = PageLimits { per_caller: 4, per_host: 2 };
+
+    fn caller(number: u8) -> Caller {
+        Caller::from_bytes([number; 16])
+    }
+
+    /// A journal in which calls 1, 2, … of these callers have messages for these hosts, with these times.
+    fn journal(waiting: &[(u8, i64, Option<i64>)]) -> Connection {
         let db = Connection::open_in_memory().unwrap();
         rap_io::sqlite::migrate(&db, MIGRATIONS).unwrap();
-        for (number, (host, at)) in waiting.iter().enumerate() {
+        for (number, (of, host, at)) in waiting.iter().enumerate() {
             db.execute(
                 "INSERT INTO calls (key, caller, thread, call_id, operation, origin, state, deliver_at, accepted_at)
-                 VALUES (?1, x'00', 't', 'c', 'o', ?2, 2, ?3, 0)",
-                params![[u8::try_from(number).unwrap(); 32], host, at],
+                 VALUES (?1, ?2, 't', 'c', 'o', ?3, 2, ?4, 0)",
+                params![[u8::try_from(number).unwrap(); 32], caller(*of).bytes(), host, at],
             )
             .unwrap();
         }
         db
     }
 
+    /// Returns the calls on the next page of each caller, and moves the turns on.
+    fn next_pages(db: &Connection, turns: &mut Turns, in_progress: &InProgress) -> Vec<Vec<CallSeq>> {
+        let pages = ready(db, turns, in_progress, LIMITS).unwrap();
+        let calls = pages.iter().map(|page| page.calls.iter().map(|(call, _)| *call).collect()).collect();
+        for ReadyPage { caller, more_after, .. } in pages {
+            match more_after {
+                Some(host) => turns.insert(caller, host),
+                None => turns.remove(&caller),
+            };
+        }
+        calls
+    }
+
     #[test]
-    fn due_messages_are_found_per_host_in_order_of_due_time() {
-        let (a, b, c) = (i64::MIN, -1, i64::MAX);
-        let waiting = [
-            (a, Some(10)),
-            (a, Some(11)),
-            (a, Some(12)),
-            (b, Some(5)),
-            (c, Some(99)),
-            (c, Some(20)),
-            (b, None),
-        ];
-        let db = journal(&waiting);
-        let check = |now: i64, busy: &[i64], limit_per_host: u32, calls: &[CallSeq], next: Option<i64>| {
-            let due = due(&db, Timestamp(now), busy, limit_per_host).unwrap();
-            let found: Vec<CallSeq> = due.calls.iter().map(|(call, _)| *call).collect();
-            assert_eq!(
-                (&found[..], due.next.map(|at| at.0)),
-                (calls, next),
-                "{now} {busy:?} {limit_per_host}"
-            );
+    fn each_caller_has_a_page_of_its_own() {
+        let db = journal(&[(1, 1, Some(0)), (2, 1, Some(0)), (1, 2, Some(0)), (3, 1, Some(9)), (4, 1, None)]);
+        assert_eq!(next_pages(&db, &mut Turns::new(), &InProgress::default()), [vec![1, 3], vec![2]]);
+        let full = InProgress { full_callers: HashSet::from([caller(1)]), ..InProgress::default() };
+        assert_eq!(next_pages(&db, &mut Turns::new(), &full), [vec![2]]);
+    }
+
+    #[test]
+    fn the_hosts_of_a_caller_take_turns() {
+        let (a, b, c, d) = (i64::MIN, -1, 7, i64::MAX);
+        let hosts = [a, a, a, b, c, c, c, d];
+        let db = journal(&hosts.map(|host| (1, host, Some(0))));
+        let (mut turns, nothing) = (Turns::new(), InProgress::default());
+        assert_eq!(next_pages(&db, &mut turns, &nothing), [[1, 2, 4, 5, 6]]);
+        assert_eq!(next_pages(&db, &mut turns, &nothing), [[8, 1, 2, 4]]);
+        assert_eq!(next_pages(&db, &mut turns, &nothing), [[5, 6, 8, 1, 2]]);
+    }
+
+    #[test]
+    fn calls_in_progress_and_full_hosts_are_passed_over() {
+        let db = journal(&[1, 1, 1, 1, 2, 2, 3].map(|host| (1, host, Some(0))));
+        let hosts = HashMap::from([
+            ((caller(1), 1), HostUse { active: 1, is_full: false }),
+            ((caller(1), 2), HostUse { active: 1, is_full: true }),
+            ((caller(2), 3), HostUse { active: 1, is_full: true }),
+        ]);
+        let in_progress = InProgress { calls: HashSet::from([1, 5]), hosts, ..InProgress::default() };
+        assert_eq!(next_pages(&db, &mut Turns::new(), &in_progress), [[2, 3, 7]]);
+    }
+
+    #[test]
+    fn full_hosts_do_not_fill_a_page() {
+        let db = journal(&[1, 2, 3, 4, 5].map(|host| (1, host, Some(0))));
+        let full = |host| ((caller(1), host), HostUse { active: 1, is_full: true });
+        let in_progress =
+            InProgress { hosts: HashMap::from([1, 2, 3, 4].map(full)), ..InProgress::default() };
+        assert_eq!(next_pages(&db, &mut Turns::new(), &in_progress), [[5]]);
+    }
+
+    #[test]
+    fn retries_become_ready_at_their_time_a_few_of_each_caller_at_once() {
+        let db =
+            journal(&[(1, 1, Some(5)), (1, 2, Some(4)), (1, 3, Some(3)), (2, 1, Some(6)), (2, 2, Some(99))]);
+        let ready = |db: &Connection| {
+            let sql = "SELECT seq FROM calls WHERE deliver_at = 0 ORDER BY seq";
+            let mut statement = db.prepare(sql).unwrap();
+            statement.query_map([], |row| row.get(0)).unwrap().collect::<Result<Vec<CallSeq>>>().unwrap()
         };
-        check(50, &[], 10, &[4, 1, 2, 3, 6], Some(99));
-        check(50, &[], 2, &[4, 1, 2, 6], Some(99));
-        check(50, &[a], 10, &[4, 6], Some(99));
-        check(50, &[a, b, c], 10, &[], Some(99));
-        check(10, &[], 10, &[4, 1], Some(11));
-        check(100, &[b], 1, &[1, 6], None);
+        assert_eq!(release_due(&db, Timestamp(2), 2).unwrap(), Some(Timestamp(3)));
+        assert!(ready(&db).is_empty());
+        assert_eq!(release_due(&db, Timestamp(6), 2).unwrap(), Some(Timestamp(6)));
+        assert_eq!(ready(&db), [2, 3, 4]);
+        assert_eq!(release_due(&db, Timestamp(6), 2).unwrap(), Some(Timestamp(99)));
+        assert_eq!(ready(&db), [1, 2, 3, 4]);
+        assert_eq!(release_due(&db, Timestamp(100), 2).unwrap(), None);
+    }
+
+    #[test]
+    fn a_journal_of_the_first_version_keeps_its_retries() {
+        let db = Connection::open_in_memory().unwrap();
+        rap_io::sqlite::migrate(&db, &MIGRATIONS[..1]).unwrap();
+        db.execute(
+            "INSERT INTO calls (key, caller, thread, call_id, operation, origin, state, deliver_at, accepted_at)
+             VALUES (x'00', ?1, 't', 'c', 'o', 1, 2, 5, 0)",
+            [caller(1).bytes()],
+        )
+        .unwrap();
+        rap_io::sqlite::migrate(&db, MIGRATIONS).unwrap();
+        assert_eq!(release_due(&db, Timestamp(9), 2).unwrap(), None);
+        assert_eq!(next_pages(&db, &mut Turns::new(), &InProgress::default()), [[1]]);
     }
 }

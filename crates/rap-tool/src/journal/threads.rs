@@ -12,10 +12,13 @@ use super::keys::Keys;
 use super::{CallSeq, Identity, Result, id};
 use crate::auth::Caller;
 
+/// Common prefix of the identities of all calls of a caller's thread.
+pub(crate) type ThreadKey = [u8; 8];
+
 /// Records that a thread is being closed; [`finish_closing`] ends this. Returns false if the thread was not open.
 pub(super) fn begin_closing(
     db: &Connection,
-    key: &[u8; 8],
+    key: &ThreadKey,
     last_call: Option<CallSeq>,
     (caller, thread): (&Caller, &ThreadId),
     now: Timestamp,
@@ -32,29 +35,61 @@ pub(super) fn begin_closing(
     Ok(closed > 0)
 }
 
-pub(super) fn last_call(db: &Connection, keys: &mut Keys, key: &[u8; 8]) -> Result<Option<CallSeq>> {
+pub(super) fn last_call(db: &Connection, keys: &mut Keys, key: &ThreadKey) -> Result<Option<CallSeq>> {
     Ok(keys.with_prefix(db, key)?.into_iter().max())
 }
 
-/// Records that the close hook has finished, unless the thread was closed again after `closing`.
-pub(super) fn finish_closing(db: &Connection, key: &[u8; 8], closing: Option<CallSeq>) -> Result<()> {
+/// Records that the close hook has finished, unless the thread was closed again after `last_call`.
+pub(crate) fn finish_closing(db: &Connection, key: &ThreadKey, last_call: CallSeq) -> Result<()> {
     db.prepare_cached("UPDATE closings SET pending = 0 WHERE thread_key = ?1 AND last_call = ?2")?
-        .execute(params![key, closing])?;
+        .execute(params![key, last_call])?;
     Ok(())
 }
 
 /// Returns the last call before the thread was last closed.
-pub(super) fn last_closed_call(db: &Connection, key: &[u8; 8]) -> Result<Option<CallSeq>> {
+pub(super) fn last_closed_call(db: &Connection, key: &ThreadKey) -> Result<Option<CallSeq>> {
     db.prepare_cached("SELECT last_call FROM closings WHERE thread_key = ?1")?
         .query_row([key], |row| row.get(0))
         .optional()
 }
 
-/// Returns the threads whose close hook has not finished.
-pub(crate) fn closing(db: &Connection) -> Result<Vec<(Caller, ThreadId)>> {
-    db.prepare_cached("SELECT caller, thread FROM closings WHERE pending = 1")?
-        .query_map([], |row| Ok((Caller::from_bytes(row.get(0)?), id(row, 1)?)))?
-        .collect()
+/// A closed thread whose close hook has not finished.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Closing {
+    pub(crate) key: ThreadKey,
+    pub(crate) caller: Caller,
+    pub(crate) thread: ThreadId,
+    /// The last call before the thread was closed.
+    pub(crate) last_call: CallSeq,
+}
+
+/// Returns the threads whose close hook has not finished, except those in `running`: for each caller the `limit` that were
+/// closed first.
+pub(crate) fn closing(db: &Connection, running: &HashSet<ThreadKey>, limit: u32) -> Result<Vec<Closing>> {
+    let mut found = Vec::new();
+    let mut caller = Vec::new();
+    while let Some(following) = db
+        .prepare_cached(
+            "SELECT min(caller) FROM closings INDEXED BY closings_pending WHERE pending = 1 AND caller > ?1",
+        )?
+        .query_row([&caller], |row| row.get::<_, Option<Vec<u8>>>(0))?
+    {
+        caller = following;
+        let mut statement = db.prepare_cached(
+            "SELECT thread_key, caller, thread, last_call FROM closings INDEXED BY closings_pending
+             WHERE pending = 1 AND caller = ?1 ORDER BY closed_at LIMIT ?2",
+        )?;
+        let closings =
+            statement.query_map(params![caller, i64::from(limit) + running.len() as i64], |row| {
+                let caller = Caller::from_bytes(row.get(1)?);
+                Ok(Closing { key: row.get(0)?, caller, thread: id(row, 2)?, last_call: row.get(3)? })
+            })?;
+        let waits = |closing: &Result<Closing>| !closing.as_ref().is_ok_and(|it| running.contains(&it.key));
+        for closing in closings.filter(waits).take(limit as usize) {
+            found.push(closing?);
+        }
+    }
+    Ok(found)
 }
 
 /// Position of the scan for expired threads: the last settled call that was read.
@@ -94,7 +129,7 @@ pub(super) fn expired(
     let position = old.last().map_or(after, |(position, ..)| *position);
     let (mut seen, mut threads) = (HashSet::new(), Vec::new());
     for (_, identity, caller, thread) in old {
-        let key: [u8; 8] = *identity.first_chunk().expect("bug: 32 bytes");
+        let key: ThreadKey = *identity.first_chunk().expect("bug: 32 bytes");
         if !seen.insert(key) {
             continue;
         }
@@ -118,8 +153,48 @@ fn any_used_since(db: &Connection, calls: &[CallSeq], before: Timestamp) -> Resu
     Ok(false)
 }
 
-/// Deletes closings whose calls are all deleted.
-pub(crate) fn delete_old(db: &Connection, before: Timestamp) -> Result<()> {
-    db.prepare_cached("DELETE FROM closings WHERE pending = 0 AND closed_at < ?1")?.execute([before.0])?;
-    Ok(())
+/// Deletes at most `limit` closings whose calls are all deleted. Returns how many.
+pub(crate) fn delete_old(db: &Connection, before: Timestamp, limit: u32) -> Result<usize> {
+    db.prepare_cached(
+        "DELETE FROM closings WHERE thread_key IN
+           (SELECT thread_key FROM closings WHERE pending = 0 AND closed_at < ?1 LIMIT ?2)",
+    )?
+    .execute(params![before.0, limit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::MIGRATIONS;
+
+    #[test]
+    fn the_closings_of_each_caller_are_read_page_by_page_in_order() {
+        let db = Connection::open_in_memory().unwrap();
+        rap_io::sqlite::migrate(&db, MIGRATIONS).unwrap();
+        let key = |number: u8| [number; 8];
+        for (number, caller, pending) in [(1, 1_u8, 1), (2, 1, 1), (3, 1, 0), (4, 1, 1), (5, 2, 1), (6, 1, 1)]
+        {
+            db.execute(
+                "INSERT INTO closings (thread_key, caller, thread, last_call, pending, closed_at)
+                 VALUES (?1, ?2, 't', 7, ?3, ?4)",
+                params![key(number), [caller; 16], pending, 100 - i64::from(number)],
+            )
+            .unwrap();
+        }
+        let keys = |running: &[u8], limit| {
+            let running = running.iter().map(|number| key(*number)).collect();
+            let closings = closing(&db, &running, limit).unwrap();
+            closings.into_iter().map(|closing| closing.key[0]).collect::<Vec<u8>>()
+        };
+        assert_eq!(keys(&[], 2), [6, 4, 5]);
+        assert_eq!(keys(&[6, 2, 5], 2), [4, 1]);
+        finish_closing(&db, &key(6), 6).unwrap();
+        assert_eq!(keys(&[], 1), [6, 5], "it was closed again");
+        finish_closing(&db, &key(6), 7).unwrap();
+        assert_eq!(keys(&[], 9), [4, 2, 1, 5]);
+        assert_eq!(delete_old(&db, Timestamp(1_000), 1).unwrap(), 1);
+        assert_eq!(delete_old(&db, Timestamp(1_000), 1).unwrap(), 1);
+        assert_eq!(delete_old(&db, Timestamp(1_000), 1).unwrap(), 0);
+        assert_eq!(keys(&[], 9), [4, 2, 1, 5]);
+    }
 }

@@ -1,7 +1,7 @@
 //! Destinations of callbacks: which URLs a server sends to, and what it reveals about them.
 
 use rap_testkit::Process;
-use rap_testkit::http::{Answer, exchange, request};
+use rap_testkit::http::{Response, exchange, request};
 use rap_testkit::programs::example;
 use rap_tool::UrlPolicy;
 use rap_tool::prelude::*;
@@ -38,7 +38,7 @@ async fn a_callback_url_that_leads_to_the_server_itself_is_refused() {
     assert!(metrics.contains("rap_tool_retried_total 0"), "a forbidden URL is not retried: {metrics}");
 }
 
-async fn get(base: &str, path: &str) -> Answer {
+async fn get(base: &str, path: &str) -> Response {
     let host = base.trim_start_matches("http://");
     let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
     exchange(base, request.as_bytes()).await

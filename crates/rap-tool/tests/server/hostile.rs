@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::support::{Gate, Journal, Runtime, Server, data_dir, short_pauses};
-use rap_testkit::http::{connect, exchange, read_answer, request};
+use rap_testkit::http::{connect, exchange, read_response, request};
 use rap_testkit::{PATIENCE, until};
 use rap_tool::prelude::*;
 use rap_tool::{Limits, Rate, UrlPolicy};
@@ -381,6 +381,9 @@ async fn more_idle_connections_than_allowed_do_not_block_the_server_for_long() {
     for _ in 0..300 {
         idle.push(connect(&target.server.url).await);
     }
+    // While the server is full, it refuses connections at once.
+    let close = request("/close_thread", "", &target.body("/close_thread"));
+    until("idle connections are closed", async || target.send(&close).await == 200).await;
     target.check_unharmed().await;
     drop(idle);
     target.check_unharmed().await;
@@ -396,7 +399,7 @@ async fn the_memory_for_request_bodies_is_bounded() {
     for _ in 0..2 {
         let mut stream = connect(&target.server.url).await;
         stream.write_all(&whole.as_bytes()[..whole.len() - 1]).await.unwrap();
-        arriving.spawn(read_answer(stream));
+        arriving.spawn(read_response(stream));
     }
     let answer = tokio::time::timeout(PATIENCE, arriving.join_next()).await.unwrap().unwrap().unwrap();
     assert_eq!(answer.status, 503, "there is memory for one of them");

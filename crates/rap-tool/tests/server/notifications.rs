@@ -692,7 +692,7 @@ async fn the_answer_to_a_notification_does_not_reveal_what_exists() {
     let server = Server::start(server(&reporter, &gate), data.path()).await;
     let (caller, mut runtime) = (server.caller(), Runtime::start().await);
     busy(&caller, &mut runtime, &gate).await;
-    let comparable = |answer: rap_testkit::http::Answer| {
+    let comparable = |answer: rap_testkit::http::Response| {
         let head =
             answer.head.lines().filter(|line| !line.starts_with("date:")).collect::<Vec<_>>().join("\n");
         assert!(head.contains("content-length: 0"), "{head}");

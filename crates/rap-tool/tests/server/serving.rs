@@ -10,7 +10,7 @@ use rap_testkit::http::exchange;
 use rap_testkit::programs::example;
 use rap_testkit::{Port, Process, until};
 use rap_tool::prelude::*;
-use rap_tool::{Bound, ServeError};
+use rap_tool::{Bound, ServeError, UrlPolicy};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -68,7 +68,10 @@ async fn a_server_without_a_token_binds_only_to_loopback() {
 #[tokio::test]
 async fn open_to_anyone_allows_other_addresses() {
     let data = data_dir();
-    let tools = server(data.path()).auth(Auth::OpenToAnyone).public_url("https://tools.example/here/");
+    let tools = server(data.path())
+        .auth(Auth::OpenToAnyone)
+        .public_url("https://tools.example/here/")
+        .callbacks_to(UrlPolicy::Loopback);
     let bound = tools.bind("0.0.0.0:0").await.unwrap();
     assert_eq!(bound.url(), "https://tools.example/here");
     let address = format!("http://127.0.0.1:{}", bound.local_addr().port());
@@ -232,8 +235,24 @@ async fn the_data_directory_from_the_environment_is_used_and_private() {
     assert_eq!(Journal::open(&directory).rows()[0], 1);
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&directory), 0o700);
-    assert_eq!(mode(&directory.join("journal.key")), 0o600);
+    let files = ["journal.key", "journal.lock", "journal.db", "journal.db-wal", "journal.db-shm"];
+    for name in files {
+        assert_eq!(mode(&directory.join(name)), 0o600, "{name}");
+    }
     process.kill();
+
+    let expose =
+        |name| std::fs::set_permissions(directory.join(name), PermissionsExt::from_mode(0o644)).unwrap();
+    files[1..].iter().for_each(expose);
+    let process = ToolProcess::start("kitchen_sink", &directory, &[]);
+    let paths: Vec<String> = ["journal.db", "journal.db-wal", "journal.db-shm", "journal.lock"]
+        .map(|name| directory.join(name).display().to_string())
+        .to_vec();
+    process.until_logged(&format!("run: chmod 600 {}", paths.join(" "))).await;
+    process.kill();
+    expose(&"journal.key");
+    let error = Process::refused(example("kitchen_sink", &directory, &[]));
+    assert!(error.contains("chmod 600"), "{error}");
 
     // With a key from the environment there is no key file, and without that key the journal cannot be opened.
     let (keyed, key) = (data.path().join("keyed"), "cd".repeat(32));
@@ -439,6 +458,7 @@ async fn maximum_values_of_limits_are_accepted() {
     limits.thread_ttl = Duration::MAX;
     limits.remember = Duration::MAX;
     limits.request_within = Duration::MAX;
+    limits.close_within = Duration::MAX;
     let server = Server::start(server(data.path()).limits(limits), data.path()).await;
     let mut runtime = Runtime::start().await;
     runtime.answer_next(&[503, 503]);

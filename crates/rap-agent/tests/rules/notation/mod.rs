@@ -38,6 +38,7 @@ pub fn small_limits() -> Limits {
         open_calls: 3,
         held: 2,
         held_bytes: 1 << 20,
+        result_bytes: 1 << 20,
         questions: 2,
         children: 1,
         event_children: 1,

@@ -30,7 +30,7 @@ impl Names {
         let Item::Assistant { calls, .. } = item else { return };
         let mut taken = BTreeSet::new();
         for call in calls {
-            let Some(own) = &call.call_id else { continue };
+            let Some(own) = &call.model_id else { continue };
             let mut name = own.to_string();
             while !taken.insert(name.clone()) {
                 name.push('\'');

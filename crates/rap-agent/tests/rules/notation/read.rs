@@ -18,8 +18,8 @@
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use rap_agent::{
-    Answer, Arguments, BuiltIn, Choice, Event, Input, NextTime, Occurrence, OnBusy, Plan, PlannedCall,
-    Server, ThreadMessage, ToolResult, TurnRetry, Usage, texts,
+    Arguments, BuiltIn, Choice, Event, Input, NextTime, Occurrence, OnBusy, Plan, PlannedCall, Server,
+    ThreadMessage, ToolResult, TurnAnswer, TurnRetry, Usage, texts,
 };
 use rap_protocol::{AuthUrl, Body, CallId, EventId, ResponseUrl, Timestamp};
 use serde_json::{Map, Value};
@@ -50,7 +50,7 @@ fn of_model(thread: &Thread, line: &str, words: &[&str], text: &str) -> Option<I
     let current = thread.head.turn();
     let answer = |turn, said: &[&str]| {
         let calls = text.split_whitespace().map(|call| planned(&thread.names, call)).collect();
-        Input::TurnEnded { turn, answer: Answer { text: said.join(" "), calls, ..Answer::default() } }
+        Input::TurnEnded { turn, answer: TurnAnswer { text: said.join(" "), calls, ..TurnAnswer::default() } }
     };
     let summarised = |turn| Input::Summarised { turn, text: text.into(), usage: USAGE };
     let turn = |text: &str| text.parse().unwrap_or_else(|_| panic!("no turn: {line}"));
@@ -195,7 +195,7 @@ fn planned(names: &Names, call: &str) -> PlannedCall {
         tool => Plan::BuiltIn(built_in(names, tool, with)),
     };
     let call_id = (own != "?").then(|| id(own));
-    PlannedCall { call_id, name: "look".into(), arguments, display: None, plan }
+    PlannedCall { model_id: call_id, name: "look".into(), arguments, display: None, plan }
 }
 
 fn built_in(names: &Names, tool: &str, with: &str) -> BuiltIn {

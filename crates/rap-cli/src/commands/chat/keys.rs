@@ -87,7 +87,7 @@ impl Keys {
         };
         self.pasting = false;
         let text = String::from_utf8_lossy(&self.bytes[..end]).replace("\r\n", "\n").replace('\r', "\n");
-        let text = crate::table::plain(&text);
+        let text = text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect();
         Some((Some(Key::Paste(text)), end + PASTE_ENDS.len()))
     }
 }

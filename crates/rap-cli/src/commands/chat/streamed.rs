@@ -31,7 +31,7 @@ impl Streamed {
             self.text.clear();
         }
         self.dropped = false;
-        self.text.push_str(&plain(&delta.text));
+        self.text.push_str(&delta.text);
         if self.text.len() > 2 * TAIL {
             let surplus = (self.text.len() - TAIL..).find(|at| self.text.is_char_boundary(*at));
             self.text.drain(..surplus.unwrap_or_default());
@@ -61,7 +61,7 @@ impl Streamed {
         if self.dropped || self.text.is_empty() {
             return Vec::new();
         }
-        let lines = lines(&self.text, width);
+        let lines = lines(&plain(&self.text), width);
         lines[lines.len().saturating_sub(rows)..].to_vec()
     }
 }
@@ -116,8 +116,8 @@ mod tests {
         streamed.push(&delta(1, 1, "one "));
         assert_eq!(streamed.rows(20, 9), ["one "]);
         streamed.push(&delta(1, 1, "two\nthr\x1b[2J"));
-        assert_eq!(streamed.rows(20, 9), ["one two", "thr[2J"]);
-        assert_eq!(streamed.rows(20, 1), ["thr[2J"]);
+        assert_eq!(streamed.rows(20, 9), ["one two", "thr\\u{1b}[2J"]);
+        assert_eq!(streamed.rows(20, 1), ["thr\\u{1b}[2J"]);
         streamed.finish();
         assert!(streamed.rows(20, 9).is_empty());
     }

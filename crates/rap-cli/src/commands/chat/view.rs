@@ -11,7 +11,7 @@ use super::screen::Size;
 use super::streamed::{Streamed, lines};
 use crate::commands::inbox::numbered;
 use crate::status_text;
-use crate::table::{BOLD, DIM, RED, YELLOW, cut, one_line, styled};
+use crate::table::{BOLD, DIM, RED, YELLOW, cut, one_line, plain, styled};
 use crate::transcript::{Line, Transcript};
 
 /// Shown at the start of a chat with the scripted model.
@@ -57,7 +57,7 @@ impl View {
             return Ok(());
         }
         let keys = "^C interrupts the agent, ^C twice or ^D exits";
-        self.print(&format!("thread {}, agent {agent}; {keys}", styled(BOLD, thread)))
+        self.print(&format!("thread {}, agent {}; {keys}", styled(BOLD, &one_line(thread)), one_line(agent)))
     }
 
     /// Tells the user that no language model answers. On a pipe the note goes to stderr.
@@ -75,7 +75,7 @@ impl View {
             return Ok(());
         }
         self.sent.push(text.to_owned());
-        self.show(Line { who: "you", what: text.to_owned() })
+        self.show(Line { who: "you", what: plain(text) })
     }
 
     /// Reports that a message was not accepted.
@@ -99,11 +99,11 @@ impl View {
     }
 
     pub(super) fn note(&mut self, text: &str) -> anyhow::Result<()> {
-        self.print(&styled(DIM, &format!("{:INDENT$}{text}", "")))
+        self.print(&styled(DIM, &format!("{:INDENT$}{}", "", plain(text))))
     }
 
     pub(super) fn warn(&mut self, text: &str) -> anyhow::Result<()> {
-        self.print(&styled(RED, text))
+        self.print(&styled(RED, &plain(text)))
     }
 
     pub(super) fn entry(&mut self, entry: &Entry) -> anyhow::Result<()> {

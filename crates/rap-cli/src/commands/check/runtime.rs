@@ -18,6 +18,7 @@ use url::Url;
 
 use super::{ReportOptions, base_url, clear_progress, show_progress};
 use crate::commands::{Token, WrongUsage};
+use crate::table::plain;
 
 /// Arguments of `rap check runtime`.
 #[derive(Args)]
@@ -102,7 +103,7 @@ impl Runtime {
         let host: &dyn RuntimeHost = &process;
         let report = checker.run(&self.target(), user, Some(host), &show_progress).await;
         if matches!(report, Err(Error::NoContact(_))) {
-            eprintln!("Last output of the runtime:\n{}\n", process.log());
+            eprintln!("Last output of the runtime:\n{}\n", plain(&process.log()));
         }
         process.kill().await;
         report

@@ -8,7 +8,7 @@ use anyhow::bail;
 use rap_agent::texts;
 use rap_api::client::{Client, Follower, IdempotencyKey, Update};
 use rap_api::{
-    Call, CallState, CreateThread, Entry, Event, Item, OpenCall, SendMessage, Status, StatusEvent,
+    Call, CallState, CreateThread, Entry, Item, OpenCall, SendMessage, Status, StatusEvent, ThreadEvent,
 };
 use serde_json::Value;
 
@@ -78,7 +78,7 @@ impl Driver {
         let mut driver = Driver { client, runtime, tools, follower, began, asleep: None, reason: "", state };
         // Wait for the first status, which follows the empty history.
         while driver.state.status.is_none() {
-            if let Update::Event(Event::Status(update)) = driver.follower.next().await? {
+            if let Update::Event(ThreadEvent::Status(update)) = driver.follower.next().await? {
                 driver.state.status = Some(update.status);
             }
         }
@@ -157,14 +157,14 @@ impl Driver {
                 self.state.open.clear();
             }
             Update::Skipped(skipped) => self.explain(&skipped.to_string())?,
-            Update::Event(Event::Entry(entry)) => self.print_entry(&entry)?,
-            Update::Event(Event::Call(update)) => {
+            Update::Event(ThreadEvent::Entry(entry)) => self.print_entry(&entry)?,
+            Update::Event(ThreadEvent::Call(update)) => {
                 match update.state {
                     CallState::Open => self.state.open.insert(update.call.call_id.clone(), update.call),
                     _ => self.state.open.remove(&update.call.call_id),
                 };
             }
-            Update::Event(Event::Status(update)) => self.print_status(&update)?,
+            Update::Event(ThreadEvent::Status(update)) => self.print_status(&update)?,
             Update::Event(_) => {}
         }
         Ok(())

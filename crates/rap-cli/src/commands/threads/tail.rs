@@ -2,7 +2,8 @@
 
 use anyhow::{Context, bail};
 use rap_api::client::{Client, Error, Follower, RawEvent, Update};
-use rap_api::{Event, Item, QuestionKind, Status};
+use rap_api::{Item, QuestionKind, Status, ThreadEvent};
+use rap_protocol::visible;
 use serde_json::Value;
 
 use super::print;
@@ -34,12 +35,12 @@ async fn lines(mut follower: Follower, once: bool) -> anyhow::Result<()> {
         let update = follower.next().await?;
         print_update(&update);
         match update {
-            Update::Event(Event::Entry(entry)) => {
+            Update::Event(ThreadEvent::Entry(entry)) => {
                 for line in transcript.lines(&entry) {
                     print(&format!("{}\n", line.render()))?;
                 }
             }
-            Update::Event(Event::Status(update)) => {
+            Update::Event(ThreadEvent::Status(update)) => {
                 let why = update.why.map_or(String::new(), |why| format!(": {}", one_line(&why)));
                 print(&format!(
                     "{}\n",
@@ -49,7 +50,7 @@ async fn lines(mut follower: Follower, once: bool) -> anyhow::Result<()> {
                     return Ok(());
                 }
             }
-            Update::Event(Event::Question(question)) => {
+            Update::Event(ThreadEvent::Question(question)) => {
                 let text = match question.kind {
                     QuestionKind::Choice { prompt, choices, .. } => {
                         format!("{prompt} {}", choices.join(", "))
@@ -70,11 +71,11 @@ async fn entries(mut follower: Follower<RawEvent>, once: bool) -> anyhow::Result
         let update = follower.next().await?;
         print_update(&update);
         let Update::Event(event) = update else { continue };
-        if event.name == Event::ENTRY {
+        if event.name == ThreadEvent::ENTRY {
             let entry: Value =
                 serde_json::from_str(&event.data).context("an entry of the event stream is not JSON")?;
-            print(&format!("{entry}\n"))?;
-        } else if let Some(Event::Status(update)) = Event::parse(&event.name, &event.data)
+            print(&format!("{}\n", visible::json(&entry.to_string())))?;
+        } else if let Some(ThreadEvent::Status(update)) = ThreadEvent::parse(&event.name, &event.data)
             && (once || update.status == Status::Closed)
         {
             return Ok(());
@@ -85,7 +86,7 @@ async fn entries(mut follower: Follower<RawEvent>, once: bool) -> anyhow::Result
 /// Prints updates other than events to stderr.
 fn print_update<E>(update: &Update<E>) {
     if let Some(message) = update.message() {
-        eprintln!("{message}");
+        eprintln!("{}", plain(&message));
     }
 }
 
@@ -133,22 +134,22 @@ pub(super) async fn answer(client: &Client, id: &str, after: u64, message: &str)
         };
         idle.observe(&event);
         match event {
-            Event::Entry(entry) => match entry.item {
+            ThreadEvent::Entry(entry) => match entry.item {
                 Item::Assistant { text, .. } if !text.is_empty() => print(&format!("{}\n", plain(&text)))?,
                 Item::Notice { text } => eprintln!("{}", plain(&text)),
                 _ => {}
             },
-            Event::Question(question) => match question.kind {
+            ThreadEvent::Question(question) => match question.kind {
                 QuestionKind::Choice { prompt, choices, .. } => eprintln!(
                     "{} {}; answer with: rap inbox answer {id} {} CHOICE",
                     one_line(&prompt),
-                    choices.join(", "),
-                    question.call_id
+                    one_line(&choices.join(", ")),
+                    one_line(&question.call_id)
                 ),
-                QuestionKind::SignIn { auth_url } => eprintln!("sign in: {auth_url}"),
+                QuestionKind::SignIn { auth_url } => eprintln!("sign in: {}", one_line(&auth_url)),
                 QuestionKind::Unknown => {}
             },
-            Event::Status(update) if idle.is_idle() => match (update.status, update.why) {
+            ThreadEvent::Status(update) if idle.is_idle() => match (update.status, update.why) {
                 (Status::Failed, why) => bail!("the agent failed: {}", why.unwrap_or_default()),
                 (Status::NeedsYou, why) => bail!("paused: {}", why.unwrap_or_default()),
                 _ => return Ok(()),

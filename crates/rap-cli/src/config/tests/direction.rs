@@ -65,3 +65,11 @@ fn plain_http_to_another_machine_is_found() {
     assert_eq!(Setup::new(text).config().plain_http(), expected);
     assert_eq!(Setup::new("").config().plain_http(), []);
 }
+
+#[test]
+fn files_with_secrets_are_known() {
+    let text = "[server]\ntokens = [\"file:token\", \"env:TOKEN\"]\n\
+                [[tool_server]]\nurl = \"http://127.0.0.1:1\"\nbearer = \"literal\"";
+    let setup = Setup::new(text).file("token", "a-long-client-token").variable("TOKEN", "another-long-token");
+    assert_eq!(setup.config().secret_files, [setup.directory.path().join("token")]);
+}

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::model::remote::{CALLS, CUT, FILTERED, error_message, malformed_answer, too_many_calls};
-use crate::model::{Answer, Error, ModelCall, OnDelta, arguments};
+use crate::model::{Error, ModelAnswer, ModelCall, OnDelta, arguments};
 
 /// Maximum number of blocks of an answer.
 const BLOCKS: usize = 4 * CALLS;
@@ -282,7 +282,7 @@ impl Assembly {
         turn: u64,
         names: &Names,
         on_delta: &mut OnDelta<'_>,
-    ) -> Answer {
+    ) -> ModelAnswer {
         let (usage, stop) = (self.total(), self.stop);
         let note = match stop {
             Stop::Paused if self.is_paused() => Some(PAUSED),
@@ -317,7 +317,7 @@ impl Assembly {
             }
         }
         let thoughts = (!parts.is_empty()).then(|| Thoughts { model: model.to_owned(), parts });
-        Answer { text: self.text, calls, thoughts, usage }
+        ModelAnswer { text: self.text, calls, thoughts, usage }
     }
 }
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::model::remote::{CALLS, CUT, FILTERED, error_message, malformed_answer, too_many_calls};
-use crate::model::{Answer, Error, ModelCall, OnDelta, arguments};
+use crate::model::{Error, ModelAnswer, ModelCall, OnDelta, arguments};
 
 /// The part of an answer that has been received.
 #[derive(Debug, Default)]
@@ -202,7 +202,7 @@ impl Assembly {
     }
 
     /// Returns the complete answer, with the original names of the tools.
-    pub(super) fn into_answer(mut self, turn: u64, names: &Names, on_delta: &mut OnDelta<'_>) -> Answer {
+    pub(super) fn into_answer(mut self, turn: u64, names: &Names, on_delta: &mut OnDelta<'_>) -> ModelAnswer {
         let note = match self.finish {
             Some(Finish::Cut) => Some(CUT),
             Some(Finish::Filtered) => Some(FILTERED),
@@ -218,7 +218,7 @@ impl Assembly {
             id: if call.id.is_empty() { format!("call_{turn}_{}", index + 1) } else { call.id },
             name: names.real(&call.name).to_owned(),
         });
-        Answer { calls: calls.collect(), text: self.text, thoughts: None, usage: self.usage }
+        ModelAnswer { calls: calls.collect(), text: self.text, thoughts: None, usage: self.usage }
     }
 }
 

@@ -11,7 +11,7 @@ fn id(text: &str) -> CallId {
 }
 
 fn call(call_id: &str, name: &str, arguments: Arguments) -> Item {
-    let call = CallEntry { id: id(call_id), call_id: None, name: name.into(), arguments, display: None };
+    let call = CallEntry { id: id(call_id), model_id: None, name: name.into(), arguments, display: None };
     Item::assistant("", vec![call])
 }
 
@@ -31,15 +31,15 @@ fn runtime_text(text: &str) -> Item {
     Item::User { text: text.into(), from: Speaker::Runtime }
 }
 
-fn question(items: Vec<Item>, turn: u64) -> Question {
+fn request(items: Vec<Item>, turn: u64) -> ModelRequest {
     let entries = items.into_iter().map(|item| Entry { at: Timestamp(0), item }).collect();
-    Question { system: String::new(), entries, tools: Arc::new([]), turn, images: false }
+    ModelRequest { system: String::new(), entries, tools: Arc::new([]), turn, images: false }
 }
 
 /// Returns text and calls of the answer. Checks that the text was streamed too.
 async fn ask(model: &Scripted, items: Vec<Item>, turn: u64) -> (String, Vec<(String, String, Value)>) {
     let mut streamed = String::new();
-    let reply = model.ask(question(items, turn), &mut |delta| streamed.push_str(delta)).await.unwrap();
+    let reply = model.ask(request(items, turn), &mut |delta| streamed.push_str(delta)).await.unwrap();
     assert_eq!(streamed, reply.text);
     let calls = reply.calls.into_iter().map(|call| {
         let arguments = call.arguments.map_or_else(|raw| json!({"unusable": raw}), Value::Object);

@@ -1,8 +1,8 @@
 //! Follows the states of calls by the inputs alone, as clients and tool servers see them.
 
 use rap_agent::{
-    Answer, BuiltIn, CallState, Input, Item, Limits, OnBusy, Phase, Plan, PlannedCall, Step, ThreadMessage,
-    Write, texts,
+    BuiltIn, CallState, Input, Item, Limits, OnBusy, Phase, Plan, PlannedCall, Step, ThreadMessage,
+    TurnAnswer, Write, texts,
 };
 use rap_protocol::{CallId, Timestamp};
 
@@ -132,7 +132,7 @@ impl ThreadTracker {
 
     /// Handles subscriptions that the model cancels before it closes its thread. Returns those whose servers must be
     /// notified.
-    fn cancel_by_model(&mut self, answer: &Answer) -> Vec<CallId> {
+    fn cancel_by_model(&mut self, answer: &TurnAnswer) -> Vec<CallId> {
         let mut cancelled = Vec::new();
         let closes =
             |planned: &&PlannedCall| matches!(planned.plan, Plan::BuiltIn(BuiltIn::CloseThread { .. }));

@@ -22,8 +22,8 @@ use crate::store::apply::check_target;
 use crate::store::batch::{Applied, DisabledThreads};
 use crate::store::stored::{new_fork, new_root};
 use crate::store::{
-    BoxError, Committed, Error, Loaded, Message, NewThread, Receipt, Rules, SharedFacts, Stepped, Target,
-    ThreadKey, rounds, step_one,
+    BoxError, Committed, Error, Loaded, Message, NewThread, Receipt, SharedFacts, StepSettings, Stepped,
+    Target, ThreadKey, Visibility, rounds, step_one,
 };
 
 /// Maximum number of rounds in a transaction. Further messages of a thread are left for the next one.
@@ -36,7 +36,7 @@ const NOW: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 pub(super) struct Context<'a> {
     pub(super) connections: &'a Connections,
     pub(super) directory: &'a Directory,
-    pub(super) rules: &'a Rules,
+    pub(super) rules: &'a StepSettings,
     pub(super) key: &'a Key,
     pub(super) disabled: &'a DisabledThreads,
     pub(super) clock: &'a super::Time,
@@ -275,23 +275,24 @@ impl Batch<'_> {
     /// Makes the threads that messages of the round create.
     async fn create_threads(&mut self, tx: &mut Transaction, round: &[usize]) -> Result<(), Failure> {
         for at in round {
-            let (Lookup::Key(key), target) = (&self.lookups[*at], &self.messages[*at].target) else {
-                continue;
-            };
+            let Lookup::Key(key) = &self.lookups[*at] else { continue };
+            let Message { target, visible, .. } = self.messages[*at];
             if self.heads.contains_key(key) || self.held.contains(key) {
                 continue;
             }
             let loaded = match target {
                 Target::New(new) => Some(new_root(*key, new, self.now)),
-                Target::Fork { source, at, id, incarnation } => match heads::load_by_id(tx, source).await? {
-                    None => None,
-                    Some(source) => {
-                        let last = source.head.seq();
-                        let at = at.unwrap_or(last).min(last);
-                        let point = history::fork_point(tx, &source.thread, at).await?;
-                        Some(new_fork(*key, id.clone(), *incarnation, &source, point, self.now))
+                Target::Fork { source, at, id, incarnation } => {
+                    match heads::load_by_id(tx, source, visible).await? {
+                        Some(source) => {
+                            let last = source.head.seq();
+                            let at = at.unwrap_or(last).min(last);
+                            let point = history::fork_point(tx, &source.thread, at).await?;
+                            Some(new_fork(*key, id.clone(), *incarnation, &source, point, self.now))
+                        }
+                        None => None,
                     }
-                },
+                }
                 _ => None,
             };
             if let Some(loaded) = loaded {
@@ -304,7 +305,7 @@ impl Batch<'_> {
     /// Returns the thread of a message, or the reason why it cannot take the message. `None` if the message is left for
     /// the next batch.
     fn load_one(&self, at: usize) -> Option<Result<Loaded, Error>> {
-        let target = &self.messages[at].target;
+        let Message { target, visible, .. } = self.messages[at];
         let is_new = matches!(target, Target::New(_) | Target::Fork { .. });
         let Lookup::Key(key) = &self.lookups[at] else { return Some(Err(Error::NoThread)) };
         if self.held.contains(key) {
@@ -314,6 +315,11 @@ impl Batch<'_> {
             None => Err(Error::NoThread),
             Some(Ok(loaded)) if is_new && loaded.version > 0 => Err(Error::Exists),
             Some(Err(_)) if is_new => Err(Error::Exists),
+            Some(Ok(loaded)) if !is_new && !visible.includes(loaded.thread.user_id.as_ref()) => {
+                Err(Error::NoThread)
+            }
+            // The user of a thread that cannot be read is not known.
+            Some(Err(_)) if *visible != Visibility::All => Err(Error::NoThread),
             Some(_) if self.context.disabled.contains(*key) => Err(Error::Disabled),
             Some(Err(error)) => Err(Error::Unreadable(error.to_string().into())),
             Some(Ok(loaded)) => check_target(target, &loaded.thread).map(|()| loaded.clone()),

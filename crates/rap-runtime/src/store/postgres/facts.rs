@@ -110,7 +110,10 @@ impl Wanted {
 
     /// Adds what a message needs whatever its thread is.
     pub(super) fn add_message(&mut self, message: &Message) {
-        self.requests.extend(message.idempotency_key.as_ref().map(|key| key.key.to_vec()));
+        if let Some(key) = &message.idempotency_key {
+            self.requests
+                .extend([Some(key.key), key.former_key].into_iter().flatten().map(|digest| digest.to_vec()));
+        }
         self.outbox.extend(message.outbox.map(|OutboxKey(no)| no));
     }
 
@@ -268,7 +271,8 @@ impl LoadedFacts {
         key: &IdempotencyKey,
         shared: &SharedFacts,
     ) -> Option<Result<Receipt, Error>> {
-        let stored = self.requests.get(key.key.as_slice());
+        let former = key.former_key.as_ref().and_then(|digest| self.requests.get(digest.as_slice()));
+        let stored = self.requests.get(key.key.as_slice()).or(former);
         let stored =
             stored.map(|(request, receipt)| crate::store::apply::same_request(key, request, receipt.clone()));
         shared.repeated(key).or(stored)

@@ -6,8 +6,9 @@ use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
 use tokio_postgres::Row;
 
 use super::connect::Transaction;
+use super::listings::{user, user_condition};
 use super::statement::{Failure, Statement, get, unreadable};
-use crate::store::{Loaded, SessionKey, Thread, ThreadKey};
+use crate::store::{Loaded, SessionKey, Thread, ThreadKey, Visibility};
 
 pub(super) const THREAD_COLUMNS: &str = "t.no, t.id, t.parent, t.session, t.inherits, t.ancestors, t.incarnation, t.agent, \
                                          t.user_id, t.title, t.created_at, t.version, t.head, t.source";
@@ -74,7 +75,14 @@ pub(super) async fn load(tx: &mut Transaction, key: ThreadKey) -> Result<Option<
     tx.query(by_key(key)).await?.first().map(loaded).transpose()
 }
 
-pub(super) async fn load_by_id(tx: &mut Transaction, id: &ThreadId) -> Result<Option<Loaded>, Failure> {
-    let sql = format!("SELECT {THREAD_COLUMNS} FROM threads t WHERE t.id = $1");
-    tx.query(Statement::new(sql).text(id.as_str())).await?.first().map(loaded).transpose()
+/// Loads a thread by its id, if it is visible.
+pub(super) async fn load_by_id(
+    tx: &mut Transaction,
+    id: &ThreadId,
+    visible: &Visibility,
+) -> Result<Option<Loaded>, Failure> {
+    let condition = user_condition(visible, "t.user_id", 2);
+    let sql = format!("SELECT {THREAD_COLUMNS} FROM threads t WHERE t.id = $1 AND {condition}");
+    let statement = Statement::new(sql).text(id.as_str()).with(user(visible));
+    tx.query(statement).await?.first().map(loaded).transpose()
 }

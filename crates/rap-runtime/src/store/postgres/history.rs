@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use rap_agent::prompt::visible_entries;
+use rap_agent::prompt::{PromptEntries, visible_entries};
 use rap_agent::{Arguments, Cause, Entry, ForkPoint, ForkSearch, Item, Seq, Speaker};
 use rap_protocol::{CallId, ThreadId};
 use serde_json::{Map, Value};
@@ -162,11 +162,18 @@ pub(super) async fn for_prompt(
         segments.0.iter().map(|(thread, _, last)| (thread.number(), last.cast_signed())).unzip();
     let covered = tx.query(Statement::new(COVERED).with(threads).with(lasts)).await?;
     let covered = covered.first().map(|row| number(row, 0)).transpose()?.unwrap_or(0);
-    let mut entries = segments.read(tx, range(covered, up_to)).await?;
+    let mut entries = for_model(segments.read(tx, range(covered, up_to)).await?);
     if covered > 0 {
         restore_arguments(tx, &segments.threads(), &mut entries).await?;
     }
     Ok(visible_entries(entries))
+}
+
+/// Keeps no more of the entries than a prompt shows.
+fn for_model(entries: Vec<(Seq, Entry)>) -> Vec<(Seq, Entry)> {
+    let mut shown = PromptEntries::default();
+    entries.into_iter().for_each(|(seq, entry)| shown.push(seq, entry));
+    shown.into_entries()
 }
 
 /// Selects all entries after one and up to another.
@@ -182,7 +189,7 @@ pub(super) async fn since_user(
     let segments = Segments::of(tx, thread, up_to).await?;
     let is_user = |seq, item: &Item| matches!(item, Item::User { from: Speaker::User, .. }).then_some(seq);
     let from = segments.backwards(tx, is_user).await?.unwrap_or(0);
-    let entries = segments.read(tx, range(from.saturating_sub(1), up_to)).await?;
+    let entries = for_model(segments.read(tx, range(from.saturating_sub(1), up_to)).await?);
     Ok(entries.into_iter().map(|(_, entry)| entry).collect())
 }
 

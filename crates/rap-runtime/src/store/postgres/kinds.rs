@@ -46,9 +46,10 @@ pub(super) static PUT_ASK: Kind = Kind::new(
 pub(super) static DROP_ASK: Kind =
     Kind::new("DELETE FROM asks WHERE thread = ANY($1::bigint[])", &[Table::Work], 1);
 pub(super) static PUT_WAKE: Kind = Kind::new(
-    "INSERT INTO wakes (thread, session, due_at, is_retry) \
-     SELECT thread, session, due_at, is_retry = 1 \
-     FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[]) AS w(thread, session, due_at, is_retry) \
+    "INSERT INTO wakes (thread, session, due_at, is_retry, user_id) \
+     SELECT thread, session, due_at, is_retry = 1, user_id \
+     FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::text[]) \
+     AS w(thread, session, due_at, is_retry, user_id) \
      ON CONFLICT (thread) DO UPDATE SET due_at = excluded.due_at, is_retry = excluded.is_retry",
     &[Table::Work],
     1,
@@ -85,11 +86,11 @@ pub(super) static RELEASE: Kind = Kind::checked(
     2,
 );
 pub(super) static OPEN: Kind = Kind::new(
-    "INSERT INTO calls (thread, id, session, state, call_id, name, server, seq, since, until, invoke_at) \
-     SELECT thread, id, session, 0, call_id, name, server, seq, since, until, invoke_at \
+    "INSERT INTO calls (thread, id, session, state, call_id, name, server, seq, since, until, invoke_at, user_id) \
+     SELECT thread, id, session, 0, call_id, name, server, seq, since, until, invoke_at, user_id \
      FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::bigint[], \
-     $8::bigint[], $9::bigint[], $10::bigint[]) \
-     AS w(thread, id, session, call_id, name, server, seq, since, until, invoke_at)",
+     $8::bigint[], $9::bigint[], $10::bigint[], $11::text[]) \
+     AS w(thread, id, session, call_id, name, server, seq, since, until, invoke_at, user_id)",
     &[Table::Calls],
     0,
 );
@@ -125,11 +126,11 @@ pub(super) static TIMER: Kind = Kind::new(
     2,
 );
 pub(super) static QUESTION: Kind = Kind::new(
-    "INSERT INTO questions (thread, no, call, session, body, asked_at, server) \
-     SELECT w.thread, w.no, w.call, w.session, w.body, w.at, \
+    "INSERT INTO questions (thread, no, call, session, body, asked_at, user_id, server) \
+     SELECT w.thread, w.no, w.call, w.session, w.body, w.at, w.user_id, \
      coalesce((SELECT c.server FROM calls c WHERE c.thread = w.thread AND c.id = w.call), '') \
-     FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::bigint[], $5::bytea[], $6::bigint[]) \
-     AS w(thread, no, call, session, body, at) \
+     FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::bigint[], $5::bytea[], $6::bigint[], $7::text[]) \
+     AS w(thread, no, call, session, body, at, user_id) \
      ON CONFLICT (thread, no) DO UPDATE SET call = excluded.call, server = excluded.server, body = excluded.body, \
      asked_at = excluded.asked_at, answer = NULL, answered_at = NULL, answer_at = NULL, attempts = 0",
     &[Table::Questions, Table::Calls],
@@ -218,6 +219,14 @@ pub(super) static TOOLSET: Kind = Kind::new(
     "INSERT INTO toolsets (hash, body) SELECT * FROM unnest($1::text[], $2::bytea[]) ON CONFLICT DO NOTHING",
     &[Table::Toolsets],
     0,
+);
+/// A stand-in never replaces a toolset that the session has.
+pub(super) static STAND_IN_TOOLSET: Kind = Kind::new(
+    "INSERT INTO session_tools AS s (session, server, hash, error, fetched_at) \
+     SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bigint[]) \
+     ON CONFLICT (session, server) DO UPDATE SET hash = coalesce(s.hash, excluded.hash)",
+    &[Table::Toolsets],
+    2,
 );
 pub(super) static SESSION_TOOLSET: Kind = Kind::new(
     "INSERT INTO session_tools AS s (session, server, hash, error, fetched_at) \

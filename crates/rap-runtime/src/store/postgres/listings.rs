@@ -12,10 +12,10 @@ use super::heads::{
 };
 use super::history::{thread_row, thread_rows};
 use super::statement::{Failure, Statement, get, skip_unreadable, unreadable};
-use crate::store::stored::{PAGE_BYTES, decrypt_question};
+use crate::store::stored::{PAGE_BYTES, call_arguments, decrypt_question};
 use crate::store::{
     CallRow, Cursor, InboxItem, Loaded, Page, PageRequest, SubscriptionRow, ThreadFilter, ThreadKey,
-    ThreadRow, TimerRow, ViewRow,
+    ThreadRow, TimerRow, ViewKey, ViewRow, Visibility,
 };
 
 // The first parameters of each query are the cursor after which the page begins, and the number of rows.
@@ -24,13 +24,13 @@ use crate::store::{
 /// cursor tells which of the three parts it is in.
 const CALLS: &str = "SELECT * FROM (\
          SELECT NULL::bigint, c.thread, c.id, t.id, c.name, c.server, c.since, c.until, c.acknowledged_at, c.attempts, \
-                c.outcome \
+                c.outcome, c.invoke_at \
          FROM calls c JOIN threads t ON t.no = c.thread \
          WHERE c.state = 0 AND c.invoke_at IS NULL AND $1 IS NULL AND (c.thread, c.id) > ($2, $3) \
          ORDER BY c.thread, c.id LIMIT $4) AS taken \
      UNION ALL SELECT * FROM (\
          SELECT c.invoke_at, c.thread, c.id, t.id, c.name, c.server, c.since, c.until, c.acknowledged_at, \
-                c.attempts, c.outcome \
+                c.attempts, c.outcome, c.invoke_at \
          FROM calls c JOIN threads t ON t.no = c.thread \
          WHERE c.state = 0 AND c.invoke_at IS NOT NULL AND c.attempts = 0 AND coalesce($1, 0) < 100000000000000 \
          AND (c.server, c.session, c.invoke_at, c.thread, c.id) > (\
@@ -40,41 +40,68 @@ const CALLS: &str = "SELECT * FROM (\
          ORDER BY c.server, c.session, c.invoke_at, c.thread, c.id LIMIT $4) AS new \
      UNION ALL SELECT * FROM (\
          SELECT c.invoke_at + 100000000000000, c.thread, c.id, t.id, c.name, c.server, c.since, c.until, \
-                c.acknowledged_at, c.attempts, c.outcome \
+                c.acknowledged_at, c.attempts, c.outcome, c.invoke_at \
          FROM calls c JOIN threads t ON t.no = c.thread \
          WHERE c.state = 0 AND c.invoke_at IS NOT NULL AND c.attempts > 0 \
          AND (c.invoke_at, c.thread, c.id) > (CASE WHEN coalesce($1, 0) < 100000000000000 THEN -1 \
              ELSE $1 - 100000000000000 END, $2, $3) \
-         ORDER BY c.invoke_at, c.thread, c.id LIMIT $4) AS retries LIMIT $4";
+         ORDER BY c.invoke_at, c.thread, c.id LIMIT $4) AS retries WHERE $5::text IS NULL LIMIT $4";
+/// Calls of one user, by thread.
+const CALLS_OF_USER: &str = "SELECT NULL::bigint, c.thread, c.id, t.id, c.name, c.server, c.since, c.until, \
+            c.acknowledged_at, c.attempts, c.outcome, c.invoke_at \
+     FROM calls c JOIN threads t ON t.no = c.thread \
+     WHERE c.state = 0 AND c.user_id = $5 AND $1 IS NULL AND (c.thread, c.id) > ($2, $3) \
+     ORDER BY c.thread, c.id LIMIT $4";
 const SUBSCRIPTIONS: &str = "SELECT c.since, c.thread, c.id, t.id, c.name, c.server, \
             (SELECT count(*) FROM backlog b WHERE b.thread = c.thread AND b.call = c.id) / 2 \
      FROM calls c JOIN threads t ON t.no = c.thread \
-     WHERE c.state = 5 AND (c.since, c.thread, c.id) > (coalesce($1, -1), $2, $3) \
+     WHERE c.state = 5 AND {user} AND (c.since, c.thread, c.id) > (coalesce($1, -1), $2, $3) \
      ORDER BY c.since, c.thread, c.id LIMIT $4";
 const TIMERS: &str = "SELECT * FROM (SELECT c.until AS at, c.thread, c.id, t.id AS thread_id, c.name, \
-            CASE WHEN c.server <> $5 THEN 0::bigint WHEN c.state = 0 THEN 1 ELSE 2 END \
+            CASE WHEN c.server <> $6 THEN 0::bigint WHEN c.state = 0 THEN 1 ELSE 2 END \
      FROM calls c JOIN threads t ON t.no = c.thread \
-     WHERE c.until IS NOT NULL AND (c.until, c.thread, c.id) > (coalesce($1, -1), $2, $3) \
+     WHERE c.until IS NOT NULL AND {user} AND (c.until, c.thread, c.id) > (coalesce($1, -1), $2, $3) \
      ORDER BY c.until, c.thread, c.id LIMIT $4) AS calls \
-     UNION ALL SELECT * FROM (SELECT w.due_at, w.thread, '' COLLATE \"C\", t.id, NULL, 3::bigint \
-     FROM wakes w JOIN threads t ON t.no = w.thread \
-     WHERE w.is_retry AND (w.due_at, w.thread) > (coalesce($1, -1), $2) \
-     ORDER BY w.due_at, w.thread LIMIT $4) AS wakes \
+     UNION ALL SELECT * FROM (SELECT c.due_at, c.thread, '' COLLATE \"C\", t.id, NULL, 3::bigint \
+     FROM wakes c JOIN threads t ON t.no = c.thread \
+     WHERE c.is_retry AND {user} AND (c.due_at, c.thread) > (coalesce($1, -1), $2) \
+     ORDER BY c.due_at, c.thread LIMIT $4) AS wakes \
      ORDER BY 1, 2, 3 LIMIT $4";
-const INBOX: &str = "SELECT q.asked_at, q.thread, q.no::text, q.no, q.call, q.body, c.name FROM questions q \
-     JOIN calls c ON c.thread = q.thread AND c.id = q.call \
-     WHERE q.answer IS NULL AND ($5::bigint IS NULL OR q.thread = $5) \
-     AND (q.asked_at, q.thread, q.no) > (coalesce($1, -1), $2, $3) \
-     ORDER BY q.asked_at, q.thread, q.no LIMIT $4";
+/// Questions of one thread (6) or of all. Those of all come with the entry of their call.
+const INBOX: &str = "SELECT c.asked_at, c.thread, c.no::text, c.no, c.call, c.body, k.name, e.body FROM questions c \
+     JOIN calls k ON k.thread = c.thread AND k.id = c.call \
+     LEFT JOIN entries e ON $6::bigint IS NULL AND e.thread = k.thread AND e.seq = k.seq \
+     WHERE c.answer IS NULL AND ($6::bigint IS NULL OR c.thread = $6) AND {user} \
+     AND (c.asked_at, c.thread, c.no) > (coalesce($1, -1), $2, $3) \
+     ORDER BY c.asked_at, c.thread, c.no LIMIT $4";
+
+/// Returns the condition that a column contains the user whose rows are visible. The user is a parameter.
+pub(super) fn user_condition(visible: &Visibility, column: &str, parameter: usize) -> String {
+    match visible {
+        // The statement must use each parameter.
+        Visibility::All => format!("${parameter}::text IS NULL"),
+        Visibility::User(_) => format!("{column} = ${parameter}"),
+    }
+}
+
+pub(super) fn user(visible: &Visibility) -> Option<String> {
+    visible.user().map(|user| user.as_str().to_owned())
+}
+
+/// Returns the query for the rows that are visible. `c` is the table with the user.
+fn for_user(sql: &str, visible: &Visibility) -> String {
+    sql.replace("{user}", &user_condition(visible, "c.user_id", 5))
+}
 
 /// Number of rows to read. One more than the page holds, to find out whether there is another page.
 fn rows(page_request: &PageRequest) -> i64 {
     i64::try_from(page_request.limit).unwrap_or(i64::MAX).saturating_add(1)
 }
 
-fn listing(sql: &str, page_request: &PageRequest) -> Statement {
+fn listing(sql: &str, visible: &Visibility, page_request: &PageRequest) -> Statement {
     let Cursor { at, thread, id } = &page_request.after;
-    Statement::new(sql).with(*at).thread(*thread).text(id).with(rows(page_request))
+    let statement = Statement::new(for_user(sql, visible)).with(*at).thread(*thread).text(id);
+    statement.with(rows(page_request)).with(user(visible))
 }
 
 /// Reads a page. The first three columns of a row are its cursor. Unreadable rows are skipped. A page ends early if its
@@ -98,7 +125,7 @@ fn page<T>(
     Ok(Page { rows, next: None })
 }
 
-/// Returns the condition on a thread `t`. Its parameters are the cursor, the parent and the limit.
+/// Returns the condition on a thread `t`. Its parameters are the cursor, the parent, the limit and the user.
 fn condition(filter: &ThreadFilter) -> String {
     let status = match filter.status {
         None => String::new(),
@@ -113,7 +140,8 @@ fn condition(filter: &ThreadFilter) -> String {
         None => "AND $2 = ''",
         Some(_) => "AND t.parent = (SELECT no FROM threads WHERE id = $2)",
     };
-    format!("WHERE t.no > $1 {status} {parent} ORDER BY t.no LIMIT $3")
+    let user = user_condition(&filter.visible, "t.user_id", 4);
+    format!("WHERE t.no > $1 {status} {parent} AND {user} ORDER BY t.no LIMIT $3")
 }
 
 pub(super) async fn threads(
@@ -124,6 +152,7 @@ pub(super) async fn threads(
     let parent = filter.parent.as_ref().map_or("", ThreadId::as_str);
     let PageRequest { after, limit } = &filter.page_request;
     let statement = Statement::new(sql).thread(after.thread).text(parent).with(rows(&filter.page_request));
+    let statement = statement.with(user(&filter.visible));
     let (mut rows, mut last, mut count, mut bytes) = (Vec::new(), None, 0, 0);
     for row in &connections.read_one(statement).await? {
         if count == *limit || bytes >= PAGE_BYTES {
@@ -139,29 +168,57 @@ pub(super) async fn threads(
     Ok(Page { rows, next: None })
 }
 
-pub(super) async fn views(connections: &Connections, thread: ThreadKey) -> Result<Vec<ViewRow>, Failure> {
-    let sql = "SELECT server, view_type, content, at FROM views WHERE thread = $1 ORDER BY at DESC";
-    let view = |row: &Row| {
-        Ok(ViewRow {
-            server: get(row, 0)?,
-            view_type: get(row, 1)?,
-            content: serde_json::from_str(get(row, 2)?).map_err(unreadable)?,
-            at: timestamp(row, 3)?,
-        })
-    };
-    connections.read_one(Statement::new(sql).thread(thread)).await?.iter().map(view).collect()
+fn view_row(row: &Row) -> Result<ViewRow, Failure> {
+    Ok(ViewRow {
+        key: ViewKey { server: get(row, 0)?, view_type: get(row, 1)? },
+        content: serde_json::from_str(get(row, 2)?).map_err(unreadable)?,
+        at: timestamp(row, 3)?,
+    })
+}
+
+/// Returns a page of views. It ends at the view with which it reaches its size.
+pub(super) async fn views(
+    connections: &Connections,
+    thread: ThreadKey,
+    after: Option<ViewKey>,
+) -> Result<Page<ViewRow, ViewKey>, Failure> {
+    let sql = "SELECT server, view_type, content, at, before + octet_length(content) < total FROM (\
+               SELECT *, sum(octet_length(content)) OVER (ORDER BY server, view_type) - octet_length(content) AS before, \
+               sum(octet_length(content)) OVER () AS total \
+               FROM views WHERE thread = $1 AND (server, view_type) > ($2, $3)) AS page \
+               WHERE before < $4 ORDER BY server, view_type";
+    let (server, view_type) = after.map_or_else(Default::default, |key| (key.server, key.view_type));
+    let statement = Statement::new(sql).thread(thread).text(&server).text(&view_type);
+    let found = connections.read_one(statement.with(PAGE_BYTES as i64)).await?;
+    let rows = found.iter().map(view_row).collect::<Result<Vec<ViewRow>, Failure>>()?;
+    let more = found.last().map(|last| get::<bool>(last, 4)).transpose()?.unwrap_or(false);
+    let next = rows.last().filter(|_| more).map(|row| row.key.clone());
+    Ok(Page { rows, next })
+}
+
+pub(super) async fn view(
+    connections: &Connections,
+    thread: ThreadKey,
+    key: &ViewKey,
+) -> Result<Option<ViewRow>, Failure> {
+    let sql = "SELECT server, view_type, content, at FROM views \
+               WHERE thread = $1 AND server = $2 AND view_type = $3";
+    let statement = Statement::new(sql).thread(thread).text(&key.server).text(&key.view_type);
+    connections.read_one(statement).await?.first().map(view_row).transpose()
 }
 
 pub(super) async fn inbox(
     connections: &Connections,
     key: &Key,
     thread: Option<ThreadKey>,
+    visible: &Visibility,
     page_request: &PageRequest,
 ) -> Result<Page<InboxItem>, Failure> {
     let mut tx = connections.begin(super::statement::BEGIN_READ).await?;
     let Cursor { at, thread: of, id } = &page_request.after;
     let no: i64 = id.parse().unwrap_or(0);
-    let statement = Statement::new(INBOX).with(*at).thread(*of).with(no).with(rows(page_request));
+    let statement = Statement::new(for_user(INBOX, visible)).with(*at).thread(*of).with(no);
+    let statement = statement.with(rows(page_request)).with(user(visible));
     let statement = statement.with(thread.map(ThreadKey::number));
     let found = tx.query(statement).await?;
     let threads = found.iter().map(|row| get(row, 1)).collect::<Result<Vec<i64>, Failure>>()?;
@@ -174,10 +231,13 @@ pub(super) async fn inbox(
     page(found, page_request.limit, |row| {
         let Some(Loaded { thread, .. }) = loaded.get(&thread_key(row, 1)?) else { return Ok(None) };
         let question = decrypt_question(key, thread, number(row, 3)?, get(row, 5)?).map_err(unreadable)?;
+        let call = call_id(row, 4)?;
+        let entry = get::<Option<&str>>(row, 7)?.map(serde_json::from_str).transpose().map_err(unreadable)?;
         Ok(Some(InboxItem {
             question,
             thread: thread.id.clone(),
-            call: call_id(row, 4)?,
+            arguments: entry.map(|entry| call_arguments(entry, &call)),
+            call,
             asked_at: timestamp(row, 0)?,
             tool: get(row, 6)?,
         }))
@@ -187,9 +247,12 @@ pub(super) async fn inbox(
 /// Lists open calls: those with nothing left to send first, then the others.
 pub(super) async fn calls(
     connections: &Connections,
+    visible: &Visibility,
     page_request: &PageRequest,
 ) -> Result<Page<CallRow>, Failure> {
-    let found = connections.read_one(listing(CALLS, page_request)).await?;
+    // Those of a user are in another order, for which there is an index.
+    let sql = if *visible == Visibility::All { CALLS } else { CALLS_OF_USER };
+    let found = connections.read_one(listing(sql, visible, page_request)).await?;
     page(found, page_request.limit, |row| {
         Ok(Some(CallRow {
             thread: thread_id(row, 3)?,
@@ -199,7 +262,7 @@ pub(super) async fn calls(
             since: timestamp(row, 6)?,
             until: timestamp_or_none(row, 7)?,
             acknowledged_at: timestamp_or_none(row, 8)?,
-            next_attempt_at: timestamp_or_none(row, 0)?,
+            next_attempt_at: timestamp_or_none(row, 11)?,
             attempts: attempts(row, 9)?,
             outcome: get(row, 10)?,
         }))
@@ -209,9 +272,10 @@ pub(super) async fn calls(
 /// Lists active subscriptions, oldest first.
 pub(super) async fn subscriptions(
     connections: &Connections,
+    visible: &Visibility,
     page_request: &PageRequest,
 ) -> Result<Page<SubscriptionRow>, Failure> {
-    let found = connections.read_one(listing(SUBSCRIPTIONS, page_request)).await?;
+    let found = connections.read_one(listing(SUBSCRIPTIONS, visible, page_request)).await?;
     page(found, page_request.limit, |row| {
         Ok(Some(SubscriptionRow {
             thread: thread_id(row, 3)?,
@@ -226,9 +290,10 @@ pub(super) async fn subscriptions(
 
 pub(super) async fn timers(
     connections: &Connections,
+    visible: &Visibility,
     page_request: &PageRequest,
 ) -> Result<Page<TimerRow>, Failure> {
-    let statement = listing(TIMERS, page_request).text(&Server::runtime().0);
+    let statement = listing(TIMERS, visible, page_request).text(&Server::runtime().0);
     let found = connections.read_one(statement).await?;
     page(found, page_request.limit, |row| {
         let call = Some(get::<String>(row, 2)?).filter(|call| !call.is_empty());

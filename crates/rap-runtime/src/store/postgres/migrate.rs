@@ -7,7 +7,7 @@ use tokio_postgres::error::SqlState;
 
 use super::connect::{Address, UrlError};
 use super::lease;
-use crate::store::{BoxError, Rules};
+use crate::store::{BoxError, StepSettings};
 
 const MIGRATIONS: &[&str] = &[include_str!("schema_1.sql")];
 /// Number of times that the table of the store is created again, when nodes that start together create it at once.
@@ -85,7 +85,7 @@ pub(crate) fn prepare_blocking(
     key: &Key,
     public_url: &str,
     node: Option<&str>,
-    rules: &Rules,
+    rules: &StepSettings,
 ) -> Result<Timestamp, PostgresError> {
     std::thread::scope(|scope| {
         let prepared = scope.spawn(|| {
@@ -102,7 +102,7 @@ async fn prepare(
     key: &Key,
     public_url: &str,
     node: Option<&str>,
-    rules: &Rules,
+    rules: &StepSettings,
 ) -> Result<Timestamp, PostgresError> {
     let client = address.connect().await.map_err(|error| PostgresError::Connect(error.into()))?;
     create_store(&client).await.map_err(failed)?;
@@ -165,7 +165,7 @@ async fn migrate(client: &Client, key: &Key, public_url: &str) -> Result<(), Pos
 }
 
 /// Sets the destination of waiting questions to the model servers that are configured now.
-async fn retarget_questions(client: &Client, rules: &Rules) -> Result<(), tokio_postgres::Error> {
+async fn retarget_questions(client: &Client, rules: &StepSettings) -> Result<(), tokio_postgres::Error> {
     use tokio_postgres::types::Type;
     for row in client.query_typed("SELECT DISTINCT agent FROM asks", &[]).await? {
         let agent: String = row.get(0);

@@ -22,6 +22,9 @@ CREATE TABLE threads (
     head text NOT NULL
 ) WITH (fillfactor = 70);
 CREATE INDEX threads_parent ON threads (parent, no) WHERE parent IS NOT NULL;
+-- The user of a thread never changes. Calls, questions, wake times and deliveries carry it too, so that the listings of a
+-- user are read by an index.
+CREATE INDEX threads_user ON threads (user_id, no) WHERE user_id IS NOT NULL;
 
 -- Threads that failed or need a person. They are few.
 CREATE TABLE attention (
@@ -57,8 +60,10 @@ CREATE TABLE wakes (
     thread bigint PRIMARY KEY,
     session bigint NOT NULL,
     due_at bigint NOT NULL,
-    is_retry boolean NOT NULL         -- the thread failed or is paused
+    is_retry boolean NOT NULL,        -- the thread failed or is paused
+    user_id text
 );
+CREATE INDEX wakes_user ON wakes (user_id, due_at, thread) WHERE user_id IS NOT NULL AND is_retry;
 CREATE INDEX wakes_due ON wakes (due_at, thread);
 CREATE INDEX wakes_retry ON wakes (due_at, thread) WHERE is_retry;
 
@@ -121,6 +126,7 @@ CREATE TABLE calls (
     acknowledged_at bigint,
     asked_after bigint,               -- when its server was last asked whether it works on the call
     gone_since bigint,                -- since when its server says that it does not
+    user_id text,
     PRIMARY KEY (thread, id)
 ) WITH (fillfactor = 80);
 CREATE INDEX calls_due ON calls (server, session, invoke_at, thread, id)
@@ -132,6 +138,9 @@ CREATE INDEX calls_taken ON calls (thread, id) WHERE state = 0 AND invoke_at IS 
 CREATE INDEX calls_check ON calls (server, coalesce(asked_after, acknowledged_at))
     WHERE acknowledged_at IS NOT NULL AND state IN (0, 5);
 CREATE INDEX calls_until ON calls (until, thread, id) WHERE until IS NOT NULL;
+CREATE INDEX calls_user_open ON calls (user_id, thread, id) WHERE user_id IS NOT NULL AND state = 0;
+CREATE INDEX calls_user_subscribed ON calls (user_id, since, thread, id) WHERE user_id IS NOT NULL AND state = 5;
+CREATE INDEX calls_user_until ON calls (user_id, until, thread, id) WHERE user_id IS NOT NULL AND until IS NOT NULL;
 CREATE INDEX calls_subscribed ON calls (since, thread, id) WHERE state = 5;
 
 CREATE TABLE questions (
@@ -146,8 +155,10 @@ CREATE TABLE questions (
     answered_at bigint,
     answer_at bigint,                 -- when the delivery of the answer is due
     attempts bigint NOT NULL DEFAULT 0,
+    user_id text,
     PRIMARY KEY (thread, no)
 );
+CREATE INDEX questions_user ON questions (user_id, asked_at, thread, no) WHERE user_id IS NOT NULL AND answer IS NULL;
 CREATE INDEX questions_call ON questions (thread, call);
 CREATE INDEX questions_inbox ON questions (asked_at, thread, no) WHERE answer IS NULL;
 CREATE INDEX questions_answer ON questions (server, session, answer_at)
@@ -236,6 +247,19 @@ CREATE TABLE deliveries (
     detail text NOT NULL,             -- the outcome of the last attempt
     first_at bigint NOT NULL,
     last_at bigint NOT NULL,
+    user_id text,
     UNIQUE (thread, call, kind, topic, server)
 );
 CREATE INDEX deliveries_last ON deliveries (kind, last_at);
+CREATE INDEX deliveries_user ON deliveries (user_id, no) WHERE user_id IS NOT NULL;
+
+-- Tokens of clients.
+CREATE TABLE tokens (
+    no bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    digest bytea NOT NULL UNIQUE,     -- SHA-256 of the token, which is not stored
+    name text NOT NULL,
+    scope text NOT NULL,
+    user_id text,                     -- the token sees only threads of this user
+    created_at bigint NOT NULL,
+    used_at bigint                    -- approximate time of the last request
+);

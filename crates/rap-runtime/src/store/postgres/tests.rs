@@ -40,7 +40,7 @@ impl Shared {
 }
 
 impl Database for Shared {
-    fn open(&self, rules: Rules, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store> {
+    fn open(&self, rules: StepSettings, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store> {
         let address = self.address();
         prepare_blocking(&address, &key(), PUBLIC_URL, None, &rules).unwrap();
         Arc::new(PostgresStore::new(&address, None, key(), rules, Time::Given(clock), on_commit))
@@ -55,7 +55,7 @@ impl Database for Shared {
 }
 
 impl Database for Arc<Shared> {
-    fn open(&self, rules: Rules, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store> {
+    fn open(&self, rules: StepSettings, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store> {
         Shared::open(self, rules, clock, on_commit)
     }
 
@@ -91,7 +91,7 @@ impl Node {
     }
 
     async fn texts(&self, thread: &str) -> Vec<String> {
-        let row = self.store.thread(&id(thread)).await.unwrap();
+        let row = self.store.thread(&id(thread), &Visibility::All).await.unwrap();
         let history = self.store.history(&row.thread, all(row.head.seq())).await.unwrap();
         history.into_iter().map(|(_, entry)| entry_text(entry.item)).collect()
     }
@@ -159,7 +159,7 @@ async fn the_same_request_to_two_nodes_at_once_is_applied_once() {
     let shared = Shared::new();
     let nodes = [Node::on(&shared.database.url()), Node::on(&shared.database.url())];
     for number in 0..10 {
-        let key = IdempotencyKey { key: [number; 32], request: [1; 32] };
+        let key = IdempotencyKey { key: [number; 32], former_key: None, request: [1; 32] };
         let request = |node: usize| {
             let name = format!("thread_{number}_{node}");
             Message { idempotency_key: Some(key), ..new(&name, Some("hello")) }
@@ -202,7 +202,7 @@ async fn a_head_that_another_transaction_holds_delays_only_its_own_messages() {
 
 /// Returns a batch for a stored thread, with a refusal, and one that creates a thread, with a repeat.
 fn batches(number: u8) -> [Vec<Message>; 2] {
-    let idempotency_key = Some(IdempotencyKey { key: [number; 32], request: [1; 32] });
+    let idempotency_key = Some(IdempotencyKey { key: [number; 32], former_key: None, request: [1; 32] });
     let created = || Message { idempotency_key, ..new(&format!("new_{number}"), Some("hello")) };
     [vec![to("old", enqueued("more")), to("old", answer(9, "stale"))], vec![created(), created()]]
 }
@@ -238,9 +238,9 @@ async fn a_commit_of_unknown_outcome_is_resolved_by_the_versions_of_heads() {
             }
         }
         queued += u32::from(stands);
-        let row = node.store.thread(&id("old")).await.unwrap();
+        let row = node.store.thread(&id("old"), &Visibility::All).await.unwrap();
         assert_eq!(row.head.queued().inputs, queued);
-        assert_eq!(node.store.thread(&id(&format!("new_{number}"))).await.is_ok(), stands);
+        assert_eq!(node.store.thread(&id(&format!("new_{number}")), &Visibility::All).await.is_ok(), stands);
     }
     assert_eq!(proxy.cut(), 6);
 }
@@ -367,7 +367,7 @@ fn fill(threads: usize) -> String {
 
 /// Uses the verbs of the store that run often.
 async fn use_everything(fixture: &Fixture) {
-    let key = IdempotencyKey { key: [9; 32], request: [9; 32] };
+    let key = IdempotencyKey { key: [9; 32], former_key: None, request: [9; 32] };
     fixture.send(Message { idempotency_key: Some(key), ..new("root", Some("hello")) }).await.unwrap();
     for round in 1..=10 {
         fixture.call("root", &[SERVER, SERVER]).await;
@@ -399,10 +399,10 @@ async fn use_everything(fixture: &Fixture) {
     store.prompt_entries(&thread, 5).await.unwrap();
     store.entries_since_user(&thread, 5).await.unwrap();
     let page = || PageRequest::first(10);
-    store.calls(page()).await.unwrap();
-    store.subscriptions(page()).await.unwrap();
-    store.timers(page()).await.unwrap();
-    store.inbox(None, page()).await.unwrap();
+    store.calls(&Visibility::All, page()).await.unwrap();
+    store.subscriptions(&Visibility::All, page()).await.unwrap();
+    store.timers(&Visibility::All, page()).await.unwrap();
+    store.inbox(None, &Visibility::All, page()).await.unwrap();
     for status in [None, Some(Status::NeedsYou), Some(Status::Failed)] {
         store
             .threads(ThreadFilter { status, page_request: page(), ..ThreadFilter::default() })

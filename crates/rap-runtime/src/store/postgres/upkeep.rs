@@ -5,11 +5,11 @@ use rap_protocol::Timestamp;
 use tokio_postgres::Row;
 
 use super::connect::Connections;
+use super::delivery_log;
 use super::heads::timestamp;
-use super::ledger;
 use super::statement::{Failure, Statement, get};
 use crate::store::stored::PRUNED_ROWS;
-use crate::store::{COUNT_LIMIT, SessionKey, SessionToolset, StoreCounts, StoredToolset};
+use crate::store::{COUNT_LIMIT, SessionKey, SessionToolset, Source, StoreCounts, StoredToolset};
 
 /// Queries for waiting work by kind. Each reads indexes that contain nothing else.
 const WAITING: [(&str, &str); 4] = [
@@ -73,7 +73,7 @@ pub(super) async fn prune(
         .write(vec![
             Statement::new(keys).with(keys_before.0).with(rows),
             Statement::new(marks).with(rows),
-            ledger::prune_old(deliveries_before),
+            delivery_log::prune_old(deliveries_before),
             Statement::new(sums),
         ])
         .await?;
@@ -94,6 +94,7 @@ pub(super) async fn session_toolsets(
             toolset: hash.map(|hash| StoredToolset { hash, body: None }),
             error: get(row, 2)?,
             fetched_at: timestamp(row, 3)?,
+            source: Source::Fetched,
         })
     };
     connections.read_one(Statement::new(sql).session(session)).await?.iter().map(toolset).collect()

@@ -323,7 +323,7 @@ fn open_call(row: &Row, call: &CallId) -> Result<OpenCall, Failure> {
     let secondary: Option<String> = get(row, 0)?;
     Ok(OpenCall {
         id: call.clone(),
-        call_id: secondary.map(CallId::new).transpose().map_err(unreadable)?,
+        model_id: secondary.map(CallId::new).transpose().map_err(unreadable)?,
         name: get(row, 1)?,
         server: Server(get(row, 2)?),
         seq: number(row, 3)?,

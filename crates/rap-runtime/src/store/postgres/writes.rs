@@ -11,13 +11,14 @@ use super::kinds::{
     ANSWER, APPEND, APPROVE, DELIVERED, DROP_ASK, DROP_ATTENTION, DROP_BACKLOG, DROP_QUESTIONS, DROP_WAKE,
     END_SUBSCRIPTION, FORGET_EVENT_IDS, HOLD, INSERT_HEAD, MOVE_BACKLOG, OPEN, PRUNE_VIEWS, PUT_ASK,
     PUT_ATTENTION, PUT_BACKLOG, PUT_WAKE, QUESTION, RECORD_EVENT_ID, RELEASE, REQUEST, SEND, SESSION_TOOLSET,
-    SETTLE, SUMMARY, TIMER, TOOLSET, UPDATE_HEAD, VIEW,
+    SETTLE, STAND_IN_TOOLSET, SUMMARY, TIMER, TOOLSET, UPDATE_HEAD, VIEW,
 };
 use crate::store::stored::{
     FORGET_PER_STEP, encrypt_question, new_child, queue_number, state_number, to_json,
 };
 use crate::store::{
-    IdempotencyKey, OutboxKey, Receipt, Rules, SessionKey, SessionToolset, StoredToolset, Thread, ThreadKey,
+    IdempotencyKey, OutboxKey, Receipt, SessionKey, SessionToolset, Source, StepSettings, StoredToolset,
+    Thread, ThreadKey,
 };
 
 impl Bulk {
@@ -43,8 +44,16 @@ impl Bulk {
         }
         let hash = toolset.toolset.as_ref().map(|toolset| toolset.hash.as_str());
         let (server, error) = (toolset.server.as_str(), toolset.error.as_deref());
-        self.put(&SESSION_TOOLSET, row![toolset.session, server, hash, error, toolset.fetched_at]);
+        let kind = match toolset.source {
+            Source::Fetched => &SESSION_TOOLSET,
+            Source::StandIn => &STAND_IN_TOOLSET,
+        };
+        self.put(kind, row![toolset.session, server, hash, error, toolset.fetched_at]);
     }
+}
+
+fn user(thread: &Thread) -> Option<&str> {
+    thread.user_id.as_ref().map(UserId::as_str)
 }
 
 fn needs_attention(status: Status) -> bool {
@@ -56,7 +65,7 @@ pub(super) struct StepWriter<'a> {
     pub(super) bulk: &'a mut Bulk,
     pub(super) thread: &'a Thread,
     pub(super) key: &'a Key,
-    pub(super) rules: &'a Rules,
+    pub(super) rules: &'a StepSettings,
     pub(super) now: Timestamp,
     /// Keys for the children of the step.
     pub(super) keys: std::vec::IntoIter<ThreadKey>,
@@ -89,7 +98,7 @@ impl StepWriter<'_> {
             to_json(&thread.ancestors),
             thread.incarnation,
             thread.agent.as_str(),
-            thread.user_id.as_ref().map(UserId::as_str),
+            user(thread),
             thread.title.as_deref(),
             thread.created_at,
             self.now,
@@ -119,7 +128,7 @@ impl StepWriter<'_> {
         match head.due(limits) {
             Some(due) => {
                 let is_retry = i64::from(needs_attention(status));
-                self.bulk.put(&PUT_WAKE, row![thread.key, thread.session, due, is_retry]);
+                self.bulk.put(&PUT_WAKE, row![thread.key, thread.session, due, is_retry, user(thread)]);
             }
             None if old.is_some_and(|old| old.due(limits).is_some()) => {
                 self.bulk.put(&DROP_WAKE, row![thread.key]);
@@ -161,7 +170,10 @@ impl StepWriter<'_> {
             }
             Write::Question { no, call, question } => {
                 let sealed = encrypt_question(self.key, self.thread, *no, question);
-                self.bulk.put(&QUESTION, row![thread, *no, call.as_str(), session, sealed, now]);
+                self.bulk.put(
+                    &QUESTION,
+                    row![thread, *no, call.as_str(), session, sealed, now, user(self.thread)],
+                );
             }
             Write::Answer { no, selected } => {
                 self.bulk.put(&ANSWER, row![thread, *no, *selected as i64, now]);
@@ -210,13 +222,14 @@ impl StepWriter<'_> {
             self.thread.key,
             call.id.as_str(),
             self.thread.session,
-            call.call_id.as_ref().map(CallId::as_str),
+            call.model_id.as_ref().map(CallId::as_str),
             call.name.as_str(),
             call.server.0.as_str(),
             call.seq,
             call.since,
             call.until,
             call.is_sent().then_some(call.since),
+            user(self.thread),
         ];
         self.bulk.put(&OPEN, row);
     }

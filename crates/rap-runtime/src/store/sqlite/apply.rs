@@ -15,8 +15,8 @@ use crate::store::apply::check_target;
 use crate::store::batch::{Applied, DisabledThreads};
 use crate::store::stored::{new_fork, new_root};
 use crate::store::{
-    Committed, Error, Loaded, Message, Receipt, Rules, SharedFacts, Stepped, Target, ThreadKey, rounds,
-    step_one,
+    Committed, Error, Loaded, Message, Receipt, SharedFacts, StepSettings, Stepped, Target, ThreadKey,
+    rounds, step_one,
 };
 
 /// Applies batches. Used by one OS thread at a time.
@@ -31,7 +31,7 @@ pub(super) struct Applier {
 /// The environment of a batch.
 pub(super) struct Context<'a> {
     pub(super) conn: &'a Connection,
-    pub(super) rules: &'a Rules,
+    pub(super) rules: &'a StepSettings,
     pub(super) key: &'a Key,
     pub(super) now: Timestamp,
 }
@@ -127,7 +127,7 @@ impl Applier {
         let mut applied = Vec::with_capacity(round.len());
         for at in round {
             let message = &batch[at];
-            let loaded = LoadedMessage { message, outcome: self.load(context, &message.target)? };
+            let loaded = LoadedMessage { message, outcome: self.load(context, message)? };
             #[cfg(test)]
             let thread = loaded.outcome.as_ref().ok().map(|loaded| loaded.thread.key);
             let done = self.apply_one(context, loaded, shared)?;
@@ -280,17 +280,20 @@ impl Applier {
     }
 
     /// Loads the thread of a message, or returns the reason why it cannot take the message.
-    fn load(&mut self, context: &Context<'_>, target: &Target) -> rusqlite::Result<Result<Loaded, Error>> {
-        let conn = context.conn;
+    fn load(&mut self, context: &Context<'_>, message: &Message) -> rusqlite::Result<Result<Loaded, Error>> {
+        let (conn, target) = (context.conn, &message.target);
         let key = match (self.find(conn, target)?, target) {
             (Lookup::Existing(_), Target::New(_) | Target::Fork { .. }) => return Ok(Err(Error::Exists)),
             (Lookup::Missing(_), Target::New(new)) => {
                 return Ok(Ok(new_root(heads::next_key(conn)?, new, context.now)));
             }
-            (Lookup::Missing(_), Target::Fork { .. }) => return self.fork(context, target),
+            (Lookup::Missing(_), Target::Fork { .. }) => return self.fork(context, message),
             (Lookup::Missing(_), _) => return Ok(Err(Error::NoThread)),
             (Lookup::Existing(key), _) => key,
         };
+        if !heads::is_visible(conn, key, &message.visible)? {
+            return Ok(Err(Error::NoThread));
+        }
         if self.disabled.contains(key) {
             return Ok(Err(Error::Disabled));
         }
@@ -308,14 +311,14 @@ impl Applier {
         Ok(Ok(loaded))
     }
 
-    fn fork(&self, context: &Context<'_>, target: &Target) -> rusqlite::Result<Result<Loaded, Error>> {
-        let Target::Fork { source, at, id, incarnation } = target else {
+    fn fork(&self, context: &Context<'_>, message: &Message) -> rusqlite::Result<Result<Loaded, Error>> {
+        let Target::Fork { source, at, id, incarnation } = &message.target else {
             unreachable!("bug: the target is not a fork")
         };
         let conn = context.conn;
         let source = match heads::key_of(conn, source)? {
-            Some(key) => heads::load(conn, key)?,
-            None => None,
+            Some(key) if heads::is_visible(conn, key, &message.visible)? => heads::load(conn, key)?,
+            _ => None,
         };
         let Some(source) = source else { return Ok(Err(Error::NoThread)) };
         let last = source.head.seq();

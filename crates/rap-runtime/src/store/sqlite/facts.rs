@@ -66,7 +66,7 @@ fn is_marked(conn: &Connection, thread: ThreadKey, call: &CallId, event: &EventI
     conn.prepare_cached(sql)?.exists(params![thread, call.as_str(), event.as_str()])
 }
 
-/// Returns the arguments of a call from the assistant entry that made it.
+/// Loads the arguments of a call.
 pub(super) fn arguments_of(
     conn: &Connection,
     thread: ThreadKey,
@@ -74,9 +74,12 @@ pub(super) fn arguments_of(
     call: &CallId,
 ) -> rusqlite::Result<Map<String, Value>> {
     let mut statement = conn.prepare_cached("SELECT body FROM entries WHERE key = ?1")?;
-    let entry: Entry = statement.query_row([entry_key(thread, seq)], |row| {
-        serde_json::from_str(row.get_ref(0)?.as_str()?).map_err(unreadable)
-    })?;
+    statement.query_row([entry_key(thread, seq)], |row| arguments_in(row.get_ref(0)?.as_str()?, call))
+}
+
+/// Returns the arguments of a call from the stored assistant entry that made it.
+pub(super) fn arguments_in(entry: &str, call: &CallId) -> rusqlite::Result<Map<String, Value>> {
+    let entry: Entry = serde_json::from_str(entry).map_err(unreadable)?;
     Ok(call_arguments(entry, call))
 }
 
@@ -129,7 +132,12 @@ pub(super) fn repeated(
         let receipt = Receipt { thread: thread_id(row, 0)?, turn: row.get::<_, i64>(1)?.unsigned_abs() };
         Ok(crate::store::apply::same_request(key, row.get_ref(2)?.as_blob()?, receipt))
     };
-    statement.query_row([key.key.as_slice()], found).optional()
+    for digest in [Some(&key.key), key.former_key.as_ref()].into_iter().flatten() {
+        if let Some(repeated) = statement.query_row([digest.as_slice()], found).optional()? {
+            return Ok(Some(repeated));
+        }
+    }
+    Ok(None)
 }
 
 pub(super) fn save_idempotency_key(

@@ -8,7 +8,7 @@ use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::store::stored::to_json;
-use crate::store::{Loaded, Rules, SessionKey, Thread, ThreadKey};
+use crate::store::{Loaded, SessionKey, StepSettings, Thread, ThreadKey, Visibility};
 
 pub(super) const THREAD_COLUMNS: &str = "t.no, t.id, t.parent, t.root, t.born_at, t.ancestors, t.incarnation, t.agent, t.user_id, \
                                          t.title, t.created_at, t.version, t.head, t.source";
@@ -83,6 +83,13 @@ pub(super) fn key_of(conn: &Connection, id: &ThreadId) -> rusqlite::Result<Optio
     statement.query_row([id.as_str()], |row| row.get(0)).optional()
 }
 
+/// Returns true if a thread is visible, or if all are.
+pub(super) fn is_visible(conn: &Connection, key: ThreadKey, visible: &Visibility) -> rusqlite::Result<bool> {
+    let Visibility::User(user) = visible else { return Ok(true) };
+    let mut statement = conn.prepare_cached("SELECT 1 FROM threads WHERE no = ?1 AND user_id = ?2")?;
+    statement.exists(params![key, user.as_str()])
+}
+
 pub(super) fn loaded(row: &Row<'_>) -> rusqlite::Result<Loaded> {
     let thread = Thread {
         key: row.get(0)?,
@@ -120,7 +127,7 @@ pub(super) fn insert(
     conn: &Connection,
     thread: &Thread,
     head: &Head,
-    rules: &Rules,
+    rules: &StepSettings,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     let mut statement = conn.prepare_cached(
@@ -160,7 +167,7 @@ pub(super) fn update(
     thread: &Thread,
     version: i64,
     head: &Head,
-    rules: &Rules,
+    rules: &StepSettings,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     let mut statement = conn.prepare_cached(
@@ -191,7 +198,7 @@ pub(super) fn version(conn: &Connection, key: ThreadKey) -> rusqlite::Result<Opt
 }
 
 /// Sets the destination of waiting questions to the model servers that are configured now.
-pub(super) fn retarget_questions(conn: &Connection, rules: &Rules) -> rusqlite::Result<()> {
+pub(super) fn retarget_questions(conn: &Connection, rules: &StepSettings) -> rusqlite::Result<()> {
     // There is an index for each of the two conditions.
     for condition in ["ask IS NOT NULL AND ask_attempts = 0", "ask_attempts > 0"] {
         let mut agents = conn.prepare(&format!("SELECT DISTINCT agent FROM threads WHERE {condition}"))?;
@@ -206,7 +213,7 @@ pub(super) fn retarget_questions(conn: &Connection, rules: &Rules) -> rusqlite::
 }
 
 /// Sets the retry times of failed threads that the first release stored without one.
-pub(super) fn recompute_due(conn: &Connection, rules: &Rules) -> rusqlite::Result<()> {
+pub(super) fn recompute_due(conn: &Connection, rules: &StepSettings) -> rusqlite::Result<()> {
     let mut failed = conn.prepare("SELECT no FROM threads WHERE status = 'failed' AND due IS NULL")?;
     let failed: Vec<ThreadKey> = failed.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
     for key in failed {

@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use rap_agent::prompt::visible_entries;
+use rap_agent::prompt::{PromptEntries, visible_entries};
 use rap_agent::{Arguments, Cause, Entry, ForkPoint, ForkSearch, Item, Seq, Speaker};
-use rap_protocol::{CallId, ThreadId, Timestamp};
+use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value};
 
 use super::facts;
 use super::heads::{self, THREAD_COLUMNS, thread_id, unreadable};
 use super::writes::entry_key;
-use crate::store::{HistoryPage, Loaded, Thread, ThreadKey, ThreadRow};
+use crate::store::{HistoryPage, Loaded, Thread, ThreadKey, ThreadRow, Visibility};
 
 /// Returns the query for [`thread_row`], without a condition.
 pub(super) fn thread_rows() -> String {
@@ -35,9 +35,14 @@ pub(super) fn thread_row(row: &Row<'_>) -> rusqlite::Result<ThreadRow> {
     })
 }
 
-pub(super) fn thread(conn: &Connection, id: &ThreadId) -> rusqlite::Result<Option<ThreadRow>> {
-    let sql = format!("{} WHERE t.id = ?1", thread_rows());
-    conn.prepare_cached(&sql)?.query_row([id.as_str()], thread_row).optional()
+pub(super) fn thread(
+    conn: &Connection,
+    id: &ThreadId,
+    visible: &Visibility,
+) -> rusqlite::Result<Option<ThreadRow>> {
+    let sql = format!("{} WHERE t.id = ?1 AND (?2 IS NULL OR t.user_id = ?2)", thread_rows());
+    let user = visible.user().map(UserId::as_str);
+    conn.prepare_cached(&sql)?.query_row(params![id.as_str(), user], thread_row).optional()
 }
 
 /// Returns a page of a history in which synthetic calls show the arguments of the original call.
@@ -68,7 +73,7 @@ pub(super) fn for_people(
 pub(super) fn for_prompt(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<Entry>> {
     let segments = segments(conn, thread, up_to)?;
     let covered = covered(conn, &segments)?;
-    let mut entries = read(conn, thread, range(covered, up_to))?;
+    let mut entries = read_for_prompt(conn, thread, range(covered, up_to))?;
     if covered > 0 {
         let threads: Vec<ThreadKey> = segments.into_iter().map(|(key, ..)| key).collect();
         restore_arguments(conn, &threads, &mut entries)?;
@@ -83,7 +88,7 @@ fn range(after: Seq, up_to: Seq) -> HistoryPage {
 
 pub(super) fn since_user(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<Entry>> {
     let from = last_user(conn, thread, up_to)?;
-    let entries = read(conn, thread, range(from.saturating_sub(1), up_to))?;
+    let entries = read_for_prompt(conn, thread, range(from.saturating_sub(1), up_to))?;
     Ok(entries.into_iter().map(|(_, entry)| entry).collect())
 }
 
@@ -132,9 +137,30 @@ fn segments(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<
 }
 
 fn read(conn: &Connection, thread: &Thread, page: HistoryPage) -> rusqlite::Result<Vec<(Seq, Entry)>> {
-    let HistoryPage { after, up_to, .. } = page;
     let mut entries = Vec::new();
-    let mut bytes = 0;
+    read_each(conn, thread, page, |seq, entry| entries.push((seq, entry)))?;
+    Ok(entries)
+}
+
+/// Keeps no more of the entries in memory than a prompt shows.
+fn read_for_prompt(
+    conn: &Connection,
+    thread: &Thread,
+    page: HistoryPage,
+) -> rusqlite::Result<Vec<(Seq, Entry)>> {
+    let mut entries = PromptEntries::default();
+    read_each(conn, thread, page, |seq, entry| entries.push(seq, entry))?;
+    Ok(entries.into_entries())
+}
+
+fn read_each(
+    conn: &Connection,
+    thread: &Thread,
+    page: HistoryPage,
+    mut take: impl FnMut(Seq, Entry),
+) -> rusqlite::Result<()> {
+    let HistoryPage { after, up_to, .. } = page;
+    let (mut count, mut bytes) = (0, 0);
     let mut statement = conn.prepare_cached(
         "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3",
     )?;
@@ -143,22 +169,23 @@ fn read(conn: &Connection, thread: &Thread, page: HistoryPage) -> rusqlite::Resu
         if from >= to {
             continue;
         }
-        let left = i64::try_from(page.rows - entries.len()).unwrap_or(i64::MAX);
+        let left = i64::try_from(page.rows - count).unwrap_or(i64::MAX);
         let mut found = statement.query(params![entry_key(no, from), entry_key(no, to), left])?;
         while let Some(row) = found.next()? {
             let body = row.get_ref(1)?.as_str()?;
             bytes += body.len();
             let entry: Entry = serde_json::from_str(body).map_err(unreadable)?;
-            entries.push((row.get::<_, i64>(0)?.unsigned_abs(), entry));
+            take(row.get::<_, i64>(0)?.unsigned_abs(), entry);
+            count += 1;
             if bytes >= page.bytes {
-                return Ok(entries);
+                return Ok(());
             }
         }
-        if entries.len() >= page.rows {
+        if count >= page.rows {
             break;
         }
     }
-    Ok(entries)
+    Ok(())
 }
 
 /// Arguments of a call and their size in bytes.

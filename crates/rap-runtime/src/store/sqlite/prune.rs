@@ -3,7 +3,7 @@
 use rap_protocol::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::ledger;
+use super::delivery_log;
 use crate::store::stored::PRUNED_ROWS as ROWS;
 
 /// Removes old idempotency keys, old delivery records, and event ids of ended subscriptions. Returns whether there are
@@ -13,7 +13,7 @@ pub(super) fn prune(
     keys_before: Timestamp,
     deliveries_before: Timestamp,
 ) -> rusqlite::Result<bool> {
-    ledger::prune_old(conn, deliveries_before)?;
+    delivery_log::prune_old(conn, deliveries_before)?;
     let mut statement = conn.prepare_cached(
         "DELETE FROM repeats WHERE digest IN (SELECT digest FROM repeats WHERE at < ?1 ORDER BY at LIMIT ?2)",
     )?;

@@ -106,7 +106,7 @@ fn key() -> Key {
 }
 
 impl Database for File {
-    fn open(&self, rules: Rules, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store> {
+    fn open(&self, rules: StepSettings, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store> {
         let mut opened = self.opened.lock().unwrap();
         // Dropping the store releases its lock.
         *opened = None;
@@ -123,7 +123,7 @@ impl Database for File {
 }
 
 impl Database for Arc<File> {
-    fn open(&self, rules: Rules, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store> {
+    fn open(&self, rules: StepSettings, clock: Arc<dyn Clock>, on_commit: OnCommit) -> Arc<dyn Store> {
         File::open(self, rules, clock, on_commit)
     }
 

@@ -3,7 +3,7 @@
 use rap_protocol::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use crate::store::{SessionKey, SessionToolset, StoredToolset};
+use crate::store::{SessionKey, SessionToolset, Source, StoredToolset};
 
 pub(super) fn of_session(conn: &Connection, session: SessionKey) -> rusqlite::Result<Vec<SessionToolset>> {
     let sql = "SELECT server, hash, error, fetched_at FROM session_tools WHERE root = ?1 ORDER BY server";
@@ -15,10 +15,19 @@ pub(super) fn of_session(conn: &Connection, session: SessionKey) -> rusqlite::Re
             toolset: hash.map(|hash| StoredToolset { hash, body: None }),
             error: row.get(2)?,
             fetched_at: Timestamp(row.get(3)?),
+            source: Source::Fetched,
         })
     };
     conn.prepare_cached(sql)?.query_map([session], held)?.collect()
 }
+
+const SAVE_FETCHED: &str = "INSERT INTO session_tools (root, server, hash, error, fetched_at) \
+     VALUES (?1, ?2, ?3, ?4, ?5) \
+     ON CONFLICT (root, server) DO UPDATE SET hash = coalesce(excluded.hash, hash), error = excluded.error, \
+     fetched_at = excluded.fetched_at";
+const SAVE_STAND_IN: &str = "INSERT INTO session_tools (root, server, hash, error, fetched_at) \
+     VALUES (?1, ?2, ?3, ?4, ?5) \
+     ON CONFLICT (root, server) DO UPDATE SET hash = coalesce(hash, excluded.hash)";
 
 /// Saves the toolset of a session. After a failed discovery the session keeps its previous toolset.
 pub(super) fn save(conn: &Connection, held: &SessionToolset) -> rusqlite::Result<()> {
@@ -27,11 +36,10 @@ pub(super) fn save(conn: &Connection, held: &SessionToolset) -> rusqlite::Result
         let sql = "INSERT OR IGNORE INTO toolsets (hash, body) VALUES (?1, ?2)";
         conn.prepare_cached(sql)?.execute(params![hash, **body])?;
     }
-    let mut statement = conn.prepare_cached(
-        "INSERT INTO session_tools (root, server, hash, error, fetched_at) VALUES (?1, ?2, ?3, ?4, ?5) \
-         ON CONFLICT (root, server) DO UPDATE SET hash = coalesce(excluded.hash, hash), error = excluded.error, \
-         fetched_at = excluded.fetched_at",
-    )?;
+    let mut statement = conn.prepare_cached(match held.source {
+        Source::Fetched => SAVE_FETCHED,
+        Source::StandIn => SAVE_STAND_IN,
+    })?;
     statement.execute(params![held.session, held.server, hash, held.error, held.fetched_at.0])?;
     Ok(())
 }

@@ -279,7 +279,7 @@ fn load_invocation(
         let secondary: Option<String> = row.get(0)?;
         let open = OpenCall {
             id: call.clone(),
-            call_id: secondary.map(CallId::new).transpose().map_err(unreadable)?,
+            model_id: secondary.map(CallId::new).transpose().map_err(unreadable)?,
             name: row.get(1)?,
             server: Server(row.get(2)?),
             seq: row.get::<_, i64>(3)?.unsigned_abs(),

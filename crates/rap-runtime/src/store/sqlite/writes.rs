@@ -7,13 +7,13 @@ use rap_agent::{
     Write,
 };
 use rap_io::secret_box::Key;
-use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
+use rap_protocol::{CallId, EventId, ThreadId, Timestamp, UserId};
 use rusqlite::{Connection, params};
 use serde_json::Value;
 
 use super::heads;
 use crate::store::stored::{self, FORGET_PER_STEP, queue_number, state_number, to_json};
-use crate::store::{Rules, Thread, ThreadKey};
+use crate::store::{StepSettings, Thread, ThreadKey};
 
 /// Returns the key of an entry: the thread's number in the upper 32 bits, the entry's number in the lower 32.
 pub(super) fn entry_key(thread: ThreadKey, seq: Seq) -> i64 {
@@ -25,7 +25,7 @@ pub(super) struct StepWriter<'a> {
     pub(super) conn: &'a Connection,
     pub(super) thread: &'a Thread,
     pub(super) key: &'a Key,
-    pub(super) rules: &'a Rules,
+    pub(super) rules: &'a StepSettings,
     pub(super) now: Timestamp,
 }
 
@@ -53,6 +53,10 @@ impl StepWriter<'_> {
             Write::Spending(_) => {}
         }
         Ok(None)
+    }
+
+    fn user(&self) -> Option<&str> {
+        self.thread.user_id.as_ref().map(UserId::as_str)
     }
 
     fn limits(&self) -> &Limits {
@@ -103,13 +107,13 @@ impl StepWriter<'_> {
 
     fn open(&self, call: &OpenCall) -> rusqlite::Result<()> {
         let mut statement = self.conn.prepare_cached(
-            "INSERT INTO calls (thread, id, state, call_id, name, server, seq, since, until, invoke_at, root) \
-             VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+            "INSERT INTO calls (thread, id, state, call_id, name, server, seq, since, until, invoke_at, root, user_id) \
+             VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
         )?;
         statement.execute(params![
             self.thread.key,
             call.id.as_str(),
-            call.call_id.as_ref().map(CallId::as_str),
+            call.model_id.as_ref().map(CallId::as_str),
             call.name,
             call.server.0,
             call.seq.cast_signed(),
@@ -117,6 +121,7 @@ impl StepWriter<'_> {
             call.until.map(|until| until.0),
             call.is_sent().then_some(call.since.0),
             self.thread.session,
+            self.user(),
         ])?;
         Ok(())
     }
@@ -157,11 +162,11 @@ impl StepWriter<'_> {
 
     fn question(&self, no: u64, call: &CallId, question: &NewQuestion) -> rusqlite::Result<()> {
         let sealed = stored::encrypt_question(self.key, self.thread, no, question);
-        let sql = "INSERT OR REPLACE INTO questions (thread, no, call, body, asked_at, root, server) \
-                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, \
+        let sql = "INSERT OR REPLACE INTO questions (thread, no, call, body, asked_at, root, user_id, server) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, \
                    coalesce((SELECT server FROM calls WHERE thread = ?1 AND id = ?3), ''))";
-        let session = self.thread.session;
-        let row = params![self.thread.key, no.cast_signed(), call.as_str(), sealed, self.now.0, session];
+        let Thread { key, session, .. } = self.thread;
+        let row = params![key, no.cast_signed(), call.as_str(), sealed, self.now.0, session, self.user()];
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
@@ -183,11 +188,18 @@ impl StepWriter<'_> {
         let sql = "INSERT OR REPLACE INTO views (thread, server, view_type, content, at) VALUES (?1, ?2, ?3, ?4, ?5)";
         let row = params![self.thread.key, server, view_type, content.to_string(), self.now.0];
         self.conn.prepare_cached(sql)?.execute(row)?;
+        // To find the oldest view, the content of all of them is read, so this is done only if there are too many.
+        let count = "SELECT count(*) FROM views WHERE thread = ?1";
+        let count: i64 = self.conn.prepare_cached(count)?.query_row([self.thread.key], |row| row.get(0))?;
+        let limit = self.limits().views as i64;
+        if count <= limit {
+            return Ok(());
+        }
         let mut prune = self.conn.prepare_cached(
             "DELETE FROM views WHERE thread = ?1 AND (server, view_type) IN \
              (SELECT server, view_type FROM views WHERE thread = ?1 ORDER BY at DESC LIMIT -1 OFFSET ?2)",
         )?;
-        prune.execute(params![self.thread.key, self.limits().views as i64])?;
+        prune.execute(params![self.thread.key, limit])?;
         Ok(())
     }
 

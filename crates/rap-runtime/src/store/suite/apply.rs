@@ -9,7 +9,7 @@ use super::fixture::{
     Fixture, SERVER, answer, built_in, enqueued, entry_text, id, new, new_thread, rejecting, spawns, to, user,
 };
 use crate::store::apply::PANIC;
-use crate::store::{Error, Message, MessageClass, OutboxMessage, Target};
+use crate::store::{Error, Message, MessageClass, OutboxMessage, Target, Visibility};
 
 /// Proves: LC-16
 pub(crate) async fn a_second_message_to_a_thread_sees_the_result_of_the_first(database: Box<dyn Database>) {
@@ -203,7 +203,7 @@ pub(crate) async fn a_new_thread_whose_first_step_panics_affects_no_other_thread
     for message in [never_made, never_forked] {
         assert!(matches!(fixture.send(message).await, Err(Error::Disabled)));
     }
-    assert!(matches!(fixture.store.thread(&id("never")).await, Err(Error::NoThread)));
+    assert!(matches!(fixture.store.thread(&id("never"), &Visibility::All).await, Err(Error::NoThread)));
     // The next thread may get the internal key that it would have had.
     fixture.create("next", Some("hello")).await;
     fixture.send_input("next", answer(1, "hello to you")).await.unwrap();
@@ -343,7 +343,7 @@ pub(crate) async fn a_closed_store_refuses_everything(database: Box<dyn Database
     fixture.create("thread", Some("hello")).await;
     fixture.store.close().await;
     assert!(matches!(fixture.send_input("thread", user("more")).await, Err(Error::Closed)));
-    assert!(matches!(fixture.store.thread(&id("thread")).await, Err(Error::Closed)));
+    assert!(matches!(fixture.store.thread(&id("thread"), &Visibility::All).await, Err(Error::Closed)));
     assert!(matches!(fixture.store.save_toolsets(Vec::new()).await, Err(Error::Closed)));
     let fixture = fixture.reopen().await;
     let entry = fixture.history("thread").await.remove(0).1;

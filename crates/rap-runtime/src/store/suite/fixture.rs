@@ -7,16 +7,16 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rap_agent::{
-    Answer, Arguments, BuiltIn, Effect, Entry, Event, Head, Input, Item, Limits, LostAfter, OnBusy, Plan,
-    PlannedCall, Seq, Server, ToolResult,
+    Arguments, BuiltIn, Effect, Entry, Event, Head, Input, Item, Limits, LostAfter, OnBusy, Plan,
+    PlannedCall, Seq, Server, ToolResult, TurnAnswer,
 };
 use rap_protocol::{Body, CallId, EventId, ThreadId, Timestamp};
 use serde_json::{Map, json};
 
 use super::Database;
 use crate::store::{
-    Committed, DuePage, DueWork, Error, HistoryPage, Message, MessageClass, NewThread, Receipt, Rules,
-    SessionKey, Store, Target, Thread, ThreadKey, ThreadRow, WorkKey, WorkKind, WorkQueue,
+    Committed, DuePage, DueWork, Error, HistoryPage, Message, MessageClass, NewThread, Receipt, SessionKey,
+    StepSettings, Store, Target, Thread, ThreadKey, ThreadRow, Visibility, WorkKey, WorkKind, WorkQueue,
 };
 use crate::world::Clock;
 
@@ -82,8 +82,8 @@ pub(crate) struct Fixture {
     limits: Limits,
 }
 
-pub(crate) fn rules(limits: Limits) -> Rules {
-    Rules {
+pub(crate) fn rules(limits: Limits) -> StepSettings {
+    StepSettings {
         limits,
         agent_limits: HashMap::new(),
         model_servers: HashMap::from([("default".to_owned(), MODEL.to_owned())]),
@@ -147,7 +147,7 @@ impl Fixture {
     }
 
     pub(crate) async fn row(&self, thread: &str) -> ThreadRow {
-        self.store.thread(&id(thread)).await.unwrap()
+        self.store.thread(&id(thread), &Visibility::All).await.unwrap()
     }
 
     pub(crate) async fn key(&self, thread: &str) -> ThreadKey {
@@ -276,12 +276,12 @@ pub(crate) fn rejecting(text: &str) -> Input {
 }
 
 pub(crate) fn answer(turn: u64, text: &str) -> Input {
-    Input::TurnEnded { turn, answer: Answer { text: text.into(), ..Answer::default() } }
+    Input::TurnEnded { turn, answer: TurnAnswer { text: text.into(), ..TurnAnswer::default() } }
 }
 
 fn planned(at: usize, name: &str, plan: Plan) -> PlannedCall {
     PlannedCall {
-        call_id: Some(CallId::new(format!("model_{at}")).unwrap()),
+        model_id: Some(CallId::new(format!("model_{at}")).unwrap()),
         name: name.into(),
         arguments: Arguments::Given(Map::from_iter([("at".into(), json!(at))])),
         display: None,
@@ -291,7 +291,7 @@ fn planned(at: usize, name: &str, plan: Plan) -> PlannedCall {
 
 pub(crate) fn plans(turn: u64, name: &str, plans: Vec<Plan>) -> Input {
     let calls = plans.into_iter().enumerate().map(|(at, plan)| planned(at, name, plan)).collect();
-    Input::TurnEnded { turn, answer: Answer { calls, ..Answer::default() } }
+    Input::TurnEnded { turn, answer: TurnAnswer { calls, ..TurnAnswer::default() } }
 }
 
 /// An answer with one call to each of these servers.

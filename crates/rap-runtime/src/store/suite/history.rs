@@ -1,7 +1,7 @@
 //! Histories as people and models see them.
 
 use rap_agent::prompt::visible_entries;
-use rap_agent::{Answer, Arguments, Cause, Entry, Input, Item, Plan, PlannedCall, Seq, Server, Usage};
+use rap_agent::{Arguments, Cause, Entry, Input, Item, Plan, PlannedCall, Seq, Server, TurnAnswer, Usage};
 use serde_json::{Map, Value, json};
 
 use super::Database;
@@ -264,14 +264,14 @@ pub(crate) async fn calls_show_the_display_text_of_their_tools(database: Box<dyn
     let fixture = Fixture::new(database);
     fixture.create("thread", Some("hello")).await;
     let call = |display: Option<&str>| PlannedCall {
-        call_id: None,
+        model_id: None,
         name: "tool".into(),
         arguments: Arguments::Given(Map::new()),
         display: display.map(Into::into),
         plan: Plan::Invoke(Server(SERVER.into())),
     };
     let calls = vec![call(Some("Looking")), call(None), call(Some("Reading"))];
-    let input = Input::TurnEnded { turn: 1, answer: Answer { calls, ..Answer::default() } };
+    let input = Input::TurnEnded { turn: 1, answer: TurnAnswer { calls, ..TurnAnswer::default() } };
     fixture.send_input("thread", input).await.unwrap();
     let row = fixture.row("thread").await;
     let shown = fixture.store.displays(&row).await.unwrap();

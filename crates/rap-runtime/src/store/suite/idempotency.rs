@@ -2,10 +2,13 @@
 
 use super::Database;
 use super::fixture::{Fixture, answer, enqueued, id, new, rejecting, seconds, to};
-use crate::store::{Error, IdempotencyKey, Message};
+use crate::store::{Error, IdempotencyKey, Message, Visibility};
 
 fn with_key(message: Message, key: u8, request: u8) -> Message {
-    Message { idempotency_key: Some(IdempotencyKey { key: [key; 32], request: [request; 32] }), ..message }
+    Message {
+        idempotency_key: Some(IdempotencyKey { key: [key; 32], former_key: None, request: [request; 32] }),
+        ..message
+    }
 }
 
 /// Proves: LC-30, LC-38
@@ -15,7 +18,7 @@ pub(crate) async fn a_repeated_request_gets_the_receipt_of_the_first(database: B
     assert_eq!(fixture.send(with_key(new("thread", Some("hello")), 1, 0)).await.unwrap(), first);
     // The thread id of a repeat may differ, because the runtime chooses a new id if the client gives none.
     assert_eq!(fixture.send(with_key(new("another", Some("hello")), 1, 0)).await.unwrap(), first);
-    assert!(matches!(fixture.store.thread(&id("another")).await, Err(Error::NoThread)));
+    assert!(matches!(fixture.store.thread(&id("another"), &Visibility::All).await, Err(Error::NoThread)));
     let later = || with_key(to("thread", enqueued("later")), 2, 0);
     let said = fixture.send(later()).await.unwrap();
     fixture.send_input("thread", answer(1, "an answer")).await.unwrap();
@@ -44,7 +47,7 @@ pub(crate) async fn a_request_that_is_repeated_within_a_batch_is_applied_once(da
     let one = Some("one".to_owned());
     assert_eq!(threads, [one.clone(), one.clone(), one, None, Some("three".into())]);
     assert!(matches!(results[3], Err(Error::KeyReused)));
-    assert!(matches!(fixture.store.thread(&id("two")).await, Err(Error::NoThread)));
+    assert!(matches!(fixture.store.thread(&id("two"), &Visibility::All).await, Err(Error::NoThread)));
     let later = with_key(to("one", enqueued("later")), 3, 0);
     let results = fixture.apply(vec![later.clone(), later.clone(), to("one", enqueued("more")), later]).await;
     assert!(results.iter().all(Result::is_ok));
@@ -76,7 +79,7 @@ pub(crate) async fn old_idempotency_keys_are_pruned_page_by_page(database: Box<d
     let key = |number: u32| {
         let mut key = [0; 32];
         key[..4].copy_from_slice(&number.to_le_bytes());
-        IdempotencyKey { key, request: [0; 32] }
+        IdempotencyKey { key, former_key: None, request: [0; 32] }
     };
     let said = |number| Message { idempotency_key: Some(key(number)), ..to("thread", enqueued("x")) };
     // More keys than one call removes. They are sent in parts, because a thread holds fewer inputs than that.

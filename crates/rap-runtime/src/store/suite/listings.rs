@@ -10,11 +10,15 @@ use super::fixture::{
     Fixture, SERVER, answer, built_in, calls, event, id, result, seconds, spawns, subscribed,
 };
 use crate::store::{
-    CallRow, Cursor, InboxItem, Page, PageRequest, StoredQuestion, ThreadFilter, ThreadRow, TimerRow, WorkKey,
+    CallRow, Cursor, InboxItem, Page, PageRequest, StoredQuestion, ThreadFilter, ThreadRow, TimerRow,
+    Visibility, WorkKey,
 };
 
 /// Reads a listing in pages of every size and compares the results. Returns its rows as text.
-async fn list_in_pages<T, F>(read: impl Fn(PageRequest) -> F, show: impl Fn(&T) -> String) -> Vec<String>
+pub(super) async fn list_in_pages<T, F>(
+    read: impl Fn(PageRequest) -> F,
+    show: impl Fn(&T) -> String,
+) -> Vec<String>
 where
     F: Future<Output = Result<Page<T>, crate::store::Error>>,
 {
@@ -63,7 +67,8 @@ pub(crate) async fn threads_are_listed_in_order_page_by_page(database: Box<dyn D
 
     let list = async |status, parent: Option<&str>| {
         let read = |page_request| {
-            let filter = ThreadFilter { status, parent: parent.map(id), page_request };
+            let filter =
+                ThreadFilter { status, parent: parent.map(id), visible: Visibility::All, page_request };
             let store = &fixture.store;
             async move { store.threads(filter).await }
         };
@@ -118,12 +123,14 @@ pub(crate) async fn every_open_call_is_listed_once(database: Box<dyn Database>) 
     expected.insert(fixture.head("sleeps").await.batch()[0].id.as_str().to_owned());
 
     let store = &fixture.store;
-    let listed =
-        list_in_pages(|page_request| store.calls(page_request), |row: &CallRow| row.call.as_str().to_owned())
-            .await;
+    let listed = list_in_pages(
+        |page_request| store.calls(&Visibility::All, page_request),
+        |row: &CallRow| row.call.as_str().to_owned(),
+    )
+    .await;
     assert_eq!(listed.len(), 31);
     assert_eq!(listed.iter().cloned().collect::<BTreeSet<_>>(), expected);
-    let rows = store.calls(PageRequest::first(100)).await.unwrap().rows;
+    let rows = store.calls(&Visibility::All, PageRequest::first(100)).await.unwrap().rows;
     let part = |row: &CallRow| match (row.acknowledged_at, row.attempts) {
         (Some(_), _) => 0,
         _ if row.tool == "built_in" => 0,
@@ -135,6 +142,7 @@ pub(crate) async fn every_open_call_is_listed_once(database: Box<dyn Database>) 
     assert_eq!([7, 12, 12], [0, 1, 2].map(|expected| parts.iter().filter(|part| **part == expected).count()));
     let retried = rows.last().unwrap();
     assert_eq!((retried.attempts, retried.outcome.as_deref()), (2, Some("503 of its server")));
+    assert_eq!(retried.next_attempt_at, Some(fixture.now().plus(seconds(120))));
 }
 
 fn choice(call: &CallId, digest: u64) -> Input {
@@ -184,18 +192,24 @@ pub(crate) async fn questions_are_listed_oldest_first(database: Box<dyn Database
         };
         format!("{} {} {} {asked}", item.asked_at.0, item.thread, item.call)
     };
-    let listed = list_in_pages(|page_request| store.inbox(None, page_request), show).await;
+    let listed = list_in_pages(|page_request| store.inbox(None, &Visibility::All, page_request), show).await;
     assert_eq!(listed.len(), 10 + 3 * 7 + 1);
     assert!(listed.last().unwrap().ends_with("https://example.com/sign-in/secret"));
     let times: Vec<&str> = listed.iter().map(|row| row.split(' ').next().unwrap()).collect();
     assert!(times.is_sorted());
     let key = fixture.key("thread_0").await;
-    let of_one = list_in_pages(|page_request| store.inbox(Some(key), page_request), show).await;
+    let of_one =
+        list_in_pages(|page_request| store.inbox(Some(key), &Visibility::All, page_request), show).await;
     assert_eq!(of_one.len(), 13);
     assert!(of_one[0].ends_with("Question 1?"), "{}", of_one[0]);
     // When a call settles, its questions and their answers are removed.
     fixture.send_input("thread_0", result(&all[0].1, "done")).await.unwrap();
-    assert_eq!(list_in_pages(|page_request| store.inbox(Some(key), page_request), show).await.len(), 3);
+    assert_eq!(
+        list_in_pages(|page_request| store.inbox(Some(key), &Visibility::All, page_request), show)
+            .await
+            .len(),
+        3
+    );
 }
 
 pub(crate) async fn subscriptions_are_listed_with_their_waiting_events(database: Box<dyn Database>) {
@@ -215,11 +229,12 @@ pub(crate) async fn subscriptions_are_listed_with_their_waiting_events(database:
     }
     let store = &fixture.store;
     let show = |row: &crate::store::SubscriptionRow| format!("{} {} {}", row.thread, row.call, row.waiting);
-    let mut listed = list_in_pages(|page_request| store.subscriptions(page_request), show).await;
+    let mut listed =
+        list_in_pages(|page_request| store.subscriptions(&Visibility::All, page_request), show).await;
     listed.sort();
     expected.sort();
     assert_eq!(listed, expected);
-    let row = store.subscriptions(PageRequest::first(1)).await.unwrap().rows.remove(0);
+    let row = store.subscriptions(&Visibility::All, PageRequest::first(1)).await.unwrap().rows.remove(0);
     assert_eq!((row.tool.as_str(), row.server.as_str(), row.since), ("tool", SERVER, super::fixture::START));
 }
 
@@ -242,7 +257,7 @@ pub(crate) async fn timers_are_listed_by_time(database: Box<dyn Database>) {
         let call = row.call.as_ref().map_or("-", CallId::as_str);
         format!("{} {} {} {call}", (row.at.0 - now.0) / 1000, row.kind, row.thread)
     };
-    let listed = list_in_pages(|page_request| store.timers(page_request), show).await;
+    let listed = list_in_pages(|page_request| store.timers(&Visibility::All, page_request), show).await;
     let shown: Vec<String> = listed.iter().map(|row| row.rsplit_once(' ').unwrap().0.to_owned()).collect();
     let expected = [
         "10 schedule scheduled",

@@ -11,7 +11,7 @@ use super::fixture::{
 };
 use crate::store::{
     Cursor, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Error, PageRequest, Redelivery,
-    SessionKey, SessionToolset, StoredToolset, Target, ThreadFilter, WorkKey, WorkKind,
+    SessionKey, SessionToolset, Source, StoredToolset, Target, ThreadFilter, Visibility, WorkKey, WorkKind,
 };
 
 const OTHER: &str = "http://127.0.0.1:7";
@@ -27,6 +27,7 @@ fn toolset(session: SessionKey, server: &str, hash: Option<&str>, at: u64) -> Se
         toolset: hash.map(stored),
         error: hash.is_none().then(|| "no answer".into()),
         fetched_at: START.plus(seconds(at)),
+        source: Source::Fetched,
     }
 }
 
@@ -61,6 +62,23 @@ pub(crate) async fn a_session_keeps_its_toolset_when_a_discovery_fails(database:
     assert_eq!(fixture.store.toolset("two").await.unwrap().unwrap(), b"body of two");
     assert_eq!(fixture.store.toolset("three").await.unwrap(), None);
     assert!(fixture.store.session_toolsets(SessionKey::NONE).await.unwrap().is_empty());
+}
+
+/// A stand-in may be saved after the toolset that it stands in for.
+pub(crate) async fn a_stand_in_never_replaces_the_toolset_of_a_session(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    fixture.create("thread", None).await;
+    let session = fixture.session("thread").await;
+    let stand_in =
+        |hash| SessionToolset { source: Source::StandIn, ..toolset(session, SERVER, Some(hash), 9) };
+    let hash_after = async |saved| {
+        fixture.store.save_toolsets(vec![saved]).await.unwrap();
+        fixture.store.session_toolsets(session).await.unwrap().remove(0).toolset.map(|toolset| toolset.hash)
+    };
+    assert_eq!(hash_after(toolset(session, SERVER, None, 1)).await, None);
+    assert_eq!(hash_after(stand_in("old")).await.as_deref(), Some("old"));
+    assert_eq!(hash_after(toolset(session, SERVER, Some("fetched"), 2)).await.as_deref(), Some("fetched"));
+    assert_eq!(hash_after(stand_in("old")).await.as_deref(), Some("fetched"));
 }
 
 pub(crate) async fn the_newest_toolset_of_a_server_is_found(database: Box<dyn Database>) {
@@ -125,7 +143,8 @@ pub(crate) async fn deliveries_are_listed_newest_first(database: Box<dyn Databas
     let again = DeliveryRecord { detail: "another reason".into(), ..nobody };
     assert_eq!(fixture.store.record_deliveries(vec![again]).await.unwrap(), ids[4..]);
     let list = async |thread: Option<&str>, outcome, before: Option<Cursor>, limit| {
-        let filter = DeliveryFilter { thread: thread.map(id), outcome, before, limit };
+        let filter =
+            DeliveryFilter { thread: thread.map(id), outcome, visible: Visibility::All, before, limit };
         fixture.store.deliveries(filter).await.unwrap()
     };
     let all = list(None, None, None, 10).await;
@@ -145,10 +164,10 @@ pub(crate) async fn deliveries_are_listed_newest_first(database: Box<dyn Databas
     assert_eq!(list(Some("a"), None, None, 10).await.rows.len(), 2);
     assert_eq!(list(Some("b"), Some(DeliveryOutcome::Retrying), None, 10).await.rows.len(), 2);
     assert_eq!(list(Some("a"), Some(DeliveryOutcome::Retrying), None, 10).await.rows.len(), 0);
-    let one = fixture.store.delivery(&ids[4]).await.unwrap().unwrap();
+    let one = fixture.store.delivery(&ids[4], &Visibility::All).await.unwrap().unwrap();
     assert_eq!((one.kind, one.thread), (DeliveryKind::Invocation, Some(id("a"))));
-    assert!(fixture.store.delivery("0").await.unwrap().is_none());
-    assert!(fixture.store.delivery("x").await.unwrap().is_none());
+    assert!(fixture.store.delivery("0", &Visibility::All).await.unwrap().is_none());
+    assert!(fixture.store.delivery("x", &Visibility::All).await.unwrap().is_none());
     // Records are kept for some time.
     fixture.clock.pass(seconds(1));
     fixture.store.prune(START, START).await.unwrap();
@@ -177,7 +196,7 @@ pub(crate) async fn a_retried_delivery_ends_with_its_call(database: Box<dyn Data
     }
     let mut outcomes = Vec::new();
     for id in ids {
-        let row = fixture.store.delivery(&id).await.unwrap().unwrap();
+        let row = fixture.store.delivery(&id, &Visibility::All).await.unwrap().unwrap();
         outcomes.push((row.outcome, row.next_at));
     }
     let next = Some(fixture.now().plus(seconds(60)));
@@ -202,7 +221,8 @@ pub(crate) async fn an_invocation_is_redelivered_on_request(database: Box<dyn Da
     let retrying = record(&fixture, "thread", DeliveryKind::Invocation, DeliveryOutcome::Retrying).await;
     let refused = record(&fixture, "thread", DeliveryKind::Callback, DeliveryOutcome::Refused).await;
     let ids = fixture.store.record_deliveries(vec![retrying, refused]).await.unwrap();
-    let redeliver = async |id: String| fixture.store.redeliver(&id, fixture.now()).await.unwrap();
+    let redeliver =
+        async |id: String| fixture.store.redeliver(&id, &Visibility::All, fixture.now()).await.unwrap();
     let invocation = ids[0].clone();
     assert_eq!(redeliver(ids[1].clone()).await, Redelivery::NotAnInvocation);
     assert_eq!(redeliver("0".into()).await, Redelivery::NoSuchDelivery);
@@ -276,7 +296,7 @@ pub(crate) async fn an_unreadable_thread_does_not_block_others(database: Box<dyn
     for at in [1, 3] {
         assert!(matches!(results[at], Err(Error::Unreadable(_))));
     }
-    assert!(matches!(fixture.store.thread(&id("bad")).await, Err(Error::Unreadable(_))));
+    assert!(matches!(fixture.store.thread(&id("bad"), &Visibility::All).await, Err(Error::Unreadable(_))));
     // Listings and due work skip it.
     let filter = ThreadFilter { page_request: PageRequest::first(100), ..ThreadFilter::default() };
     let listed = fixture.store.threads(filter).await.unwrap();
@@ -293,7 +313,7 @@ pub(crate) async fn an_unreadable_thread_does_not_block_others(database: Box<dyn
     let rest = fixture.store.threads(filter).await.unwrap();
     let running: Vec<_> = page.rows.iter().chain(&rest.rows).map(|row| row.thread.id.as_str()).collect();
     assert_eq!(running, ["first", "first_asks", "good", "good_asks"]);
-    let inbox = fixture.store.inbox(None, PageRequest::first(100)).await.unwrap();
+    let inbox = fixture.store.inbox(None, &Visibility::All, PageRequest::first(100)).await.unwrap();
     let asking: Vec<_> = inbox.rows.iter().map(|item| item.thread.as_str()).collect();
     assert_eq!(asking, ["first", "good"]);
     fixture.clock.pass(LOST_AFTER);

@@ -11,7 +11,10 @@ use super::fixture::{
     Fixture, SERVER, all, answer, calls, enqueued, entry_text, event, id, inline_event, plans, result,
     seconds, spawns, subscribed, to, user,
 };
-use crate::store::{Committed, Error, Message, SessionToolset, StoredToolset, Target, Thread, WorkKind};
+use crate::store::{
+    Committed, Error, Message, SessionToolset, Source, StoredToolset, Target, Thread, ViewKey, Visibility,
+    WorkKind,
+};
 
 /// Compares the stored data with the last steps: the head of each thread, every entry and every child.
 async fn check_written(fixture: &Fixture) {
@@ -44,7 +47,7 @@ async fn entry_of(fixture: &Fixture, thread: &Thread, seq: Seq) -> rap_agent::En
 }
 
 async fn check_child(fixture: &Fixture, parent: &Thread, spawn: &Spawn, child: &Arc<Thread>) {
-    let row = fixture.store.thread(&spawn.id).await.unwrap();
+    let row = fixture.store.thread(&spawn.id, &Visibility::All).await.unwrap();
     assert_eq!(*row.thread, **child);
     assert_eq!(row.head, spawn.head);
     assert_eq!((child.incarnation, child.inherits), (spawn.incarnation, spawn.at));
@@ -183,7 +186,11 @@ pub(crate) async fn a_dropped_backlog_is_deleted(database: Box<dyn Database>) {
     fixture.create("root", Some("hello")).await;
     let call = fixture.subscribe("root").await;
     let waiting = || async {
-        let page = fixture.store.subscriptions(crate::store::PageRequest::first(10)).await.unwrap();
+        let page = fixture
+            .store
+            .subscriptions(&Visibility::All, crate::store::PageRequest::first(10))
+            .await
+            .unwrap();
         page.rows.iter().map(|row| row.waiting).collect::<Vec<_>>()
     };
     for number in 0..4 {
@@ -202,6 +209,7 @@ fn session_toolset(session: crate::store::SessionKey, hash: &str) -> SessionTool
         toolset: Some(StoredToolset { hash: hash.into(), body: Some(Arc::new(b"{}".to_vec())) }),
         error: None,
         fetched_at: super::fixture::START,
+        source: Source::Fetched,
     }
 }
 
@@ -235,13 +243,40 @@ pub(crate) async fn a_view_replaces_the_previous_one_and_views_are_bounded(datab
         fixture.clock.pass(seconds(1));
         fixture.send_input("thread", show).await.unwrap();
     }
-    let views = fixture.store.views(fixture.key("thread").await).await.unwrap();
+    let key = fixture.key("thread").await;
+    let views = fixture.store.views(key, None).await.unwrap();
     let shown: Vec<_> = views
+        .rows
         .iter()
-        .map(|view| (view.server.as_str(), view.view_type.as_str(), view.content.clone(), view.at))
+        .map(|view| (view.key.server.as_str(), view.key.view_type.as_str(), view.content.clone(), view.at))
         .collect();
     let at = |second: i64| Timestamp(super::fixture::START.0 + 1000 * second);
-    assert_eq!(shown, [(SERVER, "b", json!(4), at(4)), (SERVER, "a", json!(3), at(3))]);
+    assert_eq!(shown, [(SERVER, "a", json!(3), at(3)), (SERVER, "b", json!(4), at(4))]);
+    let view = fixture.store.view(key, &views.rows[1].key).await.unwrap().unwrap();
+    assert_eq!(view.content, json!(4));
+    let gone = ViewKey { server: "http://127.0.0.1:7".into(), view_type: "a".into() };
+    assert!(fixture.store.view(key, &gone).await.unwrap().is_none());
+}
+
+pub(crate) async fn a_page_of_views_ends_at_a_size(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    fixture.create("thread", Some("hello")).await;
+    let call = fixture.call("thread", &[SERVER]).await.remove(0);
+    for view_type in ["a", "b", "c", "d", "e"] {
+        let content = json!("x".repeat(400 * 1024));
+        let show = Input::View { call: call.clone(), view_type: view_type.into(), content };
+        fixture.send_input("thread", show).await.unwrap();
+    }
+    let (mut pages, mut after) = (Vec::new(), None);
+    loop {
+        let page = fixture.store.views(fixture.key("thread").await, after).await.unwrap();
+        pages.push(page.rows.into_iter().map(|view| view.key.view_type).collect::<Vec<_>>().concat());
+        after = page.next.map(|key| key.to_string().parse().unwrap());
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(pages, ["abc", "de"]);
 }
 
 pub(crate) async fn an_approved_call_is_due_from_its_approval(database: Box<dyn Database>) {

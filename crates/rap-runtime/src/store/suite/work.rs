@@ -12,7 +12,7 @@ use super::fixture::{
     Fixture, LOST_AFTER, MODEL, SERVER, answer, calls, enqueued, new, result, seconds, spawns, subscribed,
     to, user,
 };
-use crate::store::{DuePage, SessionKey, Work, WorkKey, WorkKind};
+use crate::store::{DuePage, SessionKey, Visibility, Work, WorkKey, WorkKind};
 
 const OTHER: &str = "http://127.0.0.1:7";
 /// The kinds whose new work is found by session.
@@ -421,7 +421,8 @@ pub(crate) async fn a_delivered_answer_is_no_longer_due(database: Box<dyn Databa
     assert_eq!(keys(&fixture.due(WorkKind::Answer, SERVER).await), work[2..]);
     assert!(fixture.store.load_work(&work[0], fixture.now()).await.unwrap().is_none());
     // An answered question is not in the inbox.
-    let inbox = fixture.store.inbox(None, crate::store::PageRequest::first(10)).await.unwrap();
+    let inbox =
+        fixture.store.inbox(None, &Visibility::All, crate::store::PageRequest::first(10)).await.unwrap();
     assert!(inbox.rows.is_empty());
 }
 

@@ -120,7 +120,7 @@ async fn check_lost(sql: &'static str) {
     fixture.commits.take();
     let gate = Gate::hold(&store).await;
     // The second step and the refusal depend on a head that is rolled back.
-    let idempotency_key = IdempotencyKey { key: [1; 32], request: [1; 32] };
+    let idempotency_key = IdempotencyKey { key: [1; 32], former_key: None, request: [1; 32] };
     let created = || Message { idempotency_key: Some(idempotency_key), ..new("new", Some("hello")) };
     let messages = vec![
         to("old", user("one")),
@@ -301,7 +301,7 @@ async fn a_thread_whose_creation_was_rolled_back_is_not_found_under_the_key_of_a
     // The step is already written when writing its idempotency key fails.
     let refuse = "CREATE TRIGGER refuse BEFORE INSERT ON repeats BEGIN SELECT RAISE(ABORT, 'no'); END";
     file.connection().execute_batch(refuse).unwrap();
-    let idempotency_key = Some(IdempotencyKey { key: [7; 32], request: [7; 32] });
+    let idempotency_key = Some(IdempotencyKey { key: [7; 32], former_key: None, request: [7; 32] });
     let undone = fixture.send(Message { idempotency_key, ..new("undone", Some("hello")) }).await;
     assert!(matches!(undone, Err(Error::Unreadable(_))), "{undone:?}");
     fixture.create("other", None).await;

@@ -60,7 +60,10 @@ impl Faulty {
 }
 
 fn with_key(message: Message, key: u8) -> Message {
-    Message { idempotency_key: Some(IdempotencyKey { key: [key; 32], request: [0; 32] }), ..message }
+    Message {
+        idempotency_key: Some(IdempotencyKey { key: [key; 32], former_key: None, request: [0; 32] }),
+        ..message
+    }
 }
 
 /// Returns steps, repeats and refusals that depend on each other.
@@ -195,7 +198,7 @@ async fn replies_and_reported_steps_match_what_is_stored() {
         assert_eq!(reported, sent.iter().filter(|(.., taken)| *taken).count(), "seed {seed}");
         for name in &names {
             faulty.send(to(name, answer(1, "an answer"))).await.unwrap();
-            let row = faulty.store.thread(&id(name)).await.unwrap();
+            let row = faulty.store.thread(&id(name), &Visibility::All).await.unwrap();
             let page = HistoryPage { after: 2, up_to: row.head.seq(), rows: usize::MAX, bytes: usize::MAX };
             let history = faulty.store.history(&row.thread, page).await.unwrap();
             let said = history.into_iter().map(|(_, e)| crate::store::suite::fixture::entry_text(e.item));

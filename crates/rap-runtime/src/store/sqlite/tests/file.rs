@@ -61,7 +61,10 @@ async fn a_store_whose_tables_cannot_be_read_is_not_readable() {
     fixture.store.is_readable().await.unwrap();
     file.connection().execute_batch("ALTER TABLE threads RENAME TO gone").unwrap();
     assert!(matches!(fixture.store.is_readable().await, Err(Error::Unavailable(_))));
-    assert!(matches!(fixture.store.thread(&id("thread")).await, Err(Error::Unavailable(_))));
+    assert!(matches!(
+        fixture.store.thread(&id("thread"), &Visibility::All).await,
+        Err(Error::Unavailable(_))
+    ));
     file.connection().execute_batch("ALTER TABLE gone RENAME TO threads").unwrap();
     fixture.store.is_readable().await.unwrap();
     assert_eq!(fixture.texts("thread").await, ["hello"]);
@@ -142,7 +145,7 @@ async fn questions_and_their_urls_are_not_stored_in_plain_text() {
         panic!("the answer is not due")
     };
     assert_eq!(work.response_url.expose(), "http://127.0.0.1:9/answers/secret-of-the-choice");
-    let inbox = fixture.store.inbox(None, PageRequest::first(10)).await.unwrap().rows;
+    let inbox = fixture.store.inbox(None, &Visibility::All, PageRequest::first(10)).await.unwrap().rows;
     let url = "https://example.com/sign-in/secret-of-the-sign-in";
     assert!(matches!(&inbox[0].question, StoredQuestion::SignIn { auth_url } if auth_url == url));
     fixture.send_input("thread", Input::Interrupt).await.unwrap();

@@ -130,6 +130,27 @@ async fn the_work_of_a_first_release_database_continues() {
 }
 
 #[tokio::test]
+async fn calls_questions_and_deliveries_of_the_first_release_get_the_user_of_their_thread() {
+    let file = File::without_batch_timeout();
+    first_release(&file, 0);
+    let sql = "UPDATE threads SET user_id = 'ann' WHERE no = 2; UPDATE questions SET answer = NULL; \
+               INSERT INTO deliveries (kind, thread, call, server, topic, outcome, attempts, detail, first_at, last_at) \
+               VALUES ('invocation', 2, 'c1', '', '', 'retrying', 1, '', 1, 1), \
+                      ('invocation', 3, 'c1', '', '', 'retrying', 1, '', 1, 1)";
+    file.connection().execute_batch(sql).unwrap();
+    let fixture = Fixture::new(Box::new(Arc::clone(&file)));
+    let (store, first) = (&fixture.store, || PageRequest::first(10));
+    let ann = Visibility::User(rap_protocol::UserId::new("ann").unwrap());
+    let calls = store.calls(&ann, first()).await.unwrap().rows;
+    assert_eq!(calls.iter().map(|row| row.thread.as_str()).collect::<Vec<_>>(), ["child"]);
+    assert_eq!(store.calls(&Visibility::All, first()).await.unwrap().rows.len(), 2);
+    assert_eq!(store.inbox(None, &ann, first()).await.unwrap().rows.len(), 1);
+    let filter = DeliveryFilter { visible: ann, limit: 10, ..DeliveryFilter::default() };
+    let deliveries = store.deliveries(filter).await.unwrap().rows;
+    assert_eq!(deliveries.iter().map(|row| row.thread.clone().unwrap()).collect::<Vec<_>>(), [id("child")]);
+}
+
+#[tokio::test]
 async fn questions_of_an_agent_that_is_no_longer_configured_have_no_destination() {
     let file = File::without_batch_timeout();
     first_release(&file, 0);

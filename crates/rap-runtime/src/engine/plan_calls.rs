@@ -3,14 +3,13 @@
 
 use std::sync::Arc;
 
-use rap_agent::{Arguments, Plan, PlannedCall, Server, texts};
+use rap_agent::{Arguments, Plan, PlannedCall, Server, approval_prompt, texts};
 use rap_io::validation::Validations;
 use rap_protocol::schema::{Budget, Rejected};
 use rap_protocol::{CallId, Timestamp, limits};
 use serde_json::Value;
 
 use super::built_in;
-use crate::display;
 use crate::model::ModelCall;
 use crate::settings::Permissions;
 use crate::toolsets::SessionTools;
@@ -49,7 +48,7 @@ pub(super) async fn plan(
                 (plan, Arguments::Given(arguments))
             }
         };
-        planned.push(PlannedCall { call_id: CallId::new(id).ok(), name, arguments, display: None, plan });
+        planned.push(PlannedCall { model_id: CallId::new(id).ok(), name, arguments, display: None, plan });
     }
     planned
 }
@@ -84,8 +83,8 @@ async fn decide(
             if tool.annotations.destructive == Some(true)
                 || context.permissions.needs_approval(tool.name.as_str()) =>
         {
-            let shown = display::plain_text(tool.name.as_str(), value);
-            Plan::Approve { server: Server(server.url.clone()), prompt: format!("Allow {shown}?") }
+            let prompt = approval_prompt(tool.name.as_str(), arguments);
+            Plan::Approve { server: Server(server.url.clone()), prompt }
         }
         Ok(()) => Plan::Invoke(Server(server.url.clone())),
         Err(rejected @ Rejected::Violations(_)) => {

@@ -1,14 +1,14 @@
 //! Records of deliveries. If the last record of an invocation says that it is being retried, its outcome is read from
 //! the call, which may have settled since.
 
-use rap_protocol::{ThreadId, Timestamp};
+use rap_protocol::{ThreadId, Timestamp, UserId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::heads::{thread_id, unreadable};
 use crate::store::stored::{DETAIL_CHARS, RECORDS};
 use crate::store::{
     Cursor, Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Page, Redelivery,
-    ThreadKey,
+    ThreadKey, Visibility,
 };
 
 /// Writes records and returns their ids.
@@ -19,15 +19,23 @@ pub(super) fn record_all(conn: &Connection, records: &[DeliveryRecord]) -> rusql
     ids
 }
 
-pub(super) fn list(conn: &Connection, filter: &DeliveryFilter) -> rusqlite::Result<Page<Delivery>> {
-    let sql = format!(
+fn listing(visible: &Visibility) -> String {
+    let user = match visible {
+        Visibility::All => "?5 IS NULL",
+        Visibility::User(_) => "user_id = ?5",
+    };
+    format!(
         "SELECT * FROM ({ROWS}) WHERE no < ?1 AND (?2 IS NULL OR outcome = ?2) \
-         AND (?3 IS NULL OR thread = ?3) ORDER BY no DESC LIMIT ?4"
-    );
+         AND (?3 IS NULL OR thread = ?3) AND {user} ORDER BY no DESC LIMIT ?4"
+    )
+}
+
+pub(super) fn list(conn: &Connection, filter: &DeliveryFilter) -> rusqlite::Result<Page<Delivery>> {
+    let sql = listing(&filter.visible);
     let thread = filter.thread.as_ref().map(ThreadId::as_str);
     let before = filter.before.as_ref().and_then(|cursor| cursor.at).unwrap_or(i64::MAX);
-    let parameters =
-        params![before, filter.outcome.map(DeliveryOutcome::as_str), thread, filter.limit as i64 + 1];
+    let (outcome, limit) = (filter.outcome.map(DeliveryOutcome::as_str), filter.limit as i64 + 1);
+    let parameters = params![before, outcome, thread, limit, filter.visible.user().map(UserId::as_str)];
     let found =
         conn.prepare_cached(&sql)?.query_map(parameters, delivery)?.collect::<rusqlite::Result<Vec<_>>>()?;
     let more = found.len() > filter.limit;
@@ -38,10 +46,17 @@ pub(super) fn list(conn: &Connection, filter: &DeliveryFilter) -> rusqlite::Resu
 }
 
 /// Makes an invocation that waits for a retry due now.
-pub(super) fn redeliver(conn: &Connection, no: i64, now: Timestamp) -> rusqlite::Result<Redelivery> {
-    let mut found = conn.prepare_cached("SELECT thread, call, kind FROM deliveries WHERE no = ?1")?;
+pub(super) fn redeliver(
+    conn: &Connection,
+    no: i64,
+    visible: &Visibility,
+    now: Timestamp,
+) -> rusqlite::Result<Redelivery> {
+    let sql = "SELECT thread, call, kind FROM deliveries WHERE no = ?1 AND (?2 IS NULL OR user_id = ?2)";
+    let mut found = conn.prepare_cached(sql)?;
     let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, kind(row, 2)?));
-    let found: Option<(ThreadKey, String, DeliveryKind)> = found.query_row([no], row).optional()?;
+    let found: Option<(ThreadKey, String, DeliveryKind)> =
+        found.query_row(params![no, visible.user().map(UserId::as_str)], row).optional()?;
     let Some((thread, call, kind)) = found else { return Ok(Redelivery::NoSuchDelivery) };
     if kind != DeliveryKind::Invocation {
         return Ok(Redelivery::NotAnInvocation);
@@ -62,8 +77,8 @@ pub(super) fn redeliver(conn: &Connection, no: i64, now: Timestamp) -> rusqlite:
 /// record, which counts them.
 fn record(conn: &Connection, record: &DeliveryRecord) -> rusqlite::Result<String> {
     let mut statement = conn.prepare_cached(
-        "INSERT INTO deliveries (kind, thread, call, server, topic, outcome, attempts, detail, first_at, last_at) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9) \
+        "INSERT INTO deliveries (kind, thread, call, server, topic, outcome, attempts, detail, first_at, last_at, user_id) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9, (SELECT user_id FROM threads WHERE no = ?2)) \
          ON CONFLICT (thread, call, kind, topic, server) DO UPDATE SET outcome = excluded.outcome, \
          detail = excluded.detail, last_at = excluded.last_at, attempts = excluded.attempts + \
          CASE kind WHEN 'callback' THEN attempts ELSE 0 END RETURNING no",
@@ -102,9 +117,10 @@ pub(super) fn prune_old(conn: &Connection, before: Timestamp) -> rusqlite::Resul
     Ok(())
 }
 
-pub(super) fn get(conn: &Connection, no: i64) -> rusqlite::Result<Option<Delivery>> {
-    let sql = format!("SELECT * FROM ({ROWS}) WHERE no = ?1");
-    conn.prepare_cached(&sql)?.query_row([no], delivery).optional()
+pub(super) fn get(conn: &Connection, no: i64, visible: &Visibility) -> rusqlite::Result<Option<Delivery>> {
+    let sql = format!("SELECT * FROM ({ROWS}) WHERE no = ?1 AND (?2 IS NULL OR user_id = ?2)");
+    let parameters = params![no, visible.user().map(UserId::as_str)];
+    conn.prepare_cached(&sql)?.query_row(parameters, delivery).optional()
 }
 
 /// Retries end when their call settles. If the call returned, the invocation was delivered, whatever the outcome of the
@@ -114,7 +130,7 @@ const ROWS: &str = "SELECT d.no, d.kind, t.id AS thread, d.call, d.server, d.top
      WHEN d.kind = 'invocation' AND c.state IN (1, 5, 6) THEN 'delivered' \
      WHEN d.kind = 'invocation' AND c.state = 3 THEN 'given_up' ELSE 'dropped' END AS outcome, \
      d.attempts, d.detail, d.first_at, d.last_at, \
-     CASE d.kind WHEN 'invocation' THEN c.invoke_at WHEN 'answer' THEN q.answer_at END \
+     CASE d.kind WHEN 'invocation' THEN c.invoke_at WHEN 'answer' THEN q.answer_at END, d.user_id \
      FROM deliveries d LEFT JOIN threads t ON t.no = d.thread \
      LEFT JOIN calls c ON c.thread = d.thread AND c.id = d.call \
      LEFT JOIN questions q ON d.kind = 'answer' AND q.thread = d.thread AND q.no = CAST(d.topic AS INTEGER)";
@@ -151,7 +167,7 @@ fn outcome(row: &Row<'_>, at: usize) -> rusqlite::Result<DeliveryOutcome> {
 }
 
 fn unknown_value(text: &str) -> rusqlite::Error {
-    unreadable(std::io::Error::other(format!("`{text}` is not a known value in the delivery ledger")))
+    unreadable(std::io::Error::other(format!("`{text}` is not a known value in the delivery log")))
 }
 
 #[cfg(test)]
@@ -159,10 +175,7 @@ mod tests {
     use super::*;
 
     fn ledger() -> Connection {
-        let conn = Connection::open_in_memory().unwrap();
-        conn.execute_batch(include_str!("schema_1.sql")).unwrap();
-        conn.execute_batch(include_str!("schema_2.sql")).unwrap();
-        conn
+        crate::store::sqlite::tests::database()
     }
 
     fn record_of(kind: DeliveryKind, call: &str, at: i64) -> DeliveryRecord {
@@ -201,6 +214,18 @@ mod tests {
     }
 
     #[test]
+    fn deliveries_of_a_user_are_found_by_an_index() {
+        let visible = Visibility::User(UserId::new("u").unwrap());
+        let sql = format!("EXPLAIN QUERY PLAN {}", listing(&visible));
+        let conn = ledger();
+        let mut statement = conn.prepare(&sql).unwrap();
+        let steps = statement.raw_query().mapped(|row| row.get::<_, String>(3));
+        let plan = steps.map(Result::unwrap).collect::<Vec<_>>().join("\n");
+        assert!(plan.contains("deliveries_user (user_id=? AND rowid<"), "{plan}");
+        assert!(!plan.contains("TEMP B-TREE") && !plan.contains("SCAN"), "{plan}");
+    }
+
+    #[test]
     fn an_invocation_has_one_record_with_its_last_attempt() {
         let conn = ledger();
         let first = record(&conn, &record_of(DeliveryKind::Invocation, "a", 1)).unwrap();
@@ -210,7 +235,7 @@ mod tests {
             ..record_of(DeliveryKind::Invocation, "a", 2)
         };
         assert_eq!(record(&conn, &again).unwrap(), first);
-        let row = get(&conn, first.parse().unwrap()).unwrap().unwrap();
+        let row = get(&conn, first.parse().unwrap(), &Visibility::All).unwrap().unwrap();
         assert_eq!(
             (row.attempts, row.outcome, row.first_at, row.last_at),
             (7, DeliveryOutcome::GivenUp, Timestamp(1), Timestamp(2))

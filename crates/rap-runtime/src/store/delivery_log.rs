@@ -1,14 +1,14 @@
-//! The delivery ledger: deliveries in both directions that were refused, retried or given up. A delivery that succeeds
+//! The delivery log: deliveries in both directions that were refused, retried or given up. A delivery that succeeds
 //! at its first attempt has no record.
 //!
-//! The ledger is for people; no decision depends on it. Records are written shortly after the attempt. The only URLs in
+//! The delivery log is for people; no decision depends on it. Records are written shortly after the attempt. The only URLs in
 //! it are base URLs of servers.
 
 pub(crate) use rap_api::{DeliveryKind, DeliveryOutcome};
 use rap_protocol::retry::Next;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 
-use super::{Cursor, ThreadKey};
+use super::{Cursor, ThreadKey, Visibility};
 
 /// Returns the outcome of an attempt.
 pub(crate) fn outcome_after(next: Next) -> DeliveryOutcome {
@@ -59,6 +59,7 @@ pub(crate) struct Delivery {
 pub(crate) struct DeliveryFilter {
     pub(crate) thread: Option<ThreadId>,
     pub(crate) outcome: Option<DeliveryOutcome>,
+    pub(crate) visible: Visibility,
     pub(crate) before: Option<Cursor>,
     pub(crate) limit: usize,
 }

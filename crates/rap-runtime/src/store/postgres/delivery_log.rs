@@ -6,11 +6,12 @@ use tokio_postgres::Row;
 
 use super::connect::Connections;
 use super::heads::{attempts, thread_id, thread_key, timestamp, timestamp_or_none};
+use super::listings::{user, user_condition};
 use super::statement::{Failure, Statement, get, unreadable};
 use crate::store::stored::{DETAIL_CHARS, RECORDS};
 use crate::store::{
     Cursor, Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Page, Redelivery,
-    ThreadKey,
+    ThreadKey, Visibility,
 };
 
 /// Retries end when their call settles. If the call returned, the invocation was delivered, whatever the outcome of the
@@ -20,7 +21,7 @@ const ROWS: &str = "SELECT d.no, d.kind, t.id AS thread, d.call, d.server, d.top
      WHEN d.kind = 'invocation' AND c.state IN (1, 5, 6) THEN 'delivered' \
      WHEN d.kind = 'invocation' AND c.state = 3 THEN 'given_up' ELSE 'dropped' END AS outcome, \
      d.attempts, d.detail, d.first_at, d.last_at, \
-     CASE d.kind WHEN 'invocation' THEN c.invoke_at WHEN 'answer' THEN q.answer_at END AS next_at \
+     CASE d.kind WHEN 'invocation' THEN c.invoke_at WHEN 'answer' THEN q.answer_at END AS next_at, d.user_id \
      FROM deliveries d LEFT JOIN threads t ON t.no = d.thread \
      LEFT JOIN calls c ON c.thread = d.thread AND c.id = d.call \
      LEFT JOIN questions q ON d.kind = 'answer' AND q.thread = d.thread AND q.no::text = d.topic";
@@ -39,8 +40,8 @@ fn record(record: &DeliveryRecord) -> Statement {
     let detail: String = record.detail.chars().take(DETAIL_CHARS).collect();
     Statement::new(
         "INSERT INTO deliveries AS d (kind, thread, call, server, topic, outcome, attempts, detail, first_at, last_at, \
-         session) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $9, \
-         coalesce((SELECT session FROM threads WHERE no = $2), 0)) \
+         session, user_id) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $9, \
+         coalesce((SELECT session FROM threads WHERE no = $2), 0), (SELECT user_id FROM threads WHERE no = $2)) \
          ON CONFLICT (thread, call, kind, topic, server) DO UPDATE SET outcome = excluded.outcome, \
          detail = excluded.detail, last_at = excluded.last_at, attempts = excluded.attempts + \
          CASE d.kind WHEN 'callback' THEN d.attempts ELSE 0 END RETURNING no",
@@ -80,14 +81,16 @@ pub(super) async fn list(
 ) -> Result<Page<Delivery>, Failure> {
     let sql = format!(
         "SELECT * FROM ({ROWS}) AS d WHERE no < $1 AND ($2::text IS NULL OR outcome = $2) \
-         AND ($3::text IS NULL OR thread = $3) ORDER BY no DESC LIMIT $4"
+         AND ($3::text IS NULL OR thread = $3) AND {} ORDER BY no DESC LIMIT $4",
+        user_condition(&filter.visible, "user_id", 5)
     );
     let before = filter.before.as_ref().and_then(|cursor| cursor.at).unwrap_or(i64::MAX);
     let statement = Statement::new(sql)
         .with(before)
         .with(filter.outcome.map(|outcome| outcome.as_str().to_owned()))
         .with(filter.thread.as_ref().map(|thread: &ThreadId| thread.as_str().to_owned()))
-        .with(filter.limit as i64 + 1);
+        .with(filter.limit as i64 + 1)
+        .with(user(&filter.visible));
     let found: Vec<Delivery> =
         connections.read_one(statement).await?.iter().map(delivery).collect::<Result<_, _>>()?;
     let more = found.len() > filter.limit;
@@ -97,19 +100,31 @@ pub(super) async fn list(
     Ok(Page { rows, next })
 }
 
-pub(super) async fn by_number(connections: &Connections, no: i64) -> Result<Option<Delivery>, Failure> {
-    let sql = format!("SELECT * FROM ({ROWS}) AS d WHERE no = $1");
-    connections.read_one(Statement::new(sql).with(no)).await?.first().map(delivery).transpose()
+pub(super) async fn by_number(
+    connections: &Connections,
+    no: i64,
+    visible: &Visibility,
+) -> Result<Option<Delivery>, Failure> {
+    let sql =
+        format!("SELECT * FROM ({ROWS}) AS d WHERE no = $1 AND {}", user_condition(visible, "user_id", 2));
+    connections
+        .read_one(Statement::new(sql).with(no).with(user(visible)))
+        .await?
+        .first()
+        .map(delivery)
+        .transpose()
 }
 
 /// Makes an invocation that waits for a retry due now.
 pub(super) async fn redeliver(
     connections: &Connections,
     no: i64,
+    visible: &Visibility,
     now: Timestamp,
 ) -> Result<Redelivery, Failure> {
-    let found = Statement::new("SELECT thread, call, kind FROM deliveries WHERE no = $1").with(no);
-    let found = connections.read_one(found).await?;
+    let sql = "SELECT thread, call, kind FROM deliveries WHERE no = $1 AND";
+    let found = Statement::new(format!("{sql} {}", user_condition(visible, "user_id", 2)));
+    let found = connections.read_one(found.with(no).with(user(visible))).await?;
     let Some(row) = found.first() else { return Ok(Redelivery::NoSuchDelivery) };
     if kind(row, 2)? != DeliveryKind::Invocation {
         return Ok(Redelivery::NotAnInvocation);
@@ -160,5 +175,5 @@ fn outcome(row: &Row, at: usize) -> Result<DeliveryOutcome, Failure> {
 }
 
 fn unknown_value(text: &str) -> Failure {
-    unreadable(format!("`{text}` is not a known value in the delivery ledger"))
+    unreadable(format!("`{text}` is not a known value in the delivery log"))
 }

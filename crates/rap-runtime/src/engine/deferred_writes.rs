@@ -1,4 +1,4 @@
-//! Deferred writes: accepted invocations and the delivery ledger. Nothing waits for them, so they are written together
+//! Deferred writes: accepted invocations and the delivery log. Nothing waits for them, so they are written together
 //! after a short pause.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,11 +15,11 @@ const RECORD_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PENDING: usize = 8192;
 
 #[derive(Default)]
-pub(super) struct Ledger {
+pub(super) struct DeferredRecords {
     pending: Mutex<Vec<DeliveryRecord>>,
 }
 
-impl Ledger {
+impl DeferredRecords {
     /// Returns false if the queue was full and the record was dropped.
     fn push(&self, record: DeliveryRecord) -> bool {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
@@ -56,7 +56,7 @@ impl Engine {
         let (call, server) = (record.call.as_ref().map(tracing::field::display), record.server.as_deref());
         let (kind, outcome) = (record.kind.as_str(), record.outcome.as_str());
         tracing::info!(kind, thread, call, server, topic, outcome, attempts, detail, "delivery");
-        if self.ledger.push(record) {
+        if self.deferred.push(record) {
             self.record_due.notify_one();
         } else {
             tracing::warn!(kind, "a delivery is not recorded: too many are waiting to be written");
@@ -97,7 +97,7 @@ impl Engine {
     }
 
     async fn write_ledger(&self) {
-        let records = self.ledger.take();
+        let records = self.deferred.take();
         if records.is_empty() {
             return;
         }

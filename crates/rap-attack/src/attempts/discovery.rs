@@ -1,0 +1,91 @@
+//! Tool servers whose discovery hangs, drips, never ends or leads elsewhere.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rap_testkit::peer::Reply;
+use rap_testkit::tools::DISCOVERY;
+
+use crate::attempt::{Attempt, Tries, attempt};
+use crate::stage::Stage;
+
+const TOPIC: &str = "discovery";
+
+pub(super) fn all() -> Vec<Attempt> {
+    vec![
+        attempt!(TOPIC, "discovery that hangs or drips", "sessions wait for it", hanging),
+        attempt!(TOPIC, "discovery that leads elsewhere", "a redirect is followed", redirects),
+        attempt!(TOPIC, "discovery that is not a toolset", "it is offered to the model", garbage),
+    ]
+}
+
+/// Time within which a session of somebody else begins, although one server is silent.
+const FIRST_QUESTION: Duration = Duration::from_secs(3);
+
+async fn until_answered(stage: &Stage, thread: &str) {
+    while !["idle", "waiting"].contains(&stage.status(thread).await.as_str()) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Returns true if a session was told that its toolset could not be fetched. It has the last valid one then.
+async fn is_refused(stage: &Stage, thread: &str) -> bool {
+    stage.history(thread).await.contains("could not be fetched")
+}
+
+async fn hanging(stage: Arc<Stage>) -> Tries {
+    let mut tries = Tries::new();
+    for (what, reply) in
+        [("hangs", Reply::Hang), ("drips", Reply::Begin(b"{\"name\": \"bench\","[..].into()))]
+    {
+        stage.hostile.answer_always(DISCOVERY, reply);
+        let began = Instant::now();
+        let thread = stage.open("call echo {\"text\": \"beside it\"}").await;
+        until_answered(&stage, &thread).await;
+        let taken = began.elapsed();
+        tries.add(format!("discovery {what}: {taken:?}"), taken > FIRST_QUESTION);
+        let answered = stage.history(&thread).await.contains("echo beside it");
+        tries.add(format!("discovery {what}: other tools are missing"), !answered);
+    }
+    tries
+}
+
+async fn redirects(stage: Arc<Stage>) -> Tries {
+    let mut tries = Tries::new();
+    let own = stage.rap.at("/v1/threads");
+    for status in [301, 302, 303, 307, 308] {
+        for to in
+            [format!("{}/elsewhere", stage.elsewhere.url), own.clone(), "http://169.254.169.254/".to_owned()]
+        {
+            stage
+                .hostile
+                .answer_always(DISCOVERY, Reply::Full(status, Some(("location", to.clone())), "".into()));
+            let thread = stage.open("call work {}").await;
+            until_answered(&stage, &thread).await;
+            let followed = stage.elsewhere.count("/elsewhere") > 0;
+            tries.add(format!("{status} to {to}"), followed || !is_refused(&stage, &thread).await);
+        }
+    }
+    tries
+}
+
+async fn garbage(stage: Arc<Stage>) -> Tries {
+    let mut tries = Tries::new();
+    let json = Some(("content-type", "application/json".to_owned()));
+    let replies = [
+        ("20 MB of spaces", Reply::Full(200, json.clone(), vec![b' '; 20_000_000].into())),
+        ("many brackets", Reply::Full(200, json.clone(), vec![b'['; 5_000_000].into())),
+        ("HTML", Reply::Full(200, Some(("content-type", "text/html".to_owned())), "<html>".into())),
+        ("nothing", Reply::Full(200, json.clone(), "".into())),
+        ("invalid text", Reply::Full(200, json, b"\xff\xfe\x00"[..].into())),
+        ("an error", Reply::Status(500)),
+        ("no content", Reply::Status(204)),
+    ];
+    for (what, reply) in replies {
+        stage.hostile.answer_always(DISCOVERY, reply);
+        let thread = stage.open("call work {}").await;
+        until_answered(&stage, &thread).await;
+        tries.add(what, !is_refused(&stage, &thread).await);
+    }
+    tries
+}
