@@ -8,6 +8,7 @@ mod breaks;
 mod fuzz;
 mod lint;
 mod picture;
+mod postgres;
 mod requirements;
 mod tally;
 mod test;

@@ -11,6 +11,7 @@ use crate::tally::{End, Reporter, Tally};
 use crate::{attack, cargo};
 
 pub(crate) fn run(filter: &[&str]) -> ExitCode {
+    crate::postgres::install();
     let tests = if has_nextest() { Suite::nextest() } else { Suite::libtest() };
     let total = tests.count(filter) + Suite::doc_tests().count(filter) + attacks(filter);
     if total == Tally::default() {

@@ -77,7 +77,7 @@ impl Budgets {
     }
 
     /// Returns whether no turns and no tokens are limited.
-    pub(crate) fn limit_only_wakes(&self) -> bool {
+    pub fn limit_only_wakes(&self) -> bool {
         [self.per_hour, self.in_total].iter().all(|bounds| bounds.turns.is_none() && bounds.tokens.is_none())
     }
 

@@ -114,6 +114,13 @@ impl Config {
 pub enum Store {
     /// A SQLite file.
     Sqlite(PathBuf),
+    /// A Postgres database.
+    Postgres {
+        /// URL with user and password.
+        url: Secret,
+        /// Key that all nodes of the database share.
+        key: Secret,
+    },
 }
 
 /// A model and its options.

@@ -8,7 +8,7 @@ use rap_io::client::{Client, ClientLimits};
 use rap_io::serve::Signals;
 use rap_protocol::UrlRules;
 use rap_runtime::model::Model;
-use rap_runtime::{Agent, AgentModel, Limits, Runtime, Settings, ToolServer};
+use rap_runtime::{Agent, AgentModel, Database, Limits, Runtime, Settings, ToolServer};
 use tokio::net::TcpListener;
 
 use crate::config::{self, Config, Store};
@@ -40,7 +40,7 @@ pub async fn serve(config: Config, lifetime: Lifetime) -> anyhow::Result<()> {
     let (url, database, servers) =
         (settings.public_url.clone(), settings.database.clone(), settings.tool_servers.len());
     let runtime = Runtime::start(settings)?;
-    tracing::info!(%url, database = %database.display(), tool_servers = servers, "listening on {bound}");
+    tracing::info!(%url, %database, tool_servers = servers, "listening on {bound}");
     let stop = async {
         tokio::select! {
             _ = signals.next() => {}
@@ -72,7 +72,10 @@ async fn stdin_closed() {
 
 fn settings(config: Config, bound: SocketAddr) -> anyhow::Result<Settings> {
     let public_url = config.server.url_at(bound);
-    let Store::Sqlite(database) = config.store;
+    let database = match config.store {
+        Store::Sqlite(path) => Database::File(path),
+        Store::Postgres { url, key } => Database::Postgres { url, key },
+    };
     let (images, window) = (config.model.images, config.model.window);
     let agents: Result<_, _> =
         config.agents.into_iter().map(|agent| own_agent(agent, &config.limits)).collect();

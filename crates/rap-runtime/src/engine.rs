@@ -21,7 +21,7 @@ mod status_query;
 mod summary;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -39,11 +39,12 @@ use url::Url;
 use crate::function::Functions;
 use crate::http::Admission;
 use crate::hub::{Changes, Hub, LiveEvent};
-use crate::settings::{Agent, Settings, SettingsError};
+use crate::settings::{Agent, Database, Settings, SettingsError};
+use crate::store::postgres::{self, Address, DatabaseClock, PostgresStore, Time};
 use crate::store::sqlite::sibling_path;
 use crate::store::{
-    self, AskWork, Committed, InvokeWork, Message, MessageClass, OpenError, Receipt, SqliteStore,
-    StepSettings, Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
+    self, AskWork, Committed, InvokeWork, Message, MessageClass, OpenError, PostgresError, Receipt,
+    SqliteStore, StepSettings, Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::token::Tokens;
 use crate::toolsets::{DiscoveryTimes, Toolsets};
@@ -71,6 +72,9 @@ pub enum StartError {
     /// The database cannot be opened.
     #[error(transparent)]
     Store(#[from] OpenError),
+    /// The Postgres database cannot be used.
+    #[error(transparent)]
+    Postgres(#[from] PostgresError),
     /// The key that protects callback URLs and stored secrets cannot be read or created.
     #[error(transparent)]
     Key(#[from] secret_box::Error),
@@ -131,19 +135,28 @@ impl Engine {
             notify: NOTIFY_TIMEOUT,
             discover: limits.discovery_timeout,
         };
-        let world = World::real(&settings.url_rules(), http);
-        let (database, key_file) = (&settings.database, sibling_path(&settings.database, "key"));
-        if database.exists() && !key_file.exists() {
-            return Err(StartError::KeyMissing { key: key_file, database: database.clone() });
-        }
-        let key = Key::from_file(&key_file)?;
-        let open = |rules, on_commit| {
-            let (database, clock) = (&settings.database, Arc::clone(&world.clock));
-            let store = SqliteStore::open(database, key.clone(), rules, clock, on_commit)?;
-            Ok::<Arc<dyn Store>, OpenError>(Arc::new(store))
-        };
+        let mut world = World::real(&settings.url_rules(), http);
         let engine_cell: Arc<OnceLock<Weak<Engine>>> = Arc::default();
-        let store = open(rules(&settings), on_commit(&engine_cell))?;
+        let on_commit = on_commit(&engine_cell);
+        let (store, key): (Arc<dyn Store>, Key) = match &settings.database {
+            Database::File(database) => {
+                let key = key_of_file(database)?;
+                let (rules, clock) = (rules(&settings), Arc::clone(&world.clock));
+                (Arc::new(SqliteStore::open(database, key.clone(), rules, clock, on_commit)?), key)
+            }
+            Database::Postgres { url, key } => {
+                let (address, key) =
+                    (Address::parse(url).map_err(PostgresError::from)?, Key::parse(key.expose())?);
+                let rules = rules(&settings);
+                let (public_url, node) = (&settings.public_url, node_name(&settings));
+                let now = postgres::prepare_blocking(&address, &key, public_url, Some(&node), &rules)?;
+                let clock = Arc::new(DatabaseClock::at(now));
+                world.clock = Arc::<DatabaseClock>::clone(&clock);
+                let time = Time::Database(clock);
+                let store = PostgresStore::new(&address, Some(node), key.clone(), rules, time, on_commit);
+                (Arc::new(store), key)
+            }
+        };
         Ok(Engine::run(settings, world, store, key, &engine_cell))
     }
 
@@ -392,6 +405,22 @@ impl Engine {
         self.record_now().await;
         self.store.close().await;
     }
+}
+
+/// Reads the key of a SQLite database, or makes one for a new database.
+fn key_of_file(database: &Path) -> Result<Key, StartError> {
+    let key_file = sibling_path(database, "key");
+    if database.exists() && !key_file.exists() {
+        return Err(StartError::KeyMissing { key: key_file, database: database.into() });
+    }
+    Ok(Key::from_file(&key_file)?)
+}
+
+/// Returns the name of this node: its host and the address that it listens on.
+fn node_name(settings: &Settings) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let listen = settings.listen.map_or_else(|| settings.public_url.clone(), |listen| listen.to_string());
+    format!("{} {listen}", host.trim())
 }
 
 /// Derives the rules of the store from the settings.

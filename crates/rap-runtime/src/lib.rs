@@ -32,8 +32,8 @@ use crate::engine::Engine;
 pub use crate::engine::StartError;
 pub use crate::function::{Function, FunctionResult};
 pub use crate::glob::ToolGlob;
-pub use crate::settings::{Agent, AgentModel, Limits, Settings, SettingsError, ToolServer, Window};
-pub use crate::store::OpenError;
+pub use crate::settings::{Agent, AgentModel, Database, Limits, Settings, SettingsError, ToolServer, Window};
+pub use crate::store::{OpenError, PostgresError, UrlError};
 
 /// A running runtime.
 pub struct Runtime {

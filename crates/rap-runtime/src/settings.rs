@@ -1,5 +1,6 @@
 //! Settings of a runtime.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,8 +19,8 @@ use crate::model::Model;
 pub struct Settings {
     /// Base of callback URLs, which tool servers have to reach. Has no trailing slash.
     pub public_url: String,
-    /// Path of the database. Its lock file and its key file are in the same directory.
-    pub database: PathBuf,
+    /// Location of the database.
+    pub database: Database,
     /// Bearer tokens of clients. If empty, every client on this machine is accepted.
     pub tokens: Vec<Secret>,
     /// Agents. The first one is the default for new threads.
@@ -42,6 +43,33 @@ pub struct Settings {
     pub listen: Option<SocketAddr>,
     /// Limits of the runtime.
     pub limits: Limits,
+}
+
+/// Location of a database.
+#[derive(Debug, Clone)]
+pub enum Database {
+    /// A SQLite file. Its lock file and its key file are in the same directory.
+    File(PathBuf),
+    /// A Postgres database.
+    Postgres {
+        /// URL with user and password.
+        url: Secret,
+        /// Key that protects callback URLs and stored secrets: 64 hexadecimal digits or the base64 of 32 bytes.
+        key: Secret,
+    },
+}
+
+/// Writes the path, or the scheme and the host of the URL.
+impl fmt::Display for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Database::File(path) => write!(f, "{}", path.display()),
+            Database::Postgres { url, .. } => match Url::parse(url.expose()) {
+                Ok(url) => f.write_str(&rap_protocol::redact::url(&url)),
+                Err(_) => f.write_str("postgres"),
+            },
+        }
+    }
 }
 
 /// Reason why settings are not valid.
@@ -69,7 +97,7 @@ impl Settings {
     pub fn new(database: impl Into<PathBuf>, model: Arc<dyn Model>) -> Settings {
         Settings {
             public_url: "http://127.0.0.1:7420".into(),
-            database: database.into(),
+            database: Database::File(database.into()),
             tokens: Vec::new(),
             agents: vec![Agent::default()],
             model,

@@ -8,10 +8,14 @@
 //! - A step is written unchanged. The store adds nothing to it and omits nothing.
 
 mod apply;
+mod batch;
 mod client_token;
 mod delivery_log;
 mod listing;
+mod message_queue;
+pub(crate) mod postgres;
 pub(crate) mod sqlite;
+mod stored;
 #[cfg(test)]
 pub(crate) mod suite;
 mod thread;
@@ -37,6 +41,7 @@ pub(crate) use listing::{
     CallRow, Cursor, HistoryPage, InboxItem, Page, PageRequest, StoredQuestion, SubscriptionRow,
     ThreadFilter, ThreadRow, TimerRow, ViewKey, ViewRow,
 };
+pub use postgres::{PostgresError, UrlError};
 pub use sqlite::OpenError;
 pub(crate) use sqlite::SqliteStore;
 pub(crate) use thread::{NewThread, SessionKey, Thread, ThreadKey, new_thread_id};

@@ -1,8 +1,10 @@
 //! Converts a document to a configuration, section by section.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
-use rap_protocol::{HostPort, UrlPolicy};
+use rap_io::secret_box::Key;
+use rap_protocol::{HostPort, Secret, UrlPolicy};
 
 use super::agent::{Common, read_agents};
 use super::document::{Setting, Table};
@@ -116,24 +118,68 @@ fn host_port(setting: &Setting) -> Result<HostPort, Problem> {
 }
 
 fn read_store(section: &mut Section<'_>, resolver: &Resolver<'_>) -> Store {
-    section.read("url", |setting| store_url(setting, resolver)).unwrap_or(Config::default().store)
+    let (url_at, key_at) = (section.location_of("url"), section.location_of("key"));
+    let url = section.read("url", |setting| store_url(setting, resolver));
+    let key = section.read("key", |setting| store_key(setting, resolver));
+    match (url, key) {
+        (Some(StoreUrl::Postgres(url)), Some(key)) => return Store::Postgres { url, key },
+        (Some(StoreUrl::Postgres(_)), None) => {
+            // An invalid key has been reported already.
+            if let Some(location) = url_at.filter(|_| key_at.is_none()) {
+                section.refuse("key", location, Problem::Missing(KEY_NEEDED));
+            }
+        }
+        (url, key) => {
+            if let Some(location) = key_at.filter(|_| key.is_some()) {
+                section.refuse("key", location, Problem::Expected(NO_KEY));
+            }
+            if let Some(StoreUrl::Sqlite(path)) = url {
+                return Store::Sqlite(path);
+            }
+        }
+    }
+    Config::default().store
 }
 
-/// Parses `sqlite:PATH`. Errors do not contain the URL, since that of another database may contain a password.
-fn store_url(setting: &Setting, resolver: &Resolver<'_>) -> Result<Store, Problem> {
+const KEY_NEEDED: &str =
+    "a Postgres database needs store.key, the same on every node. Make one: openssl rand -hex 32";
+const NO_KEY: &str = "no store.key, since the key of a SQLite database is in a file beside it";
+const STORE_EXPECTED: &str =
+    "\"sqlite:PATH\", such as \"sqlite:rap.db\", or \"postgres://USER:PASSWORD@HOST/DATABASE\"";
+
+enum StoreUrl {
+    Sqlite(PathBuf),
+    Postgres(Secret),
+}
+
+/// Parses `sqlite:PATH` or `postgres://…`. A URL with a password can be given as `env:NAME` or `file:PATH`. Errors do not
+/// contain the URL.
+fn store_url(setting: &Setting, resolver: &Resolver<'_>) -> Result<StoreUrl, Problem> {
     let url = value::text(setting)?;
-    if url.starts_with("postgres:") || url.starts_with("postgresql:") {
-        let instead = "use \"sqlite:PATH\"";
-        return Err(Problem::Unsupported { what: "PostgreSQL", instead });
+    if ["postgres:", "postgresql:", "env:", "file:"].iter().any(|scheme| url.starts_with(scheme)) {
+        let url = resolver.secret(setting)?;
+        let is_postgres =
+            ["postgres://", "postgresql://"].iter().any(|scheme| url.expose().starts_with(scheme));
+        return if is_postgres {
+            Ok(StoreUrl::Postgres(url))
+        } else {
+            Err(Problem::Expected(STORE_EXPECTED))
+        };
     }
     let path = url.strip_prefix("sqlite:").map(|path| path.strip_prefix("//").unwrap_or(path));
     match path {
-        None | Some("") => Err(Problem::Expected("\"sqlite:PATH\", such as \"sqlite:rap.db\"")),
+        None | Some("") => Err(Problem::Expected(STORE_EXPECTED)),
         Some(path) if path.starts_with(':') || path.contains('?') => {
             Err(Problem::Expected("the path of a file after sqlite:, without parameters"))
         }
-        Some(path) => Ok(Store::Sqlite(resolver.path(path, &setting.location))),
+        Some(path) => Ok(StoreUrl::Sqlite(resolver.path(path, &setting.location))),
     }
+}
+
+fn store_key(setting: &Setting, resolver: &Resolver<'_>) -> Result<Secret, Problem> {
+    let key = resolver.secret(setting)?;
+    let expected = "64 hexadecimal digits or the base64 of 32 bytes, or env:NAME, or file:PATH";
+    Key::parse(key.expose()).map(|_| key.clone()).map_err(|_| Problem::Expected(expected))
 }
 
 /// Returns the location of a key; without the key, that of the table.

@@ -306,10 +306,6 @@ fn missing_and_repeated_values_are_reported() {
 fn planned_features_are_refused_by_name() {
     mistakes(&[
         (
-            "[store]\nurl = \"postgres://u:s3cr3t@h/db\"",
-            "rap.toml:2: store.url: PostgreSQL is not supported yet; use \"sqlite:PATH\"",
-        ),
-        (
             "[[tool_server]]\nurl = \"http://h\"\nhmac = \"s3cr3t\"",
             "rap.toml:3: tool_server.hmac: hmac is not supported yet; use bearer",
         ),
@@ -319,6 +315,29 @@ fn planned_features_are_refused_by_name() {
              rap.toml:4: tool_server.sigv4: sigv4 is not supported yet; use bearer",
         ),
     ]);
+}
+
+#[test]
+fn a_postgres_store_needs_a_key_and_a_sqlite_store_has_none() {
+    let needed =
+        "a Postgres database needs store.key, the same on every node. Make one: openssl rand -hex 32";
+    let invalid = "expected 64 hexadecimal digits or the base64 of 32 bytes, or env:NAME, or file:PATH";
+    let (missing, invalid) =
+        (format!("rap.toml:2: store.key: missing; {needed}"), format!("rap.toml:3: store.key: {invalid}"));
+    mistakes(&[
+        ("[store]\nurl = \"postgres://u:s3cr3t@h/db\"", missing.as_str()),
+        ("[store]\nurl = \"postgres://u:s3cr3t@h/db\"\nkey = \"s3cr3t\"", invalid.as_str()),
+        (
+            &format!("[store]\nurl = \"sqlite:rap.db\"\nkey = \"{}\"", "5e".repeat(32)),
+            "rap.toml:3: store.key: expected no store.key, since the key of a SQLite database is in a file beside it",
+        ),
+    ]);
+    let text = format!("[store]\nurl = \"postgres://u:s3cr3t@h/db\"\nkey = \"{}\"", "5e".repeat(32));
+    let config = Setup::new(&text).config();
+    let Store::Postgres { url, .. } = &config.store else { panic!("{:?}", config.store) };
+    assert_eq!(url.expose(), "postgres://u:s3cr3t@h/db");
+    // Neither is shown.
+    assert!(!format!("{config:?}").contains("s3cr3t") && !format!("{config:?}").contains("5e5e"));
 }
 
 #[test]
@@ -332,7 +351,8 @@ fn urls_are_checked_and_do_not_appear_in_errors() {
         assert_eq!(error, format!("rap.toml:2: server.public_url: {expected}"));
     }
     let path = "rap.toml:2: store.url: expected the path of a file after sqlite:, without parameters";
-    let scheme = "rap.toml:2: store.url: expected \"sqlite:PATH\", such as \"sqlite:rap.db\"";
+    let scheme = "rap.toml:2: store.url: expected \"sqlite:PATH\", such as \"sqlite:rap.db\", or \
+                  \"postgres://USER:PASSWORD@HOST/DATABASE\"";
     mistakes(&[
         ("[store]\nurl = \"mysql://u:s3cr3t@h/db\"", scheme),
         ("[store]\nurl = \"sqlite:\"", scheme),
@@ -424,7 +444,8 @@ fn all_mistakes_are_reported_at_once_in_order() {
          rap.toml:3: limits.x: unknown key; `rap init` writes a file with every key\n\
          rap.toml:5: server.listen: expected an address and a port such as \"127.0.0.1:7420\", found \"y\"\n\
          RAP_LIMITS_DEPTH: limits.depth: expected a whole number from 0 to 64, found \"z\"\n\
-         --store: store.url: expected \"sqlite:PATH\", such as \"sqlite:rap.db\""
+         --store: store.url: expected \"sqlite:PATH\", such as \"sqlite:rap.db\", or \
+         \"postgres://USER:PASSWORD@HOST/DATABASE\""
     );
 }
 
@@ -601,8 +622,10 @@ fn the_file_of_rap_init_lists_every_key() {
 fn the_examples_of_rap_init_are_valid() {
     let text = uncommented(&init::text()).replace("# Example: ", "");
     let text = text.replace("provider = \"scripted\"", "provider = \"openai\"");
+    let text = text.replace("url = \"sqlite:rap.db\"", "url = \"postgres://u:p@h/db\"");
     let setup = Setup::new(&text).variable("OPENAI_API_KEY", "k").variable("TOOLS_TOKEN", "t");
-    let config = setup.config();
+    let config = setup.variable("DATABASE_KEY", &"7e".repeat(32)).config();
+    assert!(matches!(config.store, Store::Postgres { .. }));
     assert_eq!(config.tool_servers.len(), 1);
     assert!(config.server.public_url.is_some());
     assert!(config.agents[0].model.is_some() && config.agents[0].limits.is_some());

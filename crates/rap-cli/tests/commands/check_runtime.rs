@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rap_testkit::postgres::Server;
 use rap_testkit::{Port, Process, programs};
 use serde_json::Value;
 
@@ -35,20 +36,35 @@ fn probes<'a>(report: &'a Value, result: &str) -> Vec<&'a str> {
 #[test]
 fn our_own_runtime_meets_all_observable_requirements_and_survives_kills() {
     for profile in ["seeds", "rap"] {
-        let start = Instant::now();
-        let options = ["--strict", "--format", "json", "--profile", profile, "--"];
-        let mut command = check(&options);
-        let output =
-            command.arg(programs::rap_path()).args(["serve", "--config", "{config}"]).output().unwrap();
-        assert!(start.elapsed() < QUICK, "{:?}", start.elapsed());
-        assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
-        let report = report(&output);
-        assert_eq!(report["good"], true);
-        assert_eq!(probes(&report, "fail"), [""; 0], "{report}");
-        assert_eq!(probes(&report, "not_observable"), [""; 0], "{report}");
-        assert!(probes(&report, "pass").contains(&"crash_after_a_result"), "{report}");
-        assert_eq!(probes(&report, "pass").contains(&"parallel_calls"), profile == "rap");
+        check_our_own(profile, &[]);
     }
+}
+
+#[test]
+fn our_own_runtime_on_postgres_meets_all_observable_requirements_and_survives_kills() {
+    for profile in ["seeds", "rap"] {
+        // A database belongs to one public URL, and each run has a port of its own.
+        let database = Server::shared().database();
+        let (url, key) =
+            (format!("RAP_STORE_URL={}", database.url()), format!("RAP_STORE_KEY={}", "7e".repeat(32)));
+        check_our_own(profile, &["--env", &url, "--env", &key]);
+    }
+}
+
+fn check_our_own(profile: &str, environment: &[&str]) {
+    let start = Instant::now();
+    let (path, options) = (programs::rap_path(), ["--strict", "--format", "json", "--profile", profile]);
+    let mut check = check(&options);
+    let output = check.args(environment).arg("--").arg(path).args(["serve", "--config", "{config}"]);
+    let output = output.output().unwrap();
+    assert!(start.elapsed() < QUICK, "{:?}", start.elapsed());
+    assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
+    let report = report(&output);
+    assert_eq!(report["good"], true);
+    assert_eq!(probes(&report, "fail"), [""; 0], "{report}");
+    assert_eq!(probes(&report, "not_observable"), [""; 0], "{report}");
+    assert!(probes(&report, "pass").contains(&"crash_after_a_result"), "{report}");
+    assert_eq!(probes(&report, "pass").contains(&"parallel_calls"), profile == "rap");
 }
 
 /// Reads the lines `  {name}  value` that the checker prints.

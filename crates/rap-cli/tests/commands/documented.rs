@@ -350,7 +350,10 @@ fn every_configuration_in_the_guide_is_valid() {
         let model = if block.contains("provider = ") { "" } else { MODEL };
         fs::write(&file, format!("{model}{block}")).unwrap();
         let secrets = ["TOOLS_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"];
-        let environment = secrets.map(|name| (name.to_owned(), "secret".to_owned())).into();
+        let secrets = secrets.map(|name| (name, "secret".to_owned()));
+        let store = [("DATABASE_URL", "postgres://u:p@h/db".into()), ("DATABASE_KEY", "7e".repeat(32))];
+        let environment =
+            secrets.into_iter().chain(store).map(|(name, value)| (name.to_owned(), value)).collect();
         let sources = Sources { file: File::Given(file), environment, flags: Vec::new() };
         Config::load(&sources).unwrap_or_else(|error| panic!("{error}\n{block}"));
     }

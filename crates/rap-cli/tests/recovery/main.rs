@@ -6,4 +6,5 @@
 mod crashes;
 mod disk;
 mod first_release;
+mod postgres;
 mod support;

@@ -134,7 +134,7 @@ fn settings(sim: &Arc<Sim>) -> Settings {
     debug_assert!(!for_events.iter().any(|pattern| pattern.matches(FOR_CLIENTS)));
     Settings {
         public_url: PUBLIC_URL.into(),
-        database: "simulated".into(),
+        database: crate::settings::Database::File("simulated".into()),
         tokens: Vec::<Secret>::new(),
         agents: vec![agent("one"), Agent { model: Some(own), ..agent("two") }],
         model: model(0),

@@ -13,7 +13,6 @@ mod facts;
 mod heads;
 mod history;
 mod listings;
-mod message_queue;
 mod prune;
 #[cfg(test)]
 mod tests;
@@ -25,20 +24,20 @@ mod writes;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use async_trait::async_trait;
 use rap_agent::{Cause, Entry, Seq, StatusCheck};
 use rap_io::exposure::warn_if_exposed;
 use rap_io::lock::{DirLock, LockError};
-use rap_io::metrics::{Counter, Exposition, Histogram};
+use rap_io::metrics::Exposition;
 use rap_io::secret_box::Key;
 use rap_io::sqlite::{MigrateError, database_files, migrate, open_sqlite};
 use rap_io::writer::{self, WriterLimits};
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
-use tokio::sync::oneshot;
 
+use super::batch::{self, Applied, Batch, DisabledThreads, Outcome, PendingReply, StepMetrics};
+use super::message_queue::{MessageQueue, Pending};
 use super::{
     CallRow, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage,
     InboxItem, Message, MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest,
@@ -50,8 +49,7 @@ use crate::world::Clock;
 use access::Access;
 #[cfg(test)]
 pub(crate) use access::{CommitFault, Inline, Observed, ObservedOutcome};
-use apply::{Applied, Applier, Context, DisabledThreads};
-use message_queue::{MessageQueue, Pending};
+use apply::{Applier, Context};
 
 const MIGRATIONS: &[&str] = &[
     include_str!("sqlite/schema_1.sql"),
@@ -124,36 +122,8 @@ struct Inner {
     key: Key,
     clock: Arc<dyn Clock>,
     on_commit: OnCommit,
-    metrics: Metrics,
+    metrics: StepMetrics,
     _lock: Option<DirLock>,
-}
-
-/// A batch that was written to a transaction.
-struct Batch {
-    replies: Vec<PendingReply>,
-    outcome: Outcome,
-}
-
-#[derive(PartialEq, Eq)]
-enum Outcome {
-    /// The transaction is not committed yet.
-    Pending,
-    /// The COMMIT returned an error. The batch may be on disk nevertheless.
-    Unknown,
-}
-
-/// The reply to a sender, which is sent after the commit.
-struct PendingReply {
-    applied: Applied,
-    reply: oneshot::Sender<Result<Receipt, Error>>,
-    since: Instant,
-}
-
-struct Metrics {
-    applied: Counter,
-    refused: Counter,
-    /// Time from the arrival of a message until its step is on disk.
-    seconds: Histogram,
 }
 
 impl SqliteStore {
@@ -232,11 +202,6 @@ impl SqliteStore {
         on_commit: OnCommit,
         lock: Option<DirLock>,
     ) -> SqliteStore {
-        let metrics = Metrics {
-            applied: Counter::default(),
-            refused: Counter::default(),
-            seconds: Histogram::of_seconds(),
-        };
         let disabled = DisabledThreads::default();
         let inner = Inner {
             access,
@@ -248,7 +213,7 @@ impl SqliteStore {
             key,
             clock,
             on_commit,
-            metrics,
+            metrics: StepMetrics::new(),
             _lock: lock,
         };
         SqliteStore { inner: Arc::new(inner) }
@@ -370,43 +335,13 @@ impl Inner {
         if outcome == Outcome::Pending {
             return Ok(replies);
         }
-        // A refusal or a repeat may depend on a step of the same batch, so it is valid only if all steps are stored.
-        let all = !stored.contains(&Some(false));
-        let mut committed_replies = Vec::new();
-        for (mut pending, is_stored) in replies.into_iter().zip(stored) {
-            if let Applied::Done { committed, .. } = &mut pending.applied {
-                committed.late = true;
-            }
-            if is_stored.unwrap_or(all) {
-                committed_replies.push(pending);
-            } else {
-                // The sender may have stopped waiting for the reply.
-                pending.reply.send(Err(Error::Unavailable("the commit failed".into()))).ok();
-            }
-        }
-        Ok(committed_replies)
+        Ok(batch::confirmed(replies, stored))
     }
 
     /// Sends the replies of a batch that is on disk and reports its steps to the runtime.
     fn complete(&self) {
         let Some(Batch { replies, .. }) = self.committing().take() else { return };
-        for PendingReply { applied, reply, since } in replies {
-            let result = match applied {
-                Applied::Done { receipt, committed, .. } => {
-                    self.metrics.applied.count();
-                    self.metrics.seconds.observe_duration(since.elapsed());
-                    (self.on_commit)(*committed);
-                    Ok(receipt)
-                }
-                Applied::Repeated(receipt) => Ok(receipt),
-                Applied::Refused(error) => {
-                    self.metrics.refused.count();
-                    Err(error)
-                }
-            };
-            // The sender may have stopped waiting for the reply.
-            reply.send(result).ok();
-        }
+        batch::complete(replies, &self.metrics, &self.on_commit);
     }
 
     /// Handles a failed commit. Waiting messages are refused, since they would fail in the same way. The batch may be
@@ -424,16 +359,7 @@ impl Inner {
 #[async_trait]
 impl Store for SqliteStore {
     async fn apply(&self, class: MessageClass, messages: Vec<Message>) -> Vec<Result<Receipt, Error>> {
-        let replies = self.inner.queue.push(class, messages, || self.inner.schedule());
-        let mut results = Vec::with_capacity(replies.len());
-        for reply in replies {
-            results.push(match reply {
-                // If the channel was closed without a reply, the message may have been applied or not.
-                Ok(reply) => reply.await.unwrap_or_else(|lost| Err(Error::Unavailable(lost.into()))),
-                Err(error) => Err(error),
-            });
-        }
-        results
+        batch::replies(self.inner.queue.push(class, messages, || self.inner.schedule())).await
     }
 
     async fn thread(&self, id: &ThreadId, visible: &Visibility) -> Result<ThreadRow, Error> {
@@ -678,16 +604,7 @@ impl Store for SqliteStore {
     }
 
     fn expose(&self, text: &mut Exposition) {
-        let metrics = &self.inner.metrics;
-        let outcomes = [("applied", metrics.applied.get()), ("refused", metrics.refused.get())];
-        let outcomes = outcomes.map(|(outcome, count)| (format!("outcome=\"{outcome}\""), count));
-        text.family("rap_steps_total", "counter", "Messages to threads.", outcomes);
-        let help = "Time from the arrival of a message until its step is on disk.";
-        text.histogram("rap_step_commit_seconds", help, &metrics.seconds);
-        let (internal, external) = self.inner.queue.waiting();
-        let waiting = [("internal", internal), ("external", external)];
-        let waiting = waiting.map(|(lane, count)| (format!("lane=\"{lane}\""), count));
-        text.family("rap_writer_queue", "gauge", "Messages waiting for the writer.", waiting);
+        self.inner.metrics.expose(text, self.inner.queue.waiting());
         self.inner.access.expose(text);
     }
 

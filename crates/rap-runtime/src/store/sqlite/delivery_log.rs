@@ -5,15 +5,11 @@ use rap_protocol::{ThreadId, Timestamp, UserId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::heads::{thread_id, unreadable};
+use crate::store::stored::{DETAIL_CHARS, RECORDS};
 use crate::store::{
     Cursor, Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Page, Redelivery,
     ThreadKey, Visibility,
 };
-
-/// Maximum number of records of each kind.
-const RECORDS: usize = 10_000;
-/// Maximum length of the detail of a record, in characters.
-const DETAIL_CHARS: usize = 500;
 
 /// Writes records and returns their ids.
 pub(super) fn record_all(conn: &Connection, records: &[DeliveryRecord]) -> rusqlite::Result<Vec<String>> {

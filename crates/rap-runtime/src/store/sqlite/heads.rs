@@ -7,7 +7,8 @@ use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use crate::store::{Loaded, NewThread, SessionKey, StepSettings, Thread, ThreadKey, Visibility};
+use crate::store::stored::to_json;
+use crate::store::{Loaded, SessionKey, StepSettings, Thread, ThreadKey, Visibility};
 
 pub(super) const THREAD_COLUMNS: &str = "t.no, t.id, t.parent, t.root, t.born_at, t.ancestors, t.incarnation, t.agent, t.user_id, \
                                          t.title, t.created_at, t.version, t.head, t.source";
@@ -114,30 +115,6 @@ pub(super) fn thread_id(row: &Row<'_>, at: usize) -> rusqlite::Result<ThreadId> 
 
 pub(super) fn call_id(row: &Row<'_>, at: usize) -> rusqlite::Result<CallId> {
     CallId::new(row.get::<_, String>(at)?).map_err(unreadable)
-}
-
-pub(super) fn to_json(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).expect("bug: stored values can be serialized as JSON")
-}
-
-/// Makes a root thread that is not stored yet.
-pub(super) fn new_root(conn: &Connection, new: &NewThread, now: Timestamp) -> rusqlite::Result<Loaded> {
-    let key = next_key(conn)?;
-    let thread = Thread {
-        key,
-        id: new.id.clone(),
-        session: SessionKey(key),
-        parent: None,
-        source: None,
-        inherits: 0,
-        ancestors: Vec::new(),
-        incarnation: new.incarnation,
-        agent: new.agent.clone(),
-        user_id: new.user_id.clone(),
-        title: new.title.clone(),
-        created_at: now,
-    };
-    Ok(Loaded { thread: Arc::new(thread), head: Head::new(), version: 0 })
 }
 
 pub(super) fn next_key(conn: &Connection) -> rusqlite::Result<ThreadKey> {

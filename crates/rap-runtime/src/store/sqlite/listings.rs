@@ -5,13 +5,13 @@ use rap_agent::{Server, Status};
 use rap_api::TimerKind;
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
-use rusqlite::types::ValueRef;
+use rusqlite::types::{Type, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Row, Rows, params};
 
 use super::facts;
 use super::heads::{self, call_id, skip_unreadable, thread_id, unreadable};
 use super::history::{thread_row, thread_rows};
-use super::writes::question_context;
+use crate::store::stored::{self, PAGE_BYTES};
 use crate::store::{
     CallRow, Cursor, InboxItem, Loaded, Page, PageRequest, StoredQuestion, SubscriptionRow, Thread,
     ThreadFilter, ThreadKey, ThreadRow, TimerRow, ViewKey, ViewRow, Visibility,
@@ -92,9 +92,6 @@ fn calls_query(visible: &Visibility) -> &'static str {
 fn user(visible: &Visibility) -> Option<&str> {
     visible.user().map(UserId::as_str)
 }
-
-/// Size at which a page ends, in bytes.
-const PAGE_BYTES: usize = 1024 * 1024;
 
 /// Size of the texts and blobs of a row, in bytes.
 fn row_bytes(row: &Row<'_>) -> rusqlite::Result<usize> {
@@ -325,8 +322,8 @@ pub(super) fn decrypt_question(
     no: u64,
     sealed: &[u8],
 ) -> rusqlite::Result<StoredQuestion> {
-    let plain = key.open(sealed, &question_context(thread, no)).map_err(unreadable)?;
-    serde_json::from_slice(&plain).map_err(unreadable)
+    stored::decrypt_question(key, thread, no, sealed)
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(0, Type::Blob, error))
 }
 
 #[cfg(test)]

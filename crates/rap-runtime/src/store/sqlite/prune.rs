@@ -4,9 +4,7 @@ use rap_protocol::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::delivery_log;
-
-/// Maximum number of rows that are removed in one transaction.
-const ROWS: usize = 1_000;
+use crate::store::stored::PRUNED_ROWS as ROWS;
 
 /// Removes old idempotency keys, old delivery records, and event ids of ended subscriptions. Returns whether there are
 /// more.

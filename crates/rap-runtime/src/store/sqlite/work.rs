@@ -13,6 +13,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use super::facts;
 use super::heads::{self, call_id, is_row_error, skip_unreadable, thread_id, unreadable};
 use super::listings::decrypt_question;
+use crate::store::stored::{RETRY_QUERIES, RETRY_ROWS};
 use crate::store::{
     AnswerWork, AskWork, CheckWork, DuePage, DueWork, InvokeWork, Loaded, OutboxKey, OutboxMessage,
     SessionKey, StoredQuestion, ThreadKey, Timer, Work, WorkKey, WorkKind, WorkQueue,
@@ -66,10 +67,6 @@ const ANSWER: Queries = Queries {
         "SELECT min(server) FROM questions WHERE answer_at IS NOT NULL AND attempts > 0 AND server >= ?1",
     ],
 };
-/// Number of retries that one query reads, in addition to those in progress.
-const RETRY_ROWS: usize = 256;
-/// Maximum number of such queries for a page. Each query leaves out the sessions whose share is used up by then.
-const RETRY_QUERIES: usize = 64;
 /// Finds calls and subscriptions whose status is to be checked, by the rule of [`StatusCheck::due`].
 const CHECKS: &str = "SELECT thread, id, root FROM calls \
      WHERE acknowledged_at IS NOT NULL AND state IN (0, 5) AND server = ?1 \

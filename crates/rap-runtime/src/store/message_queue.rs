@@ -22,7 +22,7 @@ pub(super) struct Pending {
     pub(super) since: Instant,
 }
 
-type ReplyReceiver = Result<oneshot::Receiver<Result<Receipt, Error>>, Error>;
+pub(super) type ReplyReceiver = Result<oneshot::Receiver<Result<Receipt, Error>>, Error>;
 
 #[derive(Default)]
 pub(super) struct MessageQueue {
