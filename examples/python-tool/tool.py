@@ -1,5 +1,5 @@
 """A RAP tool server in plain Python: it answers 200, works in a thread, and POSTs the result to the
-callback URL. It has no journal: README.md says what is lost when the process ends."""
+callback URL. It has no journal: README.md lists what is lost when the process ends."""
 import collections, contextlib, hashlib, hmac, json, os, random, re, sys, threading, urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -7,15 +7,15 @@ BODY_BYTES, RUNNING, REMEMBERED, ATTEMPTS = 8 * 1024 * 1024, 64, 10_000, 60
 BEARER = os.fsencode(os.environ.get("RAP_TOOL_BEARER", ""))
 ID = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")
 URL = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?([/?][!-~]*)?", re.ASCII)
-IDS = {"/invoke": ["group_id", "id"], "/close_thread": ["thread_id"]}  # what a request has to name
+IDS = {"/invoke": ["group_id", "id"], "/close_thread": ["thread_id"]}  # required ids
 IDS["/cancel_tool_call"] = IDS["/tool_call_status"] = ["thread_id", "tool_call_id"]
-lock, running, over = threading.Lock(), {}, collections.deque(maxlen=REMEMBERED)  # over: keys only
+lock, running, over = threading.Lock(), {}, collections.deque(maxlen=REMEMBERED)  # over: ended keys
 client = urllib.request.OpenerDirector()  # without the handlers for redirects and proxies
 client.add_handler(urllib.request.HTTPHandler())
 client.add_handler(urllib.request.HTTPSHandler())
 
 # A tool returns its result; a subscription sends a confirmation and events, and returns the last.
-def wait(call, arguments):
+def pause(call, arguments):
     """Waits for some seconds."""
     call.stop.wait(arguments["seconds"])
     return f"waited {arguments['seconds']}"
@@ -30,7 +30,7 @@ def countdown(call, arguments):
     return "0"
 
 TOOLS = {  # name: function, and the type and maximum of each argument; the minimum is 0
-    "wait": (wait, {"seconds": ("number", 86400)}),
+    "pause": (pause, {"seconds": ("number", 86400)}),
     "countdown": (countdown, {"from": ("integer", 1000), "every_seconds": ("number", 86400)})}
 TOOLSET = {"name": "python-tool", "tools": [
     {"name": name, "description": function.__doc__, "inputSchema": {
@@ -57,7 +57,7 @@ class Call:
     def run(self, operation, arguments):
         try:
             text = defect(operation, arguments) or str(TOOLS[operation][0](self, arguments))
-        except Exception as error:  # its text may be nobody's business
+        except Exception as error:  # its text may contain secrets
             print(f"{operation} failed: {type(error).__name__}", file=sys.stderr)
             text = "Error: the tool failed; check what was done before you call it again"
         self.send("Error: cancelled" if self.stop.is_set() else text, final=True)
@@ -76,7 +76,7 @@ class Call:
         if status in (0, 404, 410) or status >= 300 and not self.sent: self.stop.set()
         self.sent += 1 if status else 0
 
-    def deliver(self, until, **message):  # returns the status, or 0 when there was none below 500
+    def deliver(self, until, **message):  # returns the status; 0 if none was below 500
         body = json.dumps({"group_id": self.thread, **message}).encode()
         request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
         for attempt in range(ATTEMPTS):  # with pauses of about 0.5, 1, 2, 4 … 60, 60 seconds
@@ -95,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         length = int(length) if re.fullmatch("[0-9]{1,9}", length) else 0
         body = self.rfile.read(min(length, BODY_BYTES))
-        for left in range(length - BODY_BYTES, 0, -65536):  # or the sender may not see the 413
+        for left in range(length - BODY_BYTES, 0, -65536):  # or the sender may miss the 413
             self.rfile.read(min(left, 65536))
         shown = self.headers.get("Authorization", "").encode("latin-1")
         if BEARER and not hmac.compare_digest(shown[:7].lower() + shown[7:], b"bearer " + BEARER):
@@ -134,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, status, content=None):
         body = b"" if content is None else json.dumps(content).encode()
-        with contextlib.suppress(OSError):  # who has hung up will send it again
+        with contextlib.suppress(OSError):  # a client that has disconnected sends it again
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

@@ -121,14 +121,30 @@ fn try_all(filter: &str) -> io::Result<bool> {
             failed => return Err(io::Error::other(format!("{} without a break: {failed}", tests.name()))),
         }
     }
-    let mut caught = 0;
+    let mut outcomes = Vec::new();
     for one in &breaks {
         let outcome = copy.try_break(one)?;
         println!("{}: {outcome}", one.name);
-        caught += usize::from(outcome.is_caught());
+        outcomes.push((one, outcome));
     }
-    println!("{caught} of {} caught", breaks.len());
-    Ok(caught == breaks.len() && caught > 0)
+    println!("{}", summary(&outcomes));
+    Ok(!outcomes.is_empty() && outcomes.iter().all(|(_, outcome)| outcome.is_caught()))
+}
+
+/// Counts the caught breaks of each kind of tests, and names those that were not caught.
+fn summary(outcomes: &[(&Break, Outcome)]) -> String {
+    let mut lines = Vec::new();
+    for tests in Tests::ALL {
+        let of_kind = || outcomes.iter().filter(|(one, _)| one.tests == tests);
+        let caught = of_kind().filter(|(_, outcome)| outcome.is_caught()).count();
+        match of_kind().count() {
+            0 => {}
+            count => lines.push(format!("{}: {caught} of {count} caught", tests.name())),
+        }
+    }
+    let missed = outcomes.iter().filter(|(_, outcome)| !outcome.is_caught());
+    lines.extend(missed.map(|(one, outcome)| format!("{}: {outcome}", one.name)));
+    lines.join("\n")
 }
 
 fn selected(toml: &str, filter: &str) -> io::Result<Vec<Break>> {
@@ -221,6 +237,15 @@ test result: FAILED. 1 passed; 2 failed
         for outcome in [Outcome::NotCaught, Outcome::DoesNotApply, Outcome::DoesNotCompile] {
             assert!(!outcome.is_caught(), "{outcome}");
         }
+    }
+
+    #[test]
+    fn the_summary_counts_by_kind_of_tests_and_names_what_was_not_caught() {
+        let two = selected(TWO, "").unwrap();
+        assert_eq!(summary(&[(&two[0], Outcome::Died)]), "rules: 1 of 1 caught");
+        let outcomes = [(&two[0], Outcome::TimedOut), (&two[1], Outcome::NotCaught)];
+        let expected = "rules: 1 of 1 caught\nruntime: 0 of 1 caught\nNothing is written: NOT CAUGHT";
+        assert_eq!(summary(&outcomes), expected);
     }
 
     /// The list is valid, and names are unique.

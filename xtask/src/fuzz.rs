@@ -19,13 +19,14 @@ struct Target {
 
 const RUNTIME: [&str; 4] = ["-p", "rap-runtime", "--test", "runtime"];
 
-const TARGETS: [Target; 8] = [
+const TARGETS: [Target; 9] = [
     Target { name: "callbacks", program: RUNTIME, test: "fuzz::callbacks" },
     Target { name: "invocations", program: RUNTIME, test: "fuzz::invocations" },
     Target { name: "notifications", program: RUNTIME, test: "fuzz::notifications" },
     Target { name: "toolsets", program: RUNTIME, test: "fuzz::toolsets" },
     Target { name: "schemas", program: RUNTIME, test: "fuzz::schemas" },
     Target { name: "event_streams", program: RUNTIME, test: "fuzz::event_streams" },
+    Target { name: "transfers", program: RUNTIME, test: "fuzz::transfers" },
     Target { name: "tokens", program: ["-p", "rap-runtime", "--lib", "-q"], test: "token::tests::fuzz" },
     Target {
         name: "configurations",
@@ -33,6 +34,37 @@ const TARGETS: [Target; 8] = [
         test: "config::tests::fuzz::configurations",
     },
 ];
+
+/// Outcome of a target: the numbers of its last line, and whether it passed.
+struct Outcome {
+    name: &'static str,
+    counts: Option<Counts>,
+    passed: bool,
+}
+
+/// Numbers in the line that a target ends with.
+#[derive(Debug, PartialEq, Eq)]
+struct Counts {
+    executions: String,
+    seconds: String,
+    per_second: String,
+    inputs: String,
+}
+
+impl Counts {
+    /// Reads `fuzz NAME: 12 executions in 3.4 s, 5 per second, 6 inputs in the corpus`.
+    fn parse(line: &str) -> Option<Counts> {
+        let words: Vec<&str> = line.strip_prefix("fuzz ")?.split_once(": ")?.1.split(' ').collect();
+        let [executions, "executions", "in", seconds, "s,", per_second, "per", "second,", inputs, ..] =
+            words.as_slice()
+        else {
+            return None;
+        };
+        let [executions, seconds, per_second, inputs] =
+            [executions, seconds, per_second, inputs].map(|word| (*word).to_owned());
+        Some(Counts { executions, seconds, per_second, inputs })
+    }
+}
 
 /// Runs the selected targets one after the other. `words` is `[TARGET] [--runs N] [--seconds N]`.
 pub(crate) fn run(words: &[&str]) -> ExitCode {
@@ -51,8 +83,9 @@ pub(crate) fn run(words: &[&str]) -> ExitCode {
         words.next();
     }
     let targets = TARGETS.iter().filter(|target| selected.is_none_or(|name| name == target.name));
-    let failed = targets.filter(|target| !passes(target, runs, seconds)).count();
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let outcomes: Vec<Outcome> = targets.map(|target| outcome(target, runs, seconds)).collect();
+    print!("{}", table(&outcomes));
+    if outcomes.iter().all(|outcome| outcome.passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn usage(word: &str) -> ExitCode {
@@ -61,28 +94,74 @@ fn usage(word: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-fn passes(target: &Target, runs: &str, seconds: Option<&str>) -> bool {
-    passed_one_test(target, runs, seconds).unwrap_or_else(|error| {
-        eprintln!("xtask: the target {} could not be run: {error}", target.name);
-        false
+/// The table of all targets, which can be copied into docs/testing.md.
+fn table(outcomes: &[Outcome]) -> String {
+    let mut text = "\n| target | executions | seconds | per second | inputs in the corpus | outcome |\n\
+                    |---|---|---|---|---|---|\n"
+        .to_owned();
+    for Outcome { name, counts, passed } in outcomes {
+        let [executions, seconds, per_second, inputs] = match counts {
+            Some(counts) => [&counts.executions, &counts.seconds, &counts.per_second, &counts.inputs],
+            None => [const { &String::new() }; 4],
+        };
+        let outcome = if *passed { "passed" } else { "FAILED" };
+        text += &format!("| {name} | {executions} | {seconds} | {per_second} | {inputs} | {outcome} |\n");
+    }
+    text
+}
+
+fn outcome(target: &Target, runs: &str, seconds: Option<&str>) -> Outcome {
+    let name = target.name;
+    run_target(target, runs, seconds).unwrap_or_else(|error| {
+        eprintln!("xtask: the target {name} could not be run: {error}");
+        Outcome { name, counts: None, passed: false }
     })
 }
 
-/// Runs the test of a target. If it does not exist, no test passes, and that is a failure.
-fn passed_one_test(target: &Target, runs: &str, seconds: Option<&str>) -> io::Result<bool> {
+/// Runs the test of a target, and passes its output on. If it does not exist, no test passes, and that is a failure.
+fn run_target(target: &Target, runs: &str, seconds: Option<&str>) -> io::Result<Outcome> {
     let mut command = cargo();
     command.args(["test", "--profile", "fuzz"]).args(target.program);
     command.args(["--", "--exact", target.test, "--nocapture"]).env("RAP_FUZZ_RUNS", runs);
     command.envs(seconds.map(|seconds| ("RAP_FUZZ_SECONDS", seconds)));
-    let mut child = command.stdout(Stdio::piped()).spawn()?;
-    let report = child.stdout.take().expect("bug: stdout is piped");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let (report, progress) = (child.stdout.take(), child.stderr.take());
+    let report = report.expect("bug: stdout is piped");
+    let progress = BufReader::new(progress.expect("bug: stderr is piped"));
+    let relaying = std::thread::spawn(move || {
+        let mut counts = None;
+        for line in progress.lines().map_while(Result::ok) {
+            eprintln!("{line}");
+            counts = Counts::parse(&line).or(counts);
+        }
+        counts
+    });
     let mut passed = false;
     for line in BufReader::new(report).lines() {
         passed |= line?.contains("ok. 1 passed");
     }
     let status = child.wait()?;
+    let counts = relaying.join().unwrap_or_default();
     if !passed {
         eprintln!("xtask: the target {} failed ({status})", target.name);
     }
-    Ok(passed)
+    Ok(Outcome { name: target.name, counts, passed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_the_numbers_of_each_target_and_marks_failures() {
+        let line = "fuzz schemas: 1000 executions in 2.5 s, 400 per second, 17 inputs in the corpus";
+        assert_eq!(Counts::parse("fuzz schemas: 256 of 1000 after 10s"), None);
+        let outcomes = [
+            Outcome { name: "schemas", counts: Counts::parse(line), passed: true },
+            Outcome { name: "tokens", counts: None, passed: false },
+        ];
+        let table = table(&outcomes);
+        assert!(table.contains("| schemas | 1000 | 2.5 | 400 | 17 | passed |"), "{table}");
+        assert!(table.contains("| tokens |  |  |  |  | FAILED |"), "{table}");
+    }
 }

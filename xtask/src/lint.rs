@@ -64,6 +64,8 @@ fn package() -> Command {
         "rap-testkit",
         "--exclude",
         "rap-attack",
+        "--exclude",
+        "rap-storm",
         "--no-verify",
         "--allow-dirty",
         "--offline",

@@ -5,10 +5,14 @@
 
 mod attack;
 mod breaks;
+mod browser;
 mod fuzz;
 mod lint;
 mod picture;
+mod postgres;
+mod process_tools;
 mod requirements;
+mod storm;
 mod tally;
 mod test;
 
@@ -21,11 +25,13 @@ use test::Length;
 const USAGE: &str = "\
 usage: cargo xtask TASK
 
-  test [-- FILTER…]  run all tests and doc tests, or those whose name contains a FILTER
-  test --long        also run the attacks, which take minutes
+  test [-- FILTER…]  run all tests, doc tests, attacks and short storms, or the tests whose name contains a FILTER
+  test --long        the same, then 2,000 seeds of the simulation and a storm of ten minutes on each database; takes an hour
   lint               check formatting, clippy, rustdoc, packages and requirements; warnings are errors
   attack [FILTER…]   attack a runtime and a tool server on loopback; docs/security.md says with what. --weakened attacks
                      servers that accept everything, to show that this is noticed
+  storm [--seconds N] [--seed N] [--store sqlite|postgres] [--threads N]
+                     kill, freeze and cut off running servers at random, and check that nothing was lost or doubled
   requirements       write docs/conformance.md, which lists what proves each requirement of the specification;
                      with --check, write nothing and report what is missing or out of date
   breaks [FILTER]    apply the deliberate bugs of xtask/breaks.toml one at a time and show which tests fail; with
@@ -43,10 +49,11 @@ fn main() -> ExitCode {
             println!("{USAGE}");
             ExitCode::SUCCESS
         }
-        ["test"] => test::run(&[], Length::Short),
+        ["test"] => test::run(&[], Length::Usual),
         ["test", "--long"] => test::run(&[], Length::Long),
-        ["test", "--", filter @ ..] => test::run(filter, Length::Short),
+        ["test", "--", filter @ ..] => test::run(filter, Length::Usual),
         ["attack", arguments @ ..] => attack::run(arguments),
+        ["storm", arguments @ ..] => storm::run(arguments),
         ["lint"] => lint::run(),
         ["breaks"] => breaks::run(""),
         ["breaks", filter] => breaks::run(filter),

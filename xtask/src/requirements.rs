@@ -118,7 +118,7 @@ fn mistakes(requirements: &[Requirement<'_>], evidence: &[Evidence]) -> Vec<Stri
         }
     }
     for requirement in requirements {
-        // A probe checks any implementation. That ours meets the requirement needs a test or an argument.
+        // A probe checks any implementation. Evidence for ours is a test or an argument.
         let shown =
             |known: &Evidence| known.id == requirement.id && !matches!(known.kind, Kind::Probe { .. });
         if !evidence.iter().any(shown) {
@@ -133,8 +133,9 @@ fn page(requirements: &[Requirement<'_>], evidence: &[Evidence]) -> String {
         "# What proves each requirement\n\n\
          Written by `cargo xtask requirements` from the specification's normative sentences\n\
          ([requirements.tsv](../crates/rap-conformance/requirements.tsv)), the `Proves:` and `Argued:` lines of the code, and the\n\
-         probes of `rap check`. Do not edit it. A *probe* checks any implementation from outside, ours in the tests; a *test*\n\
-         checks ours; what no test can show is *argued* where the code makes it so.\n",
+         probes of `rap check`. Do not edit it. A *probe* checks any implementation from outside; the tests run the probes\n\
+         against ours. A *test* checks only ours. If no test can show that a requirement is met, a comment in the code\n\
+         *argues* why it is.\n",
     );
     for (prefix, title) in CHAPTERS {
         line(&mut page, &format!("\n## {title}"));

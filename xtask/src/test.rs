@@ -1,5 +1,5 @@
-//! `cargo xtask test`: runs the tests of the workspace and its doc tests and, with `--long`, the attacks. Their output is
-//! passed through and counted.
+//! `cargo xtask test`: runs the tests of the workspace and its doc tests, then the attacks and two short storms. Their
+//! output is passed through and counted.
 //!
 //! The last line on stdout is always `N passed, N failed`. A suite that fails without naming a failed test (it did not
 //! compile, or it was killed) or that reports nothing counts as one failure.
@@ -8,22 +8,31 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 
 use crate::tally::{End, Reporter, Tally};
-use crate::{attack, cargo};
+use crate::{attack, cargo, storm};
 
-/// Parts of a run.
+/// Number of seeds of the simulation in each of its four parts, in a long run.
+const LONG_SEEDS: &str = "500";
+
+/// How much is run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Length {
-    /// What has to pass before anything is merged.
-    Short,
-    /// Also what takes minutes.
+    Usual,
+    /// Also what takes too long for every change.
     Long,
 }
 
+/// Runs the tests whose name contains one of the words in `filter`, or everything.
 pub(crate) fn run(filter: &[&str], length: Length) -> ExitCode {
+    crate::postgres::install();
+    crate::browser::install();
+    crate::process_tools::install();
     let tests = if has_nextest() { Suite::nextest() } else { Suite::libtest() };
     let mut total = tests.count(filter) + Suite::doc_tests().count(filter);
+    if filter.is_empty() {
+        total = total + attacks() + storm::short();
+    }
     if length == Length::Long {
-        total = total + attacks();
+        total = total + Suite::simulation().count(&[]) + storm::long();
     }
     if total == Tally::default() {
         eprintln!("xtask: no test ran");
@@ -34,7 +43,7 @@ pub(crate) fn run(filter: &[&str], length: Length) -> ExitCode {
 
 /// Runs the attacks, after all tests because they measure time.
 fn attacks() -> Tally {
-    match attack::command(&[]) {
+    match attack::program("attack", &[]) {
         Ok(command) => Suite { name: "attack", command, reporter: Reporter::Attack }.count(&[]),
         Err(error) => {
             eprintln!("xtask: attack could not be run: {error}");
@@ -59,6 +68,15 @@ impl Suite {
         // A filter may match only doc tests, so the check that a test ran covers both suites.
         let arguments = ["nextest", "run", "--workspace", "--no-tests=pass"];
         Self::new("cargo nextest run", &arguments, Reporter::Nextest)
+    }
+
+    /// The simulation of the engine with many seeds. Its tests may take long.
+    fn simulation() -> Self {
+        let arguments =
+            ["nextest", "run", "--profile", "long", "-p", "rap-runtime", "simulation::tests::all_invariants"];
+        let mut suite = Self::new("cargo nextest run (simulation)", &arguments, Reporter::Nextest);
+        suite.command.env("RAP_SIM_SEEDS", LONG_SEEDS);
+        suite
     }
 
     fn libtest() -> Self {

@@ -26,7 +26,8 @@ pub struct Bounds {
     pub turns: Option<u64>,
     /// Number of input and output tokens.
     pub tokens: Option<u64>,
-    /// Number of turns that an external input other than a user's started, or a message of another thread.
+    /// Number of turns that were not started by a user or by the results of a batch, but by an event, a late result, a
+    /// timer or a message from another thread.
     pub wakes: Option<u64>,
 }
 
@@ -37,7 +38,8 @@ pub struct Amounts {
     pub turns: u64,
     /// Number of input and output tokens.
     pub tokens: u64,
-    /// Number of turns that an external input other than a user's started, or a message of another thread.
+    /// Number of turns that were not started by a user or by the results of a batch, but by an event, a late result, a
+    /// timer or a message from another thread.
     pub wakes: u64,
 }
 
@@ -52,7 +54,7 @@ pub struct Spending {
     pub total: Amounts,
 }
 
-/// Tells whether an amount is within the budget.
+/// Result of a budget check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Allowed,
@@ -77,7 +79,7 @@ impl Budgets {
     }
 
     /// Returns whether no turns and no tokens are limited.
-    pub(crate) fn limit_only_wakes(&self) -> bool {
+    pub fn limit_only_wakes(&self) -> bool {
         [self.per_hour, self.in_total].iter().all(|bounds| bounds.turns.is_none() && bounds.tokens.is_none())
     }
 
@@ -130,8 +132,8 @@ impl Spending {
             None => Verdict::Allowed,
             Some((name, bound, when)) if (*name, *when) == HOURLY_WAKES => {
                 let why = format!(
-                    "this session has reached its limit of {bound} wakes per hour; it continues by itself when the hour \
-                     is over, or when it is resumed"
+                    "this session has reached its limit of {bound} wakes per hour; it continues automatically when the \
+                     hour is over, or when it is resumed"
                 );
                 // The turn counts only when it starts. The wake stays in the hour's count, so that resuming the session
                 // resets it.
@@ -142,7 +144,8 @@ impl Spending {
             }
             Some((name, bound, when)) => Verdict::Spent {
                 why: format!(
-                    "the budget of this session is spent: {bound} {name} {when}; resume it to allow as many again"
+                    "this session has used its budget of {bound} {} {when}; resuming it renews the budget",
+                    if *bound == 1 { &name[..name.len() - 1] } else { name }
                 ),
             },
         }
@@ -226,7 +229,7 @@ mod tests {
     }
 
     fn spent(what: &str) -> Verdict {
-        let why = format!("the budget of this session is spent: {what}; resume it to allow as many again");
+        let why = format!("this session has used its budget of {what}; resuming it renews the budget");
         Verdict::Spent { why }
     }
 
@@ -299,7 +302,7 @@ mod tests {
         assert!(matches!(held, Verdict::Hold { until, .. } if until == at(60)), "{held:?}");
         assert_eq!(spending.spend(TURN, &per_hour(bounds), at(3)), Verdict::Allowed);
         assert_eq!(spending.spend(TURN, &in_total(bounds), at(3)), Verdict::Allowed);
-        assert_eq!(spending.spend(WAKE, &in_total(bounds), at(3)), spent("1 wakes in total"));
+        assert_eq!(spending.spend(WAKE, &in_total(bounds), at(3)), spent("1 wake in total"));
     }
 
     #[test]

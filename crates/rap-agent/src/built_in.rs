@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use rap_protocol::{CallId, ThreadId, Timestamp};
 
+use crate::prompt::short_call_id;
 use crate::step::{StepBuilder, TurnReason};
 use crate::texts;
+use crate::title::title_of;
 use crate::turn::AnswerCalls;
 use crate::{
     BuiltIn, CallEntry, CallState, Entry, Event, Head, Ignored, Item, NextTime, Occurrence, OpenCall, Origin,
@@ -44,12 +46,16 @@ impl StepBuilder<'_> {
             .iter()
             .filter(|active| active.model_id.as_ref().is_some_and(|own| own.as_str() == tool_call_id));
         let by_own_id = own.next().filter(|_| own.next().is_none());
-        let Some(call) = by_id.or(by_own_id).map(|active| active.id.clone()) else {
+        // Some models see a short form of the id. The result names the id of the wire.
+        let by_short_id = active.iter().find(|active| short_call_id(active.id.as_str()) == tool_call_id);
+        let named = by_id.or(by_own_id).map(|active| (active.id.clone(), tool_call_id.to_owned()));
+        let named = named.or(by_short_id.map(|active| (active.id.clone(), active.id.to_string())));
+        let Some((call, name)) = named else {
             let active = active.iter().map(|subscription| subscription.id.as_str());
             return texts::no_such_subscription(tool_call_id, active);
         };
         self.end_subscription(&call);
-        texts::subscription_cancelled(tool_call_id)
+        texts::subscription_cancelled(&name)
     }
 
     /// Spawns a child that inherits the history up to the answer that spawns it. In the child, the other calls of that
@@ -58,7 +64,7 @@ impl StepBuilder<'_> {
         if self.facts.thread.depth >= self.limits.depth {
             return texts::too_deep(self.limits.depth);
         }
-        if self.head.children.len() - self.head.active_event_children() >= self.limits.children {
+        if self.head.counted_children.len() - self.head.active_event_children() >= self.limits.children {
             return texts::too_many_children(self.limits.children);
         }
         let result = |other: &CallId| match *other == call.id {
@@ -79,6 +85,8 @@ impl StepBuilder<'_> {
             summarised_up_to: self.head.summarised_up_to,
             external_input_at: self.head.external_input_at,
             turns_reset_at: self.head.external_input_at,
+            title: title_of(instructions),
+            owes_report: true,
             ..Head::new()
         };
         let child = self.spawn_child(head, answer.seq, None, entries);
@@ -89,12 +97,13 @@ impl StepBuilder<'_> {
         texts::spawned(&child)
     }
 
-    fn report(&mut self, text: String) -> String {
+    pub(crate) fn report(&mut self, text: String) -> String {
         let Some((parent, call, tool)) = self.head.origin.parent() else {
             return "Error: this thread has no parent; tell the user instead".into();
         };
         let (to, call, tool) = (parent.clone(), call.clone(), tool.to_owned());
         let external_input_at = self.head.external_input_at;
+        self.head.owes_report = false;
         self.send(to, ThreadMessage::Report { call, tool, text, external_input_at });
         "the report was sent".into()
     }

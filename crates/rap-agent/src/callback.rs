@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Time after which a call whose callback was refused is settled, if no valid callback follows.
-const PROBLEM_WITHIN: Duration = Duration::from_secs(5 * 60);
+const REFUSED_CALLBACK_GRACE: Duration = Duration::from_secs(5 * 60);
 /// A shorter sleep does not count as external input.
 const LONG_SLEEP: Duration = Duration::from_secs(10);
 
@@ -26,7 +26,7 @@ impl StepBuilder<'_> {
         }
         if let Some(open) = self.take_from_batch(&call) {
             let result = self.limit_size(result);
-            let ToolResult { content, display, .. } = self.confirm(open, result);
+            let ToolResult { content, display, .. } = self.settle_with_result(open, result);
             self.append(Item::Result { call_id: call, content, display, synthetic: false });
             self.note_external_input();
             self.continue_batch(TurnReason::Continue);
@@ -36,7 +36,7 @@ impl StepBuilder<'_> {
         if let Some(open) = self.take_from_background(&call) {
             let name = open.name.clone();
             let result = self.limit_size(result);
-            let result = self.confirm(open, result);
+            let result = self.settle_with_result(open, result);
             let items = self.synthetic(&name, &call, texts::late_kind(&call), result);
             self.handle_input(items, TurnReason::External);
             return Ok(());
@@ -57,7 +57,7 @@ impl StepBuilder<'_> {
             CallState::Returned | CallState::Subscribed | CallState::Ended => return Err(Ignored::Duplicate),
             CallState::Open => return Err(Ignored::UnknownCall),
         }
-        self.check_space(Queue::Held)?;
+        self.check_space(Queue::UntilBatchCloses)?;
         if result.subscription {
             add_note(&mut result.content, texts::too_late_to_subscribe());
             self.effects.push(Effect::NotifyCancel { call: call.clone() });
@@ -68,7 +68,8 @@ impl StepBuilder<'_> {
         Ok(())
     }
 
-    /// Replaces a result that does not fit into the next prompt together with the others. Its call is over all the same.
+    /// Replaces a result that does not fit into the next prompt together with the others. Its call is settled
+    /// nevertheless.
     fn limit_size(&mut self, result: ToolResult) -> ToolResult {
         let (bytes, limit) = (result.bytes(), self.limits.result_bytes);
         let total = self.head.result_bytes.saturating_add(bytes);
@@ -81,7 +82,7 @@ impl StepBuilder<'_> {
     }
 
     /// Settles an open call by its result, which may confirm a subscription.
-    fn confirm(&mut self, open: OpenCall, mut result: ToolResult) -> ToolResult {
+    fn settle_with_result(&mut self, open: OpenCall, mut result: ToolResult) -> ToolResult {
         let limit = self.limits.subscriptions;
         if !result.subscription {
             self.settle(open.id, CallState::Returned);
@@ -153,7 +154,7 @@ impl StepBuilder<'_> {
 
     /// Records that a callback of the call was refused. Users see the reason, and the call is settled after a while.
     pub(crate) fn record_problem(&mut self, call: &CallId, why: String) -> Result<(), Ignored> {
-        let settle_at = self.now.plus(PROBLEM_WITHIN);
+        let settle_at = self.now.plus(REFUSED_CALLBACK_GRACE);
         let open = self.open_call_mut(call).filter(|open| open.is_sent()).ok_or(Ignored::SettledCall)?;
         match &mut open.problem {
             // A repetition of the same problem does not postpone the settlement.
@@ -200,9 +201,9 @@ impl StepBuilder<'_> {
         Ok(())
     }
 
-    /// Records the id of an event. Beyond the limit the oldest id is forgotten, and the user is told once.
+    /// Records the id of an event. Beyond the limit the oldest id is deleted, and the user is told once.
     fn record_event_id(&mut self, call: CallId, event: rap_protocol::EventId) {
-        let bound = self.limits.event_marks;
+        let bound = self.limits.event_ids;
         let Some(subscription) = self.head.subscriptions.iter_mut().find(|active| active.id == call) else {
             return;
         };
@@ -219,7 +220,7 @@ impl StepBuilder<'_> {
         subscription: &Subscription,
         event: &Event,
     ) -> Result<(), Ignored> {
-        self.check_space(Queue::Held)?;
+        self.check_space(Queue::UntilBatchCloses)?;
         let (kind, result) = (event_kind(subscription, event), ToolResult::text(&event.text));
         let items = self.synthetic(&subscription.name, &subscription.id, kind, result);
         self.handle_input(items, TurnReason::External);
@@ -242,7 +243,7 @@ impl StepBuilder<'_> {
         let asked = self.head.questions.iter().find(sign_in).map(|question| question.no);
         let no = match asked {
             Some(no) => no,
-            None => self.question(call.clone(), QuestionKind::SignIn)?,
+            None => self.new_question(call.clone(), QuestionKind::SignIn)?,
         };
         self.clear_problem(&call);
         self.writes.push(Write::Question { no, call, question: NewQuestion::SignIn(url) });
@@ -262,24 +263,29 @@ impl StepBuilder<'_> {
             self.clear_problem(&call);
             return if problem { Ok(()) } else { Err(Ignored::Duplicate) };
         }
-        let no = self.question(call.clone(), kind)?;
+        let no = self.new_question(call.clone(), kind)?;
         self.clear_problem(&call);
         self.writes.push(Write::Question { no, call, question: NewQuestion::Choice(choice) });
         Ok(())
     }
 
-    fn question(&mut self, call: CallId, kind: QuestionKind) -> Result<u64, Ignored> {
+    fn new_question(&mut self, call: CallId, kind: QuestionKind) -> Result<u64, Ignored> {
         if !self.head.open_call(&call).is_some_and(OpenCall::is_sent) {
             return Err(Ignored::SettledCall);
         }
-        if self.head.questions.len() >= self.limits.questions {
+        if !self.head.may_ask_user(self.limits) {
             return Err(Ignored::Full("too many questions wait for the user"));
         }
         Ok(self.add_question(call, kind))
     }
 
     /// Stores a view of an open call, a call that has returned, or an active subscription.
-    pub(crate) fn show(&mut self, call: &CallId, view_type: String, content: Value) -> Result<(), Ignored> {
+    pub(crate) fn store_view(
+        &mut self,
+        call: &CallId,
+        view_type: String,
+        content: Value,
+    ) -> Result<(), Ignored> {
         let open = self.head.open_call(call).filter(|open| open.is_sent()).map(|open| open.server.clone());
         let active = || self.head.subscription(call).map(|subscription| subscription.server.clone());
         let returned = || {

@@ -1,13 +1,14 @@
 //! Children. An event that is not associative goes to an event child. If no slot for a child is free, the event waits in
 //! the backlog of its subscription. A new child receives up to `events_per_child` waiting events.
 
-use rap_protocol::{CallId, ThreadId};
+use rap_protocol::{Body, CallId, ThreadId};
 
 use crate::budget::Verdict;
 use crate::callback::event_kind;
 use crate::head::{Pause, TurnInProgress};
 use crate::step::StepBuilder;
 use crate::texts;
+use crate::title::title_of;
 use crate::{
     Amounts, Arguments, Backlog, BacklogRange, Effect, Entry, Event, Head, Ignored, InputQueue, Item, Origin,
     PauseScope, Phase, Seq, Spawn, Speaker, Subscription, ThreadMessage, ToolResult, Write,
@@ -74,7 +75,8 @@ impl StepBuilder<'_> {
 
     /// Spawns an event child. It inherits the history up to the last settled point.
     fn spawn_for_events(&mut self, backlog: usize, events: u32, mut items: Vec<Item>) {
-        items.push(Item::User { text: texts::event_child(events), from: Speaker::Runtime });
+        let title = event_title(&self.head.backlogs[backlog].tool, events, &items);
+        items.push(Item::message(texts::event_child(events), Speaker::Runtime));
         let waiting = &mut self.head.backlogs[backlog];
         let (call, tool) = (waiting.call.clone(), waiting.tool.clone());
         let range = (!waiting.held.is_empty()).then(|| BacklogRange {
@@ -95,6 +97,7 @@ impl StepBuilder<'_> {
             summarised_up_to: Some(self.head.summarised_up_to).filter(|covers| *covers < at).unwrap_or(0),
             external_input_at: self.head.external_input_at,
             turns_reset_at: self.head.external_input_at,
+            title,
             ..Head::new()
         };
         let entries = items.into_iter().map(|item| Entry { at: self.now, item }).collect();
@@ -136,7 +139,7 @@ impl StepBuilder<'_> {
                 head.phase = Phase::Paused(pause);
             }
         }
-        self.head.children.push(id.clone());
+        self.head.counted_children.push(id.clone());
         let spawn = Spawn { id: id.clone(), incarnation, at, head, backlog, entries, effects };
         self.writes.push(Write::Spawn(Box::new(spawn)));
         id
@@ -167,7 +170,7 @@ impl StepBuilder<'_> {
         if !known {
             return Err(Ignored::Duplicate);
         }
-        self.head.children.retain(|open| open != child);
+        self.head.counted_children.retain(|open| open != child);
         self.head.idle_event_children.retain(|open| open != child);
         self.remove_from_backlogs(child);
         self.spawn_for_backlogs();
@@ -180,7 +183,7 @@ impl StepBuilder<'_> {
             return Err(Ignored::Duplicate);
         }
         self.remove_from_backlogs(child);
-        self.head.children.retain(|open| open != child);
+        self.head.counted_children.retain(|open| open != child);
         self.head.idle_event_children.push(child.clone());
         if self.head.idle_event_children.len() > MAX_IDLE_EVENT_CHILDREN {
             let oldest = self.head.idle_event_children.remove(0);
@@ -233,4 +236,18 @@ impl StepBuilder<'_> {
             self.head.reported_idle = true;
         }
     }
+}
+
+/// Returns the title of an event child. `items` are the entries of its only event, or empty if its events waited.
+fn event_title(tool: &str, events: u32, items: &[Item]) -> Option<String> {
+    let text = items.iter().find_map(|item| match item {
+        Item::Result { content: Body::Text(text), .. } => Some(text.as_str()),
+        _ => None,
+    });
+    let title = match text {
+        Some(text) => format!("event of {tool}: {}", text.trim_start()),
+        None if events == 1 => format!("event of {tool}"),
+        None => format!("{events} events of {tool}"),
+    };
+    title_of(&title)
 }

@@ -1,33 +1,14 @@
-//! Closing a thread, and handling its due time.
+//! Closing a thread.
 
-use crate::step::{StepBuilder, TurnReason};
+use crate::step::StepBuilder;
 use crate::texts;
-use crate::{CallState, Effect, Ignored, Item, Phase, Queue, ThreadMessage};
+use crate::{CallState, Effect, Item, Phase, Queue, ThreadMessage};
 
 impl StepBuilder<'_> {
-    pub(crate) fn handle_due(&mut self) -> Result<(), Ignored> {
-        if self.head.due(self.limits).is_none_or(|due| due > self.now) {
-            return Err(Ignored::NotDue);
-        }
-        match self.head.phase {
-            Phase::Waiting { .. } if self.head.held.is_empty() => self.report_idle(),
-            Phase::Waiting { .. } if self.held_must_wait() => return Err(Ignored::NotDue),
-            Phase::Waiting { .. } => self.join(),
-            // The budget's hour is over. The turn counts as a wake, but not as new external input.
-            Phase::Paused(_) => {
-                self.close_batch(TurnReason::Session { external_input_at: self.head.external_input_at })
-            }
-            // A failed thread retries. Held input is released with the retry.
-            _ => self.close_batch(TurnReason::Continue),
-        }
-        Ok(())
-    }
-
     /// Closes the thread. The history is left as a valid prompt that contains all acknowledged input. Subscriptions are
     /// not cancelled: their tools are notified of the closing, and further events are refused.
     pub(crate) fn close(&mut self) {
         self.abandon_turn();
-        self.effects.push(Effect::NotifyClose);
         for call in self.take_batch() {
             self.append(Item::runtime_result(call.id.clone(), texts::INTERRUPTED));
             self.settle_cancelled(&call);
@@ -41,16 +22,33 @@ impl StepBuilder<'_> {
         for backlog in std::mem::take(&mut self.head.backlogs) {
             self.drop_events(&backlog);
         }
-        self.release(Queue::Held);
-        self.release(Queue::Queued);
+        self.release(Queue::UntilBatchCloses);
+        self.release(Queue::UntilIdle);
         self.append(Item::notice("the thread was closed"));
         self.head.phase = Phase::Closed;
-        let children = std::mem::take(&mut self.head.children);
+        let children = std::mem::take(&mut self.head.counted_children);
         for child in children.into_iter().chain(std::mem::take(&mut self.head.idle_event_children)) {
             self.send(child, ThreadMessage::Close);
+        }
+        if self.head.owes_report {
+            self.report(texts::CLOSED_WITHOUT_REPORT.into());
         }
         if let Some((parent, ..)) = self.head.origin.parent() {
             self.send(parent.clone(), ThreadMessage::ChildClosed);
         }
+        self.notify_close();
+    }
+
+    /// Notifies the tool servers of the closing first, and then of the cancellations of this step.
+    fn notify_close(&mut self) {
+        let mut cancelled = Vec::new();
+        self.effects.retain(|effect| match effect {
+            Effect::NotifyCancel { call } => {
+                cancelled.push(call.clone());
+                false
+            }
+            _ => true,
+        });
+        self.effects.push(Effect::NotifyClose { cancelled });
     }
 }

@@ -3,9 +3,11 @@
 //! The entries of a thread, in order, are a valid prompt at all times. After an assistant entry with calls come exactly
 //! the results of these calls, once each. Only notices, which no model sees, may stand in between.
 
-use rap_protocol::{Body, CallId, Segment, Timestamp};
+use rap_protocol::{Body, CallId, Content, Segment, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+use crate::Usage;
 
 /// Number of an entry in its thread's history, counted from 1.
 pub type Seq = u64;
@@ -26,8 +28,11 @@ pub struct Entry {
 pub enum Item {
     /// A message to the model.
     User {
-        /// Text of the message.
+        /// Text of the message; may be empty if there is further content.
         text: String,
+        /// Further content after the text: texts and images.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        content: Vec<Content>,
         /// Author of the message.
         #[serde(default, skip_serializing_if = "Speaker::is_user")]
         from: Speaker,
@@ -42,6 +47,9 @@ pub enum Item {
         /// Thinking that came with the answer; `None` if there was none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         thoughts: Option<Thoughts>,
+        /// Tokens and cost of the turn; `None` if the runtime made the entry.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        usage: Option<Usage>,
     },
     /// The result of a call.
     Result {
@@ -89,14 +97,26 @@ impl Speaker {
     }
 }
 
-/// Thinking that a model returned before and between the parts of its answer. It is stored unchanged, because some
-/// providers require it back unchanged while the calls of the answer are open.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// Parts of an answer that only its provider understands: thinking before and between its texts, and fields that are not
+/// part of the provider's documented format. They are stored unchanged, because some providers require them back unchanged
+/// while the calls of the answer are open.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Thoughts {
-    /// Model that returned it. It is sent back only to this model.
+    /// Model that returned them. They are sent back only to this model.
     pub model: String,
+    /// Base URL of the server, without secrets. [`ThoughtKind::Item`] and the fields are sent back only to this server.
+    /// `None` if there are neither.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
     /// Thinking blocks, in the order of the answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Thought>,
+    /// Additional fields of the answer's message.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub fields: Map<String, Value>,
+    /// Additional fields of each call, in the order of the calls. Empty if no call has any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub call_fields: Vec<Map<String, Value>>,
 }
 
 /// One thinking block of an answer.
@@ -131,6 +151,14 @@ pub enum ThoughtKind {
     Redacted {
         /// Data as the provider sent it.
         data: String,
+    },
+    /// An item of a provider whose answers are lists of items.
+    Item {
+        /// The item as the provider sent it.
+        item: Map<String, Value>,
+        /// Number of calls of the answer before it.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        calls: usize,
     },
 }
 
@@ -180,15 +208,46 @@ impl Arguments {
     }
 }
 
+/// Removes NUL characters from the names and texts of a call's arguments. Neither tools nor model servers nor databases
+/// accept them.
+pub fn remove_nul(arguments: &mut Map<String, Value>) {
+    let mut values: Vec<&mut Value> = Vec::new();
+    remove_nul_from_names(arguments);
+    values.extend(arguments.values_mut());
+    while let Some(value) = values.pop() {
+        match value {
+            Value::String(text) => text.retain(|c| c != '\0'),
+            Value::Array(items) => values.extend(items),
+            Value::Object(members) => {
+                remove_nul_from_names(members);
+                values.extend(members.values_mut());
+            }
+            _ => {}
+        }
+    }
+}
+
+fn remove_nul_from_names(members: &mut Map<String, Value>) {
+    if members.keys().any(|name| name.contains('\0')) {
+        let old = std::mem::take(members);
+        members.extend(old.into_iter().map(|(name, value)| (name.replace('\0', ""), value)));
+    }
+}
+
 impl Item {
     /// Returns a message of the user.
     pub fn user(text: impl Into<String>) -> Item {
-        Item::User { text: text.into(), from: Speaker::User }
+        Item::message(text, Speaker::User)
+    }
+
+    /// Returns a message that is a text.
+    pub fn message(text: impl Into<String>, from: Speaker) -> Item {
+        Item::User { text: text.into(), content: Vec::new(), from }
     }
 
     /// Returns an answer of the model without thinking.
     pub fn assistant(text: impl Into<String>, calls: Vec<CallEntry>) -> Item {
-        Item::Assistant { text: text.into(), calls, thoughts: None }
+        Item::Assistant { text: text.into(), calls, thoughts: None, usage: None }
     }
 
     /// Returns a notice for the user.

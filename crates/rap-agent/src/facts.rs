@@ -119,7 +119,7 @@ pub enum NextTime {
 pub struct FactsNeeded {
     /// Call whose state is needed.
     pub call: Option<CallId>,
-    /// Subscription and event id: whether the id is recorded.
+    /// Subscription and event id to look up among the recorded ids.
     pub event: Option<(CallId, EventId)>,
     /// Call whose arguments are needed, and the entry that contains them.
     pub arguments: Option<(CallId, Seq)>,

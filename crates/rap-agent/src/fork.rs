@@ -62,11 +62,11 @@ impl ForkSearch {
     }
 }
 
-impl Head {
-    /// Returns the head of a fork that begins at a point of this thread. The fork is idle and inherits no calls,
-    /// subscriptions, timers or children.
-    pub fn fork(&self, point: ForkPoint) -> Head {
-        let ForkPoint { at, answered, summarised } = point;
+impl ForkPoint {
+    /// Returns the head of a fork that begins at this point. The fork is idle and inherits no calls, subscriptions, timers
+    /// or children.
+    pub fn head(self) -> Head {
+        let ForkPoint { at, answered, summarised } = self;
         Head {
             seq: at,
             settled_up_to: at,

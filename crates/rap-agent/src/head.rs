@@ -6,7 +6,10 @@ use rap_api::Status;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::{Item, Limits, Seq, texts};
+use crate::{InputQueue, Limits, Seq, texts};
+
+/// Number of questions that a thread keeps for each one that may be open.
+pub const KEPT_QUESTIONS: usize = 4;
 
 /// State of a thread, without its history and without the content of held input.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,15 +47,20 @@ pub struct Head {
     pub(crate) held: InputQueue,
     /// Input that is written into the history when the thread would be idle.
     pub(crate) queued: InputQueue,
-    /// Open children: those that the model spawned, and active event children.
-    pub(crate) children: Vec<ThreadId>,
+    /// Open children that count against the limits: those that the model spawned, and active event children.
+    pub(crate) counted_children: Vec<ThreadId>,
     /// Open event children that reported themselves idle.
     pub(crate) idle_event_children: Vec<ThreadId>,
     /// Waiting events and active event children, by subscription.
     pub(crate) backlogs: Vec<Backlog>,
     /// True if this thread is an event child that has reported itself idle to its parent.
     pub(crate) reported_idle: bool,
+    /// True if this thread was spawned by its parent's model, and has sent no report since that or since the last message
+    /// of its parent. The parent may wait for one.
+    pub(crate) owes_report: bool,
     pub(crate) usage: Usage,
+    /// Title made from the first message, the instructions or the event that the thread began with.
+    pub(crate) title: Option<String>,
 }
 
 /// Phase of a thread.
@@ -115,14 +123,14 @@ pub enum PauseScope {
     Thread,
 }
 
-/// How a thread was created.
+/// Origin of a thread.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// By a client of the runtime.
+    /// Created by a client of the runtime.
     #[default]
     Root,
-    /// For events of a subscription of its parent. Such a thread is an event child.
+    /// Created for events of a subscription of its parent. Such a thread is an event child.
     Event {
         /// Thread that has the subscription.
         parent: ThreadId,
@@ -131,7 +139,7 @@ pub enum Origin {
         /// Tool of that call.
         tool: String,
     },
-    /// By its parent's model with `spawn_thread`.
+    /// Created by its parent's model with `spawn_thread`.
     Spawn {
         /// Thread that spawned it.
         parent: ThreadId,
@@ -322,92 +330,6 @@ pub enum QuestionKind {
     },
 }
 
-/// Counters of a queue of held input. The entries themselves are stored outside of the head.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct InputQueue {
-    /// Number of the first held entry in the queue.
-    pub first: u64,
-    /// Number that the next held entry gets.
-    pub next: u64,
-    /// Count of inputs that the entries came from.
-    pub inputs: u32,
-    /// Size of the entries in bytes.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub bytes: u64,
-    /// Arrival time of the oldest input; `None` if the queue is empty.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub since: Option<Timestamp>,
-    /// True if the queue contains a user message.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub user: bool,
-    /// True if the queue contains only messages of other threads of the session.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub session_only: bool,
-    /// Time of the newest external input that those messages carry.
-    #[serde(default, rename = "heard", skip_serializing_if = "is_zero_time")]
-    pub external_input_at: Timestamp,
-}
-
-pub(crate) fn is_zero_time(time: &Timestamp) -> bool {
-    time.0 == 0
-}
-
-pub(crate) fn is_zero(number: &u64) -> bool {
-    *number == 0
-}
-
-impl InputQueue {
-    pub(crate) fn is_default(&self) -> bool {
-        *self == InputQueue::default()
-    }
-
-    /// Returns whether the queue holds no entries.
-    pub fn is_empty(&self) -> bool {
-        self.first == self.next
-    }
-
-    /// Returns the number of held entries.
-    pub fn entries(&self) -> u64 {
-        self.next - self.first
-    }
-
-    /// Returns whether another input must be refused. The size is checked before an input is added, so the last one may
-    /// exceed the limit.
-    pub fn is_full(&self, limits: &Limits) -> bool {
-        self.inputs >= limits.held || self.bytes >= limits.held_bytes
-    }
-
-    /// Counts one more input and returns the number of its first entry.
-    pub(crate) fn add(&mut self, items: &[Item], now: Timestamp) -> u64 {
-        let first = self.next;
-        self.inputs += 1;
-        self.bytes += items.iter().map(Item::bytes).sum::<u64>();
-        self.since.get_or_insert(now);
-        self.next += items.len() as u64;
-        first
-    }
-
-    /// Empties the queue. Returns the number of its first entry and the count of its entries.
-    pub(crate) fn clear(&mut self) -> (u64, u64) {
-        let removed = (self.first, self.entries());
-        *self = InputQueue { first: self.next, next: self.next, ..InputQueue::default() };
-        removed
-    }
-
-    /// Removes the oldest `inputs`, which have `entries` entries each. Returns the number of the first removed entry.
-    pub(crate) fn take_inputs(&mut self, inputs: u32, entries: u64) -> u64 {
-        if inputs >= self.inputs {
-            return self.clear().0;
-        }
-        let first = self.first;
-        // The size of each input is not known here; they count as equally large.
-        self.bytes -= self.bytes / u64::from(self.inputs) * u64::from(inputs);
-        self.inputs -= inputs;
-        self.first += u64::from(inputs) * entries;
-        first
-    }
-}
-
 /// Tokens that answers of the model cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Usage {
@@ -418,13 +340,22 @@ pub struct Usage {
     /// Input tokens that came from the provider's cache; they are included in `input`.
     #[serde(default)]
     pub cached: u64,
+    /// Input tokens that were written to the provider's cache; they are included in `input`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub written: u64,
+    /// Cost in billionths of a US dollar; 0 if the prices of the model are not known.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cost: u64,
 }
 
 impl Usage {
-    pub(crate) fn add(&mut self, more: Usage) {
+    /// Adds the numbers of another usage.
+    pub fn add(&mut self, more: Usage) {
         self.input = self.input.saturating_add(more.input);
         self.output = self.output.saturating_add(more.output);
         self.cached = self.cached.saturating_add(more.cached);
+        self.written = self.written.saturating_add(more.written);
+        self.cost = self.cost.saturating_add(more.cost);
     }
 
     /// Returns the sum of input and output tokens.
@@ -455,12 +386,24 @@ impl Head {
             questions: Vec::new(),
             held: InputQueue::default(),
             queued: InputQueue::default(),
-            children: Vec::new(),
+            counted_children: Vec::new(),
             idle_event_children: Vec::new(),
             backlogs: Vec::new(),
             reported_idle: false,
+            owes_report: false,
             usage: Usage::default(),
+            title: None,
         }
+    }
+
+    /// Makes the head of a damaged thread, for people: it failed, and is not retried.
+    pub fn show_damage(&mut self, why: String) {
+        self.phase = Phase::Failed { why, since: Timestamp(0), retry_at: None };
+    }
+
+    /// Returns the title that was made from the thread's beginning.
+    pub fn title(&self) -> Option<&str> {
+        self.title.as_deref()
     }
 
     /// Returns the phase.
@@ -592,6 +535,13 @@ impl Head {
         &self.questions
     }
 
+    /// Returns whether another question may be asked. Answered questions, which are kept until their calls are settled, have
+    /// a bound of their own.
+    pub fn may_ask_user(&self, limits: &Limits) -> bool {
+        let open = self.questions.iter().filter(|question| !question.answered).count();
+        open < limits.questions && self.questions.len() < KEPT_QUESTIONS * limits.questions
+    }
+
     /// Returns the queue of input that waits until the batch closes or the model answers without calls.
     pub fn held(&self) -> &InputQueue {
         &self.held
@@ -607,14 +557,14 @@ impl Head {
         &self.backlogs
     }
 
-    /// Number of active event children. `children` contains all of them.
+    /// Number of active event children. `counted_children` contains all of them.
     pub(crate) fn active_event_children(&self) -> usize {
         self.backlogs.iter().map(|backlog| backlog.active_children.len()).sum()
     }
 
-    /// Returns the children that are not closed.
+    /// Returns all children that are not closed, idle event children included.
     pub fn children(&self) -> impl Iterator<Item = &ThreadId> {
-        self.children.iter().chain(&self.idle_event_children)
+        self.counted_children.iter().chain(&self.idle_event_children)
     }
 
     /// Time since which a waiting thread delays its held input or, in an event child, the waiting events of its parent.
@@ -633,6 +583,14 @@ impl Head {
             Phase::Idle | Phase::Asking(_) | Phase::Closed => None,
         }
     }
+}
+
+pub(crate) fn is_zero_time(time: &Timestamp) -> bool {
+    time.0 == 0
+}
+
+pub(crate) fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl Default for Head {

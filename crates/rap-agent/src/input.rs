@@ -2,12 +2,13 @@
 //!
 //! An input describes only what happened. Stored state that a step needs besides the head is in [`crate::Facts`].
 
-use rap_api::OnBusy;
+use rap_api::{CONTENT_ITEMS, IMAGE_BYTES, IMAGE_TYPES, OnBusy};
 use rap_protocol::{AuthUrl, Body, CallId, Content, EventId, ResponseUrl, Segment, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Arguments, Server, Thoughts, Usage};
+use crate::title::title_of;
+use crate::{Arguments, Item, Server, Speaker, Thoughts, Usage};
 
 /// An input of [`crate::step`].
 #[derive(Debug, Clone, PartialEq)]
@@ -15,12 +16,12 @@ pub enum Input {
     /// The thread was created.
     Begin {
         /// The user's first message; `None` leaves the thread idle.
-        text: Option<String>,
+        message: Option<UserText>,
     },
     /// The user sent a message.
     UserMessage {
-        /// Text of the message.
-        text: String,
+        /// Content of the message.
+        message: UserText,
         /// Effect of the message on a busy thread.
         on_busy: OnBusy,
     },
@@ -37,7 +38,7 @@ pub enum Input {
         turn: u64,
         /// Reason that is shown to the user.
         why: String,
-        /// Tells whether the runtime retries without help.
+        /// Retry behaviour.
         retry: TurnRetry,
     },
     /// The prompt does not fit into the model's context window, and a summary would not help.
@@ -155,6 +156,60 @@ pub enum Input {
     },
 }
 
+/// A message of the user: a text, and further texts and images.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct UserText {
+    /// Text of the message; may be empty if there is further content.
+    pub text: String,
+    /// Further content after the text.
+    pub content: Vec<Content>,
+}
+
+impl UserText {
+    /// Returns the title that a thread gets from this message.
+    pub(crate) fn title(&self) -> Option<String> {
+        let more = self.content.iter().filter_map(|item| match item {
+            Content::Text { text } => Some(text.as_str()),
+            Content::Image(_) => None,
+        });
+        let image = || (!self.content.is_empty()).then(|| "(an image)".to_owned());
+        std::iter::once(self.text.as_str()).chain(more).find_map(title_of).or_else(image)
+    }
+}
+
+/// Checks the further content of a user's message. The error says what is expected.
+pub fn check_content(content: &[Content]) -> Result<(), String> {
+    if content.len() > CONTENT_ITEMS {
+        return Err(format!("content: expected at most {CONTENT_ITEMS} items, found {}", content.len()));
+    }
+    for (index, item) in content.iter().enumerate() {
+        let Content::Image(image) = item else { continue };
+        if !IMAGE_TYPES.contains(&image.media_type.as_str()) {
+            let types = IMAGE_TYPES.join(", ");
+            return Err(format!("content[{index}].mediaType: expected one of {types}"));
+        }
+        if !(1..=IMAGE_BYTES).contains(&image.data.len()) {
+            let length = image.data.len();
+            return Err(format!(
+                "content[{index}].data: expected 1 to {IMAGE_BYTES} bytes of base64, found {length}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+impl<T: Into<String>> From<T> for UserText {
+    fn from(text: T) -> UserText {
+        UserText { text: text.into(), content: Vec::new() }
+    }
+}
+
+impl From<UserText> for Item {
+    fn from(message: UserText) -> Item {
+        Item::User { text: message.text, content: message.content, from: Speaker::User }
+    }
+}
+
 /// A message between threads of one session. It is stored until the receiver has processed it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -221,11 +276,11 @@ pub struct PlannedCall {
     pub arguments: Arguments,
     /// Text that users see for the call, from the tool's `displayScript`; `None` if it has none.
     pub display: Option<String>,
-    /// How the call is executed.
+    /// Execution of the call.
     pub plan: Plan,
 }
 
-/// How a call is executed.
+/// Execution of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Plan {
     /// A tool server is invoked.
@@ -289,12 +344,12 @@ pub enum BuiltIn {
     },
 }
 
-/// Tells whether a failed turn is retried without the user's help.
+/// Retry behaviour after a failed turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TurnRetry {
-    /// Yes, after a pause.
+    /// The runtime repeats the request after a pause.
     Later,
-    /// No: the same request would fail again until somebody changes something.
+    /// The same request would fail again, for example because of a wrong API key.
     Never,
 }
 

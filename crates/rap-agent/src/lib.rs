@@ -12,13 +12,14 @@
 //! use rap_protocol::{ThreadId, Timestamp};
 //!
 //! let thread = Identity { id: ThreadId::new("t1").unwrap(), incarnation: 7, depth: 0 };
-//! let input = Input::UserMessage { text: "Hello".into(), on_busy: OnBusy::Join };
+//! let input = Input::UserMessage { message: "Hello".into(), on_busy: OnBusy::Join };
 //! let step = step(Head::new(), input, Facts::of(thread), Timestamp(0), &Limits::default()).unwrap();
 //! assert_eq!(step.head.turn_in_progress(), Some(1));
 //! assert_eq!(step.effects, [Effect::AskModel { turn: 1, up_to: 1 }]);
 //! ```
 
 mod approval;
+mod attention;
 mod budget;
 mod built_in;
 mod callback;
@@ -29,32 +30,42 @@ mod facts;
 mod fork;
 mod head;
 mod input;
+mod input_queue;
 mod limits;
+mod outcome;
 pub mod prompt;
 mod status_check;
 mod step;
 mod stored;
 mod summary;
 pub mod texts;
+mod title;
 mod turn;
 mod user;
 
 pub use rap_api::{OnBusy, Status};
 
 pub use crate::approval::approval_prompt;
+pub use crate::attention::Attention;
 pub use crate::budget::{Amounts, Bounds, Budgets, Spending};
-pub use crate::entry::{Arguments, CallEntry, Entry, Item, Seq, Speaker, Thought, ThoughtKind, Thoughts};
+pub use crate::entry::{
+    Arguments, CallEntry, Entry, Item, Seq, Speaker, Thought, ThoughtKind, Thoughts, remove_nul,
+};
 pub use crate::facts::{
     CallState, Facts, FactsNeeded, Identity, NextTime, Occurrence, PastCall, facts_needed,
 };
 pub use crate::fork::{ForkPoint, ForkSearch};
 pub use crate::head::{
-    Backlog, CallbackProblem, Cause, Head, InputQueue, OpenCall, Origin, Pause, PauseScope, Phase, Question,
-    QuestionKind, Server, Subscription, TurnInProgress, Usage,
+    Backlog, CallbackProblem, Cause, Head, KEPT_QUESTIONS, OpenCall, Origin, Pause, PauseScope, Phase,
+    Question, QuestionKind, Server, Subscription, TurnInProgress, Usage,
 };
 pub use crate::input::{
     BuiltIn, Choice, Event, Input, Plan, PlannedCall, ThreadMessage, ToolResult, TurnAnswer, TurnRetry,
+    UserText, check_content,
 };
+pub use crate::input_queue::InputQueue;
 pub use crate::limits::{Limit, LimitValue, Limits, RuntimeLimits, Valid};
-pub use crate::status_check::{CheckResult, Liveness, LostAfter, StatusCheck};
-pub use crate::step::{BacklogRange, Effect, Ignored, NewQuestion, Queue, Spawn, Step, Write, step};
+pub use crate::outcome::{BacklogRange, Effect, Ignored, NewQuestion, Queue, Spawn, Step, Write};
+pub use crate::status_check::{CheckResult, LostAfter, StatusAnswer, StatusCheck};
+pub use crate::step::step;
+pub use crate::title::{MADE_TITLE_CHARS, title_of};

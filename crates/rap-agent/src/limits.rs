@@ -5,18 +5,21 @@
 //! rules of this crate; the others are for the runtime around it. Input beyond a limit of a thread is refused with
 //! [`crate::Ignored::Full`] or gets an error result.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use rap_protocol::limits::{ANCESTORS, BODY_BYTES};
 
-use crate::{Bounds, Budgets};
+use crate::{Bounds, Budgets, Server};
 
 /// Description of a limit in `L`.
 #[derive(Debug)]
 pub struct Limit<L: 'static> {
     /// Name in the configuration.
     pub key: &'static str,
+    /// Earlier name in the configuration, which is still accepted.
+    pub former_key: Option<&'static str>,
     /// Sentences that describe it. Several lines, each with a leading space.
     about: &'static str,
     /// Values that it may have.
@@ -113,27 +116,26 @@ impl<F: Field + Default> Field for Option<F> {
 }
 
 /// Defines structs of limits. An entry is `field as key_in_the_configuration: Type = default, valid values;`. Without
-/// `as`, the key is the name of the field. `part` is a field that is not a limit itself; `within` lists limits inside it.
+/// `as`, the key is the name of the field. `was` gives an earlier key, which is still accepted. `part` is a field that is not a limit itself; `within` lists limits inside it.
 macro_rules! limits {
     ($(
         $(#[$about:meta])*
         $name:ident {
-            $($(#[doc = $doc:literal])* $field:ident $(as $key:ident)?: $type:ty = $default:expr, $valid:expr;)*
+            $($(#[doc = $doc:literal])* $field:ident $(as $key:ident)? $(was $former:ident)?: $type:ty = $default:expr, $valid:expr;)*
         }
-        part { $(#[$part_doc:meta])* $part:ident: $part_type:ty = $part_default:expr; }
+        part { $($(#[$part_doc:meta])* $part:ident: $part_type:ty = $part_default:expr;)* }
         within { $($(#[doc = $inner_doc:literal])* $($path:ident).+ as $inner_key:ident, $inner_valid:expr;)* }
     )*) => {$(
         $(#[$about])*
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub struct $name {
             $($(#[doc = $doc])* pub $field: $type,)*
-            $(#[$part_doc])*
-            pub $part: $part_type,
+            $($(#[$part_doc])* pub $part: $part_type,)*
         }
 
         impl Default for $name {
             fn default() -> Self {
-                $name { $($field: $default,)* $part: $part_default }
+                $name { $($field: $default,)* $($part: $part_default,)* }
             }
         }
 
@@ -142,6 +144,7 @@ macro_rules! limits {
             pub const TABLE: &[Limit<$name>] = &[
                 $(Limit {
                     key: limits!(@key $field $($key)?),
+                    former_key: limits!(@former $($former)?),
                     about: concat!($($doc, "\n"),*),
                     valid: $valid,
                     get: |limits| limits.$field.get(),
@@ -149,6 +152,7 @@ macro_rules! limits {
                 },)*
                 $(Limit {
                     key: stringify!($inner_key),
+                    former_key: None,
                     about: concat!($($inner_doc, "\n"),*),
                     valid: $inner_valid,
                     get: |limits| limits.$($path).+.get(),
@@ -159,6 +163,8 @@ macro_rules! limits {
     )*};
     (@key $field:ident) => { stringify!($field) };
     (@key $field:ident $key:ident) => { stringify!($key) };
+    (@former) => { None };
+    (@former $former:ident) => { Some(stringify!($former)) };
 }
 
 const ANY: RangeInclusive<u32> = 0..=u32::MAX;
@@ -199,7 +205,7 @@ limits! {
         /// Maximum total size of the results that a thread receives between two model requests. All of them are read at
         /// once. A result beyond it is replaced by an error that states its size.
         result_bytes as result_bytes_per_turn: u64 = 16 * MIB, Valid::Size(1..=1024 * MIB);
-        /// Maximum time that an event is held while calls are open, and that an event child which waits counts as at work.
+        /// Maximum time that an event is held while calls are open, and that an event child that waits counts as at work.
         hold_max: Duration = seconds(60), Valid::Duration;
         /// Maximum number of open children that the model of a thread spawned, and of event children at work for its
         /// events.
@@ -209,8 +215,8 @@ limits! {
         /// Maximum number of waiting events that one event child takes; 1 spawns a child for each event.
         events_per_child: u32 = 100, Valid::Count(POSITIVE);
         /// Maximum number of event ids that are remembered for each subscription, to recognise repeated events. Beyond it,
-        /// the oldest are forgotten.
-        event_marks as event_ids_per_subscription: u64 = 100_000, Valid::Count(POSITIVE);
+        /// the oldest are deleted.
+        event_ids as event_ids_per_subscription: u64 = 100_000, Valid::Count(POSITIVE);
         /// Maximum nesting depth of threads; at most 64. A thread at this depth spawns no children and handles all events
         /// itself.
         depth: usize = 8, Valid::Count(0..=ANCESTORS as u32);
@@ -218,7 +224,7 @@ limits! {
         views as views_per_thread: usize = 64, Valid::Count(ANY);
         /// Time for which a failed thread retries automatically.
         failed_retry_for: Duration = hours(24), Valid::Duration;
-        /// Maximum number of model requests in a row without new input from outside.
+        /// Maximum number of model requests in a row without new external input.
         turns_per_wake: u32 = 50, Valid::Count(POSITIVE);
     }
     part {
@@ -227,6 +233,8 @@ limits! {
             per_hour: Bounds { wakes: Some(1000), ..Bounds::default() },
             in_total: Bounds::default(),
         };
+        /// Tool servers with a `call_timeout` of their own; `None` means no timeout.
+        call_timeouts: BTreeMap<Server, Option<Duration>> = BTreeMap::new();
     }
     within {
         /// Maximum number of model requests of a session (a root thread and its descendants) in an hour. Beyond it, the
@@ -234,15 +242,15 @@ limits! {
         budgets.per_hour.turns as turns_per_hour, Valid::CountOrNone;
         /// Maximum number of tokens that a session uses in an hour. Beyond it, the session has to be resumed by hand.
         budgets.per_hour.tokens as tokens_per_hour, Valid::CountOrNone;
-        /// Maximum number of times in an hour that anything but a person wakes a thread of a session. Beyond it, the
-        /// session holds its input until the hour is over or it is resumed.
+        /// Maximum number of times in an hour that events, late results, timers and other threads wake the threads of a
+        /// session. Beyond it, the session holds its input until the hour is over or it is resumed.
         budgets.per_hour.wakes as wakes_per_hour, Valid::CountOrNone;
         /// Maximum number of model requests of a session in total. Beyond it, the session has to be resumed by hand.
         budgets.in_total.turns as turns_in_total, Valid::CountOrNone;
         /// Maximum number of tokens that a session uses in total. Beyond it, the session has to be resumed by hand.
         budgets.in_total.tokens as tokens_in_total, Valid::CountOrNone;
-        /// Maximum number of times in total that anything but a person wakes a thread of a session. Beyond it, the session
-        /// has to be resumed by hand.
+        /// Maximum number of times in total that events, late results, timers and other threads wake the threads of a
+        /// session. Beyond it, the session has to be resumed by hand.
         budgets.in_total.wakes as wakes_in_total, Valid::CountOrNone;
     }
 
@@ -257,7 +265,7 @@ limits! {
         /// Time after the acknowledgement of a call when its tool server is first asked whether the call is still alive, and
         /// interval of further checks.
         lost_after: Duration = minutes(15), Valid::DurationAboveZero;
-        /// Time within which a tool server has to answer discovery.
+        /// Time within which a tool server has to respond to discovery.
         discovery_timeout: Duration = seconds(5), Valid::DurationAboveZero;
         /// Time for which a model request waits for the discovery of tools. Tools that arrive later are offered with the
         /// next request.
@@ -268,7 +276,7 @@ limits! {
         model_concurrency: usize = 64, Valid::Count(POSITIVE);
         /// Maximum duration of a model request.
         model_timeout: Duration = minutes(10), Valid::DurationAboveZero;
-        /// Maximum time without data within the answer of a model.
+        /// Maximum time without data during the answer of a model.
         model_idle_timeout: Duration = minutes(2), Valid::DurationAboveZero;
         /// Maximum size of a request body; at most 8MiB.
         body: usize = BODY_BYTES, Valid::Size(1024..=BODY_BYTES as u64);
@@ -279,9 +287,8 @@ limits! {
         events_per_second: Option<u64> = Some(1000), Valid::CountOrNone;
         /// Lifetime of a callback URL, or "none" for as long as its call or subscription.
         callback_token_lifetime: Option<Duration> = None, Valid::DurationOrNone;
-        /// Time for which the Idempotency-Key of a client's request is remembered. The name is that of the first release: the
-        /// ids of events are remembered while their subscription is active.
-        event_marks_for: Duration = hours(7 * 24), Valid::DurationAboveZero;
+        /// Time for which the Idempotency-Key of a client's request is remembered.
+        idempotency_key_lifetime was event_marks_for: Duration = hours(7 * 24), Valid::DurationAboveZero;
         /// Maximum number of requests of a client token in a second, or "none". Beyond it, requests are refused with 429.
         requests_per_second: Option<u64> = None, Valid::CountOrNone;
         /// Maximum number of concurrent incoming connections. Beyond it, those that made no progress for two seconds are
@@ -297,6 +304,13 @@ limits! {
         thread: Limits = Limits::default();
     }
     within {}
+}
+
+impl Limits {
+    /// Returns the timeout of calls to a tool server; `None` means no timeout.
+    pub fn call_timeout_of(&self, server: &Server) -> Option<Duration> {
+        self.call_timeouts.get(server).copied().unwrap_or(self.call_timeout)
+    }
 }
 
 #[cfg(test)]
@@ -359,7 +373,10 @@ mod tests {
     #[test]
     fn keys_are_unique() {
         let keys = Limits::TABLE.iter().map(|limit| limit.key);
-        let keys: Vec<_> = keys.chain(RuntimeLimits::TABLE.iter().map(|limit| limit.key)).collect();
+        let keys = keys.chain(RuntimeLimits::TABLE.iter().map(|limit| limit.key));
+        let former = Limits::TABLE.iter().filter_map(|limit| limit.former_key);
+        let former = former.chain(RuntimeLimits::TABLE.iter().filter_map(|limit| limit.former_key));
+        let keys: Vec<_> = keys.chain(former).collect();
         assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
     }
 }

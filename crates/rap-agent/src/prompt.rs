@@ -11,6 +11,7 @@ mod fit;
 mod messages;
 mod names;
 pub mod openai;
+pub mod responses;
 mod schema;
 mod summary;
 
@@ -19,21 +20,21 @@ use serde_json::{Map, Value};
 use crate::Entry;
 pub use bounded::PromptEntries;
 pub use fit::{PromptFit, PromptParts, PromptSize, prompt_fit};
-pub use names::Names;
+pub use names::{Names, short_call_id};
 pub use summary::{
     SUMMARY_INSTRUCTIONS, entries_to_summarise, estimate_tokens, tokens_for_bytes, visible_entries,
 };
 
 /// Default maximum size of the text of one result in a prompt, in bytes.
-pub const RESULT_BYTES: usize = 256 * 1024;
+pub const MAX_BYTES_PER_RESULT: usize = 256 * 1024;
 /// Maximum total size of the texts of all results in a prompt, in bytes. The newest are kept. No model can read as much.
-pub const RESULTS_BYTES: usize = 32 * 1024 * 1024;
+pub const MAX_BYTES_OF_RESULTS: usize = 32 * 1024 * 1024;
 /// Maximum number of images in a request. The newest are kept.
-pub const IMAGES: usize = 20;
+pub const IMAGES: usize = rap_api::CONTENT_ITEMS;
 /// Maximum total size of all images in a request, in bytes of base64. The newest are kept.
-pub const IMAGES_BYTES: usize = 16 * 1024 * 1024;
+pub const MAX_BYTES_OF_IMAGES: usize = 16 * 1024 * 1024;
 /// Maximum size of one image, in bytes of base64.
-pub const IMAGE_BYTES: usize = 5 * 1024 * 1024;
+pub const MAX_BYTES_PER_IMAGE: usize = rap_api::IMAGE_BYTES;
 
 /// Content of a request to a model, independent of the provider.
 #[derive(Debug, Clone, Copy)]
@@ -46,13 +47,37 @@ pub struct Prompt<'a> {
     pub tools: &'a [ToolSpec<'a>],
     /// True if the model accepts images.
     pub images: bool,
-    /// Maximum size of the text of one result, in bytes; usually [`RESULT_BYTES`].
-    pub result_bytes: usize,
-    /// Tells whether the model thinks. Only requests for Anthropic's API depend on it.
+    /// Maximum size of the text of one result, in bytes; usually [`MAX_BYTES_PER_RESULT`].
+    pub max_result_bytes: usize,
+    /// Thinking mode of the model. Only requests for Anthropic's API depend on it.
     pub thinking: Thinking<'a>,
+    /// Server and model to which the request goes, if the additional fields and items of [`Thoughts`](crate::Thoughts)
+    /// are sent back to them. Only requests for OpenAI's APIs depend on it.
+    pub origin: Option<ServedModel<'a>>,
+    /// Form of the call ids.
+    pub call_ids: CallIds,
 }
 
-/// Tells whether a model thinks before it answers, which determines how earlier thinking is sent back.
+/// A model on its server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServedModel<'a> {
+    /// Base URL of the server, without secrets.
+    pub server: &'a str,
+    /// Name of the model.
+    pub model: &'a str,
+}
+
+/// Form of the call ids in a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CallIds {
+    /// The id on the wire, where the provider accepts it.
+    #[default]
+    Wire,
+    /// Nine letters and digits that are a function of the id on the wire ([`short_call_id`]).
+    Short,
+}
+
+/// Thinking mode of a model, which determines how earlier thinking is sent back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thinking<'a> {
     /// The model does not think. Earlier thinking is omitted.
@@ -105,7 +130,16 @@ pub struct OmittedTool {
 impl<'a> Prompt<'a> {
     /// Returns a prompt for a model that accepts images and does not think, with the default maximum size of results.
     pub fn new(system: &'a str, entries: &'a [Entry], tools: &'a [ToolSpec<'a>]) -> Self {
-        Prompt { system, entries, tools, images: true, result_bytes: RESULT_BYTES, thinking: Thinking::Off }
+        Prompt {
+            system,
+            entries,
+            tools,
+            images: true,
+            max_result_bytes: MAX_BYTES_PER_RESULT,
+            thinking: Thinking::Off,
+            origin: None,
+            call_ids: CallIds::Wire,
+        }
     }
 }
 

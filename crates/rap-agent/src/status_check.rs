@@ -8,7 +8,8 @@ use rap_protocol::Timestamp;
 /// Pause before the check that confirms an answer "not alive", unless `LostAfter` is shorter.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// Time from the acknowledgement of a call, or from its last check, to the next check.
+/// Time from the acknowledgement of a call, or from its last check, to the next check. Named after its configuration key
+/// `lost_after`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostAfter(pub Duration);
 
@@ -23,11 +24,11 @@ pub struct StatusCheck {
 
 /// Answer of a tool server to a status check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Liveness {
+pub enum StatusAnswer {
     /// The call or subscription is not alive.
-    Gone,
+    NotAlive,
     /// Any other answer, or none.
-    Unknown,
+    Other,
 }
 
 /// Outcome of a status check.
@@ -35,8 +36,8 @@ pub enum Liveness {
 pub enum CheckResult {
     /// The call or subscription is lost.
     Lost,
-    /// The call or subscription stays open, with this new state of its checks.
-    Open(StatusCheck),
+    /// The call or subscription is checked again, with this new state of its checks.
+    KeepChecking(StatusCheck),
 }
 
 impl LostAfter {
@@ -59,16 +60,16 @@ impl StatusCheck {
     }
 
     /// Returns the outcome of a check.
-    pub fn after_answer(self, answer: Liveness, now: Timestamp, lost_after: LostAfter) -> CheckResult {
+    pub fn after_answer(self, answer: StatusAnswer, now: Timestamp, lost_after: LostAfter) -> CheckResult {
         let gone_since = match (answer, self.gone_since) {
-            (Liveness::Unknown, _) => None,
-            (Liveness::Gone, None) => Some(now),
-            (Liveness::Gone, Some(since)) if now.since(since) >= lost_after.pause() => {
+            (StatusAnswer::Other, _) => None,
+            (StatusAnswer::NotAlive, None) => Some(now),
+            (StatusAnswer::NotAlive, Some(since)) if now.since(since) >= lost_after.pause() => {
                 return CheckResult::Lost;
             }
-            (Liveness::Gone, since) => since,
+            (StatusAnswer::NotAlive, since) => since,
         };
-        CheckResult::Open(StatusCheck { checked_at: now, gone_since })
+        CheckResult::KeepChecking(StatusCheck { checked_at: now, gone_since })
     }
 }
 
@@ -81,7 +82,7 @@ mod tests {
     }
 
     /// Runs each check when it is due. Returns the times of the checks in seconds, and the last outcome.
-    fn run_checks(lost_after: LostAfter, answers: &[Liveness]) -> (Vec<i64>, CheckResult) {
+    fn run_checks(lost_after: LostAfter, answers: &[StatusAnswer]) -> (Vec<i64>, CheckResult) {
         let mut check = StatusCheck::new(at(0));
         let mut times = Vec::new();
         for answer in answers {
@@ -89,20 +90,21 @@ mod tests {
             times.push(now.0 / 1000);
             match check.after_answer(*answer, now, lost_after) {
                 CheckResult::Lost => return (times, CheckResult::Lost),
-                CheckResult::Open(next) => check = next,
+                CheckResult::KeepChecking(next) => check = next,
             }
         }
-        (times, CheckResult::Open(check))
+        (times, CheckResult::KeepChecking(check))
     }
 
     #[test]
     fn a_call_is_lost_after_two_answers_a_minute_apart() {
-        use Liveness::{Gone, Unknown};
+        use StatusAnswer::{NotAlive, Other};
         let lost_after = LostAfter(Duration::from_secs(900));
-        assert_eq!(run_checks(lost_after, &[Gone, Gone]), (vec![900, 960], CheckResult::Lost));
-        let open = CheckResult::Open(StatusCheck { checked_at: at(2760), gone_since: Some(at(2760)) });
+        assert_eq!(run_checks(lost_after, &[NotAlive, NotAlive]), (vec![900, 960], CheckResult::Lost));
+        let open =
+            CheckResult::KeepChecking(StatusCheck { checked_at: at(2760), gone_since: Some(at(2760)) });
         assert_eq!(
-            run_checks(lost_after, &[Gone, Unknown, Unknown, Gone]),
+            run_checks(lost_after, &[NotAlive, Other, Other, NotAlive]),
             (vec![900, 960, 1860, 2760], open)
         );
     }
@@ -111,14 +113,14 @@ mod tests {
     fn a_second_answer_within_the_pause_does_not_count() {
         let lost_after = LostAfter(Duration::from_secs(900));
         let check = StatusCheck { checked_at: at(900), gone_since: Some(at(900)) };
-        let open = CheckResult::Open(StatusCheck { checked_at: at(959), gone_since: Some(at(900)) });
-        assert_eq!(check.after_answer(Liveness::Gone, at(959), lost_after), open);
-        assert_eq!(check.after_answer(Liveness::Gone, at(960), lost_after), CheckResult::Lost);
+        let open = CheckResult::KeepChecking(StatusCheck { checked_at: at(959), gone_since: Some(at(900)) });
+        assert_eq!(check.after_answer(StatusAnswer::NotAlive, at(959), lost_after), open);
+        assert_eq!(check.after_answer(StatusAnswer::NotAlive, at(960), lost_after), CheckResult::Lost);
     }
 
     #[test]
     fn the_pause_is_never_longer_than_lost_after() {
         let lost_after = LostAfter(Duration::from_secs(2));
-        assert_eq!(run_checks(lost_after, &[Liveness::Gone; 2]), (vec![2, 4], CheckResult::Lost));
+        assert_eq!(run_checks(lost_after, &[StatusAnswer::NotAlive; 2]), (vec![2, 4], CheckResult::Lost));
     }
 }

@@ -4,298 +4,20 @@
 //! commit. It must not change any of them. A step never reads the history, so its cost does not grow with the length of
 //! the conversation.
 
-use rap_protocol::{AuthUrl, CallId, EventId, ThreadId, Timestamp};
-use serde_json::{Map, Value};
+use rap_protocol::{CallId, ThreadId, Timestamp};
 
 use crate::budget::Verdict;
 use crate::head::{Pause, TurnInProgress};
 use crate::texts;
 use crate::{
-    Amounts, Arguments, CallEntry, CallState, Choice, Entry, Facts, Head, Input, InputQueue, Item, Limits,
-    OpenCall, PauseScope, Phase, Seq, Server, Speaker, Spending, ThreadMessage, ToolResult,
+    Amounts, Arguments, Attention, CallEntry, CallState, Effect, Entry, Facts, Head, Ignored, Input,
+    InputQueue, Item, Limits, OpenCall, Origin, PauseScope, Phase, Queue, Speaker, Step, ThreadMessage,
+    ToolResult, UserText, Write,
 };
 
-/// Result of applying an input to a thread.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Step {
-    /// New head of the thread.
-    pub head: Head,
-    /// Rows to write in the transaction that stores the head, in this order.
-    pub writes: Vec<Write>,
-    /// Work to start after the commit. Work that must survive a crash is also stored with the head or the writes.
-    pub effects: Vec<Effect>,
-}
-
-impl Step {
-    /// Returns the calls that this step settles.
-    pub fn settled(&self) -> impl Iterator<Item = &CallId> {
-        self.writes.iter().filter_map(|write| match write {
-            Write::Settle { call, .. } => Some(call),
-            _ => None,
-        })
-    }
-}
-
-/// One change in the store.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Write {
-    /// Append an entry to the history.
-    Append {
-        /// Number of the entry.
-        seq: Seq,
-        /// Entry to append.
-        entry: Entry,
-    },
-    /// Add an entry to a queue of held input.
-    Hold {
-        /// Queue that holds it.
-        queue: Queue,
-        /// Number of the entry in the queue.
-        no: u64,
-        /// Entry to hold.
-        entry: Entry,
-    },
-    /// Move held entries from a queue to the history, in order.
-    Release {
-        /// Queue that held them.
-        queue: Queue,
-        /// Number of the first entry in the queue.
-        first: u64,
-        /// Count of entries.
-        count: u64,
-        /// Number of the first entry in the history.
-        seq: Seq,
-    },
-    /// Add a call. Unless it is unapproved, its invocation is due until it is acknowledged or the call is settled.
-    Open(OpenCall),
-    /// Record that the user allowed a call. Its invocation is due.
-    Approve(OpenCall),
-    /// Change the state of a call that is no longer open. Its invocation is no longer due.
-    Settle {
-        /// Call to change.
-        call: CallId,
-        /// New state.
-        state: CallState,
-    },
-    /// Add a question to the user, or replace the question of the same number.
-    Question {
-        /// Number of the question in the thread.
-        no: u64,
-        /// Call that asks.
-        call: CallId,
-        /// Content of the question.
-        question: NewQuestion,
-    },
-    /// Record the user's answer to a question. Its delivery is due.
-    Answer {
-        /// Number of the question.
-        no: u64,
-        /// Index of the chosen answer.
-        selected: usize,
-    },
-    /// Remove the questions of a call and their answers.
-    DropQuestions {
-        /// Call that asked.
-        call: CallId,
-    },
-    /// Store a view. It replaces the view of the same server and type.
-    View {
-        /// Tool server that sent the view.
-        server: Server,
-        /// Type of the view.
-        view_type: String,
-        /// Content of the view.
-        content: Value,
-    },
-    /// Set or clear the timer of a call.
-    Timer {
-        /// Call or schedule that owns the timer.
-        call: CallId,
-        /// Time of the timer; `None` clears it.
-        at: Option<Timestamp>,
-    },
-    /// Record an event id, so that a repetition of the event is ignored.
-    RecordEventId {
-        /// Call that subscribed.
-        call: CallId,
-        /// Id to record.
-        event: EventId,
-        /// Number of the id in the subscription, counted from 1.
-        no: u64,
-        /// Recorded ids of the subscription up to this number are deleted.
-        forget: u64,
-    },
-    /// Store an entry of an event that waits for a child.
-    Backlog {
-        /// Call that subscribed.
-        call: CallId,
-        /// Number of the entry in the backlog.
-        no: u64,
-        /// Entry to store.
-        entry: Entry,
-    },
-    /// Remove the backlog of a subscription.
-    DropBacklog {
-        /// Call that subscribed.
-        call: CallId,
-    },
-    /// Add a child.
-    Spawn(Box<Spawn>),
-    /// Store a message for another thread of the session.
-    Send {
-        /// Thread that receives it.
-        to: ThreadId,
-        /// Message to store.
-        message: ThreadMessage,
-    },
-    /// Store what the session has spent.
-    Spending(Spending),
-}
-
-/// A new child of a thread.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Spawn {
-    /// Id of the child.
-    pub id: ThreadId,
-    /// Incarnation of the child.
-    pub incarnation: u64,
-    /// Last entry of the parent's history that the child inherits.
-    pub at: Seq,
-    /// Head of the child.
-    pub head: Head,
-    /// Waiting events of the parent that become the child's first entries.
-    pub backlog: Option<BacklogRange>,
-    /// Further entries of the child, after those of the backlog.
-    pub entries: Vec<Entry>,
-    /// Work to start for the child after the commit.
-    pub effects: Vec<Effect>,
-}
-
-/// A range of entries of a backlog.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BacklogRange {
-    /// Call that subscribed.
-    pub call: CallId,
-    /// Number of the first entry.
-    pub first: u64,
-    /// Count of entries.
-    pub count: u64,
-}
-
-/// A queue of held input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Queue {
-    /// Input waits until the batch closes or the answer has no calls.
-    Held,
-    /// Input waits until the thread would be idle.
-    Queued,
-}
-
-/// Content of a question to the user.
-#[derive(Debug, Clone, PartialEq)]
-pub enum NewQuestion {
-    /// The user has to sign in at this URL.
-    SignIn(AuthUrl),
-    /// The user has to choose an answer.
-    Choice(Choice),
-    /// The user has to allow the call. The text describes what it would do.
-    Approval(String),
-}
-
-/// Work to start after the commit of a step.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Effect {
-    /// Ask the model. Stored with the head.
-    AskModel {
-        /// Number of the turn.
-        turn: u64,
-        /// Last entry that the prompt includes.
-        up_to: Seq,
-    },
-    /// Stop waiting for the model's answer.
-    Abandon {
-        /// Number of the turn.
-        turn: u64,
-    },
-    /// Invoke a tool. Stored with its call.
-    Invoke {
-        /// Call to send.
-        call: OpenCall,
-        /// Arguments of the call.
-        arguments: Map<String, Value>,
-    },
-    /// Invoke a tool after the user has allowed the call. Stored with its call.
-    InvokeApproved {
-        /// Call to send.
-        call: CallId,
-        /// Tool server that is invoked.
-        server: Server,
-    },
-    /// Notify every tool server that the thread is closed. Never stored.
-    NotifyClose,
-    /// Notify every tool server that a call or subscription is cancelled. Never stored.
-    NotifyCancel {
-        /// Cancelled call, or call that subscribed.
-        call: CallId,
-    },
-    /// Deliver the user's answer to a question. Stored with its question.
-    Answer {
-        /// Number of the question.
-        no: u64,
-        /// Tool server that asked.
-        server: Server,
-    },
-    /// Deliver messages to other threads. Stored as [`Write::Send`].
-    Deliver,
-}
-
-/// Reason why an input changes nothing. None of these is an error: all of them happen in normal operation.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Ignored {
-    /// The thread is closed and accepts no more input.
-    #[error("the thread is closed")]
-    Closed,
-    /// The answer belongs to a turn that is not in progress.
-    #[error("the turn is no longer in progress")]
-    StaleTurn,
-    /// The same input was processed before.
-    #[error("the input was already processed")]
-    Duplicate,
-    /// The call is not open: it is settled, the thread never made it, or it waits for approval and was not sent.
-    #[error("the call is not open")]
-    SettledCall,
-    /// The thread never made the call, or it waits for approval and was not sent. Unlike [`Ignored::SettledCall`], this says that
-    /// no callback of the call can be valid.
-    #[error("the thread made no such call")]
-    UnknownCall,
-    /// The call has no active subscription: it never was one, it was cancelled, or it sent its final event.
-    #[error("the call has no active subscription")]
-    EndedSubscription,
-    /// The call has not been confirmed as a subscription yet.
-    #[error("the call is still open; the subscription has to be confirmed first")]
-    NotYetSubscribed,
-    /// A limit was reached. The sender may retry later.
-    #[error("a limit of the thread was reached: {0}")]
-    Full(&'static str),
-    /// The thread is busy, and the message was sent with [`crate::OnBusy::Reject`].
-    #[error("the thread is busy")]
-    Busy,
-    /// No call is open and no answer is in progress.
-    #[error("there is nothing to interrupt")]
-    NothingToInterrupt,
-    /// The thread is neither failed nor paused.
-    #[error("there is nothing to resume")]
-    NothingToResume,
-    /// The call has no question that waits for an answer.
-    #[error("the call has no open question")]
-    NoQuestion,
-    /// The index is not one of the choices.
-    #[error("the question has {0} choices, counted from 0")]
-    NoSuchChoice(usize),
-    /// The timer fired too early, or something else has already happened instead.
-    #[error("nothing is due")]
-    NotDue,
-}
+/// Maximum number of messages of other threads of the session that a thread holds, and the size of held input in bytes at
+/// which it accepts no more of them.
+const HELD_FROM_SESSION: (u64, u64) = (1024, 64 * 1024 * 1024);
 
 /// Applies an input to a thread. `facts` must contain what [`crate::facts_needed`] asked for.
 pub fn step(
@@ -308,11 +30,18 @@ pub fn step(
     if head.is_closed() {
         return Err(Ignored::Closed);
     }
+    let before = Attention::of(&head);
     let mut step = StepBuilder::new(head, facts, now, limits);
     match input {
-        Input::Begin { text: None } => {}
-        Input::Begin { text: Some(text) } => step.answer_now(text),
-        Input::UserMessage { text, on_busy } => step.handle_user_message(text, on_busy)?,
+        Input::Begin { message: None } => {}
+        Input::Begin { message: Some(message) } => {
+            step.name(&message);
+            step.ask_with_message(message);
+        }
+        Input::UserMessage { message, on_busy } => {
+            step.name(&message);
+            step.handle_user_message(message, on_busy)?;
+        }
         Input::TurnEnded { turn, .. }
         | Input::TurnFailed { turn, .. }
         | Input::Summarised { turn, .. }
@@ -334,7 +63,7 @@ pub fn step(
         Input::SubscriptionLost { call } => step.lose_subscription(&call)?,
         Input::SignInRequested { call, url } => step.request_sign_in(call, url)?,
         Input::ChoiceRequested { call, choice } => step.request_choice(call, choice)?,
-        Input::View { call, view_type, content } => step.show(&call, view_type, content)?,
+        Input::View { call, view_type, content } => step.store_view(&call, view_type, content)?,
         Input::Choose { call, selected } => step.choose(&call, selected)?,
         Input::Interrupt => step.interrupt()?,
         Input::Cancel { call } => step.cancel(&call)?,
@@ -346,7 +75,10 @@ pub fn step(
     }
     step.close_if_done();
     step.report_idle_if_stopped();
-    Ok(step.finish())
+    let step = step.finish();
+    let mut entered = Attention::of(&step.head);
+    entered.retain(|state| !before.contains(state));
+    Ok(Step { entered, ..step })
 }
 
 /// A step in progress.
@@ -365,7 +97,6 @@ pub(crate) struct StepBuilder<'a> {
     spending_changed: bool,
 }
 
-/// Reason for a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TurnReason {
     /// The user did something.
@@ -412,7 +143,14 @@ impl<'a> StepBuilder<'a> {
         let idle = matches!(head.phase, Phase::Idle | Phase::Closed);
         let held = !head.held.is_empty() || !head.queued.is_empty();
         debug_assert!(!(idle && held), "I1: an idle thread holds no input");
-        Step { head, writes: self.writes, effects: self.effects }
+        Step { head, writes: self.writes, effects: self.effects, entered: Vec::new() }
+    }
+
+    /// Gives a thread without a title one that is made from its first message.
+    fn name(&mut self, message: &UserText) {
+        if self.head.turn == 0 && self.head.title.is_none() {
+            self.head.title = message.title();
+        }
     }
 
     pub(crate) fn append(&mut self, item: Item) {
@@ -515,7 +253,7 @@ impl<'a> StepBuilder<'a> {
             return self.ask(reason);
         }
         let was_empty = self.head.held.is_empty();
-        self.hold(Queue::Held, items);
+        self.hold(Queue::UntilBatchCloses, items);
         let held = &mut self.head.held;
         held.session_only = matches!(reason, TurnReason::Session { .. }) && (was_empty || held.session_only);
         if let TurnReason::Session { external_input_at } = reason {
@@ -527,8 +265,8 @@ impl<'a> StepBuilder<'a> {
     /// Refuses input if the queue that would hold it is full.
     pub(crate) fn check_space(&self, queue: Queue) -> Result<(), Ignored> {
         let held = match queue {
-            Queue::Held => &self.head.held,
-            Queue::Queued => &self.head.queued,
+            Queue::UntilBatchCloses => &self.head.held,
+            Queue::UntilIdle => &self.head.queued,
         };
         let idle = self.head.phase == Phase::Idle;
         if idle || !held.is_full(self.limits) { Ok(()) } else { Err(Ignored::Full("too much input is held")) }
@@ -543,8 +281,8 @@ impl<'a> StepBuilder<'a> {
 
     pub(crate) fn queue(&mut self, queue: Queue) -> &mut InputQueue {
         match queue {
-            Queue::Held => &mut self.head.held,
-            Queue::Queued => &mut self.head.queued,
+            Queue::UntilBatchCloses => &mut self.head.held,
+            Queue::UntilIdle => &mut self.head.queued,
         }
     }
 
@@ -552,12 +290,12 @@ impl<'a> StepBuilder<'a> {
     pub(crate) fn release(&mut self, queue: Queue) -> Option<TurnReason> {
         let held = self.queue(queue);
         let reason = match queue {
-            Queue::Queued => TurnReason::User,
-            Queue::Held if held.user => TurnReason::User,
-            Queue::Held if held.session_only => {
+            Queue::UntilIdle => TurnReason::User,
+            Queue::UntilBatchCloses if held.user => TurnReason::User,
+            Queue::UntilBatchCloses if held.session_only => {
                 TurnReason::Session { external_input_at: held.external_input_at }
             }
-            Queue::Held => TurnReason::External,
+            Queue::UntilBatchCloses => TurnReason::External,
         };
         let (first, count) = held.clear();
         if count == 0 {
@@ -614,7 +352,7 @@ impl<'a> StepBuilder<'a> {
     /// next hour.
     pub(crate) fn close_batch(&mut self, reason: TurnReason) {
         let waits = reason == TurnReason::Continue && self.held_must_wait();
-        let released = if waits { None } else { self.release(Queue::Held) };
+        let released = if waits { None } else { self.release(Queue::UntilBatchCloses) };
         self.ask(released.unwrap_or(reason));
     }
 
@@ -623,8 +361,8 @@ impl<'a> StepBuilder<'a> {
     pub(crate) fn continue_batch(&mut self, reason: TurnReason) {
         if self.is_sleeping() && !self.head.queued.is_empty() {
             self.end_sleeps(|_| true);
-            self.release(Queue::Held);
-            self.release(Queue::Queued);
+            self.release(Queue::UntilBatchCloses);
+            self.release(Queue::UntilIdle);
             return self.ask(TurnReason::User);
         }
         if self.head.batch().iter().all(|call| call.server.is_runtime() && call.until.is_none()) {
@@ -645,7 +383,8 @@ impl<'a> StepBuilder<'a> {
     pub(crate) fn move_batch_to_background(&mut self) {
         self.end_sleeps(|_| true);
         for call in self.take_batch() {
-            self.append(Item::runtime_result(call.id.clone(), texts::STILL_RUNNING));
+            let text = if call.unapproved { texts::AWAITS_APPROVAL } else { texts::STILL_RUNNING };
+            self.append(Item::runtime_result(call.id.clone(), text));
             self.head.background.push(call);
         }
     }
@@ -685,7 +424,11 @@ impl<'a> StepBuilder<'a> {
 
     fn handle_thread_message(&mut self, sender: ThreadId, message: ThreadMessage) -> Result<(), Ignored> {
         match message {
-            ThreadMessage::Close => self.close(),
+            ThreadMessage::Close => {
+                // The parent is closed and hears of nothing.
+                self.head.owes_report = false;
+                self.close();
+            }
             ThreadMessage::Resume => match &self.head.phase {
                 Phase::Paused(pause) if pause.scope == PauseScope::Session => self.resume()?,
                 _ => return Err(Ignored::NothingToResume),
@@ -696,24 +439,28 @@ impl<'a> StepBuilder<'a> {
             ThreadMessage::Report { call, tool, text, external_input_at } => {
                 let kind = texts::report_kind(&call, &sender);
                 let items = self.synthetic(&tool, &call, kind, ToolResult::text(text));
-                self.handle_session_input(items, external_input_at);
+                self.handle_session_input(sender, items, external_input_at);
             }
             ThreadMessage::Text { text, external_input_at } => {
-                self.handle_session_input(
-                    vec![Item::User { text, from: Speaker::Parent }],
-                    external_input_at,
-                );
+                self.head.owes_report = matches!(self.head.origin, Origin::Spawn { .. });
+                let items = vec![Item::message(text, Speaker::Parent)];
+                self.handle_session_input(sender, items, external_input_at);
             }
         }
         Ok(())
     }
 
-    /// Handles a message of the session. It is never refused and does not count as held input: the number of threads and
-    /// of turns bounds the number of such messages.
-    fn handle_session_input(&mut self, items: Vec<Item>, external_input_at: Timestamp) {
+    /// Handles a message of the session. It does not count as held input, which has its own limit: messages of threads that
+    /// work together do not keep events away. If too many wait, the message is dropped, and the sender is told.
+    fn handle_session_input(&mut self, sender: ThreadId, items: Vec<Item>, external_input_at: Timestamp) {
+        let held = &self.head.held;
+        if held.from_session >= HELD_FROM_SESSION.0 || held.bytes >= HELD_FROM_SESSION.1 {
+            return self.send(sender, ThreadMessage::Notice { text: texts::MESSAGE_NOT_ACCEPTED.into() });
+        }
         self.handle_input(items, TurnReason::Session { external_input_at });
-        let held = self.queue(Queue::Held);
+        let held = self.queue(Queue::UntilBatchCloses);
         held.inputs = held.inputs.saturating_sub(1);
+        held.from_session += u64::from(!held.is_empty());
     }
 }
 

@@ -1,6 +1,6 @@
 //! The stored form of a head. It is flat and has the field names of the first release, so that databases of every
-//! release can be opened. A new field must have a default. The names of stored fields never change, even where the field
-//! of [`Head`] has another name.
+//! release can be opened. A new field must have a default. The names of stored fields never change; where the field of
+//! [`Head`] has another name, `serde(rename)` has the stored one.
 
 use std::borrow::Cow;
 
@@ -16,30 +16,33 @@ struct StoredHead<'a> {
     #[serde(default, skip_serializing_if = "Origin::is_root")]
     origin: Cow<'a, Origin>,
     turn: u64,
-    turns_awake: u32,
-    #[serde(default, skip_serializing_if = "is_zero_time")]
-    heard: Timestamp,
-    #[serde(default, skip_serializing_if = "is_zero_time")]
-    reset_for: Timestamp,
+    #[serde(rename = "turns_awake")]
+    turns_since_external_input: u32,
+    #[serde(rename = "heard", default, skip_serializing_if = "is_zero_time")]
+    external_input_at: Timestamp,
+    #[serde(rename = "reset_for", default, skip_serializing_if = "is_zero_time")]
+    turns_reset_at: Timestamp,
     #[serde(default, skip_serializing_if = "is_zero_u8")]
     dropped: u8,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     failing_since: Option<Timestamp>,
     seq: Seq,
-    settled: Seq,
-    #[serde(default, skip_serializing_if = "is_zero")]
-    answered: Seq,
-    #[serde(default, skip_serializing_if = "is_zero")]
-    summarised: Seq,
-    #[serde(default, skip_serializing_if = "is_zero")]
-    read: u64,
+    #[serde(rename = "settled")]
+    settled_up_to: Seq,
+    #[serde(rename = "answered", default, skip_serializing_if = "is_zero")]
+    answered_up_to: Seq,
+    #[serde(rename = "summarised", default, skip_serializing_if = "is_zero")]
+    summarised_up_to: Seq,
+    #[serde(rename = "read", default, skip_serializing_if = "is_zero")]
+    prompt_tokens: u64,
     #[serde(default, skip_serializing_if = "is_zero")]
     result_bytes: u64,
-    minted: u64,
+    #[serde(rename = "minted")]
+    ids: u64,
     #[serde(default, skip_serializing_if = "is_empty")]
     batch: Cow<'a, [OpenCall]>,
-    #[serde(default, skip_serializing_if = "is_empty")]
-    running: Cow<'a, [OpenCall]>,
+    #[serde(rename = "running", default, skip_serializing_if = "is_empty")]
+    background: Cow<'a, [OpenCall]>,
     #[serde(default, skip_serializing_if = "is_empty")]
     subscriptions: Cow<'a, [Subscription]>,
     #[serde(default, skip_serializing_if = "is_empty")]
@@ -48,15 +51,19 @@ struct StoredHead<'a> {
     held: Cow<'a, InputQueue>,
     #[serde(default, skip_serializing_if = "InputQueue::is_default")]
     queued: Cow<'a, InputQueue>,
-    #[serde(default, skip_serializing_if = "is_empty")]
-    children: Cow<'a, [ThreadId]>,
-    #[serde(default, skip_serializing_if = "is_empty")]
-    resting: Cow<'a, [ThreadId]>,
+    #[serde(rename = "children", default, skip_serializing_if = "is_empty")]
+    counted_children: Cow<'a, [ThreadId]>,
+    #[serde(rename = "resting", default, skip_serializing_if = "is_empty")]
+    idle_event_children: Cow<'a, [ThreadId]>,
     #[serde(default, skip_serializing_if = "is_empty")]
     backlogs: Cow<'a, [Backlog]>,
+    #[serde(rename = "rests", default, skip_serializing_if = "std::ops::Not::not")]
+    reported_idle: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    rests: bool,
+    owes_report: bool,
     usage: Usage,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    title: Option<Cow<'a, str>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -112,29 +119,31 @@ impl Serialize for Head {
             phase,
             origin: Cow::Borrowed(&self.origin),
             turn: self.turn,
-            turns_awake: self.turns_since_external_input,
-            heard: self.external_input_at,
-            reset_for: self.turns_reset_at,
+            turns_since_external_input: self.turns_since_external_input,
+            external_input_at: self.external_input_at,
+            turns_reset_at: self.turns_reset_at,
             dropped,
             failing_since,
             seq: self.seq,
-            settled: self.settled_up_to,
-            answered: self.answered_up_to,
-            summarised: self.summarised_up_to,
-            read: self.prompt_tokens,
+            settled_up_to: self.settled_up_to,
+            answered_up_to: self.answered_up_to,
+            summarised_up_to: self.summarised_up_to,
+            prompt_tokens: self.prompt_tokens,
             result_bytes: self.result_bytes,
-            minted: self.ids,
+            ids: self.ids,
             batch: self.batch().into(),
-            running: (&self.background).into(),
+            background: (&self.background).into(),
             subscriptions: (&self.subscriptions).into(),
             questions: (&self.questions).into(),
             held: Cow::Borrowed(&self.held),
             queued: Cow::Borrowed(&self.queued),
-            children: (&self.children).into(),
-            resting: (&self.idle_event_children).into(),
+            counted_children: (&self.counted_children).into(),
+            idle_event_children: (&self.idle_event_children).into(),
             backlogs: (&self.backlogs).into(),
-            rests: self.reported_idle,
+            reported_idle: self.reported_idle,
+            owes_report: self.owes_report,
             usage: self.usage,
+            title: self.title.as_deref().map(Cow::Borrowed),
         };
         stored.serialize(serializer)
     }
@@ -153,7 +162,7 @@ impl<'de> Deserialize<'de> for Head {
             StoredPhase::Waiting => Phase::Waiting { batch: stored.batch.into_owned() },
             StoredPhase::Failed { why, retry_at } => {
                 let since = stored.failing_since.unwrap_or(Timestamp(0));
-                // In the first release an event child could fail without a retry time. It kept its slot for ever.
+                // In the first release an event child could fail without a retry time. It kept its slot forever.
                 // Retry it now.
                 let retry_at = retry_at.or_else(|| stored.origin.is_event().then_some(since));
                 Phase::Failed { why: why.into_owned(), since, retry_at }
@@ -167,26 +176,28 @@ impl<'de> Deserialize<'de> for Head {
             phase,
             origin: stored.origin.into_owned(),
             turn: stored.turn,
-            turns_since_external_input: stored.turns_awake,
-            external_input_at: stored.heard,
-            turns_reset_at: stored.reset_for,
+            turns_since_external_input: stored.turns_since_external_input,
+            external_input_at: stored.external_input_at,
+            turns_reset_at: stored.turns_reset_at,
             seq: stored.seq,
-            settled_up_to: stored.settled,
-            answered_up_to: stored.answered,
-            summarised_up_to: stored.summarised,
-            prompt_tokens: stored.read,
+            settled_up_to: stored.settled_up_to,
+            answered_up_to: stored.answered_up_to,
+            summarised_up_to: stored.summarised_up_to,
+            prompt_tokens: stored.prompt_tokens,
             result_bytes: stored.result_bytes,
-            ids: stored.minted,
-            background: stored.running.into_owned(),
+            ids: stored.ids,
+            background: stored.background.into_owned(),
             subscriptions: stored.subscriptions.into_owned(),
             questions: stored.questions.into_owned(),
             held: stored.held.into_owned(),
             queued: stored.queued.into_owned(),
-            children: stored.children.into_owned(),
-            idle_event_children: stored.resting.into_owned(),
+            counted_children: stored.counted_children.into_owned(),
+            idle_event_children: stored.idle_event_children.into_owned(),
             backlogs: stored.backlogs.into_owned(),
-            reported_idle: stored.rests,
+            reported_idle: stored.reported_idle,
+            owes_report: stored.owes_report,
             usage: stored.usage,
+            title: stored.title.map(Cow::into_owned),
         })
     }
 }

@@ -7,7 +7,8 @@ use crate::{Ignored, Item, Usage, texts};
 const SUMMARY_BYTES: usize = 64 * 1024;
 
 impl StepBuilder<'_> {
-    /// Appends the summary and starts the turn again. The repeated turn does not count as a turn without external input.
+    /// Appends the summary and starts the turn again. The repeated turn is not counted again in
+    /// `turns_since_external_input`.
     pub(crate) fn summarise(&mut self, mut text: String, usage: Usage) -> Result<(), Ignored> {
         let covers = self.head.summarisable_up_to().ok_or(Ignored::Duplicate)?;
         self.add_usage(usage);

@@ -12,6 +12,9 @@ use crate::Head;
 pub const INTERRUPTED: &str = "interrupted";
 /// Placeholder result of a call that is still running when the model is asked.
 pub const STILL_RUNNING: &str = "still running; the result will follow";
+/// Placeholder result of a call that waits for the user's approval when the model is asked.
+pub const AWAITS_APPROVAL: &str =
+    "not started: the call waits until the user allows it; the result will follow";
 /// Prefix of the `kind` of every synthetic call.
 pub const KIND_PREFIX: &str = "interrupt:";
 /// Last event of a subscription that its tool server has lost.
@@ -71,6 +74,11 @@ pub const SLEEP_ENDED_EARLY: &str = "ended because something else happened";
 pub const CHILD_INSTRUCTIONS_PREFIX: &str = "You are a thread of your own, started by this call. What stands before it \
     is the history of the thread that started you; that thread goes on without you and sees only what you report with \
     report_to_parent. When your work is done, call close_thread with a last report. Your instructions:\n\n";
+/// Report of a spawned thread that is closed before it sent one.
+pub const CLOSED_WITHOUT_REPORT: &str = "this thread was closed before it sent a report";
+/// Notice for a thread whose message was not accepted by another thread of its session.
+pub const MESSAGE_NOT_ACCEPTED: &str =
+    "a message to another thread was not accepted: too many messages wait there already";
 /// Result that the other calls of the spawning answer have in the child.
 pub const HANDLED_BY_PARENT: &str = "the thread that started you deals with this call";
 
@@ -128,7 +136,7 @@ pub(crate) fn too_many_open_calls(limit: usize) -> String {
 }
 
 pub(crate) fn approval_expired(after: Duration) -> String {
-    format!("lapsed: nobody allowed this call within {}; nothing was done", seconds(after))
+    format!("not approved: nobody answered within {}; the call was not sent", seconds(after))
 }
 
 pub(crate) fn too_many_questions(limit: usize) -> String {
@@ -176,16 +184,17 @@ pub(crate) fn event_child(events: u32) -> String {
 }
 
 pub(crate) fn event_child_failed(call: &CallId, tool: &str, why: &str) -> String {
-    format!("an event thread of {tool} ({call}) was closed because its requests to the model failed: {why}")
+    format!("an event child of {tool} ({call}) was closed because its requests to the model failed: {why}")
 }
 
 pub(crate) fn idle_child_closed(child: &ThreadId) -> String {
-    format!("too many idle event threads are open; the oldest, {child}, is closed")
+    format!("too many idle event children are open; the oldest, {child}, is closed")
 }
 
 pub(crate) fn event_ids_forgotten(call: &CallId, bound: u64) -> String {
     format!(
-        "subscription {call} has had {bound} events with an id; from now on the oldest id is forgotten with each new one"
+        "more than {bound} event ids were recorded for subscription {call}; the oldest are deleted, so a repeated old event \
+         may be accepted again"
     )
 }
 
@@ -259,5 +268,6 @@ fn listed(title: &str, lines: impl Iterator<Item = String>) -> String {
 }
 
 pub(crate) fn turn_limit_reached(turns: u32) -> String {
-    format!("paused: {turns} turns in a row without anything new from outside; resume the thread to continue")
+    let noun = if turns == 1 { "turn" } else { "turns" };
+    format!("paused: {turns} {noun} in a row without new external input; resume the thread to continue")
 }

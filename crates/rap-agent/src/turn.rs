@@ -7,11 +7,10 @@ use rap_protocol::CallId;
 use crate::step::{StepBuilder, TurnReason};
 use crate::texts;
 use crate::{
-    Arguments, BuiltIn, CallEntry, Effect, Item, OpenCall, Phase, Plan, PlannedCall, Queue, Seq, Server,
-    Thoughts, ThreadMessage, TurnAnswer, TurnRetry, Write,
+    Arguments, BuiltIn, CallEntry, Effect, Ignored, Item, OpenCall, Phase, Plan, PlannedCall, Queue, Seq,
+    Server, Thoughts, ThreadMessage, TurnAnswer, TurnRetry, Usage, Write,
 };
 
-/// The calls of an answer.
 pub(crate) struct AnswerCalls {
     /// Number of the assistant entry that contains them.
     pub(crate) seq: Seq,
@@ -29,13 +28,14 @@ impl StepBuilder<'_> {
         }
         self.head.prompt_tokens = usage.input;
         self.add_usage(usage);
+        let usage = (usage != Usage::default()).then_some(usage);
         (self.dropped, self.failing_since) = (0, None);
         if calls.is_empty() {
-            self.append(Item::Assistant { text, calls: Vec::new(), thoughts });
+            self.append(Item::Assistant { text, calls: Vec::new(), thoughts, usage });
             return self.finish_turn();
         }
         self.head.phase = Phase::Waiting { batch: Vec::new() };
-        self.handle_calls(text, calls, thoughts);
+        self.handle_calls(text, calls, thoughts, usage);
         if self.head.is_closed() {
             return;
         }
@@ -54,8 +54,10 @@ impl StepBuilder<'_> {
 
     /// Ends a turn whose answer has no calls. Held input starts the next turn; without any the thread becomes idle.
     fn finish_turn(&mut self) {
-        let queued = if self.held_must_wait() { self.release(Queue::Queued) } else { None };
-        let released = queued.or_else(|| self.release(Queue::Held)).or_else(|| self.release(Queue::Queued));
+        let queued = if self.held_must_wait() { self.release(Queue::UntilIdle) } else { None };
+        let released = queued
+            .or_else(|| self.release(Queue::UntilBatchCloses))
+            .or_else(|| self.release(Queue::UntilIdle));
         if let Some(reason) = released {
             return self.ask(reason);
         }
@@ -78,18 +80,24 @@ impl StepBuilder<'_> {
     /// Moves the open calls to the background, appends held input, and asks the model.
     pub(crate) fn join(&mut self) {
         self.move_batch_to_background();
-        let reason = self.release(Queue::Held).unwrap_or(TurnReason::External);
+        let reason = self.release(Queue::UntilBatchCloses).unwrap_or(TurnReason::External);
         self.ask(reason);
     }
 
-    fn handle_calls(&mut self, text: String, planned: Vec<PlannedCall>, thoughts: Option<Thoughts>) {
+    fn handle_calls(
+        &mut self,
+        text: String,
+        planned: Vec<PlannedCall>,
+        thoughts: Option<Thoughts>,
+        usage: Option<Usage>,
+    ) {
         let mut calls: Vec<CallEntry> = Vec::with_capacity(planned.len());
         let mut plans = Vec::with_capacity(planned.len());
         for PlannedCall { model_id, name, arguments, display, plan } in planned {
             calls.push(CallEntry { id: self.new_call_id(), model_id, name, arguments, display });
             plans.push(plan);
         }
-        self.append(Item::Assistant { text, calls: calls.clone(), thoughts });
+        self.append(Item::Assistant { text, calls: calls.clone(), thoughts, usage });
         let answer =
             AnswerCalls { seq: self.head.seq, ids: calls.iter().map(|call| call.id.clone()).collect() };
         let closes = |plan: &Plan| matches!(plan, Plan::BuiltIn(BuiltIn::CloseThread { .. }));
@@ -127,10 +135,10 @@ impl StepBuilder<'_> {
             id: call.id,
             model_id: call.model_id,
             name: call.name,
+            until: self.limits.call_timeout_of(&server).map(|timeout| self.now.plus(timeout)),
             server,
             seq,
             since: self.now,
-            until: self.limits.call_timeout.map(|timeout| self.now.plus(timeout)),
             unapproved: prompt.is_some(),
             problem: None,
         };
@@ -144,8 +152,27 @@ impl StepBuilder<'_> {
         }
     }
 
+    /// Handles the due time of a thread: a failed turn is retried, a pause ends, or held input is released.
+    pub(crate) fn handle_due(&mut self) -> Result<(), Ignored> {
+        if self.head.due(self.limits).is_none_or(|due| due > self.now) {
+            return Err(Ignored::NotDue);
+        }
+        match self.head.phase {
+            Phase::Waiting { .. } if self.head.held.is_empty() => self.report_idle(),
+            Phase::Waiting { .. } if self.held_must_wait() => return Err(Ignored::NotDue),
+            Phase::Waiting { .. } => self.join(),
+            // The budget's hour is over. The turn counts as a wake, but not as new external input.
+            Phase::Paused(_) => {
+                self.close_batch(TurnReason::Session { external_input_at: self.head.external_input_at })
+            }
+            // A failed thread retries. Held input is released with the retry.
+            _ => self.close_batch(TurnReason::Continue),
+        }
+        Ok(())
+    }
+
     pub(crate) fn fail(&mut self, why: String, retry: TurnRetry) {
-        // A turn without an answer does not count as a turn without external input.
+        // A failed turn is not counted in `turns_since_external_input`.
         self.head.turns_since_external_input = self.head.turns_since_external_input.saturating_sub(1);
         let since = *self.failing_since.get_or_insert(self.now);
         let failing_for = self.now.since(since);

@@ -6,74 +6,76 @@ use crate::step::{StepBuilder, TurnReason};
 use crate::texts;
 use crate::{
     CallState, Effect, Ignored, Item, NewQuestion, OnBusy, OpenCall, PauseScope, Phase, Question,
-    QuestionKind, Queue, ThreadMessage, Write,
+    QuestionKind, Queue, ThreadMessage, UserText, Write,
 };
 
 /// Maximum number of consecutive answers that user messages drop. The next message is held.
 const MAX_DROPPED_ANSWERS: u8 = 2;
 
 impl StepBuilder<'_> {
-    pub(crate) fn handle_user_message(&mut self, text: String, on_busy: OnBusy) -> Result<(), Ignored> {
+    pub(crate) fn handle_user_message(&mut self, message: UserText, on_busy: OnBusy) -> Result<(), Ignored> {
         match (&self.head.phase, on_busy) {
-            (Phase::Idle, _) => self.answer_now(text),
+            (Phase::Idle, _) => self.ask_with_message(message),
             (Phase::Failed { .. }, _) => {
                 self.failing_since = None;
-                self.answer_in_order(text, on_busy);
+                self.ask_with_message_in_order(message, on_busy);
             }
             // The hourly limit of wakes, which paused this thread, does not apply to user messages.
-            (Phase::Paused(pause), _) if pause.until.is_some() => self.answer_in_order(text, on_busy),
+            (Phase::Paused(pause), _) if pause.until.is_some() => {
+                self.ask_with_message_in_order(message, on_busy)
+            }
             (_, OnBusy::Reject) => return Err(Ignored::Busy),
             (Phase::Waiting { .. }, OnBusy::Enqueue) if self.is_sleeping() => {
                 self.end_sleeps(|_| true);
-                self.answer_now(text);
+                self.ask_with_message(message);
             }
-            (_, OnBusy::Enqueue) => self.hold_message(Queue::Queued, text)?,
+            (_, OnBusy::Enqueue) => self.hold_message(Queue::UntilIdle, message)?,
             (Phase::Waiting { .. }, OnBusy::Join) => {
                 self.move_batch_to_background();
-                self.answer_now(text);
+                self.ask_with_message(message);
             }
             (Phase::Asking(asking), OnBusy::Join) if asking.dropped < MAX_DROPPED_ANSWERS => {
                 self.dropped += 1;
                 self.abandon_turn();
-                self.answer_now(text);
+                self.ask_with_message(message);
             }
             (Phase::Waiting { .. } | Phase::Asking(_), OnBusy::Interrupt) => {
                 self.dropped = 0;
-                self.stop();
-                self.answer_now(text);
+                self.interrupt_calls_and_turn();
+                self.ask_with_message(message);
             }
             (Phase::Asking(_) | Phase::Paused(_) | Phase::Closed, _) => {
-                self.hold_message(Queue::Held, text)?;
+                self.hold_message(Queue::UntilBatchCloses, message)?;
                 self.head.held.user = true;
             }
         }
         Ok(())
     }
 
-    /// Appends held input, then the text, and asks the model about all of it.
-    pub(crate) fn answer_now(&mut self, text: String) {
-        self.release(Queue::Held);
-        self.append(Item::user(text));
+    /// Appends held input, then the message, and asks the model about all of it.
+    pub(crate) fn ask_with_message(&mut self, message: UserText) {
+        self.release(Queue::UntilBatchCloses);
+        self.append(message.into());
         self.ask(TurnReason::User);
     }
 
-    /// Does the same as `answer_now`, but an enqueued message does not overtake earlier ones.
-    fn answer_in_order(&mut self, text: String, on_busy: OnBusy) {
+    /// Does the same as `ask_with_message`, but an enqueued message does not overtake earlier ones.
+    fn ask_with_message_in_order(&mut self, message: UserText, on_busy: OnBusy) {
         if on_busy == OnBusy::Enqueue {
-            self.release(Queue::Held);
-            self.release(Queue::Queued);
+            self.release(Queue::UntilBatchCloses);
+            self.release(Queue::UntilIdle);
         }
-        self.answer_now(text);
+        self.ask_with_message(message);
     }
 
-    fn hold_message(&mut self, queue: Queue, text: String) -> Result<(), Ignored> {
+    fn hold_message(&mut self, queue: Queue, message: UserText) -> Result<(), Ignored> {
         self.check_space(queue)?;
-        self.hold(queue, vec![Item::user(text)]);
+        self.hold(queue, vec![message.into()]);
         Ok(())
     }
 
     /// Cancels the open calls and abandons the turn in progress.
-    fn stop(&mut self) {
+    fn interrupt_calls_and_turn(&mut self) {
         self.abandon_turn();
         for call in self.take_batch() {
             self.append(Item::runtime_result(call.id.clone(), texts::INTERRUPTED));
@@ -97,10 +99,10 @@ impl StepBuilder<'_> {
         if self.head.phase == Phase::Idle && self.head.background.is_empty() {
             return Err(Ignored::NothingToInterrupt);
         }
-        self.stop();
+        self.interrupt_calls_and_turn();
         (self.dropped, self.failing_since) = (0, None);
-        self.release(Queue::Held);
-        match self.release(Queue::Queued) {
+        self.release(Queue::UntilBatchCloses);
+        match self.release(Queue::UntilIdle) {
             Some(reason) => self.ask(reason),
             None => self.head.phase = Phase::Idle,
         }
@@ -159,7 +161,7 @@ impl StepBuilder<'_> {
             return Err(Ignored::NothingToResume);
         }
         self.failing_since = None;
-        self.release(Queue::Held);
+        self.release(Queue::UntilBatchCloses);
         self.ask(TurnReason::User);
         Ok(())
     }
@@ -167,7 +169,7 @@ impl StepBuilder<'_> {
     /// Opens a call that the user has to allow before it is sent.
     pub(crate) fn ask_for_approval(&mut self, mut open: OpenCall, prompt: String) {
         let limit = self.limits.questions;
-        if self.head.questions.len() >= limit {
+        if !self.head.may_ask_user(self.limits) {
             return self.append(Item::runtime_result(open.id, texts::too_many_questions(limit)));
         }
         open.until = Some(self.now.plus(self.limits.approval_within));
@@ -185,7 +187,7 @@ impl StepBuilder<'_> {
         no
     }
 
-    fn approve(&mut self, call: &CallId, selected: usize) -> Result<(), Ignored> {
+    fn decide_approval(&mut self, call: &CallId, selected: usize) -> Result<(), Ignored> {
         match selected {
             texts::REFUSE => {
                 return self.settle_with_text(call, CallState::Interrupted, texts::REFUSED.into());
@@ -193,8 +195,9 @@ impl StepBuilder<'_> {
             texts::ALLOW => {}
             _ => return Err(Ignored::NoSuchChoice(texts::APPROVAL_CHOICES.len())),
         }
-        let (since, until) = (self.now, self.limits.call_timeout.map(|timeout| self.now.plus(timeout)));
+        let (since, limits) = (self.now, self.limits);
         let open = self.open_call_mut(call).ok_or(Ignored::SettledCall)?;
+        let until = limits.call_timeout_of(&open.server).map(|timeout| since.plus(timeout));
         (open.unapproved, open.since, open.until) = (false, since, until);
         let open = open.clone();
         self.effects.push(Effect::InvokeApproved { call: call.clone(), server: open.server.clone() });
@@ -210,7 +213,7 @@ impl StepBuilder<'_> {
         });
         let Some(question) = open else { return Err(Ignored::NoQuestion) };
         if question.kind == QuestionKind::Approval {
-            return self.approve(call, selected.unwrap_or(texts::REFUSE));
+            return self.decide_approval(call, selected.unwrap_or(texts::REFUSE));
         }
         let QuestionKind::Choice { choices, default, .. } = question.kind else {
             return Err(Ignored::NoQuestion);

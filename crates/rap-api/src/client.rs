@@ -89,14 +89,15 @@ pub use follow::{Follower, RawEvent, Skipped, StreamEvent, Update};
 
 use crate::{
     Answer, CreateThread, CreateToken, CreatedToken, Delivery, Done, Entries, ErrorBody, Fork, Listing,
-    RuntimeEvent, SendMessage, Thread, Tools, Turn, Views,
+    Migrate, Move, Prune, Pruned, RuntimeEvent, SendMessage, SessionUsage, Thread, Tools, Turn, Views,
 };
 
 /// URL of a runtime that listens on its default address.
 pub const DEFAULT_URL: &str = "http://127.0.0.1:7420";
 
 /// Maximum size of an answer, in bytes.
-const ANSWER_BYTES: usize = 64 * 1024 * 1024;
+const ANSWER_BYTES: usize = 64 * MIB;
+const MIB: usize = 1024 * 1024;
 /// Maximum number of bytes that are read of an error answer to a stream request.
 const REFUSAL_BYTES: usize = 64 * 1024;
 /// Maximum number of rows in a page of a listing.
@@ -118,7 +119,7 @@ pub enum Error {
         why: String,
     },
     /// The token is not a valid header value.
-    #[error("the token contains invalid characters")]
+    #[error("the token must consist of visible ASCII characters")]
     BadToken,
     /// The connection failed; nothing was sent.
     #[error("no runtime answers at {url}: {why}")]
@@ -128,7 +129,7 @@ pub enum Error {
         /// Reason.
         why: String,
     },
-    /// There was no answer. The request may have arrived.
+    /// There was no response. The request may have arrived.
     #[error("no answer from {url}: {why}")]
     NoAnswer {
         /// URL of the runtime.
@@ -136,15 +137,15 @@ pub enum Error {
         /// Reason.
         why: String,
     },
-    /// The answer is too large.
-    #[error("the answer of {url} is larger than {ANSWER_BYTES} bytes")]
+    /// The response is too large.
+    #[error("the response of {url} is larger than {} MiB; request fewer rows", ANSWER_BYTES / MIB)]
     TooLong {
         /// URL of the runtime.
         url: String,
     },
     /// The runtime requires a token, or another one.
-    #[error("{}", unauthorised(url, *given))]
-    Unauthorised {
+    #[error("{}", unauthorized(url, *given))]
+    Unauthorized {
         /// URL of the runtime.
         url: String,
         /// True if the request carried a token.
@@ -170,7 +171,7 @@ pub enum Error {
     },
 }
 
-fn unauthorised(url: &str, given: bool) -> String {
+fn unauthorized(url: &str, given: bool) -> String {
     if given { format!("{url} does not accept the token") } else { format!("{url} requires a token") }
 }
 
@@ -252,6 +253,11 @@ impl Client {
         self.typed(self.get_json(&["v1", "threads", id], &[]).await?)
     }
 
+    /// Returns the tokens and costs of a thread and of its session.
+    pub async fn usage(&self, id: &str) -> Result<SessionUsage, Error> {
+        self.typed(self.get_json(&["v1", "threads", id, "usage"], &[]).await?)
+    }
+
     /// Sends a message to a thread. A repeat with the same key has no effect.
     pub async fn send_message(
         &self,
@@ -315,16 +321,40 @@ impl Client {
         self.act(&["v1", "deliveries", id, "redeliver"]).await
     }
 
-    /// Creates a client token, which this answer alone contains.
+    /// Creates a client token. No other response contains it.
     pub async fn create_token(&self, new: &CreateToken) -> Result<CreatedToken, Error> {
         self.post(&["v1", "tokens"], new, None).await
     }
 
     /// Revokes a client token.
     pub async fn revoke_token(&self, id: &str) -> Result<Done, Error> {
-        let answer = self.http.delete(&self.path(&["v1", "tokens", id]), &self.headers(), ANSWER_BYTES).await;
+        self.delete(&["v1", "tokens", id]).await
+    }
+
+    /// Deletes a closed session.
+    pub async fn delete_session(&self, id: &str) -> Result<Done, Error> {
+        self.delete(&["v1", "threads", id]).await
+    }
+
+    /// Deletes sessions that have been closed for a time, or counts them.
+    pub async fn prune(&self, request: &Prune) -> Result<Pruned, Error> {
+        self.post(&["v1", "prune"], request, None).await
+    }
+
+    async fn delete(&self, path: &[&str]) -> Result<Done, Error> {
+        let answer = self.http.delete(&self.path(path), &self.headers(), ANSWER_BYTES).await;
         let answer = answer.map_err(|error| self.failed(error))?;
         self.typed(self.read(answer.status, &answer.body)?)
+    }
+
+    /// Begins to move a session to another runtime. [`Client::last_move`] tells how it went.
+    pub async fn migrate(&self, session: &str, request: &Migrate) -> Result<Done, Error> {
+        self.post(&["v1", "threads", session, "migrate"], request, None).await
+    }
+
+    /// Returns the state of the last move of a session.
+    pub async fn last_move(&self, session: &str) -> Result<Move, Error> {
+        self.typed(self.get_json(&["v1", "threads", session, "move"], &[]).await?)
     }
 
     /// Returns the tool servers and their tools.
@@ -416,6 +446,19 @@ impl Client {
         Follower::new(self.clone(), ["v1", "events"].map(str::to_owned).to_vec(), 0)
     }
 
+    /// Returns the metrics of the runtime in the Prometheus text format.
+    pub async fn metrics(&self) -> Result<String, Error> {
+        let answer = self.http.get(&self.path(&["metrics"]), &self.headers(), ANSWER_BYTES).await;
+        let answer = answer.map_err(|error| self.failed(error))?;
+        match answer.status {
+            200 => Ok(String::from_utf8_lossy(&answer.body).into_owned()),
+            _ => Err(self
+                .read(answer.status, &answer.body)
+                .err()
+                .unwrap_or_else(|| self.not_a_runtime("it has no metrics"))),
+        }
+    }
+
     /// GETs a path, given as segments, and returns the answer with all fields that the runtime sends.
     pub async fn get_json(&self, path: &[&str], parameters: &[(&str, &str)]) -> Result<Value, Error> {
         let mut url = self.path(path);
@@ -486,7 +529,7 @@ impl Client {
 
     fn read(&self, status: u16, body: &[u8]) -> Result<Value, Error> {
         if status == 401 {
-            return Err(Error::Unauthorised { url: self.url().to_owned(), given: self.token.is_some() });
+            return Err(Error::Unauthorized { url: self.url().to_owned(), given: self.token.is_some() });
         }
         if (200..300).contains(&status) {
             return serde_json::from_slice(body).map_err(|_| {

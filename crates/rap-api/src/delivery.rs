@@ -13,15 +13,15 @@ use crate::word::words;
 pub struct Delivery {
     /// Id of the delivery.
     pub id: String,
-    /// What was delivered.
+    /// Kind of message that was delivered.
     pub kind: DeliveryKind,
     /// Thread of the delivery, if it is known.
     pub thread_id: Option<String>,
     /// Call of the delivery, if it belongs to one.
     pub call_id: Option<String>,
-    /// Base URL of the receiving tool server. Null for callbacks and answers.
+    /// Base URL of the receiving tool server, or origin of the receiver of an alert. Null for callbacks and answers.
     pub server: Option<String>,
-    /// Name of the notification, or error code of the refused callback.
+    /// Name of the notification, error code of the refused callback, or state that an alert is about.
     pub topic: Option<String>,
     /// State after the last attempt.
     pub outcome: DeliveryOutcome,
@@ -48,6 +48,8 @@ words! {
         Answer = "answer",
         /// Received from a tool.
         Callback = "callback",
+        /// Tells people who are away about a thread; sent to the URL of a `[[notify]]`.
+        Alert = "alert",
     }
 }
 

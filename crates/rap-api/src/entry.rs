@@ -5,8 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::Time;
 use crate::word::words;
+use crate::{Time, Usage};
 
 /// Entries of a history.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ pub struct Entries {
 pub struct Entry {
     /// Sequence number in the thread, starting at 1.
     pub seq: u64,
-    /// Time at which the entry was written.
+    /// Time at which the input arrived; held input keeps it.
     pub at: Time,
     /// Content, by kind.
     #[serde(flatten)]
@@ -39,8 +39,11 @@ pub struct Entry {
 pub enum Item {
     /// A message to the model.
     User {
-        /// Text of the message.
+        /// Text of the message; may be empty if there is further content.
         text: String,
+        /// Further content after the text: texts and images, as in results.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        content: Vec<Value>,
         /// Sender, if it is not the user: `runtime` or `parent`.
         #[serde(skip_serializing_if = "Option::is_none")]
         from: Option<Sender>,
@@ -53,6 +56,9 @@ pub enum Item {
         #[serde(default)]
         #[cfg_attr(feature = "schema", schemars(!default))]
         calls: Vec<Call>,
+        /// Tokens and cost of the turn. Absent for synthetic calls and in the histories of earlier versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        usage: Option<Usage>,
     },
     /// The result of a call.
     Result {
@@ -81,7 +87,7 @@ pub enum Item {
         /// Text of the notice.
         text: String,
     },
-    /// A kind that this version does not know. A runtime never sends it.
+    /// A kind of a newer version. It is only read, never written.
     #[serde(other)]
     #[cfg_attr(feature = "schema", schemars(skip))]
     Unknown,

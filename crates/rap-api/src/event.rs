@@ -25,10 +25,12 @@ pub enum ThreadEvent {
     Call(CallEvent),
     /// A tool asks the user to choose or to sign in.
     Question(Question),
-    /// A message to people that is not stored in the history.
+    /// A message to people that is not stored in the history, unlike [`Item::Notice`](crate::Item::Notice).
     Notice(Notice),
     /// A view that a tool shows to people.
     View(View),
+    /// A child was spawned: by the model, or for events of a subscription. Sent once, and not when a stream begins.
+    Child(ChildEvent),
     /// The runtime ends the stream. The reader connects again.
     End(End),
 }
@@ -57,6 +59,7 @@ impl ThreadEvent {
             "choice" | "oauth" => ThreadEvent::Question(read(data)?),
             "notice" => ThreadEvent::Notice(read(data)?),
             "view" => ThreadEvent::View(read(data)?),
+            "child" => ThreadEvent::Child(read(data)?),
             ThreadEvent::END => ThreadEvent::End(read(data)?),
             _ => return None,
         })
@@ -72,6 +75,7 @@ impl ThreadEvent {
             ThreadEvent::Question(question) => question_name(question),
             ThreadEvent::Notice(_) => "notice",
             ThreadEvent::View(_) => "view",
+            ThreadEvent::Child(_) => "child",
             ThreadEvent::End(_) => ThreadEvent::END,
         }
     }
@@ -152,7 +156,7 @@ pub struct StatusEvent {
     /// Number of inputs that wait because the thread is busy.
     #[serde(default)]
     pub held: u32,
-    /// Number of active child threads.
+    /// Number of children that are not closed.
     #[serde(default)]
     pub children: usize,
     /// Reason why the thread has failed or is paused.
@@ -176,21 +180,34 @@ pub struct CallEvent {
     /// The call, as it was when it was open.
     #[serde(flatten)]
     pub call: OpenCall,
-    /// State of the call now.
-    pub state: CallState,
+    /// Event: the call was made, or has settled.
+    pub state: CallEventKind,
 }
 
 words! {
-    /// State of a call.
-    CallState {
+    /// Kind of a [`CallEvent`].
+    CallEventKind {
         /// The call has no result yet.
-        Open = "open",
+        Opened = "open",
         /// The call has its result.
         Settled = "settled",
     }
 }
 
-/// A message to people.
+/// A child was spawned.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChildEvent {
+    /// Id of the child.
+    pub thread_id: String,
+    /// Call that spawned the child, or that subscribed to its events.
+    pub call_id: String,
+    /// Tool of that call.
+    pub tool: String,
+    /// Title of the child: its event or the beginning of its instructions.
+    pub title: Option<String>,
+}
+
+/// A message to people that is not stored in the history.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notice {
     /// Thread that it is about. `None` on the stream of a thread.
@@ -229,8 +246,8 @@ mod tests {
             ),
             (
                 "call",
-                json!({"call_id": "c", "tool": "slow", "since": AT, "until": null, "problem": null,
-                "display": null, "state": "settled"}),
+                json!({"call_id": "c", "tool": "slow", "since": AT, "until": null, "needs_approval": false, "problem": null,
+                "display": null, "usually": null, "overdue": false, "state": "settled"}),
             ),
             ("choice", choice.clone()),
             (
@@ -240,6 +257,10 @@ mod tests {
             ),
             ("notice", json!({"text": "a"})),
             ("view", json!({"view_type": "progress", "server": "s", "content": {"a": 1}, "at": AT})),
+            (
+                "child",
+                json!({"thread_id": "t2", "call_id": "c", "tool": "tick", "title": "event of tick: 1"}),
+            ),
             ("end", json!({"reason": "stopping"})),
         ];
         let with_more = |data: &Value| {

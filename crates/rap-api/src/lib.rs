@@ -10,20 +10,30 @@
 //! | `GET /v1/threads/{id}/events` | | a stream of [`ThreadEvent`] |
 //! | `GET /v1/events` | | a stream of [`RuntimeEvent`] |
 //! | `POST /v1/threads/{id}/interrupt`, `/close`, `/resume` | | [`Done`] |
+//! | `DELETE /v1/threads/{id}` | | [`Done`] |
+//! | `POST /v1/prune` | [`Prune`] | [`Pruned`] |
 //! | `POST /v1/threads/{id}/fork` | [`Fork`] | [`Thread`] |
 //! | `POST /v1/threads/{id}/calls/{call_id}/cancel` | | [`Done`] |
 //! | `POST /v1/threads/{id}/calls/{call_id}/choice` | [`Answer`] | [`Done`] |
 //! | `GET /v1/threads/{id}/views` | | [`Views`] |
+//! | `GET /v1/threads/{id}/usage` | | [`SessionUsage`] |
 //! | `GET /v1/calls`, `/v1/subscriptions`, `/v1/timers`, `/v1/inbox` | | [`Calls`], [`Subscriptions`], [`Timers`], [`Inbox`] |
 //! | `GET /v1/deliveries`, `/v1/deliveries/{id}` | | [`Deliveries`], [`Delivery`] |
 //! | `POST /v1/deliveries/{id}/redeliver` | | [`Done`] |
 //! | `GET /v1/tools` | | [`Tools`] |
+//! | `GET /v1/nodes` | | [`Nodes`] |
 //! | `POST /v1/tokens` | [`CreateToken`] | [`CreatedToken`] |
 //! | `GET /v1/tokens` | | [`Tokens`] |
 //! | `DELETE /v1/tokens/{id}` | | [`Done`] |
+//! | `GET /v1/figures` | | [`Figures`] |
+//! | `POST /v1/threads/{id}/migrate` | [`Migrate`] | [`Done`] |
+//! | `GET /v1/threads/{id}/move` | | [`Move`] |
+//! | `GET /v1/imports` | | [`Destination`] |
+//! | `POST /v1/imports/{id}/records`, `/check`, `/discard` | | [`Done`] |
+//! | `POST /v1/imports/{id}/start` | [`StartSession`] | [`ArrivedSession`] |
 //!
 //! Every other answer is an [`ErrorBody`]. Reading is lenient, so that a program works with a newer runtime: unknown
-//! fields are ignored, and an unknown word, such as a new status, is read as `Unknown`.
+//! fields are ignored, and an unknown value, such as a new status, is read as `Unknown`.
 //!
 //! ```
 //! use rap_api::{Entry, Item, Status};
@@ -50,9 +60,12 @@ pub mod client;
 mod delivery;
 mod entry;
 mod event;
+mod figures;
 mod listing;
+mod moving;
 mod question;
 mod request;
+mod session;
 mod thread;
 mod time;
 mod token;
@@ -62,20 +75,24 @@ mod word;
 pub use delivery::{Delivery, DeliveryKind, DeliveryOutcome};
 pub use entry::{Call, Content, Entries, Entry, Item, Sender, display_text};
 pub use event::{
-    CallEvent, CallState, Delta, End, Notice, RuntimeEvent, StatusEvent, ThreadEvent, ThreadStatus,
+    CallEvent, CallEventKind, ChildEvent, Delta, End, Notice, RuntimeEvent, StatusEvent, ThreadEvent,
+    ThreadStatus,
 };
+pub use figures::{AgentFigures, Figures, FiguresPoint};
 pub use listing::{
-    Calls, Deliveries, Inbox, ListedCall, ListedSubscription, Listing, Subscriptions, Threads, Timer,
-    TimerKind, Timers, Tokens,
+    Calls, Deliveries, Inbox, ListedCall, ListedSubscription, Listing, Node, Nodes, Subscriptions,
+    ThreadOrder, Threads, Timer, TimerKind, Timers, Tokens,
 };
+pub use moving::{ArrivedSession, Destination, DestinationServer, Migrate, Move, StartSession};
 pub use question::{Question, QuestionKind};
 #[cfg(feature = "schema")]
 pub use request::ID_PATTERN;
 pub use request::{
-    Answer, CreateThread, Done, ErrorBody, ErrorReason, Fork, ID_CHARS, OnBusy, SendMessage, TITLE_CHARS,
-    Turn,
+    Answer, CONTENT_ITEMS, CreateThread, Done, ErrorBody, ErrorReason, Fork, ID_CHARS, IMAGE_BYTES,
+    IMAGE_TYPES, OnBusy, Prune, Pruned, SendMessage, TITLE_CHARS, Turn,
 };
-pub use thread::{OpenCall, Status, Subscription, Thread, Usage};
+pub use session::{Session, SignIn};
+pub use thread::{Cost, OpenCall, SessionUsage, Status, Subscription, Thread, Usage, UsualDuration};
 pub use time::{Time, TimeError};
 pub use token::{CreateToken, CreatedToken, ListedToken, TOKEN_NAME_CHARS, TokenScope};
 pub use tool::{Tool, ToolServer, Tools, View, Views};

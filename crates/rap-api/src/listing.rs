@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::word::words;
-use crate::{Delivery, ListedToken, Question, Thread, Time};
+use crate::{Delivery, ListedToken, Question, Thread, Time, UsualDuration};
 
 /// A page of a listing.
 pub trait Listing: DeserializeOwned {
@@ -60,6 +60,25 @@ listings! {
     Deliveries { deliveries: Delivery } at "deliveries";
     /// A page of the tokens of clients, oldest first.
     Tokens { tokens: ListedToken } at "tokens";
+    /// The nodes that share the database, oldest first. There is one page.
+    Nodes { nodes: Node } at "nodes";
+}
+
+words! {
+    /// Order of a listing of threads.
+    ThreadOrder {
+        /// In the order of their creation.
+        Oldest = "oldest",
+        /// The thread that was created last comes first.
+        Newest = "newest",
+    }
+}
+
+#[expect(clippy::derivable_impls, reason = "a macro makes the enum")]
+impl Default for ThreadOrder {
+    fn default() -> Self {
+        ThreadOrder::Oldest
+    }
 }
 
 /// An open call.
@@ -74,10 +93,14 @@ pub struct ListedCall {
     pub tool: String,
     /// Base URL of the tool server.
     pub server: String,
-    /// Time at which the call was made.
+    /// Time at which the call was made or, if it needed approval, approved.
     pub since: Time,
-    /// Time at which the call times out. Null if it never does.
+    /// Time at which the call is settled if nothing else happens. Null if there is none.
     pub until: Option<Time>,
+    /// True if the call waits until a person allows it. It is not sent before.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(!default))]
+    pub needs_approval: bool,
     /// Time at which the tool server accepted the call. Null if it has not yet.
     pub acknowledged_at: Option<Time>,
     /// Time of the next attempt to send the call. Null if the tool server has accepted it, if it is a tool of the runtime
@@ -87,10 +110,16 @@ pub struct ListedCall {
     pub attempts: u32,
     /// Outcome of the last failed attempt.
     pub last_attempt: Option<String>,
+    /// Usual duration of such a call. Null if the tool does not state it.
+    pub usually: Option<UsualDuration>,
+    /// True if the call has taken far longer than usual: more than twice the longest usual duration.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(!default))]
+    pub overdue: bool,
 }
 
 /// An active subscription.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct ListedSubscription {
     /// Thread that subscribed.
@@ -101,12 +130,38 @@ pub struct ListedSubscription {
     pub tool: String,
     /// Base URL of the tool server.
     pub server: String,
-    /// Time at which the call was made.
+    /// Time at which the subscription was confirmed.
     pub since: Time,
     /// Number of events that wait for a child thread.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(!default))]
     pub waiting: u64,
+    /// Time of the last event. Null if there was none.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(!default))]
+    pub last_event_at: Option<Time>,
+    /// Rate of the last events, of which up to 100 count. Null if there are too few.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(!default))]
+    pub events_per_hour: Option<f64>,
+}
+
+/// A runtime that uses the database.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub struct Node {
+    /// Id of the node. A restarted node has another one.
+    pub id: String,
+    /// Address that the node itself listens on. All nodes share one public URL.
+    pub url: String,
+    /// Time at which the node was started.
+    pub started_at: Time,
+    /// Time at which the node last renewed its lease.
+    pub seen_at: Time,
+    /// Number of requests to models in progress, at that time.
+    pub asking: u64,
+    /// Number of invocations in progress, at that time.
+    pub invoking: u64,
 }
 
 /// A timer.
@@ -115,11 +170,11 @@ pub struct ListedSubscription {
 pub struct Timer {
     /// Thread that the timer belongs to.
     pub thread_id: String,
-    /// Call that the timer belongs to. Null for the retry of a failed thread.
+    /// Call that the timer belongs to. Null if the thread itself continues.
     pub call_id: Option<String>,
     /// Tool of that call.
     pub tool: Option<String>,
-    /// What happens at that time.
+    /// Kind of the timer, which decides what happens when it is due.
     pub kind: TimerKind,
     /// Time at which the timer is due.
     pub at: Time,
@@ -134,7 +189,7 @@ words! {
         Sleep = "sleep",
         /// A schedule sends its text.
         Schedule = "schedule",
-        /// A failed thread is retried.
+        /// A failed thread is retried, or a paused one continues.
         Retry = "retry",
     }
 }

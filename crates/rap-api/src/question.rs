@@ -48,7 +48,7 @@ pub enum QuestionKind {
         /// URL to open.
         auth_url: String,
     },
-    /// A kind that this version does not know. A runtime never sends it.
+    /// A kind of a newer version. It is only read, never written.
     #[serde(other)]
     #[cfg_attr(feature = "schema", schemars(skip))]
     Unknown,

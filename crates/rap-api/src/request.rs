@@ -1,11 +1,19 @@
-//! Bodies of requests, and of answers that are no objects of the runtime. A runtime refuses unknown fields in requests.
+//! Bodies of requests, and of responses that are not a resource such as a thread. A runtime refuses unknown fields in
+//! requests.
 
 #[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 /// Maximum length of a thread id that a client chooses, in characters.
 pub const ID_CHARS: usize = 128;
+/// Maximum number of further content items of a message: texts and images.
+pub const CONTENT_ITEMS: usize = 20;
+/// Media types of images that a message may contain.
+pub const IMAGE_TYPES: [&str; 4] = ["image/png", "image/jpeg", "image/gif", "image/webp"];
+/// Maximum size of an image in a message, in bytes of base64.
+pub const IMAGE_BYTES: usize = 5 * 1024 * 1024;
 /// Maximum length of a title, in characters.
 pub const TITLE_CHARS: usize = 256;
 
@@ -13,6 +21,18 @@ pub const TITLE_CHARS: usize = 256;
 /// characters, so it is stricter for text beyond ASCII.
 #[cfg(feature = "schema")]
 pub const ID_PATTERN: &str = r"^([ -~]{1,256}|[^\u0000-\u001f\u007f-\u009f]{1,64})$";
+
+/// Returns the JSON Schema of a content item of a message.
+#[cfg(feature = "schema")]
+fn content_schema() -> Value {
+    let text = serde_json::json!({"type": "object", "required": ["type", "text"],
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}}});
+    let image = serde_json::json!({"type": "object", "required": ["type", "data", "mediaType"],
+        "properties": {"type": {"const": "image"}, "mediaType": {"enum": IMAGE_TYPES},
+            "data": {"type": "string", "description": "The image in base64.", "minLength": 4, "maxLength": IMAGE_BYTES,
+                "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"}}});
+    serde_json::json!({"oneOf": [text, image]})
+}
 
 /// Request to create a thread.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -32,6 +52,10 @@ pub struct CreateThread {
     pub title: Option<String>,
     /// First message of the user.
     pub message: Option<String>,
+    /// Further content of the first message: texts and images, as in the result of a tool.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(extend("items" = content_schema(), "maxItems" = CONTENT_ITEMS)))]
+    pub content: Vec<Value>,
 }
 
 /// Request to send a message to an agent.
@@ -39,9 +63,13 @@ pub struct CreateThread {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SendMessage {
-    /// Text of the message.
+    /// Text of the message; may be empty if there is further content.
     pub text: String,
-    /// What happens if the agent is busy.
+    /// Further content after the text: texts and images, as in the result of a tool.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(extend("items" = content_schema(), "maxItems" = CONTENT_ITEMS)))]
+    pub content: Vec<Value>,
+    /// Handling of the message if the thread is busy.
     #[serde(default)]
     pub on_busy: OnBusy,
 }
@@ -49,7 +77,7 @@ pub struct SendMessage {
 impl SendMessage {
     /// A message that a busy agent answers at once.
     pub fn new(text: impl Into<String>) -> SendMessage {
-        SendMessage { text: text.into(), on_busy: OnBusy::Join }
+        SendMessage { text: text.into(), content: Vec::new(), on_busy: OnBusy::Join }
     }
 }
 
@@ -117,6 +145,28 @@ fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32
     let whole = given.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&given);
     let wrong = || serde::de::Error::custom(format!("expected a whole number from 0 to {}", u32::MAX));
     if whole { Ok(Some(given as u32)) } else { Err(wrong()) }
+}
+
+/// Request to delete sessions that have been closed for a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Prune {
+    /// Number of seconds since a session was closed. `retention.closed_threads` of the runtime if absent.
+    #[serde(default, deserialize_with = "whole_number", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(range(max = u32::MAX)))]
+    pub closed_for: Option<u32>,
+    /// Only counts the sessions.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
+}
+
+/// Number of sessions that are being deleted, or would be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub struct Pruned {
+    /// Number of sessions.
+    pub sessions: u64,
 }
 
 /// The turn that a message started or will be part of.

@@ -15,7 +15,7 @@ macro_rules! words {
                 #[cfg_attr(feature = "clap", value(alias = $word))]
                 $variant,
             )*
-            /// A word that this version does not know. A runtime never sends it.
+            /// A word of a newer version. It is only read, never written.
             #[cfg_attr(feature = "clap", value(skip))]
             Unknown,
         }

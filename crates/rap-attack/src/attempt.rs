@@ -1,4 +1,4 @@
-//! Attempts as values, and what came of them.
+//! Attempts as values, and their results.
 
 use std::fmt;
 use std::pin::Pin;
@@ -13,14 +13,23 @@ pub(crate) type Run = Pin<Box<dyn Future<Output = Tries> + Send>>;
 /// Something that an attacker tries, a bounded number of times.
 pub(crate) struct Attempt {
     pub(crate) name: &'static str,
-    /// Section of docs/security.md that it belongs to.
+    /// Topic in the tables of docs/security.md.
     pub(crate) topic: &'static str,
-    /// What counts as a success of the attacker, besides leaving the bounds of [`crate::watch`].
+    /// Condition under which the attacker succeeds, besides leaving the bounds of [`crate::watch`].
     pub(crate) success: &'static str,
     pub(crate) run: fn(Arc<Stage>) -> Run,
 }
 
 impl Attempt {
+    /// Topics whose attempts use much CPU time, memory or many connections, by the set of servers on which they run.
+    const COSTLY: [&[&str]; 2] =
+        [&["connections"], &["callers", "events", "models", "answers", "validation"]];
+
+    /// Returns the only set of servers on which the attempt may run, or `None` if it may run on any.
+    pub(crate) fn set(&self) -> Option<usize> {
+        Self::COSTLY.iter().position(|topics| topics.contains(&self.topic))
+    }
+
     /// Without filters, every attempt matches.
     pub(crate) fn matches(&self, filters: &[String]) -> bool {
         filters.is_empty()
@@ -46,7 +55,7 @@ pub(crate) use attempt;
 pub(crate) struct Tries {
     pub(crate) count: usize,
     pub(crate) successes: Vec<String>,
-    /// Says what could not be tried here.
+    /// Part that could not be tried on this machine.
     pub(crate) note: Option<String>,
 }
 

@@ -1,6 +1,7 @@
 //! All attempts, by topic.
 
 mod answers;
+mod arrivals;
 mod callbacks;
 mod callers;
 mod connections;
@@ -10,9 +11,12 @@ mod discovery;
 mod events;
 mod files;
 mod local;
+mod mcp;
 mod models;
+mod page;
 mod people;
 mod requests;
+mod shipped;
 mod users;
 mod validation;
 
@@ -35,8 +39,17 @@ pub(crate) fn all() -> Vec<Attempt> {
         people::all,
         files::all,
         users::all,
+        page::all,
+        arrivals::all,
+        shipped::all,
+        mcp::all,
     ];
     topics.into_iter().flat_map(|topic| topic()).collect()
+}
+
+/// Position of an attempt among all.
+pub(crate) fn position(name: &str) -> Option<usize> {
+    all().iter().position(|attempt| attempt.name == name)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Checks at the end of all attempts: the servers stop in time, and no log contains a secret.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rap_testkit::Process;
@@ -13,19 +14,23 @@ const POLL_PAUSE: Duration = Duration::from_millis(10);
 /// Part of a callback token that is random enough to be recognised, in characters.
 const TOKEN_PART: usize = 32;
 
-pub(crate) async fn check(stage: &Stage) -> Vec<Outcome> {
-    let stopped = stop(stage).await;
-    let logs: Vec<(String, String)> = stage
-        .targets()
-        .into_iter()
-        .flat_map(|target| target.processes())
-        .map(|process| (process.url.clone(), process.log()))
-        .collect();
+/// Characters that no log may contain, since they would change what an operator sees.
+const DECEIVING: [&str; 6] = ["\u{1b}", "\u{9b}", "\u{202e}", "\u{200b}", "\u{2028}", "\u{e0041}"];
+
+pub(crate) async fn check(stages: &[Arc<Stage>]) -> Vec<Outcome> {
+    let stopped = stop(stages).await;
+    let logs: Vec<(String, String)> =
+        processes(stages).map(|process| (process.url.clone(), process.log())).collect();
+    let secrets: Vec<String> = stages.iter().flat_map(|stage| stage.secrets()).collect();
     vec![
         outcome("stop while the attacks go on", stopped),
-        outcome("secrets in logs", search(&logs, &stage.secrets())),
-        outcome("escape characters in logs", search(&logs, &["\u{1b}".to_owned(), "\u{9b}".to_owned()])),
+        outcome("secrets in logs", search(&logs, &secrets)),
+        outcome("deceiving characters in logs", search(&logs, &DECEIVING.map(str::to_owned))),
     ]
+}
+
+fn processes(stages: &[Arc<Stage>]) -> impl Iterator<Item = &Process> {
+    stages.iter().flat_map(|stage| stage.targets()).flat_map(|target| target.processes())
 }
 
 fn outcome(name: &'static str, tries: Tries) -> Outcome {
@@ -33,14 +38,12 @@ fn outcome(name: &'static str, tries: Tries) -> Outcome {
 }
 
 /// Stops all servers at the same time.
-async fn stop(stage: &Stage) -> Tries {
+async fn stop(stages: &[Arc<Stage>]) -> Tries {
     let mut tries = Tries::new();
-    let processes: Vec<&Process> =
-        stage.targets().into_iter().flat_map(|target| target.processes()).collect();
-    let began = Instant::now();
+    let processes: Vec<&Process> = processes(stages).collect();
+    let (slowdown, began) = (crate::watch::slowdown().await, Instant::now());
     processes.iter().for_each(|process| process.signal("TERM"));
-    while began.elapsed() < STOPPED_WITHIN * stage.slowdown
-        && processes.iter().any(|process| process.is_running())
+    while began.elapsed() < STOPPED_WITHIN * slowdown && processes.iter().any(|process| process.is_running())
     {
         tokio::time::sleep(POLL_PAUSE).await;
     }

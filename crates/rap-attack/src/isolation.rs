@@ -37,7 +37,7 @@ rm "$hosts"
 exec "$@"
 "#;
 
-/// What this process can do here.
+/// Abilities of this process on this machine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Isolation {
     /// It runs in a network namespace of its own.

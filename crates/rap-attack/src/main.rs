@@ -19,12 +19,16 @@ mod watch;
 mod weak;
 mod wire;
 
+use std::collections::VecDeque;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use crate::attempt::Outcome;
+use crate::attempt::{Attempt, Outcome};
 use crate::stage::{Front, Stage};
+
+/// Number of sets of servers that are attacked at the same time. Each has its own bystanders.
+const SETS: usize = 3;
 
 const USAGE: &str = "\
 usage: attack [--weakened] [FILTER…]
@@ -71,18 +75,55 @@ fn main() -> ExitCode {
 async fn run(options: &Options, isolation: isolation::Isolation) -> Vec<Outcome> {
     let began = Instant::now();
     println!("{isolation}");
-    let stage = Arc::new(Stage::start(options.front, isolation).await);
-    println!("servers started after {:.1} s", began.elapsed().as_secs_f64());
-    if stage.slowdown > 1 {
-        println!("this machine is busy: bounds of time are multiplied by {}", stage.slowdown);
+    let chosen = attempts::all().into_iter().filter(|attempt| attempt.matches(&options.filters));
+    let attempts = Arc::new(Waiting(Mutex::new(chosen.collect())));
+    let (mut stages, count) = (Vec::new(), SETS.min(attempts.count()));
+    for _ in 0..count {
+        stages.push(Arc::new(Stage::start(options.front, isolation).await));
     }
+    println!("servers started after {:.1} s", began.elapsed().as_secs_f64());
+    let sets = stages.iter().enumerate().map(|(set, stage)| {
+        let (stage, attempts) = (Arc::clone(stage), Arc::clone(&attempts));
+        tokio::spawn(async move { attack(&stage, || attempts.next(set, count), began).await })
+    });
+    let sets = futures_util::future::join_all(sets).await;
+    let mut outcomes: Vec<Outcome> =
+        sets.into_iter().flat_map(|outcomes| outcomes.expect("bug: panics of attempts are caught")).collect();
+    outcomes.sort_by_key(|outcome| attempts::position(outcome.name));
+    outcomes.extend(end::check(&stages).await);
+    println!("finished after {:.1} s", began.elapsed().as_secs_f64());
+    outcomes
+}
+
+/// Runs attempts on a set of servers, one after the other.
+async fn attack(
+    stage: &Arc<Stage>,
+    mut next: impl FnMut() -> Option<Attempt>,
+    began: Instant,
+) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
-    for attempt in attempts::all().into_iter().filter(|attempt| attempt.matches(&options.filters)) {
-        let outcome = watch::run(&stage, &attempt).await;
+    while let Some(attempt) = next() {
+        let outcome = watch::run(stage, &attempt).await;
         println!("{:6.1} s  {outcome}", began.elapsed().as_secs_f64());
         outcomes.push(outcome);
     }
-    outcomes.extend(end::check(&stage).await);
-    println!("finished after {:.1} s", began.elapsed().as_secs_f64());
     outcomes
+}
+
+/// Attempts that have not run yet. Costly ones are bound to a set of servers, and run there before all others.
+struct Waiting(Mutex<VecDeque<Attempt>>);
+
+impl Waiting {
+    fn count(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    /// Returns the next attempt for one of `sets` sets of servers.
+    fn next(&self, set: usize, sets: usize) -> Option<Attempt> {
+        let mut waiting = self.0.lock().unwrap();
+        let set_of = |attempt: &Attempt| attempt.set().map(|set| set % sets);
+        let own = waiting.iter().position(|attempt| set_of(attempt) == Some(set));
+        let next = own.or_else(|| waiting.iter().position(|attempt| set_of(attempt).is_none()));
+        waiting.remove(next?)
+    }
 }

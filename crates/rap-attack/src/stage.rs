@@ -31,7 +31,7 @@ const REQUEST_WITHIN: &str = "request_within = \"2s\"";
 /// The default, which the test kit replaces by a longer time.
 const DISCOVERY_WAIT: &str = "discovery_wait = \"1s\"";
 
-/// What stands before the servers.
+/// Proxy in front of the servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Front {
     None,
@@ -41,7 +41,7 @@ pub(crate) enum Front {
 
 /// A server under attack.
 pub(crate) struct Target {
-    /// Where clients reach it: the proxy, if there is one.
+    /// URL at which clients reach it: the proxy's, if there is one.
     pub(crate) url: String,
     server: Server,
     front: Option<Process>,
@@ -68,8 +68,6 @@ pub(crate) struct Stage {
     /// Model of the agent `model`; it is the attacker's.
     pub(crate) model: ModelServer,
     pub(crate) isolation: Isolation,
-    /// Factor of all bounds of time; see [`crate::watch::slowdown`].
-    pub(crate) slowdown: u32,
     secrets: Mutex<Vec<String>>,
 }
 
@@ -92,11 +90,11 @@ impl Stage {
         let mut secrets: Vec<String> =
             [BYSTANDER, ATTACKER, TOOL, CALLER, HOSTILE, MODEL].map(str::to_owned).into();
         secrets.extend([&rap, &local, &kitchen].into_iter().filter_map(Target::key));
-        let (secrets, slowdown) = (Mutex::new(secrets), crate::watch::slowdown());
-        Stage { rap, local, kitchen, hostile, local_hostile, elsewhere, model, isolation, slowdown, secrets }
+        let secrets = Mutex::new(secrets);
+        Stage { rap, local, kitchen, hostile, local_hostile, elsewhere, model, isolation, secrets }
     }
 
-    /// Takes back what an attempt changed at the attacker's servers.
+    /// Undoes the changes of an attempt at the attacker's servers.
     pub(crate) fn reset(&self) {
         for tools in [&self.hostile, &self.local_hostile] {
             tools.offer(tools.document("bench", "1", ["work", "watch"].map(tool).into()));

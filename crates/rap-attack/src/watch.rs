@@ -1,4 +1,4 @@
-//! What an attempt costs: memory and CPU time of the servers, and the latency of bystanders, within named bounds.
+//! Costs of an attempt: memory and CPU time of the servers, and the latency of bystanders, within named bounds.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -25,31 +25,69 @@ const ATTEMPT: Duration = Duration::from_secs(30);
 /// Time within which the servers are idle again after an attempt.
 const SETTLED_WITHIN: Duration = Duration::from_secs(10);
 /// CPU time that idle servers use in [`SETTLE_WINDOW`] at most.
-const IDLE: Duration = Duration::from_millis(100);
-const SETTLE_WINDOW: Duration = Duration::from_millis(200);
+const IDLE: Duration = Duration::from_millis(60);
+const SETTLE_WINDOW: Duration = Duration::from_millis(120);
+/// Largest factor of bounds of time.
+const MAX_SLOWDOWN: u32 = 4;
 const SAMPLE_PAUSE: Duration = Duration::from_millis(20);
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// How much longer work takes than on an idle machine, because other programs use the processors too. Bounds of time are
-/// multiplied by it.
-pub(crate) fn slowdown() -> u32 {
-    /// CPU time of each measuring thread.
-    const WORK: Duration = Duration::from_millis(200);
-    fn on_cpu() -> Duration {
-        let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-        text.split(' ').next().and_then(|word| word.parse().ok()).map_or(WORK, Duration::from_nanos)
+/// Factor by which work takes longer than on an idle machine, because other programs use the processors too. Bounds of
+/// time are multiplied by it. It is measured while an attempt runs.
+#[derive(Default)]
+struct Slowdown {
+    waited: Duration,
+    worked: Duration,
+}
+
+impl Slowdown {
+    /// Works for a short time, and measures how long that takes.
+    fn measure(&mut self) {
+        const WORK: Duration = Duration::from_millis(5);
+        fn on_cpu() -> Option<Duration> {
+            let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+            text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+        }
+        let (began, Some(before)) = (Instant::now(), on_cpu()) else { return };
+        let worked = loop {
+            let worked = on_cpu().unwrap_or_default().saturating_sub(before);
+            if worked >= WORK || began.elapsed() > 100 * WORK {
+                break worked;
+            }
+        };
+        self.waited += began.elapsed();
+        self.worked += worked;
     }
+
+    fn factor(&self) -> u32 {
+        // Half of the work is tolerance.
+        let (waited, worked) = ((self.waited + self.worked / 2).as_micros(), self.worked.as_micros().max(1));
+        u32::try_from(waited / worked).unwrap_or(MAX_SLOWDOWN).clamp(1, MAX_SLOWDOWN)
+    }
+}
+
+/// Measures the slowdown for a moment.
+pub(crate) async fn slowdown() -> u32 {
     let measure = || {
-        let (began, before) = (Instant::now(), on_cpu());
-        while on_cpu().saturating_sub(before) < WORK && began.elapsed() < 20 * WORK {}
-        began.elapsed()
+        let mut slowdown = Slowdown::default();
+        (0..20).for_each(|_| slowdown.measure());
+        slowdown.factor()
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let measured: Vec<_> = (0..threads).map(|_| std::thread::spawn(measure)).collect();
-    let longest = measured.into_iter().filter_map(|thread| thread.join().ok()).max().unwrap_or(WORK);
-    // Half of the work is tolerance.
-    u32::try_from((longest + WORK / 2).as_millis() / WORK.as_millis()).unwrap_or(1).max(1)
+    tokio::task::spawn_blocking(measure).await.unwrap_or(1)
+}
+
+async fn sample_slowdown(stopped: watch::Receiver<bool>) -> u32 {
+    let mut slowdown = Slowdown::default();
+    while !*stopped.borrow() {
+        let sampling = tokio::task::spawn_blocking(move || {
+            slowdown.measure();
+            slowdown
+        });
+        slowdown = sampling.await.expect("bug: measuring does not panic");
+        tokio::time::sleep(ROUND_PAUSE).await;
+    }
+    slowdown.factor()
 }
 
 /// Runs an attempt while the servers and the bystanders are watched.
@@ -57,19 +95,20 @@ pub(crate) async fn run(stage: &Arc<Stage>, attempt: &Attempt) -> Outcome {
     let (stop, stopped) = watch::channel(false);
     let before = cpu(stage);
     let memory = tokio::spawn(sample_memory(Arc::clone(stage), stopped.clone()));
+    let slowdown = tokio::spawn(sample_slowdown(stopped.clone()));
     let bystanders = tokio::spawn(bystanders(Arc::clone(stage), stopped));
     let running = AssertUnwindSafe((attempt.run)(Arc::clone(stage))).catch_unwind();
-    let mut tries = match tokio::time::timeout(ATTEMPT * stage.slowdown, running).await {
+    let mut tries = match tokio::time::timeout(ATTEMPT * MAX_SLOWDOWN, running).await {
         Ok(Ok(tries)) => tries,
         Ok(Err(panic)) => broken_off(&panic_text(&*panic)),
-        Err(_) => broken_off(&format!("it did not end within {} s", ATTEMPT.as_secs())),
+        Err(_) => broken_off("it did not end"),
     };
     stage.reset();
     let settled = settle(stage).await;
     stop.send_replace(true);
     let (latency, failures) = ended(bystanders).await;
     let cost = Cost { rss: ended(memory).await, cpu: cpu(stage).saturating_sub(before), latency };
-    tries.successes.extend(violations(&cost, settled, stage.slowdown));
+    tries.successes.extend(violations(&cost, settled, ended(slowdown).await));
     tries.successes.extend(failures);
     if !tries.successes.is_empty() {
         tries.successes.insert(0, format!("it wanted this: {}", attempt.success));
@@ -106,9 +145,9 @@ fn violations(cost: &Cost, settled: bool, slowdown: u32) -> Vec<String> {
     found
 }
 
-/// Waits until the servers use hardly any CPU time. Bystanders go on meanwhile.
+/// Waits until the servers use hardly any CPU time. Bystanders continue meanwhile.
 async fn settle(stage: &Stage) -> bool {
-    let deadline = Instant::now() + SETTLED_WITHIN * stage.slowdown;
+    let deadline = Instant::now() + SETTLED_WITHIN;
     while Instant::now() < deadline {
         let before = cpu(stage);
         tokio::time::sleep(SETTLE_WINDOW).await;
@@ -153,7 +192,7 @@ async fn bystanders(stage: Arc<Stage>, stopped: watch::Receiver<bool>) -> (Durat
         for bystander in [Bystander::Health, Bystander::ToolHealth, Bystander::Read, Bystander::RoundTrip] {
             let began = Instant::now();
             // A bystander that waits for longer than the bound is a success; there is no need to wait for its end.
-            let served = tokio::time::timeout(2 * LATENCY * stage.slowdown, bystander.serve(&stage)).await;
+            let served = tokio::time::timeout(2 * LATENCY * MAX_SLOWDOWN, bystander.serve(&stage)).await;
             worst = worst.max(began.elapsed());
             if served.is_err() && failures.is_empty() {
                 failures.push(format!("a bystander was not served: {bystander:?}"));

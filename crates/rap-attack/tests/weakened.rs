@@ -12,7 +12,7 @@ const NOTICED: [&str; 14] = [
     "bulk requests with one URL",
     "hostile callback",
     "request without permission",
-    "path that is none",
+    "invalid path",
     "hostile id",
     "web page of another site",
     "foreign Host",

@@ -1,16 +1,27 @@
 //! The subcommands. They are the only part of the library that writes to the terminal.
 
+pub mod backup;
+pub mod bench;
 pub mod calls;
 pub mod chat;
 pub mod check;
 pub mod deliveries;
 pub mod demo;
+pub mod doctor;
 pub mod inbox;
+#[cfg(feature = "mcp")]
+pub mod mcp;
+pub mod models;
+pub mod moving;
+pub mod nodes;
+pub mod prune;
 pub mod subs;
 pub mod threads;
 pub mod timers;
 pub mod token;
+pub mod tool;
 pub mod tools;
+pub mod top;
 
 use std::io::Write;
 
@@ -36,6 +47,12 @@ pub struct Connection {
 /// A secret token. It has no `Debug` or `Display`.
 #[derive(Clone)]
 pub struct Token(Secret);
+
+impl Token {
+    fn expose(&self) -> &str {
+        self.0.expose()
+    }
+}
 
 impl std::str::FromStr for Token {
     type Err = std::convert::Infallible;
@@ -65,14 +82,33 @@ pub fn error_text(error: &anyhow::Error) -> String {
         Some(Error::Unreachable { url, why }) => format!(
             "no runtime answers at {url}: start it with: rap serve\n(or set another URL with --url or RAP_URL; {why})"
         ),
-        Some(error @ Error::Unauthorised { .. }) => {
+        Some(error @ Error::Unauthorized { .. }) => {
             format!(
                 "{error}: set RAP_TOKEN (or --token) to one of its server.tokens, or to one made with: rap token create"
             )
         }
         Some(error @ Error::BadToken) => format!("{error}; check RAP_TOKEN or --token"),
-        _ => format!("{error:#}"),
+        Some(error @ Error::NotARuntime { .. }) => {
+            format!("{error}; check --url or RAP_URL: it must be the base URL of a runtime")
+        }
+        Some(error @ Error::NoAnswer { .. }) => {
+            format!("{error}; the request may have arrived: check with rap threads show before you repeat it")
+        }
+        _ => without_repetition(error),
     }
+}
+
+/// Returns an error with its causes. A cause that the text before it already contains is left out.
+fn without_repetition(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.is_empty()) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// A usage error. It is printed like any other error, and the exit code is 2.
@@ -103,6 +139,11 @@ pub struct Listing {
 }
 
 impl Listing {
+    /// Returns the maximum number of rows; `None` for all.
+    fn rows(self) -> Option<usize> {
+        (!self.all).then_some(self.limit)
+    }
+
     /// Fetches a listing and passes its rows to `show`. Prints a hint to stderr if there are more rows.
     async fn show<L: rap_api::Listing>(
         self,
@@ -110,7 +151,7 @@ impl Listing {
         filters: &[(&str, Option<&str>)],
         show: impl FnOnce(&[L::Row]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let limit = (!self.all).then_some(self.limit);
+        let limit = self.rows();
         let filters: Vec<_> = filters.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();
         let answer = client.list_json::<L>(&filters, limit).await?;
         if self.output.json {
@@ -186,4 +227,18 @@ async fn cancel(client: &Client, thread: &str, call: &str) -> anyhow::Result<()>
     }
     with_suggestion(client, thread, outcome).await?;
     Ok(print(&format!("cancelled {call} of thread {thread}\n"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_named_once() {
+        let error = anyhow!("no such file")
+            .context("cannot use the key: no such file")
+            .context("cannot use the key: no such file");
+        assert_eq!(error_text(&error), "cannot use the key: no such file");
+        assert_eq!(error_text(&anyhow!("b").context("a")), "a: b");
+    }
 }

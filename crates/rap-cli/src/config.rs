@@ -7,12 +7,18 @@ mod agent;
 mod base_url;
 mod document;
 pub(crate) mod limits;
+mod mcp_server;
 mod mistake;
 mod model;
+mod notify;
 mod read;
 mod resolver;
 mod section;
+mod started_tool;
+mod tool_server;
 mod value;
+
+pub use value::parse_duration;
 
 #[cfg(test)]
 mod tests;
@@ -21,13 +27,20 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use rap_agent::LimitValue;
+use rap_io::credentials::{Authorization, Credentials};
+use rap_io::proxy::TrustedProxies;
+use rap_io::tls::ServerTls;
 use rap_protocol::url::is_on_loopback;
 use rap_protocol::{HostPort, Secret, UrlPolicy, redact};
+use rap_runtime::FALLBACK_AFTER;
 pub use rap_runtime::model::anthropic::Thinking;
 use rap_runtime::model::scripted;
 pub use rap_runtime::model::{Options, Provider};
-pub use rap_runtime::{Limits, ToolGlob, Window};
+pub use rap_runtime::{CallbackAuth, Limits, Notify, ToolGlob, Window};
+use url::Url;
 
 pub use self::base_url::BaseUrl;
 pub use self::mistake::{Error, Location, Mistake, Problem};
@@ -53,10 +66,18 @@ pub struct Config {
     pub agents: Vec<Agent>,
     /// Tool servers whose tools are offered to agents.
     pub tool_servers: Vec<ToolServer>,
+    /// Destinations that are told about threads that need a person, have failed or were closed.
+    pub notify: Vec<Notify>,
+    /// MCP servers whose tools are offered to agents.
+    pub mcp_servers: Vec<McpServer>,
+    /// Time after which closed sessions are deleted; `None` if they are kept.
+    pub retention: Option<Duration>,
     /// Limits of the runtime and of threads.
     pub limits: Limits,
     /// Files from which secrets were read, other than the configuration file.
     pub secret_files: Vec<PathBuf>,
+    /// Environment variables from which secrets were read.
+    pub secret_variables: Vec<String>,
 }
 
 /// Network settings and client tokens.
@@ -68,6 +89,10 @@ pub struct Server {
     pub public_url: Option<BaseUrl>,
     /// Tokens of clients. If there are none, `listen` is a loopback address.
     pub tokens: Vec<Secret>,
+    /// TLS of the listener; `None` for plain HTTP.
+    pub tls: Option<ServerTls>,
+    /// Proxies that verify client certificates.
+    pub proxies: Option<TrustedProxies>,
     /// Addresses that URLs named by tools may have.
     pub url_policy: UrlPolicy,
     /// Exceptions from `url_policy`.
@@ -89,19 +114,32 @@ impl Server {
 
     /// Returns the base of callback URLs for a server that is bound to this address.
     pub fn url_at(&self, bound: SocketAddr) -> String {
-        self.public_url.as_ref().map_or_else(|| format!("http://{bound}"), BaseUrl::to_string)
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        self.public_url.as_ref().map_or_else(|| format!("{scheme}://{bound}"), BaseUrl::to_string)
     }
 }
 
 impl Config {
     /// Returns the settings whose URL is http and on another machine, with the URL.
     pub fn plain_http(&self) -> Vec<(&'static str, String)> {
-        let own_models = self.agents.iter().filter_map(|agent| agent.model.as_ref());
+        let own_models = self.agents.iter().flat_map(|agent| agent.model.iter().chain(&agent.fallbacks));
         let models = [&self.model].into_iter().chain(own_models);
         let models = models.filter_map(|model| model.options.base_url.as_ref());
         let public = self.server.public_url.iter().map(|url| ("server.public_url", url.to_url()));
-        let servers = self.tool_servers.iter().map(|server| ("tool_server.url", server.url.to_url()));
-        let all = public.chain(models.map(|url| ("model.base_url", url.clone()))).chain(servers);
+        let urls = self.tool_servers.iter().filter_map(ToolServer::url);
+        let servers = urls.map(|url| ("tool_server.url", url.to_url()));
+        let token_url = |server: &ToolServer| match &server.credentials.authorization {
+            Some(Authorization::Oauth(client)) => Some(("tool_server.oauth", client.token_url.clone())),
+            _ => None,
+        };
+        let mcp_urls = self.mcp_servers.iter().filter_map(|server| match &server.source {
+            McpSource::Url(url) => Some(("mcp_server.url", url.clone())),
+            McpSource::Command(_) => None,
+        });
+        let token_urls = self.tool_servers.iter().filter_map(token_url);
+        let notify = self.notify.iter().map(|notify| ("notify.url", notify.url.clone()));
+        let models = models.map(|url| ("model.base_url", url.clone()));
+        let all = public.chain(models).chain(servers).chain(token_urls).chain(notify).chain(mcp_urls);
         let plain = all.filter(|(_, url)| url.scheme() == "http" && !is_on_loopback(url));
         let mut plain: Vec<_> = plain.map(|(key, url)| (key, redact::url(&url))).collect();
         plain.dedup();
@@ -114,6 +152,22 @@ impl Config {
 pub enum Store {
     /// A SQLite file.
     Sqlite(PathBuf),
+    /// A Postgres database.
+    Postgres {
+        /// URL with user and password.
+        url: Secret,
+        /// Key that all nodes of the database share.
+        key: Secret,
+        /// URL of a direct connection, if there is a transaction pooler at `url`.
+        listen_url: Option<Secret>,
+        /// Time after which other nodes take over from a node that does not renew its lease.
+        lease: Duration,
+    },
+}
+
+/// Returns the names of the providers that a configuration can name.
+pub(crate) fn providers() -> [&'static str; 4] {
+    model::PROVIDERS.map(|provider| provider.name)
 }
 
 /// A model and its options.
@@ -144,6 +198,10 @@ pub struct Agent {
     pub approve: Vec<ToolGlob>,
     /// Model of this agent; `None` for the common one.
     pub model: Option<Model>,
+    /// Models that are asked instead if the first one fails, in order.
+    pub fallbacks: Vec<Model>,
+    /// Time for which a model has to fail before the next one is asked.
+    pub fallback_after: Duration,
     /// Limits of this agent's threads; `None` for the common ones.
     pub limits: Option<rap_agent::Limits>,
 }
@@ -151,10 +209,121 @@ pub struct Agent {
 /// A tool server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolServer {
-    /// Base URL; the discovery path is appended.
-    pub url: BaseUrl,
-    /// Bearer token to send; `None` if the server requires none.
+    /// URL, or program to start.
+    pub source: ToolSource,
+    /// Credentials to show. A server that is started has none of these.
+    pub credentials: Credentials,
+    /// Credentials that callbacks have to show; `None` if they need none.
+    pub callback_auth: Option<CallbackAuth>,
+    /// Timeout of calls to this server; `None` if `limits.call_timeout` applies.
+    pub call_timeout: Option<LimitValue>,
+}
+
+/// Source of a tool server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToolSource {
+    /// It runs at this base URL; the discovery path is appended.
+    Url(BaseUrl),
+    /// `rap serve` starts it.
+    Start {
+        /// Name that is unique among the servers and stays the same.
+        name: String,
+        /// Program to start.
+        program: ToolProgram,
+        /// Bearer token that its callers send; `None` for one that is made at its first start.
+        bearer: Option<Secret>,
+    },
+}
+
+/// Program of a tool server that `rap serve` starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToolProgram {
+    /// A command with its arguments. Its debug output may contain secrets.
+    Command(Vec<String>),
+    /// A tool server that ships with rap, with its options.
+    Shipped(String, ToolOptions),
+}
+
+/// Options of a tool server that ships with rap.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ToolOptions {
+    /// Directories that the tools may use.
+    pub roots: Vec<PathBuf>,
+    /// Commands that the shell runs without asking.
+    pub allow: Vec<String>,
+    /// Secrets of the senders of webhooks, by source.
+    pub secrets: Vec<(String, Secret)>,
+    /// Address on which webhooks are received.
+    pub listen: Option<SocketAddr>,
+    /// URL under which webhooks are received.
+    pub public_url: Option<BaseUrl>,
+}
+
+/// An MCP server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct McpServer {
+    /// Name that is unique among the MCP servers.
+    pub name: String,
+    /// Address or command of the server.
+    pub source: McpSource,
+    /// Text before the name of each tool.
+    pub prefix: String,
+    /// Meaning of missing annotations.
+    pub trust: rap_tools::mcp::Trust,
+    /// Variables of the environment of its process.
+    pub environment: Vec<(String, Secret)>,
+    /// Bearer token that every request to its URL shows.
     pub bearer: Option<Secret>,
+    /// Registration as an OAuth client.
+    pub oauth: McpOauth,
+    /// Timeout of calls to this server; `None` if `limits.call_timeout` applies.
+    pub call_timeout: Option<LimitValue>,
+}
+
+impl McpServer {
+    /// Returns the name under which the runtime stores it.
+    pub fn id(&self) -> String {
+        format!("mcp:{}", self.name)
+    }
+}
+
+/// Source of an MCP server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum McpSource {
+    /// A command with its arguments. Its debug output may contain secrets.
+    Command(Vec<String>),
+    /// A URL with streamable HTTP.
+    Url(Url),
+}
+
+/// Registration as an OAuth client of an MCP server. What is missing is requested from its authorization server.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct McpOauth {
+    /// Client id.
+    pub client_id: Option<String>,
+    /// Secret of the client.
+    pub client_secret: Option<Secret>,
+    /// Scopes, separated by spaces.
+    pub scope: Option<String>,
+}
+
+impl ToolServer {
+    /// Returns the name under which the runtime stores it: its base URL, or `command:` and the name of a server that is
+    /// started.
+    pub fn id(&self) -> String {
+        match &self.source {
+            ToolSource::Url(url) => url.as_str().to_owned(),
+            ToolSource::Start { name, .. } => format!("command:{name}"),
+        }
+    }
+
+    /// Returns the base URL, if it is known.
+    pub fn url(&self) -> Option<&BaseUrl> {
+        match &self.source {
+            ToolSource::Url(url) => Some(url),
+            ToolSource::Start { .. } => None,
+        }
+    }
 }
 
 impl Default for Config {
@@ -170,8 +339,12 @@ impl Default for Config {
             },
             agents: vec![Agent::default()],
             tool_servers: Vec::new(),
+            notify: Vec::new(),
+            mcp_servers: Vec::new(),
+            retention: None,
             limits: Limits::default(),
             secret_files: Vec::new(),
+            secret_variables: Vec::new(),
         }
     }
 }
@@ -182,6 +355,8 @@ impl Default for Server {
             listen: (Ipv4Addr::LOCALHOST, 7420).into(),
             public_url: None,
             tokens: Vec::new(),
+            tls: None,
+            proxies: None,
             url_policy: UrlPolicy::Loopback,
             allow_hosts: Vec::new(),
         }
@@ -197,6 +372,8 @@ impl Default for Agent {
             event_tools: vec![ToolGlob::every()],
             approve: Vec::new(),
             model: None,
+            fallbacks: Vec::new(),
+            fallback_after: FALLBACK_AFTER,
             limits: None,
         }
     }
@@ -244,7 +421,7 @@ impl Config {
 }
 
 impl File {
-    /// Returns the path, also if there is no such file.
+    /// Returns the path, even if there is no such file.
     pub fn path(&self) -> &Path {
         let (File::Given(path) | File::IfPresent(path)) = self;
         path

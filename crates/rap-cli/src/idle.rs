@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use rap_api::{CallState, Item, Status, ThreadEvent};
+use rap_api::{CallEventKind, Item, Status, ThreadEvent};
 
 /// Follows the events of a thread and knows whether it is idle.
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ impl IdleDetector {
         match event {
             ThreadEvent::Entry(entry) => {
                 // The message wakes the agent, so the last status is out of date.
-                if let Item::User { text, from: None } = &entry.item
+                if let Item::User { text, from: None, .. } = &entry.item
                     && self.remove_expected(text).is_some()
                 {
                     self.status = None;
@@ -54,7 +54,7 @@ impl IdleDetector {
             }
             ThreadEvent::Call(update) => {
                 match update.state {
-                    CallState::Open => self.open.insert(update.call.call_id.clone()),
+                    CallEventKind::Opened => self.open.insert(update.call.call_id.clone()),
                     _ => self.open.remove(&update.call.call_id),
                 };
             }

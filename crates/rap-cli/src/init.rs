@@ -23,6 +23,28 @@ pub fn text() -> String {
     text
 }
 
+/// Model and key of each provider in the file that `rap init --provider` writes. Others have neither.
+const STARTING_POINTS: [(&str, &str, &str); 3] = [
+    ("anthropic", "claude-sonnet-4-5", "env:ANTHROPIC_API_KEY"),
+    ("openai", "gpt-5", "env:OPENAI_API_KEY"),
+    ("openai-responses", "gpt-5", "env:OPENAI_API_KEY"),
+];
+
+/// Returns the names of the providers.
+pub fn providers() -> [&'static str; 4] {
+    crate::config::providers()
+}
+
+/// Returns the same with a provider, a model and the name of a variable for the key.
+pub fn text_for(provider: &str) -> String {
+    let text = text().replace("#provider = \"scripted\"", &format!("provider = \"{provider}\""));
+    let Some((_, name, key)) = STARTING_POINTS.iter().find(|(known, ..)| *known == provider) else {
+        return text;
+    };
+    text.replace("# Example: name = \"gpt-5\"", &format!("name = \"{name}\""))
+        .replace("# Example: api_key = \"env:OPENAI_API_KEY\"", &format!("api_key = \"{key}\""))
+}
+
 fn add_limits(text: &mut String, title: &str, limits: impl Iterator<Item = (&'static str, String, String)>) {
     text.push_str(&format!("# {title}\n"));
     for (key, default, about) in limits {
@@ -31,7 +53,7 @@ fn add_limits(text: &mut String, title: &str, limits: impl Iterator<Item = (&'st
     }
 }
 
-/// What to do if the file exists.
+/// Handling of an existing file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
     /// Fail.
@@ -56,8 +78,9 @@ pub enum Error {
     },
 }
 
-/// Writes [`text`] to a file.
-pub fn write(path: &Path, existing: Existing) -> Result<(), Error> {
+/// Writes [`text`] to a file, or [`text_for`] a provider.
+pub fn write(path: &Path, existing: Existing, provider: Option<&str>) -> Result<(), Error> {
+    let text = provider.map_or_else(text, text_for);
     let mut options = OpenOptions::new();
     // The file may get secrets.
     options.mode(0o600);
@@ -68,7 +91,7 @@ pub fn write(path: &Path, existing: Existing) -> Result<(), Error> {
     let written = options.open(path).and_then(|mut file| {
         // An existing file keeps its mode when it is opened.
         file.set_permissions(Permissions::from_mode(0o600))?;
-        file.write_all(text().as_bytes())
+        file.write_all(text.as_bytes())
     });
     written.map_err(|why| match why.kind() {
         io::ErrorKind::AlreadyExists => Error::Exists(path.to_owned()),
@@ -85,11 +108,28 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("rap.toml");
         std::fs::write(&path, "mine").unwrap();
-        let error = write(&path, Existing::Keep).unwrap_err();
+        let error = write(&path, Existing::Keep, None).unwrap_err();
         assert_eq!(error.to_string(), format!("{} exists; use --force to overwrite it", path.display()));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
-        write(&path, Existing::Replace).unwrap();
+        write(&path, Existing::Replace, None).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text());
+    }
+
+    #[test]
+    fn a_provider_is_written_with_a_model_and_a_key() {
+        use crate::config::{Config, Environment, File, Sources};
+        for provider in providers() {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("rap.toml");
+            write(&path, Existing::Keep, Some(provider)).unwrap();
+            let keys = ["ANTHROPIC_API_KEY", "OPENAI_API_KEY"].map(|name| (name.to_owned(), "k".to_owned()));
+            let environment = Environment::from(keys);
+            let sources = Sources { file: File::Given(path), environment, flags: Vec::new() };
+            let model = Config::load(&sources).unwrap().model;
+            assert_eq!(model.provider.name, provider);
+            assert_eq!(model.options.api_key.is_some(), provider != "scripted", "{provider}");
+            assert_eq!(model.options.name.is_empty(), provider == "scripted", "{provider}");
+        }
     }
 
     #[test]
@@ -98,7 +138,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("rap.toml");
         for existing in [Existing::Keep, Existing::Replace] {
-            write(&path, existing).unwrap();
+            write(&path, existing, None).unwrap();
             assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
             std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         }
@@ -108,7 +148,7 @@ mod tests {
     fn an_error_names_the_file_that_cannot_be_written() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("no/rap.toml");
-        let error = write(&path, Existing::Keep).unwrap_err().to_string();
+        let error = write(&path, Existing::Keep, None).unwrap_err().to_string();
         assert!(error.starts_with(&format!("cannot write {}: ", path.display())), "{error}");
     }
 }

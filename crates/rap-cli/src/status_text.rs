@@ -2,12 +2,13 @@
 //! continues it.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use rap_agent::texts;
-use rap_api::{OpenCall, Question, QuestionKind, Status, Subscription, Thread, Time};
+use rap_api::{OpenCall, Question, QuestionKind, Status, Subscription, Thread, Time, Usage, UsualDuration};
 
 use crate::table::one_line;
-use crate::time_format::{long_duration, relative, short_duration};
+use crate::time_format::{exact, exact_relative, long_duration, precise_duration, relative, short_duration};
 
 /// Objects related to a thread that its description needs.
 #[derive(Debug, Default)]
@@ -33,13 +34,47 @@ pub fn describe(thread: &Thread, related: &Related, now: Time) -> Vec<String> {
     if others > 0 {
         let more = if related.children.is_empty() { "" } else { "more " };
         let noun = if others == 1 { "child" } else { "children" };
-        sentences.push(format!("{others} {more}{noun} at work"));
+        sentences.push(format!("{others} {more}open {noun}"));
     }
     if thread.held > 0 {
         let noun = if thread.held == 1 { "input" } else { "inputs" };
         sentences.push(format!("{} held {noun}", thread.held));
     }
     sentences
+}
+
+/// Returns a reason with a word before it that says whether the thread failed or is paused. Reasons that earlier versions
+/// stored begin with the word.
+pub fn with_word(status: Status, why: &str) -> String {
+    let word = if status == Status::Failed { "failed: " } else { "paused: " };
+    if why.starts_with(word) { why.to_owned() } else { format!("{word}{why}") }
+}
+
+/// Describes the turns, tokens and cost of a thread.
+pub fn usage(thread: &Thread) -> String {
+    let turns = if thread.turn == 1 { "1 turn".into() } else { format!("{} turns", grouped(thread.turn)) };
+    format!("{turns}; {}", tokens(&thread.usage))
+}
+
+/// Describes tokens and their cost.
+pub fn tokens(usage: &Usage) -> String {
+    let cached =
+        if usage.cached == 0 { String::new() } else { format!(" ({} cached)", grouped(usage.cached)) };
+    let cost = usage.cost.map_or_else(|| "cost unknown".into(), |cost| format!("cost {cost}"));
+    format!("{} tokens in{cached}, {} out; {cost}", grouped(usage.input), grouped(usage.output))
+}
+
+/// Formats a number with commas between groups of three digits.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 /// Returns a status as shown to people.
@@ -57,11 +92,14 @@ fn describe_status(thread: &Thread, questions: &[Question], now: Time) -> String
     match thread.status {
         Status::Closed => format!("closed {}", relative(thread.updated_at, now)),
         Status::Failed => match thread.retry_at {
-            Some(at) => format!("failed: {why}; retries {}, or at once with: {resume}", relative(at, now)),
+            Some(at) => format!("failed: {why}; retries {}, or at once with: {resume}", exact(at, now)),
             None => format!("failed: {why}; resume with: {resume}"),
         },
         Status::Running => format!("running: model request of turn {} for {since}", thread.turn),
-        Status::NeedsYou if questions.is_empty() => format!("needs you: {why}; resume with: {resume}"),
+        Status::NeedsYou if questions.is_empty() => match thread.retry_at {
+            Some(at) => format!("needs you: {why}; goes on {}, or at once with: {resume}", exact(at, now)),
+            None => format!("needs you: {why}; resume with: {resume}"),
+        },
         Status::NeedsYou => "needs you:".into(),
         Status::Waiting => format!("waiting for {}", calls(thread.waiting_on.len())),
         Status::Idle if thread.waiting_on.is_empty() => {
@@ -96,6 +134,9 @@ fn describe_call(call: &OpenCall, now: Time) -> String {
             format!("sleeping ({id}) for {since}; wakes {}, or on any input", ends(call, now))
         }
         texts::WAIT => format!("waiting ({id}) for {since} for any input"),
+        tool if call.needs_approval => {
+            format!("`{tool}` ({id}) waits for your approval for {since}; refused {}", ends(call, now))
+        }
         tool => {
             let shown = shown(call).map_or(String::new(), |shown| format!(", {shown},"));
             let until = call.until.map_or("no timeout".into(), |_| format!("times out {}", ends(call, now)));
@@ -103,7 +144,8 @@ fn describe_call(call: &OpenCall, now: Time) -> String {
                 .problem
                 .as_ref()
                 .map_or(String::new(), |problem| format!("; its last callback was {problem}"));
-            format!("waiting for `{tool}`{shown} ({id}) for {since}; {until}{problem}")
+            let usual = usual(call.usually, call.overdue).map_or(String::new(), |usual| format!("; {usual}"));
+            format!("waiting for `{tool}`{shown} ({id}) for {since}; {until}{usual}{problem}")
         }
     }
 }
@@ -116,11 +158,24 @@ pub fn call_progress(call: &OpenCall, now: Time) -> String {
             format!("sleeping ({id}) for {since}; wakes {}", ends(call, now))
         }
         texts::WAIT => format!("waiting ({id}) for {since} for any input"),
+        tool if call.needs_approval => format!("{tool} ({id}) waits for your approval for {since}"),
         tool => {
             let shown = shown(call).map_or(String::new(), |shown| format!(": {shown}"));
             format!("{tool} ({id}) has been running for {since}{shown}")
         }
     }
+}
+
+/// Describes the usual duration of a call, and says if it has taken far longer.
+pub fn usual(usually: Option<UsualDuration>, overdue: bool) -> Option<String> {
+    let UsualDuration { min_ms, max_ms } = usually?;
+    let [min, max] = [min_ms, max_ms].map(|millis| precise_duration(Duration::from_millis(millis)));
+    let takes = match () {
+        () if min == max => format!("usually takes {max}"),
+        () if min_ms == 0 => format!("usually takes up to {max}"),
+        () => format!("usually takes {min} to {max}"),
+    };
+    Some(if overdue { format!("overdue: {takes}") } else { takes })
 }
 
 /// Display text that the tool provides for the call.
@@ -131,7 +186,7 @@ fn shown(call: &OpenCall) -> Option<String> {
 /// Time until a sleep ends or a call times out.
 fn ends(call: &OpenCall, now: Time) -> String {
     match call.until {
-        Some(until) if until > now => format!("in {}", long_duration(until.since(now))),
+        Some(until) if until > now => exact_relative(until, now),
         _ => "any moment".into(),
     }
 }
@@ -163,6 +218,7 @@ pub fn waiting_for(thread: &Thread, now: Time) -> String {
     let call = |call: &OpenCall| match call.tool.as_str() {
         texts::SLEEP | texts::SLEEP_UNTIL => format!("sleep (wakes {})", ends(call, now)),
         texts::WAIT => "any input".into(),
+        tool if call.needs_approval => format!("approval of {tool}"),
         tool => format!("{tool} for {}", short_duration(now.since(call.since))),
     };
     let subscription = |subscription: &Subscription| match subscription.tool.as_str() {
@@ -219,6 +275,15 @@ mod tests {
         let call = json!({"call_id": "call_2_1", "tool": "slow", "since": "1970-01-01T00:07:00.000Z"});
         let mut timed = call.clone();
         timed["until"] = json!("1970-01-01T02:10:00.000Z");
+        let with = |usually: Value| {
+            let mut call = call.clone();
+            (call["usually"], call["overdue"]) = (usually, json!(false));
+            call
+        };
+        let usual = with(json!({"min_ms": 60_000, "max_ms": 7_200_000}));
+        let at_most = with(json!({"min_ms": 0, "max_ms": 7_200_000}));
+        let mut overdue = with(json!({"min_ms": 5_000, "max_ms": 5_000}));
+        overdue["overdue"] = json!(true);
         let table = [
             (json!({}), "idle for 4 min; talk to it with: rap chat t1"),
             (json!({"status": "closed"}), "closed 4 min ago"),
@@ -234,15 +299,27 @@ mod tests {
             (
                 json!({"waiting_on": [call], "subscriptions": [call], "children": 1, "held": 2}),
                 "idle for 4 min; 1 call in the background | waiting for `slow` (call_2_1) for 3 min; no timeout | \
-                 subscribed to `slow` (call_2_1) for 3 min | 1 child at work | 2 held inputs",
+                 subscribed to `slow` (call_2_1) for 3 min | 1 open child | 2 held inputs",
             ),
             (
                 json!({"status": "failed", "why": "no model"}),
                 "failed: no model; resume with: rap threads resume t1",
             ),
             (
+                json!({"status": "waiting", "waiting_on": [usual]}),
+                "waiting for 1 call | waiting for `slow` (call_2_1) for 3 min; no timeout; usually takes 1 min to 2 h",
+            ),
+            (
+                json!({"status": "waiting", "waiting_on": [at_most]}),
+                "waiting for 1 call | waiting for `slow` (call_2_1) for 3 min; no timeout; usually takes up to 2 h",
+            ),
+            (
+                json!({"status": "waiting", "waiting_on": [overdue]}),
+                "waiting for 1 call | waiting for `slow` (call_2_1) for 3 min; no timeout; overdue: usually takes 5.0 s",
+            ),
+            (
                 json!({"status": "failed", "why": "no model", "retry_at": "1970-01-01T00:10:30.000Z"}),
-                "failed: no model; retries in 30 s, or at once with: rap threads resume t1",
+                "failed: no model; retries in 30 s, at 00:10:30 UTC, or at once with: rap threads resume t1",
             ),
             (
                 json!({"status": "needs_you", "why": "paused"}),
@@ -298,7 +375,7 @@ mod tests {
             "waiting (c3) for 3 min for any input",
             "schedule (c4) active for 3 min; next wake in 1 min, at 1970-01-01T00:11:00.000Z",
             "child t2 “Look it up” is waiting: sleep (wakes in 1 min 15 s)",
-            "2 more children at work",
+            "2 more open children",
         ];
         assert_eq!(describe(&sleeper, &related, now()), expected);
         assert_eq!(

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anstyle::Style;
 use rap_agent::texts;
-use rap_api::{Call, Entry, Item, Sender, Time, display_text};
+use rap_api::{Call, ChildEvent, Entry, Item, Sender, Time, display_text};
+use serde_json::Value;
 
 use crate::table::{CYAN, DIM, GREEN, YELLOW, cut, one_line, plain, styled};
 use crate::time_format::precise_duration;
@@ -28,7 +29,7 @@ pub struct Transcript {
 /// A line of the transcript.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
-    /// `you`, `agent`, `parent`, `call`, `result`, `woken` or `note`.
+    /// `you`, `agent`, `parent`, `call`, `result`, `woken`, `event`, `child`, `view` or `note`.
     pub who: &'static str,
     pub what: String,
 }
@@ -45,7 +46,7 @@ fn colour(who: &str) -> Style {
     match who {
         "you" | "parent" => CYAN,
         "agent" => GREEN,
-        "woken" => YELLOW,
+        "woken" | "event" => YELLOW,
         _ => DIM,
     }
 }
@@ -53,14 +54,16 @@ fn colour(who: &str) -> Style {
 impl Transcript {
     pub fn lines(&mut self, entry: &Entry) -> Vec<Line> {
         match &entry.item {
-            Item::User { text, from: None } => vec![Line { who: "you", what: plain(text) }],
-            Item::User { text, from: Some(Sender::Parent) } => {
+            Item::User { text, content, from: None } => {
+                vec![Line { who: "you", what: with_content(plain(text), content) }]
+            }
+            Item::User { text, from: Some(Sender::Parent), .. } => {
                 vec![Line { who: "parent", what: plain(text) }]
             }
-            Item::User { text, from: Some(_) } | Item::Notice { text } => {
+            Item::User { text, from: Some(_), .. } | Item::Notice { text } => {
                 vec![Line { who: "note", what: plain(text) }]
             }
-            Item::Assistant { text, calls } => {
+            Item::Assistant { text, calls, .. } => {
                 let said = (!text.is_empty()).then(|| Line { who: "agent", what: plain(text) });
                 let called: Vec<Line> = calls.iter().map(|call| self.call(call, entry.at)).collect();
                 said.into_iter().chain(called).collect()
@@ -104,6 +107,27 @@ impl Transcript {
     }
 }
 
+/// Adds the further content of a message: its texts, and a word for each image.
+fn with_content(text: String, content: &[Value]) -> String {
+    let item = |item: &Value| match item["text"].as_str() {
+        Some(text) => plain(text),
+        None => format!("[image: {}]", one_line(item["mediaType"].as_str().unwrap_or("unknown type"))),
+    };
+    let parts = std::iter::once(text).chain(content.iter().map(item));
+    parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// Describes a child that was spawned: for events, or by the model.
+pub fn child_line(child: &ChildEvent) -> Line {
+    let id = one_line(&child.thread_id);
+    let title = short(child.title.as_deref().unwrap_or_default());
+    if child.tool == texts::SPAWN_THREAD {
+        return Line { who: "child", what: format!("{id}: {title}") };
+    }
+    let title = title.strip_prefix("event ").unwrap_or(&title);
+    Line { who: "event", what: format!("{title} (child {id})") }
+}
+
 /// Returns the beginning of a text on one line. The rest, which may be large, is not read.
 fn short(text: &str) -> String {
     let beginning: String = text.trim_start().chars().take(4 * SHORT).collect();
@@ -140,7 +164,7 @@ fn wake_reason(call: &Call) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     fn check(entries: &[Value], expected: &[&str]) {
         let mut transcript = Transcript::default();
@@ -194,6 +218,8 @@ mod tests {
         check(
             &[
                 json!({"kind": "user", "text": "hi\nthere"}),
+                json!({"kind": "user", "text": "look", "content": [
+                    {"type": "image", "data": "aGk=", "mediaType": "image/png"}, {"type": "text", "text": "here"}]}),
                 json!({"kind": "user", "text": "an event", "from": "runtime"}),
                 json!({"kind": "assistant", "text": "I call.", "calls": [call]}),
                 json!({"kind": "result", "call_id": "c1", "content": [{"type": "text", "text": "a\x1b[2J"}]}),
@@ -207,6 +233,7 @@ mod tests {
             ],
             &[
                 "you     hi\n        there",
+                "you     look [image: image/png] here",
                 "note    an event",
                 "agent   I call.",
                 "call    slow({\"seconds\":2}) (c1)",

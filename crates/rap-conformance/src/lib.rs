@@ -5,7 +5,7 @@
 //! ([`requirements`]). A [`Report`] lists the results by requirement, in the order of the specification.
 //!
 //! A requirement that cannot be observed from outside is never reported as passed, and one that can be observed in part
-//! ([`Gap`]) is reported as such. [`Profile`] separates the specification from this project's readings of it. This crate does not write to the
+//! ([`Gap`]) is reported as such. [`Profile`] separates the specification from this project's interpretation of it. This crate does not write to the
 //! terminal.
 
 mod canary;

@@ -19,7 +19,7 @@ pub struct Probe {
     /// Unique name, in lower case with underscores.
     pub name: &'static str,
     /// Ids of the requirements that the probe covers. A probe without requirements is an addition: it checks this
-    /// project's reading of a point that the specification leaves open. It runs only in [`Profile::Rap`], and its failure
+    /// project's interpretation of a point that the specification leaves open. It runs only in [`Profile::Rap`], and its failure
     /// counts as an unmet SHOULD.
     pub requirements: &'static [&'static str],
     /// Behaviour that the probe expects, as a sentence.
@@ -42,10 +42,10 @@ impl Probe {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Profile {
-    /// What the specification says, and nothing else.
+    /// Only the requirements of the specification.
     #[default]
-    Seeds,
-    /// Also this project's readings of points that the specification leaves open.
+    Spec,
+    /// Also this project's interpretation of points that the specification leaves open.
     Rap,
 }
 
@@ -195,7 +195,7 @@ pub struct Gap {
 /// Extent of a [`Gap`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// Nothing that a probe sees shows that the requirement is met.
+    /// No probe can show that the requirement is met.
     Whole,
     /// A probe shows that the requirement is met in part.
     Part,
@@ -250,7 +250,7 @@ pub struct Count {
     /// Requirements that are met, as far as can be observed.
     pub passed: usize,
     /// Requirements that are met in the part that can be observed.
-    pub partly: usize,
+    pub partial: usize,
     /// Requirements of level MUST or MUST NOT that are not met.
     pub failed_must: usize,
     /// Requirements of other levels that are not met, and recommendations within a MUST.
@@ -315,7 +315,7 @@ impl Report {
         for (requirement, result) in self.requirement_results() {
             match result {
                 RequirementResult::Pass => count.passed += 1,
-                RequirementResult::Partial { .. } => count.partly += 1,
+                RequirementResult::Partial { .. } => count.partial += 1,
                 RequirementResult::Fail(weight) if is_must(requirement, weight) => count.failed_must += 1,
                 RequirementResult::Fail(_) => count.failed_should += 1,
                 RequirementResult::NotObservable { .. } => count.not_observable += 1,

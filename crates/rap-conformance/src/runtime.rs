@@ -2,7 +2,7 @@
 //! in which order and how often, and what reaches the model.
 //!
 //! Every probe runs its own scenario, most of them concurrently. A probe waits for expected messages until they arrive,
-//! at most [`Timeouts::arrival`]. To show that something does not happen, it waits for [`Timeouts::settle`].
+//! at most [`Timeouts::arrival`]. To show that something does not happen, it waits for [`Timeouts::quiet_period`].
 
 mod crash;
 mod latch;
@@ -32,6 +32,7 @@ pub use self::user::{Api, SayCommand, User};
 
 use self::crash::Crash;
 use self::mock_server::MockServer;
+use self::model::ModelRequest;
 use self::probes::{Check, Phase};
 use self::scenario::{CheckContext, Scenario};
 use crate::{Outcome, Probe, Profile, Progress, Report, Subject, Verdict};
@@ -40,6 +41,10 @@ use crate::{Outcome, Probe, Profile, Progress, Report, Subject, Verdict};
 const CONCURRENT_SCENARIOS: usize = 24;
 /// Pause between attempts to contact a runtime that is not running yet.
 const CONTACT_PAUSE: Duration = Duration::from_secs(2);
+/// Number of further messages until the model gets the tools, and the pause before each. A runtime need not wait for a
+/// toolset that is slow to arrive before it sends a first prompt.
+const TOOL_TRIES: u32 = 4;
+const TOOL_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum number of bytes of an answer that are read.
 const ANSWER_BYTES: usize = 1024 * 1024;
 
@@ -49,12 +54,12 @@ pub struct Timeouts {
     /// Maximum wait for a message that should arrive.
     pub arrival: Duration,
     /// Wait before a probe concludes that a message does not arrive.
-    pub settle: Duration,
+    pub quiet_period: Duration,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Timeouts { arrival: Duration::from_secs(30), settle: Duration::from_secs(3) }
+        Timeouts { arrival: Duration::from_secs(30), quiet_period: Duration::from_secs(3) }
     }
 }
 
@@ -187,14 +192,29 @@ impl Checker {
         Ok(report)
     }
 
+    /// Returns true if a prompt offers the tools of every server whose toolset was fetched.
+    fn offers_all(&self, prompt: &ModelRequest) -> bool {
+        let tools = [(tools::MAIN, tools::WORK), (tools::SECOND, tools::CHANGING)];
+        let mut fetched = tools.into_iter().filter(|(server, _)| self.server.discoveries(*server) > 0);
+        fetched.all(|(_, tool)| prompt.offers(tool) > 0)
+    }
+
     /// Checks that a message reaches the model and that the runtime fetches a toolset. Otherwise nothing can be
     /// checked.
     async fn make_contact(&self, context: &Arc<CheckContext>) -> Result<(), Error> {
         let scenario = context.scenario(None);
         let contact = async {
             let marker = scenario.noop_step();
-            scenario.open_thread(marker).await?;
-            scenario.wait_for_prompt_with(&self.server.marker_text(marker)).await
+            let thread = scenario.open_thread(marker).await?;
+            let mut prompt = scenario.wait_for_prompt_with(&self.server.marker_text(marker)).await?;
+            for _ in 0..TOOL_TRIES {
+                if self.offers_all(&prompt) {
+                    break;
+                }
+                tokio::time::sleep(TOOL_PAUSE).await;
+                prompt = scenario.current_prompt(&thread).await?;
+            }
+            Ok(prompt)
         };
         let why = match contact.await {
             Ok(_) if self.server.discoveries(tools::MAIN) > 0 => {

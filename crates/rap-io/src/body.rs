@@ -22,6 +22,8 @@ pub struct BodyMemory {
     large: Arc<Semaphore>,
     /// Used when the others are used up.
     own: Arc<Semaphore>,
+    /// Memory from which each byte is taken as well.
+    share: Option<Arc<BodyMemory>>,
 }
 
 /// Limits of one body.
@@ -38,7 +40,16 @@ pub struct BodyLimits {
 pub struct ReceivedBody {
     /// Content of the body.
     pub bytes: Bytes,
-    _permits: [Option<OwnedSemaphorePermit>; 3],
+    _grant: Grant,
+}
+
+/// Memory that a body uses.
+#[derive(Debug, Default)]
+struct Grant {
+    small: Option<OwnedSemaphorePermit>,
+    large: Option<OwnedSemaphorePermit>,
+    own: Option<OwnedSemaphorePermit>,
+    share: Option<Box<Grant>>,
 }
 
 /// Reason why a body is refused.
@@ -67,7 +78,7 @@ impl BodyMemory {
         let bytes = bytes.min(Semaphore::MAX_PERMITS);
         let small = bytes / SMALL_PART;
         let [small, large, own] = [small, bytes - small, 0].map(|bytes| Arc::new(Semaphore::new(bytes)));
-        BodyMemory { small, large, own }
+        BodyMemory { small, large, own, share: None }
     }
 
     /// Returns this memory with `bytes` more, which only the bodies that are read through the returned value can use.
@@ -75,6 +86,17 @@ impl BodyMemory {
     pub fn with_own(&self, bytes: usize) -> Self {
         let own = Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS)));
         BodyMemory { own, ..self.clone() }
+    }
+
+    /// Returns this memory for bodies that together use no more than `share`, so that others find memory, too.
+    #[must_use]
+    pub fn within(&self, share: Arc<BodyMemory>) -> Self {
+        BodyMemory { share: Some(share), ..self.clone() }
+    }
+
+    /// Returns true while a body or a clone uses it.
+    pub fn is_used(&self) -> bool {
+        [&self.small, &self.large, &self.own].into_iter().any(|memory| Arc::strong_count(memory) > 1)
     }
 
     /// Reads a JSON body.
@@ -87,6 +109,16 @@ impl BodyMemory {
         if !is_json(headers) {
             return Err(BodyError::NotJson);
         }
+        self.read(headers, body, limits).await
+    }
+
+    /// Reads a body of any type.
+    pub async fn read(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+        limits: BodyLimits,
+    ) -> Result<ReceivedBody, BodyError> {
         if content_length(headers) > limits.bytes {
             return Err(BodyError::TooLarge(limits.bytes));
         }
@@ -94,10 +126,20 @@ impl BodyMemory {
         tokio::time::timeout(limits.within, reading).await.unwrap_or(Err(BodyError::TooSlow))
     }
 
+    /// Takes memory for some bytes of a body: first for those that count as small.
+    fn take(&self, grant: &mut Grant, small: usize, large: usize) -> Result<(), BodyError> {
+        if let Some(share) = &self.share {
+            share.take(grant.share.get_or_insert_default(), small, large)?;
+        }
+        let without_small = take(&self.small, &mut grant.small, small).is_err();
+        let other = if without_small { small + large } else { large };
+        take(&self.large, &mut grant.large, other).or_else(|_| take(&self.own, &mut grant.own, other))
+    }
+
     /// Reads a body chunk by chunk. A body of one chunk, the common case, is not copied.
     async fn collect(&self, mut body: Body, limit: usize) -> Result<ReceivedBody, BodyError> {
         let mut collected = Bytes::new();
-        let mut permits = [None, None, None];
+        let mut grant = Grant::default();
         while let Some(frame) = body.frame().await {
             let Ok(chunk) = frame.map_err(|_| BodyError::CutOff)?.into_data() else { continue };
             let (before, after) = (collected.len(), collected.len() + chunk.len());
@@ -105,13 +147,7 @@ impl BodyMemory {
                 return Err(BodyError::TooLarge(limit));
             }
             let small = after.min(SMALL) - before.min(SMALL);
-            let mut other = chunk.len() - small;
-            if take(&self.small, &mut permits[0], small).is_err() {
-                other += small;
-            }
-            if take(&self.large, &mut permits[1], other).is_err() {
-                take(&self.own, &mut permits[2], other)?;
-            }
+            self.take(&mut grant, small, chunk.len() - small)?;
             if collected.is_empty() {
                 collected = chunk;
             } else {
@@ -120,7 +156,7 @@ impl BodyMemory {
                 collected = longer.freeze();
             }
         }
-        Ok(ReceivedBody { bytes: collected, _permits: permits })
+        Ok(ReceivedBody { bytes: collected, _grant: grant })
     }
 }
 
@@ -234,6 +270,24 @@ mod tests {
             let more = memory.read_json(&json(), Body::from("{}"), LIMITS).await;
             assert_eq!(more.is_err(), is_full);
         }
+    }
+
+    #[tokio::test]
+    async fn bodies_within_a_share_leave_memory_to_others() {
+        let common = BodyMemory::new(2 * SMALL_PART * SMALL);
+        let share = Arc::new(BodyMemory::new(SMALL_PART * SMALL));
+        let memory = common.within(Arc::clone(&share));
+        let mut held = Vec::new();
+        while let Ok(received) = memory.read_json(&json(), Body::from(vec![b' '; SMALL]), LIMITS).await {
+            held.push(received);
+        }
+        assert_eq!(held.len(), SMALL_PART);
+        assert!(share.is_used());
+        let other = common.within(Arc::new(BodyMemory::new(SMALL_PART * SMALL)));
+        assert!(other.read_json(&json(), Body::from(vec![b' '; SMALL]), LIMITS).await.is_ok());
+        held.clear();
+        assert!(!share.is_used());
+        assert!(memory.read_json(&json(), Body::from(vec![b' '; 2 * SMALL]), LIMITS).await.is_ok());
     }
 
     #[tokio::test]

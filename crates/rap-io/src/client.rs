@@ -13,13 +13,13 @@ mod error;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::{Bytes, BytesMut};
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, DATE, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -37,8 +37,13 @@ pub use error::Error;
 /// Time that an idle connection is kept. Shorter than usual server timeouts, so that servers rarely close a
 /// connection just when a request is sent.
 const IDLE_TIME: Duration = Duration::from_secs(20);
+/// Time for which the root certificates of the system that one client has read are used by others, too.
+const ROOTS_SHARED_FOR: Duration = Duration::from_secs(60);
 /// Upper bound for `Retry-After`.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// Headers of model servers: `Retry-After` in milliseconds, and whether the request should be repeated.
+const RETRY_AFTER_MS: &str = "retry-after-ms";
+const SHOULD_RETRY: &str = "x-should-retry";
 
 /// `User-Agent` of requests to URLs that somebody else named: a runtime's requests to tool servers, and a tool server's
 /// callbacks. An API without tokens refuses it, so that nobody can use these requests to operate the API.
@@ -101,7 +106,7 @@ impl Default for ClientLimits {
 pub struct Reply {
     /// HTTP status. Redirects are not followed, so it may be a 3xx.
     pub status: u16,
-    /// Value of `Retry-After`, at most one day. `None` if it is missing or not a number of seconds.
+    /// Value of `Retry-After`, at most one day. `None` if it is missing or malformed.
     pub retry_after: Option<Duration>,
     /// The first `drain_bytes` of the body, for error texts.
     pub body: Bytes,
@@ -112,10 +117,23 @@ pub struct Reply {
 pub struct Fetched {
     /// HTTP status. Redirects are not followed, so it may be a 3xx.
     pub status: u16,
-    /// Value of `Retry-After`, at most one day. `None` if it is missing or not a number of seconds.
+    /// Value of `Retry-After`, at most one day. `None` if it is missing or malformed.
     pub retry_after: Option<Duration>,
     /// The whole body.
     pub body: Bytes,
+}
+
+/// The answer of a server with its headers, and with a possibly truncated body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// HTTP status. Redirects are not followed, so it may be a 3xx.
+    pub status: u16,
+    /// Headers of the answer.
+    pub headers: HeaderMap,
+    /// The body, up to the limit of the request.
+    pub body: Bytes,
+    /// True if the body is longer, was cut off, or did not end in time.
+    pub truncated: bool,
 }
 
 /// An answer whose body is read as a stream. Dropping it closes the connection, unless it was read to its end.
@@ -123,10 +141,13 @@ pub struct Fetched {
 pub struct Streaming {
     /// HTTP status. Redirects are not followed, so it may be a 3xx.
     pub status: u16,
-    /// Value of `Retry-After`, at most one day. `None` if it is missing or not a number of seconds.
+    /// Value of `Retry-After`, at most one day. `None` if it is missing or malformed.
     pub retry_after: Option<Duration>,
+    /// Value of `x-should-retry`. `None` if it is missing or malformed.
+    pub should_retry: Option<bool>,
     /// The server's `Content-Type` with its parameters. `None` if it is missing or not ASCII text.
     pub content_type: Option<String>,
+    headers: HeaderMap,
     body: Incoming,
     idle: Duration,
     /// Timeout of the current wait for a chunk.
@@ -134,6 +155,11 @@ pub struct Streaming {
 }
 
 impl Streaming {
+    /// Returns the value of a header. `None` if it is missing or not ASCII text.
+    pub fn header(&self, name: &HeaderName) -> Option<String> {
+        Some(self.headers.get(name)?.to_str().ok()?.to_owned())
+    }
+
     /// Returns the next chunk of the body, or `None` at its end. A truncated body is an error. Cancel safe: the
     /// future can be dropped without losing data, and the timeout of the chunk continues to run.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, Error> {
@@ -161,10 +187,17 @@ impl Client {
         Client::with_tls(rules.into(), limits, native_tls(), system_lookup())
     }
 
-    /// Creates a client for URLs that somebody else named. Its `User-Agent` says so.
+    /// Creates a client for URLs that somebody else named. Its `User-Agent` identifies such requests.
     pub fn outgoing(rules: impl Into<UrlRules>, limits: ClientLimits) -> Client {
         let agent = Some(HeaderValue::from_static(OUTGOING_AGENT));
         Client { agent, ..Client::new(rules, limits) }
+    }
+
+    /// Like [`Client::outgoing`], with other root certificates or a client certificate.
+    #[cfg(feature = "server")]
+    pub(crate) fn outgoing_with_tls(rules: UrlRules, limits: ClientLimits, tls: ClientConfig) -> Client {
+        let agent = Some(HeaderValue::from_static(OUTGOING_AGENT));
+        Client { agent, ..Client::with_tls(rules, limits, Some(tls), system_lookup()) }
     }
 
     fn with_tls(rules: UrlRules, limits: ClientLimits, tls: Option<ClientConfig>, lookup: Lookup) -> Client {
@@ -187,7 +220,7 @@ impl Client {
         Client { http, rules, limits, trust, agent: None }
     }
 
-    /// POSTs `body` as JSON. Any status is a success, also a redirect.
+    /// POSTs `body` as JSON. Any status is a success, even a redirect.
     ///
     /// A header in `headers` replaces an earlier one of the same name and the client's own. User and password in the
     /// URL are sent as a Basic `Authorization` header. Once the status has arrived, the call succeeds, even if the
@@ -216,6 +249,38 @@ impl Client {
         max_bytes: usize,
     ) -> Result<Fetched, Error> {
         self.fetch(Method::GET, url, headers, max_bytes).await
+    }
+
+    /// Sends a request of any method, and keeps at most `max_bytes` of the body of its answer. Any status is a success.
+    pub async fn request(
+        &self,
+        method: Method,
+        url: &Url,
+        headers: &[(HeaderName, HeaderValue)],
+        body: Bytes,
+        max_bytes: usize,
+    ) -> Result<Answer, Error> {
+        let deadline = Instant::now() + self.limits.total;
+        let (head, mut body) = self.send(method, url, headers, body, deadline).await?.into_parts();
+        let (mut read, mut truncated) = (BytesMut::new(), false);
+        loop {
+            let frame = match timeout_at(deadline, body.frame()).await {
+                Ok(None) => break,
+                Ok(Some(Ok(frame))) => frame,
+                Ok(Some(Err(_))) | Err(_) => {
+                    truncated = true;
+                    break;
+                }
+            };
+            let Some(data) = frame.data_ref() else { continue };
+            let room = max_bytes - read.len();
+            read.extend_from_slice(&data[..data.len().min(room)]);
+            if data.len() > room {
+                truncated = true;
+                break;
+            }
+        }
+        Ok(Answer { status: head.status.as_u16(), headers: head.headers, body: read.freeze(), truncated })
     }
 
     /// Sends DELETE. The answer is read as by [`Client::get`].
@@ -276,10 +341,12 @@ impl Client {
         Ok(Streaming {
             status: head.status.as_u16(),
             retry_after: retry_after(&head.headers),
+            should_retry: should_retry(&head.headers),
             content_type: head
                 .headers
                 .get(CONTENT_TYPE)
                 .and_then(|kind| Some(kind.to_str().ok()?.to_owned())),
+            headers: head.headers,
             body,
             idle: self.limits.stream_idle,
             chunk_deadline: None,
@@ -307,21 +374,42 @@ impl Client {
     }
 }
 
-// Argued: TR-24 both sides use https for every https URL; a reverse proxy provides TLS for incoming connections
-fn tls_builder() -> ConfigBuilder<ClientConfig, WantsVerifier> {
+// Argued: TR-24 both sides use https for every https URL; server.tls or a reverse proxy provides TLS for incoming connections
+pub(crate) fn tls_builder() -> ConfigBuilder<ClientConfig, WantsVerifier> {
     ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("bug: ring supports the default TLS versions")
 }
 
+/// Returns the settings with the root certificates of the system. Clients that are created at about the same time share them,
+/// since they take more memory and time than the rest of a client.
 fn native_tls() -> Option<ClientConfig> {
+    static SHARED: Mutex<Option<(std::time::Instant, ClientConfig)>> = Mutex::new(None);
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((read_at, tls)) = shared.as_ref()
+        && read_at.elapsed() < ROOTS_SHARED_FOR
+    {
+        return Some(tls.clone());
+    }
     match tls_builder().with_native_roots() {
-        Ok(builder) => Some(builder.with_no_client_auth()),
+        Ok(builder) => {
+            let tls = builder.with_no_client_auth();
+            *shared = Some((std::time::Instant::now(), tls.clone()));
+            Some(tls)
+        }
         Err(error) => {
             tracing::warn!(%error, "https requests will fail: no root certificates were found");
             None
         }
     }
+}
+
+/// Returns the root certificates of the system. Without any, every https request fails with an error of TLS.
+#[cfg(feature = "server")]
+pub(crate) fn native_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    roots
 }
 
 fn request(
@@ -350,17 +438,19 @@ fn basic_auth(url: &Url) -> Option<HeaderValue> {
     if url.username().is_empty() && url.password().is_none() {
         return None;
     }
-    let mut plain = percent_decoded(url.username());
-    plain.push(b':');
-    plain.extend(percent_decoded(url.password().unwrap_or("")));
-    let text = format!("Basic {}", BASE64_STANDARD.encode(plain));
+    Some(basic(&percent_decoded(url.username()), &percent_decoded(url.password().unwrap_or(""))))
+}
+
+/// Returns the `Authorization` header of a user and a password.
+pub(crate) fn basic(user: &[u8], password: &[u8]) -> HeaderValue {
+    let text = format!("Basic {}", BASE64_STANDARD.encode([user, b":", password].concat()));
     let mut value = HeaderValue::try_from(text).expect("bug: base64 is a valid header value");
     value.set_sensitive(true);
-    Some(value)
+    value
 }
 
 /// Decodes percent-encoding. A `%` without two hexadecimal digits is kept.
-fn percent_decoded(text: &str) -> Vec<u8> {
+pub(crate) fn percent_decoded(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, after @ ..] = rest {
@@ -380,14 +470,30 @@ fn escaped(text: &[u8]) -> Option<u8> {
     Some((digit(*high)? * 16 + digit(*low)?) as u8)
 }
 
+/// Time that a server asks to wait: `retry-after-ms`, or `Retry-After` as a number of seconds or as a date. A date counts
+/// from the server's own `Date`, if it sends one, because clocks differ.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
+    let text = |name: &str| Some(headers.get(name)?.to_str().ok()?.trim());
+    let number = |name: &str| {
+        let text = text(name)?;
+        let is_number = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+        text.parse::<f64>().ok().filter(|_| is_number)
+    };
+    let milliseconds = number(RETRY_AFTER_MS).map(|milliseconds| milliseconds / 1000.0);
+    if let Some(seconds) = milliseconds.or_else(|| number(RETRY_AFTER.as_str())) {
+        // A number that is too large for a duration is longer than a day.
+        let pause = Duration::try_from_secs_f64(seconds).unwrap_or(RETRY_AFTER_MAX);
+        return Some(pause.min(RETRY_AFTER_MAX));
     }
-    // A number that does not fit into a u64 is longer than a day.
-    let seconds = text.parse().unwrap_or(u64::MAX);
-    Some(Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
+    let date = |name: &str| httpdate::parse_http_date(text(name)?).ok();
+    let until = date(RETRY_AFTER.as_str())?;
+    let now = date(DATE.as_str()).unwrap_or_else(SystemTime::now);
+    Some(until.duration_since(now).unwrap_or_default().min(RETRY_AFTER_MAX))
+}
+
+/// Value of `x-should-retry`.
+fn should_retry(headers: &HeaderMap) -> Option<bool> {
+    headers.get(SHOULD_RETRY)?.to_str().ok()?.trim().to_ascii_lowercase().parse().ok()
 }
 
 /// Reads up to `limit` bytes. If the body was read to its end, the connection goes back to the pool; otherwise it is

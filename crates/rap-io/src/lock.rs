@@ -14,7 +14,7 @@ pub struct DirLock {
     file: File,
 }
 
-/// Why a lock was not taken.
+/// Reason why a lock was not acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process, or another part of this one, holds the lock.

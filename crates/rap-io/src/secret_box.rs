@@ -34,7 +34,11 @@ type Secret = Zeroizing<[u8; KEY_BYTES]>;
 
 /// A key of 32 bytes. Clones share it, and its memory is wiped when the last one is dropped.
 #[derive(Clone)]
-pub struct Key(Arc<Subkeys>);
+pub struct Key {
+    own: Arc<Subkeys>,
+    /// Keys that decrypt and verify, too.
+    others: Arc<[Arc<Subkeys>]>,
+}
 
 /// The keys that are derived from the key, which itself is not kept.
 struct Subkeys {
@@ -87,32 +91,31 @@ impl Key {
         Ok(Key::derive(&bytes))
     }
 
+    /// Returns a new key, which is lost with this value.
+    pub fn random() -> Key {
+        Key::derive(&Zeroizing::new(random()))
+    }
+
     /// Reads the key from a file. If the file is missing, creates it with a new key, readable by its owner only. If
     /// several processes do this at the same time, all get the same key.
     pub fn from_file(path: &Path) -> Result<Key, Error> {
-        let failed = |source| Error::Io { path: path.into(), source };
-        let file = match File::open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                create_key_file(path).and_then(|()| File::open(path)).map_err(failed)?
-            }
-            opened => opened.map_err(failed)?,
-        };
-        if is_exposed(&file.metadata().map_err(failed)?) {
-            return Err(Error::Exposed(path.into()));
-        }
-        let mut text = Zeroizing::new(String::with_capacity(KEY_FILE_BYTES as usize));
-        match file.take(KEY_FILE_BYTES).read_to_string(&mut text) {
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                return Err(Error::NotAKeyFile(path.into()));
-            }
-            read => read.map_err(failed)?,
-        };
-        Key::parse(&text).map_err(|_| Error::NotAKeyFile(path.into()))
+        Key::parse(&key_file(path)?).map_err(|_| Error::NotAKeyFile(path.into()))
+    }
+
+    /// Returns this key, which then also decrypts and verifies what was made with the others.
+    #[must_use]
+    pub fn with_others<'a>(&self, others: impl Iterator<Item = &'a Key>) -> Key {
+        Key { own: Arc::clone(&self.own), others: others.map(|key| Arc::clone(&key.own)).collect() }
     }
 
     fn derive(key: &Secret) -> Key {
         let subkey = |label: &str| Zeroizing::new(hmac_of(key, &[label.as_bytes()]));
-        Key(Arc::new(Subkeys { seal: subkey("rap secret box: seal"), mac: subkey("rap secret box: mac") }))
+        let own = Subkeys { seal: subkey("rap secret box: seal"), mac: subkey("rap secret box: mac") };
+        Key { own: Arc::new(own), others: Arc::new([]) }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Subkeys> {
+        [&self.own].into_iter().chain(self.others.iter()).map(Arc::as_ref)
     }
 
     /// Encrypts `plain`. Only this key with the same `context` can decrypt it.
@@ -120,6 +123,7 @@ impl Key {
         let nonce: [u8; NONCE_BYTES] = random();
         let payload = Payload { msg: plain, aad: context };
         let encrypted = self
+            .own
             .cipher()
             .encrypt(&XNonce::from(nonce), payload)
             .expect("bug: a secret is shorter than the limit of 256 GB");
@@ -133,24 +137,52 @@ impl Key {
         if *version != VERSION || encrypted.len() < TAG_BYTES {
             return Err(Error::NotOpened);
         }
-        let payload = Payload { msg: encrypted, aad: context };
-        self.cipher().decrypt(&XNonce::from(*nonce), payload).map_err(|_| Error::NotOpened)
+        let open = |key: &Subkeys| {
+            let payload = Payload { msg: encrypted, aad: context };
+            key.cipher().decrypt(&XNonce::from(*nonce), payload).ok()
+        };
+        self.all().find_map(open).ok_or(Error::NotOpened)
     }
 
     /// Returns the HMAC-SHA256 of the parts, each prefixed with its length. Compare it with [`Key::verify_mac`] or in
     /// constant time.
     pub fn mac(&self, parts: &[&[u8]]) -> [u8; 32] {
-        hmac_of(&self.0.mac, parts)
+        hmac_of(&self.own.mac, parts)
     }
 
     /// Checks the MAC of the parts in constant time.
     pub fn verify_mac(&self, parts: &[&[u8]], mac: &[u8]) -> bool {
-        hmac_state(&self.0.mac, parts).verify_slice(mac).is_ok()
+        self.all().fold(false, |valid, key| valid | hmac_state(&key.mac, parts).verify_slice(mac).is_ok())
     }
+}
 
+impl Subkeys {
     fn cipher(&self) -> XChaCha20Poly1305 {
-        XChaCha20Poly1305::new((&*self.0.seal).into())
+        XChaCha20Poly1305::new((&*self.seal).into())
     }
+}
+
+/// Returns the text of a key file. If the file is missing, creates it with a new key, readable by its owner only. If
+/// several processes do this at the same time, all get the same key.
+pub fn key_file(path: &Path) -> Result<Zeroizing<String>, Error> {
+    let failed = |source| Error::Io { path: path.into(), source };
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            create_key_file(path).and_then(|()| File::open(path)).map_err(failed)?
+        }
+        opened => opened.map_err(failed)?,
+    };
+    if is_exposed(&file.metadata().map_err(failed)?) {
+        return Err(Error::Exposed(path.into()));
+    }
+    let mut text = Zeroizing::new(String::with_capacity(KEY_FILE_BYTES as usize));
+    match file.take(KEY_FILE_BYTES).read_to_string(&mut text) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            return Err(Error::NotAKeyFile(path.into()));
+        }
+        read => read.map_err(failed)?,
+    };
+    Ok(text)
 }
 
 fn hmac_of(key: &Secret, parts: &[&[u8]]) -> [u8; 32] {
@@ -264,7 +296,7 @@ mod tests {
     }
 
     fn same(a: &Key, b: &Key) -> bool {
-        a.mac(&[b"x"]) == b.mac(&[b"x"]) && a.0.seal == b.0.seal
+        a.mac(&[b"x"]) == b.mac(&[b"x"]) && a.own.seal == b.own.seal
     }
 
     #[test]

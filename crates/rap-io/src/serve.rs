@@ -1,14 +1,14 @@
 //! Serves an axum router with limits and graceful shutdown, and listens for signals.
 //!
-//! Nobody can hold all connections: a request has to arrive in time, a reader has to read, and a full pool closes the
-//! connections that have made no progress for the longest time.
+//! No client can hold all connections: a request has to arrive in time, a reader has to read, and a full pool closes
+//! the connections that have made no progress for the longest time.
 
 mod pool;
 mod stream;
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,13 +18,15 @@ use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tower::ServiceExt;
 
-use pool::{Admitted, Part, Pool};
+use crate::tls::{Acceptor, PeerCertificate};
+use pool::{Admitted, Part, Pool, Progress};
 use stream::TrackedStream;
 
 /// Pause after a failed `accept`, for example when no file descriptors are left.
@@ -32,6 +34,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Divisor of the number of files that the process may open: connections may use this part of them. The others are for
 /// outgoing requests, the database and child processes.
 const FILE_LIMIT_DIVISOR: u64 = 2;
+/// Maximum size of the head of a request, and of the part of an answer that is buffered for a reader that does not
+/// read, in bytes.
+const BUFFER_BYTES: usize = 64 * 1024;
 /// Answer to a connection that cannot be admitted.
 const REFUSAL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nx-content-type-options: nosniff\r\n\
@@ -51,23 +56,54 @@ pub struct ServeLimits {
     pub urgent_paths: &'static [&'static str],
 }
 
-/// Serves until `stop` resolves. Returns the connections that are still open; the caller has to shut them down.
-///
-/// Raises the process's limit of open files as far as the system allows.
+/// The other end of a connection, as an extension of its requests.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// Address that the connection comes from. Behind a proxy it is the proxy's.
+    pub address: SocketAddr,
+    /// Certificate that the client has shown in the handshake.
+    pub certificate: Option<PeerCertificate>,
+}
+
+/// Serves plain HTTP until `stop` resolves; see [`serve_with_tls_until`].
 pub async fn serve_until(
     listener: TcpListener,
     router: Router,
     limits: ServeLimits,
     stop: impl Future<Output = ()>,
 ) -> GracefulShutdown {
+    serve_with_tls_until(listener, None, router, limits, stop).await
+}
+
+/// Serves until `stop` resolves, with TLS if there is an acceptor. Returns the connections that are still open; the caller
+/// has to shut them down. Each request has a [`Peer`] as an extension.
+///
+/// Raises the process's limit of open files as far as the system allows.
+pub async fn serve_with_tls_until(
+    listener: TcpListener,
+    tls: Option<Acceptor>,
+    router: Router,
+    limits: ServeLimits,
+    stop: impl Future<Output = ()>,
+) -> GracefulShutdown {
+    let tls = tls.map(Arc::new);
     let pool = Pool::new(limits.connections.min(connections_within_file_limit()));
     let connections = GracefulShutdown::new();
     tokio::pin!(stop);
     loop {
         tokio::select! {
-            stream = accept(&listener) => match pool.admit() {
-                Some(admitted) => serve(stream, admitted, &pool, &router, &connections, limits),
-                None => refuse(&stream),
+            (socket, address) = accept(&listener) => match pool.admit() {
+                Some(admitted) => {
+                    let connection = Connection {
+                        router: router.clone(),
+                        part: admitted.part,
+                        progress: Arc::clone(&admitted.progress),
+                        limits,
+                        watcher: connections.watcher(),
+                    };
+                    serve(socket, address, admitted, &pool, tls.clone(), connection);
+                }
+                None => refuse(&socket),
             },
             () = &mut stop => return connections,
         }
@@ -84,10 +120,10 @@ fn connections_within_file_limit() -> usize {
     files.map_or(usize::MAX, |files| usize::try_from(files / FILE_LIMIT_DIVISOR).unwrap_or(usize::MAX))
 }
 
-async fn accept(listener: &TcpListener) -> TcpStream {
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return stream,
+            Ok(accepted) => return accepted,
             Err(error) => {
                 tracing::warn!(%error, "could not accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -103,37 +139,60 @@ fn refuse(stream: &TcpStream) {
     }
 }
 
+/// An admitted connection.
+struct Connection {
+    router: Router,
+    part: Part,
+    progress: Arc<Progress>,
+    limits: ServeLimits,
+    watcher: Watcher,
+}
+
 fn serve(
     socket: TcpStream,
+    address: SocketAddr,
     admitted: Admitted,
     pool: &Arc<Pool>,
-    router: &Router,
-    connections: &GracefulShutdown,
-    limits: ServeLimits,
+    tls: Option<Arc<Acceptor>>,
+    connection: Connection,
 ) {
     if let Err(error) = socket.set_nodelay(true) {
         tracing::debug!(%error, "a connection was closed before it was served");
         return;
     }
-    let (id, part) = (admitted.id(), admitted.part);
-    let (router, progress) = (router.clone(), Arc::clone(&admitted.progress));
-    let service = service_fn(move |request| {
-        progress.note();
-        respond(router.clone(), part, limits.urgent_paths, request)
-    });
-    let stream = TrackedStream::new(socket, Arc::clone(&admitted.progress), limits.head_within);
-    let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.head_within)
-        .serve_connection(TokioIo::new(stream), service);
-    let connection = connections.watch(connection);
+    let id = admitted.id();
     let task = tokio::spawn(async move {
         let _admitted = admitted;
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "a connection ended early");
+        let Some(tls) = tls else {
+            return connection.serve(socket, Peer { address, certificate: None }).await;
+        };
+        match tokio::time::timeout(connection.limits.head_within, tls.accept(socket)).await {
+            Ok(Ok((stream, certificate))) => connection.serve(stream, Peer { address, certificate }).await,
+            Ok(Err(error)) => tracing::debug!(%address, %error, "a TLS handshake failed"),
+            Err(_) => tracing::debug!(%address, "a TLS handshake took too long"),
         }
     });
     pool.set_task(id, task.abort_handle());
+}
+
+impl Connection {
+    async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S, peer: Peer) {
+        let Connection { router, part, progress, limits, watcher } = self;
+        let stream = TrackedStream::new(stream, Arc::clone(&progress), limits.head_within);
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            progress.note();
+            request.extensions_mut().insert(peer.clone());
+            respond(router.clone(), part, limits.urgent_paths, request)
+        });
+        let connection = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.head_within)
+            .max_buf_size(BUFFER_BYTES)
+            .serve_connection(TokioIo::new(stream), service);
+        if let Err(error) = watcher.watch(connection).await {
+            tracing::debug!(%error, "a connection ended early");
+        }
+    }
 }
 
 /// Answers a request. A connection of the reserve serves one urgent request.

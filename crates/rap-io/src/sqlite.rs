@@ -30,6 +30,11 @@ pub fn open_sqlite(path: &Path) -> rusqlite::Result<Connection> {
     writable(open_with(path, OpenFlags::SQLITE_OPEN_CREATE)?)
 }
 
+/// Creates a database in memory, with the common settings. It is lost when the connection is closed.
+pub fn open_in_memory() -> rusqlite::Result<Connection> {
+    open_with(Path::new(":memory:"), OpenFlags::SQLITE_OPEN_CREATE)
+}
+
 /// Returns the paths of a database: the file itself, its write-ahead log and the shared memory of its readers.
 pub fn database_files(path: &Path) -> [PathBuf; 3] {
     ["", "-wal", "-shm"].map(|ending| {
@@ -95,7 +100,7 @@ fn open_with(path: &Path, more: OpenFlags) -> rusqlite::Result<Connection> {
     Ok(conn)
 }
 
-/// Why a database could not be migrated.
+/// Reason why a database could not be migrated.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
     /// The database was written by a newer version of the program, or by another program.

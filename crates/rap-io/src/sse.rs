@@ -3,9 +3,10 @@
 //! The events do not depend on how the bytes are split into chunks, and the time is linear in the number of bytes.
 //! The parser keeps at most one event of bounded size, and frees the memory of a large event after it. An event that
 //! exceeds the limit is reported and skipped, and the parser continues after it. An event that is not terminated by
-//! an empty line is discarded.
+//! an empty line is discarded, unless the caller asks for it with [`Parser::finish`].
 
 use std::mem;
+use std::time::Duration;
 
 /// Byte order mark, which may precede a stream of events.
 pub const BOM: &[u8] = b"\xef\xbb\xbf";
@@ -48,6 +49,7 @@ pub struct Parser {
     data: String,
     has_data: bool,
     last_id: String,
+    retry: Option<Duration>,
     /// The last byte was a CR, so a following LF belongs to the same line end.
     after_cr: bool,
     first_line: bool,
@@ -71,6 +73,7 @@ impl Parser {
             data: String::new(),
             has_data: false,
             last_id: String::new(),
+            retry: None,
             after_cr: false,
             first_line: true,
             skipping: None,
@@ -95,6 +98,21 @@ impl Parser {
             events.extend(self.end_line().map(Ok));
         }
         events
+    }
+
+    /// Returns the time after which the server wants the stream to be opened again, if it has named one.
+    pub fn retry(&self) -> Option<Duration> {
+        self.retry
+    }
+
+    /// Ends the stream. Returns an event whose empty line is missing, which the standard would discard. It may be
+    /// incomplete, so the caller has to check its data.
+    pub fn finish(mut self) -> Option<Event> {
+        if self.skipping.is_some() {
+            return None;
+        }
+        let last = self.take_line();
+        last.or_else(|| self.end_event())
     }
 
     fn extend_line(&mut self, bytes: &[u8]) -> Option<TooLong> {
@@ -151,7 +169,10 @@ impl Parser {
             }
             "event" => self.name = value.into(),
             "id" if !value.contains('\0') && value.len() <= ID_BYTES => self.last_id = value.into(),
-            // A comment, `retry`, or an unknown field.
+            "retry" if value.bytes().all(|byte| byte.is_ascii_digit()) => {
+                self.retry = value.parse().ok().map(Duration::from_millis).or(self.retry);
+            }
+            // A comment or an unknown field.
             _ => {}
         }
         None
@@ -200,6 +221,36 @@ mod tests {
             let expected = [event("", "a", ""), event("x", " b\n\nc:d", "7"), event("", "ü☃", "7")];
             check(lines.replace('\n', end).as_bytes(), &expected);
         }
+    }
+
+    #[test]
+    fn the_time_to_open_the_stream_again_is_known() {
+        let mut parser = Parser::new(LIMIT);
+        parser.push(b"data: x\n\n");
+        assert_eq!(parser.retry(), None);
+        parser.push(b"retry: 500\nretry: soon\nretry: -1\nretry\nretry: 99999999999999999999999\n");
+        assert_eq!(parser.retry(), Some(Duration::from_millis(500)));
+    }
+
+    #[test]
+    fn a_last_event_without_an_empty_line_can_be_read() {
+        let last = |stream: &[u8]| {
+            let mut parser = Parser::new(LIMIT);
+            parser.push(stream);
+            parser.finish()
+        };
+        for stream in
+            ["data: a\n\nid: 7\ndata: b", "id: 7\ndata: b\n", "id: 7\ndata: b\r\n", "id: 7\rdata: b\r"]
+        {
+            assert_eq!(last(stream.as_bytes()), Some(event("", "b", "7")), "{stream:?}");
+        }
+        assert_eq!(last(b"data: one\ndata: two"), Some(event("", "one\ntwo", "")));
+        for stream in ["", "data: a\n\n", "event: x\n", ": comment"] {
+            assert_eq!(last(stream.as_bytes()), None, "{stream:?}");
+        }
+        let mut parser = Parser::new(4);
+        assert!(parser.push(b"data: too long").iter().all(Result::is_err));
+        assert_eq!(parser.finish(), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 
 /// Maximum number of validations that run on blocking threads at the same time.
 pub const PERMITS: usize = 2;
-/// Number of owners from which on those without validations are forgotten.
+/// Number of owners above which those without validations are forgotten.
 const OWNERS: usize = 64;
 
 /// Runs validations for owners that are identified by a key. See the module.

@@ -1,7 +1,7 @@
 //! Group commit for SQLite: one thread owns the connection and runs all waiting jobs in one transaction.
 //!
 //! Invariants:
-//! - A caller gets the result of its job, also an error, only after the batch of the job has ended.
+//! - A caller gets the result of its job, even an error, only after the batch of the job has ended.
 //! - A batch is committed completely or not at all. A job that fails is rolled back to its savepoint. If it has no
 //!   savepoint and has written something, the whole batch fails.
 //! - Code of callers (a job, and the destructors of its values) never runs under the lock of the queue.
@@ -38,7 +38,7 @@ pub struct Writer {
     wait_mode: WaitMode,
 }
 
-/// How a caller waits for the result of its job.
+/// Wait of a caller for the result of its job.
 #[derive(Clone, Copy)]
 enum WaitMode {
     Async,
@@ -103,7 +103,7 @@ pub enum JobClass {
     External,
 }
 
-/// Why a job was not committed.
+/// Reason why a job was not committed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The queue of external jobs is full. The job did not run.
@@ -279,7 +279,7 @@ impl Drop for Inner {
     }
 }
 
-/// Dropped when the thread ends, also by a panic, so that no caller waits for a thread that has ended.
+/// Dropped when the thread ends, even by a panic, so that no caller waits for a thread that has ended.
 struct ExitGuard {
     queue: Arc<Queue>,
     _ended: watch::Sender<()>,

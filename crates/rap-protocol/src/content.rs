@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::invalid::{Invalid, describe, quote};
+use crate::invalid::{Invalid, Path, describe, quote};
 use crate::limits;
 use crate::read::Object;
 
@@ -45,6 +45,14 @@ pub enum Segment {
     },
     /// Image.
     Image(Image),
+}
+
+/// Parses content items that do not belong to a callback, such as those of a user's message. The paths of errors begin at
+/// `$.content`.
+pub fn parse_content(items: Vec<Value>) -> Result<Vec<Content>, Invalid> {
+    let mut fields = serde_json::Map::new();
+    fields.insert("content".into(), Value::Array(items));
+    contents(&mut Object::new(Value::Object(fields), Path::Root)?)
 }
 
 /// Parses `content`. An item of an unknown type is an error.

@@ -44,7 +44,7 @@ pub use crate::callback::{
     Body, Callback, ChoiceAnswer, ERROR_PREFIX, Oauth, SubscriptionEvent, ToolResult, UserChoice, ViewUpdate,
     parse_callback, parse_choice_answer,
 };
-pub use crate::content::{Content, Image, Segment};
+pub use crate::content::{Content, Image, Segment, parse_content};
 pub use crate::id::{CallId, EventId, ThreadId, ToolName, UserId};
 pub use crate::invalid::{Fault, Invalid};
 pub use crate::invocation::{Address, BadInvocation, Invocation, parse_invocation};
@@ -53,10 +53,11 @@ pub use crate::notification::{
     StatusAnswer, StatusQuery, TOOL_CALL_STATUS_PATH, parse_cancel_tool_call, parse_close_thread,
     parse_migrate, parse_status_answer, parse_status_query,
 };
+pub use crate::read::check_json;
 pub use crate::redact::Secret;
 pub use crate::schema::InputSchema;
 pub use crate::time::Timestamp;
-pub use crate::toolset::{Annotations, DISCOVERY_PATH, Tool, Toolset, parse_toolset};
+pub use crate::toolset::{Annotations, DISCOVERY_PATH, ExpectedDuration, Tool, Toolset, parse_toolset};
 pub use crate::url::{AuthUrl, CallbackUrl, EndpointUrl, ResponseUrl};
 pub use crate::url_policy::{Forbidden, UrlPolicy};
 pub use crate::url_rules::{HostPort, Origin, UrlRules};

@@ -26,18 +26,26 @@ pub(crate) fn json(bytes: &[u8]) -> Result<Value, Invalid> {
         let expected = format!("at most {} bytes", limits::BODY_BYTES);
         return Err(Invalid::shape(&Path::Root, expected, format!("{} bytes", bytes.len())));
     }
+    check_json(bytes, limits::PARSED_BYTES)?;
+    serde_json::from_slice(bytes)
+        .map_err(|error| Invalid::shape(&Path::Root, "JSON", format!("an error: {error}")))
+}
+
+/// Checks JSON before it is parsed: it must not be nested deeper than [`limits::NESTING`], and its parsed form must not need
+/// more than `memory` bytes besides its texts, as estimated from its numbers of objects, arrays and values. Malformed JSON
+/// may pass; the parser rejects it.
+pub fn check_json(bytes: &[u8], memory: usize) -> Result<(), Invalid> {
     let shape = Shape::of(bytes);
     if shape.nesting > limits::NESTING {
         let expected = format!("at most {} levels of nesting", limits::NESTING);
         return Err(Invalid::shape(&Path::Root, expected, "more"));
     }
-    if shape.memory > limits::PARSED_BYTES {
+    if shape.memory > memory {
         let expected = "fewer objects, arrays and values";
-        let found = format!("so many that they need more than {} bytes", limits::PARSED_BYTES);
+        let found = format!("so many that they need more than {memory} bytes");
         return Err(Invalid::shape(&Path::Root, expected, found));
     }
-    serde_json::from_slice(bytes)
-        .map_err(|error| Invalid::shape(&Path::Root, "JSON", format!("an error: {error}")))
+    Ok(())
 }
 
 /// Memory of the parsed form of an object with at least one field, of an array and of a value in it, in bytes.

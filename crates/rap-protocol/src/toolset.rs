@@ -1,9 +1,10 @@
 //! The toolset: the list of a server's tools, served at [`DISCOVERY_PATH`].
 
 use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::invalid::{Invalid, Path, describe, quote};
 use crate::read::{self, Object};
@@ -82,6 +83,45 @@ impl Annotations {
     /// Returns true if no annotation is set.
     pub fn is_empty(&self) -> bool {
         *self == Annotations::default()
+    }
+
+    /// Returns the usual duration of a call; `None` if the tool does not state it, or not in the form of
+    /// [`ExpectedDuration`].
+    pub fn expected_duration(&self) -> Option<ExpectedDuration> {
+        ExpectedDuration::from_annotation(self.extensions.get(ExpectedDuration::ANNOTATION)?)
+    }
+}
+
+/// Usual duration of a call, as the annotation `x-expectedDuration: {"min": 5, "max": 90.5}` states it, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpectedDuration {
+    /// Shortest usual duration.
+    pub min: Duration,
+    /// Longest usual duration.
+    pub max: Duration,
+}
+
+impl ExpectedDuration {
+    /// Name of the annotation.
+    pub const ANNOTATION: &str = "x-expectedDuration";
+
+    /// Returns the value of the annotation.
+    pub fn to_annotation(self) -> Value {
+        json!({"min": self.min.as_secs_f64(), "max": self.max.as_secs_f64()})
+    }
+
+    /// Reads the value of the annotation. `None` if it has another form, or its values are negative or in the wrong order.
+    pub fn from_annotation(value: &Value) -> Option<ExpectedDuration> {
+        let seconds = |name| Duration::try_from_secs_f64(value.get(name)?.as_f64()?).ok();
+        let (min, max) = (seconds("min")?, seconds("max")?);
+        (min <= max).then_some(ExpectedDuration { min, max })
+    }
+
+    /// Returns true if a call that has taken this long is far beyond its usual duration: more than twice the longest, and
+    /// at least five seconds more.
+    pub fn is_far_exceeded_by(self, elapsed: Duration) -> bool {
+        let margin = self.max.max(Duration::from_secs(5));
+        elapsed > self.max.saturating_add(margin)
     }
 }
 
@@ -163,4 +203,45 @@ fn annotations(value: Value, path: &Path<'_>) -> Result<Annotations, Invalid> {
         long_running: object.optional_bool("longRunning")?,
         extensions: object.into_rest().into_iter().filter(|(key, _)| key.starts_with("x-")).collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Proves: LC-41
+    #[test]
+    fn the_usual_duration_of_a_call_is_read_from_its_annotation() {
+        let read = |value: Value| {
+            let extensions = BTreeMap::from([(ExpectedDuration::ANNOTATION.to_owned(), value)]);
+            Annotations { extensions, ..Annotations::default() }.expected_duration()
+        };
+        let expected = ExpectedDuration { min: Duration::from_millis(1_500), max: Duration::from_secs(60) };
+        assert_eq!(read(json!({"min": 1.5, "max": 60})), Some(expected));
+        assert_eq!(read(expected.to_annotation()), Some(expected));
+        let wrong = [
+            json!(7),
+            json!({}),
+            json!({"min": 1}),
+            json!({"min": "1", "max": 2}),
+            json!({"min": 3, "max": 2}),
+            json!({"min": -1, "max": 2}),
+            json!({"min": 0, "max": 1e300}),
+        ];
+        for value in wrong {
+            assert_eq!(read(value.clone()), None, "{value}");
+        }
+        assert_eq!(Annotations::default().expected_duration(), None);
+    }
+
+    #[test]
+    fn a_call_is_far_beyond_its_usual_duration_after_twice_the_longest() {
+        let exceeded = |max, elapsed| {
+            let expected = ExpectedDuration { min: Duration::ZERO, max: Duration::from_secs(max) };
+            expected.is_far_exceeded_by(Duration::from_secs(elapsed))
+        };
+        assert!(!exceeded(60, 120) && exceeded(60, 121));
+        assert!(!exceeded(1, 6) && exceeded(1, 7));
+        assert!(!exceeded(u64::MAX, u64::MAX));
+    }
 }

@@ -60,6 +60,15 @@ impl UrlPolicy {
         }
     }
 
+    /// Returns the name of the policy in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            UrlPolicy::Loopback => "loopback",
+            UrlPolicy::Private => "private",
+            UrlPolicy::Public => "public",
+        }
+    }
+
     /// Checks the scheme and the host of a URL. An IP address is checked at once; a host name has to be resolved by the
     /// caller, who checks each address with [`UrlPolicy::permits`].
     pub fn check(&self, url: &Url) -> Result<(), Forbidden> {

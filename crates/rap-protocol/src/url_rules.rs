@@ -3,7 +3,9 @@
 //! The rules do no IO. [`UrlRules::check`] judges a URL by its text. The HTTP client resolves its host once, judges each
 //! address with [`UrlRules::check_address`] and connects to the judged addresses only.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 
 use url::{Host, Url};
 
@@ -49,6 +51,13 @@ impl HostPort {
     }
 }
 
+/// Writes `host:port`.
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
 /// Scheme, host and port of an http or https URL. `localhost`, `127.0.0.1` and `[::1]` are one host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
@@ -67,6 +76,16 @@ impl Origin {
     }
 }
 
+/// Ports on loopback of the servers that the operator has this program start. They change while the program runs.
+#[derive(Clone)]
+struct LocalPorts(Arc<dyn Fn(u16) -> bool + Send + Sync>);
+
+impl fmt::Debug for LocalPorts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LocalPorts")
+    }
+}
+
 /// Rules for the URLs that a client may send to.
 ///
 /// Origins that the operator configured are always permitted. Any other URL must not lead to the server itself, and its
@@ -76,6 +95,7 @@ pub struct UrlRules {
     /// `None` permits every address.
     policy: Option<UrlPolicy>,
     configured: Vec<Origin>,
+    started: Option<LocalPorts>,
     allow_hosts: Vec<HostPort>,
     listen: Option<SocketAddr>,
     public: Option<HostPort>,
@@ -93,11 +113,26 @@ impl UrlRules {
         UrlRules::default()
     }
 
-    /// Adds an origin that the operator configured. It is always permitted, also if it is the server itself.
+    /// Adds an origin that the operator configured. It is always permitted, even if it is the server itself.
     #[must_use]
     pub fn configured(mut self, url: &Url) -> Self {
         self.configured.extend(Origin::of(url));
         self
+    }
+
+    /// Sets which ports on loopback belong to servers that the operator has this program start. Like configured origins,
+    /// they are always permitted, by http.
+    #[must_use]
+    pub fn started(mut self, is_port: impl Fn(u16) -> bool + Send + Sync + 'static) -> Self {
+        self.started = Some(LocalPorts(Arc::new(is_port)));
+        self
+    }
+
+    fn is_configured(&self, origin: &Origin) -> bool {
+        let is_local =
+            || origin.scheme == "http" && matches!(origin.at.host, Host::Ipv4(Ipv4Addr::LOCALHOST));
+        self.configured.contains(origin)
+            || self.started.as_ref().is_some_and(|LocalPorts(is_port)| is_local() && is_port(origin.at.port))
     }
 
     /// Adds hosts that may have addresses on this machine and in private networks.
@@ -125,7 +160,7 @@ impl UrlRules {
     /// [`UrlRules::check_address`].
     pub fn check(&self, url: &Url) -> Result<(), Forbidden> {
         let origin = Origin::of(url)?;
-        if self.configured.contains(&origin) {
+        if self.is_configured(&origin) {
             return Ok(());
         }
         if self.public.as_ref().is_some_and(|public| public.is_server_of(&origin.at)) {
@@ -155,7 +190,7 @@ impl UrlRules {
         is_this_machine: impl FnOnce(IpAddr) -> bool,
     ) -> Result<(), Forbidden> {
         let Some(policy) = self.policy else { return Ok(()) };
-        if self.configured.contains(origin) {
+        if self.is_configured(origin) {
             return Ok(());
         }
         if self.is_own_address(ip.to_canonical(), origin.at.port, is_this_machine) {
@@ -279,6 +314,25 @@ mod tests {
         for (text, ip) in refused {
             assert_eq!(judge(&rules, text, ip), Err(Forbidden::Address(ip.parse().unwrap())), "{text}");
         }
+    }
+
+    #[test]
+    fn the_port_of_a_started_server_is_permitted_while_it_has_it() {
+        let port = Arc::new(std::sync::atomic::AtomicU16::new(7501));
+        let now = Arc::clone(&port);
+        let rules = UrlRules::from(UrlPolicy::Public)
+            .listening_on("0.0.0.0:7420".parse().unwrap())
+            .started(move |port| port == now.load(std::sync::atomic::Ordering::Relaxed));
+        for text in ["http://127.0.0.1:7501/invoke", "http://localhost:7501/"] {
+            assert_eq!(judge(&rules, text, "127.0.0.1"), Ok(()), "{text}");
+        }
+        let address = Err(Forbidden::Address("127.0.0.1".parse().unwrap()));
+        for text in ["https://127.0.0.1:7501/", "http://127.0.0.1:7502/", "http://evil.example:7501/"] {
+            assert_eq!(judge(&rules, text, "127.0.0.1"), address, "{text}");
+        }
+        port.store(7502, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(judge(&rules, "http://127.0.0.1:7501/", "127.0.0.1"), address);
+        assert_eq!(judge(&rules, "http://127.0.0.1:7502/", "127.0.0.1"), Ok(()));
     }
 
     #[test]

@@ -3,17 +3,24 @@
 //! Every effect that must not be lost is stored with its thread, call or question, and messages between threads are
 //! stored in an outbox. Memory holds only work that is in progress or about to begin, so that a crash loses nothing.
 
+mod alerts;
 mod answer;
 mod ask;
 pub(crate) mod built_in;
 mod clock;
 mod deferred_writes;
+mod deletion;
 mod dispatch;
 mod display_texts;
+mod fallback;
+mod figures;
+mod fleet;
 mod function;
+mod idle;
 mod invoke;
 mod messages;
 mod metrics;
+mod moving;
 mod notify;
 mod plan_calls;
 mod run;
@@ -21,36 +28,45 @@ mod status_query;
 mod summary;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use rap_agent::{Effect, Head, Input, LostAfter, Write};
+use rap_io::client::Client;
+use rap_io::keyring::{BadKeyring, Keyring};
 use rap_io::secret_box::{self, Key};
 use rap_io::validation::Validations;
-use rap_protocol::{CallId, Forbidden, Timestamp, UrlRules};
+use rap_protocol::{Forbidden, Timestamp, UrlRules};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
 use crate::function::Functions;
-use crate::http::Admission;
+use crate::http::{Admission, CallbackRequirements};
 use crate::hub::{Changes, Hub, LiveEvent};
-use crate::settings::{Agent, Settings, SettingsError};
+use crate::settings::{Agent, Database, PostgresDatabase, Settings, SettingsError};
+use crate::store::postgres::{self, Address, DatabaseClock, NodeSettings, Parts, PostgresStore, Time};
 use crate::store::sqlite::sibling_path;
+use crate::store::transfer::Origin;
 use crate::store::{
-    self, AskWork, Committed, InvokeWork, Message, MessageClass, OpenError, Receipt, SqliteStore,
-    StepSettings, Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
+    self, AskWork, Committed, InvokeWork, Message, MessageClass, OpenError, PostgresError, Receipt, Signal,
+    SqliteStore, StepSettings, Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::token::Tokens;
 use crate::toolsets::{DiscoveryTimes, Toolsets};
-use crate::world::{HttpLimits, World};
+use crate::world::{Clock, HttpLimits, World};
 use deferred_writes::DeferredRecords;
 use dispatch::{Dispatcher, Slots};
+use fallback::Outages;
+use figures::PendingFigures;
 use metrics::Metrics;
+pub(crate) use moving::{Forwarded, MoveRefused, read_arrival};
+use moving::{Forwarding, Moves};
 use notify::Notifications;
 
 /// Time limit of a notification or status query.
@@ -59,6 +75,8 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
 const STORE_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// Maximum number of concurrent deliveries of users' answers to each tool server.
 const ANSWER_SLOTS: usize = 64;
+/// Maximum number of model requests that wait for discovery. Further ones are sent with the tools that are known.
+const AWAITING_TOOLS: usize = 1024;
 /// Maximum number of concurrent status queries to each tool server.
 const CHECK_SLOTS: usize = 16;
 
@@ -71,9 +89,23 @@ pub enum StartError {
     /// The database cannot be opened.
     #[error(transparent)]
     Store(#[from] OpenError),
+    /// The Postgres database cannot be used.
+    #[error(transparent)]
+    Postgres(#[from] PostgresError),
     /// The key that protects callback URLs and stored secrets cannot be read or created.
     #[error(transparent)]
     Key(#[from] secret_box::Error),
+    /// A key file does not contain a list of keys.
+    #[error("{}: {bad}", path.display())]
+    KeyFile {
+        /// Path of the key file.
+        path: PathBuf,
+        /// Reason, which says what was expected.
+        bad: BadKeyring,
+    },
+    /// The key of a Postgres database is not a list of keys.
+    #[error("store.key: {0}")]
+    Keyring(#[from] BadKeyring),
     /// There is a database, but its key file is missing. A new key would invalidate the callback URLs of all open
     /// calls.
     #[error(
@@ -96,6 +128,12 @@ pub(crate) struct Engine {
     /// Rules for URLs that tools name.
     urls: Arc<UrlRules>,
     pub(crate) tokens: Tokens,
+    /// Identity of this runtime in the records of sessions that are moved.
+    pub(crate) origin: Origin,
+    /// Key that encrypts stored secrets.
+    pub(crate) secrets: Key,
+    pub(crate) moves: Moves,
+    forwarding: Forwarding,
     pub(crate) toolsets: Arc<Toolsets>,
     functions: Functions,
     validations: Validations<String>,
@@ -104,20 +142,36 @@ pub(crate) struct Engine {
     pub(crate) world: World,
     pub(crate) dispatcher: Dispatcher,
     pub(crate) admission: Admission,
+    pub(crate) callback_requirements: CallbackRequirements,
     notifications: Notifications,
+    /// Wakes the task of each destination of alerts.
+    alerts_due: Vec<Notify>,
+    /// Bounds the model requests that wait for discovery.
+    awaiting_tools: Arc<Semaphore>,
+    /// Passes redirects after sign-ins on to tool servers. Created when the first one arrives.
+    pub(crate) consent_client: OnceLock<Client>,
+    outages: Mutex<Outages>,
     deferred: DeferredRecords,
+    figures: PendingFigures,
     /// Notified when messages between threads are due.
     messages_due: Notify,
     /// Notified when the clock has to wake before its planned time.
     clock_due: Notify,
     /// Time at which the clock wakes next, in milliseconds since the epoch.
     clock_at: AtomicI64,
+    /// Time of the last request of a client or committed step, in milliseconds since the epoch.
+    active_at: AtomicI64,
+    /// Notified when the lease of this node has to be renewed before its time.
+    lease_due: Notify,
+    /// Notified when a session was marked for deletion.
+    deletions_due: Notify,
     /// Notified when an accepted invocation or a delivery has to be recorded.
     record_due: Notify,
     tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
     /// Changes when a client token is revoked.
     pub(crate) revocations: watch::Sender<()>,
+    pub(crate) started_at: Timestamp,
     handle: Handle,
 }
 
@@ -131,20 +185,26 @@ impl Engine {
             notify: NOTIFY_TIMEOUT,
             discover: limits.discovery_timeout,
         };
-        let world = World::real(&settings.url_rules(), http);
-        let (database, key_file) = (&settings.database, sibling_path(&settings.database, "key"));
-        if database.exists() && !key_file.exists() {
-            return Err(StartError::KeyMissing { key: key_file, database: database.clone() });
-        }
-        let key = Key::from_file(&key_file)?;
-        let open = |rules, on_commit| {
-            let (database, clock) = (&settings.database, Arc::clone(&world.clock));
-            let store = SqliteStore::open(database, key.clone(), rules, clock, on_commit)?;
-            Ok::<Arc<dyn Store>, OpenError>(Arc::new(store))
-        };
+        let mut world = World::real(&settings.url_rules(), http, &settings.tool_servers, &settings.notify)?;
+        let requirements = CallbackRequirements::new(&settings.tool_servers, settings.proxies.as_ref())?;
         let engine_cell: Arc<OnceLock<Weak<Engine>>> = Arc::default();
-        let store = open(rules(&settings), on_commit(&engine_cell))?;
-        Ok(Engine::run(settings, world, store, key, &engine_cell))
+        let on_commit = on_commit(&engine_cell);
+        let (store, keys): (Arc<dyn Store>, Keyring) = match &settings.database {
+            Database::File(database) => {
+                let keys = keys_of_file(database)?;
+                let (rules, clock) = (rules(&settings), Arc::clone(&world.clock));
+                let key = keys.for_storage(world.now());
+                (Arc::new(SqliteStore::open(database, key, rules, clock, on_commit)?), keys)
+            }
+            Database::Postgres(postgres) => {
+                let keys = Keyring::parse(postgres.key.expose())?;
+                let (key, reserve) = (keys.for_storage(world.now()), fleet::reserve(&engine_cell));
+                let (name, clock) = (node_name(settings.listen), &mut world.clock);
+                let store = open_postgres(&settings, postgres, name, &key, clock, on_commit, reserve)?;
+                (Arc::new(store), keys)
+            }
+        };
+        Ok(Engine::run(settings, world, store, (keys, requirements), &engine_cell))
     }
 
     /// Runs an engine on an open store. Sets `engine_cell`, through which the store's `on_commit` callback reaches the
@@ -153,7 +213,7 @@ impl Engine {
         settings: Settings,
         world: World,
         store: Arc<dyn Store>,
-        key: Key,
+        (keys, callback_requirements): (Keyring, CallbackRequirements),
         engine_cell: &OnceLock<Weak<Engine>>,
     ) -> Arc<Engine> {
         let limits = &settings.limits;
@@ -167,8 +227,13 @@ impl Engine {
             Functions::new(&settings.functions).expect("bug: the functions were checked with the settings");
         let (servers, urls) = (settings.tool_servers.clone(), Arc::new(settings.url_rules()));
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let key = keys.for_storage(world.now());
         let engine = Arc::new(Engine {
-            tokens: Tokens::new([key], limits.callback_token_lifetime),
+            origin: Origin::new(&keys, world.now(), &settings.public_url),
+            secrets: key,
+            moves: Moves::default(),
+            forwarding: Forwarding::default(),
+            tokens: Tokens::new(keys, limits.callback_token_lifetime),
             toolsets: Toolsets::new(
                 servers,
                 functions.document(),
@@ -185,17 +250,27 @@ impl Engine {
             hub: Hub::new(),
             metrics: Metrics::default(),
             dispatcher: Dispatcher::new(slots),
+            awaiting_tools: Arc::new(Semaphore::new(AWAITING_TOOLS)),
             admission: Admission::new(limits),
+            callback_requirements,
             notifications: Notifications::new(&settings.tool_servers),
+            consent_client: OnceLock::new(),
+            outages: Mutex::default(),
             deferred: DeferredRecords::default(),
+            figures: PendingFigures::default(),
             messages_due: Notify::new(),
             clock_due: Notify::new(),
             clock_at: AtomicI64::new(i64::MAX),
+            active_at: AtomicI64::new(world.now().0),
+            lease_due: Notify::new(),
+            deletions_due: Notify::new(),
             record_due: Notify::new(),
+            alerts_due: settings.notify.iter().map(|_| Notify::new()).collect(),
             tasks,
             stop,
             revocations: watch::Sender::default(),
             handle: Handle::current(),
+            started_at: world.now(),
             world,
             settings,
         });
@@ -203,9 +278,17 @@ impl Engine {
             .set(Arc::downgrade(&engine))
             .unwrap_or_else(|_| unreachable!("bug: the cell is set once"));
         engine.tasks.spawn(Arc::clone(&engine).resume_work());
+        engine.tasks.spawn(Arc::clone(&engine).resume_moves());
         engine.tasks.spawn(Arc::clone(&engine).run_clock());
         engine.tasks.spawn(Arc::clone(&engine).deliver_messages());
         engine.tasks.spawn(Arc::clone(&engine).record());
+        engine.tasks.spawn(Arc::clone(&engine).run_deletions());
+        engine.start_alerts();
+        engine.tasks.spawn(Arc::clone(&engine).record_figures());
+        if engine.store.fleet().is_some() {
+            engine.tasks.spawn(Arc::clone(&engine).keep_lease());
+            engine.tasks.spawn(Arc::clone(&engine).follow_peers());
+        }
         engine
     }
 
@@ -215,9 +298,12 @@ impl Engine {
 
     /// Carries out the effects of a committed step. The store calls it in commit order, so it must not block.
     fn on_commit(self: &Arc<Self>, committed: Committed) {
-        let Committed { thread, step, mut children, late } = committed;
+        rap_io::crash::point("before_effects");
+        self.note_activity();
+        // Reserved slots that no work of the step takes are released at the end.
+        let Committed { thread, step, mut children, late, reserved: _reserved } = committed;
         for call in step.settled() {
-            self.dispatcher.cancel(&WorkKey::Invoke { thread: thread.key, call: call.clone() });
+            self.cancel(WorkKey::Invoke { thread: thread.key, call: call.clone() });
         }
         let limits = self.settings.thread_limits(&thread.agent);
         let timers = step.writes.iter().filter_map(|write| match write {
@@ -227,8 +313,10 @@ impl Engine {
             _ => None,
         });
         let due = timers.chain(step.head.due(limits)).min();
-        let status = step.head.status();
+        self.count_wake(&thread, step.is_wake());
+        let (status, alerts) = (step.head.status(), !step.entered.is_empty());
         tracing::debug!(thread = %thread.id, status = status.as_str(), effects = step.effects.len(), "step");
+        self.tell_peers(|| Signal::of_step(thread.key, status, &Changes::of(&step)));
         if self.hub.has_listeners() {
             let (changed, changes) = (Arc::clone(&thread), Changes::of(&step));
             self.hub.publish(thread.key, LiveEvent::ThreadChanged { thread: changed, status, changes });
@@ -239,34 +327,25 @@ impl Engine {
             let Some(child) = children.pop() else { continue };
             let status = spawn.head.status();
             let (spawned, changes) = (Arc::clone(&child), Changes::default());
+            self.tell_peers(|| Signal::of_step(child.key, status, &changes));
             self.hub.publish(child.key, LiveEvent::ThreadChanged { thread: spawned, status, changes });
+            self.count_wake(&child, spawn.starts_turn());
             self.carry_out_all(&child, spawn.effects, Some(&spawn.head).filter(|_| !late));
         }
         self.carry_out_all(&thread, step.effects, Some(&step.head).filter(|_| !late));
+        if alerts {
+            self.wake_alerts();
+        }
         if let Some(due) = due {
             self.wake_clock_by(due);
         }
     }
 
-    /// Carries out the effects of a step. When a thread is closed, `/close_thread` is sent before the cancellations of
-    /// its calls.
+    /// Carries out the effects of a step, in order.
     ///
     /// `head` is the head that the step wrote. It is `None` if the commit is reported late; then new work is loaded
     /// from the store before it starts.
     fn carry_out_all(self: &Arc<Self>, thread: &Arc<Thread>, effects: Vec<Effect>, head: Option<&Head>) {
-        if effects.contains(&Effect::NotifyClose) {
-            let cancelled = |effect: &Effect| match effect {
-                Effect::NotifyCancel { call } => Some(call.clone()),
-                _ => None,
-            };
-            self.notify_close(thread, effects.iter().filter_map(cancelled).collect());
-            let others =
-                |effect: &Effect| !matches!(effect, Effect::NotifyClose | Effect::NotifyCancel { .. });
-            return effects
-                .into_iter()
-                .filter(others)
-                .for_each(|effect| self.carry_out(thread, effect, head));
-        }
         effects.into_iter().for_each(|effect| self.carry_out(thread, effect, head));
     }
 
@@ -279,15 +358,16 @@ impl Engine {
                     let thread = Arc::clone(thread);
                     Work::Ask(Box::new(AskWork { thread, head, turn, up_to, attempts: 0 }))
                 });
-                self.offer(queue, thread, WorkKey::Ask { thread: key, turn }, work);
+                self.offer_ask(queue, thread, WorkKey::Ask { thread: key, turn }, work);
             }
-            Effect::Abandon { turn } => self.dispatcher.cancel(&WorkKey::Ask { thread: key, turn }),
+            Effect::Abandon { turn } => self.cancel(WorkKey::Ask { thread: key, turn }),
             Effect::Invoke { call, arguments } => {
                 let queue = self.queue(WorkKind::Invoke, &call.server.0);
                 let work_key = WorkKey::Invoke { thread: key, call: call.id.clone() };
                 let work = head.map(|_| {
                     let thread = Arc::clone(thread);
-                    Work::Invoke(InvokeWork { thread, call, arguments, attempts: 0, outcome: None })
+                    let (outcome, callback_base) = (None, None);
+                    Work::Invoke(InvokeWork { thread, call, arguments, attempts: 0, outcome, callback_base })
                 });
                 self.offer(queue, thread, work_key, work);
             }
@@ -299,9 +379,16 @@ impl Engine {
                 let queue = self.queue(WorkKind::Answer, &server.0);
                 self.offer(queue, thread, WorkKey::Answer { thread: key, no }, None);
             }
-            Effect::NotifyClose => self.notify_close(thread, Vec::new()),
+            Effect::NotifyClose { cancelled } => self.notify_close(thread, cancelled),
             Effect::NotifyCancel { call } => self.notify_cancel(thread, call),
             Effect::Deliver => self.messages_due.notify_one(),
+        }
+    }
+
+    /// Cancels work in progress, on whichever node.
+    fn cancel(&self, key: WorkKey) {
+        if !self.dispatcher.cancel(&key) {
+            self.tell_peers(|| Signal::Cancelled { key });
         }
     }
 
@@ -334,7 +421,25 @@ impl Engine {
     }
 
     pub(crate) async fn apply(&self, class: MessageClass, message: Message) -> Result<Receipt, store::Error> {
-        self.store.apply(class, vec![message]).await.pop().unwrap_or(Err(store::Error::Closed))
+        let target = message.target.clone();
+        let applied = self.store.apply(class, vec![message]).await.pop();
+        let applied = applied.unwrap_or(Err(store::Error::Closed));
+        if let Err(error) = &applied {
+            self.set_aside_if_damaged(&target, error).await;
+        }
+        applied
+    }
+
+    /// Sets a thread aside if an error was caused by its rows. All others go on.
+    async fn set_aside_if_damaged(&self, target: &Target, error: &store::Error) {
+        if !matches!(error, store::Error::Unreadable(_)) {
+            return;
+        }
+        let why = store::damage::reason(error);
+        tracing::error!(?target, why, "a thread is set aside");
+        if let Err(error) = self.store.set_aside(target, why, self.now()).await {
+            tracing::warn!(why = error.with_sources(), "a damaged thread could not be recorded");
+        }
     }
 
     /// Applies an input of the runtime itself, and retries while the store is unavailable.
@@ -368,15 +473,18 @@ impl Engine {
         }
     }
 
-    /// Returns the callback URL of a call. It is the same in every attempt.
-    fn callback_url(&self, thread: &Thread, call: &CallId, since: Timestamp) -> String {
+    /// Returns the callback URL of a call. It depends only on what is stored with the call, so it is the same in every
+    /// attempt: a tool server would run a call with another URL as a second one.
+    fn callback_url(&self, work: &InvokeWork) -> String {
+        let InvokeWork { thread, call, callback_base, .. } = work;
         let grant = crate::token::Grant {
-            thread: thread.key,
+            thread: thread.token_key,
             incarnation: thread.incarnation,
-            since,
-            call: call.clone(),
+            since: call.since,
+            call: call.id.clone(),
         };
-        format!("{}/callback/{}", self.settings.public_url, self.tokens.make(&grant))
+        let base = callback_base.as_deref().unwrap_or(&self.settings.public_url);
+        format!("{base}/callback/{}", self.tokens.make(&grant))
     }
 
     /// Starts no new work, gives work in progress `stop_within` to finish, and closes the store. Unfinished work is
@@ -384,7 +492,10 @@ impl Engine {
     pub(crate) async fn shut_down(&self) {
         self.stop.cancel();
         self.tasks.close();
-        if tokio::time::timeout(self.settings.limits.stop_within, self.tasks.wait()).await.is_err() {
+        let stop_within = self.settings.limits.stop_within;
+        let began = tokio::time::Instant::now();
+        self.hand_over(stop_within).await;
+        if tokio::time::timeout_at(began + stop_within, self.tasks.wait()).await.is_err() {
             tracing::info!("some work did not finish in time; it is resumed at the next start");
         }
         self.drop_unsent_notifications();
@@ -392,6 +503,47 @@ impl Engine {
         self.record_now().await;
         self.store.close().await;
     }
+}
+
+/// Reads the keys of a SQLite database, or makes one for a new database.
+pub(crate) fn keys_of_file(database: &Path) -> Result<Keyring, StartError> {
+    let key_file = sibling_path(database, "key");
+    if database.exists() && !key_file.exists() {
+        return Err(StartError::KeyMissing { key: key_file, database: database.into() });
+    }
+    let keys = Keyring::parse(&secret_box::key_file(&key_file)?);
+    keys.map_err(|bad| StartError::KeyFile { path: key_file, bad })
+}
+
+/// Opens a Postgres database as a node. The clock follows the database's from now on.
+pub(crate) fn open_postgres(
+    settings: &Settings,
+    postgres: &PostgresDatabase,
+    name: String,
+    key: &Key,
+    clock: &mut Arc<dyn Clock>,
+    on_commit: store::OnCommit,
+    reserve: store::Reserve,
+) -> Result<PostgresStore, PostgresError> {
+    let (address, rules) = (Address::parse(&postgres.url)?, rules(settings));
+    let listen = postgres.listen_url.as_ref().map(Address::parse).transpose()?;
+    let started = settings.tool_servers.iter().filter(|server| server.started.is_some());
+    let started = started.map(|server| server.url.clone()).collect();
+    let node = NodeSettings { name, url: settings.own_url(), lease: postgres.lease, started };
+    let prepared = postgres::prepare_blocking(&address, key, &settings.public_url, &node, &rules)?;
+    let database_clock = Arc::new(DatabaseClock::new(Arc::clone(clock), prepared.now));
+    *clock = Arc::<DatabaseClock>::clone(&database_clock);
+    let (key, time) = (key.clone(), Time::Database(database_clock));
+    Ok(PostgresStore::new(Parts { address, listen, node, prepared, key, rules, time, on_commit, reserve }))
+}
+
+/// Returns the name of this node: its host and the address that it listens on. After a restart it has the same name, unless it
+/// listens on no address of its own. Nodes of the same name that were started before lose their claims.
+pub(crate) fn node_name(listen: Option<SocketAddr>) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let process = || format!("process {}", std::process::id());
+    let address = listen.map_or_else(process, |listen| listen.to_string());
+    format!("{} {address}", host.trim())
 }
 
 /// Derives the rules of the store from the settings.
@@ -403,6 +555,8 @@ pub(crate) fn rules(settings: &Settings) -> StepSettings {
         agent_limits: settings.agents.iter().filter_map(own).collect(),
         model_servers: settings.agents.iter().map(server).collect::<HashMap<_, _>>(),
         lost_after: LostAfter(settings.limits.lost_after),
+        alerts: settings.notify.iter().map(crate::settings::Notify::rule).collect(),
+        callback_base: settings.public_url.clone(),
     }
 }
 

@@ -144,7 +144,7 @@ impl FunctionToolset {
             needs_migration: false,
         };
         let document = serde_json::to_vec(&toolset).map_err(|error| error.to_string())?;
-        // Limits such as unique names are checked here, at the start, and not at the first question.
+        // Rules such as unique names are checked here, at the start, and not at the first model request.
         parse_toolset(&document).map_err(|invalid| invalid.to_string())?;
         Ok(FunctionToolset { version, document })
     }

@@ -1,4 +1,4 @@
-//! The HTTP server: the callback endpoint for tools and the API for clients.
+//! The HTTP server: the callback endpoint for tools, the API for clients and the page for people.
 //!
 //! Handlers contain no rules about threads. A request becomes a message, and the outcome of applying it becomes the
 //! response. Callback paths are capabilities and must never be logged.
@@ -6,13 +6,20 @@
 mod admission;
 mod api;
 mod callback;
+mod callback_auth;
+mod consent;
+mod deletion;
 mod deliveries;
 mod error;
+mod figures;
 mod guard;
+mod imports;
 mod json;
 mod openapi;
+mod page;
 mod principal;
 mod query;
+mod session;
 mod stream;
 mod tokens;
 
@@ -24,18 +31,28 @@ use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware;
-use axum::routing::post;
+use axum::routing::{get, post};
 use rap_io::body::{BodyError, ReceivedBody};
 use serde::de::DeserializeOwned;
 
 use crate::engine::Engine;
 pub(crate) use admission::Admission;
+use admission::Sender;
+pub(crate) use callback_auth::CallbackRequirements;
 pub(crate) use error::ErrorResponse;
 
 pub(crate) fn router(engine: Arc<Engine>) -> Router {
     let (client, open) = openapi::routers();
     let client = client.layer(middleware::from_fn_with_state(Arc::clone(&engine), guard::authenticate));
-    let open = open.layer(middleware::from_fn_with_state(Arc::clone(&engine), guard::require_local_host));
+    let session = get(session::get).post(session::sign_in).delete(session::sign_out);
+    let open = match engine.settings.page {
+        Some(page) => open.merge(page::router(page)).route("/session", session),
+        None => open,
+    };
+    let open = open
+        .route("/consent/{server}", get(consent::by_state))
+        .route("/consent/{server}/{token}", get(consent::by_token))
+        .layer(middleware::from_fn_with_state(Arc::clone(&engine), guard::require_local_host));
     Router::new()
         .merge(client)
         .merge(open)
@@ -66,10 +83,36 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for PathPar
     }
 }
 
-/// Reads a JSON body.
-async fn read_body(engine: &Engine, headers: &HeaderMap, body: Body) -> Result<ReceivedBody, ErrorResponse> {
-    let admission = &engine.admission;
-    admission.request_memory.read_json(headers, body, admission.body_limits).await.map_err(|error| {
+/// Size up to which a body is parsed on the async worker, in bytes.
+const PARSED_INLINE: usize = 128 * 1024;
+
+/// Parses a body. A large one is parsed outside of the async workers, a few at a time, because that takes long and needs
+/// a multiple of its size.
+async fn parse_body<T: Send + 'static>(
+    engine: &Engine,
+    received: &ReceivedBody,
+    parse: impl FnOnce(&[u8]) -> Result<T, ErrorResponse> + Send + 'static,
+) -> Result<T, ErrorResponse> {
+    if received.bytes.len() <= PARSED_INLINE {
+        return parse(&received.bytes);
+    }
+    let _parser = engine.admission.parser().await;
+    let bytes = received.bytes.clone();
+    let parsed = engine.world.blocking.run(move || parse(&bytes)).await;
+    parsed.unwrap_or_else(|| {
+        let message = "the body cannot be parsed";
+        Err(ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message))
+    })
+}
+
+/// Reads a body. It counts against the memory of its sender until it is dropped.
+async fn read_body(
+    engine: &Engine,
+    sender: Sender,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<ReceivedBody, ErrorResponse> {
+    engine.admission.read_body(sender, headers, body).await.map_err(|error| {
         let (status, code) = match error {
             BodyError::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json"),
             BodyError::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, "too_large"),

@@ -5,7 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rap_agent::{Status, Step, Write};
+use rap_agent::{Spawn, Status, Step, Write};
+use rap_api::ChildEvent;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
@@ -13,6 +14,8 @@ use crate::store::{Thread, ThreadKey, ViewKey};
 
 /// Number of events that a listener may lag behind before it is dropped.
 const MAX_LAG: usize = 1024;
+/// Maximum number of new children that an event names. A listener that is behind does not hear of the others.
+const MAX_CHILDREN: usize = 100;
 
 /// Changes of a thread that a listener does not find out by reading its head and its new entries.
 #[derive(Debug, Clone, Default)]
@@ -21,6 +24,8 @@ pub(crate) struct Changes {
     pub(crate) questions: bool,
     /// Views that were added or replaced.
     pub(crate) views: BTreeSet<ViewKey>,
+    /// Children that were spawned, at most [`MAX_CHILDREN`].
+    pub(crate) children: Vec<ChildEvent>,
 }
 
 impl Changes {
@@ -32,6 +37,7 @@ impl Changes {
                 Write::View { server, view_type, .. } => {
                     changes.views.insert(ViewKey { server: server.0.clone(), view_type: view_type.clone() });
                 }
+                Write::Spawn(spawn) => changes.children.extend(child_event(spawn)),
                 _ => {}
             }
         }
@@ -41,7 +47,19 @@ impl Changes {
     fn merge(&mut self, later: Changes) {
         self.questions |= later.questions;
         self.views.extend(later.views);
+        let room = MAX_CHILDREN.saturating_sub(self.children.len());
+        self.children.extend(later.children.into_iter().take(room));
     }
+}
+
+fn child_event(spawn: &Spawn) -> Option<ChildEvent> {
+    let (_, call, tool) = spawn.head.origin().parent()?;
+    Some(ChildEvent {
+        thread_id: spawn.id.as_str().to_owned(),
+        call_id: call.as_str().to_owned(),
+        tool: tool.to_owned(),
+        title: spawn.head.title().map(str::to_owned),
+    })
 }
 
 /// An event for listeners.
@@ -55,6 +73,8 @@ pub(crate) enum LiveEvent {
     Notice { thread: Arc<Thread>, text: Arc<str> },
     /// A row of the delivery log was added or changed.
     Delivery { id: String },
+    /// Events of other nodes were lost. Listeners read everything again.
+    Missed,
 }
 
 pub(crate) struct Hub {
@@ -164,6 +184,23 @@ impl Hub {
         if !matches!(live, LiveEvent::Delta { .. }) {
             self.publish_to_all(live);
         }
+    }
+
+    /// Returns which of these threads have listeners, all of them if somebody listens to all threads.
+    pub(crate) fn listened_to(&self, mut keys: Vec<ThreadKey>) -> Vec<ThreadKey> {
+        if self.all.receiver_count() == 0 {
+            let threads = self.threads();
+            keys.retain(|key| threads.contains_key(key));
+        }
+        keys
+    }
+
+    /// Tells all listeners that they may have missed events.
+    pub(crate) fn publish_missed(&self) {
+        for sender in self.threads().values() {
+            sender.send(LiveEvent::Missed).ok();
+        }
+        self.publish_to_all(LiveEvent::Missed);
     }
 
     /// Publishes an event to the listeners of all threads.

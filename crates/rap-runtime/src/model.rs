@@ -4,23 +4,31 @@
 //! interrupted stream is never treated as an answer. No error text contains a key or the path of a URL.
 
 pub mod anthropic;
+mod body;
+mod fields;
+mod lenient;
 pub mod openai;
+mod prices;
 mod provider;
 mod remote;
 mod reply;
+pub mod responses;
 pub mod scripted;
+mod too_long;
 mod window;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 pub use rap_agent::Usage;
+pub use rap_agent::prompt::CallIds;
 use rap_agent::{Entry, Thoughts};
-use rap_protocol::InputSchema;
+use rap_protocol::{InputSchema, check_json};
 use serde_json::{Map, Value};
 
+pub use prices::Prices;
 pub use provider::{Build, Kind, Options, Provider};
 
 /// A request to a model.
@@ -36,6 +44,29 @@ pub struct ModelRequest {
     pub turn: u64,
     /// True if the model accepts images.
     pub images: bool,
+    /// Receives the tokens that the server has counted so far.
+    pub spent: Spent,
+}
+
+/// Tokens that a server has counted for a request so far. They are known even if the request is dropped before its end.
+#[derive(Debug, Clone, Default)]
+pub struct Spent(Arc<Mutex<Usage>>);
+
+impl Spent {
+    /// Sets the number of tokens so far.
+    pub fn set(&self, usage: Usage) {
+        *self.usage() = usage;
+    }
+
+    /// Returns the number of tokens so far, and starts again at none.
+    pub fn take(&self) -> Usage {
+        std::mem::take(&mut *self.usage())
+    }
+
+    /// Ignores poisoning: no code under the lock can panic.
+    fn usage(&self) -> MutexGuard<'_, Usage> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A tool that a model may call.
@@ -95,16 +126,19 @@ pub enum Error {
     Refused {
         /// Description of the failure.
         why: String,
+        /// True if the server refuses every request, such as because of a wrong key. Otherwise only this request is
+        /// known to be refused.
+        every_request: bool,
     },
 }
 
 impl Error {
-    fn retry(why: impl Into<String>) -> Self {
+    pub(crate) fn retry(why: impl Into<String>) -> Self {
         Error::Retry { why: why.into(), retry_after: None }
     }
 
-    fn refused(why: impl Into<String>) -> Self {
-        Error::Refused { why: why.into() }
+    pub(crate) fn refused(why: impl Into<String>) -> Self {
+        Error::Refused { why: why.into(), every_request: false }
     }
 }
 
@@ -138,6 +172,11 @@ pub trait Model: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Returns the name of the model, for people.
+    fn name(&self) -> &str {
+        "the model"
+    }
+
     /// Returns the part of the history that it needs.
     fn history_scope(&self) -> HistoryScope {
         HistoryScope::Full
@@ -148,7 +187,13 @@ pub trait Model: Send + Sync + fmt::Debug {
     fn destination(&self) -> &str;
 }
 
-/// Parses the arguments of a call. The error is the text itself.
+/// Parses the arguments of a call. The error is the text itself. NUL characters are removed.
 fn arguments(text: &str) -> Result<Map<String, Value>, String> {
-    serde_json::from_str(text).map_err(|_| text.to_owned())
+    let text = lenient::without_nul(text);
+    if check_json(text.as_bytes(), body::PARSED_BYTES).is_err() {
+        return Err(text);
+    }
+    let mut arguments: Map<String, Value> = serde_json::from_str(&text).map_err(|_| text)?;
+    rap_agent::remove_nul(&mut arguments);
+    Ok(arguments)
 }

@@ -1,25 +1,32 @@
 //! Settings of a runtime.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use http::HeaderValue;
-use rap_agent::Cause;
 pub use rap_agent::RuntimeLimits as Limits;
+use rap_agent::{Attention, Cause};
+use rap_io::proxy::TrustedProxies;
+use rap_io::tls::ServerTls;
+use rap_io::watched::{FileError, SecretSource};
 use rap_protocol::{HostPort, Secret, UrlPolicy, UrlRules};
+use sha2::{Digest, Sha256};
 use url::Url;
 
 use crate::function::{Function, Functions};
 use crate::glob::ToolGlob;
 use crate::model::Model;
+use crate::page::Page;
+pub(crate) use crate::tool_server::{CallbackAuth, ToolServer};
 
 /// Settings with which a runtime starts.
 pub struct Settings {
     /// Base of callback URLs, which tool servers have to reach. Has no trailing slash.
     pub public_url: String,
-    /// Path of the database. Its lock file and its key file are in the same directory.
-    pub database: PathBuf,
+    /// Location of the database.
+    pub database: Database,
     /// Bearer tokens of clients. If empty, every client on this machine is accepted.
     pub tokens: Vec<Secret>,
     /// Agents. The first one is the default for new threads.
@@ -32,6 +39,10 @@ pub struct Settings {
     pub window: Window,
     /// Tool servers whose tools are offered to agents.
     pub tool_servers: Vec<ToolServer>,
+    /// Destinations that are told about threads that need a person, have failed or were closed.
+    pub notify: Vec<Notify>,
+    /// Time after which closed sessions are deleted. `None` keeps them.
+    pub retention: Option<Duration>,
     /// Functions of this process that are offered to agents as tools.
     pub functions: Vec<Function>,
     /// Addresses that URLs named by tools may have: endpoints and response URLs.
@@ -40,8 +51,78 @@ pub struct Settings {
     pub allow_hosts: Vec<HostPort>,
     /// Address that the runtime listens on, which tools must not make it send to. `None` if it is not known.
     pub listen: Option<SocketAddr>,
+    /// TLS of the listener. `None` serves plain HTTP.
+    pub tls: Option<ServerTls>,
+    /// Proxies that verify the client certificates of tool servers. Their header is used for [`CallbackAuth::Tls`] only.
+    pub proxies: Option<TrustedProxies>,
+    /// Web page for people. `None` serves none.
+    pub page: Option<Page>,
     /// Limits of the runtime.
     pub limits: Limits,
+}
+
+/// A destination of messages to people who are away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notify {
+    /// URL to which each message is posted. Its path may be a secret.
+    pub url: Url,
+    /// Keys that sign the messages, as the Standard Webhooks specification says. At least one.
+    pub keys: Vec<SecretSource>,
+    /// States of threads that it hears of.
+    pub on: Vec<Attention>,
+}
+
+impl Notify {
+    /// Returns the name of the destination in the database: a digest of its URL.
+    pub(crate) fn key(&self) -> String {
+        let digest = Sha256::digest(self.url.as_str());
+        digest[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Returns the scheme, host and port of the URL, which are not secret.
+    pub(crate) fn origin(&self) -> String {
+        self.url.origin().ascii_serialization()
+    }
+}
+
+/// Location of a database.
+#[derive(Debug, Clone)]
+pub enum Database {
+    /// A SQLite file. Its lock file and its key file are in the same directory.
+    File(PathBuf),
+    /// A Postgres database, which any number of runtimes can share.
+    Postgres(PostgresDatabase),
+}
+
+/// A Postgres database.
+#[derive(Debug, Clone)]
+pub struct PostgresDatabase {
+    /// URL with user and password.
+    pub url: Secret,
+    /// Key that protects callback URLs and stored secrets: 64 hexadecimal digits or the base64 of 32 bytes.
+    pub key: Secret,
+    /// URL of a direct connection for notifications, if `url` leads to a transaction pooler. `None` means `url`.
+    pub listen_url: Option<Secret>,
+    /// Time after which other nodes take over the work of this one if it has not renewed its lease.
+    pub lease: Duration,
+}
+
+impl PostgresDatabase {
+    /// Default of `lease`.
+    pub const LEASE: Duration = Duration::from_secs(15);
+}
+
+/// Writes the path, or the scheme and the host of the URL.
+impl fmt::Display for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Database::File(path) => write!(f, "{}", path.display()),
+            Database::Postgres(PostgresDatabase { url, .. }) => match Url::parse(url.expose()) {
+                Ok(url) => f.write_str(&rap_protocol::redact::url(&url)),
+                Err(_) => f.write_str("postgres"),
+            },
+        }
+    }
 }
 
 /// Reason why settings are not valid.
@@ -50,11 +131,37 @@ pub enum SettingsError {
     /// No agent is configured.
     #[error("there is no agent: configure at least one")]
     NoAgent,
-    /// A bearer token of a tool server cannot be sent in a header.
+    /// The credentials for a tool server cannot be used.
+    #[error("the credentials for the tool server {server}: {why}")]
+    Credentials {
+        /// Base URL of the tool server.
+        server: String,
+        /// Reason without any secret.
+        why: String,
+    },
+    /// The keys for a destination of messages to people cannot be used.
+    #[error("the secret of [[notify]] for {server}: {why}")]
+    Notify {
+        /// Scheme, host and port of the destination.
+        server: String,
+        /// Reason without any secret.
+        why: String,
+    },
+    /// The certificate, key or client authorities of the listener cannot be used.
+    #[error("server.tls: {0}")]
+    Tls(FileError),
+    /// Callbacks have to be signed, but there is no key.
+    #[error("callbacks of the tool server {server} have to be signed, but it has no hmac key")]
+    NoCallbackKey {
+        /// Base URL of the tool server.
+        server: String,
+    },
+    /// Callbacks have to show a certificate, but nothing asks for one.
     #[error(
-        "the bearer token of tool server {server} cannot be sent: it has line breaks or control characters"
+        "callbacks of the tool server {server} have to show a certificate: set server.tls with client_ca, or \
+         server.trusted_proxies"
     )]
-    BadBearer {
+    NoClientCa {
         /// Base URL of the tool server.
         server: String,
     },
@@ -69,17 +176,22 @@ impl Settings {
     pub fn new(database: impl Into<PathBuf>, model: Arc<dyn Model>) -> Settings {
         Settings {
             public_url: "http://127.0.0.1:7420".into(),
-            database: database.into(),
+            database: Database::File(database.into()),
             tokens: Vec::new(),
             agents: vec![Agent::default()],
             model,
             images: false,
             window: Window::default(),
             tool_servers: Vec::new(),
+            notify: Vec::new(),
+            retention: None,
             functions: Vec::new(),
             url_policy: UrlPolicy::Loopback,
             allow_hosts: Vec::new(),
             listen: None,
+            tls: None,
+            proxies: None,
+            page: None,
             limits: Limits::default(),
         }
     }
@@ -89,9 +201,13 @@ impl Settings {
             return Err(SettingsError::NoAgent);
         }
         for server in &self.tool_servers {
-            let bearer = server.bearer.as_ref().map(Secret::expose);
-            if bearer.is_some_and(|bearer| HeaderValue::try_from(bearer).is_err()) {
-                return Err(SettingsError::BadBearer { server: server.url.clone() });
+            let asks_for_certificates =
+                self.proxies.is_some() || self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+            if server.callback_auth == Some(CallbackAuth::Tls) && !asks_for_certificates {
+                return Err(SettingsError::NoClientCa { server: server.url.clone() });
+            }
+            if server.callback_auth == Some(CallbackAuth::Hmac) && server.credentials.hmac.is_empty() {
+                return Err(SettingsError::NoCallbackKey { server: server.url.clone() });
             }
         }
         Functions::new(&self.functions).map(drop)
@@ -106,15 +222,27 @@ impl Settings {
         if let Ok(public_url) = Url::parse(&self.public_url) {
             rules = rules.public_url(&public_url);
         }
-        let models = self.agents.iter().map(|agent| self.model_server(&agent.name));
+        let fallbacks = self.agents.iter().flat_map(|agent| &agent.fallbacks);
+        let fallbacks = fallbacks.map(|fallback| fallback.model.destination());
+        let models = self.agents.iter().map(|agent| self.model_server(&agent.name)).chain(fallbacks);
         let configured = self.tool_servers.iter().map(|server| server.url.as_str()).chain(models);
-        configured.filter_map(|url| Url::parse(url).ok()).fold(rules, |rules, url| rules.configured(&url))
+        let configured = configured.chain(self.notify.iter().map(|notify| notify.url.as_str()));
+        let rules = configured
+            .filter_map(|url| Url::parse(url).ok())
+            .fold(rules, |rules, url| rules.configured(&url));
+        let started: Vec<_> = self.tool_servers.iter().filter_map(|server| server.started.clone()).collect();
+        rules.started(move |port| started.iter().any(|server| server.port() == Some(port)))
     }
 
     /// Returns true if only clients on this machine are served.
     pub(crate) fn is_local_only(&self) -> bool {
         let is_loopback = |listen: SocketAddr| listen.ip().to_canonical().is_loopback();
         self.tokens.is_empty() || self.listen.is_some_and(is_loopback)
+    }
+
+    /// Returns the address that this runtime itself listens on, as far as it is known.
+    pub(crate) fn own_url(&self) -> String {
+        self.listen.map_or_else(|| self.public_url.clone(), |listen| format!("http://{listen}"))
     }
 
     fn agent(&self, name: &str) -> Option<&Agent> {
@@ -154,9 +282,16 @@ pub struct Agent {
     pub approve: Vec<ToolGlob>,
     /// The agent's own model. `None` means [`Settings::model`].
     pub model: Option<AgentModel>,
+    /// Models that are asked instead if the first one fails, in order.
+    pub fallbacks: Vec<AgentModel>,
+    /// Time for which a model has to fail before the next one is asked.
+    pub fallback_after: Duration,
     /// Limits of the agent's threads. `None` means [`Limits::thread`].
     pub limits: Option<rap_agent::Limits>,
 }
+
+/// Default time for which a model has to fail before the next one is asked.
+pub const FALLBACK_AFTER: Duration = Duration::from_secs(30);
 
 /// The model of one agent.
 #[derive(Debug, Clone)]
@@ -193,6 +328,8 @@ impl Default for Agent {
             event_tools: vec![ToolGlob::every()],
             approve: Vec::new(),
             model: None,
+            fallbacks: Vec::new(),
+            fallback_after: FALLBACK_AFTER,
             limits: None,
         }
     }
@@ -224,13 +361,4 @@ impl Permissions {
     pub(crate) fn needs_approval(&self, tool: &str) -> bool {
         self.approve.iter().any(|pattern| pattern.matches(tool))
     }
-}
-
-/// A tool server and the runtime's credentials for it.
-#[derive(Debug, Clone)]
-pub struct ToolServer {
-    /// Base URL, without a trailing slash.
-    pub url: String,
-    /// Bearer token that is sent with every request. `None` sends no `Authorization` header.
-    pub bearer: Option<Secret>,
 }

@@ -7,39 +7,55 @@
 //! - No reply is sent, not even a refusal, and no effect is carried out before the commit.
 //! - A step is written unchanged. The store adds nothing to it and omits nothing.
 
+pub(crate) mod alert;
 mod apply;
+mod batch;
 mod client_token;
+pub(crate) mod damage;
+pub(crate) mod deletion;
 mod delivery_log;
+mod figures;
+mod fleet;
 mod listing;
+mod message_queue;
+pub(crate) mod postgres;
 pub(crate) mod sqlite;
+pub(crate) mod stored;
 #[cfg(test)]
 pub(crate) mod suite;
 mod thread;
+pub(crate) mod transfer;
 mod work;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use rap_agent::{Cause, Entry, Ignored, Input, Limits, LostAfter, Seq, Status, StatusCheck, Step};
-use rap_protocol::{CallId, ThreadId, Timestamp};
+use rap_agent::{Cause, Entry, Ignored, Input, Limits, LostAfter, Seq, Status, StatusCheck, Step, Usage};
+use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
 
+pub(crate) use alert::{Alert, AlertRule, ClaimedAlerts};
 #[cfg(test)]
 pub(crate) use apply::PANIC;
 pub(crate) use apply::{Loaded, SharedFacts, Stepped, rounds, step_one};
 pub(crate) use client_token::{
     ClientToken, NewClientToken, TOKENS, TokenDigest, TokenId, Visibility, may_be_created, new_token,
 };
+pub(crate) use deletion::{Expired, Expiry, Remaining};
 pub(crate) use delivery_log::{
     Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Redelivery, outcome_after,
 };
+pub(crate) use figures::{Figures, FiguresRow, PART};
+pub(crate) use fleet::{Activity, Fleet, Node, Renewal, Reservation, Reserve, Signal};
 pub(crate) use listing::{
-    CallRow, Cursor, HistoryPage, InboxItem, Page, PageRequest, StoredQuestion, SubscriptionRow,
-    ThreadFilter, ThreadRow, TimerRow, ViewKey, ViewRow,
+    CallRow, Cursor, HistoryPage, InboxItem, Page, PageRequest, RecentEvents, StoredQuestion,
+    SubscriptionRow, ThreadFilter, ThreadRow, TimerRow, ViewKey, ViewRow,
 };
+pub use postgres::{PostgresError, UrlError};
 pub use sqlite::OpenError;
 pub(crate) use sqlite::SqliteStore;
 pub(crate) use thread::{NewThread, SessionKey, Thread, ThreadKey, new_thread_id};
+pub(crate) use transfer::Transfer;
 pub(crate) use work::{
     AnswerWork, AskWork, CheckWork, DuePage, DueWork, InvokeWork, OutboxKey, OutboxMessage, Timer, Work,
     WorkKey, WorkKind, WorkQueue,
@@ -48,12 +64,19 @@ pub(crate) use work::{
 /// An error of the store.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("no such thread")]
+    #[error("no such thread; GET /v1/threads lists those that exist")]
     NoThread,
     #[error("the callback URL belongs to another thread")]
     WrongThread,
-    #[error("a thread with this id already exists")]
+    #[error("a thread with this id already exists; choose another id, or send a message to that thread")]
     Exists,
+    /// The session is being moved to another database, or from one. Retry later.
+    #[error("the session is being moved; retry later")]
+    Moving,
+    #[error("the thread has a parent; delete the session by the id of its root thread")]
+    NotARoot,
+    #[error("the thread is not closed; close it first, which closes its descendants, too")]
+    NotClosed,
     #[error("the Idempotency-Key was used for another request; make a new key for each request")]
     KeyReused,
     #[error(transparent)]
@@ -178,6 +201,8 @@ pub(crate) struct Committed {
     /// True if the commit had an unknown outcome and was confirmed later. The dispatcher may already have found the
     /// work of the step in the store.
     pub(crate) late: bool,
+    /// Slots that were reserved for work of the step.
+    pub(crate) reserved: Vec<Reservation>,
 }
 
 /// Called with each committed step, in commit order. It must return quickly.
@@ -193,6 +218,11 @@ pub(crate) struct StepSettings {
     pub(crate) model_servers: HashMap<String, String>,
     /// Time after which the status of calls and subscriptions is checked.
     pub(crate) lost_after: LostAfter,
+    /// Destinations of alerts.
+    pub(crate) alerts: Vec<AlertRule>,
+    /// Base of the callback URLs of new calls. It is stored with each call, so that a retry has the same URL even if this
+    /// has changed since.
+    pub(crate) callback_base: String,
 }
 
 impl StepSettings {
@@ -200,7 +230,7 @@ impl StepSettings {
         self.agent_limits.get(agent).unwrap_or(&self.limits)
     }
 
-    /// Returns the destination of an agent's questions. It is empty for an agent that is no longer configured.
+    /// Returns the destination of an agent's model requests. It is empty for an agent that is no longer configured.
     pub(crate) fn model_server(&self, agent: &str) -> &str {
         self.model_servers.get(agent).map_or("", String::as_str)
     }
@@ -243,6 +273,8 @@ pub(crate) struct StoreCounts {
     pub(crate) waiting: Vec<(&'static str, u32)>,
     /// Number of threads that are disabled because one of their steps panicked.
     pub(crate) disabled: usize,
+    /// Number of threads that are set aside because their rows are damaged, counted up to [`COUNT_LIMIT`].
+    pub(crate) damaged: u32,
 }
 
 /// Waiting work is counted up to this number.
@@ -250,7 +282,7 @@ pub(crate) const COUNT_LIMIT: u32 = 10_000;
 
 /// A database of threads.
 #[async_trait]
-pub(crate) trait Store: Send + Sync {
+pub(crate) trait Store: Transfer {
     /// Applies messages in order. When this returns, each step is on disk completely or not at all.
     async fn apply(&self, class: MessageClass, messages: Vec<Message>) -> Vec<Result<Receipt, Error>>;
 
@@ -260,6 +292,8 @@ pub(crate) trait Store: Send + Sync {
     async fn threads(&self, filter: ThreadFilter) -> Result<Page<ThreadRow>, Error>;
     /// Returns a history as people see it. Synthetic calls show the arguments of the original call.
     async fn history(&self, thread: &Thread, page: HistoryPage) -> Result<Vec<(Seq, Entry)>, Error>;
+    /// Returns the size of the entries of such a page, in bytes, as they are stored. It is known without reading them.
+    async fn history_bytes(&self, thread: &Thread, page: HistoryPage) -> Result<usize, Error>;
     /// Returns a history as the model sees it: the last summary and the entries that it does not cover.
     async fn prompt_entries(&self, thread: &Thread, up_to: Seq) -> Result<Vec<Entry>, Error>;
     /// Returns the entries from the last user message on.
@@ -268,7 +302,11 @@ pub(crate) trait Store: Send + Sync {
     async fn displays(&self, row: &ThreadRow) -> Result<HashMap<CallId, String>, Error>;
     /// Returns the cause of a thread, or of its nearest ancestor that has one.
     async fn cause(&self, thread: &Thread) -> Result<Cause, Error>;
+    /// Returns the tool server of a call, even if the call is settled.
+    async fn server_of_call(&self, thread: ThreadKey, call: &CallId) -> Result<Option<String>, Error>;
     async fn has_call(&self, thread: &ThreadId, call: &CallId) -> Result<bool, Error>;
+    /// Returns the tokens and costs of all threads of a session, and their number.
+    async fn session_usage(&self, session: SessionKey) -> Result<(Usage, u64), Error>;
     /// Returns a page of the views of a thread, in the order of their keys.
     async fn views(&self, thread: ThreadKey, after: Option<ViewKey>)
     -> Result<Page<ViewRow, ViewKey>, Error>;
@@ -306,6 +344,8 @@ pub(crate) trait Store: Send + Sync {
     /// Loads work with everything that an attempt needs. Returns `None` if it is no longer due. The caller has to
     /// postpone work that cannot be read.
     async fn load_work(&self, key: &WorkKey, now: Timestamp) -> Result<Option<Work>, Error>;
+    /// Records that rows of a thread are damaged. Until its next step the thread is shown as failed with this reason.
+    async fn set_aside(&self, target: &Target, why: String, now: Timestamp) -> Result<(), Error>;
     /// Sets the next due time of work after a failed attempt.
     async fn postpone(
         &self,
@@ -314,6 +354,8 @@ pub(crate) trait Store: Send + Sync {
         attempts: u32,
         outcome: String,
     ) -> Result<(), Error>;
+    /// Changes the destination of a model request.
+    async fn redirect(&self, key: &WorkKey, destination: &str) -> Result<(), Error>;
     /// Records that a person's answer was delivered, or need not be delivered any more.
     async fn answer_delivered(&self, key: &WorkKey, attempts: u32) -> Result<(), Error>;
     /// Records that tool servers have accepted these invocations.
@@ -354,6 +396,19 @@ pub(crate) trait Store: Send + Sync {
     /// Makes an invocation that waits for a retry due now.
     async fn redeliver(&self, id: &str, visible: &Visibility, now: Timestamp) -> Result<Redelivery, Error>;
 
+    /// Claims up to `limit` due alerts of a destination until a time, after which they are due again.
+    async fn claim_alerts(
+        &self,
+        destination: &str,
+        now: Timestamp,
+        until: Timestamp,
+        limit: usize,
+    ) -> Result<ClaimedAlerts, Error>;
+    /// Sets the time of the next attempt to send an alert, or deletes the alert if there is none.
+    async fn settle_alert(&self, no: i64, next: Option<Timestamp>) -> Result<(), Error>;
+    /// Deletes alerts that were made before a time.
+    async fn expire_alerts(&self, before: Timestamp) -> Result<(), Error>;
+
     /// Adds a client token. Returns `None` if there are `max` tokens already.
     async fn add_token(&self, token: NewClientToken, max: usize) -> Result<Option<TokenId>, Error>;
     async fn token(&self, digest: &TokenDigest) -> Result<Option<ClientToken>, Error>;
@@ -364,12 +419,35 @@ pub(crate) trait Store: Send + Sync {
     /// Removes a client token. Returns false if there is none with this id.
     async fn revoke_token(&self, id: TokenId) -> Result<bool, Error>;
 
+    /// Adds figures to those that are stored.
+    async fn add_figures(&self, rows: Vec<FiguresRow>, now: Timestamp) -> Result<(), Error>;
+    /// Returns the figures since a time, added up in parts of `step` milliseconds: agents by name, each in order of time.
+    async fn figures(&self, since: Timestamp, step: i64) -> Result<Vec<FiguresRow>, Error>;
+    /// Counts the threads of a user by status, up to [`COUNT_LIMIT`] threads.
+    async fn statuses(&self, user: &UserId) -> Result<Vec<(String, i64)>, Error>;
+
     /// Removes a bounded number of expired rows. Returns whether there are more.
     async fn prune(&self, keys_before: Timestamp, deliveries_before: Timestamp) -> Result<bool, Error>;
+    /// Marks a closed session, which hides it and has its rows deleted.
+    async fn delete_session(&self, id: &ThreadId, visible: &Visibility) -> Result<(), Error>;
+    /// Looks at a bounded number of root threads after one, and counts or marks sessions that were closed before a time.
+    async fn expire_sessions(
+        &self,
+        before: Timestamp,
+        after: Option<ThreadKey>,
+        expiry: Expiry,
+    ) -> Result<Expired, Error>;
+    /// Deletes a bounded number of rows of a marked session, or copies them into forks that inherit them.
+    async fn delete_batch(&self) -> Result<Remaining, Error>;
     async fn counts(&self) -> Result<StoreCounts, Error>;
     /// Adds the store's own metrics to an exposition.
     fn expose(&self, text: &mut rap_io::metrics::Exposition);
+    /// Fails if the database does not answer, or takes no writes.
     async fn is_readable(&self) -> Result<(), Error>;
+    /// Returns the connection to the other nodes of the database. `None` if it can have only one node.
+    fn fleet(&self) -> Option<&dyn Fleet> {
+        None
+    }
     /// Applies the waiting messages and closes the database.
     async fn close(&self);
 }

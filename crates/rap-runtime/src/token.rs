@@ -1,13 +1,14 @@
 //! Callback tokens: capabilities for one call each.
 //!
-//! A token names the thread, the thread's incarnation and the call, and is authenticated with a key of the server. It
-//! depends only on the call, so that the callback URL is the same in all attempts. Its bearer can send callbacks for
+//! A token names the thread, the thread's incarnation and the call, and is authenticated with the key that the server used
+//! when the call was made. It depends only on the call, so that the callback URL is the same in all attempts. Its bearer can send callbacks for
 //! that call and nothing else. A token must never be logged.
 
 use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use rap_io::keyring::Keyring;
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, Timestamp};
 
@@ -22,10 +23,10 @@ const PURPOSE: &[u8] = b"callback";
 const TOKEN_CHARS: usize = 600;
 
 // Argued: TR-17 docs/run-an-agent.md says what a callback URL is for and how long it is valid
-/// Creates and verifies tokens. The first key creates new tokens, and all keys verify them.
+/// Creates and verifies tokens. The key of a call's time creates its token, and all keys verify tokens.
 #[derive(Clone)]
 pub(crate) struct Tokens {
-    keys: Vec<([u8; KEY_ID_BYTES], Key)>,
+    keys: Keyring,
     lifetime: Option<Duration>,
 }
 
@@ -38,19 +39,20 @@ pub(crate) struct Grant {
     pub(crate) call: CallId,
 }
 
+/// Returns a text that identifies a key without revealing it.
+pub(crate) fn key_name(key: &Key) -> String {
+    key_id(key).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 impl Tokens {
-    pub(crate) fn new(keys: impl IntoIterator<Item = Key>, lifetime: Option<Duration>) -> Tokens {
-        let named = |key: Key| {
-            let mac = key.mac(&[b"key id"]);
-            ([mac[0], mac[1], mac[2], mac[3]], key)
-        };
-        Tokens { keys: keys.into_iter().map(named).collect(), lifetime }
+    pub(crate) fn new(keys: Keyring, lifetime: Option<Duration>) -> Tokens {
+        Tokens { keys, lifetime }
     }
 
     pub(crate) fn make(&self, grant: &Grant) -> String {
-        let (name, key) = self.keys.first().expect("bug: a server has a key");
+        let key = self.keys.at(grant.since);
         let mut bytes = Vec::with_capacity(FIXED_BYTES + grant.call.as_str().len() + MAC_BYTES);
-        bytes.extend(name);
+        bytes.extend(key_id(key));
         bytes.extend(grant.thread.to_bytes());
         bytes.extend(grant.incarnation.to_be_bytes());
         bytes.extend(grant.since.0.to_be_bytes());
@@ -68,7 +70,7 @@ impl Tokens {
         let bytes = BASE64_URL_SAFE_NO_PAD.decode(token).ok()?;
         let (body, mac) = bytes.split_at_checked(bytes.len().checked_sub(MAC_BYTES)?)?;
         let (name, rest) = body.split_first_chunk::<KEY_ID_BYTES>()?;
-        let (_, key) = self.keys.iter().find(|(known, _)| known == name)?;
+        let key = self.keys.all().find(|key| key_id(key) == *name)?;
         let expected = key.mac(&[PURPOSE, body]);
         if !bool::from(subtle::ConstantTimeEq::ct_eq(&expected[..MAC_BYTES], mac)) {
             return None;
@@ -87,6 +89,10 @@ impl Tokens {
     }
 }
 
+fn key_id(key: &Key) -> [u8; KEY_ID_BYTES] {
+    *key.mac(&[b"key id"]).first_chunk().expect("bug: a MAC has 32 bytes")
+}
+
 #[cfg(test)]
 mod tests {
     use rap_protocol::limits;
@@ -94,8 +100,14 @@ mod tests {
 
     use super::*;
 
-    fn key(digit: &str) -> Key {
-        Key::parse(&digit.repeat(64)).unwrap()
+    fn key(digit: &str) -> Keyring {
+        Keyring::parse(&digit.repeat(64)).unwrap()
+    }
+
+    /// The first key, and from second 2 on the second one.
+    fn rotated(first: &str, second: &str) -> Keyring {
+        let text = format!("{},{}@1970-01-01T00:00:02Z", first.repeat(64), second.repeat(64));
+        Keyring::parse(&text).unwrap()
     }
 
     fn grant() -> Grant {
@@ -110,10 +122,10 @@ mod tests {
     /// Proves: TR-20
     #[test]
     fn only_the_unchanged_token_is_accepted_and_only_with_its_key() {
-        let tokens = Tokens::new([key("a")], None);
+        let tokens = Tokens::new(key("a"), None);
         let token = tokens.make(&grant());
         assert_eq!(tokens.read(&token, Timestamp(0)), Some(grant()));
-        assert_eq!(Tokens::new([key("b")], None).read(&token, Timestamp(0)), None);
+        assert_eq!(Tokens::new(key("b"), None).read(&token, Timestamp(0)), None);
         let bytes = BASE64_URL_SAFE_NO_PAD.decode(&token).unwrap();
         for bit in 0..bytes.len() * 8 {
             let mut forged = bytes.clone();
@@ -129,7 +141,7 @@ mod tests {
     /// input: a token, or the bytes of one.
     #[test]
     fn fuzz() {
-        let (tokens, other) = (Tokens::new([key("a"), key("b")], None), Tokens::new([key("c")], None));
+        let (tokens, other) = (Tokens::new(rotated("a", "b"), None), Tokens::new(key("c"), None));
         let calls = ["call_1", "c", "rap_0123456789abcdef_17", &"x".repeat(limits::ID_BYTES)];
         let made = calls.map(|call| tokens.make(&Grant { call: CallId::new(call).unwrap(), ..grant() }));
         let foreign = other.make(&grant());
@@ -154,21 +166,30 @@ mod tests {
 
     #[test]
     fn a_call_always_has_the_same_token() {
-        let tokens = Tokens::new([key("a")], None);
+        let tokens = Tokens::new(key("a"), None);
         assert_eq!(tokens.make(&grant()), tokens.make(&grant()));
     }
 
     #[test]
-    fn tokens_of_a_retired_key_are_still_accepted() {
-        let old = Tokens::new([key("a")], None).make(&grant());
-        let tokens = Tokens::new([key("b"), key("a")], None);
-        assert_eq!(tokens.read(&old, Timestamp(0)), Some(grant()));
-        assert_ne!(tokens.make(&grant()), old);
+    fn a_call_keeps_its_token_when_the_key_is_replaced() {
+        let (before, after) = (grant(), Grant { since: Timestamp(2000), ..grant() });
+        let [first, second] = ["a", "b"].map(|digit| Tokens::new(key(digit), None));
+        let tokens = Tokens::new(rotated("a", "b"), None);
+        assert_eq!(tokens.make(&before), first.make(&before));
+        assert_eq!(tokens.make(&after), second.make(&after));
+        for grant in [before, after] {
+            assert_eq!(tokens.read(&tokens.make(&grant), Timestamp(0)), Some(grant));
+        }
+        // A token that was made with the old key after its time is still accepted.
+        let late = Grant { since: Timestamp(9000), ..grant() };
+        assert_eq!(tokens.read(&first.make(&late), Timestamp(0)), Some(late));
+        // Without the old key, its tokens are worthless.
+        assert_eq!(second.read(&first.make(&grant()), Timestamp(0)), None);
     }
 
     #[test]
     fn a_token_expires_after_the_configured_lifetime() {
-        let tokens = Tokens::new([key("a")], Some(Duration::from_secs(1)));
+        let tokens = Tokens::new(key("a"), Some(Duration::from_secs(1)));
         let token = tokens.make(&grant());
         assert!(tokens.read(&token, Timestamp(2000)).is_some());
         assert!(tokens.read(&token, Timestamp(2001)).is_none());

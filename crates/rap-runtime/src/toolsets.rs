@@ -1,18 +1,17 @@
 //! Toolsets of the tool servers, fetched only through discovery.
 //!
-//! A session keeps the toolsets that were fetched for it, identified by content hash, and uses them also while a server
+//! A session keeps the toolsets that were fetched for it, identified by content hash, and uses them even while a server
 //! is down. A new session fetches them again; if a server does not answer, it gets the newest toolset that any session
 //! has fetched. A toolset is valid as a whole or not at all.
 
 mod discovery;
 mod session;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue, header};
-use rap_protocol::{DISCOVERY_PATH, Timestamp, Toolset, UrlRules, parse_toolset};
+use rap_protocol::{DISCOVERY_PATH, ExpectedDuration, Timestamp, Toolset, UrlRules, parse_toolset, visible};
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -22,8 +21,9 @@ use url::Url;
 use crate::display::Scripts;
 use crate::function::IN_PROCESS;
 use crate::settings::ToolServer;
-use crate::store::{Error, SessionKey, SessionToolset, Source, Store, StoredToolset};
-use crate::world::World;
+use crate::store::{Error, Fleet, SessionKey, SessionToolset, Source, Store, StoredToolset};
+use crate::world::{To, World};
+pub(crate) use discovery::AwaitedFetches;
 use discovery::Fetches;
 pub(crate) use session::{ServerTools, SessionTools};
 
@@ -36,6 +36,8 @@ const CACHED: usize = 512;
 const CACHED_BYTES: usize = 64 * 1024 * 1024;
 /// Maximum number of remembered refreshes. Beyond it, a refresh has to wait.
 const MAX_REFRESHES: usize = 65_536;
+/// Maximum number of characters of the reason that a server gives for an error.
+const REASON_CHARS: usize = 500;
 /// Maximum size of a toolset, in bytes.
 const TOOLSET_BYTES: usize = rap_protocol::limits::BODY_BYTES;
 
@@ -67,6 +69,11 @@ pub(crate) struct DiscoveryTimes {
 #[derive(Default)]
 struct Cache {
     sessions: HashMap<SessionKey, Arc<SessionTools>>,
+    /// Number of times that a session was forgotten. What was read from the store before the last time may be outdated,
+    /// and is not cached.
+    forgotten: u64,
+    /// Sessions for which another toolset is about to be stored, and how many. They are not cached.
+    changing: HashMap<SessionKey, usize>,
     parsed: HashMap<String, Parsed>,
     /// Total size of their documents.
     parsed_bytes: usize,
@@ -83,6 +90,12 @@ struct Cache {
 struct Document {
     hash: String,
     body: Arc<Vec<u8>>,
+}
+
+impl Document {
+    fn to_stored(&self) -> StoredToolset {
+        StoredToolset { hash: self.hash.clone(), body: Some(Arc::clone(&self.body)) }
+    }
 }
 
 /// Outcome of discovery.
@@ -122,6 +135,20 @@ pub(crate) enum Refresh {
     Wait(Duration),
 }
 
+/// Usual durations of calls, as the newest toolset of each server states them.
+#[derive(Default)]
+pub(crate) struct UsualDurations {
+    toolsets: HashMap<String, Arc<Toolset>>,
+}
+
+impl UsualDurations {
+    /// Returns the usual duration of calls of a tool, if its server states it.
+    pub(crate) fn of(&self, server: &str, tool: &str) -> Option<ExpectedDuration> {
+        let tools = &self.toolsets.get(server)?.tools;
+        tools.iter().find(|offered| offered.name.as_str() == tool)?.annotations.expected_duration()
+    }
+}
+
 /// A parsed toolset with its compiled display scripts.
 #[derive(Clone)]
 struct Parsed {
@@ -140,7 +167,7 @@ impl Toolsets {
         (tasks, stop): (TaskTracker, CancellationToken),
     ) -> Arc<Toolsets> {
         if functions.is_some() {
-            servers.push(ToolServer { url: IN_PROCESS.into(), bearer: None });
+            servers.push(ToolServer::new(IN_PROCESS));
         }
         let (cache, fetches) = (Mutex::default(), Fetches::default());
         Arc::new(Toolsets { servers, functions, urls, world, store, times, cache, fetches, tasks, stop })
@@ -150,32 +177,92 @@ impl Toolsets {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns true if another node may change toolsets of sessions, so that what is cached has to be compared with the store.
+    fn is_shared(&self) -> bool {
+        self.store.fleet().is_some_and(Fleet::has_peers)
+    }
+
     /// Returns the newest toolset of a server that any session has fetched.
     async fn newest(&self, server: &str) -> Result<Option<StoredToolset>, Error> {
         let known = self.cache().newest.get(server).cloned();
-        if let Some(Document { hash, body }) = known {
-            return Ok(Some(StoredToolset { hash, body: Some(body) }));
+        if let Some(document) = known.filter(|_| !self.is_shared()) {
+            return Ok(Some(document.to_stored()));
         }
         Ok(self.store.newest_toolset(server).await?.map(|hash| StoredToolset { hash, body: None }))
+    }
+
+    /// Returns the usual durations of calls to these servers. Waits for no server.
+    pub(crate) async fn usual_durations(&self, servers: HashSet<&str>) -> Result<UsualDurations, Error> {
+        let mut known = UsualDurations::default();
+        for server in self.servers.iter().filter(|server| servers.contains(server.url.as_str())) {
+            if let Some(newest) = self.newest(&server.url).await?
+                && let (Some(parsed), _) = self.parsed(&newest, None).await?
+            {
+                known.toolsets.insert(server.url.clone(), parsed.toolset);
+            }
+        }
+        Ok(known)
     }
 
     /// Returns the tools of a session without discovery, so that an invocation waits for no server but its own.
     pub(crate) async fn load(&self, session: SessionKey) -> Result<Arc<SessionTools>, Error> {
         let cached = self.cache().sessions.get(&session).cloned();
-        if let Some(tools) = cached {
+        if let Some(tools) = cached.filter(|_| !self.is_shared()) {
             return Ok(tools);
         }
-        let tools = self.assemble(&self.store.session_toolsets(session).await?).await?;
-        self.cache_session(session, Arc::clone(&tools));
+        let forgotten = self.cache().forgotten;
+        let stored = self.store.session_toolsets(session).await?;
+        self.of_session(session, &stored, forgotten).await
+    }
+
+    /// Returns the tools of a session from its stored toolsets. `forgotten` is the value before they were read.
+    async fn of_session(
+        &self,
+        session: SessionKey,
+        stored: &[SessionToolset],
+        forgotten: u64,
+    ) -> Result<Arc<SessionTools>, Error> {
+        let cached = self.cache().sessions.get(&session).cloned();
+        if let Some(tools) = cached.filter(|tools| tools.is_current(stored)) {
+            return Ok(tools);
+        }
+        let tools = self.assemble(stored).await?;
+        let mut cache = self.cache();
+        if cache.forgotten == forgotten && !cache.changing.contains_key(&session) {
+            if cache.sessions.len() >= CACHED {
+                cache.sessions.clear();
+            }
+            cache.sessions.insert(session, Arc::clone(&tools));
+        }
         Ok(tools)
     }
 
-    fn cache_session(&self, session: SessionKey, tools: Arc<SessionTools>) {
+    /// Drops the cached tools of sessions, after others were stored for them.
+    fn forget<'a>(&self, sessions: impl IntoIterator<Item = &'a SessionKey>) {
         let mut cache = self.cache();
-        if cache.sessions.len() >= CACHED {
-            cache.sessions.clear();
+        cache.forgotten += 1;
+        for session in sessions {
+            cache.sessions.remove(session);
         }
-        cache.sessions.insert(session, tools);
+    }
+
+    /// Drops the cached tools of a session, and caches none until [`Toolsets::stored`].
+    fn will_store(&self, session: SessionKey) {
+        let mut cache = self.cache();
+        cache.sessions.remove(&session);
+        *cache.changing.entry(session).or_default() += 1;
+    }
+
+    /// Notes that the toolset of a refresh was stored, or will not be.
+    pub(crate) fn stored(&self, session: SessionKey) {
+        let mut cache = self.cache();
+        cache.forgotten += 1;
+        if let Some(count) = cache.changing.get_mut(&session) {
+            *count -= 1;
+            if *count == 0 {
+                cache.changing.remove(&session);
+            }
+        }
     }
 
     async fn assemble(&self, stored: &[SessionToolset]) -> Result<Arc<SessionTools>, Error> {
@@ -195,7 +282,8 @@ impl Toolsets {
                 hash: stored.and_then(|stored| stored.toolset.as_ref()).map(|toolset| toolset.hash.clone()),
                 toolset: parsed.as_ref().map(|parsed| Arc::clone(&parsed.toolset)),
                 scripts: parsed.map(|parsed| parsed.scripts),
-                errors: error.into_iter().chain(endpoint).collect(),
+                // While the server is not running, the outcome of its last discovery is outdated.
+                errors: server.failure().or(error).into_iter().chain(endpoint).collect(),
                 fetched_at: stored.map_or(Timestamp(0), |stored| stored.fetched_at),
             });
         }
@@ -204,14 +292,14 @@ impl Toolsets {
 
     /// Returns what is wrong with the endpoint that a server names, as far as its URL tells.
     fn endpoint_problem(&self, server: &ToolServer, endpoint: &Url) -> Option<String> {
-        let base = Url::parse(&server.url).ok()?;
+        let (base, endpoint) = (server.base().ok()?, &server.resolve(endpoint).ok()?);
         if let Err(forbidden) = self.urls.check_named_by(&base, endpoint) {
             return Some(format!("calls are refused, because the endpoint is not allowed: {forbidden}"));
         }
-        let withheld = server.bearer.is_some() && !may_have_credentials(&self.urls, server, endpoint);
+        let withheld = !server.credentials.is_empty() && !may_have_credentials(&self.urls, server, endpoint);
         withheld.then(|| {
-            "calls are sent without the token, because the endpoint is not on this server; add its host and port to \
-             server.allow_hosts to send it there"
+            "calls are sent without credentials, because the endpoint is not on this server; add its host and port to \
+             server.allow_hosts to send them there"
                 .into()
         })
     }
@@ -258,11 +346,12 @@ impl Toolsets {
 
     /// Fetches a toolset within the time for a whole fetch, however slowly the server sends it.
     async fn fetch(&self, server: &ToolServer) -> Fetched {
-        let fetched = tokio::time::timeout(self.times.timeout, self.fetch_now(server)).await;
+        let within = server.discovery_within.unwrap_or(self.times.timeout);
+        let fetched = tokio::time::timeout(within, self.fetch_now(server)).await;
         let fetched = match fetched {
             Ok(Ok((hash, body))) => Fetched::Toolset(Document { hash, body: Arc::new(body) }),
             Ok(Err(why)) => Fetched::Failed(why),
-            Err(_) => Fetched::Failed(format!("discovery took longer than {:?}", self.times.timeout)),
+            Err(_) => Fetched::Failed(format!("discovery took longer than {within:?}")),
         };
         let mut cache = self.cache();
         match &fetched {
@@ -284,12 +373,13 @@ impl Toolsets {
 
     /// Fetches the toolset of a server. It is valid as a whole, or it is discarded.
     async fn fetch_valid(&self, server: &ToolServer) -> Result<Vec<u8>, String> {
-        let url =
-            Url::parse(&format!("{}{DISCOVERY_PATH}", server.url)).map_err(|error| error.to_string())?;
-        let answer = self.world.http.get(&url, &authorization(server), TOOLSET_BYTES).await;
+        server.settled().await;
+        let url = server.at(DISCOVERY_PATH)?;
+        let to = To { url: &url, credentials_of: Some(&server.url) };
+        let answer = self.world.http.get(to, TOOLSET_BYTES).await;
         let answer = answer.map_err(|error| format!("discovery failed: {error}"))?;
         if answer.status != 200 {
-            return Err(format!("discovery was answered {}", answer.status));
+            return Err(format!("discovery was answered {}{}", answer.status, reason(&answer.body)));
         }
         let body = answer.body.to_vec();
         let checked = self.world.blocking.run(move || parse_toolset(&body).map(|_| body)).await;
@@ -299,7 +389,7 @@ impl Toolsets {
     }
 
     /// Handles a 409: returns the newest known toolset of the server. If the session has it already, fetches it again,
-    /// at most once a minute per session.
+    /// at most once a minute per session. The caller stores the toolset, and then calls [`Toolsets::stored`].
     pub(crate) async fn refresh(self: &Arc<Self>, session: SessionKey, current: &ServerTools) -> Refresh {
         let Some(server) = self.servers.iter().find(|server| server.url == current.url) else {
             return Refresh::NotNeeded;
@@ -308,20 +398,26 @@ impl Toolsets {
         if let Some(running) = self.fetches.running(&server.url) {
             running.ended().await;
         }
-        let newest = self.cache().newest.get(&current.url).cloned();
-        let fetched = match newest {
-            Some(document) if current.hash.as_ref() != Some(&document.hash) => Fetched::Toolset(document),
-            _ => {
-                if let Some(pause) = self.refresh_delay(session, &current.url) {
-                    return Refresh::Wait(pause);
-                }
-                match self.start_fetch(server, None).ended().await {
-                    Some(ended) => ended.fetched,
-                    None => Fetched::Failed("the runtime is stopping".into()),
-                }
-            }
+        let newest = match self.is_shared() {
+            // Another node may have fetched a newer one. If that cannot be read, the toolset is fetched.
+            true => self.newest(&current.url).await.ok().flatten(),
+            false => self.cache().newest.get(&current.url).map(Document::to_stored),
         };
-        self.cache().sessions.remove(&session);
+        if let Some(toolset) = newest.filter(|newest| current.hash.as_ref() != Some(&newest.hash)) {
+            self.will_store(session);
+            let fetched_at = self.world.now();
+            let (server, toolset, error) = (current.url.clone(), Some(toolset), None);
+            let source = Source::Fetched;
+            return Refresh::Take(SessionToolset { session, server, toolset, error, fetched_at, source });
+        }
+        if let Some(pause) = self.refresh_delay(session, &current.url) {
+            return Refresh::Wait(pause);
+        }
+        let fetched = match self.start_fetch(server, None).ended().await {
+            Some(ended) => ended.fetched,
+            None => Fetched::Failed("the runtime is stopping".into()),
+        };
+        self.will_store(session);
         Refresh::Take(fetched.for_session(session, &current.url, self.world.now()))
     }
 
@@ -343,8 +439,13 @@ impl Toolsets {
 
     /// Returns the tools of the last discovery of each server. Servers that were never asked are asked now.
     pub(crate) async fn latest(self: &Arc<Self>) -> Result<Arc<SessionTools>, Error> {
-        let known: Vec<String> = self.cache().latest.keys().cloned().collect();
-        let unknown = self.servers.iter().filter(|server| !known.contains(&server.url));
+        let latest = self.cache().latest.clone();
+        let unknown = self.servers.iter().filter(|server| match latest.get(&server.url) {
+            None => true,
+            // The failure may have been that of an earlier process of the server.
+            Some(Fetched::Failed(_)) => server.is_running(),
+            Some(Fetched::Toolset(_)) => false,
+        });
         let fetches: Vec<_> = unknown.map(|server| self.start_fetch(server, None)).collect();
         for fetch in fetches {
             fetch.ended_within(self.times.wait).await;
@@ -359,6 +460,14 @@ impl Toolsets {
     }
 }
 
+/// Returns the message of an error in the form that `rap-tool` uses, to be added to a status.
+fn reason(body: &[u8]) -> String {
+    let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let message = body.pointer("/error/message").and_then(serde_json::Value::as_str).unwrap_or_default();
+    let shown: String = visible::text(message).chars().take(REASON_CHARS).collect();
+    if shown.is_empty() { shown } else { format!(": {shown}") }
+}
+
 /// Returns true if the pause after a fetch is over. A clock that was set back does not extend it.
 fn may_retry(fetched_at: Timestamp, now: Timestamp) -> bool {
     fetched_at > now || fetched_at.plus(RETRY_AFTER) <= now
@@ -366,20 +475,44 @@ fn may_retry(fetched_at: Timestamp, now: Timestamp) -> bool {
 
 /// Returns true if the credentials for a tool server may be sent to this URL.
 pub(crate) fn may_have_credentials(urls: &UrlRules, server: &ToolServer, url: &Url) -> bool {
-    Url::parse(&server.url).is_ok_and(|base| urls.may_have_credentials(&base, url))
+    server.base().is_ok_and(|base| urls.may_have_credentials(&base, url))
 }
 
-/// Returns the `Authorization` header for a tool server, if it has a bearer token.
-pub(crate) fn authorization(server: &ToolServer) -> Vec<(HeaderName, HeaderValue)> {
-    let Some(bearer) = &server.bearer else { return Vec::new() };
-    match HeaderValue::try_from(format!("Bearer {}", bearer.expose())) {
-        Ok(mut value) => {
-            value.set_sensitive(true);
-            vec![(header::AUTHORIZATION, value)]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Engine;
+    use crate::model::scripted::Scripted;
+    use crate::settings::Settings;
+    use crate::store::ThreadKey;
+
+    #[test]
+    fn a_clock_that_was_set_back_does_not_delay_the_next_fetch() {
+        let fetched_at = Timestamp(1_000_000);
+        for (now, may) in [(999_999, true), (1_000_000, false), (1_059_999, false), (1_060_000, true)] {
+            assert_eq!(may_retry(fetched_at, Timestamp(now)), may, "{now}");
         }
-        Err(_) => {
-            tracing::error!(server = server.url, "the bearer token cannot be sent in a header");
-            Vec::new()
-        }
+    }
+
+    /// Otherwise the session would use the old tools after a 409, and be answered 409 again.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn tools_that_were_read_before_a_refresh_was_stored_are_not_cached() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = Settings::new(dir.path().join("rap.db"), Arc::new(Scripted::command_driven()));
+        let engine = Engine::start(settings).unwrap();
+        let (toolsets, session) = (&engine.toolsets, SessionKey::of_root(ThreadKey::from_bytes([1; 8])));
+        let load = async || toolsets.load(session).await.unwrap();
+        let first = load().await;
+        assert!(Arc::ptr_eq(&first, &load().await));
+        toolsets.will_store(session);
+        let (second, third) = (load().await, load().await);
+        assert!(!Arc::ptr_eq(&first, &second) && !Arc::ptr_eq(&second, &third));
+        let forgotten = toolsets.cache().forgotten;
+        toolsets.stored(session);
+        let late = toolsets.of_session(session, &[], forgotten).await.unwrap();
+        let fourth = load().await;
+        assert!(!Arc::ptr_eq(&late, &fourth));
+        assert!(Arc::ptr_eq(&fourth, &load().await));
+        engine.shut_down().await;
     }
 }

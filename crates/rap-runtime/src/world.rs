@@ -8,10 +8,12 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue};
-use rap_io::client::{Client, ClientLimits, Error, Fetched, Reply};
+use rap_io::client::{Error, Fetched, Reply};
 use rap_protocol::{Timestamp, UrlRules};
 use url::Url;
+
+use crate::outgoing::RealHttp;
+use crate::settings::{Notify, SettingsError, ToolServer};
 
 /// The wall clock.
 pub(crate) trait Clock: Send + Sync {
@@ -23,25 +25,34 @@ pub(crate) trait Random: Send + Sync {
     fn next(&self) -> u64;
 }
 
-pub(crate) type Headers = [(HeaderName, HeaderValue)];
-
 /// Outgoing HTTP to tool servers.
 #[async_trait]
 pub(crate) trait Http: Send + Sync {
-    /// Sends an invocation, a notification, a user's answer or a status query.
-    async fn post(&self, purpose: Purpose, url: &Url, headers: &Headers, body: Bytes)
-    -> Result<Reply, Error>;
+    /// Sends a message to a tool server.
+    async fn post(&self, kind: MessageKind, to: To<'_>, body: Bytes) -> Result<Reply, Error>;
     /// Fetches a toolset of at most `max_bytes`.
-    async fn get(&self, url: &Url, headers: &Headers, max_bytes: usize) -> Result<Fetched, Error>;
+    async fn get(&self, to: To<'_>, max_bytes: usize) -> Result<Fetched, Error>;
 }
 
-/// Purpose of a request. Each has its own time limit and connection pool.
+/// Destination of a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct To<'a> {
+    pub(crate) url: &'a Url,
+    /// Base URL of the tool server whose credentials the request shows. `None` shows no credentials.
+    pub(crate) credentials_of: Option<&'a str>,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// Invocations and users' answers.
-    Invoke,
-    /// Notifications and status queries.
-    Notify,
+pub(crate) enum MessageKind {
+    Invocation,
+    /// A user's answer to a question of a tool.
+    Answer,
+    Close,
+    Cancel,
+    StatusQuery,
+    Migrate,
+    /// A message to people who are away.
+    Alert,
 }
 
 /// The environment that an engine is built with.
@@ -83,20 +94,18 @@ pub(crate) struct HttpLimits {
 }
 
 impl World {
-    pub(crate) fn real(rules: &UrlRules, limits: HttpLimits) -> World {
-        let client =
-            |total| Client::outgoing(rules.clone(), ClientLimits { total, ..ClientLimits::default() });
-        let http = RealHttp {
-            invoke: client(limits.invoke),
-            notify: client(limits.notify),
-            discover: client(limits.discover),
-        };
-        World {
+    pub(crate) fn real(
+        rules: &UrlRules,
+        limits: HttpLimits,
+        servers: &[ToolServer],
+        notify: &[Notify],
+    ) -> Result<World, SettingsError> {
+        Ok(World {
             clock: Arc::new(SystemClock),
             random: Arc::new(SystemRandom),
-            http: Arc::new(http),
+            http: Arc::new(RealHttp::new(rules, limits, servers, notify)?),
             blocking: Blocking::Threads,
-        }
+        })
     }
 
     pub(crate) fn now(&self) -> Timestamp {
@@ -119,32 +128,5 @@ impl Random for SystemRandom {
         let mut bytes = [0; 8];
         getrandom::fill(&mut bytes).expect("bug: the system provides random numbers");
         u64::from_le_bytes(bytes)
-    }
-}
-
-struct RealHttp {
-    invoke: Client,
-    notify: Client,
-    discover: Client,
-}
-
-#[async_trait]
-impl Http for RealHttp {
-    async fn post(
-        &self,
-        purpose: Purpose,
-        url: &Url,
-        headers: &Headers,
-        body: Bytes,
-    ) -> Result<Reply, Error> {
-        let client = match purpose {
-            Purpose::Invoke => &self.invoke,
-            Purpose::Notify => &self.notify,
-        };
-        client.post_json(url, headers, body).await
-    }
-
-    async fn get(&self, url: &Url, headers: &Headers, max_bytes: usize) -> Result<Fetched, Error> {
-        self.discover.get(url, headers, max_bytes).await
     }
 }

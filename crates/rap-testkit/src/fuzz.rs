@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
+use crate::Rng;
+
 /// Default number of executions: seconds without optimisation.
 const RUNS: u64 = 2_000;
 /// Maximum number of inputs in the corpus.
@@ -23,8 +25,10 @@ const CORPUS: usize = 4_096;
 const INPUT_BYTES: usize = 16 * 1024;
 /// Maximum number of mutations that turn an input into the next one.
 const MUTATIONS: usize = 4;
-/// Number of executions between two looks at the clock.
+/// Number of executions between two checks of the time.
 const RUNS_PER_LOOK: u64 = 256;
+/// Time between two lines about the progress.
+const PROGRESS: Duration = Duration::from_secs(10);
 
 const NUMBERS: [&str; 12] = [
     "0",
@@ -52,7 +56,7 @@ pub struct Fuzz {
 
 impl Fuzz {
     /// Runs the target. It returns the outcome of an input, such as the text of an error, and panics if the input shows
-    /// a mistake. Prints the number of executions to stderr.
+    /// a mistake. Prints the number of executions to stderr while it runs and at the end.
     pub fn run(self, target: impl Fn(&[u8]) -> String) {
         let execute = |input: &[u8]| self.execute(&target, input);
         if let Some(path) = std::env::var_os("RAP_FUZZ_INPUT") {
@@ -64,9 +68,18 @@ impl Fuzz {
         let mut rng = Rng(variable("RAP_FUZZ_SEED").unwrap_or(1));
         let mut corpus = self.seeds.clone();
         let mut outcomes: HashSet<String> = corpus.iter().map(|seed| kind(&execute(seed))).collect();
-        let mut done = 0;
-        while done < runs && !(done % RUNS_PER_LOOK == 0 && until.is_some_and(|until| Instant::now() > until))
-        {
+        let (mut done, mut next_line) = (0, began + PROGRESS);
+        while done < runs {
+            if done % RUNS_PER_LOOK == 0 {
+                let now = Instant::now();
+                if until.is_some_and(|until| now > until) {
+                    break;
+                }
+                if now > next_line {
+                    eprintln!("fuzz {}: {done} of {runs} after {:.0?}", self.name, now - began);
+                    next_line = now + PROGRESS;
+                }
+            }
             let input = self.next_input(&mut rng, &corpus);
             done += 1;
             if outcomes.insert(kind(&execute(&input))) && corpus.len() < CORPUS {
@@ -74,6 +87,7 @@ impl Fuzz {
             }
         }
         let seconds = began.elapsed().as_secs_f64();
+        // `cargo xtask fuzz` reads this line.
         eprintln!(
             "fuzz {}: {done} executions in {seconds:.1} s, {:.0} per second, {} inputs in the corpus",
             self.name,
@@ -115,7 +129,7 @@ fn variable(name: &str) -> Option<u64> {
     Some(value.replace('_', "").parse().unwrap_or_else(|_| panic!("{name} is not a number: {value}")))
 }
 
-/// Returns what is the same in similar outcomes: numbers, texts of the input and what an error has found are left out.
+/// Returns the kind of an outcome: its text without numbers, parts of the input and the values that an error has found.
 fn kind(outcome: &str) -> String {
     let without_found = |part: &str| part.split(", found ").next().unwrap_or_default().to_owned();
     let outcome: String = outcome.split([';', '\n']).map(without_found).collect();
@@ -125,28 +139,6 @@ fn kind(outcome: &str) -> String {
         !quoted && !c.is_ascii_digit()
     };
     outcome.chars().filter(|c| keep(*c)).take(120).collect()
-}
-
-/// SplitMix64.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Returns a number from 0 to `end - 1`, or 0.
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
-    }
-
-    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.below(from.len())]
-    }
 }
 
 struct Mutator<'a> {
@@ -176,7 +168,7 @@ impl Mutator<'_> {
         let at = self.rng.below(input.len() + 1);
         match self.rng.below(8) {
             0 if at < input.len() => input[at] ^= 1 << self.rng.below(8),
-            1 if at < input.len() => input[at] = self.rng.next() as u8,
+            1 if at < input.len() => input[at] = self.rng.number() as u8,
             2 => {
                 let range = self.range(input.len());
                 input.drain(range);

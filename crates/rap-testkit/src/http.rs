@@ -15,6 +15,8 @@ pub struct Response {
     pub status: u16,
     /// Status line and header lines, in lower case.
     pub head: String,
+    /// The same lines as they were sent.
+    pub raw_head: String,
     pub text: String,
     /// Body as JSON, or as a string if it is not JSON.
     pub body: Value,
@@ -39,6 +41,12 @@ impl Response {
     pub fn header(&self, name: &str) -> Option<&str> {
         let lines = self.head.lines().filter_map(|line| line.split_once(": "));
         lines.into_iter().find(|(key, _)| *key == name).map(|(_, value)| value)
+    }
+
+    /// Value of a header with its capital letters.
+    pub fn exact_header(&self, name: &str) -> Option<&str> {
+        let mut lines = self.raw_head.lines().filter_map(|line| line.split_once(": "));
+        lines.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
     }
 
     /// Value of `Retry-After`.
@@ -130,7 +138,8 @@ async fn read(stream: &mut TcpStream) -> Result<Response, Error> {
     };
     let body = serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()));
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    Ok(Response { status, head: head.to_ascii_lowercase(), text: text.to_owned(), body })
+    let (head, raw_head) = (head.to_ascii_lowercase(), head.to_owned());
+    Ok(Response { status, head, raw_head, text: text.to_owned(), body })
 }
 
 /// POSTs JSON.

@@ -6,8 +6,8 @@ use tokio::net::TcpSocket;
 
 /// A free port on loopback, reserved until it is dropped.
 ///
-/// The system chooses the port. On Linux, a socket stays bound to it without listening: servers can bind the port too, since
-/// they set `SO_REUSEADDR`, but the system gives it to nobody else, also while its server restarts. Without a
+/// The system chooses the port. On Linux, a socket stays bound to it without listening: servers can bind the port too,
+/// since they set `SO_REUSEADDR`, but the system gives it to nobody else, even while its server restarts. Without a
 /// server, connections are refused.
 #[derive(Debug)]
 pub struct Port {

@@ -90,7 +90,7 @@ impl Process {
         Duration::from_millis(ticks * 10)
     }
 
-    /// Returns false after it has ended, also if nobody has waited for its end.
+    /// Returns false after it has ended, even if nobody has waited for its end.
     pub fn is_running(&self) -> bool {
         !matches!(self.stat()[0].as_str(), "" | "X" | "Z")
     }

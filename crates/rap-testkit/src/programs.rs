@@ -51,7 +51,7 @@ pub fn python_tool(data: &Path, environment: &[(&str, &str)]) -> Command {
 
 /// Makes a tool server listen on any free port and keep its data in a directory.
 pub fn tool_server(mut command: Command, data: &Path, environment: &[(&str, &str)]) -> Command {
-    for name in ["RAP_TOOL_BEARER", "RAP_TOOL_KEY", "RAP_TOOL_URL", "RUST_LOG"] {
+    for name in ["RAP_TOOL_BEARER", "RAP_TOOL_HMAC", "RAP_TOOL_KEY", "RAP_TOOL_URL", "RUST_LOG"] {
         command.env_remove(name);
     }
     command.env("PORT", "0").env("RAP_TOOL_DATA", data).envs(environment.iter().copied());

@@ -4,12 +4,14 @@ use std::fs;
 use std::ops::Deref;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags};
 use tempfile::TempDir;
 
 use crate::peer::Peer;
+use crate::postgres::{Database, Server};
 use crate::{Client, Port, Process, programs};
 
 /// Configuration of a runtime.
@@ -21,9 +23,12 @@ pub struct Setup {
     agents: String,
     tool_servers: String,
     limits: String,
+    sections: String,
     environment: Vec<(String, String)>,
     token: Option<String>,
     launcher: Vec<String>,
+    /// The database, which is removed after the process has ended.
+    database: Option<Arc<Database<'static>>>,
 }
 
 impl Setup {
@@ -43,10 +48,38 @@ impl Setup {
         self
     }
 
+    /// Adds a line to the tool server that was added last.
+    #[must_use]
+    pub fn tool_server_line(mut self, line: &str) -> Setup {
+        self.tool_servers.push_str(&format!("{line}\n"));
+        self
+    }
+
+    /// Adds a tool server with these lines, such as `run = "shell"`.
+    #[must_use]
+    pub fn tool_lines(mut self, lines: &str) -> Setup {
+        self.tool_servers.push_str(&format!("[[tool_server]]\n{lines}\n"));
+        self
+    }
+
+    /// Adds an MCP server with these lines.
+    #[must_use]
+    pub fn mcp_lines(mut self, lines: &str) -> Setup {
+        self.tool_servers.push_str(&format!("[[mcp_server]]\n{lines}\n"));
+        self
+    }
+
     /// Sets the token for the tool server that was added last.
     #[must_use]
     pub fn bearer(mut self, token: &str) -> Setup {
         self.tool_servers.push_str(&format!("bearer = {token:?}\n"));
+        self
+    }
+
+    /// Adds a line for the tool server that was added last.
+    #[must_use]
+    pub fn tool_setting(mut self, line: &str) -> Setup {
+        self.tool_servers.push_str(&format!("{line}\n"));
         self
     }
 
@@ -72,10 +105,26 @@ impl Setup {
         self
     }
 
+    /// Uses a Postgres database of its own.
+    #[must_use]
+    pub fn on_postgres(mut self) -> Setup {
+        let database = Server::shared().database();
+        self = self.store(&format!("url = {:?}\nkey = \"{}\"", database.url(), "7e".repeat(32)));
+        self.database = Some(Arc::new(database));
+        self
+    }
+
     /// Adds a line to `[limits]`.
     #[must_use]
     pub fn limit(mut self, line: &str) -> Setup {
         self.limits.push_str(&format!("{line}\n"));
+        self
+    }
+
+    /// Adds a section with its heading, such as `[[notify]]` and its lines.
+    #[must_use]
+    pub fn section(mut self, lines: &str) -> Setup {
+        self.sections.push_str(&format!("{lines}\n"));
         self
     }
 
@@ -106,11 +155,11 @@ impl Setup {
     }
 
     fn text(&self) -> String {
-        let Setup { server, store, model, agents, tool_servers, limits, .. } = self;
+        let Setup { server, store, model, agents, tool_servers, limits, sections, .. } = self;
         // On a busy machine, the toolset of a test may take longer than the default.
         let wait = if limits.contains("discovery_wait") { "" } else { "discovery_wait = \"20s\"\n" };
         format!(
-            "[server]\n{server}[store]\n{store}[model]\n{model}\n{agents}{tool_servers}[limits]\n{wait}{limits}"
+            "[server]\n{server}[store]\n{store}[model]\n{model}\n{agents}{tool_servers}{sections}[limits]\n{wait}{limits}"
         )
     }
 
@@ -144,11 +193,12 @@ impl Setup {
 
 /// A runtime with its directory and its port. Its process is killed on drop.
 pub struct Rap {
+    /// It ends before its directory and its database are removed.
+    process: Option<Process>,
     client: Client,
     setup: Setup,
     directory: TempDir,
     port: Port,
-    process: Option<Process>,
 }
 
 impl Deref for Rap {

@@ -1,4 +1,4 @@
-//! The smallest tool server: `cargo run --release --example hello`.
+//! The smallest tool server: `cargo run --release -p rap-tool --example hello`.
 
 use rap_tool::prelude::*;
 

@@ -4,21 +4,23 @@ use std::any::TypeId;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, SystemTime};
 
 use rap_io::secret_box::Key;
 use rap_protocol::{AuthUrl, CallId, ThreadId, UserId, limits};
 use serde::Serialize;
-use serde_json::json;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 use crate::auth::Caller;
-use crate::engine::{CHOICE_PATH, CONSENT_PATH, Engine, Run};
+use crate::engine::{Answered, CHOICE_PATH, CONSENT_PATH, Engine, Offered, Run};
 use crate::error::Error;
 use crate::journal::questions::Answer;
 use crate::journal::{CallSeq, StoredCall};
 use crate::output::{ENVELOPE_BYTES, json_len};
-use crate::rules::{Aside, Ignored, Input, QuestionName};
+use crate::rules::{Ignored, Input, QuestionName, UserMessage};
+use crate::scrub::{Scrub, Scrubber};
 
 /// Maximum number of [`Call::choose`] questions of one call.
 const MAX_QUESTIONS: u32 = 100;
@@ -39,9 +41,12 @@ struct Inner {
     id: CallId,
     thread: Thread,
     tool: Arc<str>,
+    scrubs: bool,
     ancestors: Vec<ThreadId>,
     user_id: Option<UserId>,
     identity: [u8; 32],
+    /// The last note of [`Call::save`].
+    saved: Mutex<Option<Value>>,
 }
 
 /// The consent that a user gave; see [`Call::authorize`].
@@ -115,7 +120,7 @@ impl Call {
         engine: Arc<Engine>,
         run: Arc<Run>,
         thread: Thread,
-        tool: Arc<str>,
+        offered: &Offered,
         stored: &mut StoredCall,
     ) -> Self {
         let inner = Inner {
@@ -124,10 +129,12 @@ impl Call {
             seq: stored.seq,
             id: stored.id.clone(),
             thread,
-            tool,
+            tool: Arc::clone(&offered.name),
+            scrubs: offered.tool.scrubs(),
             ancestors: std::mem::take(&mut stored.ancestors),
             user_id: stored.user_id.take(),
             identity: stored.identity,
+            saved: Mutex::new(stored.cursor.clone().filter(|_| !stored.confirmed)),
         };
         Call { inner: Arc::new(inner) }
     }
@@ -157,17 +164,45 @@ impl Call {
         self.inner.user_id.as_ref()
     }
 
-    /// Resolves when the call was cancelled or its thread was closed.
-    ///
-    /// The handler then has [`Limits::cancel_grace`](crate::Limits::cancel_grace), 5 seconds by default, to return.
-    /// After that its future is dropped.
-    pub async fn cancelled(&self) {
-        self.inner.run.stopped().await;
+    /// Returns the time of the server's clock, which is virtual in a [`TestRuntime`](crate::TestRuntime).
+    pub fn now(&self) -> SystemTime {
+        let since_epoch = u64::try_from(self.inner.engine.now().0).unwrap_or_default();
+        SystemTime::UNIX_EPOCH + Duration::from_millis(since_epoch)
     }
 
-    /// Returns true if the call was cancelled or its thread was closed.
+    /// Resolves when the result is no longer wanted: the call was cancelled or took too long, its thread was closed, or no
+    /// runtime accepts the events of the subscription.
+    ///
+    /// The handler then has [`Limits::cancel_grace`](crate::Limits::cancel_grace), 5 seconds by default, to return.
+    /// After that its future is dropped. A value that it returns within that time after a cancellation, such as the output
+    /// so far, is the result of the call; after an error, or if it does not return, the result is `Error: cancelled`.
+    pub async fn cancelled(&self) {
+        self.inner.run.cancelled().await;
+    }
+
+    /// Returns true if the result is no longer wanted; see [`Call::cancelled`].
     pub fn is_cancelled(&self) -> bool {
-        self.inner.run.is_stopped()
+        self.inner.run.is_cancelled()
+    }
+
+    /// Stores a note about the progress of the call, such as the id of a job that was started elsewhere. Returns when it is on
+    /// disk. A later note replaces it.
+    ///
+    /// If the server stops during the call of a [restartable](crate::Tool::restartable) tool, the handler is called again and
+    /// finds the note with [`Call::saved`], so that it goes on instead of doing its work twice. For a subscription, use
+    /// [`Subscription::save`](crate::Subscription::save) instead.
+    pub async fn save(&self, note: impl Serialize) -> Result<(), Error> {
+        let note = serde_json::to_value(note)?;
+        let text = note.to_string();
+        *self.inner.saved.lock().expect("bug: nothing panics under a lock") = Some(note);
+        Box::pin(self.inner.engine.save_cursor(self.inner.thread.caller(), self.inner.seq, text)).await;
+        Ok(())
+    }
+
+    /// Returns the last note of [`Call::save`], also one from before a restart. `None` if there is none.
+    pub fn saved<T: DeserializeOwned>(&self) -> Result<Option<T>, Error> {
+        let note = self.inner.saved.lock().expect("bug: nothing panics under a lock").clone();
+        Ok(note.map(serde_json::from_value).transpose()?)
     }
 
     /// Returns the value of this type that was passed to [`ToolServer::state`](crate::ToolServer::state).
@@ -195,7 +230,7 @@ impl Call {
         default: usize,
     ) -> Result<usize, Error> {
         let choices: Vec<String> = choices.into_iter().map(Into::into).collect();
-        let prompt = prompt.into();
+        let (prompt, choices) = self.scrubbed((prompt.into(), choices)).await;
         check_choice(&prompt, &choices, default)?;
         let number = self.inner.run.choices_asked.fetch_add(1, Ordering::Relaxed);
         if number >= MAX_QUESTIONS {
@@ -203,10 +238,11 @@ impl Call {
         }
         let engine = &self.inner.engine;
         let token = engine.question_token(CHOICE_PATH, &self.inner.identity, number);
-        let (question, response_url) = (engine.question_name(CHOICE_PATH, &token), engine.choice_url(&token));
-        let aside = Aside::Choice { question, prompt, choices, default, response_url };
-        match Box::pin(self.ask(question, aside, None)).await? {
-            Some(Answer::Selected(index)) => Ok(index),
+        let (question, path) = (engine.question_name(CHOICE_PATH, &token), self.question_path(&token));
+        let response_url = engine.choice_url(&path);
+        let message = UserMessage::Choice { question, prompt, choices, default, response_url };
+        match Box::pin(self.ask(question, message, None)).await? {
+            Some(Answered { answer: Answer::Selected(index), .. }) => Ok(index),
             _ => Err(Error::new("the user could not be asked")),
         }
     }
@@ -215,11 +251,34 @@ impl Call {
     ///
     /// [`Call::authorize`] returns when the user's browser has visited it.
     pub fn redirect_url(&self) -> String {
-        self.inner.engine.consent_url(&self.consent_token())
+        self.inner.engine.consent_url(&self.consent_path(0))
     }
 
-    fn consent_token(&self) -> String {
-        self.inner.engine.question_token(CONSENT_PATH, &self.inner.identity, 0)
+    /// Returns the last segment of [`Call::redirect_url`], which names the call and cannot be guessed. A call may ask for
+    /// several sign-ins, each of which has a number.
+    pub(crate) fn consent_path(&self, number: u32) -> String {
+        self.question_path(&self.consent_token(number))
+    }
+
+    pub(crate) fn pkce_verifier(&self) -> String {
+        self.inner.engine.pkce_verifier(&self.inner.identity)
+    }
+
+    /// Returns the owner of the tokens that the call may use: its user, or its session if it has none.
+    pub(crate) fn token_owner(&self) -> String {
+        match (self.user_id(), self.ancestors().first()) {
+            (Some(user), _) => format!("user {}", user.as_str()),
+            (None, Some(root)) => format!("session {}", root.as_str()),
+            (None, None) => format!("session {}", self.thread().id().as_str()),
+        }
+    }
+
+    fn question_path(&self, token: &str) -> String {
+        self.inner.engine.question_path(self.inner.thread.caller(), token)
+    }
+
+    fn consent_token(&self, number: u32) -> String {
+        self.inner.engine.question_token(CONSENT_PATH, &self.inner.identity, number)
     }
 
     /// Asks the user to authorise the tool at `url`, and waits until their browser is redirected to
@@ -230,16 +289,27 @@ impl Call {
     ///
     /// The consent survives a restart: a restartable tool gets it without asking the user again.
     pub async fn authorize(&self, url: impl Into<String>) -> Result<Consent, Error> {
+        self.authorize_numbered(url.into(), 0).await.map(|(consent, _)| consent)
+    }
+
+    /// Asks for the consent of this number. The second value is true if it was already asked for, before a restart.
+    pub(crate) async fn authorize_numbered(
+        &self,
+        url: String,
+        number: u32,
+    ) -> Result<(Consent, bool), Error> {
         let auth_url = AuthUrl::new(url)?;
         let engine = &self.inner.engine;
-        let question = engine.question_name(CONSENT_PATH, &self.consent_token());
-        let aside = Aside::Authorise { question, auth_url };
+        let question = engine.question_name(CONSENT_PATH, &self.consent_token(number));
+        let message = UserMessage::Authorize { question, auth_url };
         let within = engine.limits.authorize_within;
-        match Box::pin(self.ask(question, aside, Some(within))).await? {
-            Some(Answer::Consented(parameters)) => match parameters.get("error") {
-                Some(error) => Err(Error::new(format!("the user did not authorise this: {error}"))),
-                None => Ok(Consent { parameters }),
-            },
+        match Box::pin(self.ask(question, message, Some(within))).await? {
+            Some(Answered { answer: Answer::Consented(parameters), asked_before }) => {
+                match parameters.get("error") {
+                    Some(error) => Err(Error::new(format!("the user did not authorise this: {error}"))),
+                    None => Ok((Consent { parameters }, asked_before)),
+                }
+            }
             Some(_) => Err(Error::new("the user could not be asked to authorise this")),
             None => {
                 let minutes = within.as_secs().div_ceil(60);
@@ -253,7 +323,8 @@ impl Call {
     /// Shows `content` to the user while the call runs. Later content of the same view type replaces earlier content.
     /// The model never sees it.
     pub async fn view(&self, view_type: impl Into<String>, content: impl Serialize) -> Result<(), Error> {
-        let (view_type, content) = (view_type.into(), serde_json::to_value(content)?);
+        let content = self.scrubbed(serde_json::to_value(content)?).await;
+        let view_type = view_type.into();
         let length = view_type.chars().count();
         if !(1..=limits::NAME_CHARS).contains(&length) || view_type.chars().any(char::is_control) {
             return Err(Error::new("a view type has 1 to 128 characters and no control characters"));
@@ -263,8 +334,8 @@ impl Call {
         }
         loop {
             let changed = self.inner.run.changed.notified();
-            let aside = Aside::View { view_type: view_type.clone(), content: content.clone() };
-            match Box::pin(self.commit(Input::Aside(aside), None)).await {
+            let message = UserMessage::View { view_type: view_type.clone(), content: content.clone() };
+            match Box::pin(self.commit(Input::UserMessage(message), None)).await {
                 Ok(()) => return Ok(()),
                 Err(Ignored::Full) => changed.await,
                 Err(_) => return Err(Error::new("the call has ended")),
@@ -278,6 +349,19 @@ impl Call {
         self.view("progress", json!({"fraction": fraction, "text": text.into()})).await
     }
 
+    /// Returns the scrubber of the tool's output; `None` if the tool has turned scrubbing off.
+    pub(crate) fn scrubber(&self) -> Option<Arc<Scrubber>> {
+        self.inner.scrubs.then(|| Arc::clone(&self.inner.engine.scrubber))
+    }
+
+    /// Scrubs output of the handler. Boxed to keep the future of an idle subscription small.
+    pub(crate) async fn scrubbed<T: Scrub>(&self, output: T) -> T {
+        match self.scrubber() {
+            Some(scrubber) => Box::pin(scrubber.scrub(output)).await,
+            None => output,
+        }
+    }
+
     /// Applies an input to the call; see [`Engine::commit`].
     pub(crate) async fn commit(&self, input: Input, cursor: Option<String>) -> Result<(), Ignored> {
         self.inner.engine.commit(self.inner.thread.caller(), self.inner.seq, input, cursor).await
@@ -287,11 +371,11 @@ impl Call {
     async fn ask(
         &self,
         question: QuestionName,
-        aside: Aside,
+        message: UserMessage,
         within: Option<Duration>,
-    ) -> Result<Option<Answer>, Error> {
+    ) -> Result<Option<Answered>, Error> {
         let Inner { engine, run, seq, thread, .. } = &*self.inner;
-        engine.ask(thread.caller(), *seq, run, question, aside, within).await
+        engine.ask(thread.caller(), *seq, run, question, message, within).await
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {

@@ -6,9 +6,12 @@
 
 mod accept;
 mod closing;
+mod deadlines;
 mod delivery;
+mod files;
 mod job_turns;
 pub(crate) mod metrics;
+mod migration;
 mod open;
 mod questions;
 mod run;
@@ -16,8 +19,9 @@ mod upkeep;
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -28,7 +32,7 @@ use rap_io::writer::{Error as WriteError, JobClass, Writer};
 use rap_protocol::{ThreadId, Timestamp, UrlRules};
 use rusqlite::Connection;
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -36,11 +40,13 @@ use crate::auth::{Caller, Callers};
 use crate::call::Thread;
 use crate::clock::Clock;
 use crate::error::Error;
-use crate::journal::outbox::{Retry, Turns};
+use crate::journal::outbox::{FairOrder, Retry};
 use crate::journal::{Applied, CallSeq, Journal, recovery};
 use crate::limits::Limits;
+use crate::oauth::Tokens;
 use crate::rate::Limiter;
-use crate::rules::{Dropped, Ignored, Input};
+use crate::rules::{Dropped, Ignored, Input, StopCause};
+use crate::scrub::Scrubber;
 use crate::shares::{self, Permit, Pool};
 use crate::tool::Tool;
 
@@ -49,10 +55,14 @@ use job_turns::JobTurns;
 pub(crate) use accept::{Accepted, Refusal};
 pub(crate) use delivery::Outgoing;
 pub(crate) use open::{EngineConfig, Externals, open};
-pub(crate) use questions::{AnswerOutcome, CHOICE_PATH, CONSENT_PATH};
+pub(crate) use questions::{AnswerOutcome, Answered, CHOICE_PATH, CONSENT_PATH};
 
 /// Values that handlers share, by type; see `ToolServer::state`.
 pub(crate) type States = HashMap<TypeId, Arc<dyn Any + Send + Sync>>;
+
+pub(crate) use files::FILES_PATH;
+pub use migration::Migration;
+pub(crate) use migration::{ArrivalRefused, IMPORT_BYTES, IMPORT_PATH, MigrateHook, Migrated};
 
 /// The hook of `ToolServer::on_close_thread`.
 pub(crate) type CloseHook = Arc<dyn Fn(Thread) -> BoxFuture<'static, Result<(), Error>> + Send + Sync>;
@@ -64,29 +74,52 @@ pub(crate) struct Offered {
     pub(crate) schema: rap_protocol::InputSchema,
 }
 
+/// Maximum number of versions of a toolset whose invocations are accepted. Beyond it, the oldest is forgotten.
+const KEPT_VERSIONS: usize = 256;
+
+/// The tools that are offered at the moment. They are replaced as a whole.
+pub(crate) struct Offer {
+    /// The toolset as JSON, as it is served.
+    pub(crate) manifest: Bytes,
+    /// Versions of the toolset that invocations may name, the oldest first. The last one is the version of the manifest.
+    pub(crate) versions: Vec<String>,
+    pub(crate) tools: HashMap<String, Arc<Offered>>,
+}
+
 /// A running tool server without its sockets.
 pub(crate) struct Engine {
     pub(crate) limits: Limits,
     pub(crate) callers: Callers,
-    /// The toolset as JSON, as it is served.
-    pub(crate) manifest: Bytes,
-    pub(crate) version: String,
     pub(crate) states: States,
-    pub(crate) answers: Limiter<()>,
+    /// Tokens of users; see `Call::access_token`.
+    pub(crate) tokens: Tokens,
+    pub(crate) scrubber: Arc<Scrubber>,
+    /// Answers to questions, by the caller whose call asked; `None` if the URL names none.
+    pub(crate) answers: Limiter<Option<Caller>>,
     pub(crate) scrapes: Limiter<()>,
     pub(crate) notifications: Limiter<Caller>,
     /// Bounds the bytes of request bodies in memory.
     pub(crate) request_memory: shares::Memory,
     pub(crate) counters: metrics::Counters,
-    public_url: String,
+    pub(crate) public_url: String,
+    /// URL to which browsers are sent after a sign-in.
+    pub(crate) consent_url: String,
+    /// Parent of the threads' directories.
+    pub(crate) directories: PathBuf,
     callback_rules: UrlRules,
-    tools: HashMap<String, Offered>,
+    offer: RwLock<Arc<Offer>>,
     validations: Validations<Caller>,
     on_close: Option<CloseHook>,
+    migrations: migration::Migrations,
+    arrived_files: files::ArrivedFiles,
     invocations: Limiter<Caller>,
     /// Bounds the notifications that are not written yet.
     pending_notifications: Pool,
     calls: Pool,
+    /// Bounds the large invocations that are parsed at the same time.
+    parsers: Semaphore,
+    /// Bounds the size of the arguments of running calls.
+    arguments: Pool,
     subscriptions: Pool,
     journal: Journal,
     writer: Writer,
@@ -94,12 +127,15 @@ pub(crate) struct Engine {
     outgoing: Outgoing,
     clock: Clock,
     runs: Mutex<HashMap<CallSeq, Arc<Run>>>,
+    deadlines: Mutex<deadlines::Deadlines>,
+    /// Notified when there is an earlier deadline than before.
+    deadline_changed: Notify,
     early: Mutex<HashMap<Caller, accept::EarlyCancels>>,
     close_hooks: Mutex<closing::CloseHooks>,
     /// Notified when the hook of a closed thread may run.
     closings: Notify,
     queues: Mutex<delivery::DeliveryQueues>,
-    turns: Mutex<Turns>,
+    turns: Mutex<FairOrder>,
     /// Retries that are not stored yet. Bounded by `Limits::deliveries`.
     retries: Mutex<Vec<Retry>>,
     /// Held while retries are stored.
@@ -113,43 +149,74 @@ pub(crate) struct Engine {
     tasks: TaskTracker,
     /// Runtime for tasks that are spawned from the writer's thread.
     runtime: Handle,
-    _lock: DirLock,
+    /// Lock of the data directory; `None` if the journal is in memory.
+    _lock: Option<DirLock>,
 }
 
 /// A running handler.
 pub(crate) struct Run {
-    /// The call was cancelled or its thread was closed.
-    stopped: AtomicBool,
+    /// Reason why the handler has to return. Empty while it may continue.
+    stopped: OnceLock<StopCause>,
     /// Notified when something happens that the handler may wait for: an answer, room in the outbox, a cancellation.
     pub(crate) changed: Notify,
     /// Counts the run against `Limits::calls` or, once confirmed, against `Limits::subscriptions`.
     permit: Mutex<Option<Permit>>,
+    /// Counts large arguments, which the handler has in memory.
+    _arguments: Option<Permit>,
     seq: OnceLock<CallSeq>,
     /// Number of choices that the handler has asked for.
     pub(crate) choices_asked: AtomicU32,
+    /// Number of sign-ins that the handler has asked for.
+    pub(crate) sign_ins: AtomicU32,
 }
 
 impl Run {
-    fn new(permit: Option<Permit>) -> Arc<Self> {
-        let permit = Mutex::new(permit);
-        let (seq, choices_asked) = (OnceLock::new(), AtomicU32::new(0));
-        Arc::new(Run { stopped: AtomicBool::new(false), changed: Notify::new(), permit, seq, choices_asked })
+    fn new(permit: Option<Permit>, arguments: Option<Permit>) -> Arc<Self> {
+        Arc::new(Run {
+            stopped: OnceLock::new(),
+            changed: Notify::new(),
+            permit: Mutex::new(permit),
+            _arguments: arguments,
+            seq: OnceLock::new(),
+            choices_asked: AtomicU32::new(0),
+            sign_ins: AtomicU32::new(0),
+        })
     }
 
-    fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-        self.changed.notify_waiters();
+    /// Tells the handler to return. Only the first cause counts.
+    fn stop(&self, cause: StopCause) {
+        if self.stopped.set(cause).is_ok() {
+            self.changed.notify_waiters();
+        }
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
+        self.stop_cause().is_some()
+    }
+
+    fn stop_cause(&self) -> Option<StopCause> {
+        self.stopped.get().copied()
+    }
+
+    /// Returns true if the handler was stopped by something else than its own final event.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.stop_cause().is_some_and(|cause| cause != StopCause::Finished)
+    }
+
+    /// Resolves when [`Run::is_cancelled`] returns true.
+    pub(crate) async fn cancelled(&self) {
+        self.until(Run::is_cancelled).await;
     }
 
     /// Resolves when the run was stopped.
-    pub(crate) async fn stopped(&self) {
+    async fn stopped(&self) {
+        self.until(Run::is_stopped).await;
+    }
+
+    async fn until(&self, holds: fn(&Run) -> bool) {
         loop {
             let changed = self.changed.notified();
-            if self.is_stopped() {
+            if holds(self) {
                 return;
             }
             changed.await;
@@ -195,11 +262,32 @@ impl Engine {
         self.clock.now()
     }
 
+    /// Returns the tools that are offered at the moment.
+    pub(crate) fn offer(&self) -> Arc<Offer> {
+        Arc::clone(&self.offer.read().expect("bug: nothing panics under a lock"))
+    }
+
+    /// Replaces the tools. Invocations of earlier versions are still accepted.
+    pub(crate) fn replace_offer(&self, mut offer: Offer) {
+        let mut current = self.offer.write().expect("bug: nothing panics under a lock");
+        let is_new = |version: &&String| !offer.versions.contains(*version);
+        let mut versions: Vec<String> = current.versions.iter().filter(is_new).cloned().collect();
+        versions.append(&mut offer.versions);
+        offer.versions = versions.split_off(versions.len().saturating_sub(KEPT_VERSIONS));
+        *current = Arc::new(offer);
+    }
+
+    /// Returns the PKCE verifier of a call. It is the same after a restart.
+    pub(crate) fn pkce_verifier(&self, identity: &[u8; 32]) -> String {
+        let mac = self.journal.key.mac(&[b"pkce verifier", identity]);
+        mac.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.is_cancelled()
     }
 
-    fn thread(&self, caller: &Caller, thread: &ThreadId) -> Thread {
+    pub(crate) fn thread(&self, caller: &Caller, thread: &ThreadId) -> Thread {
         Thread::new(thread.clone(), caller.clone(), self.journal.key.clone())
     }
 
@@ -293,13 +381,13 @@ impl Engine {
     /// Performs the effects of a step that is on disk.
     fn after_commit(self: &Arc<Self>, call: CallSeq, applied: Applied) {
         if applied.stops_handler() {
-            self.stop(call);
+            self.stop(call, applied.cause);
         }
         if applied.dropped == Dropped::Everything {
             self.interrupt_delivery(call);
         }
-        let before = applied.before.events_wait + applied.before.asides_wait;
-        if applied.head.events_wait + applied.head.asides_wait < before {
+        let before = applied.before.events_wait + applied.before.user_messages_wait;
+        if applied.head.events_wait + applied.head.user_messages_wait < before {
             self.wake_handler(call);
         }
         if let Some(message) = applied.first {
@@ -307,10 +395,10 @@ impl Engine {
         }
     }
 
-    fn stop(&self, call: CallSeq) {
+    fn stop(&self, call: CallSeq, cause: StopCause) {
         let run = lock(&self.runs).get(&call).cloned();
         if let Some(run) = run {
-            run.stop();
+            run.stop(cause);
         }
     }
 

@@ -23,7 +23,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// assert_eq!(parse("x").unwrap_err().to_string(), "invalid digit found in string");
 /// ```
 pub enum Error {
-    /// A message for the model, passed on unchanged.
+    /// A message for the model.
     Message(String),
     /// Any other error. The model sees its first line, with paths and addresses removed. The log has the full text.
     Source(Box<dyn std::error::Error + Send + Sync>),
@@ -80,7 +80,7 @@ impl fmt::Debug for Error {
     }
 }
 
-/// Why a server did not start.
+/// Reason why a server did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
@@ -97,13 +97,13 @@ pub enum ServeError {
         "{0} can be reached from other machines, and no authentication is set up: set RAP_TOOL_BEARER or call \
          .bearer(token), or call .auth(Auth::OpenToAnyone) if everyone may call these tools"
     )]
-    OpenToTheNetwork(SocketAddr),
+    UnauthenticatedListener(SocketAddr),
     /// The router requires no authentication. The library cannot know who can reach the application around it.
     #[error(
         "no authentication is set up: call .bearer(token), or call .auth(Auth::OpenToAnyone) if the application \
          authenticates callers itself or everyone may call these tools"
     )]
-    OpenRouter,
+    UnauthenticatedRouter,
     /// Runtimes cannot call the address that the server is bound to, such as `0.0.0.0`.
     #[error("a runtime cannot call {0}: set the public URL with RAP_TOOL_URL or .public_url(…)")]
     NoPublicUrl(String),
@@ -119,6 +119,24 @@ pub enum ServeError {
     /// A bearer token is empty or contains characters other than visible ASCII.
     #[error("a bearer token must have at least one character, all of them visible ASCII")]
     BadToken,
+    /// A file with tokens, keys or certificates cannot be used, or a signing key is invalid.
+    #[error(transparent)]
+    Credentials(#[from] rap_io::watched::FileError),
+    /// The header or the addresses of [`Auth::ProxyHeader`](crate::Auth::ProxyHeader) are invalid.
+    #[error("Auth::ProxyHeader: {0}")]
+    Proxies(rap_io::proxy::BadProxies),
+    /// Callers have to show client certificates, but the server does not ask for any.
+    #[error("Auth::MutualTls needs .tls(…) with client_ca, or RAP_TOOL_TLS_CLIENT_CA")]
+    NoClientCa,
+    /// The application around a router has the connections, and so the certificates and addresses of callers.
+    #[error(
+        "Auth::MutualTls and Auth::ProxyHeader need the connections, which a router does not have: let the application \
+         authenticate callers, and call .auth(Auth::OpenToAnyone)"
+    )]
+    NoConnections,
+    /// Two environment variables belong together, and only one is set.
+    #[error("{0} belong together: set both or none")]
+    Environment(&'static str),
     /// The toolset is invalid. Every runtime would refuse it.
     #[error("the toolset is not valid: {0}")]
     Toolset(String),
@@ -130,6 +148,12 @@ pub enum ServeError {
         /// The error of the operating system.
         source: std::io::Error,
     },
+    /// The data directory is a URL, such as that of a database.
+    #[error(
+        "RAP_TOOL_DATA, or the argument of .data(…), must be a directory and not a URL: a journal cannot be in a \
+         database server"
+    )]
+    JournalUrl,
     /// Another process uses the data directory.
     #[error(transparent)]
     Locked(#[from] rap_io::lock::LockError),
@@ -138,6 +162,12 @@ pub enum ServeError {
         "RAP_TOOL_KEY, or the argument of .key(…), must be 64 hexadecimal digits or the base64 of 32 bytes"
     )]
     BadKey,
+    /// The migration key is invalid.
+    #[error(
+        "RAP_TOOL_MIGRATION_KEY, or the argument of .migrate_calls(…), must be 64 hexadecimal digits or the base64 of \
+         32 bytes"
+    )]
+    BadMigrationKey,
     /// The key file is unusable.
     #[error(transparent)]
     Key(#[from] rap_io::secret_box::Error),

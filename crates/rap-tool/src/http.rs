@@ -10,21 +10,28 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use rap_io::body::{BodyError, BodyLimits, ReceivedBody};
+use rap_io::hashing::hash;
 use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{
-    CANCEL_TOOL_CALL_PATH, CLOSE_THREAD_PATH, DISCOVERY_PATH, Fault, Invalid, StatusAnswer,
-    TOOL_CALL_STATUS_PATH, limits, parse_cancel_tool_call, parse_close_thread, parse_status_query,
+    CANCEL_TOOL_CALL_PATH, CLOSE_THREAD_PATH, DISCOVERY_PATH, Fault, Invalid, MIGRATE_PATH, StatusAnswer,
+    TOOL_CALL_STATUS_PATH, limits, parse_cancel_tool_call, parse_close_thread, parse_migrate,
+    parse_status_query,
 };
 use serde_json::json;
+use url::Url;
 
-use crate::auth::Caller;
-use crate::engine::{Accepted, AnswerOutcome, CHOICE_PATH, CONSENT_PATH, Engine, Refusal};
+use crate::auth::{Caller, CallerInHead, Signed};
+use crate::engine::{
+    Accepted, AnswerOutcome, ArrivalRefused, CHOICE_PATH, CONSENT_PATH, Engine, FILES_PATH, IMPORT_BYTES,
+    IMPORT_PATH, Migrated, Refusal,
+};
 
 /// Path for invocations, relative to the public URL.
 pub(crate) const INVOKE_PATH: &str = "/invoke";
@@ -33,7 +40,14 @@ pub(crate) const INVOKE_PATH: &str = "/invoke";
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 pub(crate) fn router(engine: Arc<Engine>) -> Router {
-    Router::new()
+    let mut router = Router::new();
+    if engine.moves_sessions() {
+        router = router.route(MIGRATE_PATH, post(migrate));
+    }
+    if engine.accepts_calls() {
+        router = router.route(IMPORT_PATH, post(import_calls)).route(FILES_PATH, post(import_files));
+    }
+    router
         .route(DISCOVERY_PATH, get(discover))
         .route(INVOKE_PATH, post(invoke))
         .route(CLOSE_THREAD_PATH, post(close_thread))
@@ -41,6 +55,7 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .route(TOOL_CALL_STATUS_PATH, post(tool_call_status))
         .route(&format!("{CHOICE_PATH}/{{token}}"), post(choice))
         .route(&format!("{CONSENT_PATH}/{{token}}"), get(consent))
+        .route(CONSENT_PATH, get(consent_by_state))
         .route("/healthz", get(healthz))
         .route("/metrics", get(metrics))
         .layer(middleware::map_response(no_sniffing))
@@ -54,12 +69,11 @@ async fn no_sniffing(mut response: Response) -> Response {
 
 async fn discover(State(engine): State<Arc<Engine>>) -> Response {
     let json = HeaderValue::from_static("application/json");
-    ([(header::CONTENT_TYPE, json)], engine.manifest.clone()).into_response()
+    ([(header::CONTENT_TYPE, json)], engine.offer().manifest.clone()).into_response()
 }
 
 async fn invoke(State(engine): State<Arc<Engine>>, request: Request) -> Result<StatusCode, ErrorResponse> {
-    let caller = authenticate(&engine, request.headers())?;
-    let received = read_body(&engine, Some(&caller), request).await?;
+    let Admitted { caller, received, .. } = admit(&engine, Endpoint::Invoke, request).await?;
     match engine.accept(caller, received.bytes).await {
         Ok(Accepted::New | Accepted::Repeat) => Ok(StatusCode::OK),
         Err(Refusal::Invalid(invalid)) => Err(ErrorResponse::invalid(&invalid)),
@@ -86,10 +100,14 @@ async fn close_thread(
     State(engine): State<Arc<Engine>>,
     request: Request,
 ) -> Result<StatusCode, ErrorResponse> {
-    let (caller, received) = admit_notification(&engine, request).await?;
+    let Admitted { caller, received, message } = admit(&engine, Endpoint::Close, request).await?;
+    if engine.callers.is_repeated(message.as_ref()) {
+        return Ok(StatusCode::OK);
+    }
     match parse_close_thread(&received.bytes) {
         Ok(close) => {
             engine.close(caller, close.thread_id).await;
+            engine.callers.remember(message, engine.now());
             Ok(StatusCode::OK)
         }
         Err(invalid) => invalid_notification(&invalid, CLOSE_THREAD_PATH),
@@ -100,10 +118,14 @@ async fn cancel_tool_call(
     State(engine): State<Arc<Engine>>,
     request: Request,
 ) -> Result<StatusCode, ErrorResponse> {
-    let (caller, received) = admit_notification(&engine, request).await?;
+    let Admitted { caller, received, message } = admit(&engine, Endpoint::Cancel, request).await?;
+    if engine.callers.is_repeated(message.as_ref()) {
+        return Ok(StatusCode::OK);
+    }
     match parse_cancel_tool_call(&received.bytes) {
         Ok(cancel) => {
             engine.cancel(caller, cancel).await;
+            engine.callers.remember(message, engine.now());
             Ok(StatusCode::OK)
         }
         Err(invalid) => invalid_notification(&invalid, CANCEL_TOOL_CALL_PATH),
@@ -114,7 +136,7 @@ async fn tool_call_status(
     State(engine): State<Arc<Engine>>,
     request: Request,
 ) -> Result<Json<StatusAnswer>, ErrorResponse> {
-    let (caller, received) = admit_notification(&engine, request).await?;
+    let Admitted { caller, received, .. } = admit(&engine, Endpoint::Status, request).await?;
     let alive = match parse_status_query(&received.bytes) {
         Ok(query) => engine.is_alive(caller, query).await,
         Err(invalid) if invalid.fault == Fault::Value => Ok(false),
@@ -129,17 +151,76 @@ async fn tool_call_status(
     }
 }
 
+/// Moves the state of a session. 200 means that all of it is at the destination.
+async fn migrate(State(engine): State<Arc<Engine>>, request: Request) -> Result<StatusCode, ErrorResponse> {
+    let Admitted { caller, received, .. } = admit(&engine, Endpoint::Migrate, request).await?;
+    let request = parse_migrate(&received.bytes).map_err(|invalid| ErrorResponse::invalid(&invalid))?;
+    match engine.migrate(&caller, request).await {
+        Migrated::Done => Ok(StatusCode::OK),
+        Migrated::Busy => Err(ErrorResponse::unavailable(
+            "overloaded",
+            "too many sessions are being moved; try again later",
+        )),
+        Migrated::Failed => {
+            let message = "the state of the session was not moved; see the log of this server";
+            Err(ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, "not_moved", message))
+        }
+    }
+}
+
+/// Receives calls of a session from another tool server with the same migration key.
+async fn import_calls(
+    State(engine): State<Arc<Engine>>,
+    request: Request,
+) -> Result<StatusCode, ErrorResponse> {
+    let received = read_import(&engine, request).await?;
+    import_answer(engine.receive_calls(received.bytes.clone()).await)
+}
+
+/// Receives files of a session from another tool server with the same migration key.
+async fn import_files(
+    State(engine): State<Arc<Engine>>,
+    request: Request,
+) -> Result<StatusCode, ErrorResponse> {
+    let received = read_import(&engine, request).await?;
+    import_answer(engine.receive_files(received.bytes.clone()).await)
+}
+
+async fn read_import(engine: &Engine, request: Request) -> Result<ReceivedBody, ErrorResponse> {
+    if !engine.answers.admits(&None) {
+        return Err(ErrorResponse::unavailable("overloaded", "too many requests at once; try again later"));
+    }
+    let (head, body) = request.into_parts();
+    let limits = BodyLimits { bytes: IMPORT_BYTES, within: engine.limits.request_within };
+    Ok(engine.request_memory.of(None).read_json(&head.headers, body, limits).await?)
+}
+
+fn import_answer(received: Result<(), ArrivalRefused>) -> Result<StatusCode, ErrorResponse> {
+    match received {
+        Ok(()) => Ok(StatusCode::OK),
+        Err(ArrivalRefused::Invalid(why)) => {
+            Err(ErrorResponse::new(StatusCode::FORBIDDEN, "not_accepted", why))
+        }
+        Err(ArrivalRefused::Unavailable) => Err(ErrorResponse::unavailable(
+            "unavailable",
+            "the journal cannot be written right now; try again later",
+        )),
+    }
+}
+
 /// Receives the answer to a choice. Everyone who knows the URL may answer. The runtime retries after a 5xx.
 async fn choice(
     State(engine): State<Arc<Engine>>,
-    Path(token): Path<String>,
+    Path(path): Path<String>,
     request: Request,
 ) -> Result<StatusCode, ErrorResponse> {
-    if !engine.answers.admits(&()) {
+    let (token, caller) = engine.split_question_path(&path);
+    if !engine.answers.admits(&caller) {
         return Err(ErrorResponse::unavailable("overloaded", "too many answers at once; try again later"));
     }
-    let received = read_body(&engine, None, request).await?;
-    match engine.choose(&token, &received.bytes).await {
+    let (head, body) = request.into_parts();
+    let received = read_body(&engine, caller.as_ref(), &head.headers, body).await?;
+    match engine.choose(token, &received.bytes).await {
         Ok(AnswerOutcome::Accepted) => Ok(StatusCode::OK),
         Ok(AnswerOutcome::Conflict) => Err(ErrorResponse::new(
             StatusCode::CONFLICT,
@@ -159,20 +240,27 @@ async fn choice(
     }
 }
 
+/// Receives the redirect of a user's browser whose `state` names the call.
+async fn consent_by_state(engine: State<Arc<Engine>>, query: Query<BTreeMap<String, String>>) -> Response {
+    let path = query.0.get("state").cloned().unwrap_or_default();
+    consent(engine, Path(path), query).await
+}
+
 /// Receives the redirect of a user's browser, so it answers with HTML instead of JSON.
 async fn consent(
     State(engine): State<Arc<Engine>>,
-    Path(token): Path<String>,
+    Path(path): Path<String>,
     Query(parameters): Query<BTreeMap<String, String>>,
 ) -> Response {
     let page = |status: StatusCode, text: &str| {
         let page = format!("<!doctype html><meta charset=utf-8><title>{text}</title><p>{text}</p>");
         (status, [(header::REFERRER_POLICY, "no-referrer")], Html(page)).into_response()
     };
-    if !engine.answers.admits(&()) {
+    let (token, caller) = engine.split_question_path(&path);
+    if !engine.answers.admits(&caller) {
         return page(StatusCode::SERVICE_UNAVAILABLE, "Too many at once. Please try again in a moment.");
     }
-    match engine.consent(&token, parameters).await {
+    match engine.consent(token, parameters).await {
         Ok(AnswerOutcome::Accepted | AnswerOutcome::Conflict) => {
             page(StatusCode::OK, "Thank you. You can close this page.")
         }
@@ -216,37 +304,88 @@ fn invalid_notification(invalid: &Invalid, path: &'static str) -> Result<StatusC
     Ok(StatusCode::OK)
 }
 
-async fn admit_notification(
-    engine: &Engine,
-    request: Request,
-) -> Result<(Caller, ReceivedBody), ErrorResponse> {
-    let caller = authenticate(engine, request.headers())?;
-    if !engine.notifications.admits(&caller) {
-        return Err(ErrorResponse::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            "too_many",
-            "too many notifications at once",
-        ));
-    }
-    let received = read_body(engine, Some(&caller), request).await?;
-    Ok((caller, received))
+/// Endpoints that only known callers may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Endpoint {
+    Invoke,
+    Close,
+    Cancel,
+    Status,
+    Migrate,
 }
 
-fn authenticate(engine: &Engine, headers: &HeaderMap) -> Result<Caller, ErrorResponse> {
-    let message = "send a token of this server as `Authorization: Bearer TOKEN`";
-    let refused = || ErrorResponse::new(StatusCode::UNAUTHORIZED, "unauthorized", message);
-    engine.callers.authenticate(headers).ok_or_else(refused)
+impl Endpoint {
+    /// Name in the ids of signed messages.
+    fn word(self) -> &'static str {
+        match self {
+            Endpoint::Invoke => "invoke",
+            Endpoint::Close => "close",
+            Endpoint::Cancel => "cancel",
+            Endpoint::Status => "status",
+            Endpoint::Migrate => "migrate",
+        }
+    }
+
+    /// Counts a request. The rate of invocations is limited later.
+    fn count(self, engine: &Engine, caller: &Caller) -> Result<(), ErrorResponse> {
+        if self == Endpoint::Invoke || engine.notifications.admits(caller) {
+            return Ok(());
+        }
+        Err(ErrorResponse::new(StatusCode::TOO_MANY_REQUESTS, "too_many", "too many notifications at once"))
+    }
+}
+
+/// A request of a known caller.
+struct Admitted {
+    caller: Caller,
+    received: ReceivedBody,
+    /// Id of a signed message.
+    message: Option<String>,
+}
+
+/// Authenticates a request and reads its body. A signature can be checked only when the body has arrived.
+async fn admit(
+    engine: &Arc<Engine>,
+    endpoint: Endpoint,
+    request: Request,
+) -> Result<Admitted, ErrorResponse> {
+    let (head, body) = request.into_parts();
+    match engine.callers.identify(&head, engine.now()).map_err(ErrorResponse::unauthorized)? {
+        CallerInHead::Known(caller) => {
+            endpoint.count(engine, &caller)?;
+            let received = read_body(engine, Some(&caller), &head.headers, body).await?;
+            Ok(Admitted { caller, received, message: None })
+        }
+        CallerInHead::Signed => {
+            let received = read_body(engine, None, &head.headers, body).await?;
+            let (length, bytes) = (received.bytes.len(), received.bytes.clone());
+            let (verifier, now) = (Arc::clone(engine), engine.now());
+            let verify = move || {
+                let base = public_path(&verifier.public_url);
+                verifier.callers.verify(&head, (&base, endpoint.word()), &bytes, now)
+            };
+            let verified = hash(length, verify).await;
+            let Signed { caller, message } = verified.map_err(ErrorResponse::unauthorized)?;
+            endpoint.count(engine, &caller)?;
+            Ok(Admitted { caller, received, message })
+        }
+    }
+}
+
+/// Returns the path of a URL without a trailing slash.
+fn public_path(url: &str) -> String {
+    Url::parse(url).map(|url| url.path().trim_end_matches('/').to_owned()).unwrap_or_default()
 }
 
 async fn read_body(
     engine: &Engine,
     caller: Option<&Caller>,
-    request: Request,
+    headers: &HeaderMap,
+    body: Body,
 ) -> Result<ReceivedBody, ErrorResponse> {
-    let (head, body) = request.into_parts();
     let limits = BodyLimits { bytes: limits::BODY_BYTES, within: engine.limits.request_within };
     let memory = engine.request_memory.of(caller);
-    memory.read_json(&head.headers, body, limits).await.map_err(ErrorResponse::from)
+    memory.read_json(headers, body, limits).await.map_err(ErrorResponse::from)
 }
 
 /// An error response: a status, a stable code and a message that says what to do.
@@ -264,6 +403,10 @@ impl ErrorResponse {
     /// A 503: the client may try again later.
     fn unavailable(code: &'static str, message: &'static str) -> Self {
         ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
+    }
+
+    fn unauthorized(message: String) -> Self {
+        ErrorResponse { status: StatusCode::UNAUTHORIZED, code: "unauthorized", message: message.into() }
     }
 
     fn invalid(invalid: &Invalid) -> Self {

@@ -5,11 +5,13 @@
 
 pub(crate) mod keys;
 mod message;
+pub(crate) mod moving;
 pub(crate) mod outbox;
 pub(crate) mod questions;
 pub(crate) mod recovery;
 pub(crate) mod threads;
 
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rap_io::secret_box::Key;
@@ -18,14 +20,21 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value};
 use url::Url;
 
-use keys::Keys;
+use keys::CallIndex;
 use threads::{Expired, ScanPosition, ThreadKey};
 
 use crate::auth::Caller;
-use crate::rules::{self, Dropped, Head, Ignored, Input, MessageKind, Post, State};
+use crate::rules::{
+    self, Bounds, Dropped, Head, Ignored, Input, MessageKind, OutboxContent, State, StopCause,
+};
 
 /// The schema migrations, in order.
-pub(crate) const MIGRATIONS: &[&str] = &[include_str!("journal.sql"), include_str!("journal_2.sql")];
+pub(crate) const MIGRATIONS: &[&str] = &[
+    include_str!("journal.sql"),
+    include_str!("journal_2.sql"),
+    include_str!("journal_3.sql"),
+    include_str!("journal_4.sql"),
+];
 
 /// Row number of a call in the journal. A later call has a greater number.
 pub(crate) type CallSeq = i64;
@@ -60,6 +69,7 @@ pub(crate) struct StoredCall {
     pub(crate) user_id: Option<UserId>,
     pub(crate) confirmed: bool,
     pub(crate) cursor: Option<Value>,
+    pub(crate) accepted_at: Timestamp,
 }
 
 /// An outbox message, with all data that is needed to send it.
@@ -81,24 +91,30 @@ pub(crate) struct OutboxMessage {
 pub(crate) struct Applied {
     pub(crate) before: Head,
     pub(crate) head: Head,
+    pub(crate) cause: StopCause,
     pub(crate) dropped: Dropped,
     /// The message that the step has added, if it is the only one of the call and may be sent at once.
     pub(crate) first: Option<OutboxMessage>,
 }
 
 impl Applied {
-    /// Returns true if the handler can no longer affect the call because of this step.
+    /// Returns true if the handler has to stop because of this step.
     pub(crate) fn stops_handler(&self) -> bool {
-        self.before.state.is_live() && !self.head.state.is_live()
+        self.before.state.is_live() && (!self.head.state.is_live() || self.begins_grace())
+    }
+
+    /// Returns true if the grace time of the handler begins with this step.
+    pub(crate) fn begins_grace(&self) -> bool {
+        self.head.cancelled && !self.before.cancelled
     }
 }
 
 /// State of the journal outside the database: the encryption key, limits and the cache of call keys.
 pub(crate) struct Journal {
     pub(crate) key: Key,
-    pub(crate) max_events: u32,
+    pub(crate) bounds: Bounds,
     /// Locked only by jobs of the writer.
-    pub(crate) keys: Arc<Mutex<Keys>>,
+    pub(crate) keys: Arc<Mutex<CallIndex>>,
 }
 
 type Result<T> = rusqlite::Result<T>;
@@ -170,8 +186,13 @@ impl Journal {
         threads::expired(db, &mut self.keys(), (after, before), limit)
     }
 
-    fn keys(&self) -> MutexGuard<'_, Keys> {
+    fn keys(&self) -> MutexGuard<'_, CallIndex> {
         self.keys.lock().expect("bug: nothing panics under a lock")
+    }
+
+    /// Returns how many keys of calls were visited since the last time.
+    pub(crate) fn take_visited(&self) -> usize {
+        self.keys().take_visited()
     }
 
     /// Identifies a call by caller, callback URL, thread and id, so that calls of two runtimes never collide.
@@ -236,13 +257,14 @@ impl Journal {
             return Ok(Err(Ignored::Ended));
         }
         let Some(mut row) = load(db, call)? else { return Ok(Err(Ignored::Ended)) };
-        if let Input::Aside(aside) = &input
-            && row.head.state.is_live()
+        if let Input::UserMessage(message) = &input
+            && row.head.accepts_messages()
         {
             // New content of a view replaces content that was not sent yet.
-            row.head.asides_wait -= outbox::delete_view(db, call, aside)?;
+            row.head.user_messages_wait -= outbox::delete_view(db, call, message)?;
         }
-        let step = match rules::step(row.head, input, self.max_events) {
+        let cause = input.stop_cause();
+        let step = match rules::step(row.head, input, now, &self.bounds) {
             Ok(step) => step,
             Err(ignored) => return Ok(Err(ignored)),
         };
@@ -257,14 +279,25 @@ impl Journal {
         Ok(Ok(Applied {
             before: row.head,
             head: step.head,
+            cause,
             dropped: step.drop,
             first: posted.filter(|_| alone),
         }))
     }
 
-    fn post(&self, db: &Connection, row: &CallRow, post: Post, now: Timestamp) -> Result<OutboxMessage> {
+    fn post(
+        &self,
+        db: &Connection,
+        row: &CallRow,
+        post: OutboxContent,
+        now: Timestamp,
+    ) -> Result<OutboxMessage> {
         let kind = message::kind(&post);
-        let topic = if let Post::Aside(aside) = &post { Some(message::topic(aside)) } else { None };
+        let topic = if let OutboxContent::UserMessage(message) = &post {
+            Some(message::topic(message))
+        } else {
+            None
+        };
         let body = to_json(&message::to_callback(row, post)).into_bytes();
         db.prepare_cached(
             "INSERT INTO outbox (call, kind, topic, body, created_at) VALUES (?1, ?2, ?3, ?4, ?5)",
@@ -344,23 +377,27 @@ impl Journal {
         let mut statement = db.prepare_cached(
             "SELECT 1 FROM calls WHERE seq = ?1 AND (state < 3 OR result_waits AND seq > ?2)",
         )?;
-        for seq in self.keys().with_prefix(db, &self.call_key(caller, thread, call))? {
-            if statement.exists([seq, closed])? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        let mut alive = false;
+        self.keys().scan(db, &self.call_key(caller, thread, call), |seq| {
+            alive = statement.exists([seq, closed])?;
+            Ok(if alive { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        Ok(alive)
     }
 
-    /// Returns the calls that have this key prefix and are not settled.
+    /// Returns the calls that have this key prefix and are not settled. The limits of calls and subscriptions bound
+    /// their number.
     fn alive(&self, db: &Connection, key: &[u8]) -> Result<Vec<CallSeq>> {
         let mut statement = db.prepare_cached("SELECT 1 FROM calls WHERE seq = ?1 AND state < 3")?;
         let mut alive = Vec::new();
-        for call in self.keys().with_prefix(db, key)? {
+        self.keys().scan(db, key, |call| {
             if statement.exists([call])? {
                 alive.push(call);
             }
-        }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        alive.sort_unstable();
+        alive.dedup();
         Ok(alive)
     }
 }
@@ -402,10 +439,12 @@ struct CallRow {
     head: Head,
 }
 
+// The column `apologised` is `refusal_reported`, and `asides_wait` counts views and questions.
 fn load(db: &Connection, call: CallSeq) -> Result<Option<CallRow>> {
     db.prepare_cached(
         "SELECT seq, key, thread, call_id, secondary_id, callback, origin, deliver_at, state,
-                result_waits, events_wait, asides_wait, next_event, subscription, apologised, restarts, caller
+                result_waits, events_wait, asides_wait, next_event, subscription, apologised, restarts, caller,
+                cancelled, refused_since
          FROM calls WHERE seq = ?1 AND state < 3",
     )?
     .query_row([call], |row| {
@@ -423,11 +462,13 @@ fn load(db: &Connection, call: CallSeq) -> Result<Option<CallRow>> {
                 state: state(row.get(8)?),
                 result_waits: row.get(9)?,
                 events_wait: row.get(10)?,
-                asides_wait: row.get(11)?,
+                user_messages_wait: row.get(11)?,
                 next_event: row.get::<_, i64>(12)?.unsigned_abs(),
                 subscription: row.get(13)?,
                 refusal_reported: row.get(14)?,
                 restarts: row.get(15)?,
+                cancelled: row.get(17)?,
+                refused_since: row.get::<_, Option<i64>>(18)?.map(Timestamp),
             },
         })
     })
@@ -443,7 +484,8 @@ fn save(
 ) -> Result<()> {
     db.prepare_cached(
         "UPDATE calls SET state = ?2, result_waits = ?3, events_wait = ?4, next_event = ?5, subscription = ?6,
-                          apologised = ?7, restarts = ?8, deliver_at = ?9, asides_wait = ?10
+                          apologised = ?7, restarts = ?8, deliver_at = ?9, asides_wait = ?10, cancelled = ?11,
+                          refused_since = ?12
          WHERE seq = ?1",
     )?
     .execute(params![
@@ -456,7 +498,9 @@ fn save(
         head.refusal_reported,
         head.restarts,
         deliver_at.map(|at| at.0),
-        head.asides_wait,
+        head.user_messages_wait,
+        head.cancelled,
+        head.refused_since.map(|at| at.0),
     ])?;
     if head.state == State::Settled {
         db.prepare_cached(

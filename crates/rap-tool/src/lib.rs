@@ -32,31 +32,44 @@
 //! - [`Tool`]: descriptions, annotations and restart behaviour of a tool
 //! - [`Subscribe`]: tools that send events
 //! - [`TestRuntime`]: tests without a socket
+//! - [`process`]: child processes that end with their call
 //! - [`Limits`]: every limit, with its default
 
 mod auth;
 mod call;
 mod clock;
+mod directory;
 mod engine;
 mod error;
 mod http;
 mod journal;
 mod limits;
+mod manifest;
+#[doc(hidden)]
+pub mod measure;
+mod moved_files;
+mod oauth;
 mod output;
+pub mod process;
 mod rate;
 mod rules;
+mod scrub;
 mod serve;
 mod server;
 mod shares;
 mod subscription;
 mod testing;
 mod tool;
+pub mod webhook;
 
 pub use auth::Auth;
 pub use call::{Call, Consent, Thread};
+pub use engine::Migration;
 pub use error::{Error, Result, ServeError};
 pub use limits::Limits;
+pub use oauth::OauthApp;
 pub use output::{IntoOutput, Json, Output};
+pub use rap_io::tls::{ClientCertificates, ClientTls, ServerTls};
 pub use rap_protocol::retry::RetryPolicy;
 pub use rap_protocol::{
     CallId, Callback, Content, Image, Oauth, Segment, SubscriptionEvent, ThreadId, ToolResult, UrlPolicy,
@@ -69,6 +82,11 @@ pub use server::{Mounted, ToolServer};
 pub use subscription::{Event, SendError, Subscribe, Subscription};
 pub use testing::{Outcome, TestRuntime};
 pub use tool::{Arguments, Tool};
+
+/// Parts of [`ToolServer::serve`], for a program that serves several tool servers on one port.
+pub mod embedded {
+    pub use crate::serve::{address, announce, log_to_stderr};
+}
 
 /// The types that most tool servers need, for a glob import.
 pub mod prelude {

@@ -16,8 +16,8 @@ use crate::rate::Rate;
 /// ```
 ///
 /// Callers share calls, subscriptions, callback requests and the memory for bodies: a quarter of each limit is divided
-/// equally among the callers, and each has its part for itself. Everyone may use the rest. A server with one caller lets it
-/// use all.
+/// equally among the callers, and only that caller can use its part. The rest is free for everyone. A single caller can
+/// use all of it.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Limits {
@@ -36,7 +36,13 @@ pub struct Limits {
     /// Rate per caller of requests to close threads, cancel calls and query the status of calls. Further ones are
     /// answered with 429. Default: 100 per second, bursts of 200.
     pub notification_rate: Rate,
-    /// Time that a cancelled handler has to return before its future is dropped. Default: 5 seconds.
+    /// Time that a call may take, from its acceptance on; [`Tool::timeout`](crate::Tool::timeout) overrides it. Then the
+    /// call ends with an error result, and its handler is stopped like one of a cancelled call. A subscription has to be
+    /// confirmed within this time, and has no time limit after that. Default: 24 hours, or twice the longest
+    /// [`Tool::expected_duration`](crate::Tool::expected_duration) of the tool if that is longer.
+    pub call_timeout: Duration,
+    /// Time that a stopped handler has to return before its future is dropped. What it returns within this time after a
+    /// cancellation is the result of the call. Default: 5 seconds.
     pub cancel_grace: Duration,
     /// Time that running calls have to finish when the server shuts down. Default: 30 seconds.
     pub stop_within: Duration,
@@ -47,7 +53,8 @@ pub struct Limits {
     pub remember: Duration,
     /// Time that a user has to answer [`Call::authorize`](crate::Call::authorize). Default: 1 hour.
     pub authorize_within: Duration,
-    /// Retry policy of callbacks. Default: retries for 72 hours.
+    /// Retry policy of callbacks. A subscription ends if the runtime has not answered, or has refused every event, for
+    /// `give_up_after`. Default: retries for 72 hours.
     pub delivery: RetryPolicy,
     /// Time that the hook of [`ToolServer::on_close_thread`](crate::ToolServer::on_close_thread) may take. Then it is
     /// dropped, as if it had failed. Default: 30 seconds.
@@ -61,8 +68,8 @@ pub struct Limits {
     /// Time that the head of a request may take to arrive, and then its body. Also the time after which an idle
     /// connection is closed. Default: 30 seconds.
     pub request_within: Duration,
-    /// Maximum total size of request bodies in memory, in bytes. Further requests are answered with 503. Shared among
-    /// callers. Default: 256 MiB.
+    /// Maximum total size of request bodies in memory, in bytes. The invocations of running calls and subscriptions may
+    /// have twice that size. Further requests are answered with 503. Shared among callers. Default: 256 MiB.
     pub arriving_bytes: usize,
     /// Maximum number of open connections. Beyond it, those that made no progress for two seconds are closed; if there
     /// are none, new ones get 503, except invocations and health checks. Default: 10,000.
@@ -79,6 +86,7 @@ impl Default for Limits {
             event_rate: Rate::new(100, 200),
             invocation_rate: Rate::new(20_000, 20_000),
             notification_rate: Rate::new(100, 200),
+            call_timeout: Duration::from_secs(24 * 3600),
             cancel_grace: Duration::from_secs(5),
             stop_within: Duration::from_secs(30),
             thread_ttl: WEEK,
@@ -100,7 +108,9 @@ impl Limits {
     /// Clamps values to what clocks can represent.
     pub(crate) fn clamped(mut self) -> Self {
         const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-        self.request_within = self.request_within.min(CENTURY);
+        for time in [&mut self.request_within, &mut self.call_timeout, &mut self.cancel_grace] {
+            *time = (*time).min(CENTURY);
+        }
         self
     }
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::rules::Returned;
+use crate::scrub::{Scrub, Scrubber};
 
 /// The result of a call: content for the model and, optionally, other content to display to people.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,6 +48,49 @@ impl Output {
             Some(invalid) => Returned::Error(format!("the tool returned an invalid result: {invalid}")),
             None => Returned::Result { body, display_as },
         }
+    }
+}
+
+impl Scrub for Output {
+    fn size(&self) -> usize {
+        let text = |text: &String| text.len();
+        let body = match &self.body {
+            Body::Text(body) => body.len(),
+            Body::Content(items) => items.iter().map(|item| content_text(item).map_or(0, text)).sum(),
+        };
+        let segment = |segment: &Segment| match segment {
+            Segment::Text(content) => content.len(),
+            Segment::Diff { path, patch } => path.len() + patch.len(),
+            Segment::Image(_) => 0,
+        };
+        body + self.display_as.iter().map(segment).sum::<usize>()
+    }
+
+    /// Images stay as they are.
+    fn scrubbed(self, scrubber: &Scrubber) -> Self {
+        let item = |item| match item {
+            Content::Text { text } => Content::Text { text: text.scrubbed(scrubber) },
+            image @ Content::Image(_) => image,
+        };
+        let segment = |segment| match segment {
+            Segment::Text(text) => Segment::Text(text.scrubbed(scrubber)),
+            Segment::Diff { path, patch } => {
+                Segment::Diff { path: path.scrubbed(scrubber), patch: patch.scrubbed(scrubber) }
+            }
+            image @ Segment::Image(_) => image,
+        };
+        let body = match self.body {
+            Body::Text(text) => Body::Text(text.scrubbed(scrubber)),
+            Body::Content(items) => Body::Content(items.into_iter().map(item).collect()),
+        };
+        Output { body, display_as: self.display_as.into_iter().map(segment).collect() }
+    }
+}
+
+fn content_text(item: &Content) -> Option<&String> {
+    match item {
+        Content::Text { text } => Some(text),
+        Content::Image(_) => None,
     }
 }
 

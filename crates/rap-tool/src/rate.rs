@@ -30,7 +30,7 @@ impl Rate {
 /// State of one rate limit, as in the generic cell rate algorithm (GCRA).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Throttle {
-    /// When the next item would be due at the average rate.
+    /// Time at which the next item would be due at the average rate.
     next_at: Instant,
 }
 
@@ -47,6 +47,12 @@ impl Throttle {
         next_at.saturating_duration_since(now + credit)
     }
 
+    /// Counts further items that have already happened, up to `longest`.
+    fn charge(&mut self, rate: Rate, items: u32, longest: Duration, now: Instant) {
+        let charged = self.next_at.max(now) + rate.interval() * items;
+        self.next_at = charged.min(now + longest).max(self.next_at);
+    }
+
     /// Counts one item if it need not wait. Returns false otherwise.
     fn try_reserve(&mut self, rate: Rate, now: Instant) -> bool {
         let mut next = *self;
@@ -57,6 +63,9 @@ impl Throttle {
         free
     }
 }
+
+/// Time after which a key is admitted again, whatever its items have cost.
+const LONGEST_CHARGE: Duration = Duration::from_secs(60);
 
 /// A rate limit for each key. The caller bounds the set of keys.
 pub(crate) struct Limiter<K> {
@@ -77,6 +86,18 @@ impl<K: Eq + Hash + Clone> Limiter<K> {
             Some(throttle) => throttle.try_reserve(self.rate, now),
             None => throttles.entry(key.clone()).or_insert_with(Throttle::new).try_reserve(self.rate, now),
         }
+    }
+
+    /// Counts the cost of an item of this key that was admitted before and turned out to be expensive: it counts as
+    /// `items` more.
+    pub(crate) fn charge(&self, key: &K, items: usize) {
+        let items = u32::try_from(items).unwrap_or(u32::MAX);
+        if items == 0 {
+            return;
+        }
+        let mut throttles = self.throttles.lock().expect("bug: nothing panics under this lock");
+        let throttle = throttles.entry(key.clone()).or_insert_with(Throttle::new);
+        throttle.charge(self.rate, items, LONGEST_CHARGE, Instant::now());
     }
 }
 
@@ -103,8 +124,16 @@ mod tests {
         let admitted = (0..1_000).filter(|_| limiter.admits(&"a")).count();
         assert_eq!(admitted, 200);
         assert!(limiter.admits(&"b"), "another caller is not affected");
+        limiter.charge(&"c", 1_200);
+        assert!(!limiter.admits(&"c"), "an expensive item is paid for");
         tokio::time::advance(Duration::from_secs(1)).await;
         let admitted = (0..1_000).filter(|_| limiter.admits(&"a")).count();
         assert_eq!(admitted, 100);
+        tokio::time::advance(Duration::from_secs(10)).await;
+        assert!(limiter.admits(&"c"));
+        limiter.charge(&"c", usize::MAX);
+        assert!(!limiter.admits(&"c"));
+        tokio::time::advance(LONGEST_CHARGE).await;
+        assert!(limiter.admits(&"c"), "nobody is refused for ever");
     }
 }

@@ -4,12 +4,16 @@
 //! the result in one transaction; see `journal.rs`.
 //!
 //! Invariants:
-//! - A call has exactly one result, or none if its thread is closed first.
+//! - A call has exactly one result, or none if its thread is closed first. After a cancellation it is the
+//!   value that the handler returns within its grace time, or an error.
 //! - Events come after the confirmation of a subscription. None come after a final event, a cancellation or the
 //!   closing of the thread.
 //! - A call that is neither [`State::Running`] nor [`State::Subscribed`] accepts no input from its handler.
+//! - A subscription ends if no runtime accepts its events.
 
-use rap_protocol::{AuthUrl, Body, ERROR_PREFIX, ResponseUrl, Segment};
+use std::time::Duration;
+
+use rap_protocol::{AuthUrl, Body, ERROR_PREFIX, ResponseUrl, Segment, Timestamp};
 use serde_json::Value;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,8 +43,8 @@ pub(crate) struct Head {
     pub(crate) result_waits: bool,
     /// Number of events in the outbox.
     pub(crate) events_wait: u32,
-    /// Number of asides in the outbox.
-    pub(crate) asides_wait: u32,
+    /// Number of views and questions in the outbox.
+    pub(crate) user_messages_wait: u32,
     /// Number of the next event, from 1.
     pub(crate) next_event: u64,
     /// The call was confirmed as a subscription.
@@ -49,6 +53,10 @@ pub(crate) struct Head {
     pub(crate) refusal_reported: bool,
     /// Number of crashes of the server while the call was running, since the last graceful shutdown.
     pub(crate) restarts: u32,
+    /// The call was cancelled. While it is running, its handler may still return a result.
+    pub(crate) cancelled: bool,
+    /// Time since which every event was refused, if the last one was.
+    pub(crate) refused_since: Option<Timestamp>,
 }
 
 impl Head {
@@ -58,15 +66,23 @@ impl Head {
         state: State::Running,
         result_waits: false,
         events_wait: 0,
-        asides_wait: 0,
+        user_messages_wait: 0,
         next_event: 1,
         subscription: false,
         refusal_reported: false,
         restarts: 0,
+        cancelled: false,
+        refused_since: None,
     };
 
+    /// Returns true if the handler may send events, views and questions.
+    pub(crate) fn accepts_messages(&self) -> bool {
+        self.state.is_live() && !self.cancelled
+    }
+
     pub(crate) fn outbox_is_empty(&self) -> bool {
-        self.state == State::Settled || !self.result_waits && self.events_wait == 0 && self.asides_wait == 0
+        self.state == State::Settled
+            || !self.result_waits && self.events_wait == 0 && self.user_messages_wait == 0
     }
 }
 
@@ -81,9 +97,13 @@ pub(crate) enum Input {
     /// The handler sends the final event.
     FinalEvent { text: String, associative: bool },
     /// The handler shows something to the user or asks the user.
-    Aside(Aside),
+    UserMessage(UserMessage),
     /// The runtime cancelled the call.
     Cancelled,
+    /// The grace time of the handler after a cancellation is over.
+    GraceOver,
+    /// The handler has not returned, or confirmed its subscription, within this time.
+    TimedOut(Duration),
     /// The runtime closed the thread.
     Closed,
     /// The server was restarted, and the call is unfinished.
@@ -94,6 +114,43 @@ pub(crate) enum Input {
     Refused(MessageKind, u16),
     /// A message could not be delivered in time and was removed from the outbox.
     GaveUp(MessageKind),
+}
+
+impl Input {
+    /// Returns why a handler is stopped if this input stops it.
+    pub(crate) fn stop_cause(&self) -> StopCause {
+        match self {
+            Input::Cancelled | Input::GraceOver => StopCause::Cancelled,
+            Input::Closed => StopCause::Closed,
+            Input::TimedOut(_) => StopCause::TimedOut,
+            Input::Refused(..) | Input::GaveUp(_) => StopCause::Unwanted,
+            _ => StopCause::Finished,
+        }
+    }
+}
+
+/// Reason why a handler was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StopCause {
+    /// The handler itself ended the call.
+    Finished,
+    Cancelled,
+    Closed,
+    TimedOut,
+    /// No runtime accepts the messages of the call.
+    Unwanted,
+}
+
+impl StopCause {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            StopCause::Finished => "ended",
+            StopCause::Cancelled => "cancelled",
+            StopCause::Closed => "closed",
+            StopCause::TimedOut => "timed out",
+            StopCause::Unwanted => "unwanted",
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -107,7 +164,7 @@ pub(crate) enum Returned {
     Nothing,
 }
 
-/// What happens to an unfinished call after a restart; see `Tool::restartable`.
+/// Handling of an unfinished call after a restart; see `Tool::restartable`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnRestart {
     RunAgain,
@@ -118,12 +175,12 @@ pub(crate) enum OnRestart {
 pub(crate) enum MessageKind {
     Result,
     Event,
-    Aside,
+    UserMessage,
 }
 
-/// A message to the user while the call is running. The model does not see it.
+/// A view or question for the user while the call is running. The model does not see it.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Aside {
+pub(crate) enum UserMessage {
     View {
         view_type: String,
         content: Value,
@@ -135,7 +192,7 @@ pub(crate) enum Aside {
         default: usize,
         response_url: ResponseUrl,
     },
-    Authorise {
+    Authorize {
         question: QuestionName,
         auth_url: AuthUrl,
     },
@@ -150,7 +207,7 @@ pub(crate) struct Step {
     pub(crate) head: Head,
     /// Messages to delete from the outbox, before `post` is added.
     pub(crate) drop: Dropped,
-    pub(crate) post: Option<Post>,
+    pub(crate) post: Option<OutboxContent>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,66 +218,94 @@ pub(crate) enum Dropped {
 
 /// A message to add to the outbox.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Post {
+pub(crate) enum OutboxContent {
     Result { body: Body, display_as: Vec<Segment>, subscription: bool },
     Event { number: u64, text: String, associative: bool, is_final: bool },
-    Aside(Aside),
+    UserMessage(UserMessage),
 }
 
-/// Why an input has no effect. Each of these is a normal case.
+/// Reason why an input has no effect. Each of these is a normal case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ignored {
     /// The call has ended, or the input does not apply in its state.
     Ended,
-    /// The outbox has the maximum number of events or asides of this call.
+    /// The outbox has the maximum number of events, or of views and questions, of this call.
     Full,
     /// The handler has to be started again.
     RunAgain,
 }
 
-/// Maximum number of asides of one call in the outbox.
-pub(crate) const MAX_ASIDES: u32 = 64;
+/// Maximum number of views and questions of one call in the outbox.
+pub(crate) const MAX_USER_MESSAGES: u32 = 64;
 
 /// Number of crashes during a call after which it is not started again.
 pub(crate) const MAX_RESTARTS: u32 = 20;
 
+/// Bounds that the rules apply.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    /// Maximum number of events of a call in the outbox.
+    pub(crate) max_events: u32,
+    /// Time after which a subscription ends whose events are all refused.
+    pub(crate) deliver_for: Duration,
+}
+
+/// Time that a call has at least when it runs again after a restart, unless its timeout is shorter.
+const TIME_AFTER_RESTART: Duration = Duration::from_secs(600);
+
+/// Returns the time that a handler which starts now has to return.
+pub(crate) fn time_left(timeout: Duration, accepted_at: Timestamp, now: Timestamp) -> Duration {
+    timeout.saturating_sub(now.since(accepted_at)).max(timeout.min(TIME_AFTER_RESTART))
+}
+
+const CANCELLED: &str = "cancelled";
 const RESTARTED: &str = "the server restarted during the call, so its outcome is unknown; \
                          check what was done before you call it again";
 const KEEPS_CRASHING: &str = "the server crashed each time it ran this call, so it will not be tried again";
 
-/// Applies `input` to a call. At most `max_events` events may be in the outbox.
-pub(crate) fn step(head: Head, input: Input, max_events: u32) -> Result<Step, Ignored> {
+/// Applies `input` to a call.
+pub(crate) fn step(head: Head, input: Input, now: Timestamp, bounds: &Bounds) -> Result<Step, Ignored> {
     match input {
         _ if head.state == State::Settled => Err(Ignored::Ended),
         Input::Closed => Ok(head.settle()),
-        Input::Delivered(kind) => Ok(head.left_outbox(kind)),
-        Input::Refused(kind, status) => Ok(head.refused(kind, status)),
+        Input::Delivered(kind) => Ok(Head { refused_since: None, ..head }.left_outbox(kind)),
+        Input::Refused(MessageKind::Result, status) => Ok(head.result_refused(status)),
+        Input::Refused(kind, status) => Ok(head.refused(kind, status, now, bounds.deliver_for)),
         Input::GaveUp(MessageKind::Result) => Ok(head.settle_unaccepted()),
+        // No runtime has answered for as long as messages are retried.
+        Input::GaveUp(_) if head.subscription => Ok(head.settle()),
         Input::GaveUp(kind) => Ok(head.left_outbox(kind)),
         Input::Cancelled => head.cancel(),
         _ if head.state == State::Ending => Err(Ignored::Ended),
+        Input::GraceOver | Input::Restarted(_) | Input::TimedOut(_) if head.cancelled => {
+            Ok(head.error(Dropped::Nothing, CANCELLED))
+        }
+        Input::GraceOver => Err(Ignored::Ended),
+        Input::TimedOut(_) if head.subscription => Err(Ignored::Ended),
+        Input::TimedOut(after) => Ok(head.error(Dropped::Nothing, &timed_out(after))),
         Input::Restarted(on_restart) => head.restart(on_restart),
         Input::Returned(returned) => Ok(head.end(returned)),
+        _ if head.cancelled => Err(Ignored::Ended),
         Input::Confirmed(_) if head.subscription => Err(Ignored::Ended),
         Input::Confirmed(text) => Ok(head.confirm(text)),
         Input::Event { .. } | Input::FinalEvent { .. } if !head.subscription => Err(Ignored::Ended),
-        Input::Event { .. } if head.events_wait >= max_events => Err(Ignored::Full),
+        Input::Event { .. } if head.events_wait >= bounds.max_events => Err(Ignored::Full),
         Input::Event { text, associative } => Ok(head.event(text, associative, false)),
         Input::FinalEvent { text, associative } => Ok(head.event(text, associative, true)),
-        Input::Aside(_) if head.asides_wait >= MAX_ASIDES => Err(Ignored::Full),
-        Input::Aside(aside) => Ok(head.aside(aside)),
+        Input::UserMessage(_) if head.user_messages_wait >= MAX_USER_MESSAGES => Err(Ignored::Full),
+        Input::UserMessage(message) => Ok(head.user_message(message)),
     }
 }
 
 impl Head {
-    fn then(self, drop: Dropped, post: Option<Post>) -> Step {
+    fn then(self, drop: Dropped, post: Option<OutboxContent>) -> Step {
         Step { head: self, drop, post }
     }
 
     /// Ends the call and drops its outbox.
     fn settle(mut self) -> Step {
         (self.state, self.result_waits) = (State::Settled, false);
-        (self.events_wait, self.asides_wait) = (0, 0);
+        (self.events_wait, self.user_messages_wait) = (0, 0);
         self.then(Dropped::Everything, None)
     }
 
@@ -234,7 +319,7 @@ impl Head {
 
     fn result(mut self, drop: Dropped, body: Body, display_as: Vec<Segment>) -> Step {
         (self.state, self.result_waits) = (State::Ending, true);
-        self.then(drop, Some(Post::Result { body, display_as, subscription: false }))
+        self.then(drop, Some(OutboxContent::Result { body, display_as, subscription: false }))
     }
 
     fn error(self, drop: Dropped, message: &str) -> Step {
@@ -244,7 +329,10 @@ impl Head {
     fn confirm(mut self, text: String) -> Step {
         (self.state, self.result_waits, self.subscription) = (State::Subscribed, true, true);
         let body = Body::Text(text);
-        self.then(Dropped::Nothing, Some(Post::Result { body, display_as: Vec::new(), subscription: true }))
+        self.then(
+            Dropped::Nothing,
+            Some(OutboxContent::Result { body, display_as: Vec::new(), subscription: true }),
+        )
     }
 
     fn event(mut self, text: String, associative: bool, is_final: bool) -> Step {
@@ -254,12 +342,12 @@ impl Head {
         if is_final {
             self.state = State::Ending;
         }
-        self.then(Dropped::Nothing, Some(Post::Event { number, text, associative, is_final }))
+        self.then(Dropped::Nothing, Some(OutboxContent::Event { number, text, associative, is_final }))
     }
 
-    fn aside(mut self, aside: Aside) -> Step {
-        self.asides_wait += 1;
-        self.then(Dropped::Nothing, Some(Post::Aside(aside)))
+    fn user_message(mut self, message: UserMessage) -> Step {
+        self.user_messages_wait += 1;
+        self.then(Dropped::Nothing, Some(OutboxContent::UserMessage(message)))
     }
 
     fn end(self, returned: Returned) -> Step {
@@ -272,6 +360,10 @@ impl Head {
         }
         match returned {
             Returned::Result { body, display_as } => self.result(Dropped::Nothing, body, display_as),
+            // The error of a handler that was told to stop usually only says that it was.
+            Returned::Error(_) | Returned::Nothing if self.cancelled => {
+                self.error(Dropped::Nothing, CANCELLED)
+            }
             Returned::Error(message) => self.error(Dropped::Nothing, &message),
             Returned::Nothing => {
                 self.error(Dropped::Nothing, "the subscription ended before it was confirmed")
@@ -279,10 +371,12 @@ impl Head {
         }
     }
 
-    /// Cancels the call. A result in the outbox is still delivered; a subscription sends nothing more.
-    fn cancel(self) -> Result<Step, Ignored> {
-        if self.state == State::Running {
-            return Ok(self.error(Dropped::Nothing, "cancelled"));
+    /// Cancels the call. Its handler may still return a result, and a result in the outbox is still delivered; a
+    /// subscription sends nothing more.
+    fn cancel(mut self) -> Result<Step, Ignored> {
+        if self.state == State::Running && !self.cancelled {
+            self.cancelled = true;
+            return Ok(self.then(Dropped::Nothing, None));
         }
         if !self.subscription {
             return Err(Ignored::Ended);
@@ -291,8 +385,8 @@ impl Head {
             return Ok(self.settle());
         }
         // The confirmation was not delivered, so the one result of this call is that it was cancelled.
-        let head = Head { events_wait: 0, asides_wait: 0, subscription: false, ..self };
-        Ok(head.error(Dropped::Everything, "cancelled"))
+        let head = Head { events_wait: 0, user_messages_wait: 0, subscription: false, ..self };
+        Ok(head.error(Dropped::Everything, CANCELLED))
     }
 
     fn restart(mut self, on_restart: OnRestart) -> Result<Step, Ignored> {
@@ -314,7 +408,7 @@ impl Head {
         match kind {
             MessageKind::Result => self.result_waits = false,
             MessageKind::Event => self.events_wait = self.events_wait.saturating_sub(1),
-            MessageKind::Aside => self.asides_wait = self.asides_wait.saturating_sub(1),
+            MessageKind::UserMessage => self.user_messages_wait = self.user_messages_wait.saturating_sub(1),
         }
         if self.state == State::Ending && self.outbox_is_empty() {
             self.state = State::Settled;
@@ -322,205 +416,54 @@ impl Head {
         self.then(Dropped::Nothing, None)
     }
 
-    fn refused(self, kind: MessageKind, status: u16) -> Step {
-        match (kind, status) {
-            (MessageKind::Event, 404 | 410) => self.settle(),
-            (MessageKind::Event | MessageKind::Aside, _) => self.left_outbox(kind),
-            (MessageKind::Result, 400 | 413) if !self.refusal_reported => {
-                let head = Head {
-                    refusal_reported: true,
-                    subscription: false,
-                    events_wait: 0,
-                    asides_wait: 0,
-                    ..self
-                };
-                head.error(Dropped::Everything, &format!("the result was refused ({status})"))
-            }
-            (MessageKind::Result, _) => self.settle_unaccepted(),
+    /// The runtime refused an event or a message to the user. A subscription ends if it is unknown there, or if everything was refused
+    /// for `deliver_for`.
+    fn refused(mut self, kind: MessageKind, status: u16, now: Timestamp, deliver_for: Duration) -> Step {
+        if kind == MessageKind::Event && matches!(status, 404 | 410) {
+            return self.settle();
         }
+        if self.subscription {
+            let since = *self.refused_since.get_or_insert(now);
+            if now.since(since) >= deliver_for {
+                return self.settle();
+            }
+        }
+        self.left_outbox(kind)
     }
+
+    /// The runtime refused the result or the confirmation.
+    fn result_refused(self, status: u16) -> Step {
+        if self.refusal_reported || !matches!(status, 400 | 413) {
+            return self.settle_unaccepted();
+        }
+        let head = Head {
+            refusal_reported: true,
+            subscription: false,
+            events_wait: 0,
+            user_messages_wait: 0,
+            ..self
+        };
+        head.error(Dropped::Everything, &format!("the result was refused ({status})"))
+    }
+}
+
+fn timed_out(after: Duration) -> String {
+    format!(
+        "the tool did not finish within {} and was stopped; it may have done part of its work, so check before you call \
+         it again",
+        plain_duration(after)
+    )
+}
+
+/// Writes a duration in the largest unit in which it is a whole number: `24 hours`, `90 seconds`.
+pub(crate) fn plain_duration(duration: Duration) -> String {
+    let millis = duration.as_millis();
+    let units = [(3_600_000, "hour"), (60_000, "minute"), (1_000, "second"), (1, "millisecond")];
+    let (unit, name) =
+        *units.iter().find(|(unit, _)| millis.is_multiple_of(*unit)).unwrap_or(&(1, "millisecond"));
+    let count = millis / unit;
+    format!("{count} {name}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MAX_EVENTS: u32 = 3;
-
-    /// Applies inputs to a new call, and lists the messages, drops and ignored inputs, and the last state.
-    fn play(inputs: &[Input]) -> String {
-        let mut head = Head::NEW;
-        let mut log = Vec::new();
-        for input in inputs {
-            match step(head, input.clone(), MAX_EVENTS) {
-                Err(ignored) => log.push(format!("{ignored:?}")),
-                Ok(next) => {
-                    head = next.head;
-                    log.extend((next.drop == Dropped::Everything).then(|| "drop all".to_owned()));
-                    log.extend(next.post.map(describe));
-                }
-            }
-        }
-        format!("{} -> {:?}", log.join(", "), head.state)
-    }
-
-    fn describe(post: Post) -> String {
-        match post {
-            Post::Result { body: Body::Text(text), subscription, .. } => {
-                format!("{}[{text}]", if subscription { "confirm" } else { "result" })
-            }
-            Post::Result { body, .. } => format!("result[{body:?}]"),
-            Post::Aside(aside) => format!("aside[{aside:?}]"),
-            Post::Event { number, text, is_final, .. } => {
-                format!("{}{number}[{text}]", if is_final { "final" } else { "event" })
-            }
-        }
-    }
-
-    fn returned(text: &str) -> Input {
-        Input::Returned(Returned::Result { body: Body::Text(text.into()), display_as: Vec::new() })
-    }
-    fn failed(text: &str) -> Input {
-        Input::Returned(Returned::Error(text.into()))
-    }
-    fn confirmed() -> Input {
-        Input::Confirmed("ok".into())
-    }
-    fn event() -> Input {
-        Input::Event { text: "e".into(), associative: false }
-    }
-    fn finished() -> Input {
-        Input::FinalEvent { text: "f".into(), associative: false }
-    }
-    const GOT_RESULT: Input = Input::Delivered(MessageKind::Result);
-    const GOT_EVENT: Input = Input::Delivered(MessageKind::Event);
-
-    fn check(inputs: &[Input], expected: &str) {
-        assert_eq!(play(inputs), expected, "{inputs:?}");
-    }
-
-    /// Proves: LC-08, LC-10, LC-26, LC-27
-    #[test]
-    fn a_call_has_one_result() {
-        check(&[returned("r")], "result[r] -> Ending");
-        check(&[returned("r"), GOT_RESULT], "result[r] -> Settled");
-        check(&[returned("r"), returned("again")], "result[r], Ended -> Ending");
-        check(&[failed("no")], "result[Error: no] -> Ending");
-        check(&[event()], "Ended -> Running");
-    }
-
-    /// Proves: CN-03, CN-08, CN-09
-    #[test]
-    fn a_cancelled_call_reports_it_once_and_a_result_in_the_outbox_is_kept() {
-        check(&[Input::Cancelled], "result[Error: cancelled] -> Ending");
-        check(&[Input::Cancelled, Input::Cancelled], "result[Error: cancelled], Ended -> Ending");
-        check(&[Input::Cancelled, returned("late")], "result[Error: cancelled], Ended -> Ending");
-        check(&[returned("r"), Input::Cancelled, GOT_RESULT], "result[r], Ended -> Settled");
-        check(&[returned("r"), GOT_RESULT, Input::Cancelled], "result[r], Ended -> Settled");
-    }
-
-    /// Proves: TC-09, TC-11
-    #[test]
-    fn a_closed_thread_receives_nothing_more() {
-        check(&[Input::Closed], "drop all -> Settled");
-        check(&[Input::Closed, returned("late"), Input::Closed], "drop all, Ended, Ended -> Settled");
-        check(&[returned("r"), Input::Closed], "result[r], drop all -> Settled");
-        check(&[confirmed(), event(), Input::Closed], "confirm[ok], event1[e], drop all -> Settled");
-    }
-
-    /// Proves: SE-04, SE-11
-    #[test]
-    fn events_come_after_the_confirmation_and_before_the_final_event() {
-        check(&[confirmed(), event(), event()], "confirm[ok], event1[e], event2[e] -> Subscribed");
-        check(&[confirmed(), confirmed()], "confirm[ok], Ended -> Subscribed");
-        check(&[confirmed(), finished(), event()], "confirm[ok], final1[f], Ended -> Ending");
-        check(&[confirmed(), finished(), GOT_RESULT, GOT_EVENT], "confirm[ok], final1[f] -> Settled");
-        let ended = "confirm[ok], final1[the subscription has ended] -> Ending";
-        check(&[confirmed(), Input::Returned(Returned::Nothing)], ended);
-        check(&[confirmed(), failed("no")], "confirm[ok], final1[Error: no] -> Ending");
-        check(&[failed("no such feed")], "result[Error: no such feed] -> Ending");
-    }
-
-    /// Proves: SE-19, SE-26
-    #[test]
-    fn a_cancelled_subscription_sends_nothing_more() {
-        let started = [confirmed(), GOT_RESULT, event()];
-        let after = |inputs: &[Input]| [&started[..], inputs].concat();
-        check(&after(&[Input::Cancelled]), "confirm[ok], event1[e], drop all -> Settled");
-        check(&after(&[Input::Cancelled, event()]), "confirm[ok], event1[e], drop all, Ended -> Settled");
-        let final_waits = "confirm[ok], event1[e], final2[f], drop all -> Settled";
-        check(&after(&[finished(), Input::Cancelled]), final_waits);
-        // An undelivered confirmation is replaced by the result "cancelled".
-        let unseen = "confirm[ok], event1[e], drop all, result[Error: cancelled] -> Ending";
-        check(&[confirmed(), event(), Input::Cancelled], unseen);
-        check(&[confirmed(), event(), Input::Cancelled, GOT_RESULT], &unseen.replace("Ending", "Settled"));
-    }
-
-    #[test]
-    fn the_number_of_events_in_the_outbox_is_limited() {
-        let full = "confirm[ok], event1[e], event2[e], event3[e], Full -> Subscribed";
-        check(&[confirmed(), event(), event(), event(), event()], full);
-        let room = "confirm[ok], event1[e], event2[e], event3[e], event4[e] -> Subscribed";
-        check(&[confirmed(), event(), event(), event(), GOT_EVENT, event()], room);
-    }
-
-    #[test]
-    fn asides_are_sent_while_the_call_runs_and_do_not_change_its_state() {
-        let aside = || Input::Aside(Aside::View { view_type: "v".into(), content: Value::Null });
-        let shown = r#"aside[View { view_type: "v", content: Null }]"#;
-        check(&[aside()], &format!("{shown} -> Running"));
-        check(&[aside(), returned("r")], &format!("{shown}, result[r] -> Ending"));
-        check(&[returned("r"), aside()], "result[r], Ended -> Ending");
-        let delivered = [aside(), returned("r"), Input::Delivered(MessageKind::Aside), GOT_RESULT];
-        check(&delivered, &format!("{shown}, result[r] -> Settled"));
-        let refused = [aside(), returned("r"), Input::Refused(MessageKind::Aside, 410), GOT_RESULT];
-        check(&refused, &format!("{shown}, result[r] -> Settled"));
-        let full = vec![aside(); MAX_ASIDES as usize + 1];
-        assert!(play(&full).ends_with(", Full -> Running"));
-    }
-
-    /// Proves: LC-13, LC-14
-    #[test]
-    fn a_restart_runs_only_restartable_calls_again() {
-        let again = Input::Restarted(OnRestart::RunAgain);
-        let fail = Input::Restarted(OnRestart::Fail);
-        check(std::slice::from_ref(&again), " -> Running");
-        check(&[confirmed(), again.clone()], "confirm[ok], RunAgain -> Subscribed");
-        check(&[confirmed(), fail.clone()], "confirm[ok], RunAgain -> Subscribed");
-        check(std::slice::from_ref(&fail), &format!("result[Error: {RESTARTED}] -> Ending"));
-        check(&[returned("r"), fail], "result[r], Ended -> Ending");
-        let many = vec![again; MAX_RESTARTS as usize + 1];
-        check(&many, &format!("result[Error: {KEEPS_CRASHING}] -> Ending"));
-    }
-
-    #[test]
-    fn a_refused_result_is_replaced_once_by_an_error_result() {
-        let refused = |status| Input::Refused(MessageKind::Result, status);
-        let reported = "result[r], drop all, result[Error: the result was refused (413)]";
-        check(&[returned("r"), refused(413)], &format!("{reported} -> Ending"));
-        check(&[returned("r"), refused(413), GOT_RESULT], &format!("{reported} -> Settled"));
-        check(&[returned("r"), refused(413), refused(400)], &format!("{reported}, drop all -> Settled"));
-        for status in [301, 401, 403, 404, 409, 410, 429] {
-            check(&[returned("r"), refused(status)], "result[r], drop all -> Settled");
-        }
-        let unconfirmed =
-            "confirm[ok], event1[e], drop all, result[Error: the result was refused (400)] -> Ending";
-        check(&[confirmed(), event(), refused(400)], unconfirmed);
-        check(&[confirmed(), event(), refused(410)], "confirm[ok], event1[e], drop all -> Settled");
-    }
-
-    #[test]
-    fn an_event_refused_with_404_or_410_ends_its_subscription() {
-        let started = [confirmed(), GOT_RESULT, event(), event()];
-        let after = |input: Input| [&started[..], &[input]].concat();
-        let log = "confirm[ok], event1[e], event2[e]";
-        for status in [404, 410] {
-            check(&after(Input::Refused(MessageKind::Event, status)), &format!("{log}, drop all -> Settled"));
-        }
-        for status in [400, 401, 403, 413, 429] {
-            check(&after(Input::Refused(MessageKind::Event, status)), &format!("{log} -> Subscribed"));
-        }
-        check(&after(Input::GaveUp(MessageKind::Event)), &format!("{log} -> Subscribed"));
-        check(&[returned("r"), Input::GaveUp(MessageKind::Result)], "result[r], drop all -> Settled");
-    }
-}
+mod tests;

@@ -1,8 +1,8 @@
 //! [`ToolServer`]: the builder of a tool server.
 
+mod environment;
+
 use std::any::TypeId;
-use std::collections::HashMap;
-use std::env;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,19 +10,22 @@ use std::sync::Arc;
 
 use axum::Router;
 use rap_io::client::{Client, ClientLimits};
+use rap_io::exposure::warn_if_exposed;
+use rap_io::tls::{ClientTls, ServerTls};
+use rap_io::watched::Watched;
 use rap_protocol::url::is_on_loopback;
-use rap_protocol::{EndpointUrl, Secret, Toolset, UrlPolicy, UrlRules, parse_toolset};
-use serde_json::json;
-use sha2::{Digest, Sha256};
+use rap_protocol::{EndpointUrl, Secret, UrlPolicy, UrlRules};
 use url::Url;
 
 use crate::auth::Auth;
 use crate::call::{Call, Thread};
 use crate::clock::Clock;
-use crate::engine::{CloseHook, Engine, EngineConfig, Externals, Offered, Outgoing, States, open};
+use crate::engine::{
+    CloseHook, Engine, EngineConfig, Externals, MigrateHook, Migration, Outgoing, States, open,
+};
 use crate::error::{Error, ServeError};
-use crate::http::INVOKE_PATH;
 use crate::limits::Limits;
+use crate::manifest::ToolsetSource;
 use crate::output::IntoOutput;
 use crate::serve::Bound;
 use crate::subscription::Subscribe;
@@ -53,15 +56,33 @@ pub struct ToolServer {
     name: String,
     description: Option<String>,
     tools: Vec<Tool>,
-    tokens: Vec<Secret>,
+    auth: Vec<Auth>,
     pub(crate) open_to_anyone: bool,
+    pub(crate) tls: Option<ServerTls>,
+    callback_tls: Option<ClientTls>,
+    /// Names of environment variables of which only one is set.
+    incomplete_environment: Option<&'static str>,
     public_url: Option<String>,
-    data: Option<PathBuf>,
+    consent_url: Option<String>,
+    journal: JournalPlace,
     key: Option<Secret>,
     callbacks_to: CallbacksTo,
     on_close: Option<CloseHook>,
+    on_migrate: Option<MigrateHook>,
+    migration_key: Option<Secret>,
     states: States,
     limits: Limits,
+    version: Option<String>,
+    accepts: Vec<String>,
+}
+
+/// Location of the journal.
+#[derive(Clone)]
+enum JournalPlace {
+    /// The directory `rap-data/NAME`.
+    Default,
+    Directory(PathBuf),
+    Memory,
 }
 
 /// Policy for callback URLs.
@@ -80,15 +101,23 @@ impl ToolServer {
             name: name.into(),
             description: None,
             tools: Vec::new(),
-            tokens: Vec::new(),
+            auth: Vec::new(),
             open_to_anyone: false,
+            tls: None,
+            callback_tls: None,
+            incomplete_environment: None,
             public_url: None,
-            data: None,
+            consent_url: None,
+            journal: JournalPlace::Default,
             key: None,
             callbacks_to: CallbacksTo::Default,
             on_close: None,
+            on_migrate: None,
+            migration_key: None,
             states: States::new(),
             limits: Limits::default(),
+            version: None,
+            accepts: Vec::new(),
         }
     }
 
@@ -96,6 +125,30 @@ impl ToolServer {
     #[must_use]
     pub fn description(mut self, text: impl Into<String>) -> Self {
         self.description = Some(text.into());
+        self
+    }
+
+    /// Names the version of the toolset. An invocation for another version is answered with 409, and the runtime then
+    /// fetches the toolset again.
+    ///
+    /// Default: a hash of the names, schemas and annotations of the tools, without descriptions. Name a version if you want
+    /// to decide yourself which changes make older sessions fetch the toolset again.
+    #[must_use]
+    pub fn version(mut self, version: impl Into<String>) -> Self {
+        self.version = Some(version.into());
+        self
+    }
+
+    /// Names older versions whose invocations are still accepted. Their arguments are validated against the current
+    /// schemas, so a new field has to be optional.
+    ///
+    /// ```
+    /// # use rap_tool::prelude::*;
+    /// let server = ToolServer::new("weather").version("2026-11").accepts(["2026-10", "2026-09"]);
+    /// ```
+    #[must_use]
+    pub fn accepts<V: Into<String>>(mut self, versions: impl IntoIterator<Item = V>) -> Self {
+        self.accepts.extend(versions.into_iter().map(Into::into));
         self
     }
 
@@ -145,6 +198,38 @@ impl ToolServer {
         self
     }
 
+    /// Sets a hook that moves the state of a session to another tool server, when a runtime moves the session to another
+    /// runtime. The toolset then says `needsMigration`.
+    ///
+    /// The hook returns `Ok` only when all state of the session is at the destination. Otherwise the session continues
+    /// where it is. So the hook copies state and deletes nothing: when the move is complete, the session's threads are
+    /// closed here, and [`ToolServer::on_close_thread`] deletes their data. The hook may run more than once for the
+    /// same session.
+    #[must_use]
+    pub fn migrate<F, R>(mut self, hook: F) -> Self
+    where
+        F: Fn(Migration) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        self.on_migrate = Some(Arc::new(move |migration| Box::pin(hook(migration))));
+        self
+    }
+
+    /// Moves the calls and subscriptions of a session, with their undelivered results and events, and the directories of
+    /// its threads ([`Call::directory`]) to another tool server when a runtime moves the session there. The other server has
+    /// the same tools and the same key, which is 64 hexadecimal digits or the base64 of 32 bytes. The toolset then says
+    /// `needsMigration`. With a hook ([`ToolServer::migrate`]), the hook runs first.
+    ///
+    /// At the destination a call goes on as after a restart: a subscription resumes with its cursor, a
+    /// [`Tool::restartable`](crate::Tool::restartable) call runs again, and any other gets an error that says that its outcome
+    /// is unknown. It belongs to the caller with the same token or name, or to the only one that the server has. Questions
+    /// to users do not move.
+    #[must_use]
+    pub fn migrate_calls(mut self, key: impl Into<String>) -> Self {
+        self.migration_key = Some(Secret::new(key));
+        self
+    }
+
     /// Shares a value with all handlers, which get it by its type from [`Call::state`].
     #[must_use]
     pub fn state<S: Send + Sync + 'static>(mut self, state: S) -> Self {
@@ -158,13 +243,28 @@ impl ToolServer {
         self.auth(Auth::Bearer(token.into()))
     }
 
-    /// Sets how callers authenticate.
+    /// Adds a way in which callers authenticate. A request needs one of them.
     #[must_use]
     pub fn auth(mut self, auth: Auth) -> Self {
         match auth {
-            Auth::Bearer(token) => self.tokens.push(Secret::new(token)),
             Auth::OpenToAnyone => self.open_to_anyone = true,
+            auth => self.auth.push(auth),
         }
+        self
+    }
+
+    /// Serves https with this certificate. The files are read again when they change. [`ToolServer::router`] ignores it.
+    #[must_use]
+    pub fn tls(mut self, tls: ServerTls) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// Sets the client certificate that callbacks show, and the authorities of the certificates of runtimes. The files are
+    /// read again when they change.
+    #[must_use]
+    pub fn callback_tls(mut self, tls: ClientTls) -> Self {
+        self.callback_tls = Some(tls);
         self
     }
 
@@ -175,10 +275,30 @@ impl ToolServer {
         self
     }
 
+    /// Sets the URL under which browsers reach the server after a sign-in, if it is not the public URL: whoever serves it
+    /// passes requests on to the path `/consent` of this server, with the rest of the path and the query.
+    #[must_use]
+    pub fn consent_url(mut self, url: impl Into<String>) -> Self {
+        self.consent_url = Some(url.into());
+        self
+    }
+
     /// Sets the directory of the journal. Default: `rap-data/NAME` in the working directory.
     #[must_use]
     pub fn data(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.data = Some(directory.into());
+        self.journal = JournalPlace::Directory(directory.into());
+        self
+    }
+
+    /// Keeps the journal in memory, for a process without a disk, such as a function of a cloud provider.
+    ///
+    /// When the process ends, everything is lost: running calls end without a result, subscriptions send no more events,
+    /// undelivered results and events are dropped, hooks of threads that were not closed do not run, and an invocation that
+    /// is sent again runs again. The server logs this when it starts. Let calls finish with [`Mounted::shut_down`] before
+    /// the platform freezes or ends the process.
+    #[must_use]
+    pub fn journal_in_memory(mut self) -> Self {
+        self.journal = JournalPlace::Memory;
         self
     }
 
@@ -207,40 +327,23 @@ impl ToolServer {
         self
     }
 
-    /// Applies the environment variables `RAP_TOOL_DATA`, `RAP_TOOL_KEY`, `RAP_TOOL_URL` and `RAP_TOOL_CALLBACKS_TO`
-    /// (`public`, `private` or `loopback`), which override the settings made so far, and adds the tokens in
-    /// `RAP_TOOL_BEARER`, which are separated by commas. Each token is a caller of its own; see [`Auth::Bearer`].
-    #[must_use]
-    pub fn with_environment(mut self) -> Self {
-        let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
-        // A value that is not UTF-8 must not be ignored. With the replacement character in it, it is rejected later.
-        let text = |name| variable(name).map(|value| value.to_string_lossy().into_owned());
-        self.data = variable("RAP_TOOL_DATA").map(PathBuf::from).or(self.data);
-        self.key = text("RAP_TOOL_KEY").map(Secret::new).or(self.key);
-        self.public_url = text("RAP_TOOL_URL").or(self.public_url);
-        if let Some(name) = text("RAP_TOOL_CALLBACKS_TO") {
-            let policy = UrlPolicy::from_name(&name);
-            self.callbacks_to = policy.map_or(CallbacksTo::Invalid, CallbacksTo::Policy);
-        }
-        let tokens = text("RAP_TOOL_BEARER").unwrap_or_default();
-        if !tokens.is_empty() {
-            self.tokens.extend(tokens.split(',').map(|token| Secret::new(token.trim())));
-        }
-        self
-    }
-
     /// Runs the server until SIGTERM or SIGINT. For a program that is only a tool server.
     ///
     /// Applies the environment ([`ToolServer::with_environment`]; `PORT` replaces the port of `address`). Logs to
     /// stderr if no tracing subscriber is set; `RUST_LOG` sets the level.
+    ///
+    /// With `RAP_EMBEDDED=1` in the environment, as `[[tool_server]] command = […]` of `rap serve` sets it, the server
+    /// listens on 127.0.0.1, and its first line on stdout is `{"port": N}`. Print nothing before.
     pub async fn serve(self, address: impl Into<String>) -> Result<(), Error> {
         crate::serve::log_to_stderr();
-        let address = crate::serve::with_port_from_environment(address.into())?;
-        self.with_environment().bind(address).await?.run().await;
+        let address = crate::serve::address(address.into())?;
+        let bound = self.with_environment().bind(address).await?;
+        crate::serve::announce(bound.local_addr().port())?;
+        bound.run().await;
         Ok(())
     }
 
-    /// Binds to an address, opens the journal and resumes unfinished calls. Does not read the environment.
+    /// Binds to an address, opens the journal and resumes unfinished calls. Does not apply the environment.
     pub async fn bind(self, address: impl Into<String>) -> Result<Bound, ServeError> {
         crate::serve::bind(self, address.into()).await
     }
@@ -279,20 +382,39 @@ impl ToolServer {
     /// [`ToolServer::router`].
     pub async fn mount(self) -> Result<Mounted, ServeError> {
         if self.is_open() && !self.open_to_anyone {
-            return Err(ServeError::OpenRouter);
+            return Err(ServeError::UnauthenticatedRouter);
+        }
+        let needs_connection =
+            |auth: &Auth| matches!(auth, Auth::MutualTls { .. } | Auth::ProxyHeader { .. });
+        if self.auth.iter().any(needs_connection) {
+            return Err(ServeError::NoConnections);
         }
         let Some(url) = &self.public_url else { return Err(ServeError::NoPublicUrl("a router".into())) };
         let url = checked_public_url(url)?;
-        Ok(Mounted { engine: self.start(url, None).await? })
+        let source = self.source();
+        Ok(Mounted { engine: self.start(url, None).await?, source })
     }
 
-    /// Returns true if no token is required.
+    /// Returns true if callers need a certificate that the server would not ask for.
+    pub(crate) fn lacks_client_ca(&self) -> bool {
+        let wants = self.auth.iter().any(|auth| matches!(auth, Auth::MutualTls { .. }));
+        wants && self.tls.as_ref().is_none_or(|tls| tls.client_ca.is_none())
+    }
+
+    /// Returns true if no authentication is required.
     pub(crate) fn is_open(&self) -> bool {
-        self.tokens.is_empty()
+        self.auth.is_empty()
     }
 
     pub(crate) fn first_token(&self) -> Option<&str> {
-        self.tokens.first().map(Secret::expose)
+        self.auth.iter().find_map(|auth| match auth {
+            Auth::Bearer(token) => Some(token.as_str()),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn has_journal_in_memory(&self) -> bool {
+        matches!(self.journal, JournalPlace::Memory)
     }
 
     pub(crate) fn configured_public_url(&self) -> Option<&str> {
@@ -332,7 +454,11 @@ impl ToolServer {
         }
         let limits = ClientLimits { total: self.limits.callback_within, ..ClientLimits::default() };
         let opening = tokio::task::spawn_blocking(move || {
-            let outgoing = Outgoing::Http(Box::new(Client::outgoing(callback_rules.clone(), limits)));
+            let client = match &self.callback_tls {
+                Some(tls) => tls.outgoing(callback_rules.clone(), limits)?,
+                None => Watched::fixed(Client::outgoing(callback_rules.clone(), limits)),
+            };
+            let outgoing = Outgoing::Http(Box::new(client));
             self.open(Externals { public_url, callback_rules, outgoing, clock: Clock::System })
         });
         let engine = opening.await.map_err(|error| ServeError::Journal(error.to_string()))??;
@@ -340,55 +466,88 @@ impl ToolServer {
         Ok(engine)
     }
 
+    /// Returns the files with tokens, signing keys and private keys.
+    fn secret_files(&self) -> Vec<PathBuf> {
+        let of_auth = self.auth.iter().filter_map(|auth| match auth {
+            Auth::BearerFile { file, .. } | Auth::HmacFile { file, .. } => Some(file),
+            _ => None,
+        });
+        let listener = self.tls.iter().map(|tls| &tls.key);
+        let callbacks = self.callback_tls.iter().filter_map(|tls| tls.identity.as_ref().map(|(_, key)| key));
+        of_auth.chain(listener).chain(callbacks).cloned().collect()
+    }
+
     /// Opens the journal without resuming anything. Blocks.
     pub(crate) fn open(self, externals: Externals) -> Result<Arc<Engine>, ServeError> {
-        if self.tokens.iter().any(|token| !is_token(token.expose())) {
+        warn_if_exposed(&self.secret_files());
+        if let Some(names) = self.incomplete_environment {
+            return Err(ServeError::Environment(names));
+        }
+        let is_bad = |auth: &Auth| matches!(auth, Auth::Bearer(token) if !is_token(token));
+        if self.auth.iter().any(is_bad) {
             return Err(ServeError::BadToken);
         }
-        let toolset = self.toolset(&externals.public_url)?;
-        let version = toolset.version.clone().unwrap_or_default();
-        let manifest =
-            serde_json::to_vec(&toolset).map_err(|error| ServeError::Toolset(error.to_string()))?;
-        parse_toolset(&manifest).map_err(|invalid| ServeError::Toolset(invalid.to_string()))?;
-        let data = self.data.unwrap_or_else(|| PathBuf::from("rap-data").join(directory_name(&self.name)));
-        let schemas = toolset.tools.into_iter().map(|tool| tool.input_schema);
-        let offered = |(tool, schema): (Tool, _)| {
-            (tool.name().to_owned(), Offered { name: tool.name().into(), tool, schema })
+        let offer = self.source().offer(&externals.public_url, self.tools)?;
+        let data = match self.journal {
+            JournalPlace::Default => Some(PathBuf::from("rap-data").join(directory_name(&self.name))),
+            JournalPlace::Directory(directory) => Some(directory),
+            JournalPlace::Memory => None,
         };
-        let tools: HashMap<String, Offered> = self.tools.into_iter().zip(schemas).map(offered).collect();
         let config = EngineConfig {
             data,
             key: self.key,
-            tokens: self.tokens,
-            manifest: manifest.into(),
-            version,
-            tools,
+            auth: self.auth,
+            offer,
             on_close: self.on_close,
+            on_migrate: self.on_migrate,
+            migration_key: self.migration_key,
+            consent_url: self.consent_url.as_deref().map(checked_public_url).transpose()?,
             states: self.states,
             limits: self.limits,
         };
         open(config, externals)
     }
 
-    fn toolset(&self, public_url: &str) -> Result<Toolset, ServeError> {
-        let endpoint = EndpointUrl::new(format!("{public_url}{INVOKE_PATH}"));
-        let tools = self.tools.iter().map(Tool::describe).collect::<Result<Vec<_>, _>>()?;
-        let (name, description) = (self.name.clone(), self.description.clone());
-        let version = version(&json!({"name": name, "description": description, "tools": tools}).to_string());
-        let endpoint = endpoint.map_err(|_| ServeError::BadPublicUrl)?;
-        Ok(Toolset { name, description, endpoint, tools, version: Some(version), needs_migration: false })
+    /// Returns what the toolset needs besides the tools.
+    fn source(&self) -> ToolsetSource {
+        ToolsetSource {
+            name: self.name.clone(),
+            description: self.description.clone(),
+            version: self.version.clone(),
+            accepts: self.accepts.clone(),
+            needs_migration: self.on_migrate.is_some() || self.migration_key.is_some(),
+        }
     }
 }
 
 /// A tool server that is part of another application; see [`ToolServer::mount`].
 pub struct Mounted {
     engine: Arc<Engine>,
+    source: ToolsetSource,
 }
 
 impl Mounted {
     /// Returns the endpoints, to be nested in the application at the path of the public URL.
     pub fn router(&self) -> Router {
         crate::http::router(Arc::clone(&self.engine))
+    }
+
+    /// Replaces the tools while the server runs. Sessions that begin from now on see the new ones.
+    ///
+    /// Sessions that hold an earlier version go on with it: their invocations are accepted, for the last 256 versions of
+    /// this process and those of [`ToolServer::accepts`]. A call of a tool that no longer exists, or whose arguments no
+    /// longer match its schema, ends with an error result that says so. Running calls are not affected.
+    ///
+    /// If the tools are not valid, nothing changes.
+    pub fn replace_tools(&self, tools: Vec<Tool>) -> Result<(), ServeError> {
+        self.engine.replace_offer(self.source.offer(&self.engine.public_url, tools)?);
+        Ok(())
+    }
+
+    /// Returns the versions of the toolset whose invocations are accepted, the oldest first. The last one is the present
+    /// one. A server that replaces its tools stores them, and passes them to [`ToolServer::accepts`] when it starts again.
+    pub fn versions(&self) -> Vec<String> {
+        self.engine.offer().versions.clone()
     }
 
     /// Shuts down gracefully: lets running calls finish within [`Limits::stop_within`]. Everything that was accepted
@@ -409,12 +568,6 @@ pub(crate) fn checked_public_url(given: &str) -> Result<String, ServeError> {
 
 fn on_loopback(url: &str) -> bool {
     Url::parse(url).is_ok_and(|url| is_on_loopback(&url))
-}
-
-/// Hash of the toolset: changes when a name, a description or a schema changes.
-fn version(content: &str) -> String {
-    let digest = Sha256::digest(content.as_bytes());
-    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn is_token(token: &str) -> bool {

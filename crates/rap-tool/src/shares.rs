@@ -1,8 +1,8 @@
 //! Slots that the callers of a server share.
 //!
-//! A quarter of the slots is divided equally among the callers, and each caller has its part for itself. The other slots
-//! belong to everyone. So a caller always finds a slot of its own part, whatever the others do, and a server with one
-//! caller lets it use all slots. A caller whose token was removed has no part of its own.
+//! A quarter of the slots is divided equally among the callers, and only that caller can use its part. The other slots
+//! are free for everyone. So a caller always finds the slots of its own part, whatever the others do, and a single
+//! caller can use all slots. A caller whose token was removed has no part of its own.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ const DIVIDED_PART: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Slots {
     callers: Arc<HashSet<Caller>>,
-    /// Number of slots that each caller has for itself.
+    /// Number of slots that only one caller can use, for each caller.
     own: usize,
     common: usize,
     common_used: usize,
@@ -45,20 +45,31 @@ impl Slots {
 
     /// Takes a slot. Returns false if none is free for this caller.
     pub(crate) fn take(&mut self, caller: &Caller) -> bool {
-        if !self.admits(caller) {
+        self.take_many(caller, 1)
+    }
+
+    /// Takes slots. Returns false, and takes none, if fewer are free for this caller.
+    fn take_many(&mut self, caller: &Caller, count: usize) -> bool {
+        let left = self.own_of(caller).saturating_sub(self.held_by(caller));
+        let from_common = count.saturating_sub(left);
+        if from_common > self.common - self.common_used {
             return false;
         }
-        self.common_used += usize::from(self.held_by(caller) >= self.own_of(caller));
-        *self.held.entry(caller.clone()).or_default() += 1;
+        self.common_used += from_common;
+        *self.held.entry(caller.clone()).or_default() += count;
         true
     }
 
     /// Gives back a slot.
     pub(crate) fn release(&mut self, caller: &Caller) {
+        self.release_many(caller, 1);
+    }
+
+    fn release_many(&mut self, caller: &Caller, count: usize) {
         let own = self.own_of(caller);
         let Some(held) = self.held.get_mut(caller) else { return };
-        self.common_used -= usize::from(*held > own);
-        *held -= 1;
+        self.common_used -= held.saturating_sub(own).min(count);
+        *held -= count;
         if *held == 0 {
             self.held.remove(caller);
         }
@@ -77,11 +88,12 @@ impl Slots {
 #[derive(Debug, Clone)]
 pub(crate) struct Pool(Arc<Mutex<Slots>>);
 
-/// A slot of a [`Pool`], which is free again when it is dropped.
+/// Slots of a [`Pool`], which are free again when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Permit {
     pool: Pool,
     caller: Caller,
+    count: usize,
 }
 
 impl Pool {
@@ -91,7 +103,13 @@ impl Pool {
 
     /// Takes a slot. Returns `None` if none is free for this caller.
     pub(crate) fn take(&self, caller: &Caller) -> Option<Permit> {
-        self.slots().take(caller).then(|| Permit { pool: self.clone(), caller: caller.clone() })
+        self.take_many(caller, 1)
+    }
+
+    /// Takes slots. Returns `None` if fewer are free for this caller.
+    pub(crate) fn take_many(&self, caller: &Caller, count: usize) -> Option<Permit> {
+        let taken = self.slots().take_many(caller, count);
+        taken.then(|| Permit { pool: self.clone(), caller: caller.clone(), count })
     }
 
     pub(crate) fn used(&self) -> usize {
@@ -106,7 +124,7 @@ impl Pool {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.pool.slots().release(&self.caller);
+        self.pool.slots().release_many(&self.caller, self.count);
     }
 }
 
@@ -181,6 +199,20 @@ mod tests {
         drop((first, more, second));
         assert_eq!(pool.used(), 0);
         assert_eq!(take_all(&pool, 1).len(), 14);
+    }
+
+    #[test]
+    fn several_slots_are_taken_and_given_back_together() {
+        let pool = pool(16, 2);
+        let first = pool.take_many(&caller(0), 12).unwrap();
+        assert!(pool.take_many(&caller(0), 3).is_none(), "14 are for the first caller");
+        assert_eq!(pool.used(), 12, "nothing is taken in part");
+        let second = pool.take_many(&caller(1), 4).unwrap();
+        assert!(pool.take(&caller(0)).is_none());
+        drop(first);
+        assert_eq!(pool.used(), 4);
+        drop(second);
+        assert_eq!(take_all(&pool, 0).len(), 14);
     }
 
     #[test]

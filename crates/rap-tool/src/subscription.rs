@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::call::Call;
 use crate::error::Error;
-use crate::output::{ENVELOPE_BYTES, json_len};
+use crate::output::{ENVELOPE_BYTES, IntoOutput, json_len};
 use crate::rate::Throttle;
 use crate::rules::{Ignored, Input};
 
@@ -67,7 +67,7 @@ pub struct Event {
     cursor: Option<serde_json::Result<String>>,
 }
 
-/// Why an event was not sent.
+/// Reason why an event was not sent.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
@@ -133,21 +133,36 @@ impl Subscribe {
         Ok(self.cursor.clone().map(serde_json::from_value).transpose()?)
     }
 
+    /// Returns true if the subscription was confirmed before a restart of the server.
+    pub fn is_confirmed(&self) -> bool {
+        self.confirmed
+    }
+
+    /// Ends the call with a result instead of a subscription, for a tool that subscribes only on request.
+    pub async fn answer(self, output: impl IntoOutput) -> Result<(), Error> {
+        let output = self.call.scrubbed(output.into_output()?).await;
+        let returned = Input::Returned(output.into_returned());
+        let returned = Box::pin(self.call.commit(returned, None)).await;
+        Ok(returned.map_err(|_| SendError::Ended)?)
+    }
+
     /// Confirms the subscription with a text for the agent. The id with which the agent can cancel the subscription
     /// is appended to the text.
     pub async fn confirm(self, text: impl Into<String>) -> Result<Subscription, Error> {
         if !self.confirmed {
             self.call.engine().admit_subscription(self.call.thread().caller(), self.call.run())?;
-            let (text, id) = (text.into(), self.call.id());
+            let (text, id) = (self.call.scrubbed(text.into()).await, self.call.id());
             let text = format!("{}{}Subscription ID: {id}", text, if text.is_empty() { "" } else { " " });
-            Box::pin(self.call.commit(Input::Confirmed(text), None)).await.map_err(ended)?;
+            let confirmed = Box::pin(self.call.commit(Input::Confirmed(text), None)).await;
+            confirmed.map_err(|_| SendError::Ended)?;
+            self.call.engine().clear_deadline(self.call.seq());
         }
         Ok(Subscription { call: self.call, throttle: Mutex::new(Throttle::new()) })
     }
 }
 
 impl Subscription {
-    /// Sends an event. Returns when the event is on disk. The server then delivers it in order, with retries, also
+    /// Sends an event. Returns when the event is on disk. The server then delivers it in order, with retries, even
     /// after a restart.
     ///
     /// Waits while the subscription exceeds [`Limits::event_rate`](crate::Limits::event_rate), or while
@@ -175,7 +190,8 @@ impl Subscription {
     // Argued: SE-23 only the handler sends events; the guide tells authors to verify the source of an event.
     async fn post(&self, event: Event, input: impl Fn(String, bool) -> Input) -> Result<(), SendError> {
         let cursor = event.cursor.transpose().map_err(SendError::Cursor)?;
-        let bytes = json_len(&event.text);
+        let text = self.call.scrubbed(event.text).await;
+        let bytes = json_len(&text);
         if bytes + ENVELOPE_BYTES > limits::BODY_BYTES {
             return Err(SendError::TooLarge(bytes));
         }
@@ -187,7 +203,7 @@ impl Subscription {
         }
         loop {
             let changed = self.call.run().changed.notified();
-            let input = input(event.text.clone(), event.associative);
+            let input = input(text.clone(), event.associative);
             match self.call.commit(input, cursor.clone()).await {
                 Ok(()) => return Ok(()),
                 Err(Ignored::Full) => changed.await,
@@ -195,10 +211,6 @@ impl Subscription {
             }
         }
     }
-}
-
-fn ended(_: Ignored) -> Error {
-    SendError::Ended.into()
 }
 
 impl Deref for Subscribe {

@@ -132,14 +132,17 @@ impl Outcome {
 }
 
 impl TestRuntime {
-    /// Starts a server. Ignores its data directory and the environment.
+    /// Starts a server. Ignores its data directory and the environment. A journal in memory is lost at a restart.
     pub async fn start(server: ToolServer) -> Result<Self, ServeError> {
         let data =
             tempfile::tempdir().map_err(|source| ServeError::Data { path: std::env::temp_dir(), source })?;
         let (sender, received) = mpsc::unbounded_channel();
+        // A test has no key or certificate of the callers.
+        let needs_token = !server.is_open() && server.first_token().is_none();
+        let server = if needs_token { server.bearer("test-runtime") } else { server };
         let mut runtime = TestRuntime {
             token: server.first_token().map(str::to_owned),
-            server: server.data(data.path()),
+            server: if server.has_journal_in_memory() { server } else { server.data(data.path()) },
             clock: Clock::virtual_from_now(),
             running: None,
             script: Arc::new(Script { next: Mutex::default(), received: sender }),
@@ -174,7 +177,7 @@ impl TestRuntime {
             Outgoing::Memory(Arc::new(move |url, body| Box::pin(receive(Arc::clone(&script), url, body))));
         let public_url = self.server.configured_public_url().unwrap_or("https://tool.test").to_owned();
         let callback_rules = self.server.callback_rules(&public_url, None)?;
-        let externals = Externals { public_url, callback_rules, outgoing, clock: self.clock };
+        let externals = Externals { public_url, callback_rules, outgoing, clock: self.clock.clone() };
         let engine = self.server.clone().open(externals)?;
         engine.resume().await?;
         self.running = Some((Arc::clone(&engine), http::router(engine)));
@@ -196,13 +199,13 @@ impl TestRuntime {
     pub async fn invoke_in(&mut self, thread: &str, tool: &str, arguments: Value) -> CallId {
         self.calls += 1;
         let id = format!("call-{}", self.calls);
-        let status = self.send_again(thread, &id, tool, arguments).await;
+        let status = self.invoke_with_id(thread, &id, tool, arguments).await;
         assert_eq!(status, 200, "the server did not acknowledge the call");
         CallId::new(id).expect("bug: such ids are well-formed")
     }
 
-    /// Sends an invocation with a given id, for example one that was sent before. Returns the HTTP status.
-    pub async fn send_again(&self, thread: &str, id: &str, tool: &str, arguments: Value) -> u16 {
+    /// Sends an invocation with this id. Use the id of an earlier call to repeat it. Returns the HTTP status.
+    pub async fn invoke_with_id(&self, thread: &str, id: &str, tool: &str, arguments: Value) -> u16 {
         let invocation = json!({
             "operation": tool,
             "arguments": arguments,

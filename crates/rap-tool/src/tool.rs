@@ -1,19 +1,24 @@
 //! [`Tool`]: a name, an input schema and a handler.
 
 use std::future::Future;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use rap_protocol::{Annotations, ArgumentType, InputSchema, ToolName};
+use rap_protocol::{Annotations, ArgumentType, ExpectedDuration, InputSchema, ToolName};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 
 use crate::call::Call;
 use crate::error::{Error, ServeError};
 use crate::output::{IntoOutput, Output};
 use crate::rules::OnRestart;
 use crate::subscription::Subscribe;
+
+/// Longest timeout, as far as clocks can represent it.
+const MAX_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 type StartResult<T> = Result<BoxFuture<'static, Result<T, Error>>, Error>;
 
@@ -66,6 +71,8 @@ pub struct Tool {
     on_restart: OnRestart,
     annotations: Annotations,
     display_script: Option<String>,
+    timeout: Option<Duration>,
+    scrubs: bool,
 }
 
 impl Tool {
@@ -81,7 +88,7 @@ impl Tool {
         T: IntoOutput,
     {
         let run = move |arguments, call| -> StartResult<Output> {
-            let running = handler(deserialise(arguments)?, call);
+            let running = handler(deserialize(arguments)?, call);
             Ok(Box::pin(async move { running.await?.into_output() }))
         };
         Tool::with_handler::<A>(name.into(), Handler::Call(Arc::new(run)))
@@ -95,17 +102,66 @@ impl Tool {
         R: Future<Output = Result<(), Error>> + Send + 'static,
     {
         let run = move |arguments, subscribe| -> StartResult<()> {
-            Ok(Box::pin(handler(deserialise(arguments)?, subscribe)))
+            Ok(Box::pin(handler(deserialize(arguments)?, subscribe)))
         };
         // The handler of a subscription is always called again after a restart.
         Tool::with_handler::<A>(name.into(), Handler::Subscription(Arc::new(run))).restartable()
     }
 
+    /// Creates a tool whose arguments are described by a JSON Schema that is known only at run time. It has no description
+    /// unless [`Tool::description`] sets one.
+    ///
+    /// ```
+    /// use rap_tool::prelude::*;
+    /// use serde_json::{Map, Value, json};
+    ///
+    /// let schema = json!({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]});
+    /// let tool = Tool::with_schema("echo", schema, |arguments: Map<String, Value>, _: Call| async move {
+    ///     Ok(Json(arguments["text"].clone()))
+    /// });
+    /// ```
+    pub fn with_schema<F, R, T>(name: impl Into<String>, schema: Value, handler: F) -> Self
+    where
+        F: Fn(Map<String, Value>, Call) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<T, Error>> + Send + 'static,
+        T: IntoOutput,
+    {
+        let run = move |arguments, call| -> StartResult<Output> {
+            let running = handler(deserialize(arguments)?, call);
+            Ok(Box::pin(async move { running.await?.into_output() }))
+        };
+        let schema = match schema.get("type") {
+            Some(kind) if kind == "object" => {
+                InputSchema::new(schema).map_err(|error| format!("its schema does not compile: {error}"))
+            }
+            _ => Err("its schema must have the type object".into()),
+        };
+        let arguments = ArgumentType { schema, description: String::new() };
+        Tool::described(name.into(), arguments, Handler::Call(Arc::new(run)))
+    }
+
+    /// Returns why a runtime would not accept the tool.
+    pub fn check(&self) -> Result<(), ServeError> {
+        self.describe().map(drop)
+    }
+
     fn with_handler<A: JsonSchema>(name: String, handler: Handler) -> Self {
-        let ArgumentType { schema, description } = ArgumentType::of::<A>();
-        let (annotations, display_script) = (Annotations::default(), None);
-        let on_restart = OnRestart::Fail;
-        Tool { name, description, schema, handler, on_restart, annotations, display_script }
+        Tool::described(name, ArgumentType::of::<A>(), handler)
+    }
+
+    fn described(name: String, arguments: ArgumentType, handler: Handler) -> Self {
+        let ArgumentType { schema, description } = arguments;
+        Tool {
+            name,
+            description,
+            schema,
+            handler,
+            on_restart: OnRestart::Fail,
+            annotations: Annotations::default(),
+            display_script: None,
+            timeout: None,
+            scrubs: true,
+        }
     }
 
     /// Sets the description, which otherwise is the doc comment of the argument type.
@@ -123,6 +179,41 @@ impl Tool {
     #[must_use]
     pub fn restartable(mut self) -> Self {
         self.on_restart = OnRestart::RunAgain;
+        self
+    }
+
+    /// Sets the time that a call may take, instead of [`Limits::call_timeout`](crate::Limits::call_timeout). Time counts from
+    /// the acceptance of the call. If the server restarts and runs the call again, it has at least 10 minutes, or this
+    /// time if that is shorter.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Sends the output of this tool unchanged.
+    ///
+    /// By default, a path in the home directory of the server begins with `~` in the output and one in a temporary
+    /// directory with `[temp]`, the values of secret environment variables and the server's own tokens become `[secret]`,
+    /// and backtraces are removed. An environment variable is secret if its value has at least 8 bytes, is neither a number
+    /// nor a path, and its name contains `SECRET`, `TOKEN`, `PASSWORD`, `PASSWD`, `PASSPHRASE`, `CREDENTIAL`, `API_KEY`,
+    /// `APIKEY` or `BEARER`, or ends in `_KEY`, `_KEY_ID`, `_PASS`, `_PWD`, `_DSN`, `_AUTH` or `DATABASE_URL`. This applies
+    /// to results, errors, events, views and questions; images and the names of JSON fields are not changed.
+    ///
+    /// Use this for a tool whose output has to be exact, for example one that reads files for an agent which edits them.
+    #[must_use]
+    pub fn without_scrubbing(mut self) -> Self {
+        self.scrubs = false;
+        self
+    }
+
+    /// Declares that a call must not run twice, for a subscription whose call has effects before it is confirmed.
+    ///
+    /// If the server stops before the confirmation, the call ends with an error result that says that the outcome is
+    /// unknown. The handler of a confirmed subscription is called again in any case; see [`Subscribe::is_confirmed`].
+    #[must_use]
+    pub fn not_restartable(mut self) -> Self {
+        self.on_restart = OnRestart::Fail;
         self
     }
 
@@ -163,12 +254,12 @@ impl Tool {
 
     /// Annotates the tool with the usual duration of a call.
     ///
-    /// The manifest carries it as `x-expectedDuration`, in seconds. A runtime can use it to decide when a call is
-    /// overdue.
+    /// The manifest carries it as `x-expectedDuration`, in seconds. A runtime shows it to people, and points out calls that
+    /// take much longer. A tool without a [`Tool::timeout`] may take at least twice the longest expected time.
     #[must_use]
-    pub fn expected_duration(mut self, range: std::ops::RangeInclusive<std::time::Duration>) -> Self {
-        let seconds = json!({"min": range.start().as_secs_f64(), "max": range.end().as_secs_f64()});
-        self.annotations.extensions.insert("x-expectedDuration".into(), seconds);
+    pub fn expected_duration(mut self, range: RangeInclusive<Duration>) -> Self {
+        let expected = ExpectedDuration { min: *range.start(), max: *range.end() };
+        self.annotations.extensions.insert(ExpectedDuration::ANNOTATION.into(), expected.to_annotation());
         self
     }
 
@@ -185,6 +276,17 @@ impl Tool {
 
     pub(crate) fn on_restart(&self) -> OnRestart {
         self.on_restart
+    }
+
+    /// Returns the time that a call may take. `default` is the server's.
+    pub(crate) fn timeout_or(&self, default: Duration) -> Duration {
+        let expected = self.annotations.expected_duration().map(|expected| expected.max.saturating_mul(2));
+        let timeout = self.timeout.unwrap_or_else(|| default.max(expected.unwrap_or_default()));
+        timeout.min(MAX_TIMEOUT)
+    }
+
+    pub(crate) fn scrubs(&self) -> bool {
+        self.scrubs
     }
 
     pub(crate) fn handler(&self) -> &Handler {
@@ -204,7 +306,7 @@ impl Tool {
     }
 }
 
-fn deserialise<A: DeserializeOwned>(arguments: Value) -> Result<A, Error> {
+fn deserialize<A: DeserializeOwned>(arguments: Value) -> Result<A, Error> {
     serde_json::from_value(arguments)
         .map_err(|error| Error::Message(format!("the arguments could not be deserialized: {error}")))
 }
@@ -212,6 +314,7 @@ fn deserialise<A: DeserializeOwned>(arguments: Value) -> Result<A, Error> {
 #[cfg(test)]
 mod tests {
     use serde::Deserialize;
+    use serde_json::json;
 
     use super::*;
 

@@ -7,11 +7,16 @@
 //!
 //! If the model always thinks, the API accepts results only in a turn that begins with a thinking block. A turn that does
 //! not, because the runtime or another model made its calls, is closed by a short assistant message, and a user
-//! message starts another turn.
+//! message starts another turn. The API checks only the last turn. Earlier turns stay closed, because a request has to
+//! begin like the earlier ones for the provider's cache.
+//!
+//! A text before a thinking block is sent back before it: the API requires the blocks in the order of the answer.
 
 use serde_json::{Map, Value, json};
 
-use super::messages::{Block, CONTINUE, Call, Part, PromptMessage, non_blank, turns};
+use super::messages::{
+    Block, Call, NOTHING_NEW, Part, PromptMessage, add_fields, non_blank, prompt_messages,
+};
 use super::names::Ids;
 use super::schema::Dialect;
 use super::{Names, Prompt, Request, Thinking, ToolRules};
@@ -24,20 +29,23 @@ const MAX_TOOLS: usize = 1_024;
 const NO_TOOL: &str = "no_tool_available";
 /// Assistant message that closes a turn that does not begin with a thinking block.
 const NOTED: &str = "(Noted.)";
+/// User message after a turn that was closed, if nobody wrote one. It is the last text that the model sees, so it says
+/// what to do.
+const NEW_RESULTS: &str = "(The results above are new. Respond to them now, as the task requires.)";
 
 /// Builds the request for a prompt.
 pub fn request(prompt: &Prompt<'_>) -> Request {
     let mut names = Names::new(NAME_CHARS);
     let rules = ToolRules { dialect: Dialect::Anthropic, max_tools: MAX_TOOLS, render: tool };
     let (mut tools, omitted_tools) = rules.offer(prompt.tools, &mut names);
-    let mut writer = Writer::new(names, prompt.thinking);
-    let turns = turns(prompt);
-    for turn in &turns {
-        writer.turn(turn);
+    let mut writer = Writer::new(names, prompt);
+    let messages = prompt_messages(prompt);
+    for message in &messages {
+        writer.write_message(message);
     }
     writer.finish();
-    let calls = |turn: &PromptMessage<'_>| matches!(turn, PromptMessage::Assistant { calls, .. } if !calls.is_empty());
-    if tools.is_empty() && turns.iter().any(calls) {
+    let calls = |message: &PromptMessage<'_>| matches!(message, PromptMessage::Assistant { calls, .. } if !calls.is_empty());
+    if tools.is_empty() && messages.iter().any(calls) {
         let schema = json!({"type": "object", "properties": {}});
         tools.push(tool(&writer.names.fit(NO_TOOL), "This is not a tool. Do not call it.", schema));
     }
@@ -80,15 +88,14 @@ struct Writer {
     results: Vec<Value>,
     /// True if every turn with calls has to begin with a thinking block.
     always_thinks: bool,
-    /// How the current assistant turn began.
-    turn_start: TurnStart,
+    turn_start: AssistantTurnStart,
     /// Message and block of the last answer at which everything before was settled.
     settled: Option<(usize, usize)>,
 }
 
-/// How an assistant turn, which includes its calls and their results, began.
+/// First block of an assistant turn, which includes its calls and their results.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum TurnStart {
+enum AssistantTurnStart {
     /// It has not begun: the last message is the user's.
     Open,
     Thought,
@@ -98,22 +105,22 @@ enum TurnStart {
 }
 
 impl Writer {
-    fn new(names: Names, thinking: Thinking<'_>) -> Self {
+    fn new(names: Names, prompt: &Prompt<'_>) -> Self {
         Writer {
             names,
-            ids: Ids::new(ID_CHARS),
+            ids: Ids::new(prompt.call_ids, ID_CHARS),
             messages: Vec::new(),
             results: Vec::new(),
-            always_thinks: matches!(thinking, Thinking::Always { .. }),
-            turn_start: TurnStart::Open,
+            always_thinks: matches!(prompt.thinking, Thinking::Always { .. }),
+            turn_start: AssistantTurnStart::Open,
             settled: None,
         }
     }
 
-    fn turn(&mut self, turn: &PromptMessage<'_>) {
-        match turn {
-            PromptMessage::User(texts) => self.user(texts.iter().map(|text| text_block(text)).collect()),
-            PromptMessage::Assistant { blocks, calls } => {
+    fn write_message(&mut self, message: &PromptMessage<'_>) {
+        match message {
+            PromptMessage::User(parts) => self.user(parts.iter().map(part_json).collect()),
+            PromptMessage::Assistant { blocks, calls, .. } => {
                 self.push_results();
                 self.assistant(blocks, calls);
             }
@@ -121,12 +128,17 @@ impl Writer {
     }
 
     fn assistant(&mut self, blocks: &[Block<'_>], calls: &[Call<'_>]) {
-        if self.turn_start == TurnStart::Open {
+        // Items are those of another API on the same server.
+        let is_item = |block: &Block<'_>| {
+            matches!(block, Block::Thought(Thought { kind: ThoughtKind::Item { .. }, .. }))
+        };
+        let blocks: Vec<_> = blocks.iter().filter(|block| !is_item(block)).collect();
+        if self.turn_start == AssistantTurnStart::Open {
             let thought = matches!(blocks.first(), Some(Block::Thought(_)));
-            self.turn_start = if thought { TurnStart::Thought } else { TurnStart::Other };
+            self.turn_start = if thought { AssistantTurnStart::Thought } else { AssistantTurnStart::Other };
         }
-        let mut content: Vec<_> = blocks.iter().map(block_json).collect();
-        // The answer made no calls; only the synthetic calls of later input may follow it in the same message.
+        let mut content: Vec<_> = blocks.iter().map(|block| block_json(block)).collect();
+        // True if the model made no calls in this answer. Synthetic calls of later input may be in the same message.
         let settles = calls.first().is_none_or(|call| call.synthetic);
         if settles && matches!(blocks.last(), Some(Block::Text(_))) {
             self.settled = Some((self.messages.len(), content.len() - 1));
@@ -135,26 +147,29 @@ impl Writer {
             content.push(self.call(call));
         }
         self.messages.push(json!({"role": "assistant", "content": content}));
-        if self.always_thinks && self.turn_start == TurnStart::Other && !calls.is_empty() {
+        if self.always_thinks && self.turn_start == AssistantTurnStart::Other && !calls.is_empty() {
             self.push_results();
             self.messages.push(json!({"role": "assistant", "content": [text_block(NOTED)]}));
-            self.turn_start = TurnStart::Closed;
+            self.turn_start = AssistantTurnStart::Closed;
         }
     }
 
     /// Writes the results of the previous batch as a user message, so that an assistant message can follow.
     fn push_results(&mut self) {
-        let texts =
-            if self.turn_start == TurnStart::Closed { vec![text_block(CONTINUE)] } else { Vec::new() };
+        let texts = if self.turn_start == AssistantTurnStart::Closed {
+            vec![text_block(NEW_RESULTS)]
+        } else {
+            Vec::new()
+        };
         self.user(texts);
     }
 
-    fn user(&mut self, texts: Vec<Value>) {
-        if !texts.is_empty() {
-            self.turn_start = TurnStart::Open;
+    fn user(&mut self, parts: Vec<Value>) {
+        if !parts.is_empty() {
+            self.turn_start = AssistantTurnStart::Open;
         }
         let mut content = std::mem::take(&mut self.results);
-        content.extend(texts);
+        content.extend(parts);
         if !content.is_empty() {
             self.messages.push(json!({"role": "user", "content": content}));
         }
@@ -162,10 +177,13 @@ impl Writer {
 
     fn call(&mut self, call: &Call<'_>) -> Value {
         let id = self.ids.fit(call.id);
-        let content: Vec<_> = call.result.iter().map(result_json).collect();
+        let content: Vec<_> = call.result.iter().map(part_json).collect();
         self.results.push(json!({"type": "tool_result", "tool_use_id": id, "content": content}));
         let input = Value::Object(call.arguments.clone().into_owned());
-        json!({"type": "tool_use", "id": id, "name": self.names.fit(call.name), "input": input})
+        let mut value =
+            json!({"type": "tool_use", "id": id, "name": self.names.fit(call.name), "input": input});
+        add_fields(&mut value, Some("tool_use"), call.fields);
+        value
     }
 
     /// Writes the remaining results and sets the cache breakpoints in the messages.
@@ -175,7 +193,8 @@ impl Writer {
             set_cache_breakpoint(&mut self.messages[message]["content"][block]);
         }
         // Filler messages are not part of later requests, so no breakpoint is set after them.
-        let filler = |message: &Value| message["content"][0] == text_block(CONTINUE);
+        let fillers = [NEW_RESULTS, NOTHING_NEW].map(text_block);
+        let filler = |message: &Value| fillers.contains(&message["content"][0]);
         if let Some(last) = self.messages.iter_mut().rev().find(|message| !filler(message))
             && let Some(block) = last["content"].as_array_mut().and_then(|blocks| blocks.last_mut())
         {
@@ -193,10 +212,11 @@ fn block_json(block: &Block<'_>) -> Value {
         Block::Thought(Thought { kind: ThoughtKind::Redacted { data }, .. }) => {
             json!({"type": "redacted_thinking", "data": data})
         }
+        Block::Thought(Thought { kind: ThoughtKind::Item { item, .. }, .. }) => Value::Object(item.clone()),
     }
 }
 
-fn result_json(part: &Part<'_>) -> Value {
+fn part_json(part: &Part<'_>) -> Value {
     match part {
         Part::Text(text) => text_block(text),
         Part::Image(image) => json!({

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use rap_protocol::{Body, Content};
 
 use super::messages::{OLD_IMAGE, UNUSABLE_IMAGE, is_usable, omitted_image_text};
-use super::{IMAGES, IMAGES_BYTES, RESULT_BYTES, RESULTS_BYTES};
+use super::{IMAGES, MAX_BYTES_OF_IMAGES, MAX_BYTES_OF_RESULTS, MAX_BYTES_PER_RESULT};
 use crate::{Entry, Item, Seq};
 
 /// Space for the note at the end of a text that is cut, in bytes.
@@ -28,15 +28,20 @@ impl PromptEntries {
     /// Adds an entry. Its results are cut as in a prompt, and older results and images are left out if the space for all
     /// of them is used up.
     pub fn push(&mut self, seq: Seq, mut entry: Entry) {
+        if let Item::User { content, .. } = &mut entry.item {
+            self.add_images(content);
+        }
         if let Item::Result { content, display, .. } = &mut entry.item {
             display.clear();
-            self.add_images(content);
+            if let Body::Content(parts) = content {
+                self.add_images(parts);
+            }
             let bytes = cut(content);
             self.texts.push_back((self.entries.len(), bytes));
             self.text_bytes += bytes;
         }
         self.entries.push((seq, entry));
-        while self.text_bytes > RESULTS_BYTES
+        while self.text_bytes > MAX_BYTES_OF_RESULTS
             && let Some((entry, bytes)) = self.texts.pop_front()
         {
             self.text_bytes -= bytes;
@@ -44,11 +49,13 @@ impl PromptEntries {
                 leave_out_texts(content, bytes);
             }
         }
-        while (self.images.len() > IMAGES || self.image_bytes > IMAGES_BYTES)
+        while (self.images.len() > IMAGES || self.image_bytes > MAX_BYTES_OF_IMAGES)
             && let Some((entry, part, bytes)) = self.images.pop_front()
         {
             self.image_bytes -= bytes;
-            if let Item::Result { content: Body::Content(parts), .. } = &mut self.entries[entry].1.item {
+            if let Item::Result { content: Body::Content(parts), .. } | Item::User { content: parts, .. } =
+                &mut self.entries[entry].1.item
+            {
                 leave_out_image(&mut parts[part], OLD_IMAGE);
             }
         }
@@ -59,9 +66,8 @@ impl PromptEntries {
         self.entries
     }
 
-    /// Counts the images of a result, and leaves out those that no model accepts.
-    fn add_images(&mut self, content: &mut Body) {
-        let Body::Content(parts) = content else { return };
+    /// Counts the images of a result or message, and leaves out those that no model accepts.
+    fn add_images(&mut self, parts: &mut [Content]) {
         for (index, part) in parts.iter_mut().enumerate() {
             let Content::Image(image) = part else { continue };
             if is_usable(image) {
@@ -99,10 +105,10 @@ fn text_of(part: &mut Content) -> Option<&mut String> {
 fn cut(content: &mut Body) -> usize {
     let mut texts = texts(content);
     let whole: usize = texts.iter().map(|text| text.len()).sum();
-    if whole <= RESULT_BYTES {
+    if whole <= MAX_BYTES_PER_RESULT {
         return whole;
     }
-    let (mut space, mut shown) = (RESULT_BYTES - NOTE_BYTES, 0);
+    let (mut space, mut shown) = (MAX_BYTES_PER_RESULT - NOTE_BYTES, 0);
     let mut last = None;
     for (index, text) in texts.iter_mut().enumerate() {
         let end = text.floor_char_boundary(space);

@@ -47,7 +47,7 @@ impl PromptParts {
     }
 }
 
-/// Tells whether a prompt fits into the context window.
+/// Result of comparing a prompt with the context window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PromptFit {
     /// The prompt fits, or a summary would not make it shorter. It is sent.

@@ -5,6 +5,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::CallIds;
+
+/// Characters of a short id, and their number.
+const SHORT_ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+const SHORT_CHARS: u32 = 9;
 /// `_` and 16 hexadecimal digits.
 const TAIL_CHARS: usize = 17;
 
@@ -45,30 +50,51 @@ impl Names {
 
 /// Call ids of a request. Every id is unique, even if a history repeats one.
 pub(super) struct Ids {
+    form: CallIds,
     longest: usize,
     taken: HashSet<String>,
 }
 
 impl Ids {
-    pub(super) fn new(longest: usize) -> Self {
-        Ids { longest, taken: HashSet::new() }
+    /// Returns ids of at most `longest` characters.
+    pub(super) fn new(form: CallIds, longest: usize) -> Self {
+        Ids { form, longest, taken: HashSet::new() }
     }
 
     pub(super) fn fit(&mut self, id: &str) -> String {
-        let fitted = unique(id, self.longest, |id| self.taken.contains(id));
+        let is_taken = |id: &str| self.taken.contains(id);
+        let fitted = match self.form {
+            CallIds::Wire => unique(id, self.longest, is_taken),
+            CallIds::Short => first_free(|attempt| short(id, attempt), is_taken),
+        };
         self.taken.insert(fitted.clone());
         fitted
     }
+}
+
+/// Returns the short form of a call id: exactly nine letters and digits, as Mistral's server requires. It depends on the
+/// id alone, so it is the same in every prompt.
+pub fn short_call_id(id: &str) -> String {
+    short(id, 0)
+}
+
+fn short(id: &str, attempt: u64) -> String {
+    let base = SHORT_ALPHABET.len() as u64;
+    let hash = fnv(id.as_bytes(), attempt);
+    (0..SHORT_CHARS)
+        .map(|place| char::from(SHORT_ALPHABET[(hash / base.pow(place) % base) as usize]))
+        .collect()
 }
 
 fn unique(text: &str, longest: usize, taken: impl Fn(&str) -> bool) -> String {
     if fits(text, longest) && !taken(text) {
         return text.into();
     }
-    (0..)
-        .map(|attempt| hashed(text, attempt, longest))
-        .find(|name| !taken(name))
-        .expect("bug: there are more hashes than names")
+    first_free(|attempt| hashed(text, attempt, longest), taken)
+}
+
+fn first_free(candidate: impl Fn(u64) -> String, taken: impl Fn(&str) -> bool) -> String {
+    (0..).map(candidate).find(|name| !taken(name)).expect("bug: there are more hashes than names")
 }
 
 fn fits(text: &str, longest: usize) -> bool {
@@ -121,9 +147,22 @@ mod tests {
 
     #[test]
     fn every_id_is_unique() {
-        let mut ids = Ids::new(40);
+        let mut ids = Ids::new(CallIds::Wire, 40);
         let all: HashSet<_> = (0..50).map(|_| ids.fit("call_1")).collect();
         assert_eq!(all.len(), 50);
         assert!(all.contains("call_1") && all.iter().all(|id| fits(id, 40)));
+    }
+
+    #[test]
+    fn short_ids_have_nine_letters_and_digits_and_depend_on_the_id_alone() {
+        let mut ids = Ids::new(CallIds::Short, 40);
+        let all: Vec<_> = (0..2_000).map(|number| ids.fit(&format!("thread-1_{number}"))).collect();
+        for (number, id) in all.iter().enumerate() {
+            assert_eq!(*id, short_call_id(&format!("thread-1_{number}")));
+            assert!(id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{id}");
+        }
+        assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
+        // An id that a history repeats is still unique in a request.
+        assert_ne!(ids.fit("thread-1_0"), all[0]);
     }
 }

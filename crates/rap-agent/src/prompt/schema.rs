@@ -22,9 +22,9 @@ const SINGLE: [&str; 8] =
 /// Keywords whose value is a list of schemas.
 const LISTS: [&str; 4] = ["oneOf", "anyOf", "allOf", "prefixItems"];
 /// Keywords whose value is a schema or a boolean. Booleans are kept.
-const SWITCHES: [&str; 3] = ["additionalProperties", "unevaluatedProperties", "unevaluatedItems"];
+const SCHEMA_OR_BOOL: [&str; 3] = ["additionalProperties", "unevaluatedProperties", "unevaluatedItems"];
 /// Maximum length of an argument's name in Anthropic's API, in bytes.
-const KEY_CHARS: usize = 64;
+const MAX_KEY_BYTES: usize = 64;
 
 /// Returns the schema in a form that the provider accepts, or the reason why there is none.
 pub(super) fn fitted(schema: &Value, dialect: Dialect) -> Result<Value, String> {
@@ -44,7 +44,7 @@ pub(super) fn fitted(schema: &Value, dialect: Dialect) -> Result<Value, String> 
     }
     top.insert("type".into(), "object".into());
     top.entry("properties").or_insert_with(|| json!({}));
-    keywords(&mut top, dialect)?;
+    adapt_keywords(&mut top, dialect)?;
     let fitted = Value::Object(top);
     if draft.is_some_and(|draft| draft != "https://json-schema.org/draft/2020-12/schema") {
         // The schema was checked against the draft that it names, but providers support only this one.
@@ -54,17 +54,17 @@ pub(super) fn fitted(schema: &Value, dialect: Dialect) -> Result<Value, String> 
     Ok(fitted)
 }
 
-fn subschema(schema: &mut Value, dialect: Dialect) -> Result<(), String> {
+fn adapt_subschema(schema: &mut Value, dialect: Dialect) -> Result<(), String> {
     match schema {
         Value::Bool(true) => *schema = json!({}),
         Value::Bool(false) => *schema = json!({"not": {}}),
-        Value::Object(object) => keywords(object, dialect)?,
+        Value::Object(object) => adapt_keywords(object, dialect)?,
         _ => return Err("a part of the schema is not a schema".into()),
     }
     Ok(())
 }
 
-fn keywords(object: &mut Map<String, Value>, dialect: Dialect) -> Result<(), String> {
+fn adapt_keywords(object: &mut Map<String, Value>, dialect: Dialect) -> Result<(), String> {
     let array = match object.get("type") {
         Some(Value::Array(types)) => types.iter().any(|one| one == "array"),
         one => one.is_some_and(|one| one == "array"),
@@ -77,15 +77,17 @@ fn keywords(object: &mut Map<String, Value>, dialect: Dialect) -> Result<(), Str
         match value {
             Value::Object(parts) if MAPS.contains(&keyword) => {
                 if keyword == "properties" && dialect == Dialect::Anthropic {
-                    parts.keys().try_for_each(|key| argument_name(key))?;
+                    parts.keys().try_for_each(|key| check_argument_name(key))?;
                 }
-                parts.values_mut().try_for_each(|part| subschema(part, dialect))?;
+                parts.values_mut().try_for_each(|part| adapt_subschema(part, dialect))?;
             }
             Value::Array(parts) if LISTS.contains(&keyword) => {
-                parts.iter_mut().try_for_each(|part| subschema(part, dialect))?;
+                parts.iter_mut().try_for_each(|part| adapt_subschema(part, dialect))?;
             }
-            Value::Bool(_) if SWITCHES.contains(&keyword) => {}
-            part if SINGLE.contains(&keyword) || SWITCHES.contains(&keyword) => subschema(part, dialect)?,
+            Value::Bool(_) if SCHEMA_OR_BOOL.contains(&keyword) => {}
+            part if SINGLE.contains(&keyword) || SCHEMA_OR_BOOL.contains(&keyword) => {
+                adapt_subschema(part, dialect)?
+            }
             _ if MAPS.contains(&keyword) || LISTS.contains(&keyword) => {
                 return Err(format!("`{keyword}` does not contain schemas"));
             }
@@ -95,9 +97,9 @@ fn keywords(object: &mut Map<String, Value>, dialect: Dialect) -> Result<(), Str
     Ok(())
 }
 
-fn argument_name(key: &str) -> Result<(), String> {
+fn check_argument_name(key: &str) -> Result<(), String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
-    if (1..=KEY_CHARS).contains(&key.len()) && key.chars().all(plain) {
+    if (1..=MAX_KEY_BYTES).contains(&key.len()) && key.chars().all(plain) {
         return Ok(());
     }
     Err(format!("the model does not accept an argument with the name {key:?}"))

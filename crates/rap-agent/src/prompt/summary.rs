@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use rap_protocol::{Body, CallId, Content};
 use serde_json::{Map, Value};
 
-use super::RESULT_BYTES;
+use super::MAX_BYTES_PER_RESULT;
 use crate::{Arguments, Entry, Item, Seq, Speaker};
 
 /// Message that asks the model for a summary.
@@ -67,10 +67,14 @@ pub fn entries_to_summarise(mut entries: Vec<Entry>) -> Vec<Entry> {
         if let Item::Result { content, .. } = &mut entry.item {
             *content = Body::Text(shortened(content));
         }
+        if let Item::User { content, .. } = &mut entry.item {
+            for item in content {
+                *item = Content::Text { text: plain(item).to_owned() };
+            }
+        }
     }
     let at = entries.last().map_or(rap_protocol::Timestamp(0), |entry| entry.at);
-    entries
-        .push(Entry { at, item: Item::User { text: SUMMARY_INSTRUCTIONS.into(), from: Speaker::Runtime } });
+    entries.push(Entry { at, item: Item::message(SUMMARY_INSTRUCTIONS, Speaker::Runtime) });
     entries
 }
 
@@ -107,7 +111,10 @@ pub fn estimate_tokens(entries: &[Entry]) -> u64 {
 fn entry_tokens(item: &Item) -> usize {
     let tokens = |text: &str| (text.len() + OVERHEAD_BYTES) / TOKEN_BYTES;
     match item {
-        Item::User { text: message, .. } | Item::Summary { text: message, .. } => tokens(message),
+        Item::User { text: message, content, .. } => {
+            tokens(message) + content.iter().map(content_tokens).sum::<usize>()
+        }
+        Item::Summary { text: message, .. } => tokens(message),
         Item::Assistant { text: answer, calls, .. } => {
             let call = |arguments: &Arguments| match arguments {
                 Arguments::Given(arguments) | Arguments::Synthetic { arguments: Some(arguments), .. } => {
@@ -121,15 +128,18 @@ fn entry_tokens(item: &Item) -> usize {
             tokens(answer) + calls / TOKEN_BYTES
         }
         Item::Result { content: Body::Text(result), .. } => {
-            (result.len().min(RESULT_BYTES) + OVERHEAD_BYTES) / TOKEN_BYTES
+            (result.len().min(MAX_BYTES_PER_RESULT) + OVERHEAD_BYTES) / TOKEN_BYTES
         }
         Item::Result { content: Body::Content(items), .. } => {
-            let part = |item: &Content| match item {
-                Content::Text { text } => text.len().min(RESULT_BYTES) / TOKEN_BYTES,
-                Content::Image(_) => IMAGE_TOKENS,
-            };
-            OVERHEAD_BYTES + items.iter().map(part).sum::<usize>()
+            OVERHEAD_BYTES / TOKEN_BYTES + items.iter().map(content_tokens).sum::<usize>()
         }
         Item::Notice { .. } => 0,
+    }
+}
+
+fn content_tokens(item: &Content) -> usize {
+    match item {
+        Content::Text { text } => text.len().min(MAX_BYTES_PER_RESULT) / TOKEN_BYTES,
+        Content::Image(_) => IMAGE_TOKENS,
     }
 }

@@ -29,7 +29,8 @@ pub fn calls(text: &str, calls: Vec<CallEntry>) -> Item {
 pub fn answer_with_thinking(text: &str, positions: &[usize], calls: Vec<CallEntry>) -> Item {
     let kind = |at| ThoughtKind::Readable { text: format!("thought {at}"), signature: "sig".into() };
     let parts = positions.iter().map(|at| Thought { at: *at, kind: kind(at) }).collect();
-    Item::Assistant { text: text.into(), calls, thoughts: Some(Thoughts { model: "m".into(), parts }) }
+    let thoughts = Thoughts { model: "m".into(), parts, ..Thoughts::default() };
+    Item::Assistant { text: text.into(), calls, thoughts: Some(thoughts), usage: None }
 }
 
 pub fn call(call_id: &str, name: &str, arguments: Value) -> CallEntry {

@@ -1,7 +1,7 @@
 //! Entries of a prompt that are reduced while they are read.
 
 use rap_agent::Item;
-use rap_agent::prompt::{IMAGES, PromptEntries, RESULT_BYTES, RESULTS_BYTES};
+use rap_agent::prompt::{IMAGES, MAX_BYTES_OF_RESULTS, MAX_BYTES_PER_RESULT, PromptEntries};
 use rap_protocol::{Body, Content, Image};
 
 use crate::items::{entries, returns};
@@ -29,17 +29,22 @@ fn text(content: &Body) -> &str {
 
 #[test]
 fn a_result_is_cut_to_the_size_that_a_prompt_shows() {
-    let (fits, long) = ("x".repeat(RESULT_BYTES), "ü".repeat(RESULT_BYTES));
+    let (fits, long) = ("x".repeat(MAX_BYTES_PER_RESULT), "ü".repeat(MAX_BYTES_PER_RESULT));
     let read = read(vec![Body::Text(fits.clone()), Body::Text(long)]);
     assert_eq!(text(&read[0]), fits);
     let cut = text(&read[1]);
-    assert!(cut.len() <= RESULT_BYTES && cut.ends_with(" of 524288 bytes are shown]"), "{}", cut.len());
+    assert!(
+        cut.len() <= MAX_BYTES_PER_RESULT && cut.ends_with(" of 524288 bytes are shown]"),
+        "{}",
+        cut.len()
+    );
 }
 
 #[test]
 fn the_texts_of_a_result_share_its_size() {
     let part = |text: String| Content::Text { text };
-    let parts = vec![part("a".repeat(RESULT_BYTES - 100)), part("b".repeat(300)), part("c".repeat(300))];
+    let parts =
+        vec![part("a".repeat(MAX_BYTES_PER_RESULT - 100)), part("b".repeat(300)), part("c".repeat(300))];
     let Body::Content(parts) = read(vec![Body::Content(parts)]).remove(0) else { panic!("not parts") };
     let texts: Vec<&str> = parts
         .iter()
@@ -48,19 +53,19 @@ fn the_texts_of_a_result_share_its_size() {
             Content::Image(_) => panic!("an image"),
         })
         .collect();
-    assert_eq!(texts[0].len(), RESULT_BYTES - 100);
-    let (shown, whole) = (RESULT_BYTES - 80, RESULT_BYTES + 500);
+    assert_eq!(texts[0].len(), MAX_BYTES_PER_RESULT - 100);
+    let (shown, whole) = (MAX_BYTES_PER_RESULT - 80, MAX_BYTES_PER_RESULT + 500);
     assert_eq!(texts[1], format!("{}\n[cut: {shown} of {whole} bytes are shown]", "b".repeat(20)));
     assert_eq!(texts[2], "");
 }
 
 #[test]
 fn old_results_and_images_make_room_for_newer_ones() {
-    let fit = RESULTS_BYTES / RESULT_BYTES;
-    let results = read(vec![Body::Text("x".repeat(RESULT_BYTES)); fit + 2]);
+    let fit = MAX_BYTES_OF_RESULTS / MAX_BYTES_PER_RESULT;
+    let results = read(vec![Body::Text("x".repeat(MAX_BYTES_PER_RESULT)); fit + 2]);
     let note = "[262144 bytes are not shown: newer results need the space]";
     let left_out = results.iter().filter(|content| text(content) == note).count();
-    assert_eq!((left_out, text(&results[1]), text(&results[2]).len()), (2, note, RESULT_BYTES));
+    assert_eq!((left_out, text(&results[1]), text(&results[2]).len()), (2, note, MAX_BYTES_PER_RESULT));
     let image = |data: &str, kind: &str| {
         Body::Content(vec![Content::Image(Image { data: data.into(), media_type: kind.into() })])
     };

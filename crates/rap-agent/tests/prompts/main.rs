@@ -1,4 +1,4 @@
-//! Prompts: a test for each rule, and random histories that are checked against strict models of the providers.
+//! Prompts: their rules, summaries, thinking, and what is kept of large histories.
 
 #![allow(clippy::unwrap_used)]
 

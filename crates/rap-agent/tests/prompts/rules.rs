@@ -1,15 +1,20 @@
-//! Prompts: a test for each rule, and random histories that are checked against strict models of the providers.
+//! Rules of prompts, one test each, and random histories that are checked against strict models of the providers.
 
 use crate::items::{
     answer, body, call, call_with, calls, entries, image, result, returns, synthetic_call,
     without_cache_breakpoints,
 };
 use proptest::prelude::*;
-use rap_agent::prompt::{self, Prompt, Thinking, ToolSpec, anthropic, openai};
+use rap_agent::prompt::{
+    self, CallIds, Prompt, ServedModel, Thinking, ToolSpec, anthropic, openai, responses, short_call_id,
+};
 use rap_agent::texts::{STILL_RUNNING, TOOL_DATA_NOTE};
-use rap_agent::{Arguments, CallEntry, Item, Thought, ThoughtKind, Thoughts};
+use rap_agent::{Arguments, CallEntry, Item, Speaker, Thought, ThoughtKind, Thoughts};
 use rap_protocol::{Body, CallId, Content, Image};
 use serde_json::{Map, Value, json};
+
+/// Server and model whose own fields and items are sent back.
+const OWN: ServedModel<'static> = ServedModel { server: "s", model: "m" };
 
 /// Returns the messages for both providers without cache breakpoints, after checking that they would be accepted.
 fn both(items: Vec<Item>) -> (Value, Value) {
@@ -165,7 +170,10 @@ fn same_roles_are_merged_and_blank_texts_dropped() {
     assert_eq!(openai[4]["role"], "user");
     assert_eq!(anthropic[1]["content"].as_array().unwrap().len(), 3);
     let (nothing, _) = both(Vec::new());
-    assert_eq!(nothing, json!([{"role": "user", "content": "(Continue.)"}]));
+    assert_eq!(
+        nothing,
+        json!([{"role": "user", "content": "(There is no new message. Continue with what is left to do; if nothing is left, say so.)"}])
+    );
 }
 
 #[test]
@@ -188,7 +196,7 @@ fn a_long_result_is_truncated_with_a_note() {
     ];
     for (content, expected) in table {
         let entries = history(content);
-        let prompt = Prompt { result_bytes: 10, ..Prompt::new("", &entries, &[]) };
+        let prompt = Prompt { max_result_bytes: 10, ..Prompt::new("", &entries, &[]) };
         assert_eq!(openai::request(&prompt).body["messages"][2]["content"], expected);
     }
 }
@@ -290,6 +298,147 @@ fn many_calls_are_split_into_several_messages() {
     assert_eq!(batches.iter().map(|batch| batch.len()).collect::<Vec<_>>(), [128, 128, 44]);
 }
 
+/// Returns an answer with a call, and with fields and items of its server `s` and model `m`.
+fn own_answer(id: &str, fields: Value, call_fields: Value) -> Item {
+    let object = |value: Value| value.as_object().unwrap().clone();
+    let thoughts = Thoughts {
+        model: "m".into(),
+        server: Some("s".into()),
+        fields: object(fields),
+        call_fields: vec![object(call_fields)],
+        ..Thoughts::default()
+    };
+    Item::Assistant {
+        text: "so".into(),
+        calls: vec![call(id, "t", json!({}))],
+        thoughts: Some(thoughts),
+        usage: None,
+    }
+}
+
+fn openai_messages(items: Vec<Item>, origin: Option<ServedModel<'_>>) -> Value {
+    let entries = entries(items);
+    body(openai::request(&Prompt { origin, ..Prompt::new("", &entries, &[]) }))["messages"].clone()
+}
+
+#[test]
+fn fields_go_back_only_to_the_server_and_model_that_sent_them() {
+    let signature = json!({"google": {"thought_signature": "abc"}});
+    let items = vec![
+        Item::user("go"),
+        own_answer(
+            "c1",
+            json!({"mood": "good", "role": "x"}),
+            json!({"extra_content": signature, "id": "x"}),
+        ),
+        result("c1", "one"),
+    ];
+    let messages = openai_messages(items.clone(), Some(OWN));
+    assert_eq!((&messages[1]["mood"], &messages[1]["role"]), (&json!("good"), &json!("assistant")));
+    let call = &messages[1]["tool_calls"][0];
+    assert_eq!((&call["extra_content"], &call["id"]), (&signature, &json!("c1")));
+    let others = [None, Some(ServedModel { server: "t", ..OWN }), Some(ServedModel { model: "n", ..OWN })];
+    for origin in others {
+        let messages = openai_messages(items.clone(), origin);
+        crate::strict::openai_accepts(&json!({"messages": messages})).unwrap();
+    }
+}
+
+#[test]
+fn reasoning_goes_back_with_every_call_of_a_server_that_sends_it_and_with_no_other_answer() {
+    let thoughts = |text: &str| match own_answer("x", json!({"reasoning_content": text}), json!({})) {
+        Item::Assistant { thoughts, .. } => thoughts,
+        _ => None,
+    };
+    let items = vec![
+        Item::user("go"),
+        calls("", vec![call("c0", "t", json!({}))]),
+        result("c0", "zero"),
+        own_answer("c1", json!({"reasoning_content": "hm"}), json!({})),
+        result("c1", "one"),
+        Item::Assistant {
+            text: "done".into(),
+            calls: vec![],
+            thoughts: thoughts("that is all"),
+            usage: None,
+        },
+        Item::user("on"),
+    ];
+    let messages = openai_messages(items.clone(), Some(OWN));
+    let reasoning: Vec<_> = [1_usize, 3, 5].map(|index| messages[index].get("reasoning_content")).to_vec();
+    assert_eq!(reasoning, [Some(&json!("")), Some(&json!("hm")), None]);
+    let elsewhere = openai_messages(items, None);
+    assert!(!elsewhere.to_string().contains("reasoning_content"), "{elsewhere}");
+}
+
+#[test]
+fn reasoning_items_go_back_before_what_they_led_to() {
+    let item = |id: &str, calls| ThoughtKind::Item {
+        item: json!({"type": "reasoning", "id": id, "summary": []}).as_object().unwrap().clone(),
+        calls,
+    };
+    let parts = [(0, item("r1", 0)), (3, item("r2", 0)), (3, item("r3", 1)), (3, item("r4", 2))];
+    let parts = parts.into_iter().map(|(at, kind)| Thought { at, kind }).collect();
+    let server = Some("s".to_owned());
+    let thoughts = Some(Thoughts { model: "m".into(), server, parts, ..Thoughts::default() });
+    let made = vec![call("c1", "t", json!({"a": 1})), call("c2", "t", json!({}))];
+    let picture = Body::Content(vec![image("image/png")]);
+    let items = vec![
+        Item::user("go"),
+        Item::Assistant { text: "abc".into(), calls: made, thoughts, usage: None },
+        result("c1", "one"),
+        returns("c2", picture),
+    ];
+    let entries = entries(items);
+    let request = |origin| {
+        let body = body(responses::request(&Prompt { origin, ..Prompt::new("be good", &entries, &[]) }));
+        crate::strict::responses_accepts(&body).unwrap();
+        assert_eq!(body["instructions"], "be good");
+        body["input"].as_array().unwrap().clone()
+    };
+    let name = |item: &Value| {
+        let keys = ["id", "call_id", "role"].map(|key| item[key].as_str());
+        format!("{} {}", item["type"].as_str().unwrap_or("-"), keys.into_iter().flatten().next().unwrap())
+    };
+    let names: Vec<_> = request(Some(OWN)).iter().map(name).collect();
+    let expected = [
+        "message user",
+        "reasoning r1",
+        "- assistant",
+        "reasoning r2",
+        "function_call c1",
+        "reasoning r3",
+        "function_call c2",
+        "function_call_output c1",
+        "function_call_output c2",
+        "message user",
+    ];
+    assert_eq!(names, expected);
+    let elsewhere: Vec<_> = request(None).iter().map(name).collect();
+    assert!(!elsewhere.iter().any(|name| name.starts_with("reasoning")), "{elsewhere:?}");
+    let image = request(None).pop().unwrap()["content"][1].clone();
+    assert_eq!(image["image_url"], "data:image/png;base64,aGk=");
+}
+
+/// A call keeps its id in every longer prompt, because the providers' caches depend on that.
+#[test]
+fn short_ids_are_the_same_in_every_prompt() {
+    let mut items = vec![Item::user("go")];
+    for number in 0..20 {
+        let id = format!("thread-with-a-long-name_{number}");
+        items.extend([calls("", vec![call(&id, "a.tool", json!({}))]), result(&id, "done")]);
+        let entries = entries(items.clone());
+        let body =
+            body(openai::request(&Prompt { call_ids: CallIds::Short, ..Prompt::new("", &entries, &[]) }));
+        crate::strict::openai_accepts_with(&body, crate::strict::Form::Short).unwrap();
+        for (index, message) in body["messages"].as_array().unwrap()[1..].chunks(2).enumerate() {
+            let expected = short_call_id(&format!("thread-with-a-long-name_{index}"));
+            assert_eq!(message[0]["tool_calls"][0]["id"], expected);
+            assert_eq!(message[1]["tool_call_id"], expected);
+        }
+    }
+}
+
 fn any_id() -> impl Strategy<Value = CallId> {
     let texts = ["c1", "c2", "c3", "c4", "c 1", "ü☃", "c1_0000000000000000"].map(String::from);
     let odd = "[a-c./ ]{1,3}|x{41}|x{64,256}";
@@ -342,11 +491,38 @@ fn any_thoughts() -> impl Strategy<Value = Option<Thoughts>> {
     let kind = prop_oneof![
         3 => (any_text(), ".{0,2}").prop_map(|(text, signature)| ThoughtKind::Readable { text, signature }),
         1 => ".{0,2}".prop_map(|data| ThoughtKind::Redacted { data }),
+        2 => (0..4_usize).prop_map(|calls| ThoughtKind::Item { item: reasoning_item(), calls }),
     ];
     let thought = (0..30_usize, kind).prop_map(|(at, kind)| Thought { at, kind });
     let model = prop_oneof![4 => Just("m".to_owned()), 1 => Just("n".to_owned())];
-    let thoughts = (model, proptest::collection::vec(thought, 0..3));
-    proptest::option::of(thoughts.prop_map(|(model, parts)| Thoughts { model, parts }))
+    let server = prop_oneof![Just(None), Just(Some("s".to_owned())), Just(Some("t".to_owned()))];
+    let fields = proptest::collection::vec(any_fields(), 0..4);
+    let thoughts = (model, server, proptest::collection::vec(thought, 0..3), any_fields(), fields);
+    proptest::option::of(thoughts.prop_map(|(model, server, parts, fields, call_fields)| Thoughts {
+        model,
+        server,
+        parts,
+        fields,
+        call_fields,
+    }))
+}
+
+fn reasoning_item() -> Map<String, Value> {
+    let item = json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"});
+    item.as_object().unwrap().clone()
+}
+
+/// Fields that a server may send with a message or a call, some with names that have a meaning.
+fn any_fields() -> impl Strategy<Value = Map<String, Value>> {
+    let name = prop_oneof![
+        Just("reasoning_content".to_owned()),
+        Just("extra_content".to_owned()),
+        Just("role".to_owned()),
+        Just("id".to_owned()),
+        Just("tool_calls".to_owned()),
+    ];
+    proptest::collection::vec((name, any_text().prop_map(Value::from)), 0..3)
+        .prop_map(|fields| fields.into_iter().collect())
 }
 
 fn any_item() -> impl Strategy<Value = Item> {
@@ -359,7 +535,7 @@ fn any_item() -> impl Strategy<Value = Item> {
         1 => any_text().prop_map(Item::notice),
         1 => (any_text(), 0..20_u64).prop_map(|(text, covers)| Item::Summary { text, covers }),
         3 => (any_text(), proptest::collection::vec(any_call(), 0..4), any_thoughts())
-            .prop_map(|(text, calls, thoughts)| Item::Assistant { text, calls, thoughts }),
+            .prop_map(|(text, calls, thoughts)| Item::Assistant { text, calls, thoughts, usage: None }),
         4 => (any_id(), body).prop_map(|(call_id, content)| Item::Result {
             call_id, content, display: Vec::new(), synthetic: false,
         }),
@@ -406,7 +582,7 @@ proptest! {
         items in proptest::collection::vec(any_item(), 0..14),
         tools in proptest::collection::vec((any_name(), any_text(), any_schema()), 0..5),
         images in any::<bool>(),
-        result_bytes in 0..100_usize,
+        max_result_bytes in 0..100_usize,
         selection in 0..3,
         first in 1..9_u64,
     ) {
@@ -419,7 +595,7 @@ proptest! {
             .iter()
             .map(|(name, description, schema)| ToolSpec { name, description, schema })
             .collect();
-        let prompt = Prompt { images, result_bytes, ..Prompt::new(&system, &entries, &tools) };
+        let prompt = Prompt { images, max_result_bytes, ..Prompt::new(&system, &entries, &tools) };
         let (openai, anthropic) = (openai::request(&prompt), anthropic::request(&prompt));
         for request in [&openai, &anthropic] {
             let offered = request.body.get("tools").and_then(Value::as_array).map_or(0, Vec::len);
@@ -436,7 +612,42 @@ proptest! {
             let body = body(anthropic::request(&Prompt { thinking, ..prompt }));
             crate::strict::anthropic_accepts(&body, rule).map_err(TestCaseError::fail)?;
         }
+        let own = Prompt { origin: Some(OWN), call_ids: CallIds::Short, ..prompt };
+        crate::strict::openai_accepts_with(&body(openai::request(&own)), crate::strict::Form::Short)
+            .map_err(TestCaseError::fail)?;
+        for prompt in [&prompt, &own] {
+            crate::strict::responses_accepts(&body(responses::request(prompt))).map_err(TestCaseError::fail)?;
+        }
         prop_assert_eq!(openai, body(openai::request(&prompt)));
         prop_assert_eq!(anthropic, body(anthropic::request(&prompt)));
     }
+}
+
+/// Images of the user are in the requests of every provider, after the text, and only the newest are included.
+#[test]
+fn images_of_the_user_are_shown_to_every_provider() {
+    let image = |data: &str| Content::Image(Image { data: data.into(), media_type: "image/png".into() });
+    let item = Item::User {
+        text: "Look.".into(),
+        content: vec![image("AAAA"), Content::Text { text: "Closely.".into() }],
+        from: Speaker::User,
+    };
+    let entries = entries(vec![item]);
+    let prompt = Prompt { images: true, ..Prompt::new("", &entries, &[]) };
+    let url = "data:image/png;base64,AAAA";
+    assert_eq!(
+        openai::request(&prompt).body["messages"][0]["content"],
+        json!([{"type": "text", "text": "Look."}, {"type": "image_url", "image_url": {"url": url}},
+            {"type": "text", "text": "Closely."}])
+    );
+    assert_eq!(
+        responses::request(&prompt).body["input"][0]["content"],
+        json!([{"type": "input_text", "text": "Look."}, {"type": "input_image", "image_url": url, "detail": "auto"},
+            {"type": "input_text", "text": "Closely."}])
+    );
+    let anthropic = anthropic::request(&prompt).body["messages"][0]["content"].clone();
+    assert_eq!(anthropic[1]["source"], json!({"type": "base64", "media_type": "image/png", "data": "AAAA"}));
+    let blind = Prompt { images: false, ..prompt };
+    let text = openai::request(&blind).body["messages"][0]["content"].to_string();
+    assert!(text.contains("Look.") && text.contains("the model does not accept images"), "{text}");
 }

@@ -59,8 +59,22 @@ fn image(media_type: &str, data: &str) -> Checked {
     Ok(())
 }
 
+/// Form of call ids, and whether a server accepts fields of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Plain ids, and no other fields.
+    Usual,
+    /// Ids of nine letters and digits, and fields that the server sent.
+    Short,
+}
+
 /// Checks that a body for `/chat/completions`, without model and settings, is accepted.
 pub fn openai_accepts(body: &Value) -> Checked {
+    openai_accepts_with(body, Form::Usual)
+}
+
+/// Checks the same for a server with ids and fields of its own.
+pub fn openai_accepts_with(body: &Value, form: Form) -> Checked {
     object(body, &["messages", "tools"])?;
     if body.get("tools").is_some() {
         openai_tools(array(body, "tools")?)?;
@@ -92,7 +106,7 @@ pub fn openai_accepts(body: &Value) -> Checked {
             }
             "assistant" => {
                 ensure(last == "user" || last == "tool", || format!("an assistant message after {last}"))?;
-                for id in openai_assistant(message)? {
+                for id in openai_assistant(message, form)? {
                     ensure(ids.insert(id), || format!("the id {id} is not unique"))?;
                     waiting.insert(id);
                 }
@@ -126,8 +140,14 @@ fn openai_user(message: &Value) -> Checked {
     Ok(())
 }
 
-fn openai_assistant(message: &Value) -> Result<Vec<&str>, String> {
-    object(message, &["role", "content", "tool_calls"])?;
+fn openai_assistant(message: &Value, form: Form) -> Result<Vec<&str>, String> {
+    let own = |keys: &[&'static str]| match form {
+        Form::Usual => keys.to_vec(),
+        Form::Short => {
+            [keys, &["reasoning_content", "extra_content", "id", "role", "tool_calls"][..]].concat()
+        }
+    };
+    object(message, &own(&["role", "content", "tool_calls"]))?;
     if message.get("tool_calls").is_none() {
         non_blank(message, "content")?;
         return Ok(Vec::new());
@@ -139,7 +159,10 @@ fn openai_assistant(message: &Value) -> Result<Vec<&str>, String> {
     ensure(calls.len() <= 128, || "too many calls".into())?;
     let mut ids = Vec::new();
     for call in calls {
-        object(call, &["id", "type", "function"])?;
+        object(call, &own(&["id", "type", "function"]))?;
+        let id = string(call, "id")?;
+        let is_short = id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        ensure(form == Form::Usual || is_short, || format!("the id {id} is not short"))?;
         ensure(call["type"] == "function", || format!("bad call {call}"))?;
         object(&call["function"], &["name", "arguments"])?;
         plain(&call["function"], "name", 64)?;
@@ -147,6 +170,7 @@ fn openai_assistant(message: &Value) -> Result<Vec<&str>, String> {
         let arguments = string(&call["function"], "arguments")?;
         serde_json::from_str::<Map<String, Value>>(arguments)
             .map_err(|error| format!("arguments: {error}"))?;
+        ensure(!arguments.contains("\\u0000"), || format!("arguments hold a NUL: {arguments}"))?;
         ids.push(string(call, "id")?);
     }
     Ok(ids)
@@ -172,6 +196,76 @@ fn openai_tools(tools: &[Value]) -> Checked {
         schema(&function["parameters"], false)?;
     }
     Ok(())
+}
+
+/// Checks that a body for `/responses`, without model and settings, is accepted.
+pub fn responses_accepts(body: &Value) -> Checked {
+    object(body, &["input", "tools", "instructions"])?;
+    if body.get("instructions").is_some() {
+        non_blank(body, "instructions")?;
+    }
+    for tool in body["tools"].as_array().into_iter().flatten() {
+        object(tool, &["type", "name", "description", "parameters", "strict"])?;
+        ensure(tool["type"] == "function" && tool["strict"] == false, || format!("bad tool {tool}"))?;
+        plain(tool, "name", 64)?;
+        top_schema(&tool["parameters"])?;
+    }
+    let (mut ids, mut waiting) = (HashSet::new(), HashSet::new());
+    let items = array(body, "input")?;
+    for (index, item) in items.iter().enumerate() {
+        let kind = item["type"].as_str().unwrap_or("message");
+        let answers = ["function_call", "function_call_output", "reasoning"].contains(&kind);
+        ensure(answers || waiting.is_empty(), || format!("calls without results before item {index}"))?;
+        match kind {
+            "function_call" => {
+                object(item, &["type", "call_id", "name", "arguments"])?;
+                plain(item, "call_id", 64)?;
+                plain(item, "name", 64)?;
+                serde_json::from_str::<Map<String, Value>>(string(item, "arguments")?)
+                    .map_err(|error| format!("arguments: {error}"))?;
+                let id = string(item, "call_id")?;
+                ensure(ids.insert(id), || format!("the id {id} is not unique"))?;
+                waiting.insert(id);
+            }
+            "function_call_output" => {
+                object(item, &["type", "call_id", "output"])?;
+                non_blank(item, "output")?;
+                let id = string(item, "call_id")?;
+                ensure(waiting.remove(id), || format!("a result without a call: {id}"))?;
+            }
+            "reasoning" => {
+                let next = items.get(index + 1).ok_or("reasoning at the end")?;
+                let follows = ["function_call", "reasoning"].map(|kind| next["type"] == kind).contains(&true)
+                    || next["role"] == "assistant";
+                ensure(follows, || format!("reasoning before {next}"))?;
+            }
+            "message" if item["role"] == "assistant" => {
+                object(item, &["role", "content"])?;
+                non_blank(item, "content")?;
+            }
+            "message" => {
+                object(item, &["type", "role", "content"])?;
+                ensure(item["role"] == "user", || format!("bad role in {item}"))?;
+                array(item, "content")?.iter().try_for_each(responses_part)?;
+            }
+            other => return Err(format!("bad item {other}")),
+        }
+    }
+    ensure(waiting.is_empty(), || format!("calls without results at the end: {waiting:?}"))?;
+    let last = items.last().ok_or("no items")?;
+    ensure(last["role"] == "user" || last["type"] == "function_call_output", || format!("{last} at the end"))
+}
+
+fn responses_part(part: &Value) -> Checked {
+    if part["type"] == "input_text" {
+        object(part, &["type", "text"])?;
+        return non_blank(part, "text");
+    }
+    object(part, &["type", "image_url", "detail"])?;
+    ensure(part["type"] == "input_image" && part["detail"] == "auto", || format!("bad part {part}"))?;
+    let data = string(part, "image_url")?.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,"));
+    let (media_type, data) = data.ok_or("not a data URL")?;
+    image(media_type, data)
 }
 
 fn top_schema(top: &Value) -> Checked {
@@ -205,7 +299,7 @@ fn schema(part: &Value, plain_keys: bool) -> Checked {
     Ok(())
 }
 
-/// Tells whether the model thinks, which determines the rules for thinking blocks.
+/// Thinking mode of the model, which determines the rules for thinking blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thinking {
     Off,

@@ -103,3 +103,11 @@ fn tokens_are_estimated_from_bytes_and_images_do_not_count_as_text() {
     fits(3, 1_600);
     fits(4, 1_000);
 }
+
+#[test]
+fn a_result_has_the_same_estimate_as_a_text_and_as_a_list_with_one_text() {
+    let text = "x".repeat(3_000);
+    let estimate = |body: Body| estimate_tokens(&entries(vec![crate::items::returns("c1", body)]));
+    let listed = Body::Content(vec![Content::Text { text: text.clone() }]);
+    assert_eq!((estimate(listed), estimate(Body::Text(text))), (1_008, 1_008));
+}

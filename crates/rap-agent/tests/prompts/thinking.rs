@@ -9,6 +9,8 @@ use rap_agent::prompt::{Prompt, Thinking, ToolSpec, anthropic};
 use rap_agent::{Item, Thought, ThoughtKind, Thoughts};
 use serde_json::{Value, json};
 
+const NEW_RESULTS: &str = "user: (The results above are new. Respond to them now, as the task requires.)";
+
 /// Returns the messages for a model `m` that always thinks, without cache breakpoints.
 fn messages_with_thinking(items: Vec<Item>) -> Value {
     let entries = entries(items);
@@ -65,12 +67,12 @@ fn a_trailing_or_incomplete_thinking_block_is_omitted() {
     let cut = ThoughtKind::Readable { text: "half a th".into(), signature: String::new() };
     let sealed = ThoughtKind::Redacted { data: "xyz".into() };
     let parts = [cut, sealed].map(|kind| Thought { at: 0, kind }).to_vec();
-    let thoughts = Some(Thoughts { model: "m".into(), parts });
+    let thoughts = Some(Thoughts { model: "m".into(), parts, ..Thoughts::default() });
     let messages = messages_with_thinking(vec![
         Item::user("go"),
         answer_with_thinking("done", &[0, 4], vec![]),
         Item::user("on"),
-        Item::Assistant { text: "yes".into(), calls: vec![], thoughts },
+        Item::Assistant { text: "yes".into(), calls: vec![], thoughts, usage: None },
         Item::user("and on"),
         answer_with_thinking("one", &[0], vec![]),
         answer_with_thinking("two", &[0], vec![]),
@@ -109,16 +111,42 @@ fn a_turn_that_does_not_begin_with_thinking_is_closed() {
         "assistant: calls e2",
         "user: returns e2",
         "assistant: (Noted.)",
-        "user: (Continue.)",
+        NEW_RESULTS,
         "assistant: calls e3",
         "user: returns e3",
         "assistant: (Noted.)",
     ];
     let messages = lines(&messages_with_thinking(items.clone()));
     assert_eq!(messages[4..12], noted);
-    assert_eq!(messages[12..], ["user: (Continue.)"]);
+    assert_eq!(messages[12..], [NEW_RESULTS]);
     items.push(Item::user("well?"));
     assert_eq!(lines(&messages_with_thinking(items))[12..], ["user: well?"]);
+}
+
+/// The documentation asks for the blocks of an answer in their order, whatever comes first, and for thinking in the last
+/// turn only: a turn is a tool loop, from a user's text to the next.
+#[test]
+fn a_text_before_thinking_keeps_its_place_and_only_the_last_turn_has_to_begin_with_thinking() {
+    let mut items = vec![
+        Item::user("go"),
+        answer_with_thinking("ab", &[1], vec![call("c1", "t", json!({}))]),
+        result("c1", "one"),
+        answer_with_thinking("done", &[0], vec![]),
+        Item::user("again"),
+        answer_with_thinking("", &[0], vec![call("c2", "t", json!({}))]),
+        result("c2", "two"),
+    ];
+    let messages = lines(&messages_with_thinking(items.clone()));
+    assert_eq!(
+        messages[1..4],
+        ["assistant: a | <thought 1> | b | calls c1", "user: returns c1", "assistant: (Noted.)"]
+    );
+    assert_eq!(messages[messages.len() - 2..], ["assistant: <thought 0> | calls c2", "user: returns c2"]);
+    // The first turn is closed in every request, so that the longer one begins with the shorter one.
+    items.truncate(3);
+    let shorter = lines(&messages_with_thinking(items));
+    assert_eq!(messages[..shorter.len()], shorter);
+    assert_eq!(shorter.last().unwrap(), NEW_RESULTS);
 }
 
 fn breakpoints(body: &Value) -> Vec<String> {

@@ -17,7 +17,7 @@ fn every_input_is_handled_while_a_call_waits_for_approval() {
         chose c 0                  -> ignored: NoQuestion
         timed out a                -> ignored: NotDue
         cancel a                   -> waiting; a: interrupted; drop questions of a; settle a Interrupted
-        said more                  -> asking 2; a: still running; the result will follow; b: still running; the result will follow; c: still running; the result will follow; user more; ask 2
+        said more                  -> asking 2; a: not started: the call waits until the user allows it; the result will follow; b: not started: the call waits until the user allows it; the result will follow; c: still running; the result will follow; user more; ask 2
         said more, interrupt       -> asking 2; a: interrupted; drop questions of a; settle a Interrupted; b: interrupted; drop questions of b; settle b Interrupted; c: interrupted; settle c Interrupted; user more; notify cancel c; ask 2
         interrupt                  -> idle; a: interrupted; drop questions of a; settle a Interrupted; b: interrupted; drop questions of b; settle b Interrupted; c: interrupted; settle c Interrupted; notify cancel c
         close                      -> closed; a: interrupted; drop questions of a; settle a Interrupted; b: interrupted; drop questions of b; settle b Interrupted; c: interrupted; settle c Interrupted; notice the thread was closed; notify close; notify cancel c
@@ -53,7 +53,7 @@ fn a_call_that_nobody_allows_expires() {
         said hi                    -> asking 1; user hi; ask 1
         answer: a=approve          -> waiting; assistant [a]; open a; a wants approval #1
         after 86400s               -> prepared
-        timed out a                -> asking 2; drop questions of a; settle a Interrupted; a: lapsed: nobody allowed this call within 24 hours; nothing was done; ask 2
+        timed out a                -> asking 2; drop questions of a; settle a Interrupted; a: not approved: nobody answered within 24 hours; the call was not sent; ask 2
         chose a 0                  -> ignored: NoQuestion
         answer ok:                 -> idle; assistant ok
         ",
@@ -66,7 +66,7 @@ fn a_refused_background_call_enters_as_a_synthetic_call() {
         "
         said hi                    -> asking 1; user hi; ask 1
         answer: a=approve b=approve -> waiting; assistant [a b]; open a; a wants approval #1; open b; b wants approval #2
-        said more                  -> asking 2; a: still running; the result will follow; b: still running; the result will follow; user more; ask 2
+        said more                  -> asking 2; a: not started: the call waits until the user allows it; the result will follow; b: not started: the call waits until the user allows it; the result will follow; user more; ask 2
         answer ok:                 -> idle; assistant ok
         chose a 1                  -> asking 3; drop questions of a; settle a Interrupted; assistant [rap_1 interrupt:a (result of a call that was still running)]; rap_1: refused: the user did not allow this call; nothing was done; ask 3
         chose b 0                  -> asking 3; approve b; drop questions of b; invoke b

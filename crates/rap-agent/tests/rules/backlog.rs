@@ -55,7 +55,7 @@ fn waiting_events_and_held_input_are_limited_in_bytes() {
         subscribed s: ok           -> waiting; settle s Subscribed; s: ok
         event s: b                 -> waiting; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: b
         event s: c                 -> ignored: Full(too much input is held)
-        returned a: 1              -> asking 2; settle a Returned; a: 1; release 2 Held; ask 2
+        returned a: 1              -> asking 2; settle a Returned; a: 1; release 2 UntilBatchCloses; ask 2
         event s: c                 -> asking 2; hold assistant [rap_2 interrupt:s (subscription remains active)]; hold rap_2: c
         ",
     );

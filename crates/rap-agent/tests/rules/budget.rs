@@ -134,13 +134,13 @@ fn a_session_that_exceeds_its_budget_is_paused_until_it_is_resumed() {
         answer: s                  -> waiting; assistant [s]; open s; invoke s
         subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; hour 2, 0, 0; ask 2
         answer done:               -> idle; assistant done
-        said more                  -> session paused; user more; notice the budget of this session is spent: 2 t…; hour 3, 0, 0
+        said more                  -> session paused; user more; notice this session has used its budget of 2 tu…; hour 3, 0, 0
         said still there?          -> session paused; hold user still there?
         event s: x                 -> session paused; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: x
-        event s: y, child          -> session paused; spawn t1 at 4 (session paused, assistant [rap_2 interrupt:s (subscription remains active)], rap_2: y, runtime you are a thread of your own, made for t…, notice the budget of this session is spent: 2 t…); hour 4, 0, 1
+        event s: y, child          -> session paused; spawn t1 at 4 (session paused, assistant [rap_2 interrupt:s (subscription remains active)], rap_2: y, runtime you are a thread of your own, made for t…, notice this session has used its budget of 2 tu…); hour 4, 0, 1
         after 4000s                -> prepared
         due                        -> ignored: NotDue
-        resume                     -> asking 3; release 3 Held; hour 1, 0, 0; ask 3
+        resume                     -> asking 3; release 3 UntilBatchCloses; hour 1, 0, 0; ask 3
         resume                     -> ignored: NothingToResume
         ",
     );
@@ -154,7 +154,7 @@ fn tokens_are_limited_separately() {
         said hi                    -> asking 1; user hi; hour 1, 0, 0; ask 1
         unused answer              -> asking 1; hour 1, 4, 0
         answer: a                  -> waiting; assistant [a]; open a; invoke a
-        returned a: 1              -> session paused; settle a Returned; a: 1; notice the budget of this session is spent: 3 t…; hour 2, 4, 0
+        returned a: 1              -> session paused; settle a Returned; a: 1; notice this session has used its budget of 3 to…; hour 2, 4, 0
         resume                     -> asking 2; hour 3, 0, 0; ask 2
         ",
     );
@@ -178,7 +178,7 @@ fn a_session_at_the_limit_of_wakes_continues_after_the_hour() {
         after 3499s                -> prepared
         due                        -> ignored: NotDue
         after 1s                   -> prepared
-        due                        -> asking 4; release 2 Held; hour 1, 0, 1; ask 4
+        due                        -> asking 4; release 2 UntilBatchCloses; hour 1, 0, 1; ask 4
         due                        -> ignored: NotDue
         answer done:               -> idle; assistant done
         event s: four              -> session paused until 7200s; assistant [rap_4 interrupt:s (subscription remains active)]; rap_4: four; notice this session has reached its limit of 1 …; hour 1, 0, 2
@@ -230,7 +230,7 @@ fn resuming_a_thread_at_its_own_limit_does_not_renew_the_budget() {
         Limits { turns_per_wake: 1, ..wakes(1) },
         "
         said hi                    -> asking 1; user hi; ask 1
-        answer: a=refuse           -> paused; assistant [a]; a: Error: no such tool; notice paused: 1 turns in a row without anythin…
+        answer: a=refuse           -> paused; assistant [a]; a: Error: no such tool; notice paused: 1 turn in a row without new exte…
         paused elsewhere t8 t9     -> prepared
         resume                     -> asking 2; ask 2
         ",
@@ -246,7 +246,7 @@ fn a_paused_thread_resumes_with_its_session() {
         event s: one               -> session paused until 3600s; assistant [rap_1 interrupt:s (subscription remains active)]; rap_1: one; notice this session has reached its limit of 0 …; hour 0, 0, 1
         event s: two               -> session paused until 3600s; hold assistant [rap_2 interrupt:s (subscription remains active)]; hold rap_2: two
         paused elsewhere t8 t9     -> prepared
-        resumed                    -> asking 3; release 2 Held; ask 3
+        resumed                    -> asking 3; release 2 UntilBatchCloses; ask 3
         ",
     );
 }
@@ -297,9 +297,9 @@ fn a_resumed_session_may_use_its_budget_of_turns_again() {
         per_hour(Some(1), None, None),
         "
         said hi                    -> asking 1; user hi; hour 1, 0, 0; ask 1
-        answer: x=refuse           -> session paused; assistant [x]; x: Error: no such tool; notice the budget of this session is spent: 1 t…; hour 2, 0, 0
+        answer: x=refuse           -> session paused; assistant [x]; x: Error: no such tool; notice this session has used its budget of 1 tu…; hour 2, 0, 0
         resume                     -> asking 2; hour 1, 0, 0; ask 2
-        answer: y=refuse           -> session paused; assistant [y]; y: Error: no such tool; notice the budget of this session is spent: 1 t…; hour 2, 0, 0
+        answer: y=refuse           -> session paused; assistant [y]; y: Error: no such tool; notice this session has used its budget of 1 tu…; hour 2, 0, 0
         ",
     );
 }
@@ -311,7 +311,7 @@ fn an_event_child_paused_by_the_budget_keeps_its_slot() {
     child.limits.budgets.in_total.turns = Some(0);
     child.check(
         "
-        answer: x=refuse           -> session paused; assistant [x]; x: Error: no such tool; notice the budget of this session is spent: 0 t…; hour 1, 0, 0
+        answer: x=refuse           -> session paused; assistant [x]; x: Error: no such tool; notice this session has used its budget of 0 tu…; hour 1, 0, 0
         ",
     );
 }
@@ -349,11 +349,11 @@ fn held_events_at_the_limit_of_wakes_do_not_delay_user_messages() {
         due                        -> ignored: NotDue
         returned a: 1              -> asking 5; settle a Returned; a: 1; ask 5
         said later, enqueue        -> asking 5; queue user later
-        answer done:               -> asking 6; assistant done; release 1 Queued; ask 6
+        answer done:               -> asking 6; assistant done; release 1 UntilIdle; ask 6
         answer: b=sleep(9000)      -> waiting; assistant [b]; open b
         event s: y                 -> waiting; hold assistant [rap_3 interrupt:s (subscription remains active)]; hold rap_3: y
         after 3600s                -> prepared
-        due                        -> asking 7; b: ended because something else happened; settle b Returned; release 4 Held; hour 1, 0, 1; ask 7
+        due                        -> asking 7; b: ended because something else happened; settle b Returned; release 4 UntilBatchCloses; hour 1, 0, 1; ask 7
         ",
     );
 }
@@ -366,7 +366,7 @@ fn held_events_at_the_limit_of_wakes_pause_a_thread_without_other_work() {
     thread.check(
         "
         event s: x                 -> asking 4; hold assistant [rap_2 interrupt:s (subscription remains active)]; hold rap_2: x
-        answer done:               -> session paused until 3600s; assistant done; release 2 Held; notice this session has reached its limit of 1 …; hour 1, 0, 2
+        answer done:               -> session paused until 3600s; assistant done; release 2 UntilBatchCloses; notice this session has reached its limit of 1 …; hour 1, 0, 2
         after 3600s                -> prepared
         due                        -> asking 5; hour 1, 0, 1; ask 5
         ",
@@ -399,7 +399,7 @@ fn an_enqueued_message_does_not_overtake_earlier_ones() {
         said hi                    -> asking 1; user hi; ask 1
         said one, enqueue          -> asking 1; queue user one
         failed                     -> failed until 30s; notice the model could not be asked: 503
-        said two, enqueue          -> asking 2; release 1 Queued; user two; ask 2
+        said two, enqueue          -> asking 2; release 1 UntilIdle; user two; ask 2
         ",
     );
 }

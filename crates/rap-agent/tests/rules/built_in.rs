@@ -1,6 +1,8 @@
 //! Built-in tools: children, sleeps, waits, schedules.
 
-use crate::notation::{check, check_each_from, check_event_child, check_spawned_child};
+use crate::notation::{
+    Thread, check, check_each_from, check_event_child, check_spawned_child, small_limits, spawned_child,
+};
 
 const ASKING: &[&str] = &["said hi"];
 /// The thread sleeps. `r` is a background call, `s` a subscription.
@@ -15,9 +17,9 @@ fn a_thread_spawns_a_child_and_receives_its_reports() {
         answer: a p=spawn(dig) b   -> waiting; assistant [a p b]; open a; spawn t1 at 2 (asking 1, a: the thread that started you deals with this call, p: do dig, b: the thread that started you deals with this call); open p; settle p Returned; p: thread t1 was started and works on it. Its reports will arrive as calls of spawn_thread; use send_message_to_child to send it a message.; open b; invoke a; invoke b
         report t1 p: halfway       -> waiting; hold assistant [rap_1 interrupt:p (report of thread t1)]; hold rap_1: halfway
         returned a: 1              -> waiting; settle a Returned; a: 1
-        returned b: 2              -> asking 2; settle b Returned; b: 2; release 2 Held; ask 2
+        returned b: 2              -> asking 2; settle b Returned; b: 2; release 2 UntilBatchCloses; ask 2
         report t1 p: done          -> asking 2; hold assistant [rap_2 interrupt:p (report of thread t1)]; hold rap_2: done
-        answer ok:                 -> asking 3; assistant ok; release 2 Held; ask 3
+        answer ok:                 -> asking 3; assistant ok; release 2 UntilBatchCloses; ask 3
         answer ok:                 -> idle; assistant ok
         report t1 p: more, newer   -> asking 4; assistant [rap_3 interrupt:p (report of thread t1)]; rap_3: more; ask 4
         answer: q=message(t1) r=message(t9) -> asking 5; assistant [q r]; send to t1: psst; q: the message was sent; r: Error: this thread has no open child `t9`; open children: t1; ask 5; deliver
@@ -81,7 +83,7 @@ fn a_spawned_thread_reports_and_closes_itself() {
         "
         answer: r=report(halfway) a -> waiting; assistant [r a]; report to t0: halfway; r: the report was sent; open a; invoke a; deliver
         from parent: hurry         -> waiting; hold parent hurry
-        returned a: 1              -> asking 2; settle a Returned; a: 1; release 1 Held; ask 2
+        returned a: 1              -> asking 2; settle a Returned; a: 1; release 1 UntilBatchCloses; ask 2
         answer ok:                 -> idle; assistant ok
         from parent: more          -> asking 3; parent more; ask 3
         answer: c=close(done)      -> closed; assistant [c]; report to t0: done; c: the thread is closed; notice the thread was closed; send to t0: child closed; notify close; deliver
@@ -96,9 +98,55 @@ fn an_idle_spawned_thread_stays_open() {
         answer ok:                 -> idle; assistant ok
         said more                  -> asking 2; user more; ask 2
         answer ok:                 -> idle; assistant ok
-        close                      -> closed; notice the thread was closed; send to t0: child closed; notify close; deliver
+        close                      -> closed; notice the thread was closed; report to t0: this thread was closed before it sent a report; send to t0: child closed; notify close; deliver
         ",
     );
+}
+
+/// Its parent may wait for the report.
+#[test]
+fn a_spawned_thread_that_is_closed_without_a_report_tells_its_parent() {
+    for (before, reports) in [
+        (&[][..], true),
+        (&["answer: r=report(done)"][..], false),
+        (&["answer: r=report(halfway)", "answer ok:", "from parent: go on"][..], true),
+    ] {
+        let child = || {
+            let mut child = spawned_child(small_limits());
+            child.apply_all(before);
+            child
+        };
+        assert_eq!(child().take("close").contains("report to t0: "), reports, "{before:?}");
+        assert_eq!(child().take("answer: c=close").contains("report to t0: "), reports, "{before:?}");
+        assert!(!child().take("parent closed").contains("report to t0: "), "{before:?}");
+    }
+}
+
+#[test]
+fn the_report_of_a_closed_child_ends_a_wait() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: p=spawn(dig) a=wait -> waiting; assistant [p a]; spawn t1 at 2 (asking 1, p: do dig, a: the thread that started you deals with this call); open p; settle p Returned; p: thread t1 was started and works on it. Its reports will arrive as calls of spawn_thread; use send_message_to_child to send it a message.; open a
+        report t1 p: closed        -> asking 2; hold assistant [rap_1 interrupt:p (report of thread t1)]; hold rap_1: closed; a: ended because something else happened; settle a Returned; release 2 UntilBatchCloses; ask 2
+        ",
+    );
+}
+
+#[test]
+fn messages_of_the_session_are_held_up_to_a_bound() {
+    let mut thread = Thread::after(small_limits(), &["said hi", "answer: p=spawn(dig)"]);
+    for number in 0..1024 {
+        let shown = thread.take("report t1 p: halfway");
+        assert!(shown.contains("hold "), "{number}: {shown}");
+    }
+    assert_eq!(
+        thread.take("report t1 p: halfway"),
+        "asking 2; send to t1: notice a message to another thread was not accepted: too many messages wait there already; deliver"
+    );
+    // The number of held inputs is that of events and users.
+    assert!(thread.take("answer ok:").contains("release 2048 UntilBatchCloses"));
+    assert!(thread.take("report t1 p: halfway").contains("hold "));
 }
 
 #[test]
@@ -147,11 +195,11 @@ fn a_sleeping_thread_handles_every_input() {
         said more, interrupt       -> asking 4; a: interrupted; settle a Interrupted; notice call r of look was interrupted; settle r Interrupted; user more; notify cancel r; ask 4
         said more, enqueue         -> asking 4; a: ended because something else happened; settle a Returned; user more; ask 4
         said more, reject          -> ignored: Busy
-        returned r: 1              -> asking 4; settle r Returned; hold assistant [rap_1 interrupt:r (result of a call that was still running)]; hold rap_1: 1; a: ended because something else happened; settle a Returned; release 2 Held; ask 4
-        event s: x                 -> asking 4; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: x; a: ended because something else happened; settle a Returned; release 2 Held; ask 4
+        returned r: 1              -> asking 4; settle r Returned; hold assistant [rap_1 interrupt:r (result of a call that was still running)]; hold rap_1: 1; a: ended because something else happened; settle a Returned; release 2 UntilBatchCloses; ask 4
+        event s: x                 -> asking 4; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: x; a: ended because something else happened; settle a Returned; release 2 UntilBatchCloses; ask 4
         event s: x, child          -> waiting; spawn t1 at 0 (asking 1, assistant [rap_1 interrupt:s (subscription remains active)], rap_1: x, runtime you are a thread of your own, made for t…)
-        report t1 p: done          -> asking 4; hold assistant [rap_1 interrupt:p (report of thread t1)]; hold rap_1: done; a: ended because something else happened; settle a Returned; release 2 Held; ask 4
-        from parent: hurry         -> asking 4; hold parent hurry; a: ended because something else happened; settle a Returned; release 1 Held; ask 4
+        report t1 p: done          -> asking 4; hold assistant [rap_1 interrupt:p (report of thread t1)]; hold rap_1: done; a: ended because something else happened; settle a Returned; release 2 UntilBatchCloses; ask 4
+        from parent: hurry         -> asking 4; hold parent hurry; a: ended because something else happened; settle a Returned; release 1 UntilBatchCloses; ask 4
         timed out a                -> ignored: NotDue
         cancel a                   -> asking 4; a: interrupted; settle a Interrupted; ask 4
         interrupt                  -> idle; a: interrupted; settle a Interrupted; notice call r of look was interrupted; settle r Interrupted; notify cancel r
@@ -183,7 +231,7 @@ fn input_ends_a_sleep_but_not_the_other_calls() {
         subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
         answer: a=sleep(50) b      -> waiting; assistant [a b]; open a; open b; invoke b
         event s: x                 -> waiting; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: x; a: ended because something else happened; settle a Returned
-        returned b: 1              -> asking 3; settle b Returned; b: 1; release 2 Held; ask 3
+        returned b: 1              -> asking 3; settle b Returned; b: 1; release 2 UntilBatchCloses; ask 3
         ",
     );
 }
@@ -196,7 +244,7 @@ fn input_held_during_the_turn_ends_a_sleep_at_once() {
         answer: s                  -> waiting; assistant [s]; open s; invoke s
         subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
         event s: x                 -> asking 2; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: x
-        answer: a=sleep(50)        -> asking 3; assistant [a]; open a; a: ended because something else happened; settle a Returned; release 2 Held; ask 3
+        answer: a=sleep(50)        -> asking 3; assistant [a]; open a; a: ended because something else happened; settle a Returned; release 2 UntilBatchCloses; ask 3
         ",
     );
 }
@@ -234,6 +282,17 @@ fn a_schedule_is_a_subscription_of_the_runtime_itself() {
         answer: c=cancel(s)        -> asking 5; assistant [c]; settle s Ended; c: subscription s was cancelled; ask 5
         ticked s: tea, next 240    -> ignored: SettledCall
         answer ok:                 -> idle; assistant ok
+        ",
+    );
+}
+
+#[test]
+fn a_subscription_is_cancelled_by_the_short_form_of_its_id_too() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: s=schedule(60)     -> asking 2; assistant [s]; open s; settle s Subscribed; s at 60s; s: scheduled; ask 2
+        answer: c=cancel_short(s)  -> asking 3; assistant [c]; settle s Ended; c: subscription s was cancelled; ask 3
         ",
     );
 }

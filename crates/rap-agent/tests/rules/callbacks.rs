@@ -149,12 +149,12 @@ fn a_view_is_kept_for_a_call_that_has_returned_but_not_for_one_that_was_settled_
         view f                     -> ignored: SettledCall
         view x                     -> ignored: SettledCall
         after 100s                 -> prepared
-        timed out t                -> asking 3; settle t TimedOut; t: Error: no result came within 100 seconds; it may still follow; release 2 Held; ask 3
+        timed out t                -> asking 3; settle t TimedOut; t: Error: no result came within 100 seconds; it may still follow; release 2 UntilBatchCloses; ask 3
         view t                     -> ignored: SettledCall
         returned t: late           -> asking 3; settle t Returned; hold assistant [rap_2 interrupt:t (result of a call that was still running)]; hold rap_2: late
         view t                     -> asking 3; view progress
         answer: d                  -> waiting; assistant [d]; open d; invoke d
-        interrupt                  -> idle; d: interrupted; settle d Interrupted; release 2 Held; notify cancel d
+        interrupt                  -> idle; d: interrupted; settle d Interrupted; release 2 UntilBatchCloses; notify cancel d
         view d                     -> ignored: SettledCall
         said go on                 -> asking 4; user go on; ask 4
         answer: h=schedule(900)    -> asking 5; assistant [h]; open h; settle h Subscribed; h at 900s; h: scheduled; ask 5
@@ -192,7 +192,7 @@ fn a_lost_subscription_is_kept_while_held_input_is_full() {
         event s: 1                 -> asking 2; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: 1
         event s: 2                 -> asking 2; hold assistant [rap_2 interrupt:s (subscription remains active)]; hold rap_2: 2
         lost s                     -> ignored: Full(too much input is held)
-        answer done:               -> asking 3; assistant done; release 4 Held; ask 3
+        answer done:               -> asking 3; assistant done; release 4 UntilBatchCloses; ask 3
         lost s                     -> asking 3; hold assistant [rap_3 interrupt:s (subscription has ended)]; hold rap_3: Error: the tool server does not know this subscription any more; it was lost, and no further events will come; settle s Ended
         ",
     );

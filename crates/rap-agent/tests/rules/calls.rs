@@ -1,8 +1,10 @@
 //! Calls: timeouts, failures, questions to the user, views.
 
-use rap_agent::Limits;
+use std::time::Duration;
 
-use crate::notation::{check, check_with, small_limits};
+use rap_agent::{Limits, Server};
+
+use crate::notation::{Thread, check, check_with, small_limits};
 
 /// Proves: LC-15
 #[test]
@@ -33,9 +35,25 @@ fn a_call_times_out_after_the_call_timeout() {
         timed out a                -> waiting; settle a TimedOut; a: Error: no result came within 100 seconds; it may still follow
         timed out a                -> ignored: SettledCall
         subscribed a: late         -> waiting; settle a Returned; hold assistant [rap_1 interrupt:a (result of a call that was still running)]; hold rap_1: late The subscription was not kept: its confirmation came after the call had ended. Subscribe again if needed.; notify cancel a
-        returned b: 2              -> asking 2; settle b Returned; b: 2; release 2 Held; ask 2
+        returned b: 2              -> asking 2; settle b Returned; b: 2; release 2 UntilBatchCloses; ask 2
         ",
     );
+}
+
+#[test]
+fn a_tool_server_can_have_a_call_timeout_of_its_own() {
+    let limits = |own| Limits {
+        call_timeouts: [(Server("https://tools.example".into()), own)].into(),
+        ..small_limits()
+    };
+    for begin in [&["said hi", "answer: a"][..], &["said hi", "answer: a=approve", "chose a 0"]] {
+        let mut own = Thread::after(limits(Some(Duration::from_secs(7))), begin);
+        assert_eq!(own.take("after 7s"), "prepared");
+        assert!(own.take("timed out a").contains("Error: no result came within 7 seconds"), "{begin:?}");
+        let mut none = Thread::after(limits(None), begin);
+        none.take("after 5000s");
+        assert_eq!(none.take("timed out a"), "ignored: NotDue");
+    }
 }
 
 #[test]
@@ -46,7 +64,7 @@ fn a_background_call_that_fails_enters_as_a_synthetic_call() {
         answer: a b                -> waiting; assistant [a b]; open a; open b; invoke a; invoke b
         said hurry                 -> asking 2; a: still running; the result will follow; b: still running; the result will follow; user hurry; ask 2
         call failed a              -> asking 2; settle a Failed; hold assistant [rap_1 interrupt:a (result of a call that was still running)]; hold rap_1: Error: refused
-        answer done:               -> asking 3; assistant done; release 2 Held; ask 3
+        answer done:               -> asking 3; assistant done; release 2 UntilBatchCloses; ask 3
         after 100s                 -> prepared
         timed out b                -> asking 3; settle b TimedOut; hold assistant [rap_2 interrupt:b (result of a call that was still running)]; hold rap_2: Error: no result came within 100 seconds; it may still follow
         returned b: late           -> asking 3; settle b Returned; hold assistant [rap_3 interrupt:b (result of a call that was still running)]; hold rap_3: late
@@ -70,10 +88,10 @@ fn a_late_result_is_refused_if_held_input_is_full() {
     );
 }
 
-/// All results are read at once for the next question, so their total size is limited. The confirmation of a
-/// subscription counts all the same.
+/// All results are read at once for the next model request, so their total size is limited. The confirmation of a
+/// subscription counts, too.
 #[test]
-fn results_beyond_the_total_size_until_the_next_question_are_replaced_by_errors() {
+fn results_beyond_the_total_size_until_the_next_model_request_are_replaced_by_errors() {
     let limits = Limits { result_bytes: 5, ..small_limits() };
     check_with(
         limits,
@@ -87,7 +105,7 @@ fn results_beyond_the_total_size_until_the_next_question_are_replaced_by_errors(
         said hurry                 -> asking 3; d: still running; the result will follow; user hurry; ask 3
         returned d: 123456         -> asking 3; settle d Returned; hold assistant [rap_1 interrupt:d (result of a call that was still running)]; hold rap_1: Error: the call is over, but its result was not kept: it has 6 bytes, and all results that the model reads at once may have 5. Call fewer tools at once, or ask them for less.
         answer: e                  -> waiting; assistant [e]; open e; invoke e
-        returned e: 12345          -> asking 4; settle e Returned; e: 12345; release 2 Held; ask 4
+        returned e: 12345          -> asking 4; settle e Returned; e: 12345; release 2 UntilBatchCloses; ask 4
         ",
     );
 }
@@ -116,6 +134,21 @@ fn calls_beyond_the_limit_or_without_valid_arguments_get_an_error() {
         answer: e                  -> asking 3; assistant [e]; e: Error: this thread has 3 open calls, the most it may have; call again when some have returned; ask 3
         ",
     );
+}
+
+/// A tool may ask many questions one after the other.
+#[test]
+fn answered_questions_do_not_count_as_open_ones() {
+    let mut thread = Thread::after(small_limits(), &["said hi", "answer: a b"]);
+    for question in 0..8 {
+        let shown = thread.take(&format!("choice a {question}"));
+        assert!(shown.contains("a wants choice"), "{question}: {shown}");
+        thread.apply_all(&["chose a 0"]);
+    }
+    // They are kept, so that a repeated one is recognised, up to a bound.
+    assert_eq!(thread.take("choice a 1"), "ignored: Duplicate");
+    assert_eq!(thread.take("choice b 9"), "ignored: Full(too many questions wait for the user)");
+    thread.apply_all(&["returned a: 1", "choice b 9"]);
 }
 
 #[test]

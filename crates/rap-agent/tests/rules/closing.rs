@@ -18,7 +18,7 @@ fn closing_settles_everything_and_cancels_no_subscription() {
         event s: held              -> asking 3; hold assistant [rap_2 interrupt:s (subscription remains active)]; hold rap_2: held
         answer: a                  -> waiting; assistant [a]; open a; invoke a
         said later, enqueue        -> waiting; queue user later
-        close                      -> closed; a: interrupted; settle a Interrupted; settle r Interrupted; settle s Ended; release 2 Held; release 1 Queued; notice the thread was closed; send to t1: close; notify close; notify cancel a; notify cancel r; deliver
+        close                      -> closed; a: interrupted; settle a Interrupted; settle r Interrupted; settle s Ended; release 2 UntilBatchCloses; release 1 UntilIdle; notice the thread was closed; send to t1: close; notify close; notify cancel a; notify cancel r; deliver
         close                      -> ignored: Closed
         event s: late              -> ignored: Closed
         returned a: late           -> ignored: Closed

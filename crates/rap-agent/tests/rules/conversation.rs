@@ -81,7 +81,7 @@ fn a_result_of_a_background_call_is_held_while_the_thread_is_busy() {
         said hurry                 -> asking 2; a: still running; the result will follow; user hurry; ask 2
         answer: b                  -> waiting; assistant [b]; open b; invoke b
         returned a: 1              -> waiting; settle a Returned; hold assistant [rap_1 interrupt:a (result of a call that was still running)]; hold rap_1: 1
-        returned b: 2              -> asking 3; settle b Returned; b: 2; release 2 Held; ask 3
+        returned b: 2              -> asking 3; settle b Returned; b: 2; release 2 UntilBatchCloses; ask 3
         ",
     );
 }
@@ -95,7 +95,7 @@ fn held_input_comes_before_a_later_message() {
         subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
         answer: a                  -> waiting; assistant [a]; open a; invoke a
         event s: ding              -> waiting; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: ding
-        said hurry                 -> asking 3; a: still running; the result will follow; release 2 Held; user hurry; ask 3
+        said hurry                 -> asking 3; a: still running; the result will follow; release 2 UntilBatchCloses; user hurry; ask 3
         ",
     );
 }
@@ -120,7 +120,7 @@ fn user_messages_drop_at_most_two_answers_in_a_row_and_do_not_wait_for_calls() {
         said two                   -> asking 2; user two; abandon 1; ask 2
         said three                 -> asking 3; user three; abandon 2; ask 3
         said four                  -> asking 3; hold user four
-        answer: a                  -> asking 4; assistant [a]; open a; a: still running; the result will follow; release 1 Held; invoke a; ask 4
+        answer: a                  -> asking 4; assistant [a]; open a; a: still running; the result will follow; release 1 UntilBatchCloses; invoke a; ask 4
         answer of 3: a             -> ignored: StaleTurn
         answer done:               -> idle; assistant done
         returned a: 1              -> asking 5; settle a Returned; assistant [rap_1 interrupt:a (result of a call that was still running)]; rap_1: 1; ask 5
@@ -136,7 +136,7 @@ fn an_answer_without_calls_releases_a_held_message() {
         said two                   -> asking 2; user two; abandon 1; ask 2
         said three                 -> asking 3; user three; abandon 2; ask 3
         said four                  -> asking 3; hold user four
-        answer done:               -> asking 4; assistant done; release 1 Held; ask 4
+        answer done:               -> asking 4; assistant done; release 1 UntilBatchCloses; ask 4
         answer all done:           -> idle; assistant all done
         ",
     );
@@ -168,7 +168,7 @@ fn enqueued_messages_wait_until_the_thread_would_be_idle() {
         answer: a                  -> waiting; assistant [a]; open a; invoke a
         event a: x                 -> ignored: NotYetSubscribed
         returned a: 1              -> asking 2; settle a Returned; a: 1; ask 2
-        answer done:               -> asking 3; assistant done; release 2 Queued; ask 3
+        answer done:               -> asking 3; assistant done; release 2 UntilIdle; ask 3
         answer done:               -> idle; assistant done
         ",
     );
@@ -181,7 +181,7 @@ fn an_interrupt_releases_enqueued_messages() {
         said hi                    -> asking 1; user hi; ask 1
         answer: a                  -> waiting; assistant [a]; open a; invoke a
         said later, enqueue        -> waiting; queue user later
-        interrupt                  -> asking 2; a: interrupted; settle a Interrupted; release 1 Queued; notify cancel a; ask 2
+        interrupt                  -> asking 2; a: interrupted; settle a Interrupted; release 1 UntilIdle; notify cancel a; ask 2
         ",
     );
 }
@@ -248,7 +248,7 @@ fn failed_turns_do_not_count_as_turns_without_external_input() {
         due                        -> asking 5; ask 5
         answer: x=refuse           -> asking 6; assistant [x]; x: Error: no such tool; ask 6
         answer: y=refuse           -> asking 7; assistant [y]; y: Error: no such tool; ask 7
-        answer: z=refuse           -> paused; assistant [z]; z: Error: no such tool; notice paused: 3 turns in a row without anythin…
+        answer: z=refuse           -> paused; assistant [z]; z: Error: no such tool; notice paused: 3 turns in a row without new ext…
         ",
     );
 }
@@ -264,10 +264,10 @@ fn input_held_by_a_failed_thread_resets_the_turn_count() {
         failed                     -> failed until 30s; notice the model could not be asked: 503
         event s: ding              -> failed until 30s; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: ding
         after 30s                  -> prepared
-        due                        -> asking 4; release 2 Held; ask 4
+        due                        -> asking 4; release 2 UntilBatchCloses; ask 4
         answer: x=refuse           -> asking 5; assistant [x]; x: Error: no such tool; ask 5
         answer: y=refuse           -> asking 6; assistant [y]; y: Error: no such tool; ask 6
-        answer: z=refuse           -> paused; assistant [z]; z: Error: no such tool; notice paused: 3 turns in a row without anythin…
+        answer: z=refuse           -> paused; assistant [z]; z: Error: no such tool; notice paused: 3 turns in a row without new ext…
         ",
     );
 }
@@ -279,14 +279,14 @@ fn a_thread_is_paused_after_too_many_turns_without_external_input() {
         said hi                    -> asking 1; user hi; ask 1
         answer: a=refuse           -> asking 2; assistant [a]; a: Error: no such tool; ask 2
         answer: b=refuse           -> asking 3; assistant [b]; b: Error: no such tool; ask 3
-        answer: c=refuse           -> paused; assistant [c]; c: Error: no such tool; notice paused: 3 turns in a row without anythin…
+        answer: c=refuse           -> paused; assistant [c]; c: Error: no such tool; notice paused: 3 turns in a row without new ext…
         said held                  -> paused; hold user held
         said held, enqueue         -> paused; queue user held
         said held                  -> paused; hold user held
         said too much              -> ignored: Full(too much input is held)
-        resume                     -> asking 4; release 2 Held; ask 4
+        resume                     -> asking 4; release 2 UntilBatchCloses; ask 4
         resume                     -> ignored: NothingToResume
-        answer done:               -> asking 5; assistant done; release 1 Queued; ask 5
+        answer done:               -> asking 5; assistant done; release 1 UntilIdle; ask 5
         ",
     );
 }

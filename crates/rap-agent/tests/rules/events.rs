@@ -67,7 +67,7 @@ fn held_events_do_not_stand_between_a_call_and_its_result() {
         event s: one               -> waiting; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: one
         event s: two               -> waiting; hold assistant [rap_2 interrupt:s (subscription remains active)]; hold rap_2: two
         event s: three             -> ignored: Full(too much input is held)
-        returned a: 1              -> asking 3; settle a Returned; a: 1; release 4 Held; ask 3
+        returned a: 1              -> asking 3; settle a Returned; a: 1; release 4 UntilBatchCloses; ask 3
         answer done:               -> idle; assistant done
         event s: three             -> asking 4; assistant [rap_3 interrupt:s (subscription remains active)]; rap_3: three; ask 4
         ",
@@ -88,7 +88,7 @@ fn held_events_join_after_hold_max() {
         event s: two               -> waiting; hold assistant [rap_2 interrupt:s (subscription remains active)]; hold rap_2: two
         due                        -> ignored: NotDue
         after 1s                   -> prepared
-        due                        -> asking 3; a: still running; the result will follow; release 4 Held; ask 3
+        due                        -> asking 3; a: still running; the result will follow; release 4 UntilBatchCloses; ask 3
         due                        -> ignored: NotDue
         returned a: 1              -> asking 3; settle a Returned; hold assistant [rap_3 interrupt:a (result of a call that was still running)]; hold rap_3: 1
         ",
@@ -193,7 +193,7 @@ fn an_event_child_with_a_background_call_is_closed_when_the_call_ends() {
         said hurry                 -> asking 2; r: still running; the result will follow; q: still running; the result will follow; user hurry; ask 2
         answer done:               -> idle; assistant done; send to t0: child idle; deliver
         cancel q                   -> idle; notice call q of look was cancelled; settle q Interrupted; notify cancel q
-        cancel r                   -> closed; notice call r of look was cancelled; settle r Interrupted; notice the thread was closed; send to t0: child closed; notify cancel r; notify close; deliver
+        cancel r                   -> closed; notice call r of look was cancelled; settle r Interrupted; notice the thread was closed; send to t0: child closed; notify close; notify cancel r; deliver
         ",
     );
     check_event_child(
@@ -214,7 +214,7 @@ fn an_event_child_with_a_subscription_is_closed_when_the_subscription_ends() {
         answer: u                  -> waiting; assistant [u]; open u; invoke u
         subscribed u: ok           -> asking 2; settle u Subscribed; u: ok; ask 2
         answer done:               -> idle; assistant done; send to t0: child idle; deliver
-        cancel u                   -> closed; settle u Ended; notice subscription u was cancelled; notice the thread was closed; send to t0: child closed; notify cancel u; notify close; deliver
+        cancel u                   -> closed; settle u Ended; notice subscription u was cancelled; notice the thread was closed; send to t0: child closed; notify close; notify cancel u; deliver
         ",
     );
     check_event_child(
@@ -253,7 +253,7 @@ fn an_interrupted_event_child_is_closed() {
 #[test]
 fn the_oldest_event_ids_are_forgotten_beyond_the_limit_with_one_notice() {
     check_with(
-        Limits { event_marks: 2, held: 100, ..small_limits() },
+        Limits { event_ids: 2, held: 100, ..small_limits() },
         "
         said hi                    -> asking 1; user hi; ask 1
         answer: s t                -> waiting; assistant [s t]; open s; open t; invoke s; invoke t
@@ -264,7 +264,7 @@ fn the_oldest_event_ids_are_forgotten_beyond_the_limit_with_one_notice() {
         event s: x, id e2          -> asking 2; hold assistant [rap_3 interrupt:s (subscription remains active)]; hold rap_3: x; mark 2 e2
         event t: x, id e1          -> asking 2; hold assistant [rap_4 interrupt:t (subscription remains active)]; hold rap_4: x; mark 1 e1
         event s: x, id e1          -> ignored: Duplicate
-        event s: x, id e3          -> asking 2; hold assistant [rap_5 interrupt:s (subscription remains active)]; hold rap_5: x; notice subscription s has had 2 events with an …; mark 3 e3, forget up to 1
+        event s: x, id e3          -> asking 2; hold assistant [rap_5 interrupt:s (subscription remains active)]; hold rap_5: x; notice more than 2 event ids were recorded for …; mark 3 e3, forget up to 1
         event s: x, id e4, child   -> asking 2; spawn t1 at 0 (asking 1, assistant [rap_6 interrupt:s (subscription remains active)], rap_6: x, runtime you are a thread of your own, made for t…); mark 4 e4, forget up to 2
         event s: x, id e3          -> ignored: Duplicate
         event s: x, id e4          -> ignored: Duplicate

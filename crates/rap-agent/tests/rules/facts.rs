@@ -226,7 +226,7 @@ fn resuming_a_session_needs_its_paused_threads() {
     let none = per_hour(Bounds { wakes: Some(0), ..Bounds::default() });
     let paused = ["said hi", "answer: s", "subscribed s: ok", "answer done:", "event s: x"];
     check(none, &paused, "resume -> spending, paused");
-    // Also if the limits were removed meanwhile.
+    // Even if the limits were removed meanwhile.
     let mut thread = Thread::after(per_hour(Bounds { wakes: Some(0), ..Bounds::default() }), &paused);
     thread.limits.budgets = Budgets::default();
     let (input, _) = read::input(&thread, "resume");

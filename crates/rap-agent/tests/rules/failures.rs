@@ -22,7 +22,7 @@ fn an_event_child_that_failed_retries_and_is_closed_after_a_while() {
         failed                     -> failed until 7198s; notice the model could not be asked: 503
         after 3599s                -> prepared
         due                        -> asking 4; ask 4
-        failed                     -> closed; notice the model could not be asked: 503; send to t0: notice an event thread of look (s) was closed because its requests to the model failed: 503; notice the thread was closed; send to t0: child closed; notify close; deliver
+        failed                     -> closed; notice the model could not be asked: 503; send to t0: notice an event child of look (s) was closed because its requests to the model failed: 503; notice the thread was closed; send to t0: child closed; notify close; deliver
         ",
     );
 }
@@ -189,7 +189,7 @@ fn a_prompt_that_is_too_long_pauses_the_thread() {
         too long: 9000 of 8000     -> ignored: StaleTurn
         due                        -> ignored: NotDue
         said more                  -> paused; hold user more
-        resume                     -> asking 2; release 1 Held; ask 2
+        resume                     -> asking 2; release 1 UntilBatchCloses; ask 2
         too long: 9000 of 8000     -> paused; notice 9000 of 8000
         resume                     -> asking 3; ask 3
         answer done:               -> idle; assistant done

@@ -1,8 +1,7 @@
 //! Forks: the point at which they begin, and their heads.
 
 use crate::items::{answer, call, calls, result, synthetic_call};
-use crate::notation::{Thread, event_child, small_limits, spawned_child};
-use rap_agent::{ForkPoint, ForkSearch, Head, Item, Origin, Phase, Seq};
+use rap_agent::{ForkPoint, ForkSearch, Item, Origin, Phase, Seq};
 use serde_json::json;
 
 /// Searches the fork point for an entry in the same way as the store.
@@ -20,7 +19,7 @@ fn fork(history: &[Item], at: Seq) -> ForkPoint {
 /// Checks, for a fork at each entry, the fork point and the last entry that a summary could cover.
 fn check(history: &[Item], expected: &[(Seq, Option<Seq>)]) {
     let forks = (0..=history.len() as Seq).map(|at| fork(history, at));
-    let forks: Vec<_> = forks.map(|point| (point.at, Head::new().fork(point).summarisable_up_to())).collect();
+    let forks: Vec<_> = forks.map(|point| (point.at, point.head().summarisable_up_to())).collect();
     assert_eq!(forks, expected);
 }
 
@@ -76,34 +75,19 @@ fn a_fork_inherits_a_summary_only_if_it_is_in_its_history() {
 
 /// Its ids are its own, since its incarnation is.
 #[test]
-fn a_fork_inherits_no_calls_subscriptions_or_children() {
-    let lines = ["said one", "answer: s p=spawn(dig)", "subscribed s: ok", "answer: a", "said more"];
-    let source = Thread::after(small_limits(), &lines).head;
-    assert_eq!(
-        (source.children().count(), source.subscriptions().len(), source.background().len()),
-        (1, 1, 1)
-    );
+fn a_fork_is_an_idle_root_without_calls_subscriptions_or_children() {
     let history = [Item::user("one"), answer("first")];
-    let head = source.fork(fork(&history, 2));
+    let head = fork(&history, 2).head();
     assert_eq!((head.seq(), head.settled_up_to(), head.answered_up_to()), (2, 2, 1));
     assert_eq!((head.phase(), head.origin(), head.turn()), (&Phase::Idle, &Origin::Root, 0));
     assert_eq!((head.children().count(), head.subscriptions().len(), head.open_calls().count()), (0, 0, 0));
 }
 
-#[test]
-fn a_fork_of_a_child_is_a_root() {
-    for source in [event_child(small_limits()), spawned_child(small_limits())] {
-        let head = source.head.fork(fork(&[Item::user("one"), answer("first")], 2));
-        assert_eq!(head.origin(), &Origin::Root);
-    }
-}
-
 /// Later answers and summaries of the source thread do not count in the fork.
 #[test]
 fn a_fork_before_a_summary_can_make_one() {
-    let source =
-        Thread::after(small_limits(), &["said one", "answer first:", "said two", "summarised: S"]).head;
-    assert_eq!(source.summarised_up_to(), 1);
-    let head = source.fork(fork(&[Item::user("one"), answer("first")], 2));
+    let summary = Item::Summary { text: "S".into(), covers: 1 };
+    let history = [Item::user("one"), answer("first"), Item::user("two"), summary, answer("second")];
+    let head = fork(&history, 2).head();
     assert_eq!((head.summarised_up_to(), head.summarisable_up_to()), (0, Some(1)));
 }

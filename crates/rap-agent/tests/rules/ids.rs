@@ -133,7 +133,7 @@ fn children_have_ids_and_incarnations_of_their_own() {
 fn the_id_of_a_child_begins_with_the_time() {
     let mut parent = with_incarnation(7);
     parent.now = Timestamp(0x0123_4567_89ab);
-    parent.step(Input::UserMessage { text: "hi".into(), on_busy: OnBusy::Join }).unwrap();
+    parent.step(Input::UserMessage { message: "hi".into(), on_busy: OnBusy::Join }).unwrap();
     let child = parent.spawn("answer: p=spawn(dig)");
     assert_eq!(child.identity.id.as_str().split_at(12).0, "t123456789ab");
 }

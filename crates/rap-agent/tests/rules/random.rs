@@ -169,7 +169,7 @@ fn any_bounds() -> impl Strategy<Value = Bounds> {
 fn any_limits() -> impl Strategy<Value = Limits> {
     let sizes = (1..4_usize, 0..3_usize, 0..3_u32, 0..3_u64, 1..6_u32, 1..4_u32);
     (any_bounds(), any_bounds(), sizes, any::<bool>()).prop_map(|(per_hour, in_total, sizes, timeout)| {
-        let (children, event_children, events_per_child, event_marks, turns_per_wake, held) = sizes;
+        let (children, event_children, events_per_child, event_ids, turns_per_wake, held) = sizes;
         Limits {
             budgets: Budgets { per_hour, in_total },
             call_timeout: timeout.then_some(Duration::from_secs(100)),
@@ -177,7 +177,7 @@ fn any_limits() -> impl Strategy<Value = Limits> {
             children,
             event_children,
             events_per_child,
-            event_marks,
+            event_ids,
             turns_per_wake,
             held,
             ..small_limits()

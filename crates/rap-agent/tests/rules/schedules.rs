@@ -15,7 +15,7 @@ fn an_occurrence_is_skipped_if_held_input_is_full() {
         "
         ticked s: tea, next 120    -> asking 2; s at 120s
         ticked s: tea, next 120    -> ignored: NotDue
-        answer done:               -> asking 3; assistant done; release 4 Held; ask 3
+        answer done:               -> asking 3; assistant done; release 4 UntilBatchCloses; ask 3
         after 60s                  -> prepared
         ticked s: tea, next 180    -> asking 3; hold assistant [rap_3 interrupt:s (subscription remains active)]; hold rap_3: tea; s at 180s
         ",
@@ -30,7 +30,7 @@ fn the_last_occurrence_is_tried_again_if_held_input_is_full() {
         ticked s: tea              -> ignored: NotDue
         after 60s                  -> prepared
         ticked s: tea              -> asking 2; s at 180s
-        answer done:               -> asking 3; assistant done; release 4 Held; ask 3
+        answer done:               -> asking 3; assistant done; release 4 UntilBatchCloses; ask 3
         after 60s                  -> prepared
         ticked s: tea              -> asking 3; hold assistant [rap_3 interrupt:s (subscription has ended)]; hold rap_3: tea; settle s Ended
         ",
@@ -109,7 +109,7 @@ fn a_paused_thread_holds_its_occurrences() {
     Thread::after(small_limits(), &lines).check(
         "
         ticked s: tea, next 120    -> paused; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: tea; s at 120s
-        resume                     -> asking 3; release 2 Held; ask 3
+        resume                     -> asking 3; release 2 UntilBatchCloses; ask 3
         ",
     );
 }

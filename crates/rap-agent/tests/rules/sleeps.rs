@@ -24,7 +24,7 @@ fn an_enqueued_message_ends_a_sleep_when_the_other_calls_have_returned() {
         said more, enqueue         -> waiting; queue user more
         returned b: 1              -> waiting; settle b Returned; b: 1
         said and more, enqueue     -> waiting; queue user and more
-        returned c: 2              -> asking 2; settle c Returned; c: 2; a: ended because something else happened; settle a Returned; release 2 Queued; ask 2
+        returned c: 2              -> asking 2; settle c Returned; c: 2; a: ended because something else happened; settle a Returned; release 2 UntilIdle; ask 2
         answer done:               -> idle; assistant done
         ",
     );
@@ -40,7 +40,7 @@ fn an_enqueued_message_ends_a_wait_when_the_last_other_call_is_settled() {
             answer: a=wait b           -> waiting; assistant [a b]; open a; open b; invoke b
             said more, enqueue         -> waiting; queue user more
             after 100s                 -> prepared
-            {input}                    -> asking 2; {settled}; a: ended because something else happened; settle a Returned; release 1 Queued; {}ask 2
+            {input}                    -> asking 2; {settled}; a: ended because something else happened; settle a Returned; release 1 UntilIdle; {}ask 2
             ",
             if input == "cancel b" { "notify cancel b; " } else { "" },
         )
@@ -59,7 +59,7 @@ fn a_call_that_waits_for_approval_is_not_a_sleep() {
         said hi                    -> asking 1; user hi; ask 1
         answer: a=wait b=approve   -> waiting; assistant [a b]; open a; open b; b wants approval #1
         said more, enqueue         -> waiting; queue user more
-        dismissed b                -> asking 2; drop questions of b; settle b Interrupted; b: refused: the user did not allow this call; nothing was done; a: ended because something else happened; settle a Returned; release 1 Queued; ask 2
+        dismissed b                -> asking 2; drop questions of b; settle b Interrupted; b: refused: the user did not allow this call; nothing was done; a: ended because something else happened; settle a Returned; release 1 UntilIdle; ask 2
         ",
     );
 }
@@ -70,10 +70,10 @@ fn a_message_that_was_enqueued_before_the_answer_ends_its_wait_at_once() {
         "
         said hi                    -> asking 1; user hi; ask 1
         said more, enqueue         -> asking 1; queue user more
-        answer: a=wait             -> asking 2; assistant [a]; open a; a: ended because something else happened; settle a Returned; release 1 Queued; ask 2
+        answer: a=wait             -> asking 2; assistant [a]; open a; a: ended because something else happened; settle a Returned; release 1 UntilIdle; ask 2
         said and more, enqueue     -> asking 2; queue user and more
         answer: b=sleep(50) c      -> waiting; assistant [b c]; open b; open c; invoke c
-        returned c: 1              -> asking 3; settle c Returned; c: 1; b: ended because something else happened; settle b Returned; release 1 Queued; ask 3
+        returned c: 1              -> asking 3; settle c Returned; c: 1; b: ended because something else happened; settle b Returned; release 1 UntilIdle; ask 3
         ",
     );
 }
@@ -100,8 +100,8 @@ fn events_come_before_enqueued_messages() {
         subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
         event s: x                 -> asking 2; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: x
         said more, enqueue         -> asking 2; queue user more
-        answer: a=wait             -> asking 3; assistant [a]; open a; a: ended because something else happened; settle a Returned; release 2 Held; ask 3
-        answer: b=wait             -> asking 4; assistant [b]; open b; b: ended because something else happened; settle b Returned; release 1 Queued; ask 4
+        answer: a=wait             -> asking 3; assistant [a]; open a; a: ended because something else happened; settle a Returned; release 2 UntilBatchCloses; ask 3
+        answer: b=wait             -> asking 4; assistant [b]; open b; b: ended because something else happened; settle b Returned; release 1 UntilIdle; ask 4
         ",
     );
 }

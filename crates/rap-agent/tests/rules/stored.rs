@@ -61,7 +61,7 @@ fn threads_of_the_first_release_continue() {
     let effects = take(&waiting, choose, 0).unwrap().effects;
     assert_eq!(effects, [Effect::InvokeApproved { call: notation::id("b"), server }]);
     let dropped = head_of_the_first_release(8);
-    let more = Input::UserMessage { text: "five".into(), on_busy: OnBusy::Join };
+    let more = Input::UserMessage { message: "five".into(), on_busy: OnBusy::Join };
     assert_eq!(take(&dropped, more, 0).unwrap().effects, [], "a third answer in a row is not dropped");
     let failed = head_of_the_first_release(3);
     assert_eq!(take(&failed, Input::Due, 29_999).unwrap_err(), Ignored::NotDue);
@@ -71,7 +71,7 @@ fn threads_of_the_first_release_continue() {
     assert_eq!(take(&asleep, timer, 50_000).unwrap().head.turn_in_progress(), Some(4));
 }
 
-/// No user looks after event children, and their parents would wait for them for ever.
+/// No user looks after event children, and their parents would wait for them forever.
 #[test]
 fn failed_event_children_of_the_first_release_retry() {
     let child = head_of_the_first_release(11);
@@ -101,9 +101,19 @@ fn every_kind_of_entry_survives_a_round_trip() {
     let open = ThoughtKind::Readable { text: "hm".into(), signature: "s".into() };
     let sealed = ThoughtKind::Redacted { data: "d".into() };
     let thoughts = vec![Thought { at: 0, kind: open }, Thought { at: 3, kind: sealed }];
+    let fields = || serde_json::json!({"reasoning": {"a": [1, "b"]}}).as_object().unwrap().clone();
+    let item = ThoughtKind::Item { item: fields(), calls: 2 };
+    let usage = rap_agent::Usage { input: 5, output: 2, cached: 1, written: 3, cost: 7 };
+    let own = Thoughts {
+        model: "m".into(),
+        server: Some("https://models.test/v1".into()),
+        parts: vec![Thought { at: 1, kind: item }],
+        fields: fields(),
+        call_fields: vec![Map::new(), fields()],
+    };
     let items = [
         Item::user("hi"),
-        Item::User { text: "you are a child".into(), from: Speaker::Runtime },
+        Item::message("you are a child", Speaker::Runtime),
         Item::assistant("", Vec::new()),
         Item::Assistant {
             text: "looking".into(),
@@ -113,8 +123,10 @@ fn every_kind_of_entry_survives_a_round_trip() {
                 call("c", synthetic(None)),
                 call("d", synthetic(Some(given))),
             ],
-            thoughts: Some(Thoughts { model: "m".into(), parts: thoughts }),
+            thoughts: Some(Thoughts { model: "m".into(), parts: thoughts, ..Thoughts::default() }),
+            usage: None,
         },
+        Item::Assistant { text: "so".into(), calls: Vec::new(), thoughts: Some(own), usage: Some(usage) },
         Item::Result { call_id: notation::id("a"), content, display, synthetic: false },
         Item::runtime_result(notation::id("b"), "Error: no"),
         Item::Summary { text: "much was said".into(), covers: 4 },

@@ -68,7 +68,7 @@ fn summaries_do_not_count_as_turns_without_external_input() {
         summarised: S              -> asking 3; summary to 1: S; ask 3
         answer: b=refuse           -> asking 4; assistant [b]; b: Error: no such tool; ask 4
         summarised: S              -> asking 5; summary to 4: S; ask 5
-        answer: c=refuse           -> paused; assistant [c]; c: Error: no such tool; notice paused: 3 turns in a row without anythin…
+        answer: c=refuse           -> paused; assistant [c]; c: Error: no such tool; notice paused: 3 turns in a row without new ext…
         ",
     );
 }
@@ -79,7 +79,7 @@ fn input_that_comes_while_a_summary_is_made_is_not_lost() {
     check_each_from(&lines, "said again -> asking 4; user again; abandon 3; ask 4");
     let mut lines = lines.to_vec();
     lines.extend(["event s: ding", "summarised: S"]);
-    check_each_from(&lines, "answer done: -> asking 5; assistant done; release 2 Held; ask 5");
+    check_each_from(&lines, "answer done: -> asking 5; assistant done; release 2 UntilBatchCloses; ask 5");
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_summary_ends_a_series_of_failures() {
 #[test]
 fn the_size_of_the_prompt_is_unknown_after_a_summary() {
     let mut thread = Thread::after(small_limits(), &["said one"]);
-    let usage = Usage { input: 900, output: 1, cached: 0 };
+    let usage = Usage { input: 900, output: 1, ..Usage::default() };
     thread.step(Input::TurnEnded { turn: 1, answer: TurnAnswer { usage, ..TurnAnswer::default() } }).unwrap();
     thread.apply_all(&["said two"]);
     assert_eq!(thread.head.prompt_tokens(), 900);

@@ -17,7 +17,7 @@ fn a_short_sleep_does_not_count_as_external_input() {
         answer: b=sleep(0)         -> asking 3; assistant [b]; b: the sleep is over; ask 3
         answer: c=sleep(18)        -> waiting; assistant [c]; open c
         after 9s                   -> prepared
-        timed out c                -> paused; c: the sleep is over; settle c Returned; notice paused: 3 turns in a row without anythin…
+        timed out c                -> paused; c: the sleep is over; settle c Returned; notice paused: 3 turns in a row without new ext…
         ",
     );
 }
@@ -34,7 +34,7 @@ fn a_long_sleep_counts_as_external_input() {
         timed out a                -> asking 4; a: the sleep is over; settle a Returned; ask 4
         answer: x=refuse           -> asking 5; assistant [x]; x: Error: no such tool; ask 5
         answer: y=refuse           -> asking 6; assistant [y]; y: Error: no such tool; ask 6
-        answer: z=refuse           -> paused; assistant [z]; z: Error: no such tool; notice paused: 3 turns in a row without anythin…
+        answer: z=refuse           -> paused; assistant [z]; z: Error: no such tool; notice paused: 3 turns in a row without new ext…
         ",
     );
 }
@@ -65,7 +65,7 @@ fn messages_of_the_session_without_external_input_do_not_reset_the_turn_count() 
         answer done:               -> idle; assistant done
         from parent: two           -> asking 4; parent two; ask 4
         answer done:               -> idle; assistant done
-        from parent: three         -> paused; parent three; notice paused: 3 turns in a row without anythin…
+        from parent: three         -> paused; parent three; notice paused: 3 turns in a row without new ext…
         ",
     );
 }
@@ -114,7 +114,7 @@ fn a_result_lets_the_next_message_of_the_session_reset_the_turn_count() {
         answer: x=refuse           -> asking 5; assistant [x]; x: Error: no such tool; ask 5
         answer: y=refuse           -> asking 6; assistant [y]; y: Error: no such tool; ask 6
         answer done:               -> idle; assistant done
-        from parent: two           -> paused; parent two; notice paused: 3 turns in a row without anythin…
+        from parent: two           -> paused; parent two; notice paused: 3 turns in a row without new ext…
         ",
     );
 }
@@ -128,11 +128,11 @@ fn a_message_of_the_session_with_newer_external_input_resets_the_turn_count() {
         answer: x=refuse           -> asking 7; assistant [x]; x: Error: no such tool; ask 7
         report t1 p: so            -> asking 7; hold assistant [rap_5 interrupt:p (report of thread t1)]; hold rap_5: so
         report t1 p: so, newer     -> asking 7; hold assistant [rap_6 interrupt:p (report of thread t1)]; hold rap_6: so
-        answer: y=refuse           -> asking 8; assistant [y]; y: Error: no such tool; release 4 Held; ask 8
+        answer: y=refuse           -> asking 8; assistant [y]; y: Error: no such tool; release 4 UntilBatchCloses; ask 8
         answer: x=refuse           -> asking 9; assistant [x]; x: Error: no such tool; ask 9
         answer: y=refuse           -> asking 10; assistant [y]; y: Error: no such tool; ask 10
         report t1 p: so            -> asking 10; hold assistant [rap_7 interrupt:p (report of thread t1)]; hold rap_7: so
-        answer: z=refuse           -> paused; assistant [z]; z: Error: no such tool; release 2 Held; notice paused: 3 turns in a row without anythin…
+        answer: z=refuse           -> paused; assistant [z]; z: Error: no such tool; release 2 UntilBatchCloses; notice paused: 3 turns in a row without new ext…
         ",
     );
 }

@@ -9,13 +9,12 @@ use rap_io::client::Streaming;
 use rap_io::sse::{self, Parser, TooLong};
 use tokio::time::Instant;
 
-use super::{Backoff, Client, Error};
+use super::{Backoff, Client, Error, MIB};
 use crate::{RuntimeEvent, ThreadEvent};
 
 /// Maximum size of an event, in bytes: a result of 8 MiB (the upper bound of `limits.body`) with every byte escaped as
 /// six, and room for the surrounding JSON.
 const EVENT_BYTES: usize = 64 * MIB;
-const MIB: usize = 1024 * 1024;
 
 /// An event that is not parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]

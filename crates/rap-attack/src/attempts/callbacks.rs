@@ -160,7 +160,7 @@ async fn late_events(stage: Arc<Stage>) -> Tries {
             call.oauth("https://too-late.example/"),
         ] {
             let accepted = is_accepted(call.url(), &body).await;
-            // What is ignored because the call has ended is answered 200, except for events.
+            // A callback that is ignored because its call has ended is answered 200, except for events.
             tries.add(format!("{name}: {body}"), accepted && body["type"] == "subscription_event");
         }
         let inbox = wire::get(&stage.rap.at("/v1/inbox"), Some(ATTACKER)).await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -14,6 +14,8 @@ use crate::wire;
 const TOPIC: &str = "callers";
 /// Invocations that are sent at the same time.
 const AT_ONCE: usize = 32;
+/// Additional delay of another caller, compared with a run without the attack, that counts as a success.
+const DELAY: Duration = Duration::from_millis(500);
 
 pub(super) fn all() -> Vec<Attempt> {
     vec![
@@ -115,23 +117,63 @@ async fn all_deliveries(stage: Arc<Stage>) -> Tries {
         return tries;
     }
     let port = silent_listener().await;
+    let before = result_of_another(&stage, "before-silent").await;
     tries.count = invoke_all(&stage, calls_to_hosts(HOSTS, "silent", port)).await;
     let waited = result_of_another(&stage, "silent").await;
-    tries.add(format!("a result of another caller took {waited:?}"), waited > Duration::from_secs(2));
+    tries.add(
+        format!("a result of another caller took {waited:?} instead of {before:?}"),
+        waited > DELAY + 4 * before,
+    );
     close(&stage, "silent").await;
     tries
 }
 
+/// Names many dead hosts. The time that another caller waits meanwhile is compared with the time that it waits while
+/// the first one sends as many calls that name one live host.
 async fn dead_hosts(stage: Arc<Stage>) -> Tries {
     const HOSTS: usize = 3_000;
     /// The discard port, where nothing listens.
     const DEAD: u16 = 9;
     let mut tries = Tries::new();
-    tries.count = invoke_all(&stage, calls_to_hosts(HOSTS, "dead", DEAD)).await;
-    let waited = result_of_another(&stage, "dead").await;
-    tries.add(format!("a result of another caller took {waited:?}"), waited > Duration::from_secs(2));
+    let live = (0..HOSTS).map(|number| {
+        let callback = format!("{}/live", stage.elsewhere.url);
+        invocation("echo", &json!({"text": "x"}), "live", &format!("live{number}"), &callback)
+    });
+    let (_, beside_live) = beside(&stage, "live", invoke_all(&stage, live)).await;
+    let dead = invoke_all(&stage, calls_to_hosts(HOSTS, "dead", DEAD));
+    let (named, beside_dead) = beside(&stage, "dead", dead).await;
+    tries.count = named;
+    let afterwards = result_of_another(&stage, "after-dead").await;
+    let shown = format!("{beside_dead:?} and {afterwards:?} instead of {beside_live:?}");
+    tries.note = Some(format!("another caller waited {shown}"));
+    let bound = DELAY + 4 * beside_live;
+    tries.add(format!("a result of another caller took {shown}"), beside_dead.max(afterwards) > bound);
     close(&stage, "dead").await;
     tries
+}
+
+/// Measures a second caller while the first one is busy. Returns the output of the first one, and the median time that a
+/// call of the second one took.
+async fn beside<T>(stage: &Stage, name: &str, busy: impl Future<Output = T>) -> (T, Duration) {
+    let done = tokio::sync::Notify::new();
+    let first = async {
+        let output = busy.await;
+        done.notify_one();
+        output
+    };
+    let second = async {
+        let mut times = Vec::new();
+        let ended = done.notified();
+        tokio::pin!(ended);
+        loop {
+            times.push(result_of_another(stage, &format!("{name}{}", times.len())).await);
+            if ended.as_mut().now_or_never().is_some() {
+                times.sort_unstable();
+                return times[times.len() / 2];
+            }
+        }
+    };
+    tokio::join!(first, second)
 }
 
 /// Time that a call of another caller takes, with its result.

@@ -10,14 +10,14 @@ use crate::stage::{ATTACKER, Stage, Target};
 use crate::wire;
 
 const TOPIC: &str = "connections";
-/// More than a runtime accepts by default (`limits.connections`), with its reserve.
+/// More than a runtime accepts by default (`limits.connections`), without the reserve.
 const RUNTIME: usize = 4_150;
 /// More than a tool server accepts by default (`Limits::connections`).
 const TOOL_SERVER: usize = 10_050;
 /// Event streams that one token may have at the same time.
 const STREAMS: usize = 256;
 /// Time for which connections are held while bystanders are served.
-const HOLD: Duration = Duration::from_secs(3);
+const HOLD: Duration = Duration::from_millis(1_500);
 
 pub(super) fn all() -> Vec<Attempt> {
     vec![

@@ -59,7 +59,7 @@ async fn foreign_endpoint(stage: Arc<Stage>) -> Tries {
     tries.add("a redirect was followed", stage.elsewhere.count("/redirected-token") > 0);
     wire::post(&stage.rap.at(&format!("/v1/threads/{}/close", call.thread())), Some(ATTACKER), &json!({}))
         .await;
-    // Closing a thread tells the configured server only.
+    // Closing a thread notifies only the configured server.
     let told = ["/close_thread", "/cancel_tool_call"].iter().any(|path| stage.elsewhere.count(path) > 0);
     tries.add("a foreign origin was told of a closed thread", told);
     tries

@@ -9,6 +9,7 @@ use rap_testkit::peer::Reply;
 use rap_testkit::tools::{INVOKE, tool};
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::OnceCell;
 use url::Url;
 
 use crate::attempt::{Attempt, Tries, attempt};
@@ -16,7 +17,7 @@ use crate::isolation::FORBIDDEN;
 use crate::stage::{Stage, TOOL};
 use crate::wire;
 
-const TOPIC: &str = "direction";
+const TOPIC: &str = "ssrf";
 
 pub(super) fn all() -> Vec<Attempt> {
     vec![
@@ -70,7 +71,7 @@ const SELF: [&str; 14] = [
 ];
 
 /// Names of this machine. The last one is known only inside of the network namespace.
-fn own_names(stage: &Stage) -> impl Iterator<Item = &'static str> {
+pub(super) fn own_names(stage: &Stage) -> impl Iterator<Item = &'static str> {
     SELF.into_iter().chain(stage.isolation.isolated.then_some("self.attack.example"))
 }
 
@@ -200,8 +201,13 @@ async fn refused(stage: &Stage) -> String {
     metrics.lines().find(|line| line.starts_with("rap_tool_refused_total ")).unwrap_or_default().to_owned()
 }
 
-/// Listens at all forbidden addresses. Returns where connections arrived.
-async fn traps() -> Arc<Mutex<Vec<String>>> {
+/// Listens at all forbidden addresses. Returns where connections arrived, of all attempts.
+pub(super) async fn traps() -> &'static Mutex<Vec<String>> {
+    static HITS: OnceCell<Arc<Mutex<Vec<String>>>> = OnceCell::const_new();
+    HITS.get_or_init(listen).await
+}
+
+async fn listen() -> Arc<Mutex<Vec<String>>> {
     let hits = Arc::new(Mutex::new(Vec::new()));
     for address in FORBIDDEN {
         let ip: IpAddr = address.parse().unwrap();
@@ -216,24 +222,36 @@ async fn traps() -> Arc<Mutex<Vec<String>>> {
     hits
 }
 
-async fn metadata(stage: Arc<Stage>) -> Tries {
-    let mut tries = Tries::new();
+/// Hosts of metadata services. Their names are known only inside of the network namespace.
+pub(super) fn metadata_hosts(stage: &Stage) -> Vec<String> {
     let mut hosts: Vec<String> = FORBIDDEN.map(str::to_owned).into();
     hosts.iter_mut().filter(|host| host.contains(':')).for_each(|host| *host = format!("[{host}]"));
     hosts.extend(
         ["2852039166", "0xa9fea9fe", "169.254.43518", "[::ffff:169.254.169.254]", "[64:ff9b::a9fe:a9fe]"]
             .map(str::to_owned),
     );
-    let hits = match stage.isolation.isolated {
-        true => {
-            hosts.extend((1..=FORBIDDEN.len()).map(|number| format!("name{number}.attack.example")));
-            traps().await
-        }
-        false => {
-            tries.note = Some("literal addresses only, since there is no network namespace".to_owned());
-            Arc::default()
-        }
-    };
+    if stage.isolation.isolated {
+        hosts.extend((1..=FORBIDDEN.len()).map(|number| format!("name{number}.attack.example")));
+    }
+    hosts
+}
+
+/// Counts the connections to metadata services.
+pub(super) async fn add_hits(stage: &Stage, tries: &mut Tries) {
+    if !stage.isolation.isolated {
+        tries.note = Some("literal addresses only, since there is no network namespace".to_owned());
+        return;
+    }
+    let hits = traps().await.lock().unwrap().clone();
+    tries.add(format!("connections to {hits:?}"), !hits.is_empty());
+}
+
+async fn metadata(stage: Arc<Stage>) -> Tries {
+    let mut tries = Tries::new();
+    let hosts = metadata_hosts(&stage);
+    if stage.isolation.isolated {
+        traps().await;
+    }
     for (number, host) in hosts.iter().enumerate() {
         let url = format!("http://{host}/latest/meta-data");
         let history = call_at(&stage, &url).await;
@@ -251,8 +269,7 @@ async fn metadata(stage: Arc<Stage>) -> Tries {
             wire::is_success(status) && !is_name,
         );
     }
-    let hits = hits.lock().unwrap().clone();
-    tries.add(format!("connections to {hits:?}"), !hits.is_empty());
+    add_hits(&stage, &mut tries).await;
     tries
 }
 

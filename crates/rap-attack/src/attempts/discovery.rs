@@ -19,8 +19,9 @@ pub(super) fn all() -> Vec<Attempt> {
     ]
 }
 
-/// Time within which a session of somebody else begins, although one server is silent.
-const FIRST_QUESTION: Duration = Duration::from_secs(3);
+/// Time that a session of somebody else may take longer to begin if one server is silent: `discovery_wait`, and as much
+/// again.
+const DELAY: Duration = Duration::from_secs(2);
 
 async fn until_answered(stage: &Stage, thread: &str) {
     while !["idle", "waiting"].contains(&stage.status(thread).await.as_str()) {
@@ -35,19 +36,25 @@ async fn is_refused(stage: &Stage, thread: &str) -> bool {
 
 async fn hanging(stage: Arc<Stage>) -> Tries {
     let mut tries = Tries::new();
+    let usual = first_answer(&stage).await;
     for (what, reply) in
         [("hangs", Reply::Hang), ("drips", Reply::Begin(b"{\"name\": \"bench\","[..].into()))]
     {
         stage.hostile.answer_always(DISCOVERY, reply);
-        let began = Instant::now();
-        let thread = stage.open("call echo {\"text\": \"beside it\"}").await;
-        until_answered(&stage, &thread).await;
-        let taken = began.elapsed();
-        tries.add(format!("discovery {what}: {taken:?}"), taken > FIRST_QUESTION);
-        let answered = stage.history(&thread).await.contains("echo beside it");
-        tries.add(format!("discovery {what}: other tools are missing"), !answered);
+        let taken = first_answer(&stage).await;
+        tries.add(format!("discovery {what}: {taken:?} instead of {usual:?}"), taken > DELAY + 4 * usual);
     }
     tries
+}
+
+/// Time that a new session takes to call a tool of another server and to get its result.
+async fn first_answer(stage: &Stage) -> Duration {
+    let began = Instant::now();
+    let thread = stage.open("call echo {\"text\": \"beside it\"}").await;
+    while !stage.history(&thread).await.contains("echo beside it") {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    began.elapsed()
 }
 
 async fn redirects(stage: Arc<Stage>) -> Tries {

@@ -85,7 +85,9 @@ async fn exposed_database(_: Arc<Stage>) -> Tries {
     }
     let log = log_of(&rap).await;
     for name in ["rap.db", "secret", "rap.toml"] {
-        let warned = log.lines().any(|line| line.contains("chmod 600") && line.contains(&format!("/{name}")));
+        let mut warnings = log.lines().filter_map(|line| line.split_once("chmod 600 "));
+        let is_named = |path: &str| path.rsplit('/').next() == Some(name);
+        let warned = warnings.any(|(_, paths)| paths.split_whitespace().any(is_named));
         tries.add(format!("{name} is not warned about"), !warned);
     }
     tries

@@ -19,12 +19,18 @@ pub(super) fn all() -> Vec<Attempt> {
         attempt!(TOPIC, "request without permission", "an API answers without its token", unauthorised),
         attempt!(TOPIC, "smuggled request", "bytes of one request are served as another", smuggling),
         attempt!(TOPIC, "malformed request", "an invalid HTTP request is served", malformed),
-        attempt!(TOPIC, "path that is none", "a file or another endpoint is reached", paths),
+        attempt!(TOPIC, "invalid path", "a file or another endpoint is reached", paths),
         attempt!(TOPIC, "hostile id", "an invalid id is accepted or reaches the file system", ids),
         attempt!(TOPIC, "oversized or nested body", "it is accepted, or its answer is long", bodies),
         attempt!(TOPIC, "small values in large bodies", "they use many times their size", amplified),
         attempt!(TOPIC, "unfinished bodies", "they use more memory than the servers set aside", unfinished),
-        attempt!(TOPIC, "slow headers and bodies", "a slow connection is served or kept for ever", slow),
+        attempt!(
+            TOPIC,
+            "unfinished bodies of one token",
+            "large bodies of others are refused for lack of memory",
+            memory_of_one
+        ),
+        attempt!(TOPIC, "slow headers and bodies", "a slow connection is served or kept forever", slow),
     ]
 }
 
@@ -335,6 +341,7 @@ async fn amplified(stage: Arc<Stage>) -> Tries {
             (call.url().to_owned(), "", call.view("bulk", json!("BULK"))),
             (stage.kitchen.at("/invoke"), TOOL, invocation),
             (stage.rap.at("/v1/threads"), ATTACKER, json!({"message": "x", "title": "BULK"})),
+            (stage.rap.at("/v1/threads"), ATTACKER, json!({"message": "x", "content": "BULK"})),
         ] {
             let (body, bearer) = (body.to_string().replace("\"BULK\"", &bulk), format!("Bearer {token}"));
             let headers = [("authorization", bearer.as_str()), JSON];
@@ -376,6 +383,39 @@ async fn unfinished(stage: Arc<Stage>) -> Tries {
         }
     }
     call.post(&call.result("done")).await;
+    tries
+}
+
+/// Opens requests of one token with bodies that lack their last byte, large and small ones, more than there is memory for.
+/// Others send large bodies meanwhile.
+async fn memory_of_one(stage: Arc<Stage>) -> Tries {
+    const LARGE: usize = 40;
+    const SMALL: usize = 1_100;
+    const OF_OTHERS: usize = 2_000_000;
+    let mut tries = Tries::new();
+    let call = stage.call("work").await;
+    let host = wire::authority(&stage.rap.url);
+    let head = |bytes: usize| {
+        format!(
+            "POST /v1/threads HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n\
+             authorization: Bearer {ATTACKER}\r\ncontent-length: {}\r\n\r\n",
+            bytes + 1
+        )
+    };
+    let (large, small) = (vec![b' '; 7_900_000], " ".repeat(63_000));
+    let large_head = head(large.len());
+    let opening = (0..LARGE).map(|_| begin(&stage.rap.url, &large_head, &large));
+    let opened = futures_util::future::join_all(opening).await;
+    let request = format!("{}{small}", head(small.len()));
+    let more = wire::never_reading(&stage.rap.url, SMALL, &request).await;
+    tries.count = opened.len() + more.len();
+    let message = json!({"message": format!("say {}", "x".repeat(OF_OTHERS))});
+    let made = wire::post(&stage.rap.at("/v1/threads"), Some(BYSTANDER), &message).await;
+    let status = made.map_or(0, |answer| answer.status);
+    tries.add(format!("a request of another token was answered {status}"), status != 201);
+    let status = call.post(&call.result(&"x".repeat(OF_OTHERS))).await.status;
+    tries.add(format!("a callback was answered {status}"), status != 200);
+    drop((opened, more));
     tries
 }
 

@@ -12,17 +12,12 @@ const TOPIC: &str = "users";
 
 pub(super) fn all() -> Vec<Attempt> {
     vec![
-        attempt!(
-            TOPIC,
-            "a user's token reaches for other users' threads",
-            "it sees or changes one",
-            other_users
-        ),
+        attempt!(TOPIC, "access to other users' threads", "it sees or changes one", other_users),
         attempt!(TOPIC, "a token does more than its scope", "it writes, or makes tokens", scopes),
         attempt!(
             TOPIC,
             "Idempotency-Key of another client",
-            "it gets the other's answer, or keeps it from its own",
+            "it gets the other client's response, or blocks the other client's key",
             keys
         ),
     ]
@@ -51,7 +46,7 @@ async fn other_users(stage: Arc<Stage>) -> Tries {
     let (thread, call) = thread_of(&stage, "alice").await;
     let mallory = token(&stage, "write", Some("mallory")).await;
     let at = |path: &str| stage.rap.at(&path.replace("THREAD", &thread).replace("CALL", &call));
-    for path in ["", "/history", "/events", "/views"] {
+    for path in ["", "/history", "/events", "/views", "/usage"] {
         let path = format!("/v1/threads/THREAD{path}");
         let answer = wire::get(&at(&path), Some(&mallory)).await;
         tries.add(format!("GET {path}"), answer.is_some_and(|answer| answer.status != 404));
@@ -72,6 +67,12 @@ async fn other_users(stage: Arc<Stage>) -> Tries {
     for path in [
         "/v1/threads",
         "/v1/threads?parent=THREAD",
+        "/v1/threads?q=secret",
+        "/v1/threads?status=needs_you",
+        "/v1/threads?order=newest&roots=true",
+        "/v1/figures",
+        "/v1/nodes",
+        "/v1/tools",
         "/v1/calls",
         "/v1/subscriptions",
         "/v1/timers",
@@ -81,10 +82,18 @@ async fn other_users(stage: Arc<Stage>) -> Tries {
         let text = wire::get(&at(path), Some(&mallory)).await.map_or_else(String::new, |answer| answer.text);
         tries.add(format!("{path} shows {text}"), text.contains(&thread) || text.contains("secret of alice"));
     }
-    // The id of another user's thread is taken, but that says nothing about its owner.
-    let taken = wire::post(&stage.rap.at("/v1/threads"), Some(&mallory), &json!({"id": thread})).await;
-    let text = taken.map_or_else(String::new, |answer| answer.text);
-    tries.add(format!("creating the thread again says {text}"), text.contains("alice"));
+    counts(&stage, &mallory, &thread, &mut tries).await;
+    // The id of another user's thread is taken. The answer is the same as for a thread of its own.
+    let create = async |id: &str| {
+        let made = wire::post(&stage.rap.at("/v1/threads"), Some(&mallory), &json!({"id": id})).await;
+        made.map_or_else(String::new, |answer| format!("{} {}", answer.status, answer.text))
+    };
+    create("of-mallory").await;
+    let (own, taken) = (create("of-mallory").await, create(&thread).await);
+    tries.add(
+        format!("a taken id of its own is answered {own}, that of another {taken}"),
+        own != taken || taken.contains("alice"),
+    );
     let forged = json!({"user_id": "alice", "message": "say x"});
     let made = wire::post(&stage.rap.at("/v1/threads"), Some(&mallory), &forged).await;
     let owner = made.map_or(Value::Null, |made| made.body["user_id"].clone());
@@ -96,6 +105,23 @@ async fn other_users(stage: Arc<Stage>) -> Tries {
     tries.add("the stream of all events tells of it", stream_tells(&stage, &mallory, &thread).await);
     wire::post(&at("/v1/threads/THREAD/close"), Some(ATTACKER), &Value::Null).await;
     tries
+}
+
+/// Asks for figures, and for what is for administrators.
+async fn counts(stage: &Stage, token: &str, thread: &str, tries: &mut Tries) {
+    let figures = wire::get(&stage.rap.at("/v1/figures"), Some(token)).await.map(|answer| answer.body);
+    let figures = figures.unwrap_or_default();
+    let counted = figures["threads"].as_object().is_none_or(|all| all.values().any(|count| *count != 0));
+    tries.add(format!("figures of others: {figures}"), counted || figures["agents"] != json!([]));
+    let nodes = wire::get(&stage.rap.at("/v1/nodes"), Some(token)).await.map(|answer| answer.body);
+    tries.add(
+        format!("the work of all users: {nodes:?}"),
+        nodes.is_none_or(|nodes| nodes["nodes"] != json!([])),
+    );
+    for path in [&*format!("/v1/threads/{thread}/move"), "/v1/imports", "/v1/tokens"] {
+        let status = wire::get(&stage.rap.at(path), Some(token)).await.map_or(0, |answer| answer.status);
+        tries.add(format!("{path} was answered {status}"), status != 403);
+    }
 }
 
 /// Returns true if the stream of all events of a token names a thread while that thread changes.

@@ -5,13 +5,14 @@ use rap_agent::texts;
 use rap_api::{Calls, ListedCall, Time};
 
 use super::{Connection, Listing, print};
+use crate::status_text;
 use crate::table::{Table, terminal_width};
 use crate::time_format::{self, short_duration};
 
 /// Subcommands of `rap calls`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// List the open calls of all threads, oldest first.
+    /// List the open calls of all threads. The rows are sorted by age; with --limit, there may be older calls.
     Ls(Listing),
     /// Cancel an open call. Its tool server is notified, and the agent sees the result `interrupted`.
     #[command(after_help = "Example: rap calls cancel t019 3")]
@@ -37,14 +38,23 @@ fn show(calls: &[ListedCall]) -> anyhow::Result<()> {
         return Ok(print("no open calls\n")?);
     }
     let now = Time::now();
-    let mut table = Table::new(["THREAD", "CALL", "TOOL", "AGE", "TIMEOUT", "DELIVERY"]);
-    for call in calls {
-        let until = call.until.map_or("none".into(), |until| time_format::relative(until, now));
+    let mut table = Table::new(["THREAD", "CALL", "TOOL", "AGE", "USUALLY", "TIMEOUT", "DELIVERY"]);
+    let mut by_age: Vec<&ListedCall> = calls.iter().collect();
+    by_age.sort_by_key(|call| call.since);
+    for call in by_age {
+        let until = call.until.map_or("none".into(), |until| time_format::exact_relative(until, now));
         let since = short_duration(now.since(call.since));
         let delivery = delivery(call);
-        table.row([call.thread_id.clone(), call.call_id.clone(), call.tool.clone(), since, until, delivery]);
+        let (thread, id, tool) = (call.thread_id.clone(), call.call_id.clone(), call.tool.clone());
+        table.row([thread, id, tool, since, usually(call), until, delivery]);
     }
     Ok(print(&table.render(terminal_width()))?)
+}
+
+/// Returns the usual duration, and `overdue` if the call has taken far longer.
+fn usually(call: &ListedCall) -> String {
+    let usual = status_text::usual(call.usually, call.overdue);
+    usual.map_or("-".into(), |usual| usual.replace("usually takes ", ""))
 }
 
 fn delivery(call: &ListedCall) -> String {
@@ -54,7 +64,7 @@ fn delivery(call: &ListedCall) -> String {
         (None, Some(outcome), _) => format!("not acknowledged, {attempts} attempts: {outcome}"),
         (None, None, Some(_)) => "sending".into(),
         (None, None, None) if texts::BUILT_IN.contains(&tool.as_str()) => "-".into(),
-        (None, None, None) => "needs approval".into(),
+        (None, None, None) => "waits for approval".into(),
     }
 }
 
@@ -67,9 +77,14 @@ fn a_call_of_the_api_is_deserialized() {
         "last_attempt": null});
     let mut call: ListedCall = serde_json::from_value(call).unwrap();
     assert_eq!((call.tool.as_str(), call.until), ("slow", None));
-    assert_eq!(delivery(&call), "needs approval");
+    assert_eq!(delivery(&call), "waits for approval");
     call.tool = "sleep".into();
     assert_eq!(delivery(&call), "-");
     call.next_attempt_at = Some(call.since);
     assert_eq!(delivery(&call), "sending");
+    assert_eq!(usually(&call), "-");
+    call.usually = Some(rap_api::UsualDuration { min_ms: 1_500, max_ms: 60_000 });
+    assert_eq!(usually(&call), "1.5 s to 1 min");
+    call.overdue = true;
+    assert_eq!(usually(&call), "overdue: 1.5 s to 1 min");
 }

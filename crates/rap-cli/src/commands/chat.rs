@@ -2,32 +2,41 @@
 //!
 //! Everything shown comes from the event stream, which resumes at the last entry after a restart of the runtime.
 
+mod command;
 mod console;
 mod editor;
+mod image;
 mod keys;
+mod questions;
 mod screen;
 mod streamed;
 mod terminal;
+mod tool_views;
 mod view;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use rap_api::client::{Backoff, Client, Error, Follower, IdempotencyKey, Update};
 use rap_api::{
-    Answer, CallState, CreateThread, Question, QuestionKind, SendMessage, Status, StatusEvent, ThreadEvent,
+    Answer, CONTENT_ITEMS, CallEventKind, CreateThread, Question, SendMessage, Status, StatusEvent, Thread,
+    ThreadEvent, Threads,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
+use self::command::Command;
 use self::console::Console;
 use self::editor::Input;
+use self::image::Attachment;
+use self::questions::{Meaning, Questions};
 use self::view::View;
-use super::inbox::{numbered, parse_choice};
+use super::inbox::numbered;
 use super::{Connection, with_suggestion};
 use crate::idle::IdleDetector;
+use crate::status_text;
 use crate::table::{DIM, one_line, styled};
 
 /// A second ^C within this time exits.
@@ -36,20 +45,31 @@ const TWICE: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(500);
 /// Maximum number of messages that wait for the runtime.
 const MAX_UNSENT: usize = 100;
+/// Number of threads among which `--last` finds the one that changed last.
+const LAST_AMONG: usize = 1000;
 /// Time that exiting waits for requests in progress.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Arguments of `rap chat`.
 #[derive(Args)]
 #[command(
-    after_help = "If stdin is not a terminal, each line is sent when the agent is idle, or answers its question.\n\
+    after_help = "A question that the agent or a tool asks stays open, and on the screen, until it is answered. The next line \
+                        answers it if it is y or n (for an approval), the number of a choice or its text. A number or a y \
+                        that is none of the choices is not sent at all. Every other line is a message to the agent, after \
+                        which the question is still open. /help lists the commands of a chat, such as /image FILE, /usage \
+                        and /say TEXT.\n\n\
+                        If stdin is not a terminal, one line at a time is read: as the next message when the agent is idle, or as the \
+                        answer when it asks a question.\n\
                         Example: echo 'say hello' | rap chat"
 )]
 pub struct Chat {
     /// Id of the thread [default: a new thread].
     pub thread: Option<String>,
-    /// Name of the agent of a new thread [default: the first one in the configuration].
+    /// Continue the thread that changed last, of those that are not closed.
     #[arg(long, conflicts_with = "thread")]
+    pub last: bool,
+    /// Name of the agent of a new thread [default: the first one in the configuration].
+    #[arg(long, conflicts_with_all = ["thread", "last"])]
     pub agent: Option<String>,
     /// Runtime to talk to.
     #[command(flatten)]
@@ -61,6 +81,7 @@ pub async fn run(chat: Chat) -> anyhow::Result<()> {
     let client = chat.connection.client()?;
     let thread = match &chat.thread {
         Some(id) => with_suggestion(&client, id, client.thread(id).await).await?,
+        None if chat.last => last_thread(&client).await?,
         None => {
             let new = CreateThread { agent: chat.agent, ..CreateThread::default() };
             client.create_thread(&new).await?
@@ -70,7 +91,7 @@ pub async fn run(chat: Chat) -> anyhow::Result<()> {
         bail!("thread {} is closed; start a new one with: rap chat", thread.id);
     }
     let mut view = View::new(Console::open()?);
-    view.greet(&thread.id, &thread.agent)?;
+    view.greet(&thread)?;
     if client.is_scripted(&thread.agent).await {
         view.warn_scripted()?;
     }
@@ -80,7 +101,8 @@ pub async fn run(chat: Chat) -> anyhow::Result<()> {
         id: thread.id,
         view,
         idle: IdleDetector::default(),
-        questions: VecDeque::new(),
+        questions: Questions::default(),
+        attachments: Vec::new(),
         unsent: VecDeque::new(),
         sending: false,
         send_at: Instant::now(),
@@ -94,15 +116,26 @@ pub async fn run(chat: Chat) -> anyhow::Result<()> {
     .await
 }
 
+/// Returns the root thread that changed last, of those that are not closed.
+async fn last_thread(client: &Client) -> anyhow::Result<Thread> {
+    let filters = [("order", "newest"), ("roots", "true")];
+    let threads = client.list::<Threads>(&filters, Some(LAST_AMONG)).await?.threads;
+    let open = threads.into_iter().filter(|thread| thread.status != Status::Closed);
+    open.max_by_key(|thread| thread.updated_at)
+        .ok_or_else(|| anyhow!("there is no open thread to continue; start one with: rap chat"))
+}
+
 struct Conversation {
     client: Client,
     id: String,
     follower: Follower,
     view: View,
     idle: IdleDetector,
-    questions: VecDeque<Question>,
+    questions: Questions,
+    /// Images that go with the next message.
+    attachments: Vec<Attachment>,
     /// Messages that the runtime has not accepted yet, with their idempotency keys.
-    unsent: VecDeque<(String, IdempotencyKey)>,
+    unsent: VecDeque<(SendMessage, IdempotencyKey)>,
     /// True while the first of them is being sent.
     sending: bool,
     /// Time of the next attempt to send it.
@@ -123,6 +156,8 @@ enum Response {
     Sent(Result<(), Error>),
     Answered(Box<Question>, Result<(), Error>),
     Interrupted(Result<(), Error>),
+    Resumed(Result<(), Error>),
+    Usage(Box<Result<Thread, Error>>),
 }
 
 #[derive(PartialEq)]
@@ -153,7 +188,7 @@ impl Conversation {
             if flow == Flow::Exit {
                 return self.exit().await;
             }
-            self.view.refresh()?;
+            self.view.refresh(&self.questions)?;
             if self.ended && self.unsent.is_empty() {
                 if self.idle.is_idle() {
                     return self.exit().await;
@@ -165,8 +200,7 @@ impl Conversation {
 
     /// A terminal is always read. Lines of a pipe are read one at a time, when the agent is idle or asks something.
     fn wants_input(&self) -> bool {
-        let choice =
-            self.questions.iter().any(|question| matches!(question.kind, QuestionKind::Choice { .. }));
+        let choice = self.questions.choices().next().is_some();
         let ready = self.unsent.is_empty() && (self.idle.is_idle() || choice);
         !self.ended && (self.view.console.is_terminal() || ready)
     }
@@ -182,8 +216,9 @@ impl Conversation {
         if let Ok(outcome) = tokio::time::timeout(EXIT_TIMEOUT, finish).await {
             outcome?;
         }
-        for (text, _) in &self.unsent {
-            self.view.warn(&format!("not sent, because the runtime is down: {}", one_line(text)))?;
+        for (message, _) in &self.unsent {
+            let text = one_line(&message.text);
+            self.view.warn(&format!("not sent, because the runtime is down: {text}"))?;
         }
         if self.view.console.is_terminal() {
             let hint = format!("the agent keeps running; come back with: rap chat {}", self.id);
@@ -196,14 +231,14 @@ impl Conversation {
 
     /// Fails if the agent waits for an answer: after the end of a pipe, none can come.
     fn fail_if_question_is_open(&self) -> anyhow::Result<()> {
-        for Question { call_id, kind, .. } in &self.questions {
-            if let QuestionKind::Choice { prompt, choices, .. } = kind {
+        match self.questions.choices().next() {
+            None => Ok(()),
+            Some((question, prompt, choices)) => {
                 let choices = numbered(choices).join(", ");
-                let command = format!("rap inbox answer {} {call_id} CHOICE", self.id);
+                let command = format!("rap inbox answer {} {} CHOICE", self.id, question.call_id);
                 bail!("the agent waits for an answer: {prompt} {choices}\nanswer with: {command}");
             }
         }
-        Ok(())
     }
 
     fn on_update(&mut self, update: Update) -> anyhow::Result<Flow> {
@@ -230,32 +265,35 @@ impl Conversation {
             ThreadEvent::Entry(entry) => self.view.entry(&entry)?,
             ThreadEvent::Delta(delta) => self.view.delta(&delta),
             ThreadEvent::Call(update) => {
-                if update.state == CallState::Settled {
-                    self.questions.retain(|question| question.call_id != update.call.call_id);
+                if update.state == CallEventKind::Settled {
+                    self.questions.settled(&update.call.call_id);
                 }
                 self.view.call(update);
             }
             ThreadEvent::Question(question) => {
                 self.view.question(&question)?;
-                self.questions.push_back(question);
+                self.questions.add(question);
             }
             ThreadEvent::Notice(notice) => {
                 self.view.drop_answer();
                 self.view.note(&one_line(&notice.text))?;
             }
             ThreadEvent::Status(update) => return self.on_status(update),
-            ThreadEvent::View(_) | ThreadEvent::End(_) => {}
+            ThreadEvent::View(shown) => self.view.tool_view(&shown),
+            ThreadEvent::Child(child) => self.view.child(&child)?,
+            ThreadEvent::End(_) => {}
         }
         Ok(Flow::Continue)
     }
 
     fn on_status(&mut self, update: StatusEvent) -> anyhow::Result<Flow> {
         self.view.status(&update)?;
-        if update.status != Status::NeedsYou {
+        // While the model is asked, or cannot be, a question stays open. In these states there is none.
+        if matches!(update.status, Status::Idle | Status::Waiting | Status::Closed) {
             self.questions.clear();
         }
-        if let Some(why) = update.why.as_ref().filter(|_| update.why != self.why) {
-            self.view.why(&self.id, update.status, why)?;
+        if update.why.is_some() && update.why != self.why {
+            self.view.why(&self.id, &update)?;
         }
         self.why = update.why;
         if update.status == Status::Closed {
@@ -267,7 +305,7 @@ impl Conversation {
 
     fn on_input(&mut self, input: Input) -> anyhow::Result<Flow> {
         match input {
-            Input::Line(line) => self.take_line(line.trim())?,
+            Input::Line(line) => return self.take_line(line.trim()),
             Input::Interrupt => return self.interrupt(),
             Input::End if self.view.console.is_terminal() => return Ok(Flow::Exit),
             Input::End => self.ended = true,
@@ -275,50 +313,114 @@ impl Conversation {
         Ok(Flow::Continue)
     }
 
-    fn take_line(&mut self, line: &str) -> anyhow::Result<()> {
-        if line.is_empty() || self.answer(line)? {
-            return Ok(());
+    fn take_line(&mut self, line: &str) -> anyhow::Result<Flow> {
+        if line.is_empty() {
+            return Ok(Flow::Continue);
         }
+        match command::parse(line) {
+            Some(command) => return self.obey(command),
+            None if self.view.console.is_terminal() => {
+                let (path, rest) = command::first_path(line);
+                if rest.is_empty() && image::is_image_path(&path) {
+                    self.attach(&path, "")?;
+                    return Ok(Flow::Continue);
+                }
+            }
+            None => {}
+        }
+        match self.questions.meaning_of(line) {
+            Meaning::Answer { selected, choice } => self.answer(Some(selected), &choice)?,
+            Meaning::NoSuchChoice(why) => self.view.warn(&why)?,
+            Meaning::Message => self.say(line)?,
+        }
+        Ok(Flow::Continue)
+    }
+
+    fn obey(&mut self, command: Command<'_>) -> anyhow::Result<Flow> {
+        match command {
+            Command::Help => command::HELP.lines().try_for_each(|line| self.view.note(line))?,
+            Command::Quit => return Ok(Flow::Exit),
+            Command::Say("") => self.view.warn("what? /say TEXT")?,
+            Command::Say(text) => self.say(text)?,
+            Command::Image { file, text } => self.attach(&file, text)?,
+            Command::Skip if self.questions.put_off() => {}
+            Command::Skip => self.view.note("there is no other question")?,
+            Command::Dismiss if self.questions.choices().next().is_none() => {
+                self.view.note("there is no open question")?;
+            }
+            Command::Dismiss => self.answer(None, "the default")?,
+            Command::Unknown(word) => {
+                self.view.warn(&format!(
+                    "not sent: /{word} is no command; /help lists them, /say /{word} sends it"
+                ))?;
+            }
+            Command::Resume => {
+                let (client, id) = (self.client.clone(), self.id.clone());
+                self.requests.spawn(async move { Response::Resumed(client.resume(&id).await.map(drop)) });
+            }
+            Command::Usage => {
+                let (client, id) = (self.client.clone(), self.id.clone());
+                self.requests.spawn(async move { Response::Usage(Box::new(client.thread(&id).await)) });
+            }
+        }
+        Ok(Flow::Continue)
+    }
+
+    /// Adds an image to the next message, or sends it with a text.
+    fn attach(&mut self, path: &str, text: &str) -> anyhow::Result<()> {
+        let attachment = match image::read(path) {
+            Ok(attachment) => attachment,
+            Err(error) => return self.view.warn(&format!("not attached: {error:#}")),
+        };
+        if self.attachments.len() == CONTENT_ITEMS {
+            return self.view.warn(&format!("not attached: a message may have {CONTENT_ITEMS} images"));
+        }
+        let name = one_line(&attachment.name);
+        self.attachments.push(attachment);
+        if text.is_empty() {
+            return self.view.note(&format!("{name} goes with your next message"));
+        }
+        self.say(text)
+    }
+
+    /// Sends a message to the agent, with the images that were attached.
+    fn say(&mut self, text: &str) -> anyhow::Result<()> {
         if self.unsent.len() >= MAX_UNSENT {
             return self.view.warn("not sent: too many messages wait for the runtime");
         }
-        self.view.message(line)?;
-        self.idle.expect(line);
-        self.unsent.push_back((line.to_owned(), IdempotencyKey::random()));
+        let attachments = std::mem::take(&mut self.attachments);
+        let names: Vec<&str> = attachments.iter().map(|attachment| attachment.name.as_str()).collect();
+        self.view.message(text, &names)?;
+        self.idle.expect(text);
+        let content = attachments.into_iter().map(|attachment| attachment.item).collect();
+        let message = SendMessage { content, ..SendMessage::new(text) };
+        self.unsent.push_back((message, IdempotencyKey::random()));
         self.send_next();
         Ok(())
     }
 
-    /// Answers the first question that the line is a valid choice for. Returns false if there is none.
-    fn answer(&mut self, line: &str) -> anyhow::Result<bool> {
-        let open = self.questions.iter().enumerate().find_map(|(index, question)| match &question.kind {
-            QuestionKind::Choice { choices, .. } => {
-                let selected = parse_choice(choices, line)?;
-                Some((index, selected, choices[selected].clone()))
-            }
-            QuestionKind::SignIn { .. } | QuestionKind::Unknown => None,
-        });
-        let Some((index, selected, choice)) = open else { return Ok(false) };
-        let Some(question) = self.questions.remove(index) else { return Ok(false) };
-        self.view.answered(&choice)?;
+    /// Answers the first open question; `None` dismisses it.
+    fn answer(&mut self, selected: Option<usize>, choice: &str) -> anyhow::Result<()> {
+        let Some(question) = self.questions.take_first() else { return Ok(()) };
+        self.view.answered(choice)?;
         self.idle.forget_status();
+        let answer = selected.map_or(Answer::dismiss(), |selected| Answer::select(selected as u32));
         let (client, id) = (self.client.clone(), self.id.clone());
         self.requests.spawn(async move {
-            let outcome = client.answer(&id, &question.call_id, &Answer::select(selected as u32)).await;
+            let outcome = client.answer(&id, &question.call_id, &answer).await;
             Response::Answered(Box::new(question), outcome.map(drop))
         });
-        Ok(true)
+        Ok(())
     }
 
     /// Sends the first unsent message, unless one is being sent or the next attempt is not due yet.
     fn send_next(&mut self) {
         let may = !self.sending && Instant::now() >= self.send_at;
-        let Some((text, key)) = self.unsent.front().cloned().filter(|_| may) else { return };
+        let Some((message, key)) = self.unsent.front().cloned().filter(|_| may) else { return };
         self.sending = true;
         let (client, id) = (self.client.clone(), self.id.clone());
-        self.requests.spawn(async move {
-            Response::Sent(client.send_message(&id, &SendMessage::new(text), &key).await.map(drop))
-        });
+        self.requests
+            .spawn(async move { Response::Sent(client.send_message(&id, &message, &key).await.map(drop)) });
     }
 
     fn on_response(&mut self, response: Response) -> anyhow::Result<()> {
@@ -332,21 +434,26 @@ impl Conversation {
                 self.backoff.reset();
                 self.follower.connect_now();
                 let sent = self.unsent.pop_front();
-                if let (Err(error), Some((text, _))) = (outcome, sent) {
-                    self.idle.cancel_expected(&text);
-                    self.view.message_refused(&text, &error.to_string())?;
+                if let (Err(error), Some((message, _))) = (outcome, sent) {
+                    self.idle.cancel_expected(&message.text);
+                    self.view.message_refused(&message.text, &error.to_string())?;
                 }
                 self.send_next();
             }
             Response::Answered(question, Err(error)) => {
                 if error.is_transient() {
-                    self.questions.push_front(*question);
+                    self.questions.put_back(*question);
                 }
                 self.view.warn(&format!("the answer was not accepted: {error}"))?;
             }
             Response::Interrupted(Ok(())) => self.view.note("interrupted; press ^C again or ^D to exit")?,
             Response::Interrupted(Err(error)) => self.view.warn(&format!("not interrupted: {error}"))?,
-            Response::Answered(_, Ok(())) => {}
+            Response::Resumed(Err(error)) => self.view.warn(&format!("not resumed: {error}"))?,
+            Response::Usage(outcome) => match *outcome {
+                Ok(thread) => self.view.note(&status_text::usage(&thread))?,
+                Err(error) => self.view.warn(&format!("the usage cannot be shown: {error}"))?,
+            },
+            Response::Answered(_, Ok(())) | Response::Resumed(Ok(())) => {}
         }
         Ok(())
     }

@@ -19,21 +19,21 @@ use operations::Operations;
 /// Subcommands of `rap check`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Check a tool server; this command plays the runtime.
+    /// Check a tool server; the command acts as the runtime.
     #[command(after_help = "\
 The operation is called about fifty times and should return within seconds. The slow operation should work for two \
 seconds or longer; it is called a few times. Without these flags, operations that need no arguments and are annotated \
-as readOnly are picked (the slow one also as longRunning). No other operation is called unless a flag names it. The \
+as readOnly are selected (the slow one also as longRunning). No other operation is called unless a flag names it. The \
 subscription should send several events within seconds, the last of them final. Without --subscription, subscriptions \
 are not checked. The setup operation is called in each thread before any other.
 
-Exit code: 0 when all is well, 1 when a MUST is not met (with --strict, also when a SHOULD is not met), 2 for wrong usage.
+Exit code: 0 if every MUST is met, 1 if one is not met (with --strict, also if a SHOULD is not met), 2 for wrong usage.
 
 Example: rap check tool http://127.0.0.1:7500 --operation echo --arguments '{\"text\": \"hi\"}' \
 --slow-operation slow --arguments '{\"seconds\": 2}' \
 --subscription tick --arguments '{\"count\": 3, \"every_ms\": 50}'")]
     Tool(Tool),
-    /// Check a runtime; this command plays the tool servers, the model and the user.
+    /// Check a runtime; the command acts as the tool servers, the model and the user.
     #[command(after_help = "\
 Placeholders in the command, in --env and in the template: {tool_url}, {tool_url_2} and {tool_url_3} (base URLs of \
 three tool servers), {tool_token} (a bearer token for them), {model_url} (base URL of the model; /chat/completions is \
@@ -44,7 +44,7 @@ used.
 Without a command, this prints the values to configure and waits for the runtime. The runtime is then not killed, and \
 requirements that show only after a crash are not observable.
 
-Exit code: 0 when all is well, 1 when a MUST is not met (with --strict, also when a SHOULD is not met), 2 for wrong usage.
+Exit code: 0 if every MUST is met, 1 if one is not met (with --strict, also if a SHOULD is not met), 2 for wrong usage.
 
 Example: rap check runtime --strict -- rap serve --config {config}")]
     Runtime(runtime::Runtime),
@@ -76,23 +76,24 @@ struct ReportOptions {
     /// Format of the report.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
-    /// What is checked.
-    #[arg(long, value_enum, default_value_t = ProfileName::Seeds)]
+    /// Requirements to check.
+    #[arg(long, value_enum, default_value_t = ProfileName::Spec)]
     profile: ProfileName,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ProfileName {
-    /// What the specification says, and nothing else.
-    Seeds,
-    /// Also this project's readings of points that the specification leaves open; one that is not met counts as a SHOULD.
+    /// Only the requirements of the specification.
+    #[value(alias = "seeds")]
+    Spec,
+    /// Also this project's interpretation of points that the specification leaves open; an unmet one counts as a SHOULD.
     Rap,
 }
 
 impl From<ProfileName> for Profile {
     fn from(name: ProfileName) -> Profile {
         match name {
-            ProfileName::Seeds => Profile::Seeds,
+            ProfileName::Spec => Profile::Spec,
             ProfileName::Rap => Profile::Rap,
         }
     }

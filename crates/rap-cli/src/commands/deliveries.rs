@@ -51,6 +51,7 @@ fn word(outcome: DeliveryOutcome) -> &'static str {
 fn label(delivery: &Delivery) -> String {
     match (delivery.kind, &delivery.topic) {
         (DeliveryKind::Notification, Some(topic)) => format!("notification {topic}"),
+        (DeliveryKind::Alert, Some(topic)) => format!("alert {topic}"),
         (kind, _) => kind.to_string(),
     }
 }

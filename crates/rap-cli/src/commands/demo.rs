@@ -31,20 +31,20 @@ pub struct Demo {
     pub stay: bool,
 }
 
-/// Runs the demo. All its processes are ended and its files are removed, also if it fails.
+/// Runs the demo. All its processes are ended and its files are removed, even if it fails.
 pub async fn run(demo: Demo) -> anyhow::Result<()> {
     let directory = tempfile::Builder::new()
         .prefix("rap-demo-")
         .tempdir()
         .context("cannot create a temporary directory")?;
     let mut signals = Signals::listen();
-    let played = tokio::select! {
-        played = play(directory.path()) => played,
+    let outcome = tokio::select! {
+        outcome = run_sections(directory.path()) => outcome,
         _ = signals.next() => Err(anyhow!("the demo was interrupted")),
     };
-    let outcome = match played {
+    let outcome = match outcome {
         Ok(driver) if demo.stay => tokio::select! {
-            outcome = stay(driver) => outcome,
+            outcome = keep_running(driver) => outcome,
             _ = signals.next() => Ok(()),
         },
         Ok(mut driver) => driver.runtime.kill().await,
@@ -70,11 +70,11 @@ async fn remove(directory: TempDir) -> anyhow::Result<()> {
     }
 }
 
-async fn play(directory: &Path) -> anyhow::Result<Driver> {
+async fn run_sections(directory: &Path) -> anyhow::Result<Driver> {
     let intro = "A runtime keeps agents in a database and asks a model what to do next; in this demo, a scripted \
                  model. Tools are separate servers: the runtime calls them, and they call back when they are \
                  done. In between nothing runs for the agent, no loop and no polling; its whole state is on \
-                 disk. Watch it sleep and wake:";
+                 disk. Watch it wait and continue:";
     let title = styled(BOLD, "An agent that sleeps while it waits");
     print(&format!("{title}\n{}\n\n", paragraph(intro, 0, DIM)))?;
     let began = Instant::now();
@@ -87,6 +87,12 @@ async fn play(directory: &Path) -> anyhow::Result<Driver> {
         BOLD,
         &format!("listening on {url}, process {process}, with an empty database"),
     )?;
+    print_line(
+        began,
+        "page",
+        BOLD,
+        &format!("{url}/ shows it in a browser; --stay keeps it after the demo"),
+    )?;
     print_line(began, "tools", BOLD, "two servers: an oven, which is slow, and a doorbell")?;
     let mut driver = Driver::start(began, runtime, tools).await?;
     sections::run_all(&mut driver).await?;
@@ -94,13 +100,13 @@ async fn play(directory: &Path) -> anyhow::Result<Driver> {
 }
 
 /// Restarts the runtime with a model that follows instructions, and keeps it running.
-async fn stay(mut driver: Driver) -> anyhow::Result<()> {
+async fn keep_running(mut driver: Driver) -> anyhow::Result<()> {
     driver.runtime.kill().await?;
     driver.runtime.configure(&Model::Interactive, &driver.tools)?;
     driver.runtime.restart().await?;
     let url = &driver.runtime.url;
     print(&format!(
-        "\nThe runtime stays at {url} until ^C. In another terminal:\n  export RAP_URL={url}\n  rap threads show {THREAD}\n  \
+        "\nThe runtime stays at {url} until ^C. Open {url}/ in a browser. In another terminal:\n  export RAP_URL={url}\n  rap threads show {THREAD}\n  \
          rap chat    then type: call bake {{\"what\": \"bread\", \"seconds\": 20}}\n"
     ))?;
     std::future::pending().await

@@ -2,6 +2,7 @@
 
 use anyhow::{anyhow, bail};
 use clap::Subcommand;
+use rap_agent::texts;
 use rap_api::client::Client;
 use rap_api::{Answer, Inbox, Question, QuestionKind, Time};
 
@@ -22,7 +23,7 @@ pub enum Command {
         thread: String,
         /// Id of the call that asks, or the number at its end.
         call: String,
-        /// Number of a choice, from 1, or its text.
+        /// Number of a choice, from 1, or its text; y or n for an approval.
         #[arg(required_unless_present = "dismiss")]
         choice: Option<String>,
         /// Dismiss the question; the default choice is used.
@@ -74,13 +75,27 @@ pub(crate) fn numbered(choices: &[String]) -> Vec<String> {
     choices.iter().enumerate().map(|(index, choice)| format!("{}) {choice}", index + 1)).collect()
 }
 
-/// Returns the index of the choice that the text selects: by its text, or else by its number from 1.
+/// Returns true if these are the choices of an approval that the runtime asks for.
+pub(crate) fn is_approval(choices: &[String]) -> bool {
+    choices == texts::APPROVAL_CHOICES
+}
+
+/// Returns the index of the choice that the text selects: by its text, by its number from 1, or by `y` or `n` if the choices
+/// are those of an approval, or `yes` and `no`.
 pub(crate) fn parse_choice(choices: &[String], text: &str) -> Option<usize> {
     let text = text.trim();
     let by_text = || choices.iter().position(|choice| choice.trim().eq_ignore_ascii_case(text));
     let exactly = choices.iter().position(|choice| choice.trim() == text);
     let by_number = || text.parse::<usize>().ok().filter(|number| (1..=choices.len()).contains(number));
-    exactly.or_else(by_text).or_else(|| by_number().map(|number| number - 1))
+    let named = |name: &str| choices.iter().position(|choice| choice.trim().eq_ignore_ascii_case(name));
+    let by_word = || match text.to_ascii_lowercase().as_str() {
+        "y" | "yes" if is_approval(choices) => Some(texts::ALLOW),
+        "n" | "no" if is_approval(choices) => Some(texts::REFUSE),
+        "y" => named("yes"),
+        "n" => named("no"),
+        _ => None,
+    };
+    exactly.or_else(by_text).or_else(|| by_number().map(|number| number - 1)).or_else(by_word)
 }
 
 async fn answer(client: &Client, thread: &str, call: &str, choice: Option<&str>) -> anyhow::Result<()> {
@@ -120,6 +135,23 @@ mod tests {
             [("red", Some(0)), ("GREEN", Some(1)), ("2", Some(1)), ("1", Some(2)), ("0", None), ("4", None)];
         for (text, expected) in table {
             assert_eq!(parse_choice(&choices, text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn y_and_n_answer_approvals_and_yes_or_no_questions() {
+        let [approval, yes_or_no, colours] =
+            [["Allow", "Refuse"], ["No", "Yes"], ["red", "green"]].map(|choices| choices.map(str::to_owned));
+        let table = [
+            ("y", Some(0), Some(1)),
+            ("N", Some(1), Some(0)),
+            ("yes", Some(0), Some(1)),
+            ("maybe", None, None),
+        ];
+        for (text, of_approval, of_other) in table {
+            assert_eq!(parse_choice(&approval, text), of_approval, "{text}");
+            assert_eq!(parse_choice(&yes_or_no, text), of_other, "{text}");
+            assert_eq!(parse_choice(&colours, text), None, "{text}");
         }
     }
 }

@@ -37,7 +37,7 @@ fn show(rows: &[ListedSubscription]) -> anyhow::Result<()> {
     }
     let now = Time::now();
     let mut table = Table::new(["THREAD", "CALL", "TOOL", "AGE", "QUEUED", "SERVER"]);
-    for ListedSubscription { thread_id, call_id, tool, server, since, waiting } in rows {
+    for ListedSubscription { thread_id, call_id, tool, server, since, waiting, .. } in rows {
         table.row([
             thread_id.clone(),
             call_id.clone(),

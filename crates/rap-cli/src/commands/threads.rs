@@ -2,18 +2,28 @@
 
 mod tail;
 
-use std::io::Read;
+pub(super) use tail::last_entry;
 
-use anyhow::Context;
-use clap::Subcommand;
+use std::io::Read;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
 use rap_agent::texts;
 use rap_api::client::{Client, Error, IdempotencyKey};
-use rap_api::{CreateThread, Done, Fork, Inbox, OnBusy, SendMessage, Status, Thread, Threads, Time, Timers};
+use rap_api::{
+    CreateThread, Done, Fork, Inbox, Item, OnBusy, SendMessage, Status, Thread, Threads, Time, Timers, Usage,
+};
+use serde_json::{Value, json};
 
 use super::{Connection, Listing, OutputFormat, print, print_json, with_suggestion};
+use crate::config::parse_duration;
 use crate::status_text::{self, Related};
 use crate::table::{BOLD, RED, Table, YELLOW, one_line, styled, terminal_width};
 use crate::time_format;
+
+/// Number of entries among which `rap threads show` looks for the last answer.
+const NEWEST: u64 = 20;
 
 /// Number of children that are requested.
 const CHILDREN_REQUESTED: usize = 1000;
@@ -25,7 +35,7 @@ const TIMERS_REQUESTED: usize = 1000;
 /// Subcommands of `rap threads`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// List threads, oldest first.
+    /// List threads: open ones first, then the newest first. Closed children are listed only with --all.
     #[command(after_help = "Example: rap threads ls --status needs-you")]
     Ls {
         /// Only threads with this status.
@@ -52,9 +62,9 @@ pub enum Command {
         /// Title of the thread.
         #[arg(long)]
         title: Option<String>,
-        /// Print the agent's messages until it is idle, instead of the id of the thread.
-        #[arg(long, requires = "text")]
-        wait: bool,
+        /// Waiting for the answer.
+        #[command(flatten)]
+        wait: Wait,
     },
     /// Show the status of a thread and what it waits for.
     Show {
@@ -86,12 +96,12 @@ pub enum Command {
         thread: String,
         /// Message; - reads it from stdin.
         text: String,
-        /// What to do if the thread is busy.
+        /// Handling of the message if the thread is busy.
         #[arg(long, default_value = "join")]
         on_busy: OnBusy,
-        /// Print the agent's messages until it is idle.
-        #[arg(long)]
-        wait: bool,
+        /// Waiting for the answer.
+        #[command(flatten)]
+        wait: Wait,
     },
     /// Interrupt a thread: cancel its open calls and discard the answer in progress.
     Interrupt {
@@ -103,13 +113,18 @@ pub enum Command {
         /// Id of the thread.
         thread: String,
     },
+    /// Delete a closed session: a root thread, its descendants and everything that belongs to them. Forks keep their history.
+    Delete {
+        /// Id of the root thread.
+        thread: String,
+    },
     /// Create a thread that begins with the history of another one.
     #[command(after_help = "Example: rap threads fork t019 --at 12")]
     Fork {
         /// Id of the thread.
         thread: String,
-        /// Last entry that the fork inherits [default: the last entry]. If a call has no result there, the fork ends at
-        /// the nearest earlier entry at which every call has a result.
+        /// Last entry to copy [default: the last one]. If a call has no result at that point, the nearest earlier entry at
+        /// which every call has a result.
         #[arg(long)]
         at: Option<u32>,
         /// Output format.
@@ -123,18 +138,57 @@ pub enum Command {
     },
 }
 
+/// Flags of the commands that can wait for the agent's answer.
+#[derive(Args, Clone, Copy)]
+pub struct Wait {
+    /// Print the agent's messages until it is idle.
+    #[arg(long, requires = "text")]
+    wait: bool,
+    /// Stop waiting after this time, such as 30s or 10m, with exit code 1. The agent keeps running.
+    #[arg(long, value_name = "TIME", requires = "wait", value_parser = wait_time)]
+    timeout: Option<Duration>,
+}
+
+impl Wait {
+    /// Returns the time to wait; `None` if the command does not wait, `Some(None)` if it waits without limit.
+    fn limit(self) -> Option<Option<Duration>> {
+        self.wait.then_some(self.timeout)
+    }
+}
+
+fn wait_time(text: &str) -> Result<Duration, &'static str> {
+    let time = parse_duration(text).filter(|time| !time.is_zero());
+    time.ok_or("expected a time such as 30s, 10m or 2h")
+}
+
+/// Waits for the agent's answer to a message, within the limit.
+async fn wait_for_answer(
+    client: &Client,
+    id: &str,
+    after: u64,
+    text: &str,
+    limit: Option<Duration>,
+) -> anyhow::Result<()> {
+    let answer = tail::answer(client, id, after, text);
+    let Some(limit) = limit else { return answer.await };
+    tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
+        let (limit, id) = (time_format::long_duration(limit), one_line(id));
+        bail!("the agent is not idle after {limit}; it keeps running: follow it with: rap threads tail {id}")
+    })
+}
+
 /// Runs the command.
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
     let client = connection.client()?;
     match command {
         Command::Ls { status, parent, listing } => {
             let filters = [("status", status.map(Status::as_str)), ("parent", parent.as_deref())];
-            listing.show::<Threads>(&client, &filters, list).await
+            list_threads(&client, &filters, listing).await
         }
         Command::New { text, id, agent, title, wait } => {
             let text = text.map(text_or_stdin).transpose()?;
-            let new = CreateThread { id, agent, title, message: text, user_id: None };
-            create(&client, &new, wait).await
+            let new = CreateThread { id, agent, title, message: text, ..CreateThread::default() };
+            create(&client, &new, wait.limit()).await
         }
         Command::Show { thread, output } => show(&client, &thread, output).await,
         Command::Tail { thread, after, once, output } => {
@@ -142,12 +196,15 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
             tail::tail(&client, &thread, tail::Tail { after, once, json: output.json }).await
         }
         Command::Send { thread, text, on_busy, wait } => {
-            send(&client, &thread, &text_or_stdin(text)?, on_busy, wait).await
+            send(&client, &thread, &text_or_stdin(text)?, on_busy, wait.limit()).await
         }
         Command::Interrupt { thread } => {
             report(&client, &thread, client.interrupt(&thread).await, "interrupted").await
         }
         Command::Close { thread } => report(&client, &thread, client.close(&thread).await, "closed").await,
+        Command::Delete { thread } => {
+            report(&client, &thread, client.delete_session(&thread).await, "deleted").await
+        }
         Command::Fork { thread, at, output } => fork(&client, &thread, at, output).await,
         Command::Resume { thread } => report(&client, &thread, client.resume(&thread).await, "resumed").await,
     }
@@ -171,6 +228,61 @@ async fn fork(client: &Client, thread: &str, at: Option<u32>, output: OutputForm
     Ok(print(&format!("{}\n", one_line(&forked.id)))?)
 }
 
+/// Lists threads: open ones first, each part with the newest first. Without `--all`, closed children are left out, unless a
+/// filter asks for them.
+async fn list_threads(
+    client: &Client,
+    filters: &[(&str, Option<&str>)],
+    listing: Listing,
+) -> anyhow::Result<()> {
+    let given: Vec<(&str, &str)> =
+        filters.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();
+    let (limit, everything) = (listing.rows(), listing.all || !given.is_empty());
+    let mut threads: Vec<Value> = Vec::new();
+    let mut more = false;
+    // Open threads of each status, then closed ones: a listing of all would have to pass many closed ones.
+    let statuses = Status::ALL.into_iter().filter(|status| *status != Status::Closed);
+    let parts: Vec<(Option<&str>, bool)> = match given.iter().any(|(name, _)| *name == "status") {
+        true => vec![(None, false)],
+        false => statuses
+            .map(|status| (Some(status.as_str()), false))
+            .chain([(Some("closed"), !everything)])
+            .collect(),
+    };
+    for (status, roots) in parts {
+        let room = limit
+            .map(|limit| if status == Some("closed") { limit.saturating_sub(threads.len()) } else { limit });
+        if room == Some(0) && !threads.is_empty() {
+            break;
+        }
+        let mut filters = given.clone();
+        filters.push(("order", "newest"));
+        filters.extend(status.map(|status| ("status", status)));
+        filters.extend(roots.then_some(("roots", "true")));
+        let mut page = client.list_json::<Threads>(&filters, room).await?;
+        more |= page["next_cursor"].is_string();
+        match page.get_mut("threads").map(Value::take) {
+            Some(Value::Array(rows)) => threads.extend(rows),
+            _ => bail!("the server sent no list of threads; is --url that of a runtime?"),
+        }
+    }
+    // Ids and times sort like the times of creation.
+    let created = |thread: &Value| thread["created_at"].as_str().map(str::to_owned);
+    threads.sort_by_key(|thread| (thread["status"] == "closed", std::cmp::Reverse(created(thread))));
+    if let Some(limit) = limit.filter(|limit| *limit < threads.len()) {
+        more = true;
+        threads.truncate(limit);
+    }
+    if listing.output.json {
+        return print_json(&json!({"threads": threads, "next_cursor": null}));
+    }
+    list(&serde_json::from_value::<Vec<Thread>>(Value::Array(threads))?)?;
+    if more {
+        eprintln!("there are more rows; use --all to list them");
+    }
+    Ok(())
+}
+
 fn list(threads: &[Thread]) -> anyhow::Result<()> {
     if threads.is_empty() {
         return Ok(print("no threads; start one with: rap chat\n")?);
@@ -192,10 +304,10 @@ fn list(threads: &[Thread]) -> anyhow::Result<()> {
     Ok(print(&table.render(terminal_width()))?)
 }
 
-async fn create(client: &Client, new: &CreateThread, wait: bool) -> anyhow::Result<()> {
+async fn create(client: &Client, new: &CreateThread, wait: Option<Option<Duration>>) -> anyhow::Result<()> {
     let thread = client.create_thread(new).await?;
-    match &new.message {
-        Some(text) if wait => tail::answer(client, &thread.id, 0, text).await,
+    match (&new.message, wait) {
+        (Some(text), Some(limit)) => wait_for_answer(client, &thread.id, 0, text, limit).await,
         _ => Ok(print(&format!("{}\n", one_line(&thread.id)))?),
     }
 }
@@ -207,22 +319,40 @@ async fn show(client: &Client, id: &str, output: OutputFormat) -> anyhow::Result
     }
     let thread = with_suggestion(client, id, client.thread(id).await).await?;
     let related = fetch_related(client, &thread).await?;
+    // An older runtime does not know the session's usage.
+    let session = client.usage(id).await.ok().filter(|all| all.threads > 1);
+    let session = session.map_or(String::new(), |all| {
+        format!("session of {} threads: {}\n", all.threads, status_text::tokens(&all.session))
+    });
+    let last_turn = if thread.turn > 1 { last_turn(client, id).await } else { None };
+    let last_turn =
+        last_turn.map_or(String::new(), |usage| format!("last answer: {}\n", status_text::tokens(&usage)));
     let now = Time::now();
     let title = thread.title.as_ref().map_or(String::new(), |title| format!(" “{}”", one_line(title)));
     let child =
         thread.parent.as_ref().map_or(String::new(), |parent| format!(", a child of {}", one_line(parent)));
     let mut text = format!(
-        "{}{title}\nagent {}, {}, created {}{child}\n",
+        "{}{title}\nagent {}, created {}{child}\n{}\n{last_turn}{session}",
         styled(BOLD, id),
         one_line(&thread.agent),
-        turns(thread.turn),
-        time_format::relative(thread.created_at, now)
+        time_format::relative(thread.created_at, now),
+        status_text::usage(&thread)
     );
     for (number, sentence) in status_text::describe(&thread, &related, now).iter().enumerate() {
         let indent = if number == 0 { "" } else { "  " };
         text.push_str(&format!("{indent}{}\n", one_line(sentence)));
     }
     Ok(print(&text)?)
+}
+
+/// Returns the tokens and the cost of the last answer, if it is among the newest entries.
+async fn last_turn(client: &Client, id: &str) -> Option<Usage> {
+    let last = tail::last_entry(client, id).await.ok()?;
+    let newest = client.history(id, last.saturating_sub(NEWEST), NEWEST as usize).await.ok()?;
+    newest.entries.into_iter().rev().find_map(|entry| match entry.item {
+        Item::Assistant { usage, .. } => usage,
+        _ => None,
+    })
 }
 
 /// Fetches the related objects that the thread has.
@@ -246,15 +376,21 @@ async fn fetch_related(client: &Client, thread: &Thread) -> anyhow::Result<Relat
     Ok(related)
 }
 
-async fn send(client: &Client, id: &str, text: &str, on_busy: OnBusy, wait: bool) -> anyhow::Result<()> {
+async fn send(
+    client: &Client,
+    id: &str,
+    text: &str,
+    on_busy: OnBusy,
+    wait: Option<Option<Duration>>,
+) -> anyhow::Result<()> {
     // Only entries after the current end of the history are printed.
-    let before = if wait { tail::last_entry(client, id).await } else { Ok(0) };
+    let before = if wait.is_some() { tail::last_entry(client, id).await } else { Ok(0) };
     let before = with_suggestion(client, id, before).await?;
-    let message = SendMessage { text: text.to_owned(), on_busy };
+    let message = SendMessage { on_busy, ..SendMessage::new(text) };
     let sent = client.send_message(id, &message, &IdempotencyKey::random()).await;
     let turn = with_suggestion(client, id, sent).await?.turn;
-    if wait {
-        return tail::answer(client, id, before, text).await;
+    if let Some(limit) = wait {
+        return wait_for_answer(client, id, before, text, limit).await;
     }
     Ok(print(&format!("sent in turn {turn}; follow it with: rap threads tail {id}\n"))?)
 }
@@ -262,8 +398,4 @@ async fn send(client: &Client, id: &str, text: &str, on_busy: OnBusy, wait: bool
 async fn report(client: &Client, id: &str, outcome: Result<Done, Error>, done: &str) -> anyhow::Result<()> {
     with_suggestion(client, id, outcome).await?;
     Ok(print(&format!("{done} thread {id}\n"))?)
-}
-
-fn turns(count: u64) -> String {
-    if count == 1 { "1 turn".into() } else { format!("{count} turns") }
 }

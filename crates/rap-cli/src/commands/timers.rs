@@ -26,11 +26,12 @@ fn show(timers: &[Timer]) -> anyhow::Result<()> {
         return Ok(print("no timers\n")?);
     }
     let now = Time::now();
-    let mut table = Table::new(["WHEN", "KIND", "THREAD", "CALL", "TOOL"]);
+    let mut table = Table::new(["WHEN", "AT", "KIND", "THREAD", "CALL", "TOOL"]);
     for Timer { thread_id, call_id, tool, kind, at } in timers {
         let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
         table.row([
-            time_format::relative(*at, now),
+            time_format::exact_relative(*at, now),
+            time_format::clock(*at, now),
             kind.to_string(),
             thread_id.clone(),
             text(call_id),

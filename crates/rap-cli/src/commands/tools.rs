@@ -1,17 +1,23 @@
 //! `rap tools`: lists tool servers, their tools and their errors.
 
 use clap::Subcommand;
-use rap_api::Tool;
+use rap_api::{Tool, ToolServer};
 use serde_json::{Map, Value};
 
 use super::{Connection, OutputFormat, print, print_json};
-use crate::table::{RED, Table, one_line, styled, terminal_width};
+use crate::table::{BOLD, RED, Table, cut, one_line, plain, styled, terminal_width};
+
+/// Maximum width of a description in a line.
+const DESCRIPTION: usize = 80;
 
 /// Subcommands of `rap tools`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// List the tools of all tool servers, and the errors of servers that could not be read.
+    /// List the tools of all tool servers, one in a line, and the errors of servers that could not be read.
     Ls {
+        /// Show whole descriptions and the schemas of the arguments.
+        #[arg(long)]
+        long: bool,
         /// Output format.
         #[command(flatten)]
         output: OutputFormat,
@@ -20,7 +26,7 @@ pub enum Command {
 
 /// Runs the command.
 pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()> {
-    let Command::Ls { output } = command;
+    let Command::Ls { long, output } = command;
     let client = connection.client()?;
     if output.json {
         return print_json(&client.tools_json().await?);
@@ -29,15 +35,10 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
     if servers.is_empty() {
         return Ok(print("no tool servers; add a [[tool_server]] to rap.toml\n")?);
     }
-    let mut table = Table::new(["TOOL", "SERVER", "TRAITS", "DESCRIPTION"]);
-    for server in &servers {
-        let name = server.name.as_deref().unwrap_or(&server.url);
-        for Tool { name: tool, description, annotations, .. } in &server.tools {
-            table.row([tool.clone(), name.to_owned(), traits(annotations), description.clone()]);
-        }
-    }
-    if servers.iter().any(|server| !server.tools.is_empty()) {
-        print(&table.render(terminal_width()))?;
+    if long {
+        print(&servers.iter().map(describe_server).collect::<String>())?;
+    } else if servers.iter().any(|server| !server.tools.is_empty()) {
+        print(&one_line_each(&servers).render(terminal_width()))?;
     }
     for server in &servers {
         for error in &server.errors {
@@ -47,18 +48,45 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
     Ok(())
 }
 
+/// Lists each tool in one line, with the URL of its server and the beginning of its description.
+fn one_line_each(servers: &[ToolServer]) -> Table {
+    let mut table = Table::new(["TOOL", "ENDPOINT", "ANNOTATIONS", "DESCRIPTION"]);
+    for server in servers {
+        for Tool { name, description, annotations, .. } in &server.tools {
+            let first = description.trim().lines().next().unwrap_or_default();
+            let description = cut(&one_line(first), DESCRIPTION);
+            table.row([name.clone(), server.url.clone(), describe(annotations), description]);
+        }
+    }
+    table
+}
+
+/// Describes a server and its tools in full.
+fn describe_server(server: &ToolServer) -> String {
+    let name = server.name.as_ref().map_or(String::new(), |name| format!(" ({})", one_line(name)));
+    let mut text = format!("{}{name}\n", styled(BOLD, &one_line(&server.url)));
+    for Tool { name, description, annotations, input_schema, .. } in &server.tools {
+        let annotations = describe(annotations);
+        let annotations = if annotations.is_empty() { annotations } else { format!(" [{annotations}]") };
+        let description = plain(description.trim()).replace('\n', "\n    ");
+        let arguments = plain(&input_schema.to_string());
+        text.push_str(&format!("  {}{annotations}\n    {description}\n    {arguments}\n", one_line(name)));
+    }
+    text
+}
+
 /// Formats the annotations of a tool.
-fn traits(annotations: &Map<String, Value>) -> String {
+fn describe(annotations: &Map<String, Value>) -> String {
     let known = [
         ("readOnly", "read-only"),
         ("destructive", "destructive"),
-        ("longRunning", "slow"),
+        ("longRunning", "long-running"),
         ("idempotent", "idempotent"),
     ];
-    let traits = known
+    let set = known
         .iter()
         .filter(|(key, _)| annotations.get(*key).is_some_and(|value| *value == true))
         .map(|(_, word)| *word);
-    let auth = annotations.get("requiresAuth").is_some_and(Value::is_string).then_some("sign-in");
-    traits.chain(auth).collect::<Vec<_>>().join(", ")
+    let auth = annotations.get("requiresAuth").is_some_and(Value::is_string).then_some("requires sign-in");
+    set.chain(auth).collect::<Vec<_>>().join(", ")
 }

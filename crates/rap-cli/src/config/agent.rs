@@ -5,11 +5,13 @@ use rap_runtime::model::Kind;
 use super::document::{Setting, Table, Value};
 use super::limits;
 use super::model::read_model;
-use super::read::{location_in, read_in};
+use super::read::{location_in, read_in, read_within};
 use super::resolver::Resolver;
 use super::section::{Diagnostics, Section};
 use super::{Agent, Limits, Location, Model, Problem, ToolGlob, value};
 
+/// Maximum number of models of an agent.
+const MAX_MODELS: usize = 8;
 /// Maximum length of an agent's name, in bytes.
 const NAME_BYTES: usize = 128;
 
@@ -30,6 +32,7 @@ pub(super) fn read_agents(
         let at = location_in(&table, "name", begin);
         // The keys of these two tables are those of [model] and [limits].
         let (model, limits) = (table.remove("model"), table.remove("limits"));
+        let models = table.remove("models");
         let agent = read_in("agent", table, diagnostics, |section| {
             let agent = read_agent(section, &at)?;
             let duplicate = agents.iter().find(|(_, other)| other.name == agent.name);
@@ -38,9 +41,12 @@ pub(super) fn read_agents(
             }
             Some(agent)
         });
-        let model = model.and_then(|setting| read_own_model(setting, diagnostics, common));
+        let models = read_models(model, models, diagnostics, common);
+        let mut models = models.into_iter();
+        let model = models.next();
+        let fallbacks = models.collect();
         let limits = limits.and_then(|setting| read_own_limits(setting, diagnostics, common));
-        agents.extend(agent.map(|agent| (at, Agent { model, limits, ..agent })));
+        agents.extend(agent.map(|agent| (at, Agent { model, fallbacks, limits, ..agent })));
     }
     if agents.is_empty() {
         return vec![Agent::default()];
@@ -52,13 +58,14 @@ fn read_agent(section: &mut Section<'_>, at: &Location) -> Option<Agent> {
     if section.location_of("name").is_none() {
         section.refuse("name", at.clone(), Problem::Missing("every agent needs a name"));
     }
-    section.mark_known(&["model", "limits"]);
+    section.mark_known(&["model", "models", "limits"]);
     let name = section.read("name", agent_name);
     let system = section.read("system", |setting| value::text(setting).map(str::to_owned));
     let expected = "an array of strings such as [\"*\"]";
     let tools = section.read_list("tools", expected, tool_glob);
     let event_tools = section.read_list("event_tools", expected, tool_glob);
     let approve = section.read_list("approve", "an array of strings such as [\"delete_*\"]", tool_glob);
+    let fallback_after = section.read("fallback_after", value::duration(value::Zero::Allowed));
     let defaults = Agent::default();
     Some(Agent {
         name: name?,
@@ -66,6 +73,7 @@ fn read_agent(section: &mut Section<'_>, at: &Location) -> Option<Agent> {
         tools: tools.unwrap_or(defaults.tools),
         event_tools: event_tools.unwrap_or(defaults.event_tools),
         approve: approve.unwrap_or(defaults.approve),
+        fallback_after: fallback_after.unwrap_or(defaults.fallback_after),
         ..Agent::default()
     })
 }
@@ -80,6 +88,25 @@ fn agent_name(setting: &Setting) -> Result<String, Problem> {
 
 fn tool_glob(setting: &Setting) -> Result<ToolGlob, Problem> {
     value::parse_text(setting, "a tool name, in which * matches any characters", ToolGlob::new)
+}
+
+/// Reads `agent.model` and `agent.models`. The first model is asked before the others.
+fn read_models(
+    model: Option<Setting>,
+    models: Option<Setting>,
+    diagnostics: &mut Diagnostics,
+    common: &Common<'_>,
+) -> Vec<Model> {
+    let mut all: Vec<Setting> = model.into_iter().collect();
+    match models {
+        Some(Setting { value: Value::List(items), .. }) if items.len() <= MAX_MODELS => all.extend(items),
+        Some(Setting { location, .. }) => read_within("agent", Table::new(), diagnostics, |section| {
+            let expected = "an array of at most 8 names of models or tables with the keys of [model]";
+            section.refuse("models", location, Problem::Expected(expected));
+        }),
+        None => {}
+    }
+    all.into_iter().filter_map(|setting| read_own_model(setting, diagnostics, common)).collect()
 }
 
 /// Reads `agent.model`: the name of another model of the common provider, or a table like [model].
@@ -108,6 +135,10 @@ fn model_by_name(setting: &Setting, common: &Model) -> Result<Model, Problem> {
             "a table with the keys of [model], because the provider of [model] has no model names",
         ));
     }
+    if model.options.name != name {
+        // The configured prices are those of the other model.
+        model.options.prices = None;
+    }
     model.options.name = name;
     Ok(model)
 }
@@ -127,17 +158,4 @@ fn read_own_limits(
         limits::read(rap_agent::Limits::TABLE, &mut own, section);
         own
     }))
-}
-
-/// Reads a table whose keys are those of another section, and so are not added to the known keys.
-fn read_within<T>(
-    name: &'static str,
-    table: Table,
-    diagnostics: &mut Diagnostics,
-    read: impl FnOnce(&mut Section<'_>) -> T,
-) -> T {
-    let mut own = Diagnostics::default();
-    let value = read_in(name, table, &mut own, read);
-    diagnostics.mistakes.extend(own.mistakes);
-    value
 }

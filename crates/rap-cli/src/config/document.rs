@@ -12,7 +12,7 @@ use super::mistake::{Error, Location};
 use super::{Environment, Flag};
 
 /// Sections whose keys an environment variable can override.
-const OVERRIDABLE: [&str; 4] = ["server", "store", "model", "limits"];
+const OVERRIDABLE: [&str; 5] = ["server", "store", "model", "retention", "limits"];
 
 /// Settings by key.
 pub(super) type Table = BTreeMap<String, Setting>;
@@ -29,6 +29,8 @@ pub(super) enum Value {
     Untyped(String),
     Integer(i64),
     Boolean(bool),
+    /// A float, as it is written.
+    Float(String),
     List(Vec<Setting>),
     Table(Table),
     /// A type that no key has, as named in errors.
@@ -42,6 +44,7 @@ impl Value {
             Value::Text(_) | Value::Untyped(_) => "a string",
             Value::Integer(_) => "an integer",
             Value::Boolean(_) => "a boolean",
+            Value::Float(_) => "a float",
             Value::List(_) => "an array",
             Value::Table(_) => "a table",
             Value::Other(kind) => kind,
@@ -136,7 +139,7 @@ impl Lines {
             DeValue::Boolean(boolean) => Value::Boolean(boolean),
             DeValue::Array(items) => Value::List(items.into_iter().map(|item| self.item(item)).collect()),
             DeValue::Table(table) => Value::Table(self.table(table)),
-            DeValue::Float(_) => Value::Other("a float"),
+            DeValue::Float(float) => Value::Float(float.as_str().to_owned()),
             DeValue::Datetime(_) => Value::Other("a date"),
         }
     }

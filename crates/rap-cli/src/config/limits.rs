@@ -12,13 +12,17 @@ use super::value::{
 /// Reads the limits of a table. A limit that is not set or is invalid keeps its value.
 pub(super) fn read<L>(table: &'static [Limit<L>], limits: &mut L, section: &mut Section<'_>) {
     for limit in table {
+        if let Some(former) = limit.former_key {
+            section.accept_former(former, limit.key);
+        }
         if let Some(value) = section.read(limit.key, |setting| parse(&limit.valid, setting)) {
             (limit.set)(limits, value);
         }
     }
 }
 
-fn parse(valid: &Valid, setting: &Setting) -> Result<LimitValue, Problem> {
+/// Reads the value of a limit.
+pub(super) fn parse(valid: &Valid, setting: &Setting) -> Result<LimitValue, Problem> {
     Ok(match valid {
         Valid::Count(range) => LimitValue::Number(count(range.clone())(setting)?.into()),
         Valid::CountOrNone => {

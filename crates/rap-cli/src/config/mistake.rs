@@ -95,14 +95,6 @@ pub enum Problem {
     /// A required key is missing.
     #[error("missing; {0}")]
     Missing(&'static str),
-    /// A planned feature that does not exist yet.
-    #[error("{what} is not supported yet; {instead}")]
-    Unsupported {
-        /// Name of the feature.
-        what: &'static str,
-        /// Advice for what to use instead.
-        instead: &'static str,
-    },
     /// `env:NAME` with a variable that is not set.
     #[error("the environment variable {0} is not set")]
     NotSet(String),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use rap_protocol::Secret;
 use rap_runtime::model::anthropic::{self, MAX_TOKENS, MIN_THINKING_TOKENS, Thinking};
-use rap_runtime::model::{Kind, Options, Provider, openai, scripted};
+use rap_runtime::model::{CallIds, Kind, Options, Prices, Provider, openai, responses, scripted};
 
 use super::document::{Setting, Value};
 use super::resolver::Resolver;
@@ -13,12 +13,15 @@ use super::value::count;
 use super::{BaseUrl, Config, Location, Model, Problem, Window, value};
 
 /// Providers that a configuration can name.
-static PROVIDERS: [&Provider; 3] = [&anthropic::PROVIDER, &openai::PROVIDER, &scripted::PROVIDER];
+pub(crate) static PROVIDERS: [&Provider; 4] =
+    [&anthropic::PROVIDER, &openai::PROVIDER, &responses::PROVIDER, &scripted::PROVIDER];
 
 /// Upper bound of `max_tokens` and `window`.
 const MAX_TOKEN_COUNT: u32 = 10_000_000;
 /// Lower bound of `window`, in tokens.
 const MIN_WINDOW: u32 = 1_000;
+/// Upper bound of a price, in dollars per million tokens.
+const MAX_PRICE: f64 = 1e6;
 
 pub(super) fn read_model(section: &mut Section<'_>, resolver: &Resolver<'_>) -> Model {
     let defaults = Config::default().model;
@@ -32,6 +35,8 @@ pub(super) fn read_model(section: &mut Section<'_>, resolver: &Resolver<'_>) -> 
     let api_key = section.read("api_key", |setting| api_key(setting, provider.kind, resolver)).flatten();
     let max_tokens = section.read("max_tokens", count(1..=MAX_TOKEN_COUNT)).unwrap_or(MAX_TOKENS);
     let thinking = section.read("thinking", |setting| thinking(setting, max_tokens)).unwrap_or_default();
+    let call_ids = section.read("call_ids", call_ids);
+    let prices = prices(section, &name);
     let script = section.read("script", |setting| script(setting, provider.kind, resolver)).flatten();
     let images = section.read("images", value::boolean).unwrap_or(defaults.images);
     let window = Window {
@@ -40,7 +45,9 @@ pub(super) fn read_model(section: &mut Section<'_>, resolver: &Resolver<'_>) -> 
     };
     let options = match provider.kind {
         Kind::Local => Options { script, ..Options::default() },
-        Kind::Remote { .. } => Options { name, base_url, api_key, max_tokens, thinking, script },
+        Kind::Remote { .. } => {
+            Options { name, base_url, api_key, max_tokens, thinking, call_ids, prices, script }
+        }
     };
     Model { provider, options, images, window }
 }
@@ -83,6 +90,49 @@ fn thinking(setting: &Setting, max_tokens: u32) -> Result<Thinking, Problem> {
             tokens.ok_or_else(|| value::unexpected(&expected, setting))
         }
     }
+}
+
+fn call_ids(setting: &Setting) -> Result<CallIds, Problem> {
+    value::parse_text(setting, "\"wire\" or \"short\"", |text| match text {
+        "wire" => Some(CallIds::Wire),
+        "short" => Some(CallIds::Short),
+        _ => None,
+    })
+}
+
+/// Reads the prices. A price that is not given is the known one, or the price of input.
+fn prices(section: &mut Section<'_>, model: &str) -> Option<Prices> {
+    let input = section.read("input_price", price);
+    let output = section.read("output_price", price);
+    let cached = section.read("cached_price", price);
+    input.or(output).or(cached)?;
+    let known = Prices::known(model);
+    let usual = |price: fn(Prices) -> u64| known.map(price);
+    let base = input.or(usual(|known| known.input)).unwrap_or(0);
+    Some(Prices {
+        input: base,
+        output: output.or(usual(|known| known.output)).unwrap_or(0),
+        cached: cached.or(usual(|known| known.cached)).unwrap_or(base),
+        written: match (input, known) {
+            // The known ratio of the two prices is kept.
+            (Some(input), Some(known)) if known.input > 0 => {
+                input.saturating_mul(known.written) / known.input
+            }
+            (input, known) => input.or(known.map(|known| known.written)).unwrap_or(0),
+        },
+    })
+}
+
+/// Reads a price in dollars per million tokens. Returns millionths of a dollar.
+fn price(setting: &Setting) -> Result<u64, Problem> {
+    let text = match &setting.value {
+        Value::Integer(dollars) => dollars.to_string(),
+        Value::Float(text) | Value::Text(text) | Value::Untyped(text) => text.trim().to_owned(),
+        _ => String::new(),
+    };
+    let dollars = text.parse().ok().filter(|dollars| (0.0..=MAX_PRICE).contains(dollars));
+    let micros = dollars.map(|dollars: f64| (dollars * 1e6).round() as u64);
+    micros.ok_or_else(|| value::unexpected("dollars per million tokens, such as 2.50", setting))
 }
 
 fn script(setting: &Setting, kind: Kind, resolver: &Resolver<'_>) -> Result<Option<PathBuf>, Problem> {

@@ -1,4 +1,4 @@
-//! Resolves what settings refer to: environment variables, files and relative paths.
+//! Resolves the environment variables, files and relative paths that settings refer to.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use rap_io::watched::SecretSource;
 use rap_protocol::Secret;
 
 use super::Environment;
@@ -23,16 +24,22 @@ pub(super) struct Resolver<'a> {
     /// Configuration file.
     file: &'a Path,
     secret_files: RefCell<BTreeSet<PathBuf>>,
+    secret_variables: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Resolver<'a> {
     pub(super) fn new(environment: &'a Environment, file: &'a Path) -> Self {
-        Resolver { environment, file, secret_files: RefCell::default() }
+        Resolver { environment, file, secret_files: RefCell::default(), secret_variables: RefCell::default() }
     }
 
     /// Returns the files from which secrets were read so far.
     pub(super) fn secret_files(&self) -> Vec<PathBuf> {
         self.secret_files.borrow().iter().cloned().collect()
+    }
+
+    /// Returns the environment variables from which secrets were read so far.
+    pub(super) fn secret_variables(&self) -> Vec<String> {
+        self.secret_variables.borrow().iter().cloned().collect()
     }
 
     /// Resolves a path. A relative path in the file is relative to the directory of the file; in a variable or flag, to
@@ -69,9 +76,53 @@ impl<'a> Resolver<'a> {
             }
             _ => written.clone(),
         };
-        let visible = !secret.is_empty() && secret.bytes().all(|byte| byte.is_ascii_graphic());
-        let fits = visible && secret.len() <= SECRET_BYTES;
-        if fits { Ok(Secret::new(secret)) } else { Err(Problem::Expected(SECRET_EXPECTED)) }
+        checked(&secret)
+    }
+
+    /// Reads a secret that is read again when it is in a file that changes: `env:NAME`, `file:PATH` or the secret itself.
+    /// The file may have several secrets, one in each line.
+    pub(super) fn secret_source(&self, setting: &Setting) -> Result<SecretSource, Problem> {
+        let (Value::Text(written) | Value::Untyped(written)) = &setting.value else {
+            return self.secret(setting).map(SecretSource::Given);
+        };
+        let Some(path) = written.strip_prefix("file:") else {
+            return self.secret(setting).map(SecretSource::Given);
+        };
+        let source = SecretSource::File(self.path(path, &setting.location));
+        self.secrets(&source)?;
+        Ok(source)
+    }
+
+    /// Reads the secrets of a source.
+    pub(super) fn secrets(&self, source: &SecretSource) -> Result<Vec<Secret>, Problem> {
+        let path = match source {
+            SecretSource::Given(secret) => return Ok(vec![secret.clone()]),
+            SecretSource::File(path) => path,
+        };
+        self.secret_files.borrow_mut().insert(path.clone());
+        let text = content(path.clone())?;
+        let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        if lines.is_empty() {
+            return Err(Problem::Expected(SECRET_EXPECTED));
+        }
+        lines.into_iter().map(checked).collect()
+    }
+
+    /// Returns the path of a file, which may be written with `file:` before it, after a check that it can be read. A
+    /// file with a secret is remembered as one.
+    pub(super) fn file(&self, setting: &Setting, is_secret: bool) -> Result<PathBuf, Problem> {
+        let written = value::text(setting)?;
+        let value = Value::Text(written.strip_prefix("file:").unwrap_or(written).to_owned());
+        let path = self.readable(&Setting { value, location: setting.location.clone() })?;
+        if is_secret {
+            self.secret_files.borrow_mut().insert(path.clone());
+        }
+        Ok(path)
+    }
+
+    /// Returns an environment variable that contains a secret, if it is set.
+    pub(super) fn variable_if_set(&self, name: &str) -> Option<Secret> {
+        self.environment.get(name).and_then(|text| checked(text).ok())
     }
 
     fn variable(&self, name: &str) -> Result<String, Problem> {
@@ -79,12 +130,19 @@ impl<'a> Resolver<'a> {
         if name.is_empty() || !name.bytes().all(plain) {
             return Err(Problem::Expected("the name of an environment variable after env:"));
         }
+        self.secret_variables.borrow_mut().insert(name.to_owned());
         match self.environment.get(name) {
             None => Err(Problem::NotSet(name.to_owned())),
             Some(text) if text.is_empty() => Err(Problem::Empty(name.to_owned())),
             Some(text) => Ok(text.clone()),
         }
     }
+}
+
+fn checked(secret: &str) -> Result<Secret, Problem> {
+    let visible = !secret.is_empty() && secret.bytes().all(|byte| byte.is_ascii_graphic());
+    let fits = visible && secret.len() <= SECRET_BYTES;
+    if fits { Ok(Secret::new(secret)) } else { Err(Problem::Expected(SECRET_EXPECTED)) }
 }
 
 /// Returns the content of a file without a final line break. Reads no more than the maximum length of a secret.

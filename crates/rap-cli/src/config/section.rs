@@ -91,10 +91,12 @@ impl<'a> Section<'a> {
         tables
     }
 
-    /// Refuses a key of a planned feature.
-    pub(super) fn unsupported(&mut self, key: &'static str, what: &'static str, instead: &'static str) {
-        if let Some(setting) = self.table.remove(key) {
-            self.refuse(key, setting.location, Problem::Unsupported { what, instead });
+    /// Accepts an earlier name of a key.
+    pub(super) fn accept_former(&mut self, former: &str, key: &'static str) {
+        let Some(setting) = self.table.remove(former) else { return };
+        match self.location_of(key) {
+            Some(other) => self.refuse(former, setting.location, Problem::Repeated(other)),
+            None => _ = self.table.insert(key.to_owned(), setting),
         }
     }
 

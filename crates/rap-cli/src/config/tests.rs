@@ -4,6 +4,7 @@ mod agents;
 mod direction;
 mod fuzz;
 mod limits;
+mod trust;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -122,6 +123,10 @@ fn every_setting_is_read() {
         bearer = "env:KEY"
         [[tool_server]]
         url = "https://tools.example.com/a"
+        call_timeout = "90s"
+        [[tool_server]]
+        url = "https://tools.example.com/b"
+        call_timeout = "none"
         [limits]
         call_timeout = "2h"
         body = 4096
@@ -148,9 +153,12 @@ fn every_setting_is_read() {
         ["kitchen_*", "timer"]
     );
     assert_eq!(config.agents[1], Agent { name: "waiter".into(), ..Agent::default() });
-    assert_eq!(config.tool_servers[0].url.as_str(), "http://127.0.0.1:7501");
-    assert_eq!(config.tool_servers[0].bearer, Some(Secret::new("key")));
-    assert_eq!(config.tool_servers[1].bearer, None);
+    assert_eq!(config.tool_servers[0].url().unwrap().as_str(), "http://127.0.0.1:7501");
+    assert_eq!(config.tool_servers[0].credentials, Credentials::bearer(Secret::new("key")));
+    assert!(config.tool_servers[1].credentials.is_empty());
+    let timeouts: Vec<_> = config.tool_servers.iter().map(|server| server.call_timeout).collect();
+    let own = LimitValue::Duration(Duration::from_secs(90));
+    assert_eq!(timeouts, [None, Some(own), Some(LimitValue::None)]);
     let call_timeout = Some(Duration::from_hours(2));
     let thread = rap_agent::Limits { call_timeout, depth: 16, ..rap_agent::Limits::default() };
     let limits = Limits { thread, body: 4096, view_bytes: 1024, ..Limits::default() };
@@ -255,6 +263,11 @@ fn values_have_bounds() {
              \"10m\", \"2h\" or \"7d\", found \"0s\"",
         ),
         (
+            "[[tool_server]]\nurl = \"http://h\"\ncall_timeout = \"0s\"",
+            "rap.toml:3: tool_server.call_timeout: expected \"none\", or a duration above zero such as \"60s\", \"10m\" \
+             or \"2h\", found \"0s\"",
+        ),
+        (
             "[limits]\ncall_timeout = \"never\"",
             "rap.toml:2: limits.call_timeout: expected \"none\", or a duration above zero such as \"60s\", \"10m\" \
              or \"2h\", found \"never\"",
@@ -280,7 +293,23 @@ fn missing_and_repeated_values_are_reported() {
         ),
         (
             "[[tool_server]]\nbearer = \"s3cr3t\"",
-            "rap.toml:1: tool_server.url: missing; every tool server needs a URL",
+            "rap.toml:1: tool_server.url: missing; every tool server needs a URL, or command or run to start it",
+        ),
+        (
+            "[[mcp_server]]\nname = \"x\"",
+            "rap.toml:2: mcp_server.command: missing; every MCP server needs a command or a URL",
+        ),
+        (
+            "[[mcp_server]]\nname = \"x\"\ncommand = [\"a\"]\nbearer = \"s3cr3t\"",
+            "rap.toml:4: mcp_server.bearer: expected url: a command gets its secrets with env",
+        ),
+        (
+            "[[mcp_server]]\nname = \"x\"\nurl = \"http://h\"\ntrust = \"none\"",
+            "rap.toml:4: mcp_server.trust: expected \"normal\" or \"low\", found \"none\"",
+        ),
+        (
+            "[[mcp_server]]\nname = \"x\"\nurl = \"http://h\"\n[[mcp_server]]\nname = \"x\"\nurl = \"http://i\"",
+            "rap.toml:5: mcp_server.name: already used at rap.toml:2",
         ),
         (
             "[[tool_server]]\nurl = \"http://h/\"\n[[tool_server]]\nurl = \"HTTP://H:80\"",
@@ -303,22 +332,49 @@ fn missing_and_repeated_values_are_reported() {
 }
 
 #[test]
-fn planned_features_are_refused_by_name() {
+fn a_postgres_store_needs_a_key_and_a_sqlite_store_has_none() {
+    let needed =
+        "a Postgres database needs store.key, the same on every node. Make one: openssl rand -hex 32";
+    let invalid = "expected 64 hexadecimal digits or the base64 of 32 bytes, or env:NAME, or file:PATH; several keys are \
+                   separated by commas, the oldest first, and each but the first has the time from which it is used: \
+                   KEY@2026-12-01T00:00:00Z";
+    let (missing, invalid) =
+        (format!("rap.toml:2: store.key: missing; {needed}"), format!("rap.toml:3: store.key: {invalid}"));
     mistakes(&[
+        ("[store]\nurl = \"postgres://u:s3cr3t@h/db\"", missing.as_str()),
+        ("[store]\nurl = \"postgres://u:s3cr3t@h/db\"\nkey = \"s3cr3t\"", invalid.as_str()),
         (
-            "[store]\nurl = \"postgres://u:s3cr3t@h/db\"",
-            "rap.toml:2: store.url: PostgreSQL is not supported yet; use \"sqlite:PATH\"",
-        ),
-        (
-            "[[tool_server]]\nurl = \"http://h\"\nhmac = \"s3cr3t\"",
-            "rap.toml:3: tool_server.hmac: hmac is not supported yet; use bearer",
-        ),
-        (
-            "[[tool_server]]\nurl = \"http://h\"\nmtls = {}\nsigv4 = 5",
-            "rap.toml:3: tool_server.mtls: mtls is not supported yet; use bearer\n\
-             rap.toml:4: tool_server.sigv4: sigv4 is not supported yet; use bearer",
+            &format!("[store]\nurl = \"sqlite:rap.db\"\nkey = \"{}\"", "5e".repeat(32)),
+            "rap.toml:3: store.key: expected no store.key, since the key of a SQLite database is in a file beside it",
         ),
     ]);
+    let text = format!("[store]\nurl = \"postgres://u:s3cr3t@h/db\"\nkey = \"{}\"", "5e".repeat(32));
+    let config = Setup::new(&text).config();
+    let Store::Postgres { url, lease, listen_url: None, .. } = &config.store else {
+        panic!("{:?}", config.store)
+    };
+    assert_eq!((url.expose(), *lease), ("postgres://u:s3cr3t@h/db", Duration::from_secs(15)));
+    let fleet = format!("{text}\nlisten_url = \"postgres://u:s3cr3t@direct/db\"\nlease = \"30s\"");
+    let Store::Postgres { lease, listen_url: Some(direct), .. } = Setup::new(&fleet).config().store else {
+        panic!("{fleet}")
+    };
+    assert_eq!((direct.expose(), lease), ("postgres://u:s3cr3t@direct/db", Duration::from_secs(30)));
+    mistakes(&[
+        (
+            &format!("{text}\nlease = \"500ms\""),
+            "rap.toml:4: store.lease: expected a time from \"1s\" to \"10m\"",
+        ),
+        (
+            &format!("{text}\nlisten_url = \"sqlite:rap.db\""),
+            "rap.toml:4: store.listen_url: expected \"postgres://USER:PASSWORD@HOST/DATABASE\" without the pooler",
+        ),
+        (
+            "[store]\nlease = \"30s\"",
+            "rap.toml:2: store.lease: expected this setting only with a Postgres database",
+        ),
+    ]);
+    // Neither is shown.
+    assert!(!format!("{config:?}").contains("s3cr3t") && !format!("{config:?}").contains("5e5e"));
 }
 
 #[test]
@@ -332,7 +388,8 @@ fn urls_are_checked_and_do_not_appear_in_errors() {
         assert_eq!(error, format!("rap.toml:2: server.public_url: {expected}"));
     }
     let path = "rap.toml:2: store.url: expected the path of a file after sqlite:, without parameters";
-    let scheme = "rap.toml:2: store.url: expected \"sqlite:PATH\", such as \"sqlite:rap.db\"";
+    let scheme = "rap.toml:2: store.url: expected \"sqlite:PATH\", such as \"sqlite:rap.db\", or \
+                  \"postgres://USER:PASSWORD@HOST/DATABASE\"";
     mistakes(&[
         ("[store]\nurl = \"mysql://u:s3cr3t@h/db\"", scheme),
         ("[store]\nurl = \"sqlite:\"", scheme),
@@ -395,7 +452,7 @@ fn a_missing_or_invalid_secret_is_a_mistake() {
         let setup = Setup::new(&format!("[[tool_server]]\nurl = \"http://h\"\nbearer = \"{written}\""))
             .variable("EMPTY", "")
             .variable("SPACE", "s3cr3t s3cr3t")
-            .file("two", "s3cr3t\n\n")
+            .file("two", "s3cr3t s3cr3t\n")
             .file("long", "s3cr3t".repeat(1000))
             .file("nothing", "\n")
             .file("binary", b"s3cr3t\xff");
@@ -424,7 +481,8 @@ fn all_mistakes_are_reported_at_once_in_order() {
          rap.toml:3: limits.x: unknown key; `rap init` writes a file with every key\n\
          rap.toml:5: server.listen: expected an address and a port such as \"127.0.0.1:7420\", found \"y\"\n\
          RAP_LIMITS_DEPTH: limits.depth: expected a whole number from 0 to 64, found \"z\"\n\
-         --store: store.url: expected \"sqlite:PATH\", such as \"sqlite:rap.db\""
+         --store: store.url: expected \"sqlite:PATH\", such as \"sqlite:rap.db\", or \
+         \"postgres://USER:PASSWORD@HOST/DATABASE\""
     );
 }
 
@@ -601,9 +659,42 @@ fn the_file_of_rap_init_lists_every_key() {
 fn the_examples_of_rap_init_are_valid() {
     let text = uncommented(&init::text()).replace("# Example: ", "");
     let text = text.replace("provider = \"scripted\"", "provider = \"openai\"");
+    let text = text.replace("url = \"sqlite:rap.db\"", "url = \"postgres://u:p@h/db\"");
+    // Only one way of authorization is possible.
+    let other_ways = |line: &&str| line.starts_with("oauth = ") || line.starts_with("sigv4 = ");
+    let text = text.lines().filter(|line| !other_ways(line)).collect::<Vec<_>>().join("\n");
     let setup = Setup::new(&text).variable("OPENAI_API_KEY", "k").variable("TOOLS_TOKEN", "t");
-    let config = setup.config();
-    assert_eq!(config.tool_servers.len(), 1);
+    let setup =
+        setup.variable("GITHUB_SECRET", "s").variable("GITHUB_TOKEN", "t").variable("SEARCH_TOKEN", "t");
+    let setup = setup.variable("DATABASE_DIRECT_URL", "postgres://u:p@direct/db");
+    let setup = setup.variable("TOOLS_HMAC", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
+    let setup = setup.variable("HOOK_SECRET", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
+    let files = ["server.pem", "server.key", "client.pem", "client.key", "ca.pem"];
+    let setup = files.into_iter().fold(setup, |setup, file| setup.file(file, ""));
+    let config = setup.variable("DATABASE_KEY", &"7e".repeat(32)).config();
+    assert!(matches!(config.store, Store::Postgres { .. }));
+    assert_eq!((config.tool_servers.len(), config.mcp_servers.len()), (4, 2));
+    assert_eq!(config.notify[0].on, rap_agent::Attention::ALL);
     assert!(config.server.public_url.is_some());
     assert!(config.agents[0].model.is_some() && config.agents[0].limits.is_some());
+}
+
+#[test]
+fn mistakes_in_notify_are_named_without_the_url() {
+    const KEY: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    let table = [
+        (format!("secret = \"{KEY}\""), "notify.url: missing"),
+        ("url = \"https://h/x\"".to_owned(), "notify.secret: missing"),
+        ("url = \"https://h/x\"\nsecret = \"short\"".to_owned(), "notify.secret: expected one to four keys"),
+        (format!("url = \"ftp://h/T0KEN\"\nsecret = \"{KEY}\""), "notify.url: expected an http or https URL"),
+        (
+            format!("url = \"https://h/x\"\nsecret = \"{KEY}\"\non = [\"asleep\"]"),
+            "notify.on: expected \"needs_you\", \"failed\" or \"closed\"",
+        ),
+    ];
+    for (lines, expected) in table {
+        let error = Setup::new(&format!("[[notify]]\n{lines}\n")).error();
+        assert!(error.contains(expected), "{lines}: {error}");
+        assert!(!error.contains("T0KEN"), "{error}");
+    }
 }

@@ -16,7 +16,6 @@ const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 const GIB: u64 = 1024 * MIB;
 
-/// Says whether a duration may be zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Zero {
     Allowed,
@@ -126,8 +125,17 @@ pub(super) fn optional_duration(setting: &Setting) -> Result<Option<Duration>, P
     })
 }
 
+/// Parses a duration above zero, or `"never"`.
+pub(super) fn duration_or_never(setting: &Setting) -> Result<Option<Duration>, Problem> {
+    let expected = "\"never\", or a duration above zero such as \"12h\" or \"30d\"";
+    parse_text(setting, expected, |text| match text {
+        "never" => Some(None),
+        _ => parse_duration(text).filter(|duration| !duration.is_zero()).map(Some),
+    })
+}
+
 /// Parses digits and a unit: `250ms`, `60s`, `10m`, `2h`, `7d`.
-fn parse_duration(text: &str) -> Option<Duration> {
+pub fn parse_duration(text: &str) -> Option<Duration> {
     let (number, unit) = number_and_unit(text)?;
     let milliseconds = match unit {
         "ms" => 1,

@@ -22,7 +22,7 @@ fn lines_of_a_pipe_are_sent_one_after_the_other() {
                     you     call choose\n\
                     call    choose({}) (call_2)\n\
                     choose asks: Which colour?\n  1) red\n  2) green (default)\n  3) blue\n        \
-                    answer with a number; any other text is sent to the agent\n\
+                    answer with the number or the text of a choice; anything else is sent to the agent, and the question stays open\n\
                     result  choose: chose blue\n\
                     agent   choose: chose blue\n\
                     you     say bye\n\

@@ -143,7 +143,8 @@ fn questions_are_answered_and_calls_interrupted_on_a_terminal() {
     let runtime = Runtime::start();
     runtime.ok(&["threads", "new", "say before", "--id", "t", "--wait"]);
     let mut chat = Running::on_a_terminal(runtime.command(&["chat", "t"]), 80);
-    chat.expect("thread t, agent default; ^C interrupts the agent, ^C twice or ^D exits");
+    chat.expect("thread t “say before”, agent default");
+    chat.expect("^C interrupts the agent, ^C twice or ^D exits");
     chat.expect("note    a scripted model answers, not a language model");
     chat.expect("agent   before");
     chat.type_in("say one\r");

@@ -1,5 +1,6 @@
 //! `rap check tool`, the real binary, against tool servers that are processes of their own.
 
+use std::path::Path;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
@@ -31,8 +32,8 @@ fn with_result<'a>(report: &'a Value, result: &str) -> Vec<&'a str> {
 const ECHO: [&str; 4] = ["--operation", "echo", "--arguments", "{\"text\": \"hi\"}"];
 const TICK: [&str; 4] = ["--subscription", "tick", "--arguments", "{\"count\": 3, \"every_ms\": 50}"];
 const SLOW: [&str; 4] = ["--slow-operation", "slow", "--arguments", "{\"seconds\": 2}"];
-const WAIT_LONG: [&str; 4] = ["--slow-operation", "wait", "--arguments", "{\"seconds\": 2}"];
-const WAIT: [&str; 4] = ["--operation", "wait", "--arguments", "{\"seconds\": 0}"];
+const WAIT_LONG: [&str; 4] = ["--slow-operation", "pause", "--arguments", "{\"seconds\": 2}"];
+const WAIT: [&str; 4] = ["--operation", "pause", "--arguments", "{\"seconds\": 0}"];
 const COUNTDOWN: [&str; 4] =
     ["--subscription", "countdown", "--arguments", "{\"from\": 3, \"every_seconds\": 0.05}"];
 
@@ -41,7 +42,7 @@ fn our_own_server_meets_all_observable_requirements() {
     let data = tempfile::tempdir().unwrap();
     let server =
         Process::start(programs::example("kitchen_sink", data.path(), &[("RAP_TOOL_BEARER", TOKEN)]));
-    for profile in ["seeds", "rap"] {
+    for profile in ["spec", "rap"] {
         let start = Instant::now();
         let flags = ["--bearer", TOKEN, "--strict", "--format", "json", "--profile", profile];
         let output = check(&server.url, &[&ECHO[..], &SLOW, &TICK, &flags].concat());
@@ -62,6 +63,63 @@ fn our_own_server_meets_all_observable_requirements() {
             assert!(with_result(&report, "not_observable").contains(&id), "{id}: {report}");
         }
         assert!(!text(&output.stdout).contains(TOKEN));
+    }
+}
+
+/// Starts a tool server that ships with rap, without Landlock or a list of commands.
+fn shipped(name: &str, data: &Path) -> Process {
+    let mut command =
+        programs::rap(&["tool", "run", name, "--listen", "127.0.0.1:0", "--url-policy", "loopback"]);
+    command
+        .env("RAP_TOOL_DATA", data)
+        .env("RAP_TOOL_BEARER", TOKEN)
+        .env("RAP_WEBHOOK_SECRET_GITHUB", "secret");
+    Process::start(command)
+}
+
+#[test]
+fn the_servers_that_ship_meet_all_observable_requirements() {
+    let strings = |flags: &[&str]| flags.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let servers = [
+        (
+            "shell",
+            strings(&[
+                "--operation",
+                "run_command",
+                "--arguments",
+                "{\"command\": \"echo hi\"}",
+                "--slow-operation",
+                "run_command",
+                "--arguments",
+                "{\"command\": \"sleep 3\"}",
+                "--subscription",
+                "run_command",
+                "--arguments",
+                "{\"command\": \"for i in 1 2 3; do echo $i; sleep 0.6; done\", \"stream\": true}",
+            ]),
+        ),
+        ("files", strings(&["--operation", "list_files", "--arguments", "{\"path\": \".\"}"])),
+        ("http", strings(&["--operation", "fetch", "--arguments", "{\"url\": \"http://127.0.0.1:9/\"}"])),
+        (
+            "timer",
+            strings(&["--subscription", "remind", "--arguments", "{\"in_seconds\": 1, \"text\": \"now\"}"]),
+        ),
+        (
+            "webhook",
+            strings(&["--subscription", "subscribe_webhook", "--arguments", "{\"source\": \"github\"}"]),
+        ),
+    ];
+    for (name, operations) in servers {
+        let data = tempfile::tempdir().unwrap();
+        let server = shipped(name, data.path());
+        let flags = ["--bearer", TOKEN, "--strict", "--format", "json"];
+        let operations: Vec<&str> = operations.iter().map(String::as_str).collect();
+        let output = check(&server.url, &[&operations[..], &flags].concat());
+        let report = report(&output);
+        let failed: Vec<&Value> =
+            report["probes"].as_array().unwrap().iter().filter(|probe| probe["result"] == "fail").collect();
+        assert_eq!(output.status.code(), Some(0), "{name}: {failed:?}");
+        assert!(failed.is_empty(), "{name}: {failed:?}");
     }
 }
 

@@ -45,7 +45,8 @@ fn mistakes_in_the_configuration_are_reported_line_by_line() {
     let output = rap(directory.path(), &["serve", "--store", "postgres://u:s3cr3t@h/db"], &[]);
     let expected = "rap: rap.toml:2: limits.hold_maxx: unknown key; did you mean hold_max?\n\
                     rap: rap.toml:6: model.api_key: the environment variable KEY is not set\n\
-                    rap: --store: store.url: PostgreSQL is not supported yet; use \"sqlite:PATH\"\n";
+                    rap: --store: store.key: missing; a Postgres database needs store.key, the same on every node. \
+                    Make one: openssl rand -hex 32\n";
     assert_eq!(parts(&output), (Some(1), "", expected));
 }
 

@@ -20,36 +20,41 @@ use crate::support::output;
 /// A page without commands.
 const MAP: &str = "docs/ARCHITECTURE.md";
 /// Pages whose commands are executed here.
-const EXECUTED: [&str; 10] = [
+const EXECUTED: [&str; 13] = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/performance.md",
     "docs/run-an-agent.md",
+    "docs/scaling.md",
     MAP,
     "docs/write-a-tool.md",
     "docs/check-your-server.md",
+    "docs/connect-mcp.md",
     "docs/conformance.md",
     "docs/security.md",
     "docs/testing.md",
+    "docs/tools.md",
 ];
 /// Page whose commands crates/rap-tool/tests/server/python.rs executes.
 const PYTHON: &str = "examples/python-tool/README.md";
 
 /// Commands that are not executed here, with the reason. Every entry must still occur in a page.
-const NOT_EXECUTED: [(&str, &str); 27] = [
+const NOT_EXECUTED: [(&str, &str); 29] = [
     ("cargo run --release -- demo", "tests/commands/demo.rs runs the demo"),
     ("cargo xtask test", "it would run this test"),
-    ("cargo xtask test --long", "it would run this test"),
+    ("cargo xtask test --long", "it runs for an hour"),
     ("cargo xtask lint", "it builds everything again"),
     ("cargo xtask breaks", "it compiles for an hour"),
     ("cargo xtask attack", "it builds everything, and runs for minutes"),
-    ("cargo xtask attack direction", "it builds everything, and runs for minutes"),
+    ("cargo xtask attack ssrf", "it builds everything, and runs for minutes"),
     ("cargo xtask attack --weakened", "it builds everything, and runs for minutes"),
+    ("cargo xtask storm", "it builds everything, and runs for a minute"),
     ("cargo xtask fuzz", "it runs for minutes"),
     ("cargo xtask fuzz schemas --runs 10000000", "it runs for minutes"),
     ("cargo xtask picture", "it builds the release binary"),
     ("cargo bench -p rap-tool", "it measures for minutes"),
     ("cargo bench -p rap-runtime", "it measures for minutes"),
+    ("cargo bench -p rap-cli", "it measures for minutes"),
     (
         "cargo install --path crates/rap-cli",
         "it builds for minutes; tests/commands/standalone.rs runs a copy of the binary",
@@ -143,6 +148,8 @@ struct Sandbox {
     directory: TempDir,
     runtime: Port,
     tools: Port,
+    /// Address in the text on which the example that was started last listens by default.
+    example: String,
     callback: u16,
     called_back: mpsc::Receiver<String>,
     running: BTreeMap<&'static str, Child>,
@@ -155,6 +162,14 @@ case \"$*\" in
   *) echo \"no such command here: cargo $*\" >&2; exit 1 ;;
 esac
 ";
+
+/// Returns the address on which an example of rap-tool listens, as its source says. Only this address in a page is the
+/// example's: a page that names another one does not find it.
+fn listens_on(example: &str) -> String {
+    let source = page(&format!("crates/rap-tool/examples/{example}.rs"));
+    let (_, address) = source.split_once(".serve(\"").unwrap_or_else(|| panic!("{example} serves nothing"));
+    address.split('"').next().unwrap().to_owned()
+}
 
 impl Sandbox {
     fn new() -> Sandbox {
@@ -172,13 +187,14 @@ impl Sandbox {
         std::thread::spawn(move || {
             callbacks.incoming().for_each(|stream| take_callback(stream.unwrap(), &sender))
         });
-        Sandbox { directory, runtime, tools, callback, called_back, running: BTreeMap::new() }
+        let example = listens_on("hello");
+        Sandbox { directory, runtime, tools, example, callback, called_back, running: BTreeMap::new() }
     }
 
     fn shell(&self, command: &str) -> Command {
         let command = command
             .replace("7420", &self.runtime.number().to_string())
-            .replace("7501", &self.tools.number().to_string())
+            .replace(&self.example, &self.tools.address().to_string())
             .replace("7599", &self.callback.to_string());
         let examples = programs::rap_path().with_file_name("examples");
         let path = format!("{}:/usr/bin:/bin", self.directory.path().join("bin").display());
@@ -219,7 +235,8 @@ impl Sandbox {
         let command = shown.command.as_str();
         if command.ends_with("serve") {
             self.start("serve", command);
-        } else if command.contains("--example") {
+        } else if let Some((_, name)) = command.split_once("--example ") {
+            self.example = listens_on(name.split(' ').next().unwrap_or_default());
             self.start("example", command);
         } else if command.starts_with("curl -sN") {
             self.stream(command);
@@ -243,7 +260,8 @@ impl Sandbox {
                 assert_eq!(sent, body, "{command}");
                 continue;
             }
-            let shown = line.split('…').next().unwrap().replace("7501", &self.tools.number().to_string());
+            let shown =
+                line.split('…').next().unwrap().replace(&self.example, &self.tools.address().to_string());
             assert!(output.out.contains(&shown), "{command} printed:\n{}\ninstead of:\n{line}", output.out);
         }
     }
@@ -345,13 +363,25 @@ fn every_configuration_in_the_guide_is_valid() {
         text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
     assert!(blocks.len() >= 3);
     let directory = tempfile::tempdir().unwrap();
+    for name in ["tools.token", "client.pem", "client.key", "ca.pem"] {
+        fs::write(directory.path().join(name), "secret").unwrap();
+    }
     for block in blocks {
         let file = directory.path().join("rap.toml");
         // Examples about agents belong to a file with a model.
         let model = if block.contains("provider = ") { "" } else { MODEL };
         fs::write(&file, format!("{model}{block}")).unwrap();
         let secrets = ["TOOLS_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"];
-        let environment = secrets.map(|name| (name.to_owned(), "secret".to_owned())).into();
+        let secrets = secrets.map(|name| (name, "secret".to_owned()));
+        let store = [("DATABASE_URL", "postgres://u:p@h/db".into()), ("DATABASE_KEY", "7e".repeat(32))];
+        let hmac =
+            ["HMAC_NEW", "HMAC_OLD", "HOOK_SECRET"].map(|name| (name, format!("whsec_{}", "A".repeat(32))));
+        let environment = secrets
+            .into_iter()
+            .chain(store)
+            .chain(hmac)
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
         let sources = Sources { file: File::Given(file), environment, flags: Vec::new() };
         Config::load(&sources).unwrap_or_else(|error| panic!("{error}\n{block}"));
     }

@@ -61,7 +61,7 @@ fn refused_requests_are_reported() {
     runtime.until_status("t", "needs_you");
     let call = runtime.call("t", 1);
     let table = [
-        (&["threads", "resume", "t"][..], "there is nothing to resume"),
+        (&["threads", "resume", "t"][..], "the thread is neither failed nor paused"),
         (&["calls", "cancel", "t", "call_9"], "thread t has no call `call_9`; open calls: call_1"),
         (
             &["inbox", "answer", "t", "call_9", "1"],
@@ -71,7 +71,10 @@ fn refused_requests_are_reported() {
             &["inbox", "answer", "t", &call, "purple"],
             "`purple` is not one of the choices: 1) red, 2) green, 3) blue",
         ),
-        (&["threads", "new", "--id", "t"], "a thread with this id already exists"),
+        (
+            &["threads", "new", "--id", "t"],
+            "a thread with this id already exists; choose another id, or send a message to that thread",
+        ),
         (&["threads", "new", "--agent", "nobody"], "agent: no such agent; there are: default"),
         (&["threads", "ls", "--limit", "0"], "limit: expected a number from 1 to 1000"),
     ];

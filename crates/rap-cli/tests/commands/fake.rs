@@ -29,7 +29,7 @@ pub struct Answer {
     pub end: End,
 }
 
-/// What happens to the connection after the answer.
+/// Handling of the connection after the response.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum End {
     Close,

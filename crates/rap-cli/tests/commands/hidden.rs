@@ -71,6 +71,9 @@ fn answer(request: &Request) -> Answer {
         "/v1/calls" => json!({"calls": [call]}),
         "/v1/subscriptions" => json!({"subscriptions": [call]}),
         "/v1/timers" => json!({"timers": [timer]}),
+        "/v1/nodes" => {
+            json!({"nodes": [{"id": HIDDEN, "url": HIDDEN, "started_at": NOW, "seen_at": NOW, "asking": 1, "invoking": 1}]})
+        }
         "/v1/inbox" => json!({"items": [question()]}),
         "/v1/deliveries" => json!({"deliveries": [delivery]}),
         "/v1/deliveries/1" => delivery,
@@ -105,6 +108,7 @@ fn no_command_prints_the_hidden_characters_of_others() {
         "calls cancel t c",
         "subs ls",
         "timers ls",
+        "nodes ls",
         "inbox ls",
         "inbox answer t c 1",
         "deliveries ls",

@@ -62,6 +62,7 @@ fn a_listing_with_invalid_pages_ends() {
         let Output { code, err, .. } = output(&mut runtime.command(&["threads", "ls", "--all"]));
         assert_eq!(code, Some(1), "{second}: {err}");
         assert!(err.contains("did not answer like a runtime"), "{second}: {err}");
+        assert!(err.contains("; check --url or RAP_URL"), "{second}: {err}");
     }
 }
 
@@ -78,4 +79,18 @@ fn a_runtime_behind_a_proxy_is_waited_for() {
     let mut tail = Running::on_pipes(runtime.command(&["threads", "tail", "t"]));
     tail.expect("agent   back\n");
     assert_eq!(tail.exit(), Some(0));
+}
+
+#[test]
+fn open_calls_are_listed_by_age() {
+    let call = |id: &str, since: &str| {
+        serde_json::json!({"thread_id": "t", "call_id": id, "tool": "slow", "server": "s", "since": since,
+            "until": null, "acknowledged_at": null, "attempts": 0, "last_attempt": null})
+    };
+    let calls = [call("later", "2026-01-02T00:00:00.000Z"), call("earlier", "2026-01-01T00:00:00.000Z")];
+    let page = serde_json::json!({ "calls": calls }).to_string();
+    let runtime = FakeRuntime::start(move |_| Answer::new(200, page.clone()));
+    let Output { out, .. } = output(&mut runtime.command(&["calls", "ls"]));
+    let at = |id: &str| out.find(id).unwrap_or_else(|| panic!("{out}"));
+    assert!(at("earlier") < at("later"), "{out}");
 }

@@ -89,7 +89,8 @@ fn show_describes_sleeps_and_children() {
     let child = children["threads"][0]["id"].as_str().unwrap();
     runtime.until_status(child, "waiting");
     let shown = runtime.ok(&["threads", "show", "parent"]);
-    assert!(shown.contains(&format!("  child {child} is waiting: slow for ")), "{shown}");
+    let line = format!("  child {child} “call slow {{\"seconds\": 1000}}” is waiting: slow for ");
+    assert!(shown.contains(&line), "{shown}");
     let listed = runtime.ok(&["threads", "ls"]);
     assert!(row(&listed, "parent").ends_with("1 child"), "{listed}");
     assert!(runtime.ok(&["threads", "show", child]).contains(", a child of parent\n"));
@@ -111,18 +112,19 @@ fn timers_are_listed() {
     assert_eq!(runtime.ok(&["timers", "ls"]), "no timers\n");
     let schedule = "call schedule {\"cron\": \"0 0 1 1 *\", \"text\": \"happy new year\"}";
     runtime.ok(&["threads", "new", schedule, "--id", "yearly", "--wait"]);
-    runtime.ok(&["threads", "new", "call sleep {\"seconds\": 7210}", "--id", "sleeper"]);
+    runtime.ok(&["threads", "new", "call sleep {\"seconds\": 7200}", "--id", "sleeper"]);
     runtime.until_status("sleeper", "waiting");
     let timers = runtime.ok(&["timers", "ls"]);
     let rows: Vec<Vec<&str>> = timers.lines().map(|line| line.split("  ").map(str::trim).collect()).collect();
     let rows: Vec<Vec<&str>> =
         rows.into_iter().map(|row| row.into_iter().filter(|cell| !cell.is_empty()).collect()).collect();
-    assert_eq!(rows[0], ["WHEN", "KIND", "THREAD", "CALL", "TOOL"]);
+    assert_eq!(rows[0], ["WHEN", "AT", "KIND", "THREAD", "CALL", "TOOL"]);
     // The order is not checked: at the end of a year the schedule comes first.
     let sleeper = rows.iter().find(|row| row.contains(&"sleeper")).unwrap();
-    assert_eq!(*sleeper, ["in 2 h", "sleep", "sleeper", "call_1", "sleep"]);
+    assert_eq!((sleeper[0], &sleeper[2..]), ("in 2 h", &["sleep", "sleeper", "call_1", "sleep"][..]));
+    assert!(sleeper[1].ends_with(" UTC") && sleeper[1].contains(':'), "{sleeper:?}");
     let yearly = rows.iter().find(|row| row.contains(&"yearly")).unwrap();
-    assert_eq!(yearly[1..], ["schedule", "yearly", "call_1", "schedule"]);
+    assert_eq!(yearly[2..], ["schedule", "yearly", "call_1", "schedule"]);
     let json = runtime.json(&["timers", "ls", "--json"]);
     let json = json["timers"].as_array().unwrap();
     let of = |thread: &str| json.iter().find(|timer| timer["thread_id"] == thread).unwrap();
@@ -158,6 +160,20 @@ fn threads_are_filtered_and_paged() {
     );
     assert_eq!(runtime.ok(&["threads", "ls", "--all"]).lines().count(), 6);
     assert!(runtime.ok(&["threads", "ls", "--parent", "calm"]).starts_with("no threads"));
+    // Open threads come first, the newest first, and closed ones last.
+    runtime.ok(&["threads", "close", "slow"]);
+    let ids = |listed: &str| -> Vec<String> {
+        listed.lines().skip(1).map(|line| line.split(' ').next().unwrap().to_owned()).collect()
+    };
+    let listed = ids(&runtime.ok(&["threads", "ls"]));
+    assert_eq!(listed.last().unwrap(), "slow", "{listed:?}");
+    let json = runtime.json(&["threads", "ls", "--json"]);
+    let created: Vec<&str> = json["threads"].as_array().unwrap()[..4]
+        .iter()
+        .map(|thread| thread["created_at"].as_str().unwrap())
+        .collect();
+    assert!(created.is_sorted_by(|newer, older| newer >= older), "{created:?}");
+    assert!(json["threads"][0]["usage"].is_object(), "{json}");
     for (listing, heading) in [("calls", "THREAD"), ("inbox", "THREAD")] {
         let one = runtime.run(&[listing, "ls", "--limit", "1"]);
         assert!(one.out.starts_with(heading), "{}", one.out);
@@ -191,6 +207,19 @@ fn failed_deliveries_are_listed_and_shown_and_callbacks_are_not_redelivered() {
     assert!(refused.starts_with("rap: only invocations can be delivered again"), "{refused}");
     let unknown = runtime.fails(&["deliveries", "show", "7"]);
     assert_eq!(unknown, "rap: no such delivery; old ones are removed after a while\n");
+}
+
+#[test]
+fn a_runtime_on_sqlite_is_the_only_node() {
+    let runtime = Runtime::start();
+    let listing = runtime.json(&["nodes", "ls", "--json"]);
+    let nodes = listing["nodes"].as_array().unwrap();
+    assert_eq!(nodes.len(), 1);
+    assert_eq!((&nodes[0]["asking"], &nodes[0]["invoking"]), (&0.into(), &0.into()));
+    assert!(nodes[0]["url"].as_str().unwrap().starts_with("http://127.0.0.1:"), "{listing}");
+    assert!(nodes[0]["seen_at"].is_string() && nodes[0]["started_at"].is_string());
+    let table = runtime.ok(&["nodes", "ls"]);
+    assert!(table.starts_with("ID  URL") && table.lines().count() == 2, "{table}");
 }
 
 #[test]
@@ -250,4 +279,37 @@ fn tail_continues_after_a_restart() {
     runtime.ok(&["threads", "send", "t", "say two"]);
     tail.expect("agent   two\n");
     assert_eq!(plain(&tail.seen).matches("agent   one").count(), 1);
+}
+
+#[test]
+fn closed_children_are_listed_only_on_request() {
+    let runtime = Runtime::start();
+    let spawn = "call spawn_thread {\"instructions\": \"call close_thread {}\"}";
+    runtime.ok(&["threads", "new", spawn, "--id", "parent", "--wait"]);
+    let children = runtime.json(&["threads", "ls", "--parent", "parent", "--json"]);
+    let child = children["threads"][0]["id"].as_str().unwrap();
+    runtime.until_status(child, "closed");
+    assert!(!runtime.ok(&["threads", "ls"]).contains(child));
+    assert!(runtime.ok(&["threads", "ls", "--all"]).contains(child));
+}
+
+#[test]
+fn waiting_for_an_answer_has_a_time_limit() {
+    let runtime = Runtime::start();
+    let slow = "call slow {\"seconds\": 3600}";
+    let error = runtime.fails(&["threads", "new", slow, "--id", "busy", "--wait", "--timeout", "1s"]);
+    assert!(
+        error.contains("the agent is not idle after 1 s") && error.contains("rap threads tail busy"),
+        "{error}"
+    );
+    assert_eq!(runtime.run(&["threads", "send", "busy", "x", "--timeout", "1s"]).code, Some(2));
+}
+
+#[test]
+fn tools_have_one_line_each_and_more_on_request() {
+    let runtime = Runtime::start();
+    let short = runtime.ok(&["tools", "ls"]);
+    assert!(row(&short, "echo").contains("http://127.0.0.1:"), "{short}");
+    assert!(!short.contains("\"type\""), "{short}");
+    assert!(runtime.ok(&["tools", "ls", "--long"]).contains("\"type\":\"object\""));
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod bench;
 mod chat;
 mod chat_on_a_terminal;
 mod check;
@@ -15,8 +16,13 @@ mod following;
 mod hidden;
 mod invalid_answers;
 mod listings;
+#[cfg(feature = "mcp")]
+mod mcp_serve;
 mod model;
+mod models_check;
+mod questions;
 mod standalone;
 mod support;
 mod thread_actions;
 mod tokens;
+mod top;

@@ -35,7 +35,7 @@ impl ModelServer {
         format!("provider = \"openai\"\nname = \"m\"\nbase_url = \"http://{}/v1\"\n", self.address)
     }
 
-    /// The answer to the next question.
+    /// The answer to the next model request.
     pub fn next_answer(&self) -> Answer {
         let mut stream = self.asked.recv_timeout(PATIENCE).expect("the model is asked");
         let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
@@ -44,7 +44,7 @@ impl ModelServer {
     }
 }
 
-/// Reads a question to its end.
+/// Reads a model request to its end.
 fn question(stream: TcpStream) -> TcpStream {
     let mut reader = BufReader::new(&stream);
     let mut length = 0;

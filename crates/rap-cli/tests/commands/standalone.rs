@@ -37,7 +37,7 @@ fn a_copy_of_the_binary_needs_nothing_beside_it() {
     let zone = "call sleep_until {\"time\": \"2020-01-01T00:00\", \"timezone\": \"Europe/Berlin\"}";
     assert_eq!(ok(&["threads", "send", "t", zone, "--wait"]), "sleep_until: the sleep is over\n");
     assert!(ok(&["threads", "show", "t"]).contains("idle"));
-    for listing in ["threads", "calls", "subs", "timers", "inbox", "tools"] {
+    for listing in ["threads", "calls", "subs", "timers", "inbox", "tools", "nodes"] {
         ok(&[listing, "ls"]);
     }
     assert!(ok(&["completions", "bash"]).contains("_rap"));

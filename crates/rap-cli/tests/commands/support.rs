@@ -13,7 +13,7 @@ use rap_testkit::programs::rap;
 use rap_testkit::{PATIENCE, Rap, Setup, block_until};
 use rap_tool::prelude::*;
 use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Repeats a text.
@@ -66,6 +66,27 @@ async fn tick(args: Tick, subscribe: Subscribe) -> Result<()> {
     std::future::pending().await
 }
 
+/// Sends one event that goes to a child.
+#[derive(Deserialize, JsonSchema)]
+struct News {}
+
+async fn news(_: News, subscribe: Subscribe) -> Result<()> {
+    let subscription = subscribe.confirm("Listening.").await?;
+    subscription.send(Event::new("it rains")).await?;
+    std::future::pending().await
+}
+
+/// Shows progress and a view, and goes on until it is cancelled.
+#[derive(Deserialize, JsonSchema)]
+struct Build {}
+
+async fn build(_: Build, call: Call) -> Result<&'static str> {
+    call.progress(0.5, "compiling").await?;
+    call.view("map", json!({"x": 1})).await?;
+    call.cancelled().await;
+    Ok("stopped")
+}
+
 async fn choose(_: Choose, call: Call) -> Result<String> {
     let colours = ["red", "green", "blue"];
     let chosen = call.choose("Which colour?", colours, 1).await?;
@@ -77,16 +98,23 @@ async fn authorize(_: Authorize, call: Call) -> Result<&'static str> {
     Ok("authorized")
 }
 
-/// Runs a tool server in a thread until the process ends. Returns its URL.
+/// Runs the tool server of these tests. Returns its URL.
 fn serve_tools(data: &Path) -> String {
     let server = ToolServer::new("sink")
         .tool("echo", |args: Echo, _: Call| async move { Ok(format!("echo {}", args.text)) })
         .tool("slow", slow)
         .tool("large", large)
         .subscription("tick", tick)
+        .subscription("news", news)
+        .tool("build", build)
         .tool("choose", choose)
         .tool("authorize", authorize)
         .data(data);
+    serve_in_thread(server)
+}
+
+/// Runs a tool server in a thread until the process ends. Returns its URL.
+pub fn serve_in_thread(server: ToolServer) -> String {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

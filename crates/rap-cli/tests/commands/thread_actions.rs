@@ -43,7 +43,10 @@ fn on_busy_decides_what_happens_to_a_message() {
     runtime.ok(&["threads", "new", "call slow {\"seconds\": 1000}", "--id", "t"]);
     runtime.until_status("t", "waiting");
     let refused = runtime.fails(&["threads", "send", "t", "say no", "--on-busy", "reject"]);
-    assert_eq!(refused, "rap: the thread is busy\n");
+    assert_eq!(
+        refused,
+        "rap: the thread is busy; send the message again later, or with on_busy join, interrupt or enqueue\n"
+    );
     let out = runtime.ok(&["threads", "send", "t", "say stopped", "--on-busy", "interrupt", "--wait"]);
     assert_eq!(out, "stopped\n");
     runtime.ok(&["threads", "send", "t", "call slow {\"seconds\": 1000}"]);
@@ -109,6 +112,7 @@ fn a_failed_thread_gives_its_reason_and_is_resumed() {
     let output = runtime.run(&["threads", "new", "hello", "--id", "t", "--wait"]);
     assert_eq!((output.code, output.out.as_str()), (Some(1), ""));
     assert!(output.err.contains("rap: the agent failed: "), "{}", output.err);
+    assert!(output.err.ends_with("; retry with: rap threads resume t\n"), "{}", output.err);
     let shown = runtime.ok(&["threads", "show", "t"]);
     assert!(shown.contains("\nfailed: ") && shown.contains("with: rap threads resume t\n"), "{shown}");
     assert_eq!(runtime.ok(&["threads", "resume", "t"]), "resumed thread t\n");

@@ -1,4 +1,5 @@
-//! Crashes and orderly stops: everything acknowledged is there exactly once and continues.
+//! Crashes and orderly stops: everything acknowledged is there exactly once and continues. `main.rs` includes these tests twice,
+//! for SQLite and for Postgres.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -6,10 +7,18 @@ use std::time::{Duration, Instant};
 
 use rap_testkit::peer::Reply;
 use rap_testkit::tools::{Call, INVOKE};
-use rap_testkit::{Tools, until};
+use rap_testkit::{Setup, Tools, until};
 use serde_json::{Value, json};
 
-use crate::support::{Api, data, event, event_for_child, names_in, setup, start};
+use crate::support::{self, Api, data, event, event_for_child, names_in, start};
+
+fn is_on_postgres() -> bool {
+    module_path!().ends_with("_on_postgres")
+}
+
+fn setup(tools: &Tools) -> Setup {
+    if is_on_postgres() { Setup::new().tools(tools).on_postgres() } else { support::setup(tools) }
+}
 
 /// Proves: TR-13
 #[tokio::test(flavor = "multi_thread")]
@@ -236,7 +245,8 @@ async fn everything_acknowledged_is_there_once_however_often_the_process_is_kill
     for pause in [300, 40, 170, 90, 260, 20, 130, 210, 60, 350] {
         let accepted = sent.accepted.lock().unwrap().len();
         tokio::time::sleep(Duration::from_millis(pause)).await;
-        until("something is accepted", || async { sent.accepted.lock().unwrap().len() > accepted }).await;
+        until("something is accepted", || async { sent.accepted.lock().unwrap().len() > accepted + 20 })
+            .await;
         rap.restart();
     }
     stopping.send_replace(true);
@@ -269,7 +279,6 @@ async fn everything_acknowledged_is_there_once_however_often_the_process_is_kill
         }
     }
     let (accepted, uncertain) = (sent.accepted.lock().unwrap(), sent.uncertain.lock().unwrap());
-    assert!(accepted.len() > 200, "only {} requests were accepted", accepted.len());
     for what in accepted.iter() {
         assert_eq!(found.get(what), Some(&1), "{what:?} was acknowledged");
     }
@@ -400,8 +409,10 @@ async fn sigterm_ends_within_two_seconds_and_nothing_is_lost() {
     assert_eq!(rap.process_mut().wait().code(), Some(0), "{}", rap.log());
     assert!(began.elapsed() < Duration::from_secs(2), "it took {:?}", began.elapsed());
     assert_eq!(stream.await.unwrap().status, 200);
-    // After an orderly stop the database is one file.
-    assert_eq!(names_in(&data(&rap)), ["rap.db", "rap.db.key", "rap.db.lock"]);
+    if !is_on_postgres() {
+        // After an orderly stop the database is one file.
+        assert_eq!(names_in(&data(&rap)), ["rap.db", "rap.db.key", "rap.db.lock"]);
+    }
     rap.start_again();
     assert_eq!(api.thread("asks").await["status"], "running");
     assert_eq!(api.thread("waits").await["held"], 1);

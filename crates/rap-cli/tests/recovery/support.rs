@@ -66,6 +66,28 @@ impl Deref for Api {
 }
 
 impl Api {
+    /// Client of a runtime that was started before.
+    pub fn of(rap: &Rap) -> Api {
+        Api(rap.client())
+    }
+
+    /// Client of a runtime at a URL.
+    pub fn at(url: &str) -> Api {
+        Api(Client::new(url, None))
+    }
+
+    /// GETs a path. False if there is no answer, or another one than 200.
+    pub async fn try_get(&self, path: &str) -> bool {
+        let url = format!("{}{path}", self.url);
+        http::attempt("GET", &url, &[], b"").await.is_ok_and(|reply| reply.status == 200)
+    }
+
+    /// GETs a path. `None` if there is no answer, or another one than 200.
+    pub async fn try_read(&self, path: &str) -> Option<Value> {
+        let reply = http::attempt("GET", &format!("{}{path}", self.url), &[], b"").await.ok()?;
+        (reply.status == 200).then_some(reply.body)
+    }
+
     /// POSTs to a path or a full URL. `None` if there is no answer.
     pub async fn try_post(&self, to: &str, body: &Value) -> Option<Response> {
         let url = if to.starts_with('/') { format!("{}{to}", self.url) } else { to.to_owned() };

@@ -58,7 +58,7 @@ async fn each_agent_has_its_own_prompt_model_tools_and_limits() {
     other.calls(&[("a", "nothing", json!({}))]);
     let third = open(&rap, "third", "hi").await;
     let paused = rap.until_status(&third, "needs_you").await;
-    assert!(paused["why"].as_str().unwrap().starts_with("paused: 1 turns"), "{paused}");
+    assert!(paused["why"].as_str().unwrap().starts_with("paused: 1 turn in a row"), "{paused}");
     assert_eq!(messages(&other.question().await), ["system: Be third.", "user: hi"]);
     assert_eq!(other.questions(), 1);
 }

@@ -8,6 +8,19 @@ use serde_json::{Value, json};
 const JSON: (&str, &str) = ("content-type", "application/json");
 
 #[tokio::test]
+async fn a_request_whose_parsed_form_would_need_much_memory_is_refused() {
+    let rap = Setup::new().start();
+    let content = format!("[{}{{}}]", "{\"a\":0},".repeat(200_000));
+    let body = format!("{{\"message\": \"x\", \"content\": {content}}}");
+    let refused = rap.send("POST", "/v1/threads", &[JSON], body.as_bytes()).await;
+    assert_eq!(refused.refusal(), (400, "invalid"));
+    assert!(refused.message().contains("expected fewer objects"), "{}", refused.message());
+    // A long text is no problem.
+    let text = "x".repeat(4_000_000);
+    rap.post("/v1/threads", &json!({"message": format!("say {text}")})).await.expect(201);
+}
+
+#[tokio::test]
 async fn a_thread_is_created_shown_and_closed() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
@@ -136,7 +149,7 @@ async fn invalid_messages_and_actions_are_refused() {
 async fn unknown_paths_and_methods_are_refused_in_json() {
     let tools = Tools::start().await;
     let rap = Rap::start(&tools);
-    for path in ["/", "/v1", "/v1/nothing", "/callback", "/callback/a/b", "/v1/threads/x/y/z"] {
+    for path in ["/nothing", "/v1", "/v1/nothing", "/callback", "/callback/a/b", "/v1/threads/x/y/z"] {
         assert_eq!(rap.get(path).await.refusal(), (404, "not_found"), "{path}");
     }
     for (method, path) in [

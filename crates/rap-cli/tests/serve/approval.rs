@@ -97,7 +97,7 @@ async fn a_question_without_an_answer_expires() {
     let thread = rap.open("call wipe {}").await;
     rap.until_line(
         &thread,
-        "result call_1_1: lapsed: nobody allowed this call within 1 second; nothing was done",
+        "result call_1_1: not approved: nobody answered within 1 second; the call was not sent",
     )
     .await;
     rap.until_idle(&thread).await;
@@ -178,8 +178,8 @@ async fn a_question_expires_while_the_runtime_is_down() {
     let thread = rap.open("call wipe {}").await;
     asked(&rap, &thread).await;
     let rap = rap.restarted_after(Duration::from_millis(600));
-    let lapsed = "result call_1_1: lapsed: nobody allowed this call within 500 ms; nothing was done";
-    rap.until_line(&thread, lapsed).await;
+    let expired = "result call_1_1: not approved: nobody answered within 500 ms; the call was not sent";
+    rap.until_line(&thread, expired).await;
     rap.until_idle(&thread).await;
     assert!(rap.listing("inbox").await.is_empty());
     assert_eq!(tools.count(INVOKE), 0);

@@ -12,7 +12,7 @@ async fn a_session_over_budget_holds_input_until_it_is_resumed() {
     rap.until_idle(&thread).await;
     rap.say(&thread, "say two").await;
     let paused = rap.until_status(&thread, "needs_you").await;
-    let why = "the budget of this session is spent: 2 turns in total; resume it to allow as many again";
+    let why = "this session has used its budget of 2 turns in total; resuming it renews the budget";
     assert_eq!(paused["why"], why);
     rap.say(&thread, "say three").await;
     let rap = rap.restarted();
@@ -106,7 +106,7 @@ async fn without_a_budget_only_a_model_that_talks_to_itself_is_paused() {
     let rap = Setup::new().tools(&tools).start_with_script(talks);
     let thread = rap.open("go").await;
     let paused = rap.until_status(&thread, "needs_you").await;
-    let why = "paused: 50 turns in a row without anything new from outside; resume the thread to continue";
+    let why = "paused: 50 turns in a row without new external input; resume the thread to continue";
     assert_eq!((&paused["why"], &paused["turn"]), (&json!(why), &json!(50)));
     let rap = rap.restarted();
     rap.act(&thread, "resume").await.expect(202);

@@ -316,7 +316,7 @@ async fn a_model_that_talks_to_itself_is_paused_until_it_is_resumed() {
     let thread = rap.open("go").await;
     let paused = rap.until_status(&thread, "needs_you").await;
     assert_eq!(paused["turn"], 3);
-    let why = "paused: 3 turns in a row without anything new from outside; resume the thread to continue";
+    let why = "paused: 3 turns in a row without new external input; resume the thread to continue";
     assert_eq!(paused["why"], why);
     assert_eq!(*rap.transcript(&thread).await.last().unwrap(), format!("notice: {why}"));
 

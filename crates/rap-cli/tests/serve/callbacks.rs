@@ -298,6 +298,30 @@ async fn the_callback_url_is_the_same_in_every_attempt_and_after_a_restart() {
     rap.until_line(&thread, "assistant: work: by the first URL").await;
 }
 
+/// A tool server knows a call by its URL too, so with another one it would run the call twice.
+#[tokio::test]
+async fn an_invocation_that_is_retried_keeps_its_callback_url_when_public_url_is_changed() {
+    let tools = Tools::start().await;
+    tools.answer_next(INVOKE, Reply::Status(503));
+    let mut rap = Rap::start(&tools);
+    let thread = rap.open("call work {\"a\": 1}").await;
+    let first = tools.invocation().await;
+    rap.kill();
+    let file = rap.directory().join("rap.toml");
+    let other = rap.url.replace("127.0.0.1", "localhost");
+    let config = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, config.replacen("[server]", &format!("[server]\npublic_url = {other:?}"), 1))
+        .unwrap();
+    rap.start_again();
+    assert_eq!(tools.invocation().await.request.raw, first.request.raw);
+    first.returns("by the first URL").await;
+    rap.until_line(&thread, "assistant: work: by the first URL").await;
+    // A new call has the new URL.
+    rap.say(&thread, "call work {\"a\": 2}").await;
+    let second = tools.invocation().await;
+    assert!(second.url().starts_with(&format!("{other}/callback/")), "{}", second.url());
+}
+
 /// A callback URL is never logged at any level, because it allows writing to the conversation.
 #[tokio::test]
 async fn no_log_contains_a_callback_path() {

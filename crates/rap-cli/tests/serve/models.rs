@@ -1,9 +1,11 @@
 //! The OpenAI API end to end: requests to the model, its answers and its failures.
 
 use rap_agent::texts::TOOL_DATA_NOTE;
+use rap_testkit::anthropic::AnthropicServer;
 use rap_testkit::ids::short;
 use rap_testkit::model::{ModelServer, messages};
 use rap_testkit::peer::Reply;
+use rap_testkit::stream::Stream;
 use rap_testkit::{Rap, Setup, Tools};
 use serde_json::{Value, json};
 
@@ -266,4 +268,128 @@ async fn a_model_request_is_dropped_when_the_user_sends_a_message() {
     rap.until_line(&thread, "assistant: Hello.").await;
     assert_eq!(model.messages().await, ["system: Be brief.", "user: first\n\nsecond"]);
     assert_eq!(rap.thread(&thread).await["turn"], 2);
+}
+
+#[tokio::test]
+async fn tokens_and_costs_are_counted_for_each_turn_and_thread() {
+    let model = ModelServer::start().await;
+    let prices = "input_price = 2.50\noutput_price = 10\ncached_price = \"0.25\"";
+    let rap = Setup::new().model(&format!("{}\n{prices}", model.lines())).start();
+    model.says_to(1_000, "One.");
+    model.says_to(2_000, "Two.");
+    let thread = rap.open("hi").await;
+    rap.until_idle(&thread).await;
+    rap.say(&thread, "and?").await;
+    rap.until_line(&thread, "assistant: Two.").await;
+    let idle = rap.until_idle(&thread).await;
+    // 3,000 input tokens at 2.50 dollars and 6 output tokens at 10 dollars per million.
+    assert_eq!(idle["usage"], json!({"input": 3_000, "output": 6, "cached": 0, "cost": 0.00756}));
+    let history = rap.get(&format!("/v1/threads/{thread}/history")).await.expect(200);
+    let entries = history["entries"].as_array().unwrap().clone();
+    let turns: Vec<_> = entries.iter().filter_map(|entry| entry.get("usage").cloned()).collect();
+    let turn = |input: u64, cost: f64| json!({"input": input, "output": 3, "cached": 0, "cost": cost});
+    assert_eq!(turns, [turn(1_000, 0.00253), turn(2_000, 0.00503)]);
+    let (code, shown) = rap.command(&["threads", "show", &thread]);
+    assert_eq!(code, Some(0));
+    assert!(shown.contains("3,000 tokens in, 6 out; cost $0.0076"), "{shown}");
+    assert!(shown.contains("last answer: 2,000 tokens in, 3 out; cost $0.0050"), "{shown}");
+    let metrics = rap.send("GET", "/metrics", &[], b"").await.text;
+    assert!(metrics.contains("rap_model_cost_dollars_total 0.00756"), "{metrics}");
+}
+
+#[tokio::test]
+async fn the_tokens_and_costs_of_a_session_include_its_children() {
+    let model = ModelServer::start().await;
+    let rap = Setup::new().model(&format!("{}\ninput_price = 1\noutput_price = 0", model.lines())).start();
+    model.calls(&[("c1", "spawn_thread", json!({"instructions": "dig"}))]);
+    // The parent and the child are asked at the same time.
+    model.says_to(1_000, "Fine.");
+    model.says_to(1_000, "Fine.");
+    let thread = rap.open("delegate").await;
+    let child = rap.child(&thread).await;
+    for thread in [&thread, &child] {
+        rap.until_line(thread, "assistant: Fine.").await;
+        rap.until_idle(thread).await;
+    }
+    let usage = |id: &str| {
+        let path = format!("/v1/threads/{id}/usage");
+        let rap = &rap;
+        async move { rap.get(&path).await.expect(200) }
+    };
+    let (of_root, of_child) = (usage(&thread).await, usage(&child).await);
+    assert_eq!((&of_root["session"], &of_root["threads"]), (&of_child["session"], &json!(2)));
+    for part in ["input", "output"] {
+        let sum = of_root["thread"][part].as_u64().unwrap() + of_child["thread"][part].as_u64().unwrap();
+        assert_eq!(of_root["session"][part], sum, "{part}");
+    }
+    assert_eq!(of_child["thread"]["cost"], 0.001);
+    let input = of_root["session"]["input"].as_u64().unwrap();
+    assert!(input >= 2_000, "{of_root}");
+    assert_eq!(of_root["session"]["cost"].as_f64().unwrap(), input as f64 / 1e6);
+    let (code, shown) = rap.command(&["threads", "show", &thread]);
+    assert!(code == Some(0) && shown.contains("session of 2 threads: "), "{shown}");
+    assert_eq!(rap.get("/v1/threads/nobody/usage").await.status, 404);
+}
+
+#[tokio::test]
+async fn a_budget_counts_the_tokens_of_an_answer_that_was_cut() {
+    let model = ModelServer::start().await;
+    let rap = Setup::new().model(&model.lines()).limit("tokens_in_total = 400").start();
+    let cut = "data: {\"choices\": [{\"delta\": {\"content\": \"half\"}}], \"usage\": {\"prompt_tokens\": 500, \
+               \"completion_tokens\": 1}}\n\n";
+    model.answer(Reply::Full(200, Some(("content-type", "text/event-stream".into())), cut.into()));
+    model.says("Whole.");
+    let thread = rap.open("hi").await;
+    rap.until_line(&thread, "assistant: Whole.").await;
+    let idle = rap.until_idle(&thread).await;
+    assert_eq!(idle["usage"], json!({"input": 510, "output": 4, "cached": 0}));
+    rap.say(&thread, "and?").await;
+    let paused = rap.until_status(&thread, "needs_you").await;
+    assert!(paused["why"].as_str().unwrap().contains("400 tokens in total"), "{paused}");
+}
+
+/// The model is dropped in the middle of its answer, first because it takes too long, then because of a message.
+#[tokio::test]
+async fn a_budget_counts_the_tokens_of_an_answer_that_was_dropped() {
+    let model = AnthropicServer::start().await;
+    let prices = "input_price = 1\noutput_price = 1\ncached_price = 1";
+    let setup = Setup::new().model(&format!("{}\n{prices}", model.lines()));
+    let rap = setup.limit("model_timeout = \"1s\"").start();
+    rap.post("/v1/threads", &json!({"id": "t"})).await.expect(201);
+    let mut stream = Stream::of(&rap, "t").await;
+    stream.until("status").await;
+    model.begins("Half an ans");
+    model.begins("Another ha");
+    rap.say("t", "hello").await;
+    assert_eq!(stream.until("delta").await["text"], "Half an ans");
+    assert_eq!(stream.until("delta").await["text"], "Another ha");
+    model.says("Whole.");
+    rap.say("t", "and?").await;
+    rap.until_line("t", "assistant: Whole.").await;
+    let idle = rap.until_idle("t").await;
+    // Each of the three requests has 100 input tokens, of which 90 are cached.
+    assert_eq!((&idle["usage"]["input"], &idle["usage"]["cached"]), (&json!(300), &json!(270)), "{idle}");
+    let metrics = rap.send("GET", "/metrics", &[], b"").await.text;
+    assert!(metrics.contains("rap_model_tokens_total{kind=\"input\"} 300"), "{metrics}");
+}
+
+#[tokio::test]
+async fn a_subscription_is_cancelled_by_a_short_id() {
+    let (tools, model) = (Tools::start().await, ModelServer::start().await);
+    let lines = format!("{}\ncall_ids = \"short\"", model.lines());
+    let rap = Setup::new().tools(&tools).model(&lines).start();
+    model.calls(&[("s1", "watch", json!({"topic": "x"}))]);
+    model.says("Subscribed.");
+    let thread = rap.open("watch x").await;
+    tools.invocation().await.confirms("watching").await;
+    rap.until_idle(&thread).await;
+    model.question().await;
+    let asked = model.question().await;
+    let id = asked["messages"][1]["tool_calls"][0]["id"].as_str().unwrap().to_owned();
+    assert!(id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{id}");
+    model.calls(&[("c1", "cancel_subscription", json!({"tool_call_id": id}))]);
+    model.says("Cancelled.");
+    rap.say(&thread, "stop").await;
+    rap.until_line(&thread, "assistant: Cancelled.").await;
+    assert_eq!(rap.thread(&thread).await["subscriptions"], json!([]));
 }

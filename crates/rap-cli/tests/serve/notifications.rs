@@ -239,3 +239,25 @@ async fn closing_a_thread_closes_its_descendants() {
     assert_eq!((tools.count(CLOSE), tools.count(CANCEL)), (3, 1));
     assert!(rap.listing("calls").await.is_empty());
 }
+
+#[tokio::test]
+async fn a_server_without_notification_endpoints_has_one_line_in_the_delivery_log() {
+    let tools = Tools::start().await;
+    tools.answer_always(CLOSE, Reply::Status(404));
+    let rap = Rap::start(&tools);
+    for name in ["one", "two", "three"] {
+        rap.post("/v1/threads", &json!({"id": name})).await.expect(201);
+        rap.close(name).await;
+        tools.next(CLOSE).await;
+    }
+    // Another failure is listed after those that are left out.
+    tools.answer_always(CLOSE, Reply::Status(500));
+    rap.post("/v1/threads", &json!({"id": "four"})).await.expect(201);
+    rap.close("four").await;
+    until("the last failure is listed", || async { rap.raw_listing("deliveries").await.len() >= 2 }).await;
+    let listed = rap.raw_listing("deliveries").await;
+    assert_eq!(listed.len(), 2, "{listed:?}");
+    let missing = &listed[1];
+    assert_eq!((&missing["topic"], &missing["thread_id"]), (&json!("close_thread"), &json!(null)));
+    assert!(missing["detail"].as_str().unwrap().contains("the server has no /close_thread"), "{missing}");
+}

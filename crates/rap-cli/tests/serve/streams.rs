@@ -26,6 +26,50 @@ async fn stalled_reader(rap: &Rap, path: &str) -> TcpStream {
     stream
 }
 
+/// Reads a stream until it has replayed an entry of this size or has ended. Returns true if it has ended.
+async fn has_ended(mut stream: TcpStream, bytes: usize) -> bool {
+    let (mut received, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
+    let end = b"event: end";
+    loop {
+        let count = stream.read(&mut buffer).await.unwrap_or(0);
+        let from = received.len().saturating_sub(end.len());
+        received.extend_from_slice(&buffer[..count]);
+        if count == 0 || received[from..].windows(end.len()).any(|window| window == end) {
+            return true;
+        }
+        if received.len() >= bytes {
+            return false;
+        }
+    }
+}
+
+/// Each of them would need the memory of the entry several times.
+#[tokio::test(flavor = "multi_thread")]
+async fn replays_of_large_entries_to_readers_that_do_not_read_share_a_bounded_memory() {
+    const READERS: usize = 100;
+    const RESULT: usize = 7_000_000;
+    const PEAK: u64 = 500 * 1024;
+    let tools = Tools::start().await;
+    let rap = Setup::new().tools(&tools).start();
+    let thread = rap.open("call work {}").await;
+    tools.invocation().await.returns(&"x".repeat(RESULT)).await;
+    rap.until(&thread, "idle", |row| row["status"] == "idle").await;
+    let mut readers = Vec::new();
+    for _ in 0..READERS {
+        readers.push(stalled_reader(&rap, &format!("/v1/threads/{thread}/events")).await);
+    }
+    let mut replayed = 0;
+    // While the last one is read, the others read nothing.
+    for reader in readers.into_iter().rev() {
+        replayed += usize::from(!has_ended(reader, RESULT).await);
+    }
+    assert!(replayed > 0);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", rap.process().id())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak < PEAK, "{peak} KiB at {replayed} replays");
+}
+
 #[tokio::test]
 async fn a_new_reader_gets_entries_then_a_snapshot_then_live_events() {
     let tools = Tools::start().await;

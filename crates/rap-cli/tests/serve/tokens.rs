@@ -81,7 +81,7 @@ async fn a_token_is_shown_once_and_works_until_it_is_revoked() {
     assert_eq!(revoke(&rap, &id).await.refusal(), (404, "no_such_token"));
     assert_eq!(revoke(&rap, "no-number").await.refusal(), (404, "no_such_token"));
     assert_eq!(rap.get("/v1/tokens").await.expect(200)["tokens"], json!([]));
-    // The stream of another token goes on.
+    // The stream of another token continues.
     rap.say(&thread, "say more").await;
     assert_eq!(kept.until("status").await["thread_id"], thread.as_str());
 }
@@ -121,6 +121,11 @@ async fn malformed_tokens_are_refused_with_a_reason() {
     }
 }
 
+/// Tokens, moves of sessions between runtimes, and the deletion of many sessions.
+fn is_for_admins(path: &str) -> bool {
+    ["/tokens", "/imports", "/migrate", "/move", "/prune"].iter().any(|part| path.contains(part))
+}
+
 /// Every operation of the description, with each scope.
 #[tokio::test]
 async fn a_scope_permits_what_it_says() {
@@ -133,7 +138,7 @@ async fn a_scope_permits_what_it_says() {
         for (path, operations) in document["paths"].as_object().unwrap() {
             for (method, operation) in operations.as_object().unwrap() {
                 let Some(needed) = operation["security"][0]["bearer"][0].as_str() else { continue };
-                let expected = match (path.contains("/tokens"), method.as_str()) {
+                let expected = match (is_for_admins(path), method.as_str()) {
                     (true, _) => "admin",
                     (false, "get") => "read",
                     (false, _) => "write",
@@ -200,7 +205,7 @@ async fn a_token_of_a_user_sees_and_hears_only_threads_of_that_user() {
     for (_, client) in &users {
         streams.push(stream(client, "/v1/events").await);
     }
-    // What the second user does comes first to the stream of the first.
+    // The second user acts first, so that its events would come before those of the first user in the wrong stream.
     for (_, client) in users.iter().rev() {
         busy(client, &tools).await;
     }
@@ -233,12 +238,14 @@ async fn a_token_of_a_user_sees_and_hears_only_threads_of_that_user() {
 }
 
 /// Each operation on one object: a name that tells whether a thread or a delivery is meant, its path and its body.
-const OPERATIONS: [(&str, &str, &str, &str); 15] = [
+const OPERATIONS: [(&str, &str, &str, &str); 17] = [
     ("thread", "GET", "/v1/threads/{id}", ""),
     ("thread", "GET", "/v1/threads/{id}/history", ""),
     ("thread", "GET", "/v1/threads/{id}/events", ""),
     ("thread", "GET", "/v1/threads/{id}/views", ""),
+    ("thread", "GET", "/v1/threads/{id}/usage", ""),
     ("thread", "POST", "/v1/threads/{id}/messages", r#"{"text": "hello"}"#),
+    ("thread", "DELETE", "/v1/threads/{id}", ""),
     ("thread", "POST", "/v1/threads/{id}/interrupt", "{}"),
     ("thread", "POST", "/v1/threads/{id}/close", "{}"),
     ("thread", "POST", "/v1/threads/{id}/resume", "{}"),
@@ -286,9 +293,36 @@ async fn threads_of_others_do_not_exist_for_a_token_of_a_user() {
     // The table above has every operation on one object.
     let document = rap.get("/openapi.json").await.expect(200);
     let paths = document["paths"].as_object().unwrap().keys();
-    for path in paths.filter(|path| path.contains('{') && !path.contains("/tokens")) {
+    for path in paths.filter(|path| path.contains('{') && !is_for_admins(path)) {
         assert!(OPERATIONS.iter().any(|(_, _, known, _)| known == path), "{path} is missing in the table");
     }
+}
+
+#[tokio::test]
+async fn nodes_and_threads_that_are_being_moved_tell_nothing_about_other_users() {
+    let rap = Setup::new().token(ADMIN).start();
+    let (ann, bob) = (of_user(&rap, "ann").await, of_user(&rap, "bob").await);
+    assert_eq!(rap.get("/v1/nodes").await.expect(200)["nodes"].as_array().unwrap().len(), 1);
+    assert_eq!(bob.get("/v1/nodes").await.expect(200)["nodes"], json!([]));
+    // A session that has left, as it is stored until its destination has put it into use.
+    let record = json!({"thread": {
+        "id": "left", "key": 7, "token_key": 7, "parent": null, "source": null, "inherits": 0, "ancestors": [],
+        "incarnation": 1, "agent": "default", "user_id": "ann", "title": null, "created_at": 0, "updated_at": 0,
+        "version": 1, "ask": null, "head": "{}",
+    }});
+    let database = rusqlite::Connection::open(rap.directory().join("rap.db")).unwrap();
+    database.execute("INSERT INTO parcels VALUES ('left', 'left', x'', 0)", []).unwrap();
+    let values = [record.to_string()];
+    database
+        .execute("INSERT INTO parcel_records (session, no, record) VALUES ('left', 1, ?1)", values)
+        .unwrap();
+    database.execute("INSERT INTO parcel_threads VALUES ('left', 'left')", []).unwrap();
+    for client in [&*rap, &ann] {
+        assert_eq!(client.get("/v1/threads/left").await.refusal(), (503, "moving"));
+    }
+    let (foreign, unknown) = (bob.get("/v1/threads/left").await, bob.get("/v1/threads/unknown").await);
+    assert_eq!((foreign.status, &foreign.text), (404, &unknown.text));
+    assert_eq!(bob.post("/v1/threads", &json!({"id": "left"})).await.refusal(), (409, "thread_exists"));
 }
 
 #[tokio::test]
@@ -367,7 +401,7 @@ async fn an_open_runtime_honours_the_tokens_that_it_is_given() {
         assert_eq!(refused.refusal(), (401, "unauthorised"));
     }
     assert_eq!(rap.raw_listing("threads").await.len(), 1, "no token is needed");
-    // A token also opens the way that requests without one do not have.
+    // With a token, requests from pages of other sites are served, which are refused without one.
     let origin = ("origin", "https://elsewhere.example");
     let refused = rap.send("GET", "/v1/threads", &[origin], b"").await;
     assert_eq!(refused.refusal(), (403, "foreign_origin"));

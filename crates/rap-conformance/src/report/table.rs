@@ -28,7 +28,7 @@ impl Report {
         let mut text = String::new();
         let out = &mut text;
         let profile = match self.profile {
-            Profile::Seeds => "",
+            Profile::Spec => "",
             Profile::Rap => " --profile rap",
         };
         line(out, &format!("rap check {} {}{profile}\n", self.subject.name(), plain(&self.target)));
@@ -40,7 +40,7 @@ impl Report {
             line(out, &format!("{id:<6}  {level:<10}  {style}{result:<14}{style:#}  {text}"));
         }
         self.failures(out, strictness);
-        self.partly_seen(out);
+        self.partial_results(out);
         self.unobserved(out);
         line(out, "");
         line(out, &self.summary(strictness));
@@ -49,15 +49,15 @@ impl Report {
 
     /// Returns one line with the number of requirements by result.
     pub fn summary(&self, strictness: Strictness) -> String {
-        let Count { passed, partly, failed_must, failed_should, not_observable, failed_additions } =
+        let Count { passed, partial, failed_must, failed_should, not_observable, failed_additions } =
             self.count();
         let additions = match self.profile {
-            Profile::Seeds => String::new(),
+            Profile::Spec => String::new(),
             Profile::Rap => format!(" {failed_additions} additions fail,"),
         };
         let (style, label) = if self.is_good(strictness) { (GREEN, "good") } else { (RED, "not good") };
         format!(
-            "{style}{label}{style:#}: {passed} requirements pass, {partly} in part, {failed_must} MUST and \
+            "{style}{label}{style:#}: {passed} requirements pass, {partial} in part, {failed_must} MUST and \
              {failed_should} SHOULD fail,{additions} {not_observable} cannot be observed; {} probes in {:.1} s",
             self.outcomes.len(),
             self.took.as_secs_f64()
@@ -79,7 +79,7 @@ impl Report {
             if probe.is_addition() {
                 line(
                     out,
-                    "  no requirement: this project's reading of a point that the specification leaves open",
+                    "  no requirement: this project's interpretation of a point that the specification leaves open",
                 );
             }
             line(out, &format!("  {style}{}{style:#}", plain(what)));
@@ -90,7 +90,7 @@ impl Report {
         }
     }
 
-    fn partly_seen(&self, out: &mut String) {
+    fn partial_results(&self, out: &mut String) {
         let mut head =
             Some(format!("\n{BOLD}Seen in part{BOLD:#}: neither contradicted nor shown completely"));
         for (requirement, result) in self.requirement_results() {
@@ -135,7 +135,7 @@ fn style_and_label(
 ) -> (Style, &'static str) {
     match result {
         RequirementResult::Pass => (GREEN, "pass"),
-        RequirementResult::Partial { .. } => (GREEN, "partly"),
+        RequirementResult::Partial { .. } => (GREEN, "partial"),
         RequirementResult::Fail(weight)
             if is_must(requirement, *weight) || strictness == Strictness::Strict =>
         {

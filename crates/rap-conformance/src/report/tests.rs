@@ -65,7 +65,7 @@ fn a_requirement_is_claimed_only_for_what_was_seen() {
     assert_eq!(result_of(&logged, "TC-14"), RequirementResult::Partial { unseen: "its log" });
     assert_eq!(
         logged.count(),
-        Count { partly: 1, not_observable: logged.count().not_observable, ..Count::default() }
+        Count { partial: 1, not_observable: logged.count().not_observable, ..Count::default() }
     );
     let row = |report: &Report, id: &str| {
         let rows = report.to_json(Strictness::Strict)["requirements"].as_array().unwrap().clone();
@@ -108,13 +108,13 @@ fn a_failed_addition_counts_as_a_should_and_is_not_in_the_profile_of_the_specifi
     let report = report(&[(&MUST, pass()), (&ADDITION, failed())]);
     assert!(report.is_good(Strictness::Lenient) && !report.is_good(Strictness::Strict));
     let table = report.to_table(Strictness::Lenient, None);
-    assert!(table.contains("warning") && table.contains("this project's reading"), "{table}");
+    assert!(table.contains("warning") && table.contains("this project's interpretation"), "{table}");
     assert!(table.contains("1 additions fail"), "{table}");
     let json = report.to_json(Strictness::Strict);
     assert_eq!((&json["good"], &json["probes"][1]["result"]), (&json!(false), &json!("fail")));
     assert_eq!((&json["profile"], &json["count"]["failed_additions"]), (&json!("rap"), &json!(1)));
     assert!(report.to_junit(Strictness::Strict).contains("rap.tool.addition"));
-    assert!(ADDITION.is_in(Profile::Rap) && !ADDITION.is_in(Profile::Seeds) && MUST.is_in(Profile::Seeds));
+    assert!(ADDITION.is_in(Profile::Rap) && !ADDITION.is_in(Profile::Spec) && MUST.is_in(Profile::Spec));
 }
 
 #[test]

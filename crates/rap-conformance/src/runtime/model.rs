@@ -62,7 +62,6 @@ pub(crate) struct Prompt {
     tools: Vec<Value>,
 }
 
-/// Recorded request to the model.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelRequest(Arc<RecordedRequest>);
 

@@ -19,6 +19,9 @@ pub enum Error {
         /// The command.
         text: String,
     },
+    /// The address of the runtime is not known.
+    #[error("the command does not contain {{listen}}: add it, or give --url or --say")]
+    NoAddress,
 }
 
 /// Words of a command, with placeholders.

@@ -331,10 +331,10 @@ impl Scenario {
         Ok((thread, subscription_call))
     }
 
-    /// Waits until a thread is idle. Without a client API, waits for the settle time.
+    /// Waits until a thread is idle. Without a client API, waits for the quiet period.
     pub(crate) async fn wait_until_idle(&self, thread: &str) -> ProbeResult {
         let User::Api(api) = &self.context.user else {
-            self.settle().await;
+            self.wait_for_silence().await;
             return Ok(());
         };
         let began = Instant::now();
@@ -372,8 +372,8 @@ impl Scenario {
     }
 
     /// Waits for messages that should not arrive.
-    pub(crate) async fn settle(&self) {
-        tokio::time::sleep(self.server().timeouts.settle).await;
+    pub(crate) async fn wait_for_silence(&self) {
+        tokio::time::sleep(self.server().timeouts.quiet_period).await;
     }
 
     /// Fails if a text is in any prompt of this scenario.

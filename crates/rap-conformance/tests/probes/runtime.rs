@@ -9,7 +9,8 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 /// Long enough for the sample runtime on a busy machine.
-const TIMEOUTS: Timeouts = Timeouts { arrival: Duration::from_secs(12), settle: Duration::from_millis(1200) };
+const TIMEOUTS: Timeouts =
+    Timeouts { arrival: Duration::from_secs(12), quiet_period: Duration::from_millis(1200) };
 /// Limits the number of concurrent checks. They wait most of the time.
 static PERMITS: Semaphore = Semaphore::const_new(7);
 
@@ -285,7 +286,7 @@ async fn the_profile_of_the_specification_has_no_additions() {
         Some(Fault::Answers200ToUnmatched),
         Some(Fault::NoCallId),
     ];
-    let checked = faults.map(|fault| check_profile(Ids::SameAsWire, fault, Profile::Seeds));
+    let checked = faults.map(|fault| check_profile(Ids::SameAsWire, fault, Profile::Spec));
     for (fault, report) in faults.into_iter().zip(futures_util::future::join_all(checked).await) {
         let table = report.to_table(Strictness::Strict, None);
         assert!(report.is_good(Strictness::Strict), "{fault:?}\n{table}");
@@ -355,6 +356,6 @@ async fn a_say_command_is_sufficient_for_many_probes() {
 async fn an_unreachable_runtime_is_an_error_without_a_report() {
     let checker = checker(TIMEOUTS).await;
     let api = User::Api(Api::new("http://127.0.0.1:1".parse().unwrap(), None));
-    let error = checker.run("nobody", Profile::Seeds, api, None, &|_| {}).await.unwrap_err().to_string();
+    let error = checker.run("nobody", Profile::Spec, api, None, &|_| {}).await.unwrap_err().to_string();
     assert!(error.contains("did not reach the model") && error.contains("could not connect"), "{error}");
 }

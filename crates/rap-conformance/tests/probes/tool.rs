@@ -287,7 +287,7 @@ async fn a_server_that_never_sends_an_error_has_not_shown_that_its_errors_are_go
 async fn a_missing_notification_endpoint_is_one_warning() {
     for (fault, failed_should) in [(Fault::HasNoCloseEndpoint, 1), (Fault::HasNoCancelEndpoint, 0)] {
         let server = FaultyServer::start(fault).await;
-        let given = Options { profile: Profile::Seeds, ..options(&server) };
+        let given = Options { profile: Profile::Spec, ..options(&server) };
         let report = check(given, &|_| {}).await.unwrap();
         let count = report.count();
         let table = report.to_table(Strictness::Lenient, None);
@@ -308,7 +308,7 @@ async fn the_profile_of_the_specification_has_no_additions() {
         Fault::RefusesUnknownFields,
     ] {
         let server = FaultyServer::start(fault).await;
-        let given = Options { profile: Profile::Seeds, ..options(&server) };
+        let given = Options { profile: Profile::Spec, ..options(&server) };
         let report = check(given, &|_| {}).await.unwrap();
         let table = report.to_table(Strictness::Strict, None);
         assert!(report.is_good(Strictness::Strict), "{fault:?}\n{table}");

@@ -10,7 +10,7 @@ use rap_protocol::Forbidden;
 
 use super::connector;
 
-/// Why a request failed.
+/// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The rules do not permit this URL, or any address of its host. No connection was made.
@@ -24,6 +24,9 @@ pub enum Error {
         "https needs root certificates, and this system has none: install ca-certificates, or set SSL_CERT_FILE"
     )]
     NoCertificates,
+    /// The credentials for the server are not available, for this reason. The request was not sent.
+    #[error("no credentials: {0}")]
+    Credentials(String),
     /// The connection could not be established. The request was not sent.
     #[error("could not connect: {0}")]
     Unreachable(String),

@@ -176,24 +176,40 @@ async fn consecutive_requests_share_a_connection() {
 }
 
 #[tokio::test]
-async fn retry_after_is_read_if_it_is_a_number() {
+async fn retry_after_is_read_in_every_form_and_bounded() {
     let server = Server::answering("HTTP/1.1 503 Busy\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n");
     let reply = post(&client(), &server.url()).await.unwrap();
     assert_eq!((reply.status, reply.retry_after), (503, Some(Duration::from_secs(7))));
     let table = [
         ("0", Some(0)),
-        (" 120 ", Some(120)),
-        ("86401", Some(86_400)),
-        ("99999999999999999999999", Some(86_400)),
+        (" 120 ", Some(120_000)),
+        ("86401", Some(86_400_000)),
+        ("99999999999999999999999", Some(86_400_000)),
+        ("1.5", Some(1_500)),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", Some(0)),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", Some(86_400_000)),
         ("", None),
         ("-1", None),
         ("+1", None),
-        ("1.5", None),
-        ("Fri, 31 Dec 1999 23:59:59 GMT", None),
+        ("1e3", None),
+        ("inf", None),
+        ("soon", None),
     ];
     for (text, expected) in table {
         let headers = HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static(text))]);
-        assert_eq!(retry_after(&headers), expected.map(Duration::from_secs), "{text:?}");
+        assert_eq!(retry_after(&headers), expected.map(Duration::from_millis), "{text:?}");
+    }
+    // A date counts from the server's own clock, and milliseconds are more exact than seconds.
+    let mut headers = HeaderMap::new();
+    headers.insert(DATE, HeaderValue::from_static("Sun, 06 Nov 1994 08:49:30 GMT"));
+    headers.insert(RETRY_AFTER, HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT"));
+    assert_eq!(retry_after(&headers), Some(Duration::from_secs(7)));
+    headers.insert(RETRY_AFTER_MS, HeaderValue::from_static("250"));
+    assert_eq!(retry_after(&headers), Some(Duration::from_millis(250)));
+    for (text, expected) in [("true", Some(true)), ("False", Some(false)), ("", None), ("1", None)] {
+        let headers =
+            HeaderMap::from_iter([(HeaderName::from_static(SHOULD_RETRY), HeaderValue::from_static(text))]);
+        assert_eq!(should_retry(&headers), expected, "{text:?}");
     }
 }
 

@@ -73,7 +73,7 @@ pub(super) struct Pool {
     state: Mutex<State>,
 }
 
-/// A place in the pool, which is free again when it is dropped.
+/// A slot of the pool, which is free again when it is dropped.
 pub(super) struct Admitted {
     pool: Arc<Pool>,
     id: u64,
@@ -205,7 +205,7 @@ mod tests {
         open.extend((0..2).map(|_| admit(&pool).unwrap()));
         assert!(open[16..].iter().all(|(admitted, _)| admitted.part == Part::Reserved));
         assert!(admit(&pool).is_none());
-        // A place of the reserve that is free again can be used, and so can an ordinary one.
+        // A slot of the reserve that is free again can be used, and so can an ordinary one.
         open.pop();
         assert_eq!(admit(&pool).unwrap().0.part, Part::Reserved);
         open.remove(0);

@@ -1,4 +1,4 @@
-//! A socket that notes the progress of its connection, fails when its reader stops reading, and adds headers to the
+//! A socket, or TLS on one, that notes the progress of its connection, fails when its reader stops reading, and adds headers to the
 //! answers that hyper itself makes.
 
 use std::io;
@@ -8,7 +8,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
 use super::pool::Progress;
@@ -34,8 +33,8 @@ fn with_own_headers(bytes: &[u8]) -> Option<Vec<u8>> {
     (!has_headers).then(|| [&bytes[..status_line], OWN_HEADERS, &bytes[status_line..]].concat())
 }
 
-pub(super) struct TrackedStream {
-    socket: TcpStream,
+pub(super) struct TrackedStream<S> {
+    socket: S,
     progress: Arc<Progress>,
     received: usize,
     /// Time that a blocked write may take.
@@ -44,8 +43,8 @@ pub(super) struct TrackedStream {
     blocked: Option<Pin<Box<Sleep>>>,
 }
 
-impl TrackedStream {
-    pub(super) fn new(socket: TcpStream, progress: Arc<Progress>, write_within: Duration) -> Self {
+impl<S> TrackedStream<S> {
+    pub(super) fn new(socket: S, progress: Arc<Progress>, write_within: Duration) -> Self {
         TrackedStream { socket, progress, received: 0, write_within, blocked: None }
     }
 
@@ -68,7 +67,7 @@ impl TrackedStream {
     }
 }
 
-impl AsyncRead for TrackedStream {
+impl<S: AsyncRead + Unpin> AsyncRead for TrackedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -85,7 +84,7 @@ impl AsyncRead for TrackedStream {
     }
 }
 
-impl AsyncWrite for TrackedStream {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TrackedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -24,7 +24,7 @@ const ROLLBACK: &str = "ROLLBACK";
 
 pub(super) type Open = Box<dyn Fn() -> rusqlite::Result<Connection> + Send>;
 
-/// Why a batch was rolled back.
+/// Reason why a batch was rolled back.
 pub(super) struct Outage {
     pub(super) why: String,
     reopen: bool,
@@ -125,7 +125,9 @@ impl Batches {
             }
         }
         let committing = Instant::now();
+        crate::crash::point("before_commit");
         execute(conn, COMMIT)?;
+        crate::crash::point("after_commit");
         self.observer.metrics.commit_seconds.observe_duration(committing.elapsed());
         self.observer.metrics.group_size.observe(jobs.len() as f64);
         Ok(())

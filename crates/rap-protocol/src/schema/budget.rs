@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::limits;
 
-/// Number of steps between two looks at the flag that stops a validation.
+/// Number of steps between two checks of the flag that stops a validation.
 const STEPS_PER_POLL: u64 = 10_000;
 
 /// Steps that validations may take, and optionally a flag that stops them.

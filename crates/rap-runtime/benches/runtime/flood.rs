@@ -10,8 +10,8 @@ use rap_io::sqlite::open_sqlite;
 use serde_json::{Value, json};
 use url::Url;
 
-use crate::client::{client, get_from, held_call, open_thread, post_to, until};
-use crate::process::BenchProcess;
+use rap_runtime::measure::client::{client, get_from, held_call, open_thread, post_to, until};
+use rap_runtime::measure::process::BenchProcess;
 use rap_testkit::bench::BenchResult;
 
 const SENDERS: u32 = 64;

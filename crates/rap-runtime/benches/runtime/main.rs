@@ -1,27 +1,23 @@
 //! Cost of a durable runtime compared with the baseline of this machine: `cargo bench -p rap-runtime`.
 //!
 //! Absolute numbers vary between machines and over time. The ratios within one run are meaningful. `RAP_BENCH=trips`
-//! measures only the round trips.
+//! measures only the round trips, `RAP_BENCH=postgres` only a Postgres database.
 //!
 //! Runtime and echo tool are separate processes. The tool measures a round trip as the time between two invocations of
-//! the same thread, which covers callback, commit, question, answer, commit and POST.
+//! the same thread, which covers callback, commit, model request, answer, commit and POST.
 
-mod bare;
-mod client;
-mod echo;
 mod flood;
-mod process;
-mod trips;
-mod waiting;
+mod postgres;
 
 use std::path::Path;
 use std::time::Duration;
 
 use flood::{Flood, Worker};
-use process::BenchProcess;
+use rap_runtime::measure::process::BenchProcess;
+use rap_runtime::measure::trips::LongConversation;
+use rap_runtime::measure::waiting::{Sleeping, Timers};
+use rap_runtime::measure::{self, Sizes, bare, trips, waiting};
 use rap_testkit::bench::{self, BenchResult, Figure, Scale};
-use trips::LongConversation;
-use waiting::{Sleeping, Timers};
 
 /// The allocator of the `rap` binary.
 #[global_allocator]
@@ -31,18 +27,6 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const FLOOD_BYTES: u64 = 100_000_000;
 /// Maximum memory that waiting threads and timers may add, in bytes.
 const WAITING_BYTES: u64 = 10_000_000;
-
-/// Sizes of the measurements.
-struct Sizes {
-    measured: Duration,
-    warm_up: Duration,
-    late_turn: u64,
-    /// Number of consecutive turns whose median is taken.
-    turns_window: u64,
-    sleeping: u32,
-    timers: u32,
-    events: u32,
-}
 
 const FULL: Sizes = Sizes {
     measured: Duration::from_secs(5),
@@ -66,22 +50,28 @@ const SMALL: Sizes = Sizes {
 
 #[tokio::main]
 async fn main() -> BenchResult<()> {
-    let arguments: Vec<String> = std::env::args().collect();
-    match arguments.iter().position(|argument| argument == "--role") {
-        Some(at) if arguments[at + 1] == "echo" => echo::echo().await,
-        Some(at) => process::runtime(Path::new(&arguments[at + 2]), &arguments[at + 3]).await,
-        None => bench::run(measure).await,
+    if measure::serve_role().await? {
+        return Ok(());
     }
+    bench::run(measure_all).await
 }
 
-async fn measure(scale: Scale) -> BenchResult<()> {
+async fn measure_all(scale: Scale) -> BenchResult<()> {
     let sizes = scale.of(&FULL, &SMALL);
     let data = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
     let data = data.path();
     let Sizes { sleeping, timers, events, .. } = sizes;
+    let part = std::env::var("RAP_BENCH").unwrap_or_default();
+    // It is measured by itself, since the server would take processor time from everything else.
+    if part == "postgres" || scale == Scale::Small {
+        postgres::measure(scale, sizes, data).await?;
+    }
+    if part == "postgres" {
+        return Ok(());
+    }
     eprintln!("round trips and their baselines …");
     let round_trips = round_trips(data, sizes).await?;
-    if std::env::var("RAP_BENCH").is_ok_and(|part| part == "trips") {
+    if part == "trips" {
         Figure::print_heading();
         return scale.check(&round_trips.print());
     }
@@ -150,9 +140,14 @@ impl RoundTrips {
     }
 }
 
-impl LongConversation {
+/// Prints figures, and returns which goals are met.
+trait Print {
+    fn print(&self, sizes: &Sizes) -> Vec<bool>;
+}
+
+impl Print for LongConversation {
     fn print(&self, sizes: &Sizes) -> Vec<bool> {
-        let (LongConversation { time, bytes }, late) = (self, sizes.late_turn);
+        let (LongConversation { time, bytes, .. }, late) = (self, sizes.late_turn);
         println!(
             "turn {late} compared with turn 10: {time:.2} times the time, {bytes:.2} times the bytes (at most 1.3)"
         );
@@ -164,9 +159,9 @@ fn megabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }
 
-impl Sleeping {
+impl Print for Sleeping {
     fn print(&self, sizes: &Sizes) -> Vec<bool> {
-        let (Sleeping { added, first_answer }, sleeping) = (self, sizes.sleeping);
+        let (Sleeping { added, first_answer, .. }, sleeping) = (self, sizes.sleeping);
         println!(
             "{sleeping} sleeping threads: {:.1} MB more (at most {:.0}), first callback answered after \
              {first_answer:.0?} (at most 100ms)",
@@ -177,7 +172,7 @@ impl Sleeping {
     }
 }
 
-impl Timers {
+impl Print for Timers {
     fn print(&self, sizes: &Sizes) -> Vec<bool> {
         let (Timers { added, start, late, listed }, timers) = (self, sizes.timers);
         println!(

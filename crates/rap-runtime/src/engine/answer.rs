@@ -9,29 +9,27 @@ use rap_protocol::retry::{Attempt, Next, Outcome, after_attempt};
 use super::Engine;
 use super::run::WorkOutcome;
 use crate::store::{AnswerWork, DeliveryKind, DeliveryRecord, outcome_after};
-use crate::world::Purpose;
+use crate::toolsets::may_have_credentials;
+use crate::world::{MessageKind, To};
 
 impl Engine {
     pub(super) async fn deliver_answer(&self, work: &AnswerWork) -> WorkOutcome {
         let body = ChoiceAnswer { id: work.call.clone(), selected: work.selected };
         let body = Bytes::from(serde_json::to_vec(&body).expect("bug: an answer is JSON"));
-        let url = work.response_url.to_url();
-        let sent = match self.check_named_url(&work.server, &url) {
-            Ok(()) => self.world.http.post(Purpose::Invoke, &url, &[], body).await,
-            Err(forbidden) => Err(forbidden.into()),
-        };
+        let sent = self.send_answer(work, body).await;
         let (outcome, detail) = match &sent {
             Ok(reply) => (
                 Outcome::Answered { status: reply.status, retry_after: reply.retry_after },
                 format!("answered {}", reply.status),
             ),
-            Err(error) => (Outcome::NoAnswer, error.to_string()),
+            Err(NotSent::NotRunning(why)) => (Outcome::NoAnswer, why.clone()),
+            Err(NotSent::Failed(error)) => (Outcome::NoAnswer, error.to_string()),
         };
         let attempts = work.attempts.saturating_add(1);
         let jitter = self.world.random.next() as u32;
         let attempt = Attempt { number: attempts, since: work.since, now: self.now(), jitter };
         let next = match &sent {
-            Err(client::Error::Forbidden(_)) => Next::GaveUp,
+            Err(NotSent::Failed(client::Error::Forbidden(_))) => Next::GaveUp,
             _ => after_attempt(outcome, attempt, &self.retry_policy()),
         };
         let delivery = outcome_after(next);
@@ -52,7 +50,7 @@ impl Engine {
             Next::Retry { at } => return WorkOutcome::Retry { at, attempts, outcome: detail },
             Next::Refused { status } => format!("answered {status}"),
             Next::GaveUp => match sent {
-                Err(error @ client::Error::Forbidden(_)) => error.to_string(),
+                Err(NotSent::Failed(error @ client::Error::Forbidden(_))) => error.to_string(),
                 _ => format!("no success in {attempts} attempts"),
             },
         };
@@ -60,4 +58,24 @@ impl Engine {
         let failed = Some(Input::CallFailed { call: work.call.clone(), text });
         WorkOutcome::AnswerEnded { failed, attempts }
     }
+
+    async fn send_answer(&self, work: &AnswerWork, body: Bytes) -> Result<client::Reply, NotSent> {
+        let named = work.response_url.to_url();
+        let server = self.settings.tool_servers.iter().find(|server| server.url == work.server);
+        let url = match server {
+            Some(server) => server.resolve(&named).map_err(NotSent::NotRunning)?,
+            None => named,
+        };
+        self.check_named_url(&work.server, &url).map_err(|forbidden| NotSent::Failed(forbidden.into()))?;
+        let trusted = server.filter(|server| may_have_credentials(&self.urls, server, &url));
+        let to = To { url: &url, credentials_of: trusted.map(|server| server.url.as_str()) };
+        self.world.http.post(MessageKind::Answer, to, body).await.map_err(NotSent::Failed)
+    }
+}
+
+/// Reason why there is no reply.
+enum NotSent {
+    /// The server is one that is started, and does not run now.
+    NotRunning(String),
+    Failed(client::Error),
 }

@@ -3,22 +3,38 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rap_agent::{Cause, Entry, Head, Input, Seq, TurnAnswer, TurnRetry};
+use rap_agent::{Cause, Entry, Head, Input, Seq, TurnAnswer, TurnRetry, Usage};
+use rap_protocol::Timestamp;
 use rap_protocol::retry::{Attempt, Next, Outcome, RetryPolicy, after_attempt};
 
 use super::display_texts::show;
+use super::fallback::{FailedRequest, ModelList, News, Outages};
 use super::plan_calls::{CallContext, plan};
 use super::run::WorkOutcome;
 use super::summary::{ModelRef, TurnContext, size};
 use super::{Engine, built_in};
 use crate::hub::LiveEvent;
-use crate::model::{self, HistoryScope, ModelRequest, OfferedTool};
+use crate::model::{self, HistoryScope, Model, ModelAnswer, ModelRequest, OfferedTool, OnDelta, Spent};
 use crate::settings::{Agent, Permissions, Settings};
-use crate::store::{self, AskWork, Message, Target, Thread};
+use crate::store::{self, AskWork, Message, Signal, Target, Thread, WorkKind, WorkQueue};
 use crate::toolsets::SessionTools;
 
 /// First and longest pause between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+
+/// Maximum size of the part of an answer that event streams get at once, in bytes.
+const DELTA_BYTES: usize = 16 * 1024;
+/// Longest pause that a model server can ask for.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(10 * 60);
+
+/// Tokens of a turn that are not stored yet. They are paid for, even if the turn is cancelled.
+#[derive(Default)]
+pub(super) struct UnstoredTokens {
+    /// Tokens of the request in progress, as far as its server has counted them.
+    pub(super) spent: Spent,
+    /// Tokens of an answer that has arrived. The metrics have them already.
+    pub(super) answered: Spent,
+}
 
 /// Reason why a request has no answer.
 pub(super) enum Failure {
@@ -33,68 +49,255 @@ impl From<store::Error> for Failure {
 }
 
 impl Engine {
-    /// Makes one attempt to ask the model.
-    pub(super) async fn ask(&self, work: &AskWork) -> WorkOutcome {
+    /// Makes one attempt to ask the model at a position of the agent's list.
+    pub(super) async fn ask(&self, work: &AskWork, position: usize, tokens: &UnstoredTokens) -> WorkOutcome {
+        rap_io::crash::point("before_ask");
         let AskWork { thread, turn, .. } = work;
         let within = self.settings.limits.model_timeout;
         let number = work.attempts.saturating_add(1);
         let apply = |input| WorkOutcome::Apply(Box::new(Message::new(Target::Key(thread.key), input)));
-        let (why, retry_after) = match tokio::time::timeout(within, self.ask_once(work, number)).await {
-            Ok(Ok(input)) => return apply(input),
-            Ok(Err(Failure::Model(model::Error::TooLong { why }))) => {
-                return apply(Input::PromptTooLong { turn: *turn, why });
+        let fail = |why, retry| apply(Input::TurnFailed { turn: *turn, why, retry });
+        let began = self.now();
+        let asked = tokio::time::timeout(within, self.ask_once(work, number, position, tokens)).await;
+        let asked = asked.unwrap_or_else(|_| {
+            Err(Failure::Model(model::Error::retry(format!("no answer within {within:?}"))))
+        });
+        // A request that took too long was dropped.
+        if asked.is_err() {
+            self.count_unstored(thread, tokens).await;
+        }
+        self.note_outcome((thread, *turn), position, began, &asked).await;
+        let error = match asked {
+            Ok(input) => {
+                // The input has them.
+                tokens.answered.take();
+                return apply(input);
             }
-            Ok(Err(Failure::Model(model::Error::Refused { why }))) => {
-                return apply(Input::TurnFailed { turn: *turn, why, retry: TurnRetry::Never });
-            }
-            Ok(Err(Failure::Model(model::Error::Retry { why, retry_after }))) => (why, retry_after),
+            Err(Failure::Model(error)) => error,
             // The model is not at fault, and a failed turn could not be stored either.
-            Ok(Err(Failure::Store(error @ (store::Error::Unavailable(_) | store::Error::Closed)))) => {
+            Err(Failure::Store(error @ (store::Error::Unavailable(_) | store::Error::Closed))) => {
                 return WorkOutcome::StoreFailed(error);
             }
-            Ok(Err(Failure::Store(error))) => {
-                let why = error.with_sources();
-                return apply(Input::TurnFailed { turn: *turn, why, retry: TurnRetry::Never });
+            Err(Failure::Store(error)) => {
+                let why = match &error {
+                    store::Error::Unreadable(_) => store::damage::reason(&error),
+                    error => error.with_sources(),
+                };
+                return fail(why, TurnRetry::Never);
             }
-            Err(_) => (format!("no answer within {within:?}"), None),
         };
-        tracing::warn!(thread = %thread.id, turn, attempt = number, why, "the model could not be asked");
+        if let model::Error::TooLong { why } = error {
+            return apply(Input::PromptTooLong { turn: *turn, why });
+        }
+        tracing::warn!(thread = %thread.id, turn, attempt = number, why = %error, "the model could not be asked");
+        match self.next_attempt((thread, *turn), number, position, &error) {
+            Ok((at, attempts)) => {
+                let why = error.to_string();
+                self.announce_retry(thread, &why, at);
+                WorkOutcome::Retry { at, attempts, outcome: why }
+            }
+            Err(retry) => fail(error.to_string(), retry),
+        }
+    }
+
+    /// Returns the time of the next attempt after a failure, and the number of attempts to store. The number decides
+    /// from which model on the next attempt chooses.
+    fn next_attempt(
+        &self,
+        (thread, turn): (&Thread, u64),
+        number: u32,
+        position: usize,
+        error: &model::Error,
+    ) -> Result<(Timestamp, u32), TurnRetry> {
         let now = self.now();
-        let attempt = Attempt { number, since: now, now, jitter: self.world.random.next() as u32 };
+        let each = self.settings.limits.model_attempts;
+        let list = self.model_list(thread);
+        let has_next = position + 1 < list.count;
+        let retry_after = match error {
+            // Another model may take the request.
+            _ if has_next && matches!(error, model::Error::Refused { .. }) => {
+                let attempts = each.saturating_mul(position as u32 + 1);
+                return Ok((now.plus(PAUSES.0), attempts.max(number)));
+            }
+            model::Error::Retry { retry_after, .. } => *retry_after,
+            _ if list.count == 1 || self.outages().all_refuse(list, (thread.key, turn)) => {
+                return Err(TurnRetry::Never);
+            }
+            // A model before this one may work again later.
+            _ => return Err(TurnRetry::Later),
+        };
+        if number >= each.saturating_mul(list.count as u32) {
+            return Err(TurnRetry::Later);
+        }
+        // The pauses grow with the attempts at this model.
+        let earlier = each.saturating_mul(position as u32);
+        let own = if number > earlier { number - earlier } else { number };
+        let attempt = Attempt { number: own, since: now, now, jitter: self.world.random.next() as u32 };
         let retry_policy = RetryPolicy {
             first_pause: PAUSES.0,
             longest_pause: PAUSES.1,
             give_up_after: Duration::from_secs(24 * 3600),
-            attempts: self.settings.limits.model_attempts,
+            attempts: u32::MAX,
         };
-        match after_attempt(Outcome::Answered { status: 503, retry_after }, attempt, &retry_policy) {
-            Next::Retry { at } => {
-                let pause = at.since(now);
-                let text = format!("the model could not be asked: {why}; trying again in {pause:.1?}");
-                self.hub
-                    .publish(thread.key, LiveEvent::Notice { thread: Arc::clone(thread), text: text.into() });
-                WorkOutcome::Retry { at, attempts: number, outcome: why }
-            }
-            _ => apply(Input::TurnFailed { turn: *turn, why, retry: TurnRetry::Later }),
+        let Next::Retry { at } =
+            after_attempt(Outcome::Answered { status: 503, retry_after }, attempt, &retry_policy)
+        else {
+            return Err(TurnRetry::Later);
+        };
+        let mut at = at.max(now.plus(retry_after.unwrap_or_default().min(MAX_RETRY_AFTER)));
+        if has_next {
+            let is_used_up = number / each > position as u32;
+            let left =
+                if is_used_up { Duration::ZERO } else { self.outages().passed_over_in(list, position, now) };
+            at = at.min(now.plus(left.max(PAUSES.0)));
+        }
+        Ok((at, number))
+    }
+
+    /// Tells the people who watch a thread when the model is asked again.
+    fn announce_retry(&self, thread: &Arc<Thread>, why: &str, at: Timestamp) {
+        let pause = at.since(self.now());
+        let clock = rap_api::Time::from_millis(at.0).to_string();
+        let text = format!(
+            "the model could not be asked: {why}; trying again in {pause:.1?}, at {} UTC",
+            &clock[11..19]
+        );
+        self.tell_peers(|| Signal::Notice { thread: thread.key, text: text.clone() });
+        self.hub.publish(thread.key, LiveEvent::Notice { thread: Arc::clone(thread), text: text.into() });
+    }
+
+    /// Counts the tokens of a turn whose answer is not used.
+    pub(super) async fn count_unstored(&self, thread: &Thread, tokens: &UnstoredTokens) {
+        self.count_unused(thread, tokens.spent.take()).await;
+        let answered = tokens.answered.take();
+        if answered != Usage::default() {
+            self.apply_with_retry(thread.key, Input::UnusedAnswer(answered)).await.ok();
         }
     }
 
-    async fn ask_once(&self, work: &AskWork, attempt: u32) -> Result<Input, Failure> {
+    /// Counts the tokens of a request without an answer. A failure to write them is ignored: the answer is lost anyway.
+    async fn count_unused(&self, thread: &Thread, usage: Usage) {
+        if usage != Usage::default() {
+            self.metrics.count_unused(&usage);
+            self.count_unused_tokens(&thread.agent, &usage);
+            self.apply_with_retry(thread.key, Input::UnusedAnswer(usage)).await.ok();
+        }
+    }
+
+    /// Sends a request, and counts its tokens if there is no answer.
+    pub(super) async fn send_to_model(
+        &self,
+        thread: &Thread,
+        model: &dyn Model,
+        request: ModelRequest,
+        on_delta: &mut OnDelta<'_>,
+    ) -> Result<ModelAnswer, model::Error> {
+        let spent = request.spent.clone();
+        let answer = model.ask(request, on_delta).await;
+        // An answer has its own count.
+        let unused = spent.take();
+        if answer.is_err() {
+            self.count_unused(thread, unused).await;
+        }
+        answer
+    }
+
+    fn model_list<'a>(&self, thread: &'a Thread) -> ModelList<'a> {
+        let agent = self.agent(&thread.agent);
+        let (count, after) =
+            agent.map_or((1, Duration::ZERO), |agent| (1 + agent.fallbacks.len(), agent.fallback_after));
+        ModelList { agent: &thread.agent, count, after }
+    }
+
+    /// Returns the position of the model to ask in the agent's list. Each model has its number of attempts.
+    pub(super) fn choose_model(&self, thread: &Thread, attempts: u32) -> usize {
+        let list = self.model_list(thread);
+        if list.count == 1 {
+            return 0;
+        }
+        let first = attempts / self.settings.limits.model_attempts;
+        self.outages().choose(list, thread.key, first as usize, self.now())
+    }
+
+    /// Returns the queue of a model, if its agent has several.
+    pub(super) fn queue_of_model(&self, thread: &Thread, position: usize) -> Option<WorkQueue> {
+        let agent = self.agent(&thread.agent).ok().filter(|agent| !agent.fallbacks.is_empty())?;
+        let destination = self.model_at(agent, position).model.destination();
+        Some(WorkQueue { kind: WorkKind::Ask, destination: destination.to_owned() })
+    }
+
+    /// Remembers whether a model answered, if its agent has several. A notice tells a thread which model answers, if it is
+    /// not the first, and when it is the first again.
+    async fn note_outcome(
+        &self,
+        (thread, turn): (&Arc<Thread>, u64),
+        position: usize,
+        began: Timestamp,
+        asked: &Result<Input, Failure>,
+    ) {
+        let Ok(agent) = self.agent(&thread.agent) else { return };
+        if agent.fallbacks.is_empty() {
+            return;
+        }
+        let now = self.now();
+        let (why, refused, retry_after) = match asked {
+            Ok(_) => {
+                let news = self.outages().answered(&agent.name, position, (thread.key, turn), now);
+                let name = |position| self.model_at(agent, position).model.name();
+                let text = match news {
+                    Some(News::Replaced(why)) => format!(
+                        "the first model of the agent, {}, fails ({why}); its model {}, {}, answers instead",
+                        name(0),
+                        position + 1,
+                        name(position)
+                    ),
+                    Some(News::Back) => format!("the first model of the agent, {}, answers again", name(0)),
+                    None => return,
+                };
+                // The notice is only for people, so a failure to write it is ignored.
+                self.apply_with_retry(thread.key, Input::Notice { text }).await.ok();
+                return;
+            }
+            Err(Failure::Model(model::Error::Retry { why, retry_after })) => (why, false, *retry_after),
+            Err(Failure::Model(model::Error::Refused { why, every_request: true })) => (why, true, None),
+            // The model may answer other requests.
+            Err(Failure::Model(model::Error::Refused { why, every_request: false })) => {
+                return self.outages().refused((thread.key, turn), position, why.clone());
+            }
+            Err(Failure::Model(model::Error::TooLong { .. }) | Failure::Store(_)) => return,
+        };
+        let not_before = retry_after.map(|pause| now.plus(pause.min(MAX_RETRY_AFTER)));
+        let failed = FailedRequest { thread: thread.key, began, why: why.clone(), refused, not_before };
+        self.outages().failed(&agent.name, position, failed, now);
+    }
+
+    fn outages(&self) -> std::sync::MutexGuard<'_, Outages> {
+        self.outages.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    async fn ask_once(
+        &self,
+        work: &AskWork,
+        attempt: u32,
+        position: usize,
+        tokens: &UnstoredTokens,
+    ) -> Result<Input, Failure> {
         let AskWork { thread, head, turn, up_to, .. } = work;
         let (turn, up_to) = (*turn, *up_to);
         let agent = self.agent(&thread.agent)?;
         let tools = self.toolsets.discover(thread).await?;
         let cause = self.store.cause(thread).await?;
-        let chosen = self.choose_model(agent);
+        let chosen = self.model_at(agent, position);
         let request = ModelRequest {
             system: agent.system.clone(),
             entries: self.entries(thread, up_to, &chosen).await?,
             tools: self.offer_tools(thread, agent, cause, &tools, head),
             turn,
             images: chosen.images,
+            spent: tokens.spent.clone(),
         };
         let size = size(&chosen, head, up_to, &request);
-        let context = TurnContext { thread, turn, agent, chosen, head, size };
+        let context = TurnContext { thread, turn, agent, chosen, head, size, tokens };
         // A failed summary is not repeated for the same request, unless the server refuses the request as too long.
         if attempt == 1
             && let Some(summary) = self.summarise_if_too_long(&context).await?
@@ -105,14 +308,19 @@ impl Engine {
         let mut on_delta = |text: &str| {
             timer.on_first_text();
             if self.hub.has_listeners() {
-                self.hub.publish(thread.key, LiveEvent::Delta { turn, attempt, text: text.into() });
+                for text in parts(text) {
+                    self.hub.publish(thread.key, LiveEvent::Delta { turn, attempt, text: text.into() });
+                }
             }
+            self.tell_peers(|| Signal::Delta { thread: thread.key, turn, attempt, text: text.into() });
         };
-        let answer = chosen.model.ask(request, &mut on_delta).await;
+        let answer = self.send_to_model(thread, chosen.model, request, &mut on_delta).await;
+        self.count_request(&thread.agent, timer.elapsed(), &answer);
         let answer = match timer.finish(answer) {
             Err(model::Error::TooLong { why }) => return self.summarise_after_refusal(&context, why).await,
             answer => answer.map_err(Failure::Model)?,
         };
+        tokens.answered.set(answer.usage);
         let call_context = CallContext { permissions: agent.permissions(cause), now: self.now() };
         let mut calls = plan(answer.calls, &call_context, &tools, &self.validations).await;
         show(&mut calls, &tools, self.world.blocking).await;
@@ -120,9 +328,10 @@ impl Engine {
         Ok(Input::TurnEnded { turn, answer })
     }
 
-    /// Returns the agent's own model, or the default one.
-    fn choose_model<'a>(&'a self, agent: &'a Agent) -> ModelRef<'a> {
-        match &agent.model {
+    /// Returns a model of the agent's list, which begins with its own model, or the default one.
+    fn model_at<'a>(&'a self, agent: &'a Agent, position: usize) -> ModelRef<'a> {
+        let fallback = position.checked_sub(1).and_then(|position| agent.fallbacks.get(position));
+        match fallback.or(agent.model.as_ref()) {
             Some(own) => ModelRef { model: &*own.model, images: own.images, window: own.window },
             None => {
                 let Settings { model, images, window, .. } = &self.settings;
@@ -158,7 +367,7 @@ impl Engine {
     fn agent(&self, name: &str) -> Result<&Agent, Failure> {
         let found = self.settings.agents.iter().find(|agent| agent.name == name);
         let why = || format!("the agent `{name}` is no longer configured");
-        found.ok_or_else(|| Failure::Model(model::Error::Refused { why: why() }))
+        found.ok_or_else(|| Failure::Model(model::Error::refused(why())))
     }
 
     async fn entries(
@@ -177,6 +386,15 @@ impl Engine {
     }
 }
 
+/// Splits text into parts of [`DELTA_BYTES`].
+fn parts(mut text: &str) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        let (part, rest) = text.split_at(text.floor_char_boundary(DELTA_BYTES));
+        text = rest;
+        (!part.is_empty()).then_some(part)
+    })
+}
+
 /// Returns the tools that the model may call: those of the tool servers, then the built-in ones.
 fn offered(permissions: &Permissions, tools: &SessionTools, has_parent: bool) -> Arc<[OfferedTool]> {
     let remote =
@@ -186,4 +404,18 @@ fn offered(permissions: &Permissions, tools: &SessionTools, has_parent: bool) ->
             schema: tool.input_schema.clone(),
         });
     remote.chain(built_in::offered(has_parent)).chain([built_in::close_thread(&[])]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_reaches_event_streams_in_small_parts() {
+        let text = "ä€x".repeat(DELTA_BYTES);
+        let all: Vec<&str> = parts(&text).collect();
+        assert!(all.iter().all(|part| part.len() <= DELTA_BYTES));
+        assert_eq!(all.concat(), text);
+        assert_eq!(parts("").count(), 0);
+    }
 }

@@ -102,6 +102,7 @@ impl Engine {
             };
             Message::new(Target::Key(timer.thread), input)
         };
+        rap_io::crash::point("before_timer");
         let results = self.store.apply(MessageClass::Internal, timers.iter().map(message).collect()).await;
         let failed = timers
             .into_iter()
@@ -112,7 +113,10 @@ impl Engine {
             match error {
                 store::Error::Closed | store::Error::Unavailable(_) => return Err(error),
                 // The timer is out of date or cannot be applied. It must not block the timers after it.
-                _ => postponed.push(timer),
+                _ => {
+                    self.set_aside_if_damaged(&Target::Key(timer.thread), &error).await;
+                    postponed.push(timer);
+                }
             }
         }
         if !postponed.is_empty() {
@@ -124,7 +128,8 @@ impl Engine {
     /// Removes expired rows. Returns the time until it should run again.
     async fn prune(&self) -> Duration {
         let now = self.now();
-        let keys_before = now.minus(self.settings.limits.event_marks_for);
+        self.expire_alerts().await;
+        let keys_before = now.minus(self.settings.limits.idempotency_key_lifetime);
         match self.store.prune(keys_before, now.minus(DELIVERIES_FOR)).await {
             Ok(true) => PRUNE_PAUSE,
             Ok(false) => PRUNE_EVERY,
@@ -136,7 +141,7 @@ impl Engine {
     }
 }
 
-/// Tells whether another query may find more rows.
+/// Result of a paged query: another query may find more rows, or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum More {
     No,

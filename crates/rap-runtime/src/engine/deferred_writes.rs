@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::hub::LiveEvent;
-use crate::store::{DeliveryKind, DeliveryOutcome, DeliveryRecord, WorkKey};
+use crate::store::{DeliveryKind, DeliveryOutcome, DeliveryRecord, Signal, WorkKey};
 
 /// Time that records wait before they are written together. A call that returns earlier is never marked as accepted,
 /// which is harmless: invocations are sent at least once.
@@ -102,10 +102,12 @@ impl Engine {
             return;
         }
         match self.store.record_deliveries(records).await {
-            Ok(ids) if self.hub.has_listeners() => {
-                ids.into_iter().for_each(|id| self.hub.publish_to_all(LiveEvent::Delivery { id }));
+            Ok(ids) => {
+                for id in ids {
+                    self.tell_peers(|| Signal::Delivery { id: id.clone() });
+                    self.hub.publish_to_all(LiveEvent::Delivery { id });
+                }
             }
-            Ok(_) => {}
             Err(error) => tracing::warn!(why = error.with_sources(), "deliveries could not be recorded"),
         }
     }

@@ -14,7 +14,7 @@
 //!
 //! The module does no IO and never blocks.
 
-mod fair_queue;
+pub(super) mod fair_queue;
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -64,6 +64,8 @@ struct State {
     in_progress: BTreeMap<WorkKey, InProgress>,
     /// Accepted invocations whose acceptance is not stored yet.
     accepted: Vec<(ThreadKey, CallId)>,
+    /// Work that is about to be stored and already holds a slot.
+    reserved: BTreeMap<WorkKey, (WorkQueue, SessionKey)>,
 }
 
 struct Queue {
@@ -84,7 +86,7 @@ struct Queue {
     turn: u64,
 }
 
-/// Tells whether the store may hold due work that is not in memory.
+/// Due work in the store that is not in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StoredWork {
     NoMore,
@@ -102,15 +104,15 @@ struct InProgress {
 }
 
 /// The slots of a queue, and the sessions that hold them.
-struct HeldSlots {
+pub(super) struct HeldSlots {
     all: usize,
-    busy: usize,
+    pub(super) busy: usize,
     /// Number of slots that each session holds. Sessions without a slot are missing.
     by_session: BTreeMap<SessionKey, usize>,
 }
 
 impl HeldSlots {
-    fn new(all: usize) -> HeldSlots {
+    pub(super) fn new(all: usize) -> HeldSlots {
         HeldSlots { all, busy: 0, by_session: BTreeMap::new() }
     }
 
@@ -120,17 +122,17 @@ impl HeldSlots {
 
     /// Returns whether a session may use a free slot: any session may use the common slots, the reserved ones only a
     /// session that holds none.
-    fn admits(&self, session: SessionKey) -> bool {
+    pub(super) fn admits(&self, session: SessionKey) -> bool {
         let common = self.all - self.all / RESERVED_PART;
         self.busy < common || (self.busy < self.all && !self.by_session.contains_key(&session))
     }
 
-    fn take(&mut self, session: SessionKey) {
+    pub(super) fn take(&mut self, session: SessionKey) {
         self.busy += 1;
         *self.by_session.entry(session).or_default() += 1;
     }
 
-    fn release(&mut self, session: SessionKey) {
+    pub(super) fn release(&mut self, session: SessionKey) {
         let Some(count) = self.by_session.get_mut(&session) else { return };
         self.busy -= 1;
         *count -= 1;
@@ -142,9 +144,7 @@ impl HeldSlots {
 
 /// Next action for a queue.
 pub(crate) enum Next {
-    /// Start this work.
     Start(SessionKey, WorkKey, CancellationToken),
-    /// Read this page from the store.
     Read(DuePage),
     Nothing,
 }
@@ -175,6 +175,11 @@ impl Queue {
                 StoredWork::MaybeMore
             }
         };
+    }
+
+    /// Returns true if new work of a session need not wait.
+    fn starts_at_once(&self, session: SessionKey) -> bool {
+        self.slots.admits(session) && self.waiting.is_empty() && self.store == StoredWork::NoMore
     }
 
     /// Adds stored work. If there is no room for it in memory, it is read from the store later.
@@ -265,6 +270,13 @@ impl Dispatcher {
             .map(|kind| (kind.as_str(), state.in_progress.keys().filter(|key| key.kind() == kind).count()))
     }
 
+    /// Returns true if work is in progress, waits in memory, or may be in the store and due.
+    pub(crate) fn has_work(&self) -> bool {
+        let state = self.state();
+        let has_work = |queue: &Queue| queue.store != StoredWork::NoMore || !queue.waiting.is_empty();
+        !state.in_progress.is_empty() || state.queues.values().any(has_work)
+    }
+
     /// Returns the number of slots in use.
     #[cfg(test)]
     pub(crate) fn busy(&self) -> usize {
@@ -283,15 +295,78 @@ impl Dispatcher {
         if state.in_progress.contains_key(&key) {
             return None;
         }
+        // A reservation in another queue is not used. Its holder releases it.
+        if state.reserved.get(&key).is_some_and(|(reserved, _)| reserved == queue) {
+            state.reserved.remove(&key);
+            return Some(state.start(key));
+        }
         let entry = self.entry(&mut state, queue);
-        let free =
-            entry.slots.admits(session) && entry.waiting.is_empty() && entry.store == StoredWork::NoMore;
-        if !free {
+        if !entry.starts_at_once(session) {
             entry.add(session, key);
             return None;
         }
         entry.slots.take(session);
         Some(state.start(key))
+    }
+
+    /// Marks stored work as in progress without a slot, so that it does not start while it is moved to another queue.
+    /// Returns false if it is in progress already.
+    pub(crate) fn hold(&self, key: &WorkKey) -> bool {
+        let mut state = self.state();
+        let is_new = !state.in_progress.contains_key(key);
+        if is_new {
+            state.start(key.clone());
+        }
+        is_new
+    }
+
+    /// Returns true if work of a session could start at once.
+    pub(crate) fn has_free_slot(&self, queue: &WorkQueue, session: SessionKey) -> bool {
+        let state = self.state();
+        state.queues.get(queue).is_none_or(|entry| entry.starts_at_once(session))
+    }
+
+    /// Reserves a slot for work that is about to be stored. Returns false if the work could not start at once.
+    pub(crate) fn reserve(&self, queue: &WorkQueue, session: SessionKey, key: &WorkKey) -> bool {
+        let mut state = self.state();
+        if state.in_progress.contains_key(key) || state.reserved.contains_key(key) {
+            return false;
+        }
+        let entry = self.entry(&mut state, queue);
+        if !entry.starts_at_once(session) {
+            return false;
+        }
+        entry.slots.take(session);
+        state.reserved.insert(key.clone(), (queue.clone(), session));
+        true
+    }
+
+    /// Returns true if a slot is reserved for this work.
+    pub(crate) fn is_reserved(&self, key: &WorkKey) -> bool {
+        self.state().reserved.contains_key(key)
+    }
+
+    /// Releases the slot of reserved work that was not started. Returns its queue.
+    pub(crate) fn unreserve(&self, key: &WorkKey) -> Option<WorkQueue> {
+        let (queue, session) = self.state().reserved.remove(key)?;
+        self.release(&queue, session);
+        Some(queue)
+    }
+
+    /// Returns the model requests in progress.
+    pub(crate) fn model_requests(&self) -> Vec<WorkKey> {
+        let state = self.state();
+        state.in_progress.keys().filter(|key| key.kind() == WorkKind::Ask).cloned().collect()
+    }
+
+    /// Returns the calls whose invocations are in progress.
+    pub(crate) fn invocations(&self) -> impl Iterator<Item = (ThreadKey, CallId)> + use<> {
+        let state = self.state();
+        let invocations = state.in_progress.keys().filter_map(|key| match key {
+            WorkKey::Invoke { thread, call } => Some((*thread, call.clone())),
+            _ => None,
+        });
+        invocations.collect::<Vec<_>>().into_iter()
     }
 
     /// Notes that the store may hold due work of a queue.
@@ -310,11 +385,17 @@ impl Dispatcher {
     /// Returns the next action for a queue.
     pub(crate) fn next(&self, queue: &WorkQueue, now: Timestamp) -> Next {
         let mut state = self.state();
-        let Some(entry) = state.queues.get_mut(queue) else { return Next::Nothing };
+        let State { queues, in_progress, .. } = &mut *state;
+        let Some(entry) = queues.get_mut(queue) else { return Next::Nothing };
         if entry.slots.free() == 0 {
             return Next::Nothing;
         }
-        if let Some((session, key)) = entry.pop() {
+        while let Some((session, key)) = entry.pop() {
+            // A request that was moved to another queue may be in progress there.
+            if in_progress.contains_key(&key) {
+                HeldSlots::release(&mut entry.slots, session);
+                continue;
+            }
             let cancelled = state.start(key.clone());
             return Next::Start(session, key, cancelled);
         }
@@ -323,8 +404,8 @@ impl Dispatcher {
         }
         entry.store = StoredWork::Reading { more: false };
         let after = entry.cursor;
-        let skip: HashSet<WorkKey> =
-            state.in_progress.keys().filter(|key| key.kind() == queue.kind).cloned().collect();
+        let active = state.in_progress.keys().chain(state.reserved.keys());
+        let skip: HashSet<WorkKey> = active.filter(|key| key.kind() == queue.kind).cloned().collect();
         let sessions = self.bounds.items;
         // In a round of several pages, each session has one turn.
         let per_session = if after.is_some() { 1 } else { self.bounds.per_session };
@@ -334,18 +415,18 @@ impl Dispatcher {
     /// Takes a page that was read from the store.
     pub(crate) fn page_read(&self, queue: &WorkQueue, page: &DuePage, found: DueWork) {
         let mut state = self.state();
-        let State { queues, in_progress, .. } = &mut *state;
+        let State { queues, in_progress, reserved, .. } = &mut *state;
         let Some(entry) = queues.get_mut(queue) else { return };
         let DueWork { mut work, after, more } = found;
         // If none of the page can be started, the clock causes the next read.
         let more = more && !work.is_empty();
         let more_came = entry.store == StoredWork::Reading { more: true };
-        work.retain(|(_, key)| !in_progress.contains_key(key));
+        work.retain(|(_, key)| !in_progress.contains_key(key) && !reserved.contains_key(key));
         let amount = work.len();
         let sessions = by_session(work);
         let full_session = sessions.iter().any(|(_, work)| work.len() >= page.per_session);
-        // The page holds all sessions only if it starts with the first and ends with the last one. Otherwise the round
-        // goes on or starts over.
+        // The page holds all sessions only if it starts with the first and ends with the last one. Otherwise the next
+        // page continues the round or starts a new one.
         let one_page = after.is_none() && page.after.is_none();
         entry.cursor = after;
         let same_round = page.after.is_some();
@@ -392,15 +473,16 @@ impl Dispatcher {
         self.state().in_progress.remove(key);
     }
 
-    /// Cancels work in progress. The acceptance of a cancelled invocation is not recorded.
-    pub(crate) fn cancel(&self, key: &WorkKey) {
+    /// Cancels work in progress. The acceptance of a cancelled invocation is not recorded. Returns false if the work is not
+    /// in progress here.
+    pub(crate) fn cancel(&self, key: &WorkKey) -> bool {
         let mut state = self.state();
-        if let Some(work) = state.in_progress.get(key) {
-            work.cancelled.cancel();
-            if work.accepted {
-                state.in_progress.remove(key);
-            }
+        let Some(work) = state.in_progress.get(key) else { return false };
+        work.cancelled.cancel();
+        if work.accepted {
+            state.in_progress.remove(key);
         }
+        true
     }
 
     /// Notes that an invocation was accepted. Returns true if it is the only one that waits to be recorded.

@@ -4,11 +4,10 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use rap_agent::{Input, OpenCall};
+use rap_agent::Input;
 use rap_io::client;
 use rap_protocol::retry::{Attempt, Next, Outcome, RetryPolicy, after_attempt};
 use rap_protocol::{Address, CallbackUrl, Forbidden, Invocation, ToolName};
-use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
@@ -17,10 +16,10 @@ use super::run::WorkOutcome;
 use crate::function::IN_PROCESS;
 use crate::settings::ToolServer;
 use crate::store::{
-    self, DeliveryKind, DeliveryOutcome, DeliveryRecord, InvokeWork, Message, SessionToolset, Target, Thread,
+    self, DeliveryKind, DeliveryOutcome, DeliveryRecord, InvokeWork, Message, SessionToolset, Target,
 };
-use crate::toolsets::{Refresh, ServerTools, authorization, may_have_credentials};
-use crate::world::Purpose;
+use crate::toolsets::{Refresh, ServerTools, may_have_credentials};
+use crate::world::{MessageKind, To};
 
 /// Recorded outcome of an invocation that was refused because the server has another version of its tools. It is not
 /// sent again: its call gets an error result as soon as the session may refresh its toolset.
@@ -46,6 +45,7 @@ impl Engine {
         if work.call.server.0 == IN_PROCESS && !self.functions.is_empty() {
             return self.run_function(work, cancelled).await;
         }
+        rap_io::crash::point("before_invocation");
         let began = Instant::now();
         let (next, outcome) = match self.send(work, cancelled).await {
             SendOutcome::Cancelled => return WorkOutcome::Done,
@@ -131,7 +131,7 @@ impl Engine {
     }
 
     async fn send(&self, work: &InvokeWork, cancelled: &CancellationToken) -> SendOutcome {
-        let InvokeWork { thread, call, arguments, .. } = work;
+        let InvokeWork { thread, call, .. } = work;
         let Some(server) = self.settings.tool_servers.iter().find(|server| server.url == call.server.0)
         else {
             return SendOutcome::CannotSend("the tool server is no longer configured".into());
@@ -145,23 +145,21 @@ impl Engine {
         else {
             return SendOutcome::CannotSend("the tool server no longer offers any tools".into());
         };
-        match self.invocation(thread, call, arguments, server_tools) {
+        match self.invocation(work, server_tools) {
             // The call was settled while its toolset was read.
             _ if cancelled.is_cancelled() => SendOutcome::Cancelled,
-            Ok((endpoint, body)) => self.post_invocation(server, &endpoint, body).await,
+            Ok((endpoint, body)) => match server.resolve(&endpoint) {
+                Ok(endpoint) => self.post_invocation(server, &endpoint, body).await,
+                Err(why) => SendOutcome::Answered(Outcome::NoAnswer, why),
+            },
             Err(why) => SendOutcome::CannotSend(why),
         }
     }
 
-    fn invocation(
-        &self,
-        thread: &Thread,
-        call: &OpenCall,
-        arguments: &Map<String, Value>,
-        server_tools: &ServerTools,
-    ) -> Result<(Url, Bytes), String> {
+    fn invocation(&self, work: &InvokeWork, server_tools: &ServerTools) -> Result<(Url, Bytes), String> {
+        let InvokeWork { thread, call, arguments, .. } = work;
         let toolset = server_tools.toolset.as_deref().ok_or("the tool server no longer offers any tools")?;
-        let callback_url = self.callback_url(thread, &call.id, call.since);
+        let callback_url = self.callback_url(work);
         let invocation = Invocation {
             operation: ToolName::new(call.name.clone()).map_err(|error| error.to_string())?,
             arguments: arguments.clone(),
@@ -188,9 +186,9 @@ impl Engine {
             return not_allowed(&why);
         }
         let trusted = may_have_credentials(&self.urls, server, endpoint);
-        let headers = if trusted { authorization(server) } else { Vec::new() };
+        let to = To { url: endpoint, credentials_of: trusted.then_some(server.url.as_str()) };
         let began = Instant::now();
-        let sent = self.world.http.post(Purpose::Invoke, endpoint, &headers, body).await;
+        let sent = self.world.http.post(MessageKind::Invocation, to, body).await;
         self.metrics.invoke.observe_duration(began.elapsed());
         match sent {
             Ok(reply) => {

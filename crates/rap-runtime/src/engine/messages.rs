@@ -50,20 +50,25 @@ impl Engine {
         if messages.is_empty() {
             return Ok(More::No);
         }
-        let keys: Vec<_> = messages.iter().map(|message| message.key).collect();
+        let keys: Vec<_> =
+            messages.iter().map(|message| (message.key, Target::Id(message.receiver.clone()))).collect();
         let batch =
             messages.into_iter().map(|OutboxMessage { key, sender, receiver, message, .. }| Message {
                 outbox: Some(key),
                 ..Message::new(Target::Id(receiver), Input::FromThread { sender, message })
             });
+        rap_io::crash::point("before_message");
         let results = self.store.apply(MessageClass::Internal, batch.collect()).await;
         let mut postponed = Vec::new();
-        for (key, result) in keys.into_iter().zip(results) {
+        for ((key, receiver), result) in keys.into_iter().zip(results) {
             match result {
-                // The store has removed the message, also if its receiver is closed, unknown or ignored it.
+                // The store has removed the message, even if its receiver is closed, is unknown or ignored it.
                 Ok(_) | Err(store::Error::Ignored(_) | store::Error::NoThread) => {}
                 Err(error @ (store::Error::Closed | store::Error::Unavailable(_))) => return Err(error),
-                Err(_) => postponed.push(key),
+                Err(error) => {
+                    self.set_aside_if_damaged(&receiver, &error).await;
+                    postponed.push(key);
+                }
             }
         }
         if !postponed.is_empty() {

@@ -1,6 +1,6 @@
 //! Metrics of the engine and their Prometheus text format. All label values come from fixed sets.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rap_io::metrics::{Counter, Exposition, Histogram};
 
@@ -23,6 +23,8 @@ struct ModelMetrics {
     input: Counter,
     cached: Counter,
     output: Counter,
+    /// In billionths of a dollar.
+    cost: Counter,
     first_text: Histogram,
     total: Histogram,
 }
@@ -40,6 +42,7 @@ impl Default for Metrics {
                 input: Counter::default(),
                 cached: Counter::default(),
                 output: Counter::default(),
+                cost: Counter::default(),
                 first_text: Histogram::of_seconds(),
                 total: Histogram::of_seconds(),
             },
@@ -51,6 +54,11 @@ impl Metrics {
     /// Counts an attempt at a delivery.
     pub(crate) fn count_delivery(&self, kind: DeliveryKind, outcome: DeliveryOutcome) {
         self.deliveries[kind as usize][outcome as usize].count();
+    }
+
+    /// Counts the tokens of a request to the model without an answer.
+    pub(super) fn count_unused(&self, usage: &model::Usage) {
+        self.model.add_usage(usage);
     }
 
     /// Starts to measure a request to the model.
@@ -67,6 +75,10 @@ pub(super) struct RequestTimer<'a> {
 }
 
 impl RequestTimer<'_> {
+    pub(super) fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
     pub(super) fn on_first_text(&mut self) {
         if std::mem::take(&mut self.awaiting_text) {
             self.metrics.first_text.observe_duration(self.began.elapsed());
@@ -82,14 +94,21 @@ impl RequestTimer<'_> {
             Ok(answer) => {
                 metrics.answered.count();
                 metrics.total.observe_duration(self.began.elapsed());
-                metrics.input.add(answer.usage.input);
-                metrics.cached.add(answer.usage.cached);
-                metrics.output.add(answer.usage.output);
+                metrics.add_usage(&answer.usage);
             }
             Err(model::Error::Retry { .. }) => metrics.failed.count(),
             Err(model::Error::Refused { .. } | model::Error::TooLong { .. }) => metrics.refused.count(),
         }
         answer
+    }
+}
+
+impl ModelMetrics {
+    fn add_usage(&self, usage: &model::Usage) {
+        self.input.add(usage.input);
+        self.cached.add(usage.cached);
+        self.output.add(usage.output);
+        self.cost.add(usage.cost);
     }
 }
 
@@ -100,8 +119,11 @@ impl Engine {
         let mut text = Exposition::default();
         let threads = counts.threads.iter().map(|(status, count)| (label("status", status), count));
         text.family("rap_threads", "gauge", "Threads by status.", threads);
-        text.gauge("rap_threads_set_aside", "Threads whose step panicked.", counts.disabled);
+        let set_aside = counts.disabled + counts.damaged as usize;
+        let help = "Threads whose step panicked, or whose stored rows are damaged.";
+        text.gauge("rap_threads_set_aside", help, set_aside);
         text.gauge("rap_streams", "Open event streams.", self.hub.listener_count());
+        text.gauge("rap_nodes", "Nodes that share the database.", self.nodes().await?.len());
         self.store.expose(&mut text);
         let waiting = counts.waiting.iter().map(|(kind, count)| (label("kind", kind), count));
         let help = format!("Stored effects that are not done yet, counted up to {COUNT_LIMIT}.");
@@ -143,6 +165,9 @@ impl Engine {
         let tokens = tokens.map(|(kind, count)| (label("kind", kind), count.get()));
         let help = "Tokens used by requests to the model. Cached tokens are part of the input.";
         text.family("rap_model_tokens_total", "counter", help, tokens);
+        let help = "Cost of requests to the model in US dollars, as far as prices are known.";
+        let dollars = model.cost.get() as f64 / 1e9;
+        text.family("rap_model_cost_dollars_total", "counter", help, [(String::new(), dollars)]);
         let help = "Time from a request until the first text of its answer.";
         text.histogram("rap_model_first_words_seconds", help, &model.first_text);
         text.histogram("rap_model_seconds", "Time from a request until its complete answer.", &model.total);

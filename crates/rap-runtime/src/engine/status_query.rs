@@ -2,15 +2,13 @@
 //! alive. The rules in `rap-agent` interpret the answers.
 
 use bytes::Bytes;
-use rap_agent::{CheckResult, Input, Liveness, LostAfter, texts};
+use rap_agent::{CheckResult, Input, LostAfter, StatusAnswer, texts};
 use rap_protocol::{StatusQuery, TOOL_CALL_STATUS_PATH, parse_status_answer};
-use url::Url;
 
 use super::Engine;
 use super::run::WorkOutcome;
 use crate::store::{CheckWork, Message, Target};
-use crate::toolsets::authorization;
-use crate::world::Purpose;
+use crate::world::{MessageKind, To};
 
 impl Engine {
     pub(super) async fn check(&self, work: &CheckWork) -> WorkOutcome {
@@ -18,7 +16,7 @@ impl Engine {
         if work.check.due(lost_after) > self.now() {
             return WorkOutcome::Done;
         }
-        let liveness = self.liveness(work).await;
+        let liveness = self.query_status(work).await;
         let CheckWork { thread, call, subscription, check, .. } = work;
         match check.after_answer(liveness, self.now(), lost_after) {
             CheckResult::Lost => {
@@ -30,25 +28,26 @@ impl Engine {
                 };
                 WorkOutcome::Apply(Box::new(Message::new(Target::Key(thread.key), input)))
             }
-            CheckResult::Open(check) => match self.store.record_check(thread.key, call, check).await {
-                Ok(()) => WorkOutcome::Done,
-                Err(error) => WorkOutcome::StoreFailed(error),
-            },
+            CheckResult::KeepChecking(check) => {
+                match self.store.record_check(thread.key, call, check).await {
+                    Ok(()) => WorkOutcome::Done,
+                    Err(error) => WorkOutcome::StoreFailed(error),
+                }
+            }
         }
     }
 
-    async fn liveness(&self, work: &CheckWork) -> Liveness {
+    async fn query_status(&self, work: &CheckWork) -> StatusAnswer {
         let server = self.settings.tool_servers.iter().find(|server| server.url == work.server);
-        let Some(server) = server else { return Liveness::Unknown };
-        let Ok(url) = Url::parse(&format!("{}{TOOL_CALL_STATUS_PATH}", server.url)) else {
-            return Liveness::Unknown;
-        };
+        let Some(server) = server else { return StatusAnswer::Other };
+        let Ok(url) = server.at(TOOL_CALL_STATUS_PATH) else { return StatusAnswer::Other };
         let query = StatusQuery { thread_id: work.thread.id.clone(), tool_call_id: work.call.clone() };
         let body = Bytes::from(serde_json::to_vec(&query).expect("bug: a query is JSON"));
-        let answer = self.world.http.post(Purpose::Notify, &url, &authorization(server), body).await;
+        let to = To { url: &url, credentials_of: Some(&server.url) };
+        let answer = self.world.http.post(MessageKind::StatusQuery, to, body).await;
         let gone = answer.is_ok_and(|reply| {
             reply.status == 200 && parse_status_answer(&reply.body).is_ok_and(|answer| !answer.alive)
         });
-        if gone { Liveness::Gone } else { Liveness::Unknown }
+        if gone { StatusAnswer::NotAlive } else { StatusAnswer::Other }
     }
 }

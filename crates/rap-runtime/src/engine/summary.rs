@@ -12,7 +12,7 @@ use rap_agent::prompt::{
 use rap_agent::{Head, Input, Seq};
 
 use super::Engine;
-use super::ask::Failure;
+use super::ask::{Failure, UnstoredTokens};
 use crate::hub::LiveEvent;
 use crate::model::{self, HistoryScope, Model, ModelRequest, OfferedTool};
 use crate::settings::{Agent, Window};
@@ -48,6 +48,8 @@ pub(super) struct TurnContext<'a> {
     pub(super) chosen: ModelRef<'a>,
     pub(super) head: &'a Head,
     pub(super) size: PromptSize,
+    /// Receives the tokens of the requests of this turn.
+    pub(super) tokens: &'a UnstoredTokens,
 }
 
 fn too_long(why: String) -> Failure {
@@ -130,13 +132,17 @@ impl Engine {
         self.hub.publish(thread.key, LiveEvent::Notice { thread: Arc::clone(thread), text });
         let entries = entries_to_summarise(self.store.prompt_entries(thread, covers).await?);
         let system = agent.system.clone();
-        let request = ModelRequest { system, entries, tools: Arc::new([]), turn, images: false };
+        let spent = context.tokens.spent.clone();
+        let request = ModelRequest { system, entries, tools: Arc::new([]), turn, images: false, spent };
         let timer = self.metrics.start_request();
-        let why = match timer.finish(chosen.model.ask(request, &mut |_| {}).await) {
+        let answer = self.send_to_model(thread, chosen.model, request, &mut |_| {}).await;
+        let why = match timer.finish(answer) {
             Ok(answer) if !answer.text.trim().is_empty() => {
+                context.tokens.answered.set(answer.usage);
                 return Ok(Some(Input::Summarised { turn, text: answer.text, usage: answer.usage }));
             }
             Ok(answer) => {
+                // The metrics have its tokens already.
                 self.apply_with_retry(thread.key, Input::UnusedAnswer(answer.usage)).await.ok();
                 "the summary is empty".to_owned()
             }

@@ -42,7 +42,7 @@ fn id(text: &str) -> ThreadId {
 async fn create(engine: &Engine, thread: &str) {
     let new =
         NewThread { id: id(thread), incarnation: 7, agent: "default".into(), user_id: None, title: None };
-    let begin = Input::Begin { text: Some("say hello".into()) };
+    let begin = Input::Begin { message: Some("say hello".into()) };
     engine.apply_external(Target::New(new), begin).await.unwrap();
     until(engine, thread, Status::Idle).await;
 }
@@ -168,7 +168,7 @@ impl Model for PanicsFirst {
 async fn ask(engine: &Engine, thread: &str) {
     let new =
         NewThread { id: id(thread), incarnation: 7, agent: "default".into(), user_id: None, title: None };
-    engine.apply_external(Target::New(new), Input::Begin { text: Some("hello".into()) }).await.unwrap();
+    engine.apply_external(Target::New(new), Input::Begin { message: Some("hello".into()) }).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,7 +197,7 @@ async fn a_thread_that_cannot_store_its_answer_does_not_ask_again_at_once() {
     let model = Arc::new(PanicsFirst { asked: AtomicI64::new(1), answers: Notify::new() });
     let engine = start_with(&dir, Arc::<PanicsFirst>::clone(&model), Limits::default());
     ask(&engine, "bad").await;
-    let panics = Input::UserMessage { text: PANIC.into(), on_busy: OnBusy::Enqueue };
+    let panics = Input::UserMessage { message: PANIC.into(), on_busy: OnBusy::Enqueue };
     assert!(matches!(
         engine.apply_external(Target::Id(id("bad")), panics).await,
         Err(store::Error::Disabled)
@@ -329,7 +329,7 @@ async fn notifications_that_a_stop_prevents_are_recorded() {
     let mut settings = settings(&dir, Arc::new(Scripted::command_driven()), Limits::default());
     settings.limits.stop_within = Duration::from_millis(100);
     settings.limits.discovery_timeout = Duration::from_millis(100);
-    settings.tool_servers = vec![ToolServer { url, bearer: None }];
+    settings.tool_servers = vec![ToolServer::new(url)];
     let engine = Engine::start(settings).unwrap();
     create(&engine, "thread").await;
     let thread = engine.store.thread(&id("thread"), &Visibility::All).await.unwrap().thread;

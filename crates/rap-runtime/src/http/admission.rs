@@ -1,4 +1,4 @@
-//! Shares of the server's resources. What one client or callback URL can use at the same time is bounded, so that it
+//! Shares of the server's resources. The use by one client or callback URL at the same time is bounded, so that it
 //! cannot keep the others out.
 
 use std::collections::HashMap;
@@ -9,13 +9,16 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{HeaderMap, StatusCode};
 use http_body::{Frame, SizeHint};
-use rap_io::body::{BodyLimits, BodyMemory};
+use rap_io::body::{BodyError, BodyLimits, BodyMemory, ReceivedBody};
 use rap_protocol::CallId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::ErrorResponse;
 use crate::settings::Limits;
+use crate::store::transfer::RECORD_BYTES;
 use crate::store::{ThreadKey, TokenId};
 
 /// Maximum number of concurrent requests with one callback URL.
@@ -30,14 +33,25 @@ const READERS: usize = 8;
 const READERS_PER_CLIENT: usize = 4;
 /// Number of clients from which those that read nothing are forgotten.
 const KNOWN_CLIENTS: usize = 1024;
-/// Memory for bodies of requests that are being received or processed, in bytes.
+/// Memory for bodies of requests that are being received or processed, in bytes: in total, for one client, and the
+/// additional memory of callbacks, so that clients cannot keep them out.
 const REQUEST_BYTES: usize = 256 * 1024 * 1024;
+const REQUEST_BYTES_PER_CLIENT: usize = REQUEST_BYTES / 4;
+const CALLBACK_BYTES: usize = 32 * 1024 * 1024;
+/// Memory for sign-ins to the page, which anybody can send, in bytes.
+const SIGN_IN_BYTES: usize = 1024 * 1024;
+/// Limits of one sign-in.
+const SIGN_IN: BodyLimits = BodyLimits { bytes: 4 * 1024, within: Duration::from_secs(5) };
+/// Memory for the records of sessions that arrive from another runtime, in bytes. The largest record fits.
+const ARRIVAL_BYTES: usize = 2 * RECORD_BYTES;
+/// Limits of one page of records.
+const ARRIVAL: BodyLimits = BodyLimits { bytes: RECORD_BYTES, within: Duration::from_secs(60) };
 /// Memory for large answers that their readers have not read yet, in bytes, in total and for one client.
 const ANSWER_BYTES: usize = 128 * 1024 * 1024;
 const ANSWER_BYTES_PER_CLIENT: usize = ANSWER_BYTES / 2;
 /// Size up to which an answer is not counted, in bytes.
-const SMALL_ANSWER: usize = 64 * 1024;
-/// Maximum number of large callbacks that are parsed at the same time.
+pub(super) const SMALL_ANSWER: usize = 64 * 1024;
+/// Maximum number of large bodies that are parsed at the same time.
 const PARSERS: usize = 2;
 
 /// A client of the API: everyone who uses the same token.
@@ -50,7 +64,19 @@ pub(crate) enum Client {
     Created(TokenId),
 }
 
-/// Amounts in use, by who uses them.
+/// Sender of a body, which decides whose memory it uses.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Sender {
+    Client(Client),
+    /// Has a valid callback URL.
+    Tool,
+    /// Wants to sign in to the page.
+    Stranger,
+    /// Moves a session here.
+    Runtime,
+}
+
+/// Amounts in use, by user of the resource.
 struct Shares<K> {
     used: Mutex<HashMap<K, usize>>,
     each: usize,
@@ -84,15 +110,28 @@ impl<K: Eq + Hash + Clone> Shares<K> {
     }
 }
 
-impl<K: Eq + Hash> Drop for Share<K> {
-    fn drop(&mut self) {
+impl<K: Eq + Hash> Share<K> {
+    /// Gives back all but this amount.
+    fn shrink(&mut self, amount: usize) {
         let mut all = self.shares.used.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(used) = all.get_mut(&self.key) {
-            *used -= self.amount;
+            *used -= self.amount.saturating_sub(amount);
             if *used == 0 {
                 all.remove(&self.key);
             }
         }
+        self.amount = self.amount.min(amount);
+    }
+
+    /// Adds another part of the same share.
+    fn merge(&mut self, mut other: Self) {
+        self.amount += std::mem::take(&mut other.amount);
+    }
+}
+
+impl<K: Eq + Hash> Drop for Share<K> {
+    fn drop(&mut self) {
+        self.shrink(0);
     }
 }
 
@@ -132,29 +171,74 @@ impl<K: Eq + Hash> Rates<K> {
     }
 }
 
+/// The resources of one client.
+struct ClientResources {
+    readers: Arc<Semaphore>,
+    bodies: Arc<BodyMemory>,
+}
+
+impl ClientResources {
+    fn new() -> ClientResources {
+        ClientResources {
+            readers: Arc::new(Semaphore::new(READERS_PER_CLIENT)),
+            bodies: Arc::new(BodyMemory::new(REQUEST_BYTES_PER_CLIENT)),
+        }
+    }
+
+    fn are_used(&self) -> bool {
+        Arc::strong_count(&self.readers) > 1 || Arc::strong_count(&self.bodies) > 1 || self.bodies.is_used()
+    }
+}
+
 /// The resources that requests share.
 pub(crate) struct Admission {
-    pub(super) request_memory: BodyMemory,
-    pub(super) body_limits: BodyLimits,
+    request_memory: BodyMemory,
+    callback_memory: BodyMemory,
+    sign_in_memory: BodyMemory,
+    arrival_memory: BodyMemory,
+    body_limits: BodyLimits,
     callbacks: Arc<Shares<(ThreadKey, CallId)>>,
     rates: Rates<Client>,
     events: Rates<(ThreadKey, CallId)>,
     requests: Arc<Shares<Client>>,
     streams: Arc<Shares<Client>>,
     readers: Arc<Semaphore>,
-    readers_of: Mutex<HashMap<Client, Arc<Semaphore>>>,
+    clients: Mutex<HashMap<Client, ClientResources>>,
     answer_memory: Arc<Semaphore>,
     answer_memory_of: Arc<Shares<Client>>,
     parsers: Semaphore,
 }
 
-/// Memory of an answer that its reader has not read yet.
-pub(super) type AnswerMemory = (OwnedSemaphorePermit, Share<Client>);
+/// Memory of an answer that its reader has not read yet. It is given back when it is dropped.
+pub(super) struct AnswerMemory {
+    permit: OwnedSemaphorePermit,
+    share: Share<Client>,
+}
+
+impl AnswerMemory {
+    fn bytes(&self) -> usize {
+        self.share.amount
+    }
+
+    fn shrink(&mut self, bytes: usize) {
+        drop(self.permit.split(self.bytes().saturating_sub(bytes)));
+        self.share.shrink(bytes);
+    }
+
+    fn merge(&mut self, more: AnswerMemory) {
+        self.permit.merge(more.permit);
+        self.share.merge(more.share);
+    }
+}
 
 impl Admission {
     pub(crate) fn new(limits: &Limits) -> Admission {
+        let request_memory = BodyMemory::new(REQUEST_BYTES);
         Admission {
-            request_memory: BodyMemory::new(REQUEST_BYTES),
+            callback_memory: request_memory.with_own(CALLBACK_BYTES),
+            request_memory,
+            sign_in_memory: BodyMemory::new(SIGN_IN_BYTES),
+            arrival_memory: BodyMemory::new(ARRIVAL_BYTES),
             body_limits: BodyLimits { bytes: limits.body, within: limits.request_within },
             callbacks: Shares::new(REQUESTS_PER_CALLBACK_URL),
             rates: Rates::new(limits.requests_per_second),
@@ -162,7 +246,7 @@ impl Admission {
             requests: Shares::new(limits.connections.div_ceil(2)),
             streams: Shares::new(STREAMS_PER_CLIENT),
             readers: Arc::new(Semaphore::new(READERS)),
-            readers_of: Mutex::default(),
+            clients: Mutex::default(),
             answer_memory: Arc::new(Semaphore::new(ANSWER_BYTES)),
             answer_memory_of: Shares::new(ANSWER_BYTES_PER_CLIENT),
             parsers: Semaphore::new(PARSERS),
@@ -191,30 +275,71 @@ impl Admission {
         self.streams.take(client, 1)
     }
 
+    /// Returns a part of the resources of a client.
+    fn of_client<T>(&self, client: Client, part: impl FnOnce(&ClientResources) -> &Arc<T>) -> Arc<T> {
+        let mut all = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= KNOWN_CLIENTS {
+            all.retain(|_, resources| resources.are_used());
+        }
+        Arc::clone(part(all.entry(client).or_insert_with(ClientResources::new)))
+    }
+
+    /// Reads the body of a request.
+    pub(super) async fn read_body(
+        &self,
+        sender: Sender,
+        headers: &HeaderMap,
+        body: Body,
+    ) -> Result<ReceivedBody, BodyError> {
+        match sender {
+            Sender::Client(client) => {
+                let share = self.of_client(client, |resources| &resources.bodies);
+                self.request_memory.within(share).read_json(headers, body, self.body_limits).await
+            }
+            Sender::Tool => self.callback_memory.read_json(headers, body, self.body_limits).await,
+            Sender::Stranger => self.sign_in_memory.read_json(headers, body, SIGN_IN).await,
+            Sender::Runtime => self.arrival_memory.read(headers, body, ARRIVAL).await,
+        }
+    }
+
     /// Waits until a client may read from the store.
     pub(super) async fn reader(&self, client: Client) -> [OwnedSemaphorePermit; 2] {
-        let own = {
-            let mut all = self.readers_of.lock().unwrap_or_else(PoisonError::into_inner);
-            if all.len() >= KNOWN_CLIENTS {
-                all.retain(|_, semaphore| Arc::strong_count(semaphore) > 1);
-            }
-            let own = all.entry(client).or_insert_with(|| Arc::new(Semaphore::new(READERS_PER_CLIENT)));
-            Arc::clone(own)
-        };
+        let own = self.of_client(client, |resources| &resources.readers);
         let open = "bug: these semaphores are never closed";
         let own = own.acquire_owned().await.expect(open);
         [own, Arc::clone(&self.readers).acquire_owned().await.expect(open)]
     }
 
-    /// Returns memory for an answer, or `Err` if the answers that were not read yet use too much.
+    /// Returns memory for an answer, or `Err` if the answers that were not read yet use too much. A small answer needs
+    /// none. An answer that is larger than a client's share takes all of it.
     pub(super) fn answer(&self, client: Client, bytes: usize) -> Result<Option<AnswerMemory>, NoMemory> {
         if bytes <= SMALL_ANSWER {
             return Ok(None);
         }
+        self.take_answer_memory(client, bytes.min(ANSWER_BYTES_PER_CLIENT)).map(Some)
+    }
+
+    fn take_answer_memory(&self, client: Client, bytes: usize) -> Result<AnswerMemory, NoMemory> {
         let share = self.answer_memory_of.take(client, bytes).ok_or(NoMemory)?;
         let bytes = u32::try_from(bytes).map_err(|_| NoMemory)?;
         let permit = Arc::clone(&self.answer_memory).try_acquire_many_owned(bytes).map_err(|_| NoMemory)?;
-        Ok(Some((permit, share)))
+        Ok(AnswerMemory { permit, share })
+    }
+
+    /// Adjusts memory to the size that an answer turned out to have.
+    pub(super) fn resize_answer(
+        &self,
+        client: Client,
+        memory: Option<AnswerMemory>,
+        bytes: usize,
+    ) -> Result<Option<AnswerMemory>, NoMemory> {
+        let Some(mut memory) = memory else { return self.answer(client, bytes) };
+        let bytes = bytes.min(ANSWER_BYTES_PER_CLIENT);
+        if bytes > memory.bytes() {
+            memory.merge(self.take_answer_memory(client, bytes - memory.bytes())?);
+        }
+        memory.shrink(bytes);
+        Ok(Some(memory))
     }
 
     /// Like [`Admission::answer`], but waits for a limited time.
@@ -224,7 +349,7 @@ impl Admission {
         bytes: usize,
         within: Duration,
     ) -> Result<Option<AnswerMemory>, NoMemory> {
-        const PAUSE: Duration = Duration::from_millis(20);
+        const PAUSE: Duration = Duration::from_millis(50);
         let waiting = async {
             loop {
                 match self.answer(client, bytes) {
@@ -236,7 +361,7 @@ impl Admission {
         tokio::time::timeout(within, waiting).await.map_err(|_| NoMemory)
     }
 
-    /// Waits until a large callback may be parsed.
+    /// Waits until a large body may be parsed.
     pub(super) async fn parser(&self) -> tokio::sync::SemaphorePermit<'_> {
         self.parsers.acquire().await.expect("bug: this semaphore is never closed")
     }
@@ -245,6 +370,13 @@ impl Admission {
 /// The answers that were not read yet use too much memory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NoMemory;
+
+impl From<NoMemory> for ErrorResponse {
+    fn from(NoMemory: NoMemory) -> Self {
+        let message = "too many large answers of this client are not read yet; read them, then try again";
+        ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
+    }
+}
 
 /// A body that holds shares until it is sent or its connection is closed.
 pub(super) struct HoldingBody<T> {
@@ -280,6 +412,8 @@ impl<T: Unpin> HttpBody for HoldingBody<T> {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::{HeaderValue, header};
+
     use super::*;
 
     fn admission() -> Admission {
@@ -321,6 +455,37 @@ mod tests {
         assert_eq!(rates.used_up_to.lock().unwrap().len(), 1);
     }
 
+    #[tokio::test]
+    async fn bodies_of_clients_leave_memory_to_other_clients_to_callbacks_and_to_sign_ins() {
+        let (admission, large) = (admission(), Bytes::from(vec![b' '; 7 * 1024 * 1024]));
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let read = async |sender, body: &Bytes| {
+            admission.read_body(sender, &headers, Body::from(body.clone())).await
+        };
+        let (mut held, mut refused) = (Vec::new(), 0);
+        for client in 0.. {
+            let before = held.len();
+            while let Ok(body) = read(Sender::Client(Client::Configured(client)), &large).await {
+                held.push(body);
+            }
+            refused += 1;
+            if held.len() == before {
+                break;
+            }
+        }
+        assert!(refused > 3, "a client has a share: {} clients have {} bodies", refused, held.len());
+        assert!(held.len() * large.len() <= REQUEST_BYTES);
+        assert!(read(Sender::Tool, &large).await.is_ok());
+        let sign_in = Bytes::from_static(b"{\"token\": \"x\"}");
+        assert!(read(Sender::Stranger, &sign_in).await.is_ok());
+        assert_eq!(read(Sender::Stranger, &large).await.unwrap_err(), BodyError::TooLarge(SIGN_IN.bytes));
+        held.clear();
+        assert!(read(Sender::Client(Client::Local), &large).await.is_ok());
+        let clients = admission.clients.lock().unwrap();
+        assert!(clients.values().all(|resources| !resources.are_used()), "they can be forgotten");
+    }
+
     #[test]
     fn one_client_cannot_use_the_memory_for_all_answers() {
         let (admission, large) = (admission(), 8 * 1024 * 1024);
@@ -334,6 +499,29 @@ mod tests {
         assert!(admission.answer(first, SMALL_ANSWER).is_ok_and(|memory| memory.is_none()));
         held.clear();
         assert!(admission.answer(first, large).is_ok());
+    }
+
+    #[test]
+    fn the_memory_of_an_answer_follows_its_size() {
+        let (admission, client, mib) = (admission(), Client::Configured(0), 1024 * 1024);
+        let left = || {
+            let used = admission.answer_memory_of.used().get(&client).copied().unwrap_or_default();
+            assert_eq!(ANSWER_BYTES - admission.answer_memory.available_permits(), used);
+            ANSWER_BYTES_PER_CLIENT - used
+        };
+        let memory = admission.answer(client, 8 * mib).unwrap();
+        let memory = admission.resize_answer(client, memory, mib).unwrap();
+        assert_eq!(left(), ANSWER_BYTES_PER_CLIENT - mib);
+        let memory = admission.resize_answer(client, memory, 3 * mib).unwrap();
+        assert_eq!(left(), ANSWER_BYTES_PER_CLIENT - 3 * mib);
+        let others = admission.answer(client, left()).unwrap();
+        assert!(admission.resize_answer(client, memory, 4 * mib).is_err(), "nothing is left");
+        drop(others);
+        // A setting may allow answers that are larger than a share.
+        let whole = admission.answer(client, 10 * ANSWER_BYTES).unwrap();
+        assert_eq!(left(), 0);
+        drop(whole);
+        assert_eq!(left(), ANSWER_BYTES_PER_CLIENT);
     }
 
     #[tokio::test]

@@ -8,26 +8,33 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use rap_agent::{Ignored, Input, Seq};
+use rap_agent::{Ignored, Input, Seq, UserText, check_content};
 use rap_api::{
-    Answer, Calls, CreateThread, Done, Entries, Fork, ID_CHARS, Inbox, SendMessage, Status, Subscriptions,
-    TITLE_CHARS, Thread, Threads, Timers, Tools, Turn, View, Views,
+    Answer, Calls, CreateThread, Done, Entries, Fork, ID_CHARS, Inbox, ListedCall, Nodes, SendMessage,
+    SessionUsage, Status, Subscriptions, TITLE_CHARS, Thread, ThreadOrder, Threads, Timers, Tools, Turn,
+    View, Views,
 };
+use rap_io::body::ReceivedBody;
 use rap_io::metrics::CONTENT_TYPE;
-use rap_protocol::{CallId, ThreadId, UserId};
+use rap_protocol::{CallId, ThreadId, UserId, check_json, parse_content};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::json::{entry, thread_with_displays, tools_page};
+use super::admission::Sender;
+use super::json::{
+    self, add_usual_durations, entry, node, thread_with_displays, time, tools_page, usual_duration,
+};
 use super::principal::Principal;
 use super::query::{self, QueryParams};
-use super::{ErrorResponse, PathParams, read_body};
+use super::{ErrorResponse, PathParams, parse_body, read_body};
 use crate::engine::Engine;
 use crate::store::{
     self, HistoryPage, IdempotencyKey, Message, MessageClass, NewThread, Page, PageRequest, Receipt, Target,
-    ThreadFilter, Visibility, new_thread_id,
+    ThreadFilter, ThreadRow, Visibility, new_thread_id,
 };
+use crate::toolsets::UsualDurations;
 
 /// Size at which a page of a history ends, in bytes. It holds at least one entry.
 const HISTORY_BYTES: usize = 1024 * 1024;
@@ -39,13 +46,24 @@ pub(super) type Accepted<T = Done> = Result<(StatusCode, Json<T>), ErrorResponse
 
 pub(super) const DONE: (StatusCode, Json<Done>) = (StatusCode::ACCEPTED, Json(Done {}));
 
-pub(super) async fn read<T: DeserializeOwned>(
+/// Maximum memory of the parsed form of a request, besides its texts, in bytes.
+const PARSED_BYTES: usize = 16 * 1024 * 1024;
+
+/// Reads a request. Also returns its body, which has to be kept until the request is applied, so that it counts against
+/// the memory of its sender for as long as it uses some.
+pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
     engine: &Engine,
+    sender: Sender,
     headers: &HeaderMap,
     request: Body,
-) -> Result<T, ErrorResponse> {
-    let received = read_body(engine, headers, request).await?;
-    serde_json::from_slice(&received.bytes).map_err(|error| ErrorResponse::invalid(error.to_string()))
+) -> Result<(T, ReceivedBody), ErrorResponse> {
+    let received = read_body(engine, sender, headers, request).await?;
+    let parse = |bytes: &[u8]| {
+        check_json(bytes, PARSED_BYTES).map_err(|invalid| ErrorResponse::invalid(invalid.to_string()))?;
+        serde_json::from_slice(bytes).map_err(|error| ErrorResponse::invalid(error.to_string()))
+    };
+    let request = parse_body(engine, &received, parse).await?;
+    Ok((request, received))
 }
 
 /// Scope in which a client's key is unique.
@@ -87,7 +105,7 @@ fn idempotency(
 }
 
 /// Parses an id from the path. A malformed id is 404.
-fn thread_id(text: String) -> Result<ThreadId, ErrorResponse> {
+pub(super) fn thread_id(text: String) -> Result<ThreadId, ErrorResponse> {
     ThreadId::new(text).map_err(|_| store::Error::NoThread.into())
 }
 
@@ -112,11 +130,12 @@ pub(super) async fn create_thread(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Thread> {
-    let body: CreateThread = read(&engine, &headers, request).await?;
+    let (body, _received): (CreateThread, _) = read(&engine, principal.sender(), &headers, request).await?;
     let mark = idempotency(&principal, &headers, KeyScope::NewThreads, &body)?;
-    let CreateThread { id, agent, user_id, title, message } = body;
+    let CreateThread { id, agent, user_id, title, message, content } = body;
+    let message = user_text(message, content)?;
     let id = match id {
-        Some(id) => client_thread_id(id)?,
+        Some(id) => unmoved(&engine, &principal, client_thread_id(id)?).await?,
         None => new_thread_id(engine.now(), engine.world.random.next()),
     };
     let user_id = owner(&principal, user_id)?;
@@ -125,10 +144,31 @@ pub(super) async fn create_thread(
     }
     let agent = known_agent(&engine, agent)?;
     let new = NewThread { id, incarnation: engine.world.random.next(), agent, user_id, title };
-    let begin = principal.message(Target::New(new), Input::Begin { text: message });
+    let begin = principal.message(Target::New(new), Input::Begin { message });
     let receipt = engine.apply(MessageClass::External, Message { idempotency_key: mark, ..begin }).await?;
+    rap_io::crash::point("before_client_answer");
     let row = engine.store.thread(&receipt.thread, &principal.visible).await?;
     Ok((StatusCode::CREATED, Json(Thread::from(&row))))
+}
+
+/// Checks the content of a user's message. Returns `None` if there is neither a text nor further content.
+fn user_text(text: Option<String>, content: Vec<Value>) -> Result<Option<UserText>, ErrorResponse> {
+    let content = parse_content(content).map_err(|error| ErrorResponse::invalid(error.to_string()))?;
+    check_content(&content).map_err(ErrorResponse::invalid)?;
+    if text.is_none() && content.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(UserText { text: text.unwrap_or_default(), content }))
+}
+
+/// Refuses the id of a thread that is being moved, which may come back into use. A client that sees one user's threads
+/// gets the answer for any id that is taken.
+async fn unmoved(engine: &Engine, principal: &Principal, id: ThreadId) -> Result<ThreadId, ErrorResponse> {
+    match (engine.store.parcel_of(&id).await?, &principal.visible) {
+        (None, _) => Ok(id),
+        (Some(_), Visibility::All) => Err(store::Error::Moving.into()),
+        (Some(_), Visibility::User(_)) => Err(store::Error::Exists.into()),
+    }
 }
 
 /// Returns the user of a new thread.
@@ -171,12 +211,31 @@ pub(super) async fn threads(
     let filter = ThreadFilter {
         status: params.one_of("status", &Status::ALL, Status::as_str)?,
         parent: params.thread("parent")?,
+        phrase: params.phrase()?,
+        roots: params.one_of("roots", &[false, true], |roots| if roots { "true" } else { "false" })?
+            == Some(true),
+        order: params.one_of("order", &ThreadOrder::ALL, ThreadOrder::as_str)?.unwrap_or(ThreadOrder::Oldest),
         visible: principal.visible,
         page_request,
     };
     let page = engine.store.threads(filter).await?;
     let next_cursor = page.next.map(|cursor| cursor.to_string());
-    Ok(Json(Threads { threads: page.rows.iter().map(Thread::from).collect(), next_cursor }))
+    let (known, now) = (known_durations(&engine, page.rows.iter()).await?, engine.now());
+    let thread = |row: &ThreadRow| {
+        let mut thread = Thread::from(row);
+        add_usual_durations(&mut thread, row, &known, now);
+        thread
+    };
+    Ok(Json(Threads { threads: page.rows.iter().map(thread).collect(), next_cursor }))
+}
+
+/// Returns the usual durations of the open calls of these threads.
+async fn known_durations(
+    engine: &Engine,
+    rows: impl Iterator<Item = &ThreadRow>,
+) -> Result<UsualDurations, ErrorResponse> {
+    let servers = rows.flat_map(|row| row.head.open_calls()).map(|call| call.server.0.as_str());
+    Ok(engine.toolsets.usual_durations(servers.collect()).await?)
 }
 
 pub(super) async fn thread(
@@ -186,7 +245,10 @@ pub(super) async fn thread(
 ) -> ApiResult<Thread> {
     let row = engine.store.thread(&thread_id(id)?, &principal.visible).await?;
     let displays = engine.store.displays(&row).await?;
-    Ok(Json(thread_with_displays(&row, &displays)))
+    let mut thread = thread_with_displays(&row, &displays);
+    let known = known_durations(&engine, std::iter::once(&row)).await?;
+    add_usual_durations(&mut thread, &row, &known, engine.now());
+    Ok(Json(thread))
 }
 
 pub(super) async fn message(
@@ -196,10 +258,11 @@ pub(super) async fn message(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Turn> {
-    let body: SendMessage = read(&engine, &headers, request).await?;
+    let (body, _received): (SendMessage, _) = read(&engine, principal.sender(), &headers, request).await?;
     let mark = idempotency(&principal, &headers, KeyScope::Thread(&id), &body)?;
-    let SendMessage { text, on_busy } = body;
-    let input = Input::UserMessage { text, on_busy };
+    let SendMessage { text, content, on_busy } = body;
+    let message = user_text(Some(text), content)?.unwrap_or_default();
+    let input = Input::UserMessage { message, on_busy };
     let message = principal.message(Target::Id(thread_id(id)?), input);
     let receipt = engine.apply(MessageClass::External, Message { idempotency_key: mark, ..message }).await?;
     Ok((StatusCode::ACCEPTED, Json(Turn { turn: receipt.turn })))
@@ -214,10 +277,17 @@ pub(super) async fn history(
     let params = QueryParams::check(parameters, query::HISTORY_PARAMETERS)?;
     let (after, rows) = (params.parsed::<u32>("after")?.unwrap_or(0), params.rows()?);
     let row = engine.store.thread(&thread_id(id)?, &principal.visible).await?;
-    let page = HistoryPage { after: after.into(), up_to: row.head.seq(), rows, bytes: HISTORY_BYTES };
+    let before = params.parsed::<u32>("before")?.map_or(Seq::MAX, Seq::from);
+    let up_to = row.head.seq().min(before.saturating_sub(1));
+    // The last entries before one that is named, else the first ones.
+    let first = if before == Seq::MAX { 0 } else { up_to.saturating_sub(rows as Seq) };
+    let page = HistoryPage { after: first.max(after.into()), up_to, rows, bytes: HISTORY_BYTES };
+    // A large page is refused before it is read. The answer is counted when its size is known.
+    let bytes = engine.store.history_bytes(&row.thread, page).await?;
+    drop(engine.admission.answer(principal.client, bytes)?);
     let entries = engine.store.history(&row.thread, page).await?;
     let last = entries.last().map(|(seq, _)| *seq);
-    let next_after = last.filter(|seq| *seq < row.head.seq());
+    let next_after = last.filter(|seq| *seq < up_to);
     Ok(Json(Entries { entries: entries.into_iter().map(entry).collect(), next_after }))
 }
 
@@ -266,7 +336,7 @@ pub(super) async fn fork(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Thread> {
-    let body: Fork = read(&engine, &headers, request).await?;
+    let (body, _received): (Fork, _) = read(&engine, principal.sender(), &headers, request).await?;
     let mark = idempotency(&principal, &headers, KeyScope::Thread(&id), &body)?;
     let random = &engine.world.random;
     let fork = Target::Fork {
@@ -275,7 +345,8 @@ pub(super) async fn fork(
         id: new_thread_id(engine.now(), random.next()),
         incarnation: random.next(),
     };
-    let message = Message { idempotency_key: mark, ..principal.message(fork, Input::Begin { text: None }) };
+    let message =
+        Message { idempotency_key: mark, ..principal.message(fork, Input::Begin { message: None }) };
     let receipt = engine.apply(MessageClass::External, message).await?;
     let row = engine.store.thread(&receipt.thread, &principal.visible).await?;
     Ok((StatusCode::CREATED, Json(Thread::from(&row))))
@@ -315,7 +386,7 @@ pub(super) async fn choice(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted {
-    let Answer { selected, dismiss } = read(&engine, &headers, request).await?;
+    let (Answer { selected, dismiss }, _) = read(&engine, principal.sender(), &headers, request).await?;
     if selected.is_some() == dismiss {
         return Err(ErrorResponse::invalid(
             "give either `selected`, an index starting at 0, or `dismiss: true`",
@@ -344,6 +415,17 @@ pub(super) async fn views(
     Ok(Json(Views { views: page.rows.into_iter().map(View::from).collect(), next_cursor }))
 }
 
+pub(super) async fn usage(
+    State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
+    PathParams(id): PathParams<String>,
+) -> ApiResult<SessionUsage> {
+    let row = engine.store.thread(&thread_id(id)?, &principal.visible).await?;
+    let (session, threads) = engine.store.session_usage(row.thread.session).await?;
+    let thread = json::usage(row.head.usage());
+    Ok(Json(SessionUsage { thread, session: json::usage(session), threads }))
+}
+
 pub(super) fn page_request(parameters: HashMap<String, String>) -> Result<PageRequest, ErrorResponse> {
     let params = QueryParams::check(parameters, query::PAGE_PARAMETERS)?;
     Ok(PageRequest { after: params.parsed("cursor")?.unwrap_or_default(), limit: params.rows()? })
@@ -360,8 +442,14 @@ pub(super) async fn calls(
     Extension(principal): Extension<Principal>,
     Query(parameters): Parameters,
 ) -> ApiResult<Calls> {
-    let (calls, next_cursor) =
+    let (mut calls, next_cursor): (Vec<ListedCall>, _) =
         page_fields(engine.store.calls(&principal.visible, page_request(parameters)?).await?);
+    let servers = calls.iter().map(|call| call.server.as_str()).collect();
+    let (known, now) = (engine.toolsets.usual_durations(servers).await?, time(engine.now()));
+    for call in &mut calls {
+        let elapsed = now.since(call.since);
+        (call.usually, call.overdue) = usual_duration(&known, (&call.server, &call.tool), elapsed);
+    }
     Ok(Json(Calls { calls, next_cursor }))
 }
 
@@ -402,6 +490,23 @@ pub(super) async fn tools(
     let params = QueryParams::check(parameters, query::CURSOR_PARAMETERS)?;
     let after = params.parsed::<String>("cursor")?;
     Ok(Json(tools_page(&*engine.toolsets.latest().await?, after.as_deref())))
+}
+
+/// Lists the nodes of the database. A database that only one node can use has this one. A client that sees one user's
+/// threads gets none.
+pub(super) async fn nodes(
+    State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
+    Query(parameters): Parameters,
+) -> ApiResult<Nodes> {
+    let limit = page_request(parameters)?.limit;
+    // The figures of a node tell of the threads of all users.
+    let mut nodes = match principal.visible {
+        Visibility::All => engine.nodes().await?,
+        Visibility::User(_) => Vec::new(),
+    };
+    nodes.truncate(limit);
+    Ok(Json(Nodes { nodes: nodes.into_iter().map(node).collect(), next_cursor: None }))
 }
 
 pub(super) async fn ready(State(engine): State<Arc<Engine>>) -> Result<&'static str, ErrorResponse> {

@@ -3,39 +3,47 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use rap_agent::{Choice, Event, Ignored, Input, ToolResult};
 use rap_io::body::ReceivedBody;
+use rap_io::hashing::hash;
+use rap_io::serve::Peer;
 use rap_protocol::{Callback, EventId, ThreadId, parse_callback};
 use sha2::{Digest, Sha256};
 
-use super::{ErrorResponse, PathParams, read_body};
-use crate::engine::Engine;
+use super::admission::Sender;
+use super::callback_auth::Verified;
+use super::{ErrorResponse, PathParams, parse_body, read_body};
+use crate::engine::{Engine, Forwarded};
+use crate::store::transfer::TokenThread;
 use crate::store::{DeliveryKind, DeliveryOutcome, DeliveryRecord, Error, Target, Visibility};
 use crate::token::Grant;
 
 /// Error code of a callback to a closed thread.
 const THREAD_CLOSED: &str = "thread_closed";
+/// Error code of a callback that the runtime to which its thread was moved has refused.
+const REFUSED_AFTER_MOVE: &str = "refused_after_move";
 /// Time after closing a thread in which refused callbacks are not recorded.
 const CLOSING_GRACE: Duration = Duration::from_secs(60);
-/// Size up to which a callback is parsed on the async worker, in bytes.
-const PARSED_INLINE: usize = 128 * 1024;
 /// Headers that hold the event id if the body has none.
 const EVENT_ID_HEADERS: [&str; 2] = ["webhook-id", "idempotency-key"];
 
 pub(super) async fn callback(
     State(engine): State<Arc<Engine>>,
     PathParams(token): PathParams<String>,
+    peer: Option<Extension<Peer>>,
     headers: HeaderMap,
     request: Body,
 ) -> Result<StatusCode, ErrorResponse> {
+    let peer = peer.as_ref().map(|Extension(peer)| peer);
     let began = Instant::now();
-    let grant = engine.tokens.read(&token, engine.now());
+    let mut grant = engine.tokens.read(&token, engine.now());
     let mut named = None;
-    let taken = match &grant {
-        Some(grant) => take(&engine, grant, &headers, request, &mut named).await,
+    let taken = match &mut grant {
+        Some(grant) => take(&engine, (grant, &token), (&headers, peer), request, &mut named).await,
         None => {
             let message = "the callback URL was not issued by this runtime, or it has expired";
             Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, "bad_token", message))
@@ -45,7 +53,8 @@ pub(super) async fn callback(
         Err(error) if error.is_final() => {
             let kind = DeliveryKind::Callback;
             engine.metrics.count_delivery(kind, DeliveryOutcome::Refused);
-            if let Some(grant) = &grant {
+            if let Some(grant) = &mut grant {
+                follow_move(&engine, grant).await.ok();
                 note_problem(&engine, grant, error).await;
             }
             if is_expected(&engine, error, named.as_ref()).await {
@@ -92,7 +101,7 @@ fn record(
     thread_id: Option<ThreadId>,
     error: &ErrorResponse,
 ) -> DeliveryRecord {
-    let known = grant.filter(|_| error.code() != "no_such_thread");
+    let known = grant.filter(|_| !matches!(error.code(), "no_such_thread" | REFUSED_AFTER_MOVE));
     DeliveryRecord {
         kind: DeliveryKind::Callback,
         thread: known.map(|grant| grant.thread),
@@ -107,10 +116,19 @@ fn record(
     }
 }
 
+/// If the thread of a token was moved here, sets its key in this database. Returns whether it was.
+async fn follow_move(engine: &Engine, grant: &mut Grant) -> Result<bool, Error> {
+    let moved = engine.store.moved_thread(grant.thread, grant.incarnation).await?;
+    if let Some(key) = moved {
+        grant.thread = key;
+    }
+    Ok(moved.is_some())
+}
+
 async fn take(
-    engine: &Engine,
-    grant: &Grant,
-    headers: &HeaderMap,
+    engine: &Arc<Engine>,
+    (grant, token): (&mut Grant, &str),
+    (headers, peer): (&HeaderMap, Option<&Peer>),
     request: Body,
     named: &mut Option<ThreadId>,
 ) -> Result<(), ErrorResponse> {
@@ -118,19 +136,115 @@ async fn take(
         let message = "too many requests with this callback URL at once; try again later";
         return Err(ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message));
     };
-    let received = read_body(engine, headers, request).await?;
-    let callback = parse(engine, &received).await?;
+    let received = read_body(engine, Sender::Tool, headers, request).await?;
+    let requirements = &engine.callback_requirements;
+    let verified = verify(engine, grant, (headers, peer), &received).await?;
+    if verified.as_ref().is_some_and(|verified| requirements.is_repeated(verified)) {
+        return Ok(());
+    }
+    if let Applied::Elsewhere(destination) = apply(engine, grant, headers, &received, named).await? {
+        return forward(engine, &destination, token, headers, &received).await;
+    }
+    if let Some(verified) = verified {
+        requirements.remember(verified, engine.now());
+    }
+    Ok(())
+}
+
+/// Checks the credentials of a callback. Returns `None` if no tool server has to show any.
+async fn verify(
+    engine: &Arc<Engine>,
+    grant: &mut Grant,
+    (headers, peer): (&HeaderMap, Option<&Peer>),
+    received: &ReceivedBody,
+) -> Result<Option<Verified>, ErrorResponse> {
+    if engine.callback_requirements.is_empty() {
+        return Ok(None);
+    }
+    let mut server = engine.store.server_of_call(grant.thread, &grant.call).await?;
+    if server.is_none() && follow_move(engine, grant).await? {
+        server = engine.store.server_of_call(grant.thread, &grant.call).await?;
+    }
+    // A call that is not known any more is refused later.
+    let server = server.unwrap_or_default();
+    let (engine, call, bytes) = (Arc::clone(engine), grant.call.clone(), received.bytes.clone());
+    let (headers, peer) = (headers.clone(), peer.cloned());
+    let verify = move || {
+        let shown = (&headers, peer.as_ref());
+        engine.callback_requirements.verify(&server, call.as_str(), shown, &bytes, engine.now())
+    };
+    hash(received.bytes.len(), verify).await.map(Some)
+}
+
+/// Passes a callback on to the runtime that its thread was moved to.
+async fn forward(
+    engine: &Engine,
+    destination: &str,
+    token: &str,
+    headers: &HeaderMap,
+    received: &ReceivedBody,
+) -> Result<(), ErrorResponse> {
+    let message = match engine.forward_callback(destination, token, headers, received.bytes.clone()).await {
+        Forwarded::Accepted => return Ok(()),
+        Forwarded::Refused(status) => {
+            let status = StatusCode::from_u16(status).unwrap_or(StatusCode::NOT_FOUND);
+            let message = "the thread was moved to another runtime, which refused the callback";
+            return Err(ErrorResponse::new(status, REFUSED_AFTER_MOVE, message));
+        }
+        Forwarded::Unavailable(why) => why,
+    };
+    tracing::warn!(why = message, "a callback of a thread that was moved could not be passed on");
+    let message = "the thread was moved to another runtime, which cannot be reached; try again later";
+    Err(ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "moving", message))
+}
+
+/// Outcome of a callback that was not refused.
+enum Applied {
+    Here,
+    /// Its thread was moved to the runtime with this base URL.
+    Elsewhere(String),
+}
+
+/// Applies a callback whose credentials are valid.
+async fn apply(
+    engine: &Engine,
+    grant: &mut Grant,
+    headers: &HeaderMap,
+    received: &ReceivedBody,
+    named: &mut Option<ThreadId>,
+) -> Result<Applied, ErrorResponse> {
+    let callback = parse(engine, received).await?;
     let (thread, input) = read(callback, grant, headers, engine.settings.limits.view_bytes)?;
     if matches!(input, Input::Event { .. }) && !engine.admission.event(grant.thread, &grant.call) {
         let message = "too many events of this subscription in a second; try again later";
         return Err(ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_events", message));
     }
     *named = Some(thread.clone());
-    let target = Target::Token { key: grant.thread, incarnation: grant.incarnation, id: thread };
-    match engine.apply_external(target, input).await {
-        Ok(_) => Ok(()),
+    let target = |grant: &Grant| Target::Token {
+        key: grant.thread,
+        incarnation: grant.incarnation,
+        id: thread.clone(),
+    };
+    let mut applied = engine.apply_external(target(grant), input).await;
+    if matches!(applied, Err(Error::NoThread | Error::WrongThread)) {
+        if follow_move(engine, grant).await? {
+            let (_, input) =
+                read(parse(engine, received).await?, grant, headers, engine.settings.limits.view_bytes)?;
+            applied = engine.apply_external(target(grant), input).await;
+        } else if engine.store.parcel_of(&thread).await?.is_some() {
+            applied = Err(Error::Moving);
+        } else {
+            let moved = TokenThread { key: grant.thread, incarnation: grant.incarnation };
+            if let Some(destination) = engine.store.moved_to(moved).await? {
+                return Ok(Applied::Elsewhere(destination));
+            }
+        }
+    }
+    rap_io::crash::point("before_callback_answer");
+    match applied {
+        Ok(_) => Ok(Applied::Here),
         // The callback was accepted before, or its call is settled. The tool need not retry.
-        Err(Error::Ignored(Ignored::Duplicate | Ignored::SettledCall)) => Ok(()),
+        Err(Error::Ignored(Ignored::Duplicate | Ignored::SettledCall)) => Ok(Applied::Here),
         Err(Error::Ignored(Ignored::Closed)) => {
             Err(ErrorResponse::new(StatusCode::GONE, THREAD_CLOSED, "the thread is closed"))
         }
@@ -138,20 +252,10 @@ async fn take(
     }
 }
 
-/// Parses a callback. A large one is parsed outside of the async workers, a few at a time, because that takes long and
-/// needs a multiple of its size.
 async fn parse(engine: &Engine, received: &ReceivedBody) -> Result<Callback, ErrorResponse> {
-    let parsed = if received.bytes.len() <= PARSED_INLINE {
-        parse_callback(&received.bytes)
-    } else {
-        let _parser = engine.admission.parser().await;
-        let bytes = received.bytes.clone();
-        let parsed = engine.world.blocking.run(move || parse_callback(&bytes)).await;
-        parsed.ok_or_else(|| {
-            ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the callback cannot be parsed")
-        })?
-    };
-    parsed.map_err(|invalid| ErrorResponse::invalid(invalid.to_string()))
+    let parse =
+        |bytes: &[u8]| parse_callback(bytes).map_err(|invalid| ErrorResponse::invalid(invalid.to_string()));
+    parse_body(engine, received, parse).await
 }
 
 /// Returns the thread that the body names and the input. Body and token have to name the same call.

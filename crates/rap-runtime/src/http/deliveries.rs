@@ -17,8 +17,11 @@ use crate::store::{self, DeliveryFilter, Redelivery};
 
 impl From<store::Delivery> for Delivery {
     fn from(row: store::Delivery) -> Delivery {
-        let topic =
-            matches!(row.kind, DeliveryKind::Notification | DeliveryKind::Callback).then_some(row.topic);
+        let topic = matches!(row.kind, DeliveryKind::Notification | DeliveryKind::Callback)
+            .then_some(row.topic.clone());
+        // The number after the state only tells two alerts apart.
+        let state = || row.topic.split(' ').next().unwrap_or_default().to_owned();
+        let topic = topic.or_else(|| (row.kind == DeliveryKind::Alert).then(state));
         Delivery {
             id: row.id,
             kind: row.kind,

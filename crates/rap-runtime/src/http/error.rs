@@ -98,25 +98,30 @@ impl From<store::Error> for ErrorResponse {
             Error::NoThread => ErrorResponse::new(StatusCode::NOT_FOUND, "no_such_thread", message),
             Error::WrongThread => ErrorResponse::new(StatusCode::FORBIDDEN, "wrong_thread", message),
             Error::Exists => ErrorResponse::new(StatusCode::CONFLICT, "thread_exists", message),
+            Error::NotARoot => ErrorResponse::new(StatusCode::CONFLICT, "not_a_root", message),
+            Error::NotClosed => ErrorResponse::new(StatusCode::CONFLICT, "thread_open", message),
+            Error::Moving => ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "moving", message),
             Error::KeyReused => ErrorResponse::new(StatusCode::CONFLICT, "key_reused", message),
             Error::Ignored(ignored) => ignored.into(),
             Error::Disabled => ErrorResponse::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "set_aside",
-                "an internal error stopped this thread",
+                "an internal error disabled this thread; restart the runtime, and report the panic in its log",
             ),
             error @ Error::Unreadable(_) => {
                 tracing::error!(
                     why = error.with_sources(),
                     "a request needs stored data that cannot be read"
                 );
-                let message = "stored data cannot be read; nothing was changed";
+                let message = "stored data cannot be read; nothing was changed. The status of the thread and the log of the runtime have the reason";
                 ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, "illegible", message)
             }
             Error::Busy => ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message),
-            Error::Closed => {
-                ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the runtime is stopping")
-            }
+            Error::Closed => ErrorResponse::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "stopping",
+                "the runtime is stopping; try again later",
+            ),
             error @ Error::Unavailable(_) => {
                 tracing::warn!(why = error.with_sources(), "the store could not serve a request");
                 let message = "the database cannot be used at the moment; nothing was changed, try again";

@@ -1,24 +1,32 @@
 //! Conversions from rows and heads to the types of the client API.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use rap_agent::{Arguments, Head, Pause, Phase, Seq, Speaker};
 use rap_api::{
-    Call, Content, Entry, Item, ListedCall, ListedSubscription, OpenCall, Question, QuestionKind, Sender,
-    StatusEvent, Subscription, Thread, Time, Timer, Tool, ToolServer, Tools, Usage, View,
+    Call, Content, Cost, Entry, Item, ListedCall, ListedSubscription, Node, OpenCall, Question, QuestionKind,
+    Sender, StatusEvent, Subscription, Thread, Time, Timer, Tool, ToolServer, Tools, Usage, UsualDuration,
+    View,
 };
 use rap_protocol::{Body, CallId, ThreadId, Timestamp};
 use serde_json::{Value, json};
 
 use crate::display;
-use crate::store::{CallRow, InboxItem, StoredQuestion, SubscriptionRow, ThreadRow, TimerRow, ViewRow};
-use crate::toolsets::{ServerTools, SessionTools};
+use crate::store::{self, CallRow, InboxItem, StoredQuestion, SubscriptionRow, ThreadRow, TimerRow, ViewRow};
+use crate::toolsets::{ServerTools, SessionTools, UsualDurations};
 
 /// Size at which a page of tool servers ends, in bytes.
 const TOOLS_BYTES: usize = 1024 * 1024;
 
 pub(super) fn time(at: Timestamp) -> Time {
     Time::from_millis(at.0)
+}
+
+pub(super) fn node(node: store::Node) -> Node {
+    let store::Node { id, url, started_at, seen_at, activity } = node;
+    let (started_at, seen_at) = (time(started_at), time(seen_at));
+    Node { id, url, started_at, seen_at, asking: activity.asking as u64, invoking: activity.invoking as u64 }
 }
 
 fn id(id: &ThreadId) -> String {
@@ -37,14 +45,13 @@ impl From<&ThreadRow> for Thread {
             tool: held.name.clone(),
             since: time(held.since),
         };
-        let rap_agent::Usage { input, output, cached } = head.usage();
         Thread {
             id: id(&thread.id),
             parent: row.parent_id.as_ref().map(id),
             root: id(&row.root_id),
             forked_from: row.forked_from.as_ref().map(id),
             agent: thread.agent.clone(),
-            title: thread.title.clone(),
+            title: thread.title.clone().or_else(|| head.title().map(str::to_owned)),
             user_id: thread.user_id.as_ref().map(|user| user.as_str().to_owned()),
             status: head.status(),
             why: failure_reason(head).map(str::to_owned),
@@ -54,11 +61,16 @@ impl From<&ThreadRow> for Thread {
             children: head.children().count(),
             held: head.held().inputs + head.queued().inputs,
             turn: head.turn(),
-            usage: Usage { input, output, cached },
+            usage: usage(head.usage()),
             created_at: time(thread.created_at),
             updated_at: time(row.updated_at),
         }
     }
+}
+
+pub(super) fn usage(usage: rap_agent::Usage) -> Usage {
+    let rap_agent::Usage { input, output, cached, cost, .. } = usage;
+    Usage { input, output, cached, cost: Cost::from_nanos(cost) }
 }
 
 /// Returns a thread with the display texts of its open calls, for tools that provide them.
@@ -68,6 +80,32 @@ pub(super) fn thread_with_displays(row: &ThreadRow, displays: &HashMap<CallId, S
         open.display = displays.get(&call.id).cloned();
     }
     thread
+}
+
+/// Adds the usual durations of the open calls of a thread.
+pub(super) fn add_usual_durations(
+    thread: &mut Thread,
+    row: &ThreadRow,
+    known: &UsualDurations,
+    now: Timestamp,
+) {
+    for (open, call) in thread.waiting_on.iter_mut().zip(row.head.open_calls()) {
+        (open.usually, open.overdue) =
+            usual_duration(known, (&call.server.0, &call.name), now.since(call.since));
+    }
+}
+
+/// Returns the usual duration of a call to this server and tool, and whether the elapsed time is far beyond it.
+pub(super) fn usual_duration(
+    known: &UsualDurations,
+    (server, tool): (&str, &str),
+    elapsed: Duration,
+) -> (Option<UsualDuration>, bool) {
+    let expected = known.of(server, tool);
+    let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    let usually =
+        expected.map(|expected| UsualDuration { min_ms: millis(expected.min), max_ms: millis(expected.max) });
+    (usually, expected.is_some_and(|expected| expected.is_far_exceeded_by(elapsed)))
 }
 
 /// Returns the reason why a thread has failed or is paused.
@@ -104,16 +142,22 @@ pub(super) fn open_call(call: &rap_agent::OpenCall) -> OpenCall {
         tool: call.name.clone(),
         since: time(call.since),
         until: call.timer().map(time),
+        needs_approval: call.unapproved,
         problem: call.problem.as_ref().map(|problem| format!("refused ({})", problem.why)),
         display: None,
+        usually: None,
+        overdue: false,
     }
 }
 
 pub(super) fn entry((seq, entry): (Seq, rap_agent::Entry)) -> Entry {
     let item = match entry.item {
-        rap_agent::Item::User { text, from } => Item::User { text, from: sender(from) },
-        rap_agent::Item::Assistant { text, calls, .. } => {
-            Item::Assistant { text, calls: calls.into_iter().map(call).collect() }
+        rap_agent::Item::User { text, content, from } => {
+            let content = content.iter().map(|item| json!(item)).collect();
+            Item::User { text, content, from: sender(from) }
+        }
+        rap_agent::Item::Assistant { text, calls, usage: used, .. } => {
+            Item::Assistant { text, calls: calls.into_iter().map(call).collect(), usage: used.map(usage) }
         }
         rap_agent::Item::Result { call_id: id, content, display, synthetic } => {
             let content = match content {
@@ -154,6 +198,7 @@ fn call(call: rap_agent::CallEntry) -> Call {
 
 impl From<CallRow> for ListedCall {
     fn from(row: CallRow) -> ListedCall {
+        let needs_approval = row.needs_approval();
         ListedCall {
             thread_id: id(&row.thread),
             call_id: call_id(&row.call),
@@ -161,17 +206,20 @@ impl From<CallRow> for ListedCall {
             server: row.server,
             since: time(row.since),
             until: row.until.map(time),
+            needs_approval,
             acknowledged_at: row.acknowledged_at.map(time),
             next_attempt_at: row.next_attempt_at.map(time),
             attempts: row.attempts,
             last_attempt: row.outcome,
+            usually: None,
+            overdue: false,
         }
     }
 }
 
 impl From<SubscriptionRow> for ListedSubscription {
     fn from(row: SubscriptionRow) -> ListedSubscription {
-        let SubscriptionRow { thread, call, tool, server, since, waiting } = row;
+        let SubscriptionRow { thread, call, tool, server, since, waiting, events } = row;
         ListedSubscription {
             thread_id: id(&thread),
             call_id: call_id(&call),
@@ -179,6 +227,8 @@ impl From<SubscriptionRow> for ListedSubscription {
             server,
             since: time(since),
             waiting,
+            last_event_at: events.map(|events| time(events.last)),
+            events_per_hour: events.and_then(|events| events.per_hour()),
         }
     }
 }

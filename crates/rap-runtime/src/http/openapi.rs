@@ -11,8 +11,10 @@ use axum::response::IntoResponse;
 use axum::routing::{self, MethodRouter};
 use axum::{Extension, Router, middleware};
 use rap_api::{
-    Answer, Calls, CreateThread, CreateToken, CreatedToken, Deliveries, Delivery, Done, Entries, ErrorBody,
-    Fork, Inbox, SendMessage, Subscriptions, Thread, Threads, Timers, TokenScope, Tokens, Tools, Turn, Views,
+    Answer, ArrivedSession, Calls, CreateThread, CreateToken, CreatedToken, Deliveries, Delivery,
+    Destination, Done, Entries, ErrorBody, Figures, Fork, Inbox, Migrate, Move, Nodes, Prune, Pruned,
+    SendMessage, SessionUsage, StartSession, Subscriptions, Thread, Threads, Timers, TokenScope, Tokens,
+    Tools, Turn, Views,
 };
 use rap_protocol::limits::CHOICES;
 use schemars::generate::SchemaSettings;
@@ -20,9 +22,10 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use super::query::{
-    CURSOR_PARAMETERS, DELIVERY_PARAMETERS, HISTORY_PARAMETERS, PAGE_PARAMETERS, Parameter, THREAD_PARAMETERS,
+    CURSOR_PARAMETERS, DELIVERY_PARAMETERS, FIGURES_PARAMETERS, HISTORY_PARAMETERS, PAGE_PARAMETERS,
+    Parameter, RECORD_PARAMETERS, THREAD_PARAMETERS,
 };
-use super::{api, deliveries, guard, stream, tokens};
+use super::{api, deletion, deliveries, figures, guard, imports, stream, tokens};
 use crate::engine::Engine;
 use crate::model::scripted;
 use crate::settings::Settings;
@@ -160,6 +163,9 @@ fn operations() -> Vec<Operation> {
             .conflicts(),
         get("/v1/threads", api::threads, "List threads.").query(THREAD_PARAMETERS).response::<Threads>(200),
         get("/v1/threads/{id}", api::thread, "Get a thread.").response::<Thread>(200),
+        delete("/v1/threads/{id}", deletion::delete, "Delete a closed session.")
+            .response::<Done>(202)
+            .conflicts(),
         post("/v1/threads/{id}/messages", api::message, "Send a message to an agent.")
             .headers(&[IDEMPOTENCY_KEY])
             .request_body::<SendMessage>()
@@ -198,6 +204,8 @@ fn operations() -> Vec<Operation> {
         get("/v1/threads/{id}/views", api::views, "Get the latest view of each type.")
             .query(CURSOR_PARAMETERS)
             .response::<Views>(200),
+        get("/v1/threads/{id}/usage", api::usage, "Get the tokens and costs of a thread and of its session.")
+            .response::<SessionUsage>(200),
         get("/v1/events", stream::all_events, "Stream the events of all threads.").event_stream(),
         get("/v1/calls", api::calls, "List open calls.").query(PAGE_PARAMETERS).response::<Calls>(200),
         get("/v1/subscriptions", api::subscriptions, "List active subscriptions.")
@@ -221,6 +229,21 @@ fn operations() -> Vec<Operation> {
         get("/v1/tools", api::tools, "List the tool servers and their tools.")
             .query(CURSOR_PARAMETERS)
             .response::<Tools>(200),
+        get("/v1/figures", figures::figures, "Get figures of all agents, now and over time.")
+            .query(FIGURES_PARAMETERS)
+            .response::<Figures>(200),
+        get("/v1/nodes", api::nodes, "List the nodes that share the database.")
+            .query(PAGE_PARAMETERS)
+            .response::<Nodes>(200),
+        post(
+            "/v1/prune",
+            deletion::prune,
+            "Delete sessions that have been closed for a time, or count them.",
+        )
+        .admin()
+        .request_body::<Prune>()
+        .response::<Pruned>(202)
+        .conflicts(),
         post("/v1/tokens", tokens::create, "Create a client token.")
             .admin()
             .request_body::<CreateToken>()
@@ -231,8 +254,36 @@ fn operations() -> Vec<Operation> {
             .query(PAGE_PARAMETERS)
             .response::<Tokens>(200),
         delete("/v1/tokens/{id}", tokens::revoke, "Revoke a client token.").admin().response::<Done>(200),
+        post("/v1/threads/{id}/migrate", imports::migrate, "Move a session to another runtime.")
+            .admin()
+            .request_body::<Migrate>()
+            .response::<Done>(202)
+            .conflicts(),
+        get("/v1/threads/{id}/move", imports::last_move, "Get the state of the last move of a session.")
+            .admin()
+            .response::<Move>(200),
+        get("/v1/imports", imports::destination, "Describe this runtime to one that moves a session here.")
+            .admin()
+            .response::<Destination>(200),
+        post("/v1/imports/{id}/records", imports::records, "Take a page of the records of a session.")
+            .admin()
+            .query(RECORD_PARAMETERS)
+            .response::<Done>(202)
+            .conflicts(),
+        post("/v1/imports/{id}/check", imports::check, "Check that a session has arrived completely.")
+            .admin()
+            .response::<Done>(202)
+            .conflicts(),
+        post("/v1/imports/{id}/start", imports::start, "Put a session that has arrived into use.")
+            .admin()
+            .request_body::<StartSession>()
+            .response::<ArrivedSession>(200)
+            .conflicts(),
+        post("/v1/imports/{id}/discard", imports::discard, "Discard a session that has arrived.")
+            .admin()
+            .response::<Done>(202),
         get("/healthz", async || "ok", "Check that the process serves requests.").public(),
-        get("/readyz", api::ready, "Check that the database can be read.").public(),
+        get("/readyz", api::ready, "Check that the database can be read and written.").public(),
         get("/metrics", api::metrics, "Get metrics in the Prometheus text format.").public(),
         get("/openapi.json", openapi, "Get this description.").public().response::<Map<String, Value>>(200),
     ]

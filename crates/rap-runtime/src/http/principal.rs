@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, Method, header};
 use rap_agent::Input;
 use rap_api::TokenScope;
 use subtle::ConstantTimeEq;
 
 use super::ErrorResponse;
-use super::admission::Client;
+use super::admission::{Client, Sender};
 use super::guard::refuse_without_tokens;
+use super::session;
 use crate::engine::Engine;
 use crate::settings::Settings;
 use crate::store::{ClientToken, Message, Target, TokenDigest, Visibility, may_be_created};
@@ -32,31 +33,74 @@ pub(crate) struct Principal {
 
 impl Principal {
     /// Identifies the client of a request. A token that is given has to be valid, even if none is needed.
-    pub(super) async fn of(engine: &Arc<Engine>, headers: &HeaderMap) -> Result<Principal, ErrorResponse> {
+    pub(super) async fn of(
+        engine: &Arc<Engine>,
+        method: &Method,
+        headers: &HeaderMap,
+    ) -> Result<Principal, ErrorResponse> {
         let settings = &engine.settings;
         let Some(token) = bearer(headers) else {
             return match settings.tokens.is_empty() {
                 true => refuse_without_tokens(settings, headers)
                     .map_or_else(|| Ok(Principal::operator(Client::Local, TokenDigest::of(""))), Err),
-                false => Err(ErrorResponse::unauthorised("send the header Authorization: Bearer <token>")),
+                false => Principal::of_page(engine, method, headers).await,
             };
         };
+        let principal = Principal::with_token(engine, token).await?;
+        principal
+            .ok_or_else(|| ErrorResponse::unauthorised("the token is wrong or was revoked; use another one"))
+    }
+
+    /// Identifies a person who has signed in to the page.
+    async fn of_page(
+        engine: &Arc<Engine>,
+        method: &Method,
+        headers: &HeaderMap,
+    ) -> Result<Principal, ErrorResponse> {
+        let Some(digest) = session::token_digest(engine, headers) else {
+            return Err(ErrorResponse::unauthorised("send the header Authorization: Bearer <token>"));
+        };
+        session::require_own_origin(engine, method, headers)?;
+        let principal = Principal::with_digest(engine, digest).await?;
+        principal
+            .ok_or_else(|| ErrorResponse::unauthorised("the token was revoked; sign in with another one"))
+    }
+
+    /// Returns the client with this token. `None` if there is no such token. The store is asked only for a text that may
+    /// be a token.
+    pub(super) async fn with_token(
+        engine: &Arc<Engine>,
+        token: &str,
+    ) -> Result<Option<Principal>, ErrorResponse> {
         let digest = TokenDigest::of(token);
-        if let Some(position) = configured(settings, &digest) {
-            return Ok(Principal::operator(Client::Configured(position), digest));
+        match configured(&engine.settings, &digest) {
+            None if !may_be_created(token) => Ok(None),
+            _ => Principal::with_digest(engine, digest).await,
         }
-        let stored = if may_be_created(token) { engine.store.token(&digest).await? } else { None };
-        let stored = stored.ok_or_else(|| {
-            ErrorResponse::unauthorised("the token is wrong or was revoked; use another one")
-        })?;
+    }
+
+    /// Returns the client whose token has this digest. `None` if there is no such token.
+    async fn with_digest(
+        engine: &Arc<Engine>,
+        digest: TokenDigest,
+    ) -> Result<Option<Principal>, ErrorResponse> {
+        if let Some(position) = configured(&engine.settings, &digest) {
+            return Ok(Some(Principal::operator(Client::Configured(position), digest)));
+        }
+        let Some(stored) = engine.store.token(&digest).await? else { return Ok(None) };
         record_use(engine, &stored);
         let ClientToken { id, scope, user, .. } = stored;
         let visible = user.map_or(Visibility::All, Visibility::User);
-        Ok(Principal { client: Client::Created(id), scope, visible, digest })
+        Ok(Some(Principal { client: Client::Created(id), scope, visible, digest }))
     }
 
     fn operator(client: Client, digest: TokenDigest) -> Principal {
         Principal { client, scope: TokenScope::Admin, visible: Visibility::All, digest }
+    }
+
+    /// Returns the sender of its requests.
+    pub(super) fn sender(&self) -> Sender {
+        Sender::Client(self.client)
     }
 
     /// Bytes that tell its Idempotency-Keys from those of other clients.

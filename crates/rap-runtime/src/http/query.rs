@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::str::FromStr;
 
-use rap_api::{DeliveryOutcome, ID_PATTERN, Status};
+use rap_api::{DeliveryOutcome, ID_PATTERN, Status, ThreadOrder};
 use rap_protocol::ThreadId;
 use serde_json::{Value, json};
 
@@ -13,6 +13,11 @@ use crate::store::Cursor;
 
 /// Default and maximum number of rows of a listing.
 const ROWS: (usize, usize) = (100, 1000);
+
+/// Maximum length of a phrase to search for, in characters.
+const PHRASE_CHARS: usize = 200;
+/// Maximum length of the time that figures are given for, in hours.
+const MAX_HOURS: u32 = 90 * 24;
 
 /// A query parameter or a header.
 #[derive(Clone, Copy)]
@@ -36,6 +41,32 @@ const STATUS: Parameter = Parameter {
 };
 const PARENT: Parameter =
     Parameter { name: "parent", about: "Only the children of this thread.", schema: id };
+const ROOTS: Parameter = Parameter {
+    name: "roots",
+    about: "Only threads without a parent, if it is `true`.",
+    schema: || json!({"type": "boolean", "default": false}),
+};
+const PHRASE: Parameter = Parameter {
+    name: "q",
+    about: "Only threads with this phrase in their title or in a text of a person or a model, newest first. Words have to be \
+            complete, except for the last one. Capital letters do not matter.",
+    schema: || json!({"type": "string", "minLength": 1, "maxLength": PHRASE_CHARS}),
+};
+const HOURS: Parameter = Parameter {
+    name: "hours",
+    about: "Length of the time before now that is described, in hours.",
+    schema: || json!({"type": "integer", "minimum": 1, "maximum": MAX_HOURS, "default": 24}),
+};
+const ORDER: Parameter = Parameter {
+    name: "order",
+    about: "Order of the threads. A cursor is valid for the order that it comes from.",
+    schema: || json!({"type": "string", "enum": ThreadOrder::ALL.map(ThreadOrder::as_str), "default": "oldest"}),
+};
+const BEFORE: Parameter = Parameter {
+    name: "before",
+    about: "Only entries before this one, and of these the last `limit` ones.",
+    schema: number,
+};
 const AFTER: Parameter = Parameter { name: "after", about: "Only entries after this one.", schema: number };
 const THREAD: Parameter =
     Parameter { name: "thread", about: "Only deliveries about this thread.", schema: id };
@@ -64,9 +95,12 @@ const KEY_CURSOR: Parameter = Parameter {
 };
 
 pub(super) const CURSOR_PARAMETERS: &[Parameter] = &[KEY_CURSOR];
-pub(super) const THREAD_PARAMETERS: &[Parameter] = &[STATUS, PARENT, LIMIT, CURSOR];
-pub(super) const HISTORY_PARAMETERS: &[Parameter] = &[AFTER, LIMIT];
+pub(super) const THREAD_PARAMETERS: &[Parameter] = &[STATUS, PARENT, ROOTS, PHRASE, ORDER, LIMIT, CURSOR];
+pub(super) const FIGURES_PARAMETERS: &[Parameter] = &[HOURS];
+pub(super) const HISTORY_PARAMETERS: &[Parameter] = &[AFTER, BEFORE, LIMIT];
 pub(super) const DELIVERY_PARAMETERS: &[Parameter] = &[THREAD, OUTCOME, LIMIT, CURSOR];
+pub(super) const RECORD_PARAMETERS: &[Parameter] =
+    &[Parameter { name: "from", about: "Number of the first record of the page, from 0.", schema: number }];
 pub(super) const PAGE_PARAMETERS: &[Parameter] = &[LIMIT, CURSOR];
 
 /// Query parameters of a request. Each name occurs once.
@@ -103,6 +137,25 @@ impl QueryParams {
     pub(super) fn parsed<T: FromStr>(&self, name: &str) -> Result<Option<T>, ErrorResponse> {
         let wrong = |_| ErrorResponse::invalid(format!("{name}: expected a value from an earlier response"));
         self.0.get(name).map(|text| T::from_str(text)).transpose().map_err(wrong)
+    }
+
+    /// Returns the phrase to search for.
+    pub(super) fn phrase(&self) -> Result<Option<String>, ErrorResponse> {
+        match self.0.get("q") {
+            None => Ok(None),
+            Some(phrase) if phrase.is_empty() || phrase.chars().nth(PHRASE_CHARS).is_some() => {
+                Err(ErrorResponse::invalid(format!("q: expected 1 to {PHRASE_CHARS} characters")))
+            }
+            Some(phrase) => Ok(Some(phrase.replace('\0', " "))),
+        }
+    }
+
+    pub(super) fn hours(&self) -> Result<u32, ErrorResponse> {
+        match self.0.get("hours").map(|text| text.parse()) {
+            None => Ok(24),
+            Some(Ok(hours)) if (1..=MAX_HOURS).contains(&hours) => Ok(hours),
+            Some(_) => Err(ErrorResponse::invalid(format!("hours: expected a number from 1 to {MAX_HOURS}"))),
+        }
     }
 
     /// Parses a thread id. The thread need not exist.

@@ -4,7 +4,9 @@
 //! A stream reads entries from the store, never from memory, so that it neither loses nor repeats one. A reader that is
 //! too slow gets an `end` event and is disconnected, so that it delays nothing else.
 
-use std::collections::HashMap;
+mod writer;
+
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -21,91 +23,40 @@ use futures_util::FutureExt;
 use futures_util::stream::poll_fn;
 use rap_agent::Seq;
 use rap_api::{
-    CallEvent, CallState, Delivery, Delta, End as EndEvent, Notice, OpenCall, Question, RuntimeEvent, Status,
-    StatusEvent, ThreadEvent, ThreadStatus,
+    CallEvent, CallEventKind, Delivery, Delta, End as EndEvent, Notice, OpenCall, Question, RuntimeEvent,
+    Status, StatusEvent, ThreadEvent, ThreadStatus,
 };
-use rap_protocol::{CallId, ThreadId, Timestamp};
-use serde_json::{Value, json};
+use rap_protocol::{CallId, ThreadId, Timestamp, limits};
+use serde::Serialize;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::mpsc::error::SendTimeoutError;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
-use super::admission::{AnswerMemory, Client, HoldingBody, NoMemory};
+use super::admission::HoldingBody;
 use super::json::{entry, open_call, status_event};
 use super::principal::Principal;
 use super::{ErrorResponse, PathParams};
 use crate::engine::Engine;
 use crate::hub::{Changes, Listener, LiveEvent};
-use crate::store::{self, HistoryPage, Page, PageRequest, Thread, ThreadKey, ThreadRow, ViewKey, Visibility};
+use crate::store::{
+    self, HistoryPage, Page, PageRequest, Thread, ThreadKey, ThreadRow, ViewKey, ViewRow, Visibility,
+};
+use writer::{EncodedPage, End, PagePermit, StreamResult, TOO_SLOW, Writer, frame};
 
 /// Maximum number of entries that are read at a time, and their approximate size in bytes.
 const PAGE: usize = 200;
 const PAGE_BYTES: usize = 1024 * 1024;
-/// Number of events that are buffered for a reader.
-const BUFFERED: usize = 16;
-/// Time that a full buffer may take to accept an event before the reader is disconnected.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum size of a question, in bytes.
+const QUESTION_BYTES: usize = limits::PROMPT_BYTES + limits::CHOICES * limits::CHOICE_BYTES;
 /// Interval of comments that keep an idle stream alive.
 const HEARTBEAT: Duration = Duration::from_secs(15);
+/// Time after which a new stream reads again what another node may have changed. The following times are longer.
+const FIRST_REFRESH: Duration = Duration::from_secs(1);
 /// Maximum number of threads whose last status the stream of all threads remembers.
 const REMEMBERED: usize = 10_000;
 
 const STOPPING: &str = "the runtime is stopping; reconnect";
 const REVOKED: &str = "the token was revoked";
-const TOO_SLOW: &str = "the reader is too slow; reconnect with Last-Event-ID";
-
-/// Reason why a stream ends.
-enum End {
-    /// The reader has disconnected.
-    Disconnected,
-    /// The reader is sent this reason.
-    Reason(&'static str),
-    Failed(store::Error),
-}
-
-impl From<store::Error> for End {
-    fn from(error: store::Error) -> Self {
-        End::Failed(error)
-    }
-}
-
-type StreamResult<T = ()> = Result<T, End>;
-
-/// An event on its way to the reader, and the memory that it uses.
-type Frame = (Bytes, Option<AnswerMemory>);
-
-struct Writer {
-    frames: mpsc::Sender<Frame>,
-    engine: Arc<Engine>,
-    client: Client,
-}
-
-impl Writer {
-    async fn send(&self, event: &ThreadEvent) -> StreamResult {
-        self.write(frame(event.name(), &json!(event))).await
-    }
-
-    async fn send_of_all(&self, event: &RuntimeEvent) -> StreamResult {
-        self.write(frame(event.name(), &json!(event))).await
-    }
-
-    async fn send_entry(&self, seq: Seq, entry: ThreadEvent) -> StreamResult {
-        self.write(format!("id: {seq}\n{}", frame(entry.name(), &json!(entry)))).await
-    }
-
-    async fn write(&self, frame: String) -> StreamResult {
-        let memory = self.engine.admission.answer_within(self.client, frame.len(), WRITE_TIMEOUT).await;
-        let memory = memory.map_err(|NoMemory| End::Reason(TOO_SLOW))?;
-        self.frames.send_timeout((frame.into(), memory), WRITE_TIMEOUT).await.map_err(|error| match error {
-            SendTimeoutError::Timeout(_) => End::Reason(TOO_SLOW),
-            SendTimeoutError::Closed(_) => End::Disconnected,
-        })
-    }
-}
-
-fn frame(name: &str, data: &Value) -> String {
-    format!("event: {name}\ndata: {data}\n\n")
-}
+const MISSED: &str = "events of another node were missed; reconnect";
 
 /// Returns the last event of a stream, or `None` if the reader is gone.
 fn end_event(end: End) -> Option<Bytes> {
@@ -118,7 +69,7 @@ fn end_event(end: End) -> Option<Bytes> {
         }
     };
     let event = ThreadEvent::End(EndEvent { reason: reason.into() });
-    Some(frame(event.name(), &json!(event)).into())
+    Some(frame(event.name(), &event).into())
 }
 
 /// Responds with the events of a stream until it ends, the client's token is revoked or the runtime stops. The `end` event overtakes buffered events,
@@ -135,9 +86,9 @@ where
     let Some(share) = engine.admission.stream(client) else {
         return Err(ErrorResponse::too_many("too many event streams of this client; close some of them"));
     };
-    let (frames, mut waiting) = mpsc::channel::<Frame>(BUFFERED);
+    let (writer, mut waiting) = Writer::new(Arc::clone(engine), client);
     let (end, mut ended) = oneshot::channel();
-    let stream = run(Writer { frames, engine: Arc::clone(engine), client });
+    let stream = run(writer);
     let runtime = Arc::clone(engine);
     engine.spawn(async move {
         let why = tokio::select! {
@@ -158,9 +109,9 @@ where
             return Poll::Ready(event.ok().flatten().map(Ok::<_, Infallible>));
         }
         waiting.poll_recv(context).map(|frame| {
-            let (bytes, memory) = frame?;
-            // The memory of the event before is free now.
-            sending = memory;
+            let (bytes, buffered) = frame?;
+            // The memory of the events before is free now.
+            sending = Some(buffered);
             Some(Ok(bytes))
         })
     });
@@ -215,23 +166,31 @@ struct ThreadStream {
 struct SentState {
     status: Option<StatusEvent>,
     calls: HashMap<CallId, OpenCall>,
-    questions: Vec<Question>,
-    /// Time and digest of the views that were sent at the start and have not changed since. A change that was announced
-    /// before they were read is not sent again. Two versions may have the same millisecond.
-    first_views: HashMap<ViewKey, (Timestamp, u64)>,
+    /// Digests of the questions.
+    questions: HashSet<u64>,
+    /// Time and digest of the views that were sent, so that none is sent twice. Two versions may have the same millisecond.
+    views: HashMap<ViewKey, (Timestamp, u64)>,
+    /// The last turn that has ended. Parts of its answer that arrive later are not sent.
+    ended_turn: u64,
 }
 
 impl ThreadStream {
     async fn run(mut self, writer: Writer, mut listener: Listener) -> End {
         let writer = &writer;
-        if let Err(end) = self.begin(writer).await {
+        if let Err(end) = self.refresh(writer).await {
             return end;
         }
+        let mut pause = if self.engine.has_peers() { FIRST_REFRESH } else { HEARTBEAT };
         loop {
             let result = tokio::select! {
-                () = tokio::time::sleep(HEARTBEAT) => writer.write(": alive\n\n".into()).await,
+                () = tokio::time::sleep(pause) => {
+                    pause = (pause * 2).min(HEARTBEAT);
+                    self.keep_alive(writer).await
+                }
                 live = listener.next() => match live {
                     Ok(LiveEvent::ThreadChanged { changes, .. }) => self.catch_up(writer, changes).await,
+                    Ok(LiveEvent::Missed) => self.refresh(writer).await,
+                    Ok(LiveEvent::Delta { turn, .. }) if turn <= self.sent_state.ended_turn => Ok(()),
                     Ok(LiveEvent::Delta { turn, attempt, text }) => {
                         writer.send(&ThreadEvent::Delta(Delta { turn, attempt, text: (*text).into() })).await
                     }
@@ -249,11 +208,17 @@ impl ThreadStream {
         }
     }
 
-    /// Sends all new entries, then the current state.
-    async fn begin(&mut self, writer: &Writer) -> StreamResult {
+    /// Shows the reader that the stream is alive. A signal of another node may have been lost, so everything is read again.
+    async fn keep_alive(&mut self, writer: &Writer) -> StreamResult {
+        writer.write(b": alive\n\n".to_vec()).await?;
+        if self.engine.has_peers() { self.refresh(writer).await } else { Ok(()) }
+    }
+
+    /// Reads everything again, and sends what has changed.
+    async fn refresh(&mut self, writer: &Writer) -> StreamResult {
+        let changes = Changes { questions: true, ..Changes::default() };
         let row = self.send_entries(writer).await?;
         self.send_calls(writer, &row).await?;
-        let changes = Changes { questions: true, ..Changes::default() };
         self.send_questions(writer, &row, &changes).await?;
         self.send_all_views(writer, &row).await?;
         self.send_status(writer, &row).await
@@ -264,6 +229,9 @@ impl ThreadStream {
         let row = self.send_entries(writer).await?;
         self.send_calls(writer, &row).await?;
         self.send_questions(writer, &row, &changes).await?;
+        for child in changes.children {
+            writer.send(&ThreadEvent::Child(child)).await?;
+        }
         for key in changes.views {
             self.send_view(writer, &row, key).await?;
         }
@@ -276,15 +244,20 @@ impl ThreadStream {
         while self.last_sent < row.head.seq() {
             let page =
                 HistoryPage { after: self.last_sent, up_to: row.head.seq(), rows: PAGE, bytes: PAGE_BYTES };
+            let permit = writer.permit(store.history_bytes(&row.thread, page).await?).await?;
             let entries = store.history(&row.thread, page).await?;
-            if entries.is_empty() {
-                break;
-            }
+            let Some(last) = entries.last().map(|(seq, _)| *seq) else { break };
+            let mut page = EncodedPage::default();
             for (seq, stored) in entries {
-                writer.send_entry(seq, ThreadEvent::Entry(entry((seq, stored)))).await?;
-                self.last_sent = seq;
+                page.push_entry(seq, &ThreadEvent::Entry(entry((seq, stored))));
             }
+            writer.send_page(permit, page).await?;
+            self.last_sent = last;
         }
+        self.sent_state.ended_turn = match row.head.turn_in_progress() {
+            Some(turn) => turn.saturating_sub(1),
+            None => row.head.turn(),
+        };
         Ok(row)
     }
 
@@ -301,16 +274,18 @@ impl ThreadStream {
         let mut open = HashMap::new();
         for call in row.head.open_calls() {
             let shown = open_call(call);
-            if !self.sent_state.calls.contains_key(&call.id) {
+            let sent = self.sent_state.calls.get(&call.id);
+            // A call is sent again when it was allowed.
+            if sent.is_none_or(|sent| sent.needs_approval != shown.needs_approval) {
                 writer
-                    .send(&ThreadEvent::Call(CallEvent { call: shown.clone(), state: CallState::Open }))
+                    .send(&ThreadEvent::Call(CallEvent { call: shown.clone(), state: CallEventKind::Opened }))
                     .await?;
             }
             open.insert(call.id.clone(), shown);
         }
         for (id, call) in std::mem::replace(&mut self.sent_state.calls, open) {
             if !self.sent_state.calls.contains_key(&id) {
-                writer.send(&ThreadEvent::Call(CallEvent { call, state: CallState::Settled })).await?;
+                writer.send(&ThreadEvent::Call(CallEvent { call, state: CallEventKind::Settled })).await?;
             }
         }
         Ok(())
@@ -321,9 +296,18 @@ impl ThreadStream {
         if row.head.questions().is_empty() {
             self.sent_state.questions.clear();
         } else if changes.questions {
-            let asked = questions(&self.engine, row.thread.key).await?;
-            for question in asked.iter().filter(|question| !self.sent_state.questions.contains(question)) {
-                writer.send(&ThreadEvent::Question(question.clone())).await?;
+            let mut asked = HashSet::new();
+            let mut pages = QuestionPages::of(&self.engine, row.thread.key);
+            while let Some(permit) = pages.permit(writer).await? {
+                let mut page = EncodedPage::default();
+                for question in pages.next().await? {
+                    let digest = digest(&question);
+                    if asked.insert(digest) && !self.sent_state.questions.contains(&digest) {
+                        let event = ThreadEvent::Question(question);
+                        page.push(event.name(), &event);
+                    }
+                }
+                writer.send_page(permit, page).await?;
             }
             self.sent_state.questions = asked;
         }
@@ -333,12 +317,14 @@ impl ThreadStream {
     async fn send_all_views(&mut self, writer: &Writer, row: &ThreadRow) -> StreamResult {
         let mut after = None;
         loop {
+            let permit = writer.permit(PAGE_BYTES + self.engine.settings.limits.view_bytes).await?;
             let mut page = self.engine.store.views(row.thread.key, after).await?;
             page.rows.sort_by_key(|view| view.at);
+            let mut events = EncodedPage::default();
             for view in page.rows {
-                self.sent_state.first_views.insert(view.key.clone(), (view.at, digest(&view.content)));
-                writer.send(&ThreadEvent::View(view.into())).await?;
+                self.push_view(&mut events, view);
             }
+            writer.send_page(permit, events).await?;
             after = page.next;
             if after.is_none() {
                 return Ok(());
@@ -347,29 +333,62 @@ impl ThreadStream {
     }
 
     async fn send_view(&mut self, writer: &Writer, row: &ThreadRow, key: ViewKey) -> StreamResult {
-        let Some(view) = self.engine.store.view(row.thread.key, &key).await? else { return Ok(()) };
-        let sent = self.sent_state.first_views.remove(&key);
-        if sent != Some((view.at, digest(&view.content))) {
-            writer.send(&ThreadEvent::View(view.into())).await?;
+        let permit = writer.permit(self.engine.settings.limits.view_bytes).await?;
+        let mut page = EncodedPage::default();
+        if let Some(view) = self.engine.store.view(row.thread.key, &key).await? {
+            self.push_view(&mut page, view);
         }
-        Ok(())
+        writer.send_page(permit, page).await
+    }
+
+    /// Adds a view to a page, unless it was sent already.
+    fn push_view(&mut self, page: &mut EncodedPage, view: ViewRow) {
+        let version = (view.at, digest(&view.content));
+        if self.sent_state.views.insert(view.key.clone(), version) != Some(version) {
+            let event = ThreadEvent::View(view.into());
+            page.push(event.name(), &event);
+        }
     }
 }
 
-/// Returns the unanswered questions of a thread. The limit of questions bounds their number.
-async fn questions(engine: &Engine, thread: ThreadKey) -> StreamResult<Vec<Question>> {
-    let (mut questions, mut page_request) = (Vec::new(), PageRequest::first(PAGE));
-    loop {
-        let Page { rows, next } = engine.store.inbox(Some(thread), &Visibility::All, page_request).await?;
-        questions.extend(rows.into_iter().map(Question::from));
-        let Some(after) = next else { return Ok(questions) };
-        page_request = PageRequest { after, limit: PAGE };
+/// The unanswered questions of a thread, page by page. The limit of questions bounds their number.
+struct QuestionPages<'a> {
+    engine: &'a Engine,
+    thread: ThreadKey,
+    /// `None` after the last page.
+    next: Option<PageRequest>,
+}
+
+impl QuestionPages<'_> {
+    fn of(engine: &Engine, thread: ThreadKey) -> QuestionPages<'_> {
+        QuestionPages { engine, thread, next: Some(PageRequest::first(PAGE)) }
+    }
+
+    /// Waits for the permission to read the next page. Returns `None` if there is none.
+    async fn permit(&self, writer: &Writer) -> StreamResult<Option<PagePermit>> {
+        match self.next {
+            Some(_) => writer.permit(PAGE_BYTES + QUESTION_BYTES).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    async fn next(&mut self) -> StreamResult<impl Iterator<Item = Question>> {
+        let rows = match self.next.take() {
+            None => Vec::new(),
+            Some(page_request) => {
+                let store = &self.engine.store;
+                let page = store.inbox(Some(self.thread), &Visibility::All, page_request).await?;
+                self.next = page.next.map(|after| PageRequest { after, limit: PAGE });
+                page.rows
+            }
+        };
+        Ok(rows.into_iter().map(Question::from))
     }
 }
 
-fn digest(content: &Value) -> u64 {
+fn digest(content: &impl Serialize) -> u64 {
     let mut hasher = DefaultHasher::new();
-    content.to_string().hash(&mut hasher);
+    serde_json::to_string(content).unwrap_or_default().hash(&mut hasher);
     hasher.finish()
 }
 
@@ -389,8 +408,8 @@ struct AllStream {
     engine: Arc<Engine>,
     visible: Visibility,
     statuses: HashMap<ThreadId, Status>,
-    /// Questions that were sent, by thread.
-    asked: HashMap<ThreadId, Vec<Question>>,
+    /// Digests of the questions that were sent, by thread.
+    asked: HashMap<ThreadId, HashSet<u64>>,
 }
 
 impl AllStream {
@@ -401,7 +420,7 @@ impl AllStream {
         }
         loop {
             let result = tokio::select! {
-                () = tokio::time::sleep(HEARTBEAT) => writer.write(": alive\n\n".into()).await,
+                () = tokio::time::sleep(HEARTBEAT) => writer.write(b": alive\n\n".to_vec()).await,
                 live = listener.next() => match live {
                     Ok(LiveEvent::ThreadChanged { thread, .. } | LiveEvent::Notice { thread, .. })
                         if !self.visible.includes(thread.user_id.as_ref()) => Ok(()),
@@ -414,6 +433,7 @@ impl AllStream {
                     }
                     Ok(LiveEvent::Delivery { id }) => self.send_delivery(writer, &id).await,
                     Ok(LiveEvent::Delta { .. }) => Ok(()),
+                    Ok(LiveEvent::Missed) => return End::Reason(MISSED),
                     Err(RecvError::Lagged(_)) => return End::Reason("the reader is too slow; reconnect"),
                     Err(RecvError::Closed) => return End::Reason(STOPPING),
                 },
@@ -427,11 +447,14 @@ impl AllStream {
     async fn send_inbox(&mut self, writer: &Writer) -> StreamResult {
         let mut page_request = PageRequest::first(PAGE);
         loop {
+            let permit = writer.permit(PAGE_BYTES + QUESTION_BYTES).await?;
             let Page { rows, next } = self.engine.store.inbox(None, &self.visible, page_request).await?;
+            let mut page = EncodedPage::default();
             for item in rows {
                 let (thread, question) = (item.thread.clone(), item.into());
-                self.send_question(writer, thread, Question { arguments: None, ..question }).await?;
+                self.push_question(&mut page, &thread, Question { arguments: None, ..question });
             }
+            writer.send_page(permit, page).await?;
             let Some(after) = next else { return Ok(()) };
             page_request = PageRequest { after, limit: PAGE };
         }
@@ -444,13 +467,15 @@ impl AllStream {
         }
     }
 
-    async fn send_question(&mut self, writer: &Writer, thread: ThreadId, question: Question) -> StreamResult {
-        let sent = self.asked.entry(thread).or_default();
-        if !sent.contains(&question) {
-            writer.send_of_all(&RuntimeEvent::Question(question.clone())).await?;
-            sent.push(question);
+    /// Adds a question to a page, unless it was sent before.
+    fn push_question(&mut self, page: &mut EncodedPage, thread: &ThreadId, question: Question) {
+        if self.asked.len() >= REMEMBERED && !self.asked.contains_key(thread) {
+            self.asked.clear();
         }
-        Ok(())
+        if self.asked.entry(thread.clone()).or_default().insert(digest(&question)) {
+            let event = RuntimeEvent::Question(question);
+            page.push(event.name(), &event);
+        }
     }
 
     async fn thread_changed(
@@ -477,8 +502,14 @@ impl AllStream {
         if same && !changes.questions {
             return Ok(());
         }
-        for question in questions(&self.engine, thread.key).await? {
-            self.send_question(writer, id.clone(), question).await?;
+        let engine = Arc::clone(&self.engine);
+        let mut pages = QuestionPages::of(&engine, thread.key);
+        while let Some(permit) = pages.permit(writer).await? {
+            let mut page = EncodedPage::default();
+            for question in pages.next().await? {
+                self.push_question(&mut page, id, question);
+            }
+            writer.send_page(permit, page).await?;
         }
         Ok(())
     }

@@ -2,18 +2,19 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
+use axum::{Extension, Json};
 use rap_api::{CreateToken, CreatedToken, Done, ListedToken, TOKEN_NAME_CHARS, TokenScope, Tokens};
 use rap_protocol::UserId;
 
 use super::api::{Accepted, ApiResult, Parameters, page_fields, page_request, read};
 use super::json::time;
+use super::principal::Principal;
 use super::{ErrorResponse, PathParams};
 use crate::engine::Engine;
-use crate::store::{ClientToken, NewClientToken, TOKENS, TokenDigest, new_token};
+use crate::store::{ClientToken, NewClientToken, Signal, TOKENS, TokenDigest, new_token};
 
 impl From<ClientToken> for ListedToken {
     fn from(token: ClientToken) -> ListedToken {
@@ -30,10 +31,12 @@ impl From<ClientToken> for ListedToken {
 
 pub(super) async fn create(
     State(engine): State<Arc<Engine>>,
+    Extension(principal): Extension<Principal>,
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<CreatedToken> {
-    let CreateToken { name, scope, user_id } = read(&engine, &headers, request).await?;
+    let (CreateToken { name, scope, user_id }, _) =
+        read(&engine, principal.sender(), &headers, request).await?;
     if name.is_empty() || name.chars().nth(TOKEN_NAME_CHARS).is_some() || name.chars().any(char::is_control) {
         return Err(ErrorResponse::invalid(format!(
             "name: expected 1 to {TOKEN_NAME_CHARS} characters without control characters"
@@ -84,6 +87,7 @@ pub(super) async fn revoke(
         return Err(ErrorResponse::new(StatusCode::NOT_FOUND, "no_such_token", "no such token"));
     }
     engine.revocations.send_replace(());
+    engine.tell_peers(|| Signal::Revoked);
     tracing::info!(target: "rap::audit", token = id, "a client token was revoked");
     Ok(Json(Done {}))
 }

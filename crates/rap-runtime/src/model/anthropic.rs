@@ -13,16 +13,14 @@ use async_trait::async_trait;
 use http::HeaderName;
 use rap_agent::prompt::{self, Prompt, Request};
 use rap_io::client::Client;
-use rap_io::sse;
 use rap_protocol::Secret;
 use serde_json::{Map, Value, json};
 use url::Url;
 
 use self::assembly::Assembly;
-use super::remote::{self, Remote, incomplete_answer, log_omitted_tools, spec};
-use super::reply::Reply;
+use super::remote::{self, Remote, log_omitted_tools, spec};
 use super::window::Window;
-use super::{Error, Kind, Model, ModelAnswer, ModelRequest, OnDelta, Options, Provider};
+use super::{Error, Kind, Model, ModelAnswer, ModelRequest, OnDelta, Options, Prices, Provider, body};
 
 /// Base URL of Anthropic's own server.
 pub const DEFAULT_BASE_URL: &str = "https://api.anthropic.com";
@@ -47,8 +45,8 @@ pub static PROVIDER: Provider = Provider {
 
 fn build(options: Options, client: &dyn Fn() -> Client) -> Result<Arc<dyn Model>, Error> {
     let base_url = options.base_url_or(DEFAULT_BASE_URL);
-    let Options { name, api_key, max_tokens, thinking, .. } = options;
-    let settings = Settings { base_url, name, api_key, max_tokens, thinking };
+    let Options { name, api_key, max_tokens, thinking, prices, .. } = options;
+    let settings = Settings { base_url, name, api_key, max_tokens, thinking, prices };
     Ok(Arc::new(Anthropic::new(client(), settings)?))
 }
 
@@ -65,6 +63,8 @@ pub struct Settings {
     pub max_tokens: u32,
     /// Extended thinking.
     pub thinking: Thinking,
+    /// Prices of the model. `None` means those of a known model.
+    pub prices: Option<Prices>,
 }
 
 /// Extended thinking of a model.
@@ -90,13 +90,14 @@ pub struct Anthropic {
 impl Anthropic {
     /// Creates a model. A key that cannot be sent in a header is [`Error::Refused`].
     pub fn new(client: Client, settings: Settings) -> Result<Self, Error> {
-        let Settings { base_url, name, api_key, max_tokens, thinking } = settings;
+        let Settings { base_url, name, api_key, max_tokens, thinking, prices } = settings;
         let versioned = base_url.path().trim_end_matches('/').ends_with("/v1");
         let base_url = if versioned { base_url } else { remote::append_path(base_url, "/v1") };
         let mut list = remote::append_path(base_url.clone(), "/models");
         list.set_query(Some("limit=1000"));
         let window = Window::new(list, DEFAULT_WINDOW);
         let remote = Remote::new(client, base_url, "/messages", name, window)
+            .with_prices(prices)
             .with(HeaderName::from_static("anthropic-version"), VERSION)
             .with_key(api_key, HeaderName::from_static("x-api-key"), "")?;
         Ok(Anthropic { remote, max_tokens, thinking })
@@ -109,16 +110,16 @@ impl Anthropic {
         let mut body = self.body(body);
         let mut assembly = Assembly::default();
         for pauses in 0..=MAX_PAUSES {
-            let mut reply = self.remote.post(&body).await?;
-            let read = read(&mut reply, &mut assembly, on_delta).await;
-            read.map_err(|error| reply.classify(error))?;
-            reply.drain().await;
+            let reply = self.remote.post(&body, &request.spent).await?;
+            body::read(reply, &mut assembly, on_delta).await?;
             if !assembly.is_paused() || pauses == MAX_PAUSES {
                 break;
             }
             resume_after_pause(&mut body, assembly.pause());
         }
-        Ok(assembly.into_answer(self.remote.name(), request.turn, &names, on_delta))
+        let mut answer = assembly.into_answer(self.remote.origin(), request.turn, &names, on_delta);
+        self.remote.price(&mut answer.usage);
+        Ok(answer)
     }
 
     fn wire_request(&self, request: &ModelRequest) -> Request {
@@ -129,7 +130,8 @@ impl Anthropic {
             Thinking::Tokens(_) => prompt::Thinking::Always { model: self.remote.name() },
         };
         let prompt = Prompt::new(&request.system, &request.entries, &tools);
-        prompt::anthropic::request(&Prompt { images: request.images, thinking, ..prompt })
+        let origin = Some(self.remote.origin());
+        prompt::anthropic::request(&Prompt { images: request.images, thinking, origin, ..prompt })
     }
 
     fn body(&self, mut body: Map<String, Value>) -> Map<String, Value> {
@@ -159,6 +161,10 @@ impl Model for Anthropic {
         Some(self.remote.window().await)
     }
 
+    fn name(&self) -> &str {
+        self.remote.name()
+    }
+
     fn destination(&self) -> &str {
         self.remote.destination()
     }
@@ -169,20 +175,4 @@ fn resume_after_pause(body: &mut Map<String, Value>, content: Vec<Value>) {
     let Some(Value::Array(messages)) = body.get_mut("messages") else { return };
     messages.pop_if(|last| last["role"] == "assistant");
     messages.push(json!({"role": "assistant", "content": content}));
-}
-
-async fn read(
-    reply: &mut Reply<'_>,
-    assembly: &mut Assembly,
-    on_delta: &mut OnDelta<'_>,
-) -> Result<(), Error> {
-    let mut parser = sse::Parser::new(remote::EVENT_BYTES);
-    while !assembly.is_done() {
-        let bytes = reply.chunk().await?.ok_or_else(incomplete_answer)?;
-        for event in parser.push(&bytes) {
-            let event = event.map_err(|error| Error::retry(error.to_string()))?;
-            assembly.push_event(&event.data, on_delta)?;
-        }
-    }
-    Ok(())
 }

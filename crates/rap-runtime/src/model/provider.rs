@@ -4,12 +4,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rap_agent::prompt::CallIds;
 use rap_io::client::Client;
 use rap_protocol::Secret;
 use url::Url;
 
 use super::anthropic::{MAX_TOKENS, Thinking};
-use super::{Error, Model};
+use super::{Error, Model, Prices};
 
 /// A model provider. Providers are equal if their names are.
 pub struct Provider {
@@ -49,6 +50,10 @@ pub struct Options {
     pub max_tokens: u32,
     /// Extended thinking.
     pub thinking: Thinking,
+    /// Form of the call ids in requests. `None` means the form that the server needs, as far as its URL tells.
+    pub call_ids: Option<CallIds>,
+    /// Prices of the model. `None` means those of a known model.
+    pub prices: Option<Prices>,
     /// File with a scenario for the scripted model.
     pub script: Option<PathBuf>,
 }
@@ -69,6 +74,8 @@ impl Default for Options {
             api_key: None,
             max_tokens: MAX_TOKENS,
             thinking: Thinking::Off,
+            call_ids: None,
+            prices: None,
             script: None,
         }
     }

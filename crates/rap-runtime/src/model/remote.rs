@@ -6,15 +6,16 @@
 
 use http::header::ACCEPT;
 use http::{HeaderName, HeaderValue};
-use rap_agent::prompt::{OmittedTool, ToolSpec};
+use rap_agent::prompt::{OmittedTool, ServedModel, ToolSpec};
 use rap_io::client::{self, Client, Fetched, Streaming};
 use rap_protocol::{Secret, redact};
 use serde_json::{Map, Value};
 use url::{Position, Url};
 
 use super::reply::Reply;
+use super::too_long::{named_window, says_too_long, wording};
 use super::window::Window;
-use super::{Error, OfferedTool};
+use super::{Error, OfferedTool, Prices, Spent, Usage};
 
 /// Maximum size of an event of a streamed answer, in bytes.
 pub(super) const EVENT_BYTES: usize = 4 * 1024 * 1024;
@@ -24,19 +25,10 @@ pub(super) const CALLS: usize = 256;
 pub(super) const CUT: &str = "[cut: the answer reached the model's limit]";
 /// Note on an answer that the provider stopped.
 pub(super) const FILTERED: &str = "[cut: the model's provider stopped the answer]";
-/// Phrases in the errors of servers for a request that exceeds the context window.
-const TOO_LONG: [&str; 8] = [
-    "context length",
-    "context_length",
-    "context window",
-    "context size",
-    "prompt is too long",
-    "input is too long",
-    "too many tokens",
-    "request_too_large",
-];
 /// Maximum number of bytes that are read of an error body.
 const ERROR_BYTES: usize = 16 * 1024;
+/// Statuses of a server that refuses the key, whatever the request is.
+const CREDENTIALS_REFUSED: [u16; 2] = [401, 403];
 
 /// A model on a server: URL, name and credentials.
 pub(super) struct Remote {
@@ -45,6 +37,7 @@ pub(super) struct Remote {
     endpoint: Url,
     name: String,
     window: Window,
+    prices: Option<Prices>,
     api_key: Option<Secret>,
     headers: Vec<(HeaderName, HeaderValue)>,
 }
@@ -60,7 +53,7 @@ impl Remote {
     pub(super) fn new(client: Client, base_url: Url, path: &str, name: String, window: Window) -> Self {
         let (destination, endpoint) = (destination(&base_url), append_path(base_url, path));
         let headers = vec![(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"))];
-        Remote { client, destination, endpoint, name, window, api_key: None, headers }
+        Remote { client, destination, endpoint, name, window, prices: None, api_key: None, headers }
     }
 
     /// Sets the API key, which is sent in `header` after `scheme`. A key that cannot be sent is [`Error::Refused`].
@@ -80,6 +73,17 @@ impl Remote {
         Ok(Remote { api_key, ..self })
     }
 
+    /// Sets the prices of the model. Without any, those of a known model apply.
+    pub(super) fn with_prices(self, prices: Option<Prices>) -> Self {
+        let prices = prices.or_else(|| Prices::known(&self.name));
+        Remote { prices, ..self }
+    }
+
+    /// Sets the cost, if the prices are known.
+    pub(super) fn price(&self, usage: &mut Usage) {
+        usage.cost = self.prices.map_or(0, |prices| prices.cost(usage));
+    }
+
     /// Adds a header.
     pub(super) fn with(mut self, header: HeaderName, value: &'static str) -> Self {
         self.headers.push((header, HeaderValue::from_static(value)));
@@ -88,6 +92,11 @@ impl Remote {
 
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the model and its server, to which the additional fields of their answers are sent back.
+    pub(super) fn origin(&self) -> ServedModel<'_> {
+        ServedModel { server: &self.destination, model: &self.name }
     }
 
     /// Returns the base URL of the server, without secrets.
@@ -101,12 +110,16 @@ impl Remote {
     }
 
     /// Sends a request. Returns the body of the answer as soon as the response headers have arrived.
-    pub(super) async fn post(&self, body: &Map<String, Value>) -> Result<Reply<'_>, Error> {
+    pub(super) async fn post<'a>(
+        &'a self,
+        body: &Map<String, Value>,
+        spent: &'a Spent,
+    ) -> Result<Reply<'a>, Error> {
         let body = serde_json::to_vec(body).map_err(|error| Error::refused(error.to_string()))?;
         let posted = self.client.post_stream(&self.endpoint, &self.headers, body.into()).await;
         let stream = posted.map_err(failed)?;
         let is_success = (200..300).contains(&stream.status);
-        if is_success { Ok(Reply::new(self, stream)) } else { Err(refusal(stream).await) }
+        if is_success { Ok(Reply::new(self, spent, stream)) } else { Err(refusal(stream).await) }
     }
 
     /// Fetches a document from the same server.
@@ -114,12 +127,18 @@ impl Remote {
         self.client.get(url, &self.headers, max_bytes).await
     }
 
-    /// Removes keys, also masked ones, and paths of URLs from the text of an error.
+    /// Removes keys, also masked ones, and paths of URLs from the text of an error. Learns the size of the context
+    /// window if the error names it.
     pub(super) fn redacted(&self, error: Error) -> Error {
+        if let Error::TooLong { why } = &error
+            && let Some(tokens) = named_window(why)
+        {
+            self.window.learn(tokens);
+        }
         match error {
             Error::Retry { why, retry_after } => Error::Retry { why: self.redact(&why), retry_after },
             Error::TooLong { why } => Error::TooLong { why: self.redact(&why) },
-            Error::Refused { why } => Error::Refused { why: self.redact(&why) },
+            Error::Refused { why, every_request } => Error::Refused { why: self.redact(&why), every_request },
         }
     }
 
@@ -148,7 +167,6 @@ fn destination(base_url: &Url) -> String {
     format!("{scheme}{}", rest.trim_end_matches('/'))
 }
 
-/// Appends to the path of a base URL.
 pub(super) fn append_path(mut base_url: Url, path: &str) -> Url {
     let path = format!("{}{path}", base_url.path().trim_end_matches('/'));
     base_url.set_path(&path);
@@ -172,7 +190,7 @@ pub(super) fn failed(error: client::Error) -> Error {
     let why = format!("the model's server: {error}");
     match error {
         client::Error::Forbidden(_) | client::Error::BadUrl | client::Error::NoCertificates => {
-            Error::refused(why)
+            Error::Refused { why, every_request: true }
         }
         _ => Error::retry(why),
     }
@@ -201,27 +219,42 @@ async fn refusal(mut stream: Streaming) -> Error {
         body.extend_from_slice(&bytes);
     }
     let status = stream.status;
-    let why = match serde_json::from_slice(&body) {
-        Ok(value) => error_message(&value),
-        Err(_) => String::from_utf8_lossy(&body).trim().to_owned(),
+    let (why, wording) = match serde_json::from_slice(&body) {
+        Ok(value) => (error_message(&value), wording(&value)),
+        Err(_) => {
+            let text = String::from_utf8_lossy(&body).trim().to_owned();
+            (text.clone(), text)
+        }
     };
     let why = format!("the model's server answered {status}: {}", why.replace(['\r', '\n'], " "));
-    match status {
-        408 | 425 | 429 | 500.. => Error::Retry { why, retry_after: stream.retry_after },
-        400 | 413 if says_too_long(&body) => Error::TooLong { why },
-        _ => Error::refused(why),
+    let is_busy = matches!(status, 408 | 425 | 429);
+    if !is_busy && says_too_long(&wording) {
+        return Error::TooLong { why };
+    }
+    // The server knows better than the status whether a repetition helps.
+    if stream.should_retry.unwrap_or(is_busy || status >= 500) {
+        Error::Retry { why, retry_after: stream.retry_after }
+    } else {
+        Error::Refused { why, every_request: CREDENTIALS_REFUSED.contains(&status) }
     }
 }
 
-/// Returns true if a server refused a request as too long. There is no common error code for that.
-fn says_too_long(body: &[u8]) -> bool {
-    let body = String::from_utf8_lossy(body).to_lowercase();
-    TOO_LONG.iter().any(|phrase| body.contains(phrase))
+/// Converts an error that a server sends instead of an answer, or in the middle of one, with a success status.
+pub(super) fn streamed_error(error: &Value, is_permanent: bool) -> Error {
+    let why = format!("the model's server: {}", error_message(error));
+    if says_too_long(&wording(error)) {
+        Error::TooLong { why }
+    } else if is_permanent {
+        Error::refused(why)
+    } else {
+        Error::retry(why)
+    }
 }
 
 /// Extracts the message of an error body, in any of the formats that servers use.
 pub(super) fn error_message(value: &Value) -> String {
-    let places = ["/error/message", "/error", "/message", "/detail"];
+    let value = value.get(0).unwrap_or(value);
+    let places = ["/error/message", "/error", "/message", "/detail", "/detail/0/msg"];
     let found = places.iter().find_map(|place| value.pointer(place)?.as_str());
     found.or(value.as_str()).map_or_else(|| value.to_string(), str::to_owned)
 }

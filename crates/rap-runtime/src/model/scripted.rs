@@ -89,7 +89,7 @@ impl Model for Scripted {
         let text = plan.lines.join("\n").trim_matches('\n').to_owned();
         text.split_inclusive('\n').for_each(on_delta);
         let output = text.split_whitespace().count() + plan.calls.len();
-        let usage = Usage { input: 0, output: output as u64, cached: 0 };
+        let usage = Usage { output: output as u64, ..Usage::default() };
         Ok(ModelAnswer { text, calls: plan.calls, thoughts: None, usage })
     }
 
@@ -156,7 +156,7 @@ fn is_model_answer(item: &Item) -> bool {
 
 fn text_by(item: &Item, speaker: Speaker) -> Option<&str> {
     match item {
-        Item::User { text, from } if *from == speaker => Some(text),
+        Item::User { text, from, .. } if *from == speaker => Some(text),
         _ => None,
     }
 }

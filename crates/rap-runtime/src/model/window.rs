@@ -1,7 +1,10 @@
 //! Context window of a model, from its server's list of models. A failure to read the list never fails a request.
+//! If the list does not name the window, it is learned from the error of a request that was too long.
 //!
 //! A list is remembered, even if it does not contain the size of the window. A failed request is repeated when the
 //! window is needed again, but at most once a minute.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rap_io::client::Fetched;
 use serde_json::Value;
@@ -33,6 +36,8 @@ pub(super) struct Window {
     list: Url,
     /// Number of tokens that is used if the list does not contain one.
     default: u64,
+    /// Number of tokens that an error of the server named; 0 if there was none.
+    learned: AtomicU64,
     lookup: Mutex<Lookup>,
 }
 
@@ -49,7 +54,14 @@ enum Lookup {
 
 impl Window {
     pub(super) fn new(list: Url, default: u64) -> Self {
-        Window { list, default, lookup: Mutex::new(Lookup::NotFetched) }
+        Window { list, default, learned: AtomicU64::new(0), lookup: Mutex::new(Lookup::NotFetched) }
+    }
+
+    /// Remembers the number of tokens that the server named in an error.
+    pub(super) fn learn(&self, tokens: u64) {
+        if self.learned.swap(tokens, Ordering::Relaxed) != tokens {
+            tracing::info!(tokens, "the model's server named its context window");
+        }
     }
 
     /// Returns the number of tokens that the model can read. Concurrent callers wait for the same request.
@@ -65,7 +77,10 @@ impl Window {
         }
         match *lookup {
             Lookup::Listed(Some(tokens)) => tokens,
-            _ => self.default,
+            _ => match self.learned.load(Ordering::Relaxed) {
+                0 => self.default,
+                learned => learned,
+            },
         }
     }
 

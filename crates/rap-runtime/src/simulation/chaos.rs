@@ -168,7 +168,7 @@ impl State {
 
     /// The network delivers an old callback again, in some cases with the wrong thread in its body.
     fn repeat(&mut self) {
-        let Some(mut request) = self.rng.pick(&self.peers.sent).cloned() else { return };
+        let Some(mut request) = self.rng.pick(&self.peers.answered_callbacks).cloned() else { return };
         if request.kind == RequestKind::EventWithoutId {
             return;
         }

@@ -81,7 +81,7 @@ fn compare_thread(
         entries(&format!("SELECT body FROM entries WHERE key > {first} AND key <= {last} ORDER BY key"));
     ensure!(own == row.entries, "I4: t{index} has the entries {own:?} instead of {:?}", row.entries);
     let held = entries(&format!("SELECT body FROM held WHERE thread = {no} ORDER BY queue, no"));
-    debug_assert!(Queue::Held < Queue::Queued);
+    debug_assert!(Queue::UntilBatchCloses < Queue::UntilIdle);
     ensure!(held.iter().eq(row.held.values()), "I1: t{index} holds {held:?} instead of {:?}", row.held);
     let backlog = entries(&format!("SELECT body FROM backlog WHERE thread = {no} ORDER BY call, no"));
     ensure!(
@@ -117,11 +117,11 @@ fn compare_calls(conn: &Connection, no: i64, row: &Row) -> Result<(), Violation>
         "SELECT call, event FROM seen WHERE thread = {no} AND NOT EXISTS (SELECT 1 FROM ended_subscriptions e \
          WHERE e.thread = seen.thread AND e.call = seen.call) ORDER BY call, event"
     );
-    let marks: Vec<(String, String)> =
+    let event_ids: Vec<(String, String)> =
         rows(conn, &sql, |row| (row.get(0).expect("text"), row.get(1).expect("text")));
     let expected: Vec<(String, String)> =
-        row.marks.iter().map(|(call, event)| (call.to_string(), event.as_str().to_owned())).collect();
-    ensure!(marks == expected, "I2: marks are stored as {marks:?} instead of {expected:?}");
+        row.event_ids.iter().map(|(call, event)| (call.to_string(), event.as_str().to_owned())).collect();
+    ensure!(event_ids == expected, "I2: event ids are stored as {event_ids:?} instead of {expected:?}");
     Ok(())
 }
 

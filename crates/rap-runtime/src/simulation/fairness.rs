@@ -13,7 +13,7 @@ use crate::store::{WorkKind, WorkQueue};
 const SHORTEST_PAUSE: Duration = Duration::from_millis(150);
 
 pub(super) struct Fairness {
-    /// Slots for questions and for invocations.
+    /// Slots for model requests and for invocations.
     slots: [usize; 2],
     running: BTreeMap<WorkQueue, BTreeSet<String>>,
     /// Work that has to be retried, and the time of its failure.

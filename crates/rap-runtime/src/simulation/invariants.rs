@@ -11,7 +11,7 @@
 //!   effects of a step are those that the stored rows require, and after every crash and at the end the database equals
 //!   the reference store.
 //! - I5 A state machine reads the entries one by one and knows which results are missing. An answer directly follows
-//!   the entries that its question covers.
+//!   the entries that its model request covers.
 //! - I6 An invocation is sent only for a call that is open and not answered. The history shows for a call one result,
 //!   or a placeholder and one synthetic call, or an error and one late result.
 //! - I7 Each notification is sent once, and only for something that has ended.
@@ -154,8 +154,8 @@ impl Checker {
         self.check_thread(reference, fork)
     }
 
-    /// A thread asks the model. I5: the question covers the entries that were stored with it.
-    pub(super) fn on_question(
+    /// A thread asks the model. I5: the request covers the entries that were stored with it.
+    pub(super) fn on_model_request(
         &mut self,
         reference: &ReferenceStore,
         thread: ThreadIndex,
@@ -171,11 +171,11 @@ impl Checker {
         if let Some((current, covers)) = tracker.asking.filter(|(current, _)| *current == turn) {
             ensure!(
                 covers == up_to,
-                "I5: question {current} of t{thread} covers {up_to} instead of {covers}"
+                "I5: model request {current} of t{thread} covers {up_to} instead of {covers}"
             );
         }
         let last = reference.threads[thread].head.turn();
-        ensure!(turn <= last, "I4: question {turn} of t{thread} is asked before it is stored");
+        ensure!(turn <= last, "I4: model request {turn} of t{thread} is sent before it is stored");
         Ok(())
     }
 
@@ -383,7 +383,7 @@ impl Checker {
                 let full = backlog.is_some_and(|backlog| backlog.held.inputs >= limits.held);
                 full || backlog.is_none() && head.backlogs().len() >= 2 * limits.subscriptions
             }
-            _ => head.questions().len() >= limits.questions,
+            _ => !head.may_ask_user(limits),
         }
     }
 
@@ -510,7 +510,7 @@ impl Checker {
             let known: BTreeSet<_> = head.children().cloned().collect();
             ensure!(
                 children == known,
-                "I11: open children of t{thread} are {children:?}, its head has {known:?}"
+                "I17: open children of t{thread} are {children:?}, its head has {known:?}"
             );
         }
         Ok(())
@@ -547,7 +547,7 @@ fn check_held(
     limits: &Limits,
 ) -> Result<(), Violation> {
     let head = &row.head;
-    let counted = [(Queue::Held, head.held()), (Queue::Queued, head.queued())]
+    let counted = [(Queue::UntilBatchCloses, head.held()), (Queue::UntilIdle, head.queued())]
         .into_iter()
         .flat_map(|(queue, held)| (held.first..held.next).map(move |no| (queue, no)));
     let agrees = row.held.keys().copied().eq(counted);
@@ -556,8 +556,11 @@ fn check_held(
     let idle = matches!(head.phase(), Phase::Idle | Phase::Closed);
     ensure!(!idle || row.held.is_empty(), "I1: t{thread} is {:?} and holds {:?}", head.phase(), row.held);
     if matches!(head.phase(), Phase::Waiting { .. }) {
-        let mut waiting =
-            row.held.iter().filter(|((queue, _), _)| *queue == Queue::Held).map(|(_, entry)| entry);
+        let mut waiting = row
+            .held
+            .iter()
+            .filter(|((queue, _), _)| *queue == Queue::UntilBatchCloses)
+            .map(|(_, entry)| entry);
         let oldest = waiting.clone().map(|entry| entry.at).min();
         let user = waiting.any(|entry| matches!(entry.item, Item::User { from: Speaker::User, .. }));
         let asleep = head.batch().iter().find(|call| call.server.is_runtime());
@@ -617,7 +620,7 @@ fn check_bounds(thread: ThreadIndex, head: &Head, limits: &Limits) -> Result<(),
         ("open calls", open, limits.open_calls),
         ("held", head.held().inputs as usize, held),
         ("queued", head.queued().inputs as usize, limits.held as usize),
-        ("questions", head.questions().len(), limits.questions),
+        ("questions", head.questions().len(), rap_agent::KEPT_QUESTIONS * limits.questions),
         ("children at work", at_work, limits.children),
         ("turns", head.turns_since_external_input() as usize, limits.turns_per_wake as usize),
     ];
@@ -635,7 +638,7 @@ fn has_wake_limit(limits: &Limits) -> bool {
 /// Returns the tag of an input, if it has one.
 pub(super) fn tag_of_input(input: &Input) -> Option<Tag> {
     match input {
-        Input::Begin { text: Some(text) } | Input::UserMessage { text, .. } => tag_of(text),
+        Input::Begin { message: Some(message) } | Input::UserMessage { message, .. } => tag_of(&message.text),
         Input::TurnEnded { answer, .. } => tag_of(&answer.text),
         Input::Event { event, .. } => tag_of(&event.text),
         Input::FromThread {

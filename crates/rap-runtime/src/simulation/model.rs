@@ -56,7 +56,7 @@ impl SimModel {
         let summary = request.tools.is_empty();
         let work = format!("t{index} {}", request.turn);
         state.note(|| format!("ask t{index} turn {} up to {up_to}, summary: {summary}", request.turn));
-        let checked = state.checker.on_question(&state.reference, index, request.turn, up_to, summary);
+        let checked = state.checker.on_model_request(&state.reference, index, request.turn, up_to, summary);
         let begun = state.fairness.begin(&queue, &work, state.now());
         state.record(checked.and(begun));
         Some((index, summary, InFlightRequest { model: self, queue, work }))
@@ -67,7 +67,7 @@ impl SimModel {
 impl Model for SimModel {
     async fn ask(&self, request: ModelRequest, _on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
         let Some((index, summary, in_flight)) = self.begin(&request) else {
-            return Err(Error::Refused { why: "unknown thread".into() });
+            return Err(Error::refused("unknown thread"));
         };
         let (pause, fails) = {
             let mut state = self.sim.state();
@@ -82,12 +82,12 @@ impl Model for SimModel {
         let mut state = self.sim.state();
         if fails {
             let error = match state.rng.below(10) {
-                0..=5 => Error::Retry { why: "busy".into(), retry_after: None },
+                0..=5 => Error::retry("busy"),
                 6 => Error::Retry {
                     why: "busy".into(),
                     retry_after: Some(Duration::from_secs(state.rng.below(60) as u64)),
                 },
-                _ => Error::Refused { why: "no".into() },
+                _ => Error::refused("no"),
             };
             // If a summary fails, the request is asked without one, so this is not a retry.
             if matches!(error, Error::Retry { .. }) && !summary {
@@ -117,7 +117,7 @@ impl Model for SimModel {
 }
 
 fn usage(state: &mut State) -> Usage {
-    Usage { input: 5 + state.rng.below(10) as u64, output: 2, cached: 1 }
+    Usage { input: 5 + state.rng.below(10) as u64, output: 2, cached: 1, ..Usage::default() }
 }
 
 impl State {
@@ -125,7 +125,7 @@ impl State {
     fn summarise(&mut self) -> Result<ModelAnswer, Error> {
         let usage = usage(self);
         let text = match self.rng.below(12) {
-            0 if !self.chaos_over => return Err(Error::Retry { why: "busy".into(), retry_after: None }),
+            0 if !self.chaos_over => return Err(Error::retry("busy")),
             1 if !self.chaos_over => String::new(),
             2 if self.rng.percent(2) => SUMMARY.repeat(6000),
             _ => SUMMARY.into(),
@@ -144,7 +144,8 @@ impl State {
         let tag = self.peers.next_tag();
         // Every second answer has thoughts.
         let kind = ThoughtKind::Readable { text: "hm".into(), signature: "s".into() };
-        let thoughts = Thoughts { model: "m".into(), parts: vec![Thought { at: 0, kind }] };
+        let thoughts =
+            Thoughts { model: "m".into(), parts: vec![Thought { at: 0, kind }], ..Thoughts::default() };
         let thoughts = tag.is_multiple_of(2).then_some(thoughts);
         ModelAnswer { text: tag_text(tag), calls, thoughts, usage: usage(self) }
     }

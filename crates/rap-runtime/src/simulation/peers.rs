@@ -42,7 +42,7 @@ pub(super) struct Peers {
     /// Requests to send, ordered by time.
     pub(super) send_queue: BTreeSet<(Timestamp, u64)>,
     /// Callbacks with a final response. The network may deliver them again.
-    pub(super) sent: Vec<Request>,
+    pub(super) answered_callbacks: Vec<Request>,
     /// Invocations that a tool server has accepted.
     pub(super) accepted: BTreeMap<CallId, ToolCall>,
     pub(super) servers: Vec<Server>,
@@ -73,7 +73,7 @@ pub(super) struct ToolCall {
 #[derive(Debug, Clone)]
 pub(super) struct Request {
     pub(super) path: String,
-    pub(super) key: Option<u64>,
+    pub(super) idempotency_key: Option<u64>,
     pub(super) body: Value,
     /// Tag of the input in the request, if the input can be found later.
     pub(super) tag: Option<Tag>,
@@ -122,15 +122,21 @@ impl Peers {
 }
 
 impl Request {
-    pub(super) fn create(thread: &str, agent: &str, tag: Option<Tag>, key: u64) -> Request {
+    pub(super) fn create(thread: &str, agent: &str, tag: Option<Tag>, idempotency_key: u64) -> Request {
         let mut body = json!({"id": thread, "agent": agent});
         if let Some(tag) = tag {
             body["message"] = tag_text(tag).into();
         }
-        Request { path: "/v1/threads".into(), key: Some(key), body, tag, kind: RequestKind::Client }
+        Request {
+            path: "/v1/threads".into(),
+            idempotency_key: Some(idempotency_key),
+            body,
+            tag,
+            kind: RequestKind::Client,
+        }
     }
 
-    pub(super) fn message(thread: &ThreadId, tag: Tag, on_busy: OnBusy, key: u64) -> Request {
+    pub(super) fn message(thread: &ThreadId, tag: Tag, on_busy: OnBusy, idempotency_key: u64) -> Request {
         let on_busy = match on_busy {
             OnBusy::Join => "join",
             OnBusy::Interrupt => "interrupt",
@@ -139,7 +145,7 @@ impl Request {
         };
         Request {
             path: format!("/v1/threads/{thread}/messages"),
-            key: Some(key),
+            idempotency_key: Some(idempotency_key),
             body: json!({"text": tag_text(tag), "on_busy": on_busy}),
             tag: Some(tag),
             kind: RequestKind::Client,
@@ -149,14 +155,14 @@ impl Request {
     /// A client request about a thread, without an idempotency key.
     pub(super) fn command(thread: &ThreadId, command: &str, body: Value) -> Request {
         let path = format!("/v1/threads/{thread}/{command}");
-        Request { path, key: None, body, tag: None, kind: RequestKind::Client }
+        Request { path, idempotency_key: None, body, tag: None, kind: RequestKind::Client }
     }
 
-    pub(super) fn fork(thread: &ThreadId, at: Option<u64>, key: u64) -> Request {
+    pub(super) fn fork(thread: &ThreadId, at: Option<u64>, idempotency_key: u64) -> Request {
         let body = at.map_or_else(|| json!({}), |at| json!({"at": at}));
         Request {
             path: format!("/v1/threads/{thread}/fork"),
-            key: Some(key),
+            idempotency_key: Some(idempotency_key),
             body,
             tag: None,
             kind: RequestKind::Client,
@@ -164,7 +170,7 @@ impl Request {
     }
 
     pub(super) fn callback(callback: &str, body: Value, tag: Option<Tag>, kind: RequestKind) -> Request {
-        Request { path: callback.to_owned(), key: None, body, tag, kind }
+        Request { path: callback.to_owned(), idempotency_key: None, body, tag, kind }
     }
 }
 

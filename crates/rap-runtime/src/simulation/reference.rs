@@ -45,7 +45,7 @@ pub(super) struct Row {
     pub(super) backlog: BTreeMap<(CallId, u64), Entry>,
     pub(super) calls: BTreeMap<CallId, CallRow>,
     pub(super) questions: BTreeMap<u64, QuestionRow>,
-    pub(super) marks: BTreeSet<(CallId, EventId)>,
+    pub(super) event_ids: BTreeSet<(CallId, EventId)>,
     pub(super) views: BTreeMap<(Server, String), Value>,
 }
 
@@ -79,7 +79,7 @@ impl Row {
             backlog: BTreeMap::new(),
             calls: BTreeMap::new(),
             questions: BTreeMap::new(),
-            marks: BTreeSet::new(),
+            event_ids: BTreeSet::new(),
             views: BTreeMap::new(),
         }
     }
@@ -152,7 +152,7 @@ impl ReferenceStore {
             entries.find_map(|entry| arguments_of(entry, call)).cloned().unwrap_or_default()
         };
         facts.call = needs.call.as_ref().and_then(|call| row.past(call));
-        facts.event_is_known = needs.event.as_ref().is_some_and(|mark| row.marks.contains(mark));
+        facts.event_is_known = needs.event.as_ref().is_some_and(|event| row.event_ids.contains(event));
         if let Some((call, _)) = &needs.arguments {
             facts.arguments = arguments(call);
         }
@@ -283,7 +283,7 @@ impl ReferenceStore {
                 };
                 (settled.state, settled.timer) = (*state, None);
                 if *state == CallState::Ended {
-                    row.marks.retain(|(of, _)| of != call);
+                    row.event_ids.retain(|(of, _)| of != call);
                 }
             }
             Write::Question { no, call, question } => {
@@ -308,7 +308,9 @@ impl ReferenceStore {
                     ));
                 }
             },
-            Write::RecordEventId { call, event, .. } => _ = row.marks.insert((call.clone(), event.clone())),
+            Write::RecordEventId { call, event, .. } => {
+                _ = row.event_ids.insert((call.clone(), event.clone()))
+            }
             Write::Backlog { call, no, entry } => {
                 if row.backlog.insert((call.clone(), *no), entry.clone()).is_some() {
                     return violation(format!(

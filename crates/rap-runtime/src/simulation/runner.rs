@@ -21,6 +21,7 @@ use super::tracker::FOR_CLIENTS;
 use super::world::{PUBLIC_URL, world};
 use crate::engine::{Engine, on_commit, rules};
 use crate::glob::ToolGlob;
+use crate::http::CallbackRequirements;
 use crate::settings::{Agent, AgentModel, Limits, Settings, ToolServer, Window};
 use crate::store::SqliteStore;
 use crate::store::sqlite::Inline;
@@ -75,7 +76,6 @@ pub(super) fn run(sim: &Arc<Sim>) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Runs one process.
 async fn run_process(sim: &Arc<Sim>, inline: &Inline, actions_left: &mut usize) -> ProcessEnd {
     sim.state().start_clock();
     let engine = start(sim, inline);
@@ -118,7 +118,7 @@ fn start(sim: &Arc<Sim>, inline: &Inline) -> Arc<Engine> {
         on_commit(&slot),
     );
     let store = SimStore { sim: Arc::clone(sim), store: store.expect("a store") };
-    Engine::run(settings, world, Arc::new(store), key, &slot)
+    Engine::run(settings, world, Arc::new(store), (key.into(), CallbackRequirements::default()), &slot)
 }
 
 fn settings(sim: &Arc<Sim>) -> Settings {
@@ -134,22 +134,22 @@ fn settings(sim: &Arc<Sim>) -> Settings {
     debug_assert!(!for_events.iter().any(|pattern| pattern.matches(FOR_CLIENTS)));
     Settings {
         public_url: PUBLIC_URL.into(),
-        database: "simulated".into(),
+        database: crate::settings::Database::File("simulated".into()),
         tokens: Vec::<Secret>::new(),
         agents: vec![agent("one"), Agent { model: Some(own), ..agent("two") }],
         model: model(0),
         images: false,
         window: Window::default(),
-        tool_servers: state
-            .peers
-            .servers
-            .iter()
-            .map(|server| ToolServer { url: server.url.clone(), bearer: None })
-            .collect(),
+        tool_servers: state.peers.servers.iter().map(|server| ToolServer::new(server.url.clone())).collect(),
+        notify: Vec::new(),
+        retention: None,
         functions: Vec::new(),
         url_policy: UrlPolicy::Loopback,
         allow_hosts: Vec::new(),
         listen: None,
+        tls: None,
+        proxies: None,
+        page: None,
         limits: Limits {
             thread: bounds.thread.clone(),
             lost_after: bounds.lost_after.0,
@@ -260,7 +260,7 @@ async fn send(sim: &Arc<Sim>, router: Router, no: u64) {
     let lost = !state.chaos_over && state.rng.percent(5);
     if lost || status == StatusCode::SERVICE_UNAVAILABLE {
         // A client without an idempotency key cannot repeat its request safely.
-        if request.kind != RequestKind::Client || request.key.is_some() {
+        if request.kind != RequestKind::Client || request.idempotency_key.is_some() {
             // A thread may hold its input for an hour. Pauses of real senders grow; this is the last one.
             let at = state.later(if state.chaos_over { 60_000 } else { 3_000 });
             state.peers.send_again(no, at);
@@ -277,14 +277,14 @@ async fn send(sim: &Arc<Sim>, router: Router, no: u64) {
         state.record(outcome);
     }
     if request.kind == RequestKind::Callback {
-        state.peers.sent.push(request);
+        state.peers.answered_callbacks.push(request);
     }
 }
 
 async fn post(router: Router, request: &Request) -> StatusCode {
     let mut builder = http::Request::builder().method("POST").uri(&request.path);
     builder = builder.header("host", "127.0.0.1").header("content-type", "application/json");
-    if let Some(key) = request.key {
+    if let Some(key) = request.idempotency_key {
         builder = builder.header("idempotency-key", format!("k{key}"));
     }
     let body = Body::from(request.body.to_string());

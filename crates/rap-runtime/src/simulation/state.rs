@@ -17,7 +17,7 @@ use super::reference::{ReferenceStore, ThreadIndex};
 use super::rng::Rng;
 use crate::store::sqlite::CommitFault;
 
-/// Called with the history that a question to the model covers.
+/// Called with the history that a model request covers.
 pub(super) type Visitor = Box<dyn FnMut(&[Entry]) + Send>;
 
 /// Maximum number of store operations without simulated time passing. More of them mean that the runtime is in a busy
@@ -43,7 +43,7 @@ pub(super) struct State {
     pub(super) bounds: RunBounds,
     /// Set at the end of a run: from now on all peers respond and nothing fails.
     pub(super) chaos_over: bool,
-    /// For each task of the runtime that asks the model: the thread and the last entry that the question covers.
+    /// For each task of the runtime that asks the model: the thread and the last entry that its request covers.
     pub(super) asking: BTreeMap<tokio::task::Id, (ThreadIndex, u64)>,
     pub(super) violation: Option<Violation>,
     pub(super) visitor: Option<Visitor>,
@@ -259,6 +259,7 @@ fn budgets(rng: &mut Rng) -> Budgets {
 /// Small limits, so that every run reaches some of them.
 fn limits(rng: &mut Rng) -> Limits {
     Limits {
+        call_timeouts: std::collections::BTreeMap::new(),
         subscriptions: 1 + rng.below(3),
         open_calls: 1 + rng.below(5),
         held: 1 + rng.below(6) as u32,
@@ -269,7 +270,7 @@ fn limits(rng: &mut Rng) -> Limits {
         children: 1 + rng.below(3),
         event_children: 1 + rng.below(2),
         events_per_child: 1 + rng.below(4) as u32,
-        event_marks: 1_000,
+        event_ids: 1_000,
         depth: 1 + rng.below(3),
         views: 64,
         turns_per_wake: 2 + rng.below(6) as u32,

@@ -5,19 +5,20 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use rap_agent::{Cause, Entry, Seq, StatusCheck, prompt::visible_entries};
+use rap_agent::{Cause, Entry, Seq, StatusCheck, Usage, prompt::visible_entries};
 use rap_io::metrics::Exposition;
-use rap_protocol::{CallId, ThreadId, Timestamp};
+use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
 
 use super::invariants::Violation;
 use super::reference::index_of;
 use super::state::Sim;
+use crate::store::transfer::{Export, Origin, Parcel, ParcelState, TokenThread, Transfer};
 use crate::store::{
-    CallRow, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage,
-    InboxItem, Message, MessageClass, NewClientToken, OutboxKey, OutboxMessage, Page, PageRequest, Receipt,
-    Redelivery, SessionKey, SessionToolset, SqliteStore, Store, StoreCounts, SubscriptionRow, Thread,
-    ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow, Visibility,
-    Work, WorkKey, WorkKind, WorkQueue,
+    CallRow, ClaimedAlerts, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error,
+    Expired, Expiry, FiguresRow, HistoryPage, InboxItem, Message, MessageClass, NewClientToken, OutboxKey,
+    OutboxMessage, Page, PageRequest, Receipt, Redelivery, Remaining, SessionKey, SessionToolset,
+    SqliteStore, Store, StoreCounts, SubscriptionRow, Target, Thread, ThreadFilter, ThreadKey, ThreadRow,
+    Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow, Visibility, Work, WorkKey, WorkKind, WorkQueue,
 };
 
 pub(super) struct SimStore {
@@ -34,7 +35,7 @@ impl SimStore {
         done
     }
 
-    /// I9: the model sees the history of its thread up to the question, and nothing else.
+    /// I9: the model sees the history of its thread up to the model request, and nothing else.
     fn check_prompt(&self, thread: &Thread, up_to: Seq, entries: &[Entry]) {
         let mut state = self.sim.state();
         let state = &mut *state;
@@ -78,6 +79,10 @@ impl Store for SimStore {
         self.store.history(thread, page).await
     }
 
+    async fn history_bytes(&self, thread: &Thread, page: HistoryPage) -> Result<usize, Error> {
+        self.store.history_bytes(thread, page).await
+    }
+
     async fn prompt_entries(&self, thread: &Thread, up_to: Seq) -> Result<Vec<Entry>, Error> {
         self.sim.pause_or_crash().await;
         let entries = self.store.prompt_entries(thread, up_to).await?;
@@ -98,8 +103,16 @@ impl Store for SimStore {
         self.with_pauses(self.store.cause(thread)).await
     }
 
+    async fn server_of_call(&self, thread: ThreadKey, call: &CallId) -> Result<Option<String>, Error> {
+        self.with_pauses(self.store.server_of_call(thread, call)).await
+    }
+
     async fn has_call(&self, thread: &ThreadId, call: &CallId) -> Result<bool, Error> {
         self.with_pauses(self.store.has_call(thread, call)).await
+    }
+
+    async fn session_usage(&self, session: SessionKey) -> Result<(Usage, u64), Error> {
+        self.store.session_usage(session).await
     }
 
     async fn views(
@@ -167,6 +180,10 @@ impl Store for SimStore {
         self.with_pauses(self.store.load_work(key, now)).await
     }
 
+    async fn set_aside(&self, target: &Target, why: String, now: Timestamp) -> Result<(), Error> {
+        self.with_pauses(self.store.set_aside(target, why, now)).await
+    }
+
     async fn postpone(
         &self,
         key: &WorkKey,
@@ -175,6 +192,10 @@ impl Store for SimStore {
         outcome: String,
     ) -> Result<(), Error> {
         self.with_pauses(self.store.postpone(key, at, attempts, outcome)).await
+    }
+
+    async fn redirect(&self, key: &WorkKey, destination: &str) -> Result<(), Error> {
+        self.with_pauses(self.store.redirect(key, destination)).await
     }
 
     async fn answer_delivered(&self, key: &WorkKey, attempts: u32) -> Result<(), Error> {
@@ -252,6 +273,24 @@ impl Store for SimStore {
         self.with_pauses(self.store.redeliver(id, visible, now)).await
     }
 
+    async fn claim_alerts(
+        &self,
+        destination: &str,
+        now: Timestamp,
+        until: Timestamp,
+        limit: usize,
+    ) -> Result<ClaimedAlerts, Error> {
+        self.store.claim_alerts(destination, now, until, limit).await
+    }
+
+    async fn settle_alert(&self, no: i64, next: Option<Timestamp>) -> Result<(), Error> {
+        self.store.settle_alert(no, next).await
+    }
+
+    async fn expire_alerts(&self, before: Timestamp) -> Result<(), Error> {
+        self.store.expire_alerts(before).await
+    }
+
     async fn add_token(&self, token: NewClientToken, max: usize) -> Result<Option<TokenId>, Error> {
         self.store.add_token(token, max).await
     }
@@ -268,12 +307,41 @@ impl Store for SimStore {
         self.store.token_used(id, at).await
     }
 
+    async fn add_figures(&self, rows: Vec<FiguresRow>, now: Timestamp) -> Result<(), Error> {
+        self.store.add_figures(rows, now).await
+    }
+
+    async fn figures(&self, since: Timestamp, step: i64) -> Result<Vec<FiguresRow>, Error> {
+        self.store.figures(since, step).await
+    }
+
+    async fn statuses(&self, user: &UserId) -> Result<Vec<(String, i64)>, Error> {
+        self.store.statuses(user).await
+    }
+
     async fn revoke_token(&self, id: TokenId) -> Result<bool, Error> {
         self.store.revoke_token(id).await
     }
 
     async fn prune(&self, keys_before: Timestamp, deliveries_before: Timestamp) -> Result<bool, Error> {
         self.with_pauses(self.store.prune(keys_before, deliveries_before)).await
+    }
+
+    async fn delete_session(&self, id: &ThreadId, visible: &Visibility) -> Result<(), Error> {
+        self.store.delete_session(id, visible).await
+    }
+
+    async fn expire_sessions(
+        &self,
+        before: Timestamp,
+        after: Option<ThreadKey>,
+        expiry: Expiry,
+    ) -> Result<Expired, Error> {
+        self.store.expire_sessions(before, after, expiry).await
+    }
+
+    async fn delete_batch(&self) -> Result<Remaining, Error> {
+        self.store.delete_batch().await
     }
 
     async fn counts(&self) -> Result<StoreCounts, Error> {
@@ -290,5 +358,82 @@ impl Store for SimStore {
 
     async fn close(&self) {
         self.store.close().await;
+    }
+}
+
+/// The simulation moves no sessions.
+#[async_trait]
+impl Export for SimStore {
+    async fn export(
+        &self,
+        session: &ThreadId,
+        origin: &Origin,
+        records: tokio::sync::mpsc::Sender<String>,
+    ) -> Result<(), Error> {
+        self.store.export(session, origin, records).await
+    }
+
+    async fn roots(&self, after: Option<ThreadKey>) -> Result<Vec<(ThreadKey, ThreadId)>, Error> {
+        self.store.roots(after).await
+    }
+}
+
+#[async_trait]
+impl Transfer for SimStore {
+    async fn pack(&self, session: &ThreadId, origin: &Origin, peer: Vec<u8>) -> Result<(), Error> {
+        self.store.pack(session, origin, peer).await
+    }
+
+    async fn begin_parcel(&self, session: &ThreadId) -> Result<(), Error> {
+        self.store.begin_parcel(session).await
+    }
+
+    async fn add_records(&self, session: &ThreadId, first: u64, records: Vec<String>) -> Result<(), Error> {
+        self.store.add_records(session, first, records).await
+    }
+
+    async fn unpack(&self, session: &ThreadId) -> Result<(), Error> {
+        self.store.unpack(session).await
+    }
+
+    async fn records(&self, session: &ThreadId, from: u64) -> Result<Vec<String>, Error> {
+        self.store.records(session, from).await
+    }
+
+    async fn parcels(&self) -> Result<Vec<Parcel>, Error> {
+        self.store.parcels().await
+    }
+
+    async fn mark_left(&self, session: &ThreadId, peer: &[u8]) -> Result<(), Error> {
+        self.store.mark_left(session, peer).await
+    }
+
+    async fn drop_parcel(&self, session: &ThreadId) -> Result<(), Error> {
+        self.store.drop_parcel(session).await
+    }
+
+    async fn depart(
+        &self,
+        session: &ThreadId,
+        threads: Vec<TokenThread>,
+        destination: &str,
+    ) -> Result<(), Error> {
+        self.store.depart(session, threads, destination).await
+    }
+
+    async fn moved_to(&self, thread: TokenThread) -> Result<Option<String>, Error> {
+        self.store.moved_to(thread).await
+    }
+
+    async fn parcel_of(&self, thread: &ThreadId) -> Result<Option<ParcelState>, Error> {
+        self.store.parcel_of(thread).await
+    }
+
+    async fn parcel_root(&self, thread: &ThreadId) -> Result<Option<String>, Error> {
+        self.store.parcel_root(thread).await
+    }
+
+    async fn moved_thread(&self, token_key: ThreadKey, incarnation: u64) -> Result<Option<ThreadKey>, Error> {
+        self.store.moved_thread(token_key, incarnation).await
     }
 }

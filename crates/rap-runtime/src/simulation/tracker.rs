@@ -26,7 +26,7 @@ use reader::{Reader, ShownResult};
 pub(super) const FOR_CLIENTS: &str = "touch";
 /// Maximum number of answers in a row that joining user messages may drop.
 const MAX_DROPS: u32 = 2;
-/// Minimum and maximum pause before a failed question is asked again automatically.
+/// Minimum and maximum pause before a failed model request is repeated automatically.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(3600));
 
 #[derive(Default)]
@@ -37,7 +37,7 @@ pub(super) struct ThreadTracker {
     pub(super) children: BTreeSet<ThreadId>,
     /// Calls of tools that the runtime itself implements.
     runtime_calls: BTreeSet<CallId>,
-    /// The current question: its turn and the last entry that it covers.
+    /// The current model request: its turn and the last entry that it covers.
     pub(super) asking: Option<(u64, Seq)>,
     /// The last entry when the thread was last idle without open calls.
     pub(super) settled: Seq,
@@ -49,7 +49,7 @@ pub(super) struct ThreadTracker {
     pub(super) interrupted: bool,
     /// True if it has reported to its parent that it is idle.
     pub(super) reported_idle: bool,
-    /// Number of questions to the model since the last new input.
+    /// Number of model requests since the last new input.
     turns_without_input: u32,
     /// Number of answers in a row that joining user messages have dropped.
     dropped: u32,
@@ -63,7 +63,7 @@ pub(super) struct ThreadTracker {
     pub(super) summary_prompt: Option<(u64, Seq)>,
     /// True if it, or one of its ancestors, was spawned for an event.
     pub(super) caused_by_event: bool,
-    /// Time since which questions fail without an intervention by a person.
+    /// Time since which model requests fail without an intervention by a person.
     failing: Option<Timestamp>,
     /// Order of arrival of inputs that may not overtake each other, by tag.
     arrivals: BTreeMap<Tag, u64>,
@@ -75,7 +75,7 @@ pub(super) struct ThreadTracker {
 
 pub(super) fn tag_in(entry: &Entry) -> Option<Tag> {
     match &entry.item {
-        Item::User { text, from: Speaker::User | Speaker::Parent } => tag_of(text),
+        Item::User { text, from: Speaker::User | Speaker::Parent, .. } => tag_of(text),
         Item::Assistant { text, .. } => tag_of(text),
         Item::Result { content, .. } => tag_of(text_in(content)),
         _ => None,
@@ -136,7 +136,7 @@ impl ThreadTracker {
         if let Phase::Paused(_) = step.head.phase() {
             self.failing = None;
         }
-        // A failed or paused question has no answer that could be dropped.
+        // A failed or paused model request has no answer that could be dropped.
         if !matches!(step.head.phase(), Phase::Asking(_)) {
             self.dropped = 0;
         }
@@ -148,7 +148,7 @@ impl ThreadTracker {
         Ok(())
     }
 
-    /// I5: an answer belongs to the current question and directly follows the entries that the question covers.
+    /// I5: an answer belongs to the current model request and directly follows the entries that it covers.
     fn check_turn(&mut self, row: &Row, input: &Input, step: &Step) -> Result<(), Violation> {
         match input {
             Input::TurnEnded { .. } | Input::Interrupt => self.dropped = 0,
@@ -191,7 +191,7 @@ impl ThreadTracker {
         Ok(())
     }
 
-    /// I12: the number of questions without new input is limited. Failed questions do not count.
+    /// I12: the number of model requests without new input is limited. Failed requests do not count.
     fn check_turns_per_wake(&mut self, input: &Input, step: &Step, limits: &Limits) -> Result<(), Violation> {
         if matches!(input, Input::TurnFailed { .. } | Input::Summarised { .. }) {
             self.turns_without_input = self.turns_without_input.saturating_sub(1);
@@ -224,7 +224,7 @@ impl ThreadTracker {
         Ok(())
     }
 
-    /// I12: a failed question is retried automatically, for a limited time since a person last intervened.
+    /// I12: a failed model request is retried automatically, for a limited time since a person last intervened.
     fn check_retry(
         &mut self,
         row: &Row,
@@ -279,7 +279,7 @@ impl ThreadTracker {
             return;
         }
         self.arrivals.insert(tag, self.arrivals.len() as u64 + 1);
-        let queued = |write: &Write| matches!(write, Write::Hold { queue: Queue::Queued, .. });
+        let queued = |write: &Write| matches!(write, Write::Hold { queue: Queue::UntilIdle, .. });
         if step.writes.iter().any(queued) {
             self.queued.insert(tag);
         }
@@ -351,7 +351,7 @@ impl ThreadTracker {
         let orphan = head.questions().iter().find(|question| !open.contains(&question.call));
         ensure!(orphan.is_none(), "I8: a settled call of t{thread} has a question: {orphan:?}");
         let children: BTreeSet<_> = head.children().cloned().collect();
-        ensure!(children == self.children, "I9: children of t{thread}: {children:?} {:?}", self.children);
+        ensure!(children == self.children, "I17: children of t{thread}: {children:?} {:?}", self.children);
         Ok(())
     }
 
@@ -387,7 +387,7 @@ impl ThreadTracker {
         let event_child = matches!(row.head.origin(), Origin::Event { .. });
         ensure!(
             !event_child || busy,
-            "I12: event child t{thread} has nothing left to do and is not closed: {:?}",
+            "I17: event child t{thread} has nothing left to do and is not closed: {:?}",
             row.head
         );
         Ok(())

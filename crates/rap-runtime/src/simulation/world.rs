@@ -11,14 +11,13 @@ use rap_protocol::{
     Timestamp,
 };
 use serde_json::{Value, json};
-use url::Url;
 
 use super::invariants::Notification;
 use super::peers::{SimEvent, ToolCall};
 use super::state::{Sim, State};
 use super::tracker::FOR_CLIENTS;
 use crate::store::{WorkKind, WorkQueue};
-use crate::world::{Blocking, Clock, Headers, Http, Purpose, Random, World};
+use crate::world::{Blocking, Clock, Http, MessageKind, Random, To, World};
 
 /// The base of callback URLs.
 pub(super) const PUBLIC_URL: &str = "http://127.0.0.1:9";
@@ -101,13 +100,8 @@ fn reply(status: u16, body: Bytes) -> Reply {
 
 #[async_trait]
 impl Http for SimWorld {
-    async fn post(
-        &self,
-        _purpose: Purpose,
-        url: &Url,
-        _headers: &Headers,
-        body: Bytes,
-    ) -> Result<Reply, Error> {
+    async fn post(&self, _kind: MessageKind, to: To<'_>, body: Bytes) -> Result<Reply, Error> {
+        let url = to.url;
         let base = url.origin().ascii_serialization();
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
         match url.path() {
@@ -118,7 +112,8 @@ impl Http for SimWorld {
         }
     }
 
-    async fn get(&self, url: &Url, _headers: &Headers, _max_bytes: usize) -> Result<Fetched, Error> {
+    async fn get(&self, to: To<'_>, _max_bytes: usize) -> Result<Fetched, Error> {
+        let url = to.url;
         assert_eq!(url.path(), DISCOVERY_PATH);
         let base = url.origin().ascii_serialization();
         let exchange = Exchange::random(&mut self.sim.state());

@@ -118,7 +118,7 @@ pub(crate) fn step_one(
 ) -> Result<Stepped, (Box<Loaded>, Error)> {
     let head = loaded.head.clone();
     #[cfg(test)]
-    let fault = matches!(&input, Input::UserMessage { text, .. } if text == PANIC);
+    let fault = matches!(&input, Input::UserMessage { message, .. } if message.text == PANIC);
     let stepped = catch_unwind(AssertUnwindSafe(|| {
         #[cfg(test)]
         assert!(!fault, "the test asked for a panic");

@@ -39,6 +39,10 @@ impl TokenDigest {
         TokenDigest(Sha256::digest(token).into())
     }
 
+    pub(crate) fn from_bytes(bytes: [u8; 32]) -> TokenDigest {
+        TokenDigest(bytes)
+    }
+
     pub(crate) fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }

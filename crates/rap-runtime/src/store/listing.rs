@@ -5,8 +5,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use rap_agent::{Head, Seq, Status};
-use rap_api::TimerKind;
+use rap_agent::{Head, Seq, Server, Status};
+use rap_api::{ThreadOrder, TimerKind};
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -86,8 +86,36 @@ impl FromStr for Cursor {
 pub(crate) struct ThreadFilter {
     pub(crate) status: Option<Status>,
     pub(crate) parent: Option<ThreadId>,
+    /// Only threads with this phrase in their title or texts. They are listed newest first.
+    pub(crate) phrase: Option<String>,
+    /// Only threads without a parent.
+    pub(crate) roots: bool,
+    pub(crate) order: ThreadOrder,
     pub(crate) visible: Visibility,
     pub(crate) page_request: PageRequest,
+}
+
+impl ThreadFilter {
+    /// Returns the condition on the key of a thread, which is compared with the cursor's, and the order of keys.
+    pub(super) fn direction(&self) -> (&'static str, &'static str) {
+        match self.order {
+            _ if self.phrase.is_some() => ("<", "DESC"),
+            ThreadOrder::Newest => ("<", "DESC"),
+            ThreadOrder::Oldest | ThreadOrder::Unknown => (">", "ASC"),
+        }
+    }
+
+    /// Returns true if a thread has the status. A damaged thread is failed, whatever its stored status is.
+    pub(super) fn has_status(&self, row: &ThreadRow) -> bool {
+        self.status.is_none_or(|status| row.head.status() == status)
+    }
+
+    /// Returns the key of the thread after which the page begins.
+    pub(super) fn begins_after(&self) -> ThreadKey {
+        let after = self.page_request.after.thread;
+        let is_first = after == Cursor::default().thread;
+        if is_first && self.direction().0 == "<" { ThreadKey::new(i64::MAX) } else { after }
+    }
 }
 
 /// Selects a page of a history. If any entry matches, at least one is returned, whatever its size.
@@ -113,7 +141,7 @@ pub(crate) struct ThreadRow {
 }
 
 /// Identifies a view of a thread. In text form it is the cursor of a listing.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) struct ViewKey {
     pub(crate) server: String,
     pub(crate) view_type: String,
@@ -186,6 +214,15 @@ pub(crate) struct CallRow {
     pub(crate) outcome: Option<String>,
 }
 
+impl CallRow {
+    /// Returns true if the call waits for an approval: it was not sent, and is not due to be sent.
+    pub(crate) fn needs_approval(&self) -> bool {
+        let unsent =
+            self.acknowledged_at.is_none() && self.next_attempt_at.is_none() && self.outcome.is_none();
+        unsent && self.server != Server::runtime().0
+    }
+}
+
 /// An active subscription in a listing.
 pub(crate) struct SubscriptionRow {
     pub(crate) thread: ThreadId,
@@ -195,6 +232,36 @@ pub(crate) struct SubscriptionRow {
     pub(crate) since: Timestamp,
     /// Number of its events that wait for an event child.
     pub(crate) waiting: u64,
+    /// Its last events, of which there are at most 100. `None` if there is none.
+    pub(crate) events: Option<RecentEvents>,
+}
+
+/// The last events of a subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RecentEvents {
+    pub(crate) last: Timestamp,
+    pub(crate) first: Timestamp,
+    pub(crate) count: u32,
+}
+
+impl RecentEvents {
+    /// Parses the time of the last event, that of the first one and their number, separated by spaces.
+    pub(super) fn parse(text: Option<&str>) -> Option<RecentEvents> {
+        let mut numbers = text?.split(' ').map(|number| number.parse::<i64>().ok());
+        let (last, first, count) = (numbers.next()??, numbers.next()??, numbers.next()??);
+        Some(RecentEvents {
+            last: Timestamp(last),
+            first: Timestamp(first),
+            count: u32::try_from(count).ok()?,
+        })
+    }
+
+    /// Returns the rate of these events. `None` if there are too few to tell.
+    pub(crate) fn per_hour(&self) -> Option<f64> {
+        let milliseconds = self.last.since(self.first).as_millis();
+        (self.count > 1 && milliseconds > 0)
+            .then(|| f64::from(self.count - 1) * 3_600_000.0 / milliseconds as f64)
+    }
 }
 
 /// A timer in a listing.

@@ -5,59 +5,74 @@
 //! versions tell whether it succeeded, before anything else is applied.
 
 mod access;
+mod alerts;
 mod apply;
 mod cache;
 mod counts;
+mod deletion;
 mod delivery_log;
 mod facts;
+mod figures;
 mod heads;
 mod history;
 mod listings;
-mod message_queue;
 mod prune;
+mod search;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tokens;
 mod toolsets;
+mod transfer;
 mod work;
 mod writes;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use async_trait::async_trait;
-use rap_agent::{Cause, Entry, Seq, StatusCheck};
+use rap_agent::{Cause, Entry, Seq, StatusCheck, Usage};
 use rap_io::exposure::warn_if_exposed;
 use rap_io::lock::{DirLock, LockError};
-use rap_io::metrics::{Counter, Exposition, Histogram};
+use rap_io::metrics::Exposition;
 use rap_io::secret_box::Key;
 use rap_io::sqlite::{MigrateError, database_files, migrate, open_sqlite};
 use rap_io::writer::{self, WriterLimits};
-use rap_protocol::{CallId, ThreadId, Timestamp};
+use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
 use rusqlite::{Connection, OptionalExtension};
-use tokio::sync::oneshot;
 
+use super::batch::{self, Applied, Batch, DisabledThreads, Outcome, PendingReply, StepMetrics};
+use super::message_queue::{MessageQueue, Pending};
+use super::transfer::DEPARTURE_LIFETIME;
 use super::{
-    CallRow, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error, HistoryPage,
-    InboxItem, Message, MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest,
-    Receipt, Redelivery, SessionKey, SessionToolset, StepSettings, Store, StoreCounts, SubscriptionRow,
-    Thread, ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow,
-    Visibility, Work, WorkKey, WorkKind, WorkQueue,
+    COUNT_LIMIT, CallRow, ClaimedAlerts, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage,
+    DueWork, Error, Expired, Expiry, FiguresRow, HistoryPage, InboxItem, Message, MessageClass,
+    NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery, Remaining,
+    SessionKey, SessionToolset, StepSettings, Store, StoreCounts, SubscriptionRow, Target, Thread,
+    ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow, Visibility,
+    Work, WorkKey, WorkKind, WorkQueue,
 };
 use crate::world::Clock;
 use access::Access;
 #[cfg(test)]
 pub(crate) use access::{CommitFault, Inline, Observed, ObservedOutcome};
-use apply::{Applied, Applier, Context, DisabledThreads};
-use message_queue::{MessageQueue, Pending};
+use apply::{Applier, Context};
+pub(crate) use transfer::SqliteReader;
 
-const MIGRATIONS: &[&str] = &[
+pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("sqlite/schema_1.sql"),
     include_str!("sqlite/schema_2.sql"),
     include_str!("sqlite/schema_3.sql"),
+    include_str!("sqlite/schema_4.sql"),
+    include_str!("sqlite/schema_5.sql"),
+    include_str!("sqlite/schema_6.sql"),
+    include_str!("sqlite/schema_7.sql"),
+    include_str!("sqlite/schema_8.sql"),
+    include_str!("sqlite/schema_9.sql"),
+    include_str!("sqlite/schema_10.sql"),
 ];
+/// Newest schema version that this release knows.
+pub(crate) const KNOWN: i64 = MIGRATIONS.len() as i64;
 /// Maximum number of messages in a batch.
 const BATCH: usize = 32;
 /// Maximum number of writer jobs that share a commit. A job is a batch of messages or a write outside a step.
@@ -124,36 +139,8 @@ struct Inner {
     key: Key,
     clock: Arc<dyn Clock>,
     on_commit: OnCommit,
-    metrics: Metrics,
+    metrics: StepMetrics,
     _lock: Option<DirLock>,
-}
-
-/// A batch that was written to a transaction.
-struct Batch {
-    replies: Vec<PendingReply>,
-    outcome: Outcome,
-}
-
-#[derive(PartialEq, Eq)]
-enum Outcome {
-    /// The transaction is not committed yet.
-    Pending,
-    /// The COMMIT returned an error. The batch may be on disk nevertheless.
-    Unknown,
-}
-
-/// The reply to a sender, which is sent after the commit.
-struct PendingReply {
-    applied: Applied,
-    reply: oneshot::Sender<Result<Receipt, Error>>,
-    since: Instant,
-}
-
-struct Metrics {
-    applied: Counter,
-    refused: Counter,
-    /// Time from the arrival of a message until its step is on disk.
-    seconds: Histogram,
 }
 
 impl SqliteStore {
@@ -184,7 +171,9 @@ impl SqliteStore {
         let conn = open_sqlite(path).map_err(|error| failed(error.into()))?;
         migrate(&conn, MIGRATIONS).map_err(|source| OpenError::Schema { path: path.into(), source })?;
         let prepared =
-            heads::retarget_questions(&conn, &rules).and_then(|()| heads::recompute_due(&conn, &rules));
+            heads::retarget_model_requests(&conn, &rules).and_then(|()| heads::recompute_due(&conn, &rules));
+        let prepared = prepared.and_then(|()| alerts::release(&conn));
+        let prepared = prepared.and_then(|()| work::keep_callback_base(&conn, &rules.callback_base));
         prepared.map_err(|error| failed(error.into()))?;
         warn_if_exposed(&[&database_files(path)[..], &[lock_file]].concat());
         drop(conn);
@@ -212,7 +201,8 @@ impl SqliteStore {
     ) -> rusqlite::Result<SqliteStore> {
         inline.with(|conn| {
             migrate(conn, MIGRATIONS).expect("bug: a new database can be migrated");
-            heads::retarget_questions(conn, &rules)
+            heads::retarget_model_requests(conn, &rules)?;
+            work::keep_callback_base(conn, &rules.callback_base)
         })?;
         let store = SqliteStore::new(Access::Inline(inline.clone()), key, rules, clock, on_commit, None);
         let inner = Arc::downgrade(&store.inner);
@@ -232,11 +222,6 @@ impl SqliteStore {
         on_commit: OnCommit,
         lock: Option<DirLock>,
     ) -> SqliteStore {
-        let metrics = Metrics {
-            applied: Counter::default(),
-            refused: Counter::default(),
-            seconds: Histogram::of_seconds(),
-        };
         let disabled = DisabledThreads::default();
         let inner = Inner {
             access,
@@ -248,7 +233,7 @@ impl SqliteStore {
             key,
             clock,
             on_commit,
-            metrics,
+            metrics: StepMetrics::new(),
             _lock: lock,
         };
         SqliteStore { inner: Arc::new(inner) }
@@ -370,43 +355,13 @@ impl Inner {
         if outcome == Outcome::Pending {
             return Ok(replies);
         }
-        // A refusal or a repeat may depend on a step of the same batch, so it is valid only if all steps are stored.
-        let all = !stored.contains(&Some(false));
-        let mut committed_replies = Vec::new();
-        for (mut pending, is_stored) in replies.into_iter().zip(stored) {
-            if let Applied::Done { committed, .. } = &mut pending.applied {
-                committed.late = true;
-            }
-            if is_stored.unwrap_or(all) {
-                committed_replies.push(pending);
-            } else {
-                // The sender may have stopped waiting for the reply.
-                pending.reply.send(Err(Error::Unavailable("the commit failed".into()))).ok();
-            }
-        }
-        Ok(committed_replies)
+        Ok(batch::confirmed(replies, stored))
     }
 
     /// Sends the replies of a batch that is on disk and reports its steps to the runtime.
     fn complete(&self) {
         let Some(Batch { replies, .. }) = self.committing().take() else { return };
-        for PendingReply { applied, reply, since } in replies {
-            let result = match applied {
-                Applied::Done { receipt, committed, .. } => {
-                    self.metrics.applied.count();
-                    self.metrics.seconds.observe_duration(since.elapsed());
-                    (self.on_commit)(*committed);
-                    Ok(receipt)
-                }
-                Applied::Repeated(receipt) => Ok(receipt),
-                Applied::Refused(error) => {
-                    self.metrics.refused.count();
-                    Err(error)
-                }
-            };
-            // The sender may have stopped waiting for the reply.
-            reply.send(result).ok();
-        }
+        batch::complete(replies, &self.metrics, &self.on_commit);
     }
 
     /// Handles a failed commit. Waiting messages are refused, since they would fail in the same way. The batch may be
@@ -424,16 +379,7 @@ impl Inner {
 #[async_trait]
 impl Store for SqliteStore {
     async fn apply(&self, class: MessageClass, messages: Vec<Message>) -> Vec<Result<Receipt, Error>> {
-        let replies = self.inner.queue.push(class, messages, || self.inner.schedule());
-        let mut results = Vec::with_capacity(replies.len());
-        for reply in replies {
-            results.push(match reply {
-                // If the channel was closed without a reply, the message may have been applied or not.
-                Ok(reply) => reply.await.unwrap_or_else(|lost| Err(Error::Unavailable(lost.into()))),
-                Err(error) => Err(error),
-            });
-        }
-        results
+        batch::replies(self.inner.queue.push(class, messages, || self.inner.schedule())).await
     }
 
     async fn thread(&self, id: &ThreadId, visible: &Visibility) -> Result<ThreadRow, Error> {
@@ -442,12 +388,21 @@ impl Store for SqliteStore {
     }
 
     async fn threads(&self, filter: ThreadFilter) -> Result<Page<ThreadRow>, Error> {
-        self.read(move |conn| listings::threads(conn, &filter)).await
+        self.read(move |conn| match &filter.phrase {
+            Some(phrase) => search::threads(conn, &filter, phrase),
+            None => listings::threads(conn, &filter),
+        })
+        .await
     }
 
     async fn history(&self, thread: &Thread, page: HistoryPage) -> Result<Vec<(Seq, Entry)>, Error> {
         let thread = thread.clone();
         self.read(move |conn| history::for_people(conn, &thread, page)).await
+    }
+
+    async fn history_bytes(&self, thread: &Thread, page: HistoryPage) -> Result<usize, Error> {
+        let thread = thread.clone();
+        self.read(move |conn| history::size(conn, &thread, page)).await
     }
 
     async fn prompt_entries(&self, thread: &Thread, up_to: Seq) -> Result<Vec<Entry>, Error> {
@@ -477,6 +432,12 @@ impl Store for SqliteStore {
         self.read(move |conn| history::cause(conn, key)).await
     }
 
+    async fn server_of_call(&self, thread: ThreadKey, call: &CallId) -> Result<Option<String>, Error> {
+        let call = call.clone();
+        let found = self.read(move |conn| facts::past_call(conn, thread, &call)).await?;
+        Ok(found.map(|call| call.server.0))
+    }
+
     async fn has_call(&self, thread: &ThreadId, call: &CallId) -> Result<bool, Error> {
         let (thread, call) = (thread.clone(), call.clone());
         self.read(move |conn| match heads::key_of(conn, &thread)? {
@@ -484,6 +445,10 @@ impl Store for SqliteStore {
             Some(key) => Ok(facts::past_call(conn, key, &call)?.is_some()),
         })
         .await
+    }
+
+    async fn session_usage(&self, session: SessionKey) -> Result<(Usage, u64), Error> {
+        self.read(move |conn| listings::session_usage(conn, session)).await
     }
 
     async fn views(
@@ -567,6 +532,11 @@ impl Store for SqliteStore {
         self.read(move |conn| work::load(conn, &secrets, &key, now)).await
     }
 
+    async fn set_aside(&self, target: &Target, why: String, now: Timestamp) -> Result<(), Error> {
+        let target = target.clone();
+        self.write(move |conn| heads::set_aside(conn, &target, &why, now)).await
+    }
+
     async fn postpone(
         &self,
         key: &WorkKey,
@@ -576,6 +546,11 @@ impl Store for SqliteStore {
     ) -> Result<(), Error> {
         let key = key.clone();
         self.write(move |conn| work::postpone(conn, &key, at, attempts, &outcome)).await
+    }
+
+    async fn redirect(&self, key: &WorkKey, destination: &str) -> Result<(), Error> {
+        let (key, destination) = (key.clone(), destination.to_owned());
+        self.write(move |conn| work::redirect(conn, &key, &destination)).await
     }
 
     async fn answer_delivered(&self, key: &WorkKey, attempts: u32) -> Result<(), Error> {
@@ -647,6 +622,29 @@ impl Store for SqliteStore {
         self.write(move |conn| delivery_log::redeliver(conn, number, &visible, now)).await
     }
 
+    async fn claim_alerts(
+        &self,
+        destination: &str,
+        now: Timestamp,
+        until: Timestamp,
+        limit: usize,
+    ) -> Result<ClaimedAlerts, Error> {
+        let destination = destination.to_owned();
+        self.write(move |conn| alerts::claim(conn, &destination, now, until, limit)).await
+    }
+
+    async fn settle_alert(&self, no: i64, next: Option<Timestamp>) -> Result<(), Error> {
+        self.write(move |conn| match next {
+            Some(at) => alerts::postpone(conn, no, at),
+            None => alerts::remove(conn, no),
+        })
+        .await
+    }
+
+    async fn expire_alerts(&self, before: Timestamp) -> Result<(), Error> {
+        self.write(move |conn| alerts::expire(conn, before)).await
+    }
+
     async fn add_token(&self, token: NewClientToken, max: usize) -> Result<Option<TokenId>, Error> {
         self.write(move |conn| tokens::add(conn, &token, max)).await
     }
@@ -668,8 +666,57 @@ impl Store for SqliteStore {
         self.write(move |conn| tokens::revoke(conn, id)).await
     }
 
+    async fn add_figures(&self, rows: Vec<FiguresRow>, now: Timestamp) -> Result<(), Error> {
+        self.write(move |conn| figures::add(conn, &rows, now)).await
+    }
+
+    async fn figures(&self, since: Timestamp, step: i64) -> Result<Vec<FiguresRow>, Error> {
+        self.read(move |conn| figures::sum(conn, since, step)).await
+    }
+
+    async fn statuses(&self, user: &UserId) -> Result<Vec<(String, i64)>, Error> {
+        let user = user.clone();
+        self.read(move |conn| figures::statuses(conn, user.as_str(), COUNT_LIMIT)).await
+    }
+
     async fn prune(&self, keys_before: Timestamp, deliveries_before: Timestamp) -> Result<bool, Error> {
-        self.write(move |conn| prune::prune(conn, keys_before, deliveries_before)).await
+        let departures_before = self.inner.clock.now().minus(DEPARTURE_LIFETIME);
+        self.write(move |conn| prune::prune(conn, keys_before, deliveries_before, departures_before)).await
+    }
+
+    async fn delete_session(&self, id: &ThreadId, visible: &Visibility) -> Result<(), Error> {
+        let (id, visible, now) = (id.clone(), visible.clone(), self.inner.clock.now());
+        self.write(move |conn| deletion::mark(conn, &id, &visible, now)).await?
+    }
+
+    async fn expire_sessions(
+        &self,
+        before: Timestamp,
+        after: Option<ThreadKey>,
+        expiry: Expiry,
+    ) -> Result<Expired, Error> {
+        let now = self.inner.clock.now();
+        self.write(move |conn| deletion::expire(conn, before, after, expiry, now)).await
+    }
+
+    async fn delete_batch(&self) -> Result<Remaining, Error> {
+        let (inner, now) = (Arc::clone(&self.inner), self.inner.clock.now());
+        // A runtime at rest writes nothing.
+        let session = match self.read(move |conn| deletion::next(conn, now)).await? {
+            Ok(session) => session,
+            Err(remaining) => return Ok(remaining),
+        };
+        let batch = self.write(move |conn| {
+            // A fork may inherit nothing any more, and threads may be gone.
+            inner.applier().forget_heads();
+            deletion::batch(conn, session, now)
+        });
+        let done = batch.await;
+        if !matches!(done, Ok(_) | Err(Error::Busy | Error::Closed)) {
+            // Others are deleted meanwhile.
+            self.write(move |conn| deletion::postpone(conn, session, now)).await?;
+        }
+        done
     }
 
     async fn counts(&self) -> Result<StoreCounts, Error> {
@@ -678,16 +725,7 @@ impl Store for SqliteStore {
     }
 
     fn expose(&self, text: &mut Exposition) {
-        let metrics = &self.inner.metrics;
-        let outcomes = [("applied", metrics.applied.get()), ("refused", metrics.refused.get())];
-        let outcomes = outcomes.map(|(outcome, count)| (format!("outcome=\"{outcome}\""), count));
-        text.family("rap_steps_total", "counter", "Messages to threads.", outcomes);
-        let help = "Time from the arrival of a message until its step is on disk.";
-        text.histogram("rap_step_commit_seconds", help, &metrics.seconds);
-        let (internal, external) = self.inner.queue.waiting();
-        let waiting = [("internal", internal), ("external", external)];
-        let waiting = waiting.map(|(lane, count)| (format!("lane=\"{lane}\""), count));
-        text.family("rap_writer_queue", "gauge", "Messages waiting for the writer.", waiting);
+        self.inner.metrics.expose(text, self.inner.queue.waiting());
         self.inner.access.expose(text);
     }
 

@@ -4,16 +4,21 @@
 //! A test is a function that takes an empty [`Database`]. Tests that are specific to an implementation are in its
 //! folder.
 
+pub(crate) mod alerts;
 pub(crate) mod apply;
+pub(crate) mod damage;
+pub(crate) mod deletion;
 pub(crate) mod events;
 pub(crate) mod fixture;
 pub(crate) mod history;
 pub(crate) mod idempotency;
 pub(crate) mod listings;
+pub(crate) mod page;
 pub(crate) mod records;
 pub(crate) mod steps;
 pub(crate) mod timers;
 pub(crate) mod tokens;
+pub(crate) mod transfer;
 pub(crate) mod work;
 
 use std::sync::Arc;
@@ -30,6 +35,17 @@ pub(crate) trait Database: Send + Sync {
 
     /// Makes the stored head of a thread unreadable.
     fn corrupt_head(&self, thread: &ThreadId);
+
+    /// Runs a statement in the SQL of the database.
+    fn execute(&self, sqlite: &str, postgres: &str);
+
+    /// Returns the setting that names the database.
+    fn setting(&self) -> crate::settings::Database;
+
+    /// Returns the number of rows of each table.
+    fn row_counts(&self) -> std::collections::BTreeMap<String, i64> {
+        panic!("no test counts the rows of this database")
+    }
 }
 
 /// Generates the tests of the suite from a function that returns a new [`Database`].
@@ -52,6 +68,14 @@ macro_rules! suite {
                 a_message_is_kept_until_its_receiver_has_applied_or_refused_it
                 a_message_to_a_missing_thread_is_removed
                 a_closed_store_refuses_everything
+            }
+            damage {
+                a_thread_that_was_set_aside_is_failed_until_its_next_step
+                a_history_with_damaged_entries_is_shown_but_not_sent_to_a_model
+                a_child_of_a_damaged_or_missing_parent_can_be_read
+                work_of_a_missing_thread_is_refused
+                a_doctor_finds_nothing_in_a_healthy_store
+                a_doctor_finds_and_explains_each_kind_of_damage
             }
             idempotency {
                 a_repeated_request_gets_the_receipt_of_the_first
@@ -93,9 +117,15 @@ macro_rules! suite {
             listings {
                 threads_are_listed_in_order_page_by_page
                 every_open_call_is_listed_once
+                the_usage_of_a_session_is_that_of_all_its_threads
                 questions_are_listed_oldest_first
                 subscriptions_are_listed_with_their_waiting_events
                 timers_are_listed_by_time
+            }
+            page {
+                threads_are_found_by_a_phrase_in_their_texts
+                threads_are_listed_newest_first_and_without_children
+                figures_are_added_up_in_parts_of_time
             }
             work {
                 new_work_is_found_by_session_in_key_order
@@ -107,13 +137,18 @@ macro_rules! suite {
                 a_page_reports_that_more_retries_are_due
                 retries_in_progress_do_not_hide_others
                 each_destination_has_its_own_work
+                a_model_request_is_moved_to_another_destination
                 work_is_loaded_with_everything_an_attempt_needs
+                a_call_keeps_the_callback_base_that_it_was_sent_with
                 settled_or_postponed_work_is_not_loaded
                 an_unchanged_question_keeps_its_retry_time
                 an_acknowledged_call_is_no_longer_due
                 a_delivered_answer_is_no_longer_due
                 calls_and_subscriptions_are_checked_at_their_server
                 a_page_reports_that_more_checks_are_due
+            }
+            alerts {
+                an_alert_is_stored_with_its_step_and_claimed_by_one_attempt
             }
             timers {
                 timers_are_due_oldest_first
@@ -130,6 +165,26 @@ macro_rules! suite {
                 every_listing_of_a_user_has_the_rows_of_that_user_only
                 a_message_of_a_user_reaches_threads_of_that_user_only
                 a_key_of_a_release_without_client_tokens_is_recognised
+            }
+            transfer {
+                a_session_moves_to_another_database_and_back
+                a_packed_session_is_not_in_use_and_comes_back_unchanged
+                a_parcel_that_has_left_never_goes_back_into_use
+                what_forks_inherit_moves_with_them_and_stays_with_them
+                an_import_is_repeated_without_harm_and_replaces_nothing
+                root_threads_are_listed_in_order
+                the_place_of_a_moved_thread_is_kept_while_callbacks_arrive
+            }
+            deletion {
+                a_deleted_session_is_hidden_at_once_and_leaves_no_row
+                only_a_closed_session_is_deleted
+                forks_keep_their_history_when_their_source_is_deleted
+                a_large_session_is_deleted_in_several_batches
+                sessions_expire_when_they_have_been_closed_for_a_time
+                a_fork_moves_while_its_source_is_being_deleted
+                a_fork_comes_back_while_the_threads_of_its_source_are_deleted
+                a_session_that_cannot_be_deleted_does_not_block_others
+                a_session_with_a_damaged_thread_is_deleted_on_request_only
             }
             records {
                 a_session_keeps_its_toolset_when_a_discovery_fails

@@ -2,13 +2,14 @@
 
 use rap_agent::{Identity, Seq};
 use rap_protocol::{ThreadId, Timestamp, UserId};
+use serde::{Deserialize, Serialize};
 
 /// The store's internal key of a thread. Only the store interprets it. Callback tokens contain it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct ThreadKey(i64);
 
 impl ThreadKey {
-    pub(super) const fn new(number: i64) -> ThreadKey {
+    pub(crate) const fn new(number: i64) -> ThreadKey {
         ThreadKey(number)
     }
 
@@ -26,7 +27,7 @@ impl ThreadKey {
 }
 
 /// The store's internal key of a session, which is a root thread with all its descendants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct SessionKey(pub(super) ThreadKey);
 
 impl SessionKey {
@@ -43,6 +44,8 @@ impl SessionKey {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Thread {
     pub(crate) key: ThreadKey,
+    /// The key that its callback tokens contain. It differs from `key` if the thread was moved here.
+    pub(crate) token_key: ThreadKey,
     pub(crate) id: ThreadId,
     pub(crate) session: SessionKey,
     pub(crate) parent: Option<ThreadKey>,

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use rap_agent::{Head, OpenCall, Seq, StatusCheck, ThreadMessage};
 use rap_protocol::{CallId, ResponseUrl, ThreadId, Timestamp};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{SessionKey, Thread, ThreadKey};
 
 /// The kind of an item of work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum WorkKind {
     /// A request to a model server.
     Ask,
@@ -38,7 +39,7 @@ impl WorkKind {
 }
 
 /// Identifies a queue: the work of one kind for one destination.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct WorkQueue {
     pub(crate) kind: WorkKind,
     /// Base URL of a model or tool server.
@@ -69,7 +70,7 @@ pub(crate) struct DueWork {
 }
 
 /// Identifies an item of work.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum WorkKey {
     Ask { thread: ThreadKey, turn: u64 },
     Invoke { thread: ThreadKey, call: CallId },
@@ -125,6 +126,8 @@ pub(crate) struct InvokeWork {
     pub(crate) attempts: u32,
     /// Outcome of the last attempt. `None` before the first.
     pub(crate) outcome: Option<String>,
+    /// Base of the callback URL that is stored with the call. `None` means that of the settings.
+    pub(crate) callback_base: Option<String>,
 }
 
 /// Delivery of a person's answer.

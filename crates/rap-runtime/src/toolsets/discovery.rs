@@ -1,17 +1,20 @@
-//! Discovery beside the model requests.
+//! Discovery, concurrent with model requests.
 //!
-//! A fetch is a task of its own, at most one of each server, which all sessions share that want the toolset at the
-//! moment. A model request waits for a short time that is counted from the start of the fetch, so a server that hangs delays
-//! few model requests, and those by no more than that time. When the fetch ends, the toolset is saved for every session that
-//! asked for it, and offered with its next model request.
+//! A fetch is a task. There is at most one for each server, and all sessions that need its toolset share it. A model
+//! request waits for a short time that is counted from the start of the fetch, so a server that hangs delays few model
+//! requests, and those by no more than that time. It waits without a slot of its model, so that it delays no other
+//! session. When the fetch ends, the toolset is saved for every session that asked for it, and offered with its next
+//! model request.
 
 use std::collections::BTreeMap;
 use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::Shared;
 use rap_agent::Input;
-use tokio::sync::watch;
+use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Fetched, SessionTools, Toolsets, may_retry};
@@ -45,7 +48,10 @@ pub(super) struct Interest {
 #[derive(Clone)]
 pub(super) struct Fetch {
     began: Instant,
-    outcome: watch::Receiver<Option<Ended>>,
+    /// Time that a model request waits for it.
+    wait: Duration,
+    /// Wakes waiting tasks in the order in which they came, so that a seed of the simulation always gives the same run.
+    outcome: Shared<oneshot::Receiver<Ended>>,
 }
 
 #[derive(Clone)]
@@ -57,13 +63,43 @@ pub(super) struct Ended {
 
 impl Fetch {
     /// Waits for the end of the fetch. Returns `None` if the runtime stops.
-    pub(super) async fn ended(mut self) -> Option<Ended> {
-        self.outcome.wait_for(Option::is_some).await.ok()?.clone()
+    pub(super) async fn ended(self) -> Option<Ended> {
+        self.outcome.await.ok()
+    }
+
+    /// Returns the outcome if the fetch has ended.
+    fn ended_now(&self) -> Option<Ended> {
+        self.outcome.clone().now_or_never()?.ok()
     }
 
     /// Like [`Fetch::ended`], but also returns `None` if the fetch takes longer than this.
     pub(super) async fn ended_within(self, time: Duration) -> Option<Ended> {
         timeout_at(self.began + time, self.ended()).await.ok().flatten()
+    }
+}
+
+/// Fetches that a model request waits for.
+#[derive(Default)]
+pub(crate) struct AwaitedFetches {
+    fetches: Vec<Fetch>,
+}
+
+impl AwaitedFetches {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.fetches.is_empty()
+    }
+
+    /// Waits until all have ended or their time is over. Returns false if one broke off or could not be saved.
+    pub(crate) async fn ended(self) -> bool {
+        let mut all_saved = true;
+        for fetch in self.fetches {
+            let (deadline, wait) = (fetch.began + fetch.wait, fetch.wait);
+            all_saved &= match fetch.ended_within(wait).await {
+                Some(ended) => ended.saved,
+                None => Instant::now() >= deadline,
+            };
+        }
+        all_saved
     }
 }
 
@@ -79,15 +115,54 @@ impl Fetches {
 }
 
 impl Toolsets {
-    /// Returns the tools for a model request of a thread. Toolsets that its session lacks are fetched. Those that do not
-    /// arrive in time are replaced by the newest one that any session has fetched, if there is one.
+    /// Returns the tools for a model request of a thread, without waiting for a server. Toolsets that its session lacks
+    /// are fetched. Those that have not arrived are replaced by the newest one that any session has fetched, if there is
+    /// one.
     pub(crate) async fn discover(self: &Arc<Self>, thread: &Thread) -> Result<Arc<SessionTools>, Error> {
-        let (session, at) = (thread.session, self.world.now());
-        let cached = self.cache().sessions.get(&session).cloned();
-        if let Some(tools) = cached.filter(|tools| !tools.needs_discovery(at)) {
+        let session = thread.session;
+        if let Some(tools) = self.cached(session) {
             return Ok(tools);
         }
+        let mut forgotten = self.cache().forgotten;
         let mut stored = self.store.session_toolsets(session).await?;
+        let fetches = self.fetch_missing(thread, &stored);
+        if !fetches.is_empty() {
+            self.stand_in(session, fetches).await?;
+            forgotten = self.cache().forgotten;
+            stored = self.store.session_toolsets(session).await?;
+        }
+        self.of_session(session, &stored, forgotten).await
+    }
+
+    /// Returns the running fetches that the next model request of a thread should wait for. It is empty if the session
+    /// has all toolsets, or if the request has waited long enough.
+    pub(crate) async fn awaited(self: &Arc<Self>, thread: &Thread) -> Result<AwaitedFetches, Error> {
+        if self.cached(thread.session).is_some() {
+            return Ok(AwaitedFetches::default());
+        }
+        let stored = self.store.session_toolsets(thread.session).await?;
+        let deadline = |fetch: &Fetch| fetch.began + fetch.wait;
+        let fetches = self.fetch_missing(thread, &stored).into_iter().map(|(_, fetch)| fetch);
+        let running = fetches.filter(|fetch| fetch.ended_now().is_none() && deadline(fetch) > Instant::now());
+        Ok(AwaitedFetches { fetches: running.collect() })
+    }
+
+    /// Returns the tools of a session, if they are known and complete. Other nodes may have newer ones.
+    fn cached(&self, session: SessionKey) -> Option<Arc<SessionTools>> {
+        if self.is_shared() {
+            return None;
+        }
+        let at = self.world.now();
+        self.cache().sessions.get(&session).filter(|tools| !tools.needs_discovery(at)).cloned()
+    }
+
+    /// Fetches the toolsets that a session lacks.
+    fn fetch_missing(
+        self: &Arc<Self>,
+        thread: &Thread,
+        stored: &[SessionToolset],
+    ) -> Vec<(&ToolServer, Fetch)> {
+        let at = self.world.now();
         let mut fetches = Vec::new();
         for server in &self.servers {
             let before = stored.iter().find(|stored| stored.server == server.url);
@@ -96,22 +171,16 @@ impl Toolsets {
             }
             let known_error = before.and_then(|before| before.error.clone());
             let interest = Interest { thread: thread.key, known_error };
-            fetches.push((server, self.start_fetch(server, Some((session, interest)))));
+            fetches.push((server, self.start_fetch(server, Some((thread.session, interest)))));
         }
-        if !fetches.is_empty() {
-            self.wait_for(session, fetches).await?;
-            stored = self.store.session_toolsets(session).await?;
-        }
-        let tools = self.assemble(&stored).await?;
-        self.cache_session(session, Arc::clone(&tools));
-        Ok(tools)
+        fetches
     }
 
-    /// Waits for fetches for a short time. Saves stand-ins for the toolsets that have not arrived.
-    async fn wait_for(&self, session: SessionKey, fetches: Vec<(&ToolServer, Fetch)>) -> Result<(), Error> {
+    /// Saves stand-ins for the toolsets that have not arrived.
+    async fn stand_in(&self, session: SessionKey, fetches: Vec<(&ToolServer, Fetch)>) -> Result<(), Error> {
         let mut stand_ins = Vec::new();
         for (server, fetch) in fetches {
-            match fetch.ended_within(self.times.wait).await {
+            match fetch.ended_now() {
                 Some(Ended { saved: true, .. }) => {}
                 Some(Ended { saved: false, .. }) => {
                     return Err(Error::Unavailable("a toolset could not be saved".into()));
@@ -143,11 +212,13 @@ impl Toolsets {
     ) -> Fetch {
         let mut all = self.fetches.lock();
         // A task that panicked has left its fetch behind.
-        all.retain(|_, running| running.fetch.outcome.has_changed().is_ok());
+        all.retain(|_, running| !matches!(running.fetch.outcome.clone().now_or_never(), Some(Err(_))));
         let running = all.entry(server.url.clone()).or_insert_with(|| {
-            let (sender, outcome) = watch::channel(None);
+            let (sender, outcome) = oneshot::channel();
             self.tasks.spawn(Arc::clone(self).run_fetch(server.clone(), sender));
-            Running { fetch: Fetch { began: Instant::now(), outcome }, sessions: BTreeMap::new() }
+            let wait = server.discovery_within.unwrap_or(self.times.wait);
+            let fetch = Fetch { began: Instant::now(), wait, outcome: outcome.shared() };
+            Running { fetch, sessions: BTreeMap::new() }
         });
         if let Some((session, interest)) = session
             && running.sessions.len() < MAX_SESSIONS
@@ -157,7 +228,7 @@ impl Toolsets {
         running.fetch.clone()
     }
 
-    async fn run_fetch(self: Arc<Self>, server: ToolServer, sender: watch::Sender<Option<Ended>>) {
+    async fn run_fetch(self: Arc<Self>, server: ToolServer, sender: oneshot::Sender<Ended>) {
         let fetched = tokio::select! {
             biased;
             () = self.stop.cancelled() => return,
@@ -174,7 +245,7 @@ impl Toolsets {
             tracing::warn!(server = server.url, why = error.with_sources(), "a toolset could not be saved");
         }
         // Sending fails if nobody waits.
-        sender.send(Some(Ended { fetched, saved: saved.is_ok() })).ok();
+        sender.send(Ended { fetched, saved: saved.is_ok() }).ok();
     }
 
     /// Saves the outcome of a fetch for sessions, and tells them if it failed.
@@ -205,19 +276,12 @@ impl Toolsets {
             toolsets.push(toolset);
         }
         self.store.save_toolsets(toolsets).await?;
-        self.forget_sessions(sessions.keys());
+        self.forget(sessions.keys());
         if !notices.is_empty() {
             // Notices are only for people, so a failure to write one is ignored.
             self.store.apply(MessageClass::Internal, notices).await;
         }
         Ok(())
-    }
-
-    fn forget_sessions<'a>(&self, sessions: impl Iterator<Item = &'a SessionKey>) {
-        let mut cache = self.cache();
-        for session in sessions {
-            cache.sessions.remove(session);
-        }
     }
 }
 
@@ -239,9 +303,9 @@ mod tests {
     /// Otherwise every model request of a new session would wait as long for a server that hangs.
     #[tokio::test(start_paused = true)]
     async fn the_wait_for_a_fetch_is_counted_from_its_start() {
-        let (_sender, outcome) = watch::channel(None);
-        let fetch = Fetch { began: Instant::now(), outcome };
+        let (_sender, outcome) = oneshot::channel();
         let (start, wait) = (Instant::now(), Duration::from_secs(1));
+        let fetch = Fetch { began: start, wait, outcome: outcome.shared() };
         tokio::time::advance(Duration::from_millis(400)).await;
         assert!(fetch.clone().ended_within(wait).await.is_none());
         assert_eq!(start.elapsed(), wait);

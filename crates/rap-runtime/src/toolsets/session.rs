@@ -9,11 +9,11 @@ use rap_protocol::{Timestamp, Tool, Toolset};
 use super::may_retry;
 use crate::display::Scripts;
 use crate::model::OfferedTool;
+use crate::store::SessionToolset;
 
 /// Name of the agent, cause of its thread, and whether the thread has a parent. The offered tools depend on these.
 type OfferKey = (String, Cause, bool);
 
-/// The tools of a session.
 pub(crate) struct SessionTools {
     pub(crate) servers: Vec<ServerTools>,
     /// Index of the server and of the tool in its toolset, by name of the tool.
@@ -59,6 +59,16 @@ impl SessionTools {
     ) -> Arc<[OfferedTool]> {
         let mut offers = self.offers.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(offers.entry(key).or_insert_with(make))
+    }
+
+    /// Returns true if it was assembled from these toolsets.
+    pub(super) fn is_current(&self, stored: &[SessionToolset]) -> bool {
+        self.servers.iter().all(|server| {
+            let stored = stored.iter().find(|stored| stored.server == server.url);
+            let hash = stored.and_then(|stored| stored.toolset.as_ref()).map(|toolset| &toolset.hash);
+            let fetched_at = stored.map_or(Timestamp(0), |stored| stored.fetched_at);
+            (hash, fetched_at) == (server.hash.as_ref(), server.fetched_at)
+        })
     }
 
     pub(crate) fn server(&self, url: &str) -> Option<&ServerTools> {

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::canned::{
-    Canned, Harness, KEY, LONG_NAME, call_fields, events_of, failing, non_answers, ok, request,
+    Canned, Harness, KEY, LONG_NAME, call_fields, cut_everywhere, events_of, failing, non_answers, ok,
+    request,
 };
 use rap_agent::{Arguments, CallEntry, Entry, Item, Thought, ThoughtKind, Thoughts, Usage};
 use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{Body, CallId, Content, Image, Secret, Timestamp, UrlPolicy};
 use rap_runtime::model::anthropic::{Anthropic, Settings, Thinking};
-use rap_runtime::model::{Error, HistoryScope, Model, ModelAnswer, ModelRequest};
+use rap_runtime::model::{Error, HistoryScope, Model, ModelAnswer, ModelRequest, Prices};
 use serde_json::{Map, Value, json};
 use url::Url;
 
@@ -25,7 +26,8 @@ async fn start_thinking(thinking: Thinking, answers: impl IntoIterator<Item = Ca
 fn model(base_url: Url, thinking: Thinking) -> Arc<dyn Model> {
     let client = Client::new(UrlPolicy::Loopback, ClientLimits::default());
     let api_key = Some(Secret::new(KEY));
-    let settings = Settings { base_url, name: "claude".into(), api_key, max_tokens: 4096, thinking };
+    let settings =
+        Settings { base_url, name: "claude".into(), api_key, max_tokens: 4096, thinking, prices: None };
     Arc::new(Anthropic::new(client, settings).unwrap())
 }
 
@@ -95,8 +97,12 @@ fn whole(parts: Vec<Vec<Value>>, reason: &str) -> Vec<Value> {
     [vec![begin()], parts.concat(), end(reason)].concat()
 }
 
+/// Returns the answer of a stream, which is also cut at every byte.
 async fn answered(parts: Vec<Vec<Value>>, reason: &str) -> ModelAnswer {
-    ask(ok(events(&whole(parts, reason)))).await.unwrap()
+    let stream = events(&whole(parts, reason));
+    let answer = ask(ok(stream.clone())).await.unwrap();
+    cut_everywhere(stream.as_bytes(), &answer, async |cuts| start(cuts).await).await;
+    answer
 }
 
 fn open(at: usize, text: &str, signature: &str) -> Thought {
@@ -107,7 +113,7 @@ fn open(at: usize, text: &str, signature: &str) -> Thought {
 async fn a_text_is_streamed_with_its_usage() {
     let harness = start([ok(events(&whole(vec![text(0, &["Hel", "lo ☃"])], "end_turn")))]).await;
     let (answer, _) = harness.ask().await;
-    let usage = Usage { input: 113, output: 15, cached: 100 };
+    let usage = Usage { input: 113, output: 15, cached: 100, written: 10, cost: 0 };
     assert_eq!(answer, Ok(ModelAnswer { text: "Hello ☃".into(), usage, ..ModelAnswer::default() }));
     assert_eq!(harness.model.history_scope(), HistoryScope::Full);
     let (headers, body) = &harness.server.requests()[0];
@@ -164,21 +170,101 @@ async fn every_event_is_understood() {
     );
     let sealed = Thought { at: 0, kind: ThoughtKind::Redacted { data: "c2VjcmV0".into() } };
     let parts = vec![open(0, "Let me think.", "c2ln"), sealed];
-    assert_eq!(answer.thoughts, Some(Thoughts { model: "claude".into(), parts }));
+    assert_eq!(answer.thoughts, Some(Thoughts { model: "claude".into(), parts, ..Thoughts::default() }));
 }
 
 #[tokio::test]
 async fn a_stream_that_is_truncated_at_any_byte_is_retried() {
     let stream = events(&recorded()).into_bytes();
+    let whole = ask(ok(stream.clone())).await.unwrap();
     for breaks in [true, false] {
         let cuts = (0..stream.len()).map(|cut| Canned { breaks, ..events_of(&stream[..cut]) });
         let harness = start(cuts).await;
         for cut in 0..stream.len() {
             let (answer, streamed) = harness.ask().await;
-            assert!(matches!(answer, Err(Error::Retry { .. })), "cut at {cut}: {answer:?}");
+            // The empty line after the last event may be missing.
+            match answer {
+                Ok(answer) => assert!(cut + 2 >= stream.len() && answer == whole, "cut at {cut}: {answer:?}"),
+                Err(Error::Retry { .. }) => assert!(cut + 2 < stream.len(), "cut at {cut}"),
+                Err(error) => panic!("cut at {cut}: {error}"),
+            }
             assert!("Let me see ☃.".starts_with(&streamed), "cut at {cut}: {streamed}");
         }
     }
+}
+
+/// Returns a message as one document, with the blocks of [`recorded`].
+fn document() -> Value {
+    let content = json!([
+        {"type": "thinking", "thinking": "Let me think.", "signature": "c2ln"},
+        {"type": "redacted_thinking", "data": "c2VjcmV0"},
+        {"type": "text", "text": "Let me see ☃."},
+        {"type": "tool_use", "id": "toolu_a", "name": "read", "input": {"path": "ab"}},
+        {"type": "tool_use", "id": "toolu_b", "name": "read", "input": {}},
+    ]);
+    let usage = json!({"input_tokens": 3, "cache_creation_input_tokens": 10, "cache_read_input_tokens": 100,
+        "output_tokens": 15});
+    json!({"id": "msg_1", "type": "message", "role": "assistant", "content": content, "model": "claude",
+        "stop_reason": "tool_use", "stop_sequence": null, "usage": usage})
+}
+
+#[tokio::test]
+async fn a_document_in_answer_to_a_streamed_request_is_read() {
+    let text = serde_json::to_string_pretty(&document()).unwrap();
+    let answer = ask(ok(format!("\n {text}"))).await.unwrap();
+    assert_eq!(answer, ask(ok(events(&recorded()))).await.unwrap());
+    for cut in 0..text.len() {
+        let Some(start) = text.get(..cut) else { continue };
+        if cut % 7 == 0 && !start.trim().is_empty() {
+            let answer = ask(ok(start)).await;
+            assert!(matches!(answer, Err(Error::Retry { .. })), "cut at {cut}: {answer:?}");
+        }
+    }
+    let mut cut = document();
+    cut["stop_reason"] = "max_tokens".into();
+    assert!(
+        ask(ok(cut.to_string())).await.unwrap().text.ends_with("[cut: the answer reached the model's limit]")
+    );
+    let error = json!({"type": "error", "error": {"type": "authentication_error", "message": "no"}});
+    assert!(matches!(ask(ok(error.to_string())).await, Err(Error::Refused { .. })));
+}
+
+#[tokio::test]
+async fn odd_values_do_not_discard_an_answer() {
+    let indexed = |index: Value| {
+        let mut all = recorded();
+        for event in &mut all {
+            if event.get("index").is_some() {
+                match index {
+                    Value::Null => event.as_object_mut().unwrap().remove("index"),
+                    _ => event.as_object_mut().unwrap().insert("index".into(), index.clone()),
+                };
+            }
+        }
+        all
+    };
+    let expected = ask(ok(events(&recorded()))).await.unwrap();
+    for index in [json!(null), json!(-1), json!("0"), json!(0)] {
+        let answer = ask(ok(events(&indexed(index.clone())))).await.unwrap();
+        assert_eq!(answer, expected, "{index}");
+    }
+    let usage = json!({"input_tokens": 3.0, "output_tokens": "15", "cache_read_input_tokens": null});
+    let end = |usage: Value| {
+        vec![
+            json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage}),
+            json!({"type": "message_stop"}),
+        ]
+    };
+    // The counts of the cache came with the start of the message.
+    let counts = Usage { input: 113, output: 15, cached: 100, written: 10, cost: 0 };
+    for usage in [usage, json!({"output_tokens": 15, "input_tokens": 0})] {
+        let all = [vec![begin()], text(0, &["so"]), end(usage.clone())].concat();
+        assert_eq!(ask(ok(events(&all))).await.unwrap().usage, counts, "{usage}");
+    }
+    let bare = [vec![json!({"type": "message_start"})], text(0, &["so"]), end(Value::Null)].concat();
+    assert_eq!(ask(ok(events(&bare))).await.unwrap().usage, Usage::default());
+    let twice = answered(vec![call(0, "c", "read", &["{}", "{\"a\": \"x\\u0000\"}"])], "tool_use").await;
+    assert_eq!(call_fields(&twice), [("c", "read", json!({"a": "x"}))]);
 }
 
 #[tokio::test]
@@ -221,7 +307,7 @@ async fn a_paused_turn_is_resumed() {
     let harness = start(answers.map(|answer| ok(events(&answer)))).await;
     let answer = harness.ask().await.0.unwrap();
     assert_eq!(answer.text, "Searching.\n\nStill. Found.");
-    assert_eq!(answer.usage, Usage { input: 339, output: 45, cached: 300 });
+    assert_eq!(answer.usage, Usage { input: 339, output: 45, cached: 300, written: 30, cost: 0 });
     let asked = harness.server.requests();
     let search =
         json!({"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "x"}});
@@ -314,7 +400,8 @@ async fn failures_are_classified_and_contain_no_key() {
             .to_string()
     };
     for (status, kind) in [(429, "rate_limit_error"), (529, "overloaded_error")] {
-        let busy = Canned { retry_after: Some("7"), ..failing(status, &body(kind, "slow down")) };
+        let busy =
+            Canned { headers: vec![("retry-after", "7")], ..failing(status, &body(kind, "slow down")) };
         let why = format!("the model's server answered {status}: slow down");
         assert_eq!(ask(busy).await, Err(Error::Retry { why, retry_after: Some(Duration::from_secs(7)) }));
     }
@@ -330,7 +417,7 @@ async fn failures_are_classified_and_contain_no_key() {
     ];
     for (status, kind, message, expected) in table {
         let error = ask(failing(status, &body(kind, message))).await.unwrap_err();
-        assert!(matches!(&error, Error::Refused { why } if why.contains(expected)), "{error}");
+        assert!(matches!(&error, Error::Refused { why, .. } if why.contains(expected)), "{error}");
     }
     let long = "prompt is too long: 210000 tokens > 200000 maximum";
     for (status, kind, message) in
@@ -344,7 +431,7 @@ async fn failures_are_classified_and_contain_no_key() {
 #[tokio::test]
 async fn a_web_page_or_an_empty_body_is_an_error_in_the_configuration() {
     for (canned, why) in non_answers() {
-        assert_eq!(ask(canned).await, Err(Error::Refused { why }));
+        assert_eq!(ask(canned).await, Err(Error::Refused { why, every_request: false }));
     }
 }
 
@@ -358,9 +445,24 @@ async fn an_error_inside_the_stream_is_a_failure() {
         let error = ask(ok(events(&failed(kind)))).await.unwrap_err();
         assert!(matches!(error, Error::Retry { .. }), "{kind}: {error}");
     }
-    for kind in ["invalid_request_error", "authentication_error", "request_too_large"] {
+    for kind in ["invalid_request_error", "authentication_error", "billing_error"] {
         let error = ask(ok(events(&failed(kind)))).await.unwrap_err();
         assert!(matches!(error, Error::Refused { .. }), "{kind}: {error}");
+    }
+    let error = ask(ok(events(&failed("request_too_large")))).await.unwrap_err();
+    assert!(matches!(error, Error::TooLong { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_request_that_is_too_long_is_recognised_before_and_inside_a_stream_and_the_window_is_learned() {
+    let message = "input length and `max_tokens` exceed context limit: 199759 + 8192 > 150000, decrease it";
+    let error = json!({"type": "error", "error": {"type": "invalid_request_error", "message": message}});
+    let streamed = ok(events(&[vec![begin()], text(0, &["half"]), vec![error.clone()]].concat()));
+    for canned in [failing(400, &error.to_string()), streamed, ok(error.to_string())] {
+        let harness = start([canned]).await;
+        let error = harness.ask().await.0.unwrap_err();
+        assert!(matches!(&error, Error::TooLong { why } if why.contains(message)), "{error}");
+        assert_eq!(harness.model.window().await, Some(150_000));
     }
 }
 
@@ -383,7 +485,8 @@ async fn a_malformed_stream_is_not_an_answer() {
     ];
     for chunks in table {
         let error = ask(ok(events(&chunks))).await.unwrap_err();
-        assert_eq!(error, Error::Retry { why: "the model's answer is malformed".into(), retry_after: None });
+        assert!(matches!(error, Error::Retry { .. }), "{error}");
+        assert_eq!(error.to_string(), "the model's answer is malformed");
     }
     for body in ["data: {\"type\": \"message_st\n\n", "data: {}\n\n", "data: 5\n\n", "{}", ": wait"] {
         assert!(matches!(ask(ok(body)).await, Err(Error::Retry { .. })), "{body}");
@@ -391,6 +494,79 @@ async fn a_malformed_stream_is_not_an_answer() {
     let many: Vec<_> = (0..257).map(|index| call(index, &format!("c{index}"), "read", &[])).collect();
     let error = ask(ok(events(&whole(many, "tool_use")))).await.unwrap_err();
     assert_eq!(error.to_string(), "the model's answer has more than 256 calls");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_cut_reports_the_tokens_that_were_counted() {
+    let half = [vec![begin()], text(0, &["half"])].concat();
+    let counted = Usage { input: 113, output: 1, cached: 100, written: 10, cost: 0 };
+    let overloaded = json!({"type": "error", "error": {"type": "overloaded_error", "message": "later"}});
+    let refused = json!({"type": "error", "error": {"type": "invalid_request_error", "message": "no"}});
+    for end in [vec![], vec![overloaded], vec![refused]] {
+        let harness = start([events_of(events(&[half.clone(), end].concat()))]).await;
+        let request = request();
+        let spent = request.spent.clone();
+        harness.ask_with(request).await.0.unwrap_err();
+        assert_eq!((spent.take(), spent.take()), (counted, Usage::default()));
+    }
+    // The tokens before a pause are counted if the turn cannot be resumed.
+    let paused = events(&whole(vec![text(0, &["so"])], "pause_turn"));
+    let harness = start([ok(paused), failing(503, "busy")]).await;
+    let request = request();
+    let spent = request.spent.clone();
+    harness.ask_with(request).await.0.unwrap_err();
+    assert!(spent.take().output > 0);
+}
+
+#[tokio::test]
+async fn an_answer_has_its_cost_if_the_prices_are_known() {
+    let prices = Prices { input: 1_000_000, output: 10_000_000, cached: 100_000, written: 2_000_000 };
+    for (name, prices, cost) in [
+        // 3 fresh, 100 cached, 10 written and 15 output tokens.
+        ("some-model", Some(prices), 3_000 + 10_000 + 20_000 + 150_000),
+        ("claude-sonnet-4-5", None, 3 * 3_000 + 100 * 300 + 10 * 3_750 + 15 * 15_000),
+        ("some-model", None, 0),
+    ] {
+        let answers = [ok(events(&whole(vec![text(0, &["so"])], "end_turn")))];
+        let harness = crate::canned::start("/v1/messages", answers, |base_url| {
+            let client = Client::new(UrlPolicy::Loopback, ClientLimits::default());
+            let (name, thinking) = (name.to_owned(), Thinking::Off);
+            let settings = Settings { base_url, name, api_key: None, max_tokens: 4096, thinking, prices };
+            Arc::new(Anthropic::new(client, settings).unwrap())
+        });
+        assert_eq!(harness.await.ask().await.0.unwrap().usage.cost, cost, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn additional_fields_of_a_call_are_sent_back_to_the_same_server() {
+    let mut made_call = call(0, "toolu_a", "read", &["{}"]);
+    made_call[0]["content_block"]["signature"] = json!("c2ln");
+    made_call[0]["content_block"]["caller"] = json!({"type": "direct"});
+    let parts = vec![made_call, call(1, "toolu_b", "read", &["{}"])];
+    let stream = || ok(events(&whole(parts.clone(), "tool_use")));
+    let harness = start([stream(), stream(), stream()]).await;
+    let thoughts = harness.ask().await.0.unwrap().thoughts.unwrap();
+    assert_eq!((&*thoughts.model, thoughts.server.as_deref()), ("claude", Some(harness.model.destination())));
+    let answer = |thoughts: Thoughts| Item::Assistant {
+        text: String::new(),
+        calls: vec![made("c1"), made("c2")],
+        thoughts: Some(thoughts),
+        usage: None,
+    };
+    let elsewhere = Thoughts { server: Some("http://elsewhere/v1".into()), ..thoughts.clone() };
+    for thoughts in [thoughts, elsewhere] {
+        let mut next = request();
+        next.entries.push(entry(answer(thoughts)));
+        harness.ask_with(next).await.0.unwrap();
+    }
+    let sent = |number: usize| harness.server.requests()[number].1["messages"][1]["content"].clone();
+    assert_eq!(
+        (&sent(1)[0]["signature"], &sent(1)[0]["caller"]),
+        (&json!("c2ln"), &json!({"type": "direct"}))
+    );
+    assert_eq!((&sent(1)[0]["type"], &sent(1)[0]["id"]), (&json!("tool_use"), &json!("c1")));
+    assert_eq!((sent(1)[1].get("signature"), sent(2)[0].get("signature")), (None, None));
 }
 
 fn entry(item: Item) -> Entry {
@@ -418,7 +594,7 @@ async fn a_thought_is_sent_back_with_the_results_of_its_calls() {
         let harness = start_thinking(thinking, [ok(events(&recorded())), done]).await;
         let answer = harness.ask().await.0.unwrap();
         let calls = answer.calls.iter().map(|call| made(&call.id)).collect();
-        let item = Item::Assistant { text: answer.text, calls, thoughts: answer.thoughts };
+        let item = Item::Assistant { text: answer.text, calls, thoughts: answer.thoughts, usage: None };
         let results = ["toolu_a", "toolu_b"].map(|id| returned(id, Body::Text("ok".into())));
         let mut next = request();
         next.entries.push(entry(item));

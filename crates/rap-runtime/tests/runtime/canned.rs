@@ -13,7 +13,7 @@ use futures_util::future::ready;
 use futures_util::stream::{self, StreamExt};
 use rap_agent::{Entry, Item};
 use rap_protocol::{InputSchema, Timestamp};
-use rap_runtime::model::{Error, Model, ModelAnswer, ModelRequest, OfferedTool};
+use rap_runtime::model::{Error, Model, ModelAnswer, ModelRequest, OfferedTool, Spent};
 use serde_json::{Value, json};
 use url::Url;
 
@@ -24,7 +24,7 @@ pub const LONG_NAME: &str = "a.tool/with a name that no provider takes";
 #[derive(Clone, Default)]
 pub struct Canned {
     pub status: u16,
-    pub retry_after: Option<&'static str>,
+    pub headers: Vec<(&'static str, &'static str)>,
     pub content_type: Option<&'static str>,
     pub body: Vec<u8>,
     /// True if the connection is cut after the body.
@@ -54,8 +54,8 @@ async fn answer(State(server): State<Server>, headers: HeaderMap, body: Bytes) -
     server.requests.lock().unwrap().push((headers, serde_json::from_slice(&body).unwrap()));
     let canned = server.answers.lock().unwrap().pop_front().unwrap();
     let mut response = Response::builder().status(canned.status);
-    if let Some(seconds) = canned.retry_after {
-        response = response.header("retry-after", seconds);
+    for (name, value) in canned.headers {
+        response = response.header(name, value);
     }
     if let Some(kind) = canned.content_type {
         response = response.header("content-type", kind);
@@ -114,6 +114,29 @@ pub async fn start(
     Harness { server, model: model(url) }
 }
 
+/// Cuts a stream at every byte. What is left of it is retried, or it is the whole answer.
+pub async fn cut_everywhere(
+    stream: &[u8],
+    whole: &ModelAnswer,
+    start: impl AsyncFnOnce(Vec<Canned>) -> Harness,
+) {
+    // Some streams are long on purpose.
+    if stream.len() > 4096 {
+        return;
+    }
+    let cuts = (0..stream.len()).map(|cut| events_of(&stream[..cut])).collect();
+    let harness = start(cuts).await;
+    for cut in 0..stream.len() {
+        match harness.ask().await.0 {
+            Err(Error::Retry { .. }) => {}
+            Ok(answer) => {
+                assert_eq!((&answer.text, &answer.calls), (&whole.text, &whole.calls), "cut at {cut}")
+            }
+            Err(error) => panic!("cut at {cut}: {error}"),
+        }
+    }
+}
+
 pub fn request() -> ModelRequest {
     let entries = vec![Entry { at: Timestamp(0), item: Item::user("hi") }];
     let schema = InputSchema::new(json!({"type": "object"})).unwrap();
@@ -122,7 +145,14 @@ pub fn request() -> ModelRequest {
         description: "does it".into(),
         schema: schema.clone(),
     });
-    ModelRequest { system: "be good".into(), entries, tools: tools.into(), turn: 7, images: true }
+    ModelRequest {
+        system: "be good".into(),
+        entries,
+        tools: tools.into(),
+        turn: 7,
+        images: true,
+        spent: Spent::default(),
+    }
 }
 
 /// Returns id, name and arguments of each call.

@@ -137,7 +137,7 @@ async fn notifications_that_fail_are_listed_for_each_server_and_sent_once() {
             .await;
     let thread = rap.open("call work").await;
     tools.invocation().await;
-    tools.answer_always(CANCEL, Reply::Status(404));
+    tools.answer_always(CANCEL, Reply::Status(400));
     gone.stop().await;
     rap.act(&thread, "calls/call_1_1/cancel").await.expect(202);
     let refused = line(&rap, "refused", |line| line["outcome"] == "refused").await;

@@ -52,7 +52,7 @@ impl Drop for Observed {
     }
 }
 
-/// Returns a function that never returns, and what happens to it.
+/// Returns a function that never returns, and a channel that reports what happens to it.
 fn endless() -> (Function, mpsc::UnboundedReceiver<&'static str>) {
     let (sender, events) = mpsc::unbounded_channel();
     let function = Function::new("work", move |_: Nothing| {

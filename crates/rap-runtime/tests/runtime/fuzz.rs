@@ -1,4 +1,4 @@
-//! Fuzz targets for messages, schemas and event streams. `cargo xtask fuzz` runs them for longer.
+//! Fuzz targets for messages, schemas, event streams and exported sessions. `cargo xtask fuzz` runs them for longer.
 
 use std::path::Path;
 
@@ -11,6 +11,7 @@ use rap_protocol::{
 use rap_testkit::fuzz::Fuzz;
 use serde::Serialize;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 /// Maximum length of an error message, in bytes.
 const ERROR_BYTES: usize = 2 * 1024;
@@ -311,4 +312,46 @@ fn check_event_stream(input: &[u8]) -> String {
     }
     let (good, bad) = (events.iter().flatten().count(), events.iter().filter(|event| event.is_err()).count());
     format!("{} events, {} too long", "x".repeat(good.min(9)), "x".repeat(bad.min(9)))
+}
+
+/// Records of exported sessions.
+#[test]
+fn transfers() {
+    let header = json!({"session": {
+        "version": 1, "session": "t", "exported_at": 0,
+        "origin": {"key_id": "k", "key_ids": ["k"], "public_url": "http://127.0.0.1:1"},
+    }});
+    let thread = json!({"thread": {
+        "id": "t", "key": 1, "token_key": 1, "parent": null, "source": null, "inherits": 0, "ancestors": [],
+        "incarnation": 1, "agent": "default", "user_id": null, "title": null, "created_at": 0, "updated_at": 0,
+        "version": 1, "ask": null, "head": "{}",
+    }});
+    let end = |records: u64| json!({"end": {"records": records}});
+    let seeds = [
+        format!("{header}\n{thread}\n{}", end(2)),
+        format!("{header}\n{}", end(1)),
+        format!("{}\n{}", json!({"store": {"version": 1}}), json!({"store_end": {"sessions": 0}})),
+    ];
+    let words = &[
+        "session", "thread", "entry", "call", "end", "records", "store", "version", "head", "parent", "null",
+        "\n", "{}", "[]", "99",
+    ];
+    let seeds = seeds.map(String::into_bytes).to_vec();
+    Fuzz { name: "transfers", seeds, words }.run(check_transfer);
+}
+
+/// Reads the lines of an input as records. Their checksums are correct, because anybody can compute them.
+fn check_transfer(input: &[u8]) -> String {
+    let (mut chain, mut file) = ([0; 32], Vec::new());
+    for record in input.split(|byte| *byte == b'\n') {
+        chain = Sha256::new().chain_update(chain).chain_update(record).finalize().into();
+        let sum: String = chain[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        file.extend_from_slice(format!("[\"{sum}\",").as_bytes());
+        file.extend_from_slice(record);
+        file.extend_from_slice(b"]\n");
+    }
+    match rap_runtime::transfer::verify(&mut &file[..]) {
+        Ok(sessions) => format!("{} sessions", sessions.min(3)),
+        Err(error) => error.to_string().chars().filter(|c| c.is_alphabetic() || *c == ' ').take(30).collect(),
+    }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rap_protocol::Secret;
 use rap_runtime::model::scripted::Scripted;
-use rap_runtime::{Function, Limits, Runtime, Settings, ToolServer};
+use rap_runtime::{Credentials, Function, Limits, Runtime, Settings, ToolServer};
 use rap_testkit::{Client, Tools};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -24,7 +24,8 @@ pub fn settings(directory: &TempDir) -> Settings {
 }
 
 pub fn tool_server(tools: &Tools, bearer: Option<&str>) -> ToolServer {
-    ToolServer { url: tools.url.clone(), bearer: bearer.map(|token| Secret::new(token.to_owned())) }
+    let credentials = bearer.map(|token| Credentials::bearer(Secret::new(token))).unwrap_or_default();
+    ToolServer { credentials, ..ToolServer::new(tools.url.clone()) }
 }
 
 /// A running runtime and a client for it. It ends with the test.

@@ -10,6 +10,8 @@ mod functions;
 mod fuzz;
 mod local;
 mod openai;
+mod responses;
+mod sdk_types;
 mod settings;
 mod toolsets;
 mod window;

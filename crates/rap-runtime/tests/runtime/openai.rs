@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::canned::{
-    Canned, Harness, KEY, LONG_NAME, call_fields, events_of, failing, non_answers, ok, request,
+    Canned, Harness, KEY, LONG_NAME, call_fields, cut_everywhere, events_of, failing, non_answers, ok,
+    request,
 };
-use rap_agent::Usage;
+use rap_agent::{Arguments, CallEntry, Entry, Item, Usage};
 use rap_io::client::{Client, ClientLimits};
-use rap_protocol::{Secret, UrlPolicy};
+use rap_protocol::{CallId, Secret, Timestamp, UrlPolicy};
 use rap_runtime::model::openai::{OpenAi, Settings};
-use rap_runtime::model::{Error, HistoryScope, Model, ModelAnswer};
-use serde_json::{Value, json};
+use rap_runtime::model::{CallIds, Error, HistoryScope, Model, ModelAnswer};
+use serde_json::{Map, Value, json};
 use url::Url;
 
 async fn start(answers: impl IntoIterator<Item = Canned>) -> Harness {
@@ -20,7 +21,13 @@ async fn start(answers: impl IntoIterator<Item = Canned>) -> Harness {
 
 fn model(base_url: Url) -> Arc<dyn Model> {
     let client = Client::new(UrlPolicy::Loopback, ClientLimits::default());
-    let settings = Settings { base_url, name: "gpt".into(), api_key: Some(Secret::new(KEY)) };
+    let settings = Settings {
+        base_url,
+        name: "gpt".into(),
+        api_key: Some(Secret::new(KEY)),
+        call_ids: None,
+        prices: None,
+    };
     Arc::new(OpenAi::new(client, settings).unwrap())
 }
 
@@ -45,8 +52,12 @@ fn calls(pieces: Value) -> Value {
     delta(json!({"tool_calls": pieces}))
 }
 
+/// Returns the answer of a stream, which is also cut at every byte.
 async fn answered(chunks: &[Value]) -> ModelAnswer {
-    ask(ok(events(chunks))).await.unwrap()
+    let stream = events(chunks);
+    let answer = ask(ok(stream.clone())).await.unwrap();
+    cut_everywhere(stream.as_bytes(), &answer, async |cuts| start(cuts).await).await;
+    answer
 }
 
 #[tokio::test]
@@ -63,7 +74,7 @@ async fn a_text_is_streamed_with_its_usage() {
     ];
     let harness = start([ok(events(&chunks))]).await;
     let (answer, streamed) = harness.ask().await;
-    let usage = Usage { input: 10, output: 3, cached: 8 };
+    let usage = Usage { input: 10, output: 3, cached: 8, ..Usage::default() };
     assert_eq!(answer, Ok(ModelAnswer { text: "Hello ☃".into(), usage, ..ModelAnswer::default() }));
     assert_eq!(streamed, "Hello ☃");
     assert_eq!(harness.model.history_scope(), HistoryScope::Full);
@@ -165,6 +176,176 @@ async fn every_format_of_calls_is_understood() {
 }
 
 #[tokio::test]
+async fn odd_values_do_not_discard_an_answer() {
+    let piece = |index: Value, id: &str, name: &str, arguments: &str| {
+        calls(json!([{"index": index, "id": id, "function": {"name": name, "arguments": arguments}}]))
+    };
+    let number = json!({"choices": [{"delta": {}, "finish_reason": 1}], "usage": {
+        "prompt_tokens": 4.0, "completion_tokens": "5", "prompt_tokens_details": {"cached_tokens": -1},
+    }});
+    let table = [
+        ("index -1", vec![piece(json!(-1), "a", "read", "{\"n\":"), piece(json!(-1), "", "", "1}")]),
+        ("index as text", vec![piece(json!("0"), "a", "read", "{\"n\":"), piece(json!("0"), "", "", "1}")]),
+        ("no index", vec![piece(json!(null), "a", "read", "{\"n\":"), piece(json!(null), "", "", "1}")]),
+        (
+            "a new id in every delta",
+            vec![
+                piece(json!(0), "a", "read", "{\"n\":"),
+                piece(json!(0), "b", "", "1"),
+                piece(json!(0), "c", "", "}"),
+            ],
+        ),
+        (
+            "a new id in every delta, without an index",
+            vec![piece(json!(null), "a", "read", "{\"n\":"), piece(json!(null), "b", "", "1}")],
+        ),
+        (
+            "a new id and the name in every delta",
+            vec![piece(json!(0), "a", "read", "{\"n\":"), piece(json!(0), "b", "read", "1}")],
+        ),
+        (
+            "{} before the arguments",
+            vec![piece(json!(0), "a", "read", "{}"), piece(json!(0), "a", "", "{\"n\":1}")],
+        ),
+        (
+            "a single call",
+            vec![calls(json!({"id": "a", "function": {"name": "read", "arguments": {"n": 1}}}))],
+        ),
+        (
+            "odd choices",
+            vec![
+                json!({"choices": null}),
+                json!({"choices": [], "usage": null}),
+                piece(json!(0), "a", "read", "{\"n\":1}"),
+            ],
+        ),
+    ];
+    for (oddity, mut chunks) in table {
+        chunks.push(number.clone());
+        let answer = answered(&chunks).await;
+        assert_eq!(call_fields(&answer), [("a", "read", json!({"n": 1}))], "{oddity}");
+        assert_eq!(answer.usage, Usage { input: 4, output: 5, cached: 0, ..Usage::default() }, "{oddity}");
+    }
+    // A number that means that there is no reason yet does not end the answer.
+    let unfinished = json!({"choices": [{"delta": {"content": "half"}, "finish_reason": 0}]});
+    let cut = ask(events_of(format!("data: {unfinished}\n\n"))).await;
+    assert!(matches!(cut, Err(Error::Retry { .. })), "{cut:?}");
+}
+
+#[tokio::test]
+async fn nul_characters_are_removed() {
+    let arguments = "{\"a\\u0000b\": [\"x\\u0000y\", {\"c\": \"\\u0000\"}]}";
+    let call =
+        calls(json!([{"index": 0, "id": "a\0", "function": {"name": "read\0", "arguments": arguments}}]));
+    let answer = answered(&[delta(json!({"content": "so\0 far"})), call, finish("stop")]).await;
+    assert_eq!(answer.text, "so far");
+    assert_eq!(call_fields(&answer), [("a", "read", json!({"ab": ["xy", {"c": ""}]}))]);
+    let raw = calls(
+        json!([{"index": 0, "id": "a", "function": {"name": "read", "arguments": "{\"a\": \"x\0\"}"}}]),
+    );
+    assert_eq!(call_fields(&answered(&[raw, finish("stop")]).await), [("a", "read", json!({"a": "x"}))]);
+}
+
+#[tokio::test]
+async fn the_last_event_is_read_without_its_empty_line() {
+    let text = delta(json!({"content": "whole"}));
+    for end in ["\n\n", "\n", ""] {
+        for last in [finish("stop").to_string(), "[DONE]".to_owned()] {
+            let answer = ask(events_of(format!("data: {text}\n\ndata: {last}{end}"))).await;
+            assert_eq!(answer.unwrap().text, "whole", "{last} {end:?}");
+        }
+    }
+}
+
+/// Fields that a server sent are kept with its URL and the name of the model, and go back with the next request.
+#[tokio::test]
+async fn additional_fields_are_kept_and_sent_back_to_the_same_server() {
+    let signature = json!({"google": {"thought_signature": "c2ln"}});
+    let call = json!([{"index": 0, "id": "a", "extra_content": signature, "function": {"name": "read", "arguments": "{}"}}]);
+    let chunks = [
+        delta(json!({"role": "assistant", "content": null, "reasoning_content": "Let me "})),
+        delta(json!({"reasoning_content": "think."})),
+        calls(call),
+        finish("tool_calls"),
+    ];
+    let harness = start([ok(events(&chunks)), ok(events(&[finish("stop")]))]).await;
+    let answer = harness.ask().await.0.unwrap();
+    let thoughts = answer.thoughts.clone().unwrap();
+    assert_eq!((&*thoughts.model, thoughts.server.as_deref()), ("gpt", Some(harness.model.destination())));
+    let item = Item::Assistant {
+        text: String::new(),
+        calls: vec![CallEntry {
+            id: CallId::new("t_1").unwrap(),
+            model_id: None,
+            name: "read".into(),
+            arguments: Arguments::Given(Map::new()),
+            display: None,
+        }],
+        thoughts: Some(thoughts),
+        usage: None,
+    };
+    let mut next = request();
+    next.entries.push(Entry { at: Timestamp(0), item });
+    harness.ask_with(next).await.0.unwrap();
+    let message = harness.server.requests()[1].1["messages"][2].clone();
+    assert_eq!(message["reasoning_content"], "Let me think.");
+    assert_eq!(
+        (&message["tool_calls"][0]["extra_content"], &message["tool_calls"][0]["id"]),
+        (&signature, &json!("t_1"))
+    );
+    assert_eq!(answered(&[finish("stop")]).await.thoughts, None);
+    let large = delta(json!({"reasoning_content": "x".repeat(2_000_000)}));
+    assert_eq!(answered(&[large, finish("stop")]).await.thoughts, None);
+}
+
+#[tokio::test]
+async fn every_name_of_a_token_count_is_read_and_a_later_chunk_takes_none_back() {
+    let table = [
+        (json!({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}), (4, 0)),
+        (json!({"prompt_tokens": 9, "prompt_cache_hit_tokens": 4, "prompt_cache_miss_tokens": 5}), (4, 0)),
+        (
+            json!({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3}}),
+            (4, 3),
+        ),
+        (json!({"prompt_tokens": 9, "prompt_tokens_details": {"cache_creation_tokens": 3}}), (0, 3)),
+    ];
+    for (usage, (cached, written)) in table {
+        let chunks = [
+            json!({"choices": [{"delta": {"content": "so"}}], "usage": usage}),
+            finish("stop"),
+            json!({"choices": [], "usage": {"completion_tokens": 2, "prompt_tokens_details": null}}),
+            json!({"choices": [], "usage": {}}),
+        ];
+        let expected = Usage { input: 9, output: 2, cached, written, cost: 0 };
+        assert_eq!(answered(&chunks).await.usage, expected, "{usage}");
+    }
+}
+
+#[tokio::test]
+async fn call_ids_are_short_where_the_configuration_or_the_url_says_so() {
+    let client = || Client::new(UrlPolicy::Loopback, ClientLimits::default());
+    let short = |url: &str, call_ids| {
+        let settings = Settings {
+            base_url: Url::parse(url).unwrap(),
+            name: "m".into(),
+            api_key: None,
+            call_ids,
+            prices: None,
+        };
+        format!("{:?}", OpenAi::new(client(), settings).unwrap()).contains("Short")
+    };
+    for (url, expected) in [
+        ("https://api.mistral.ai/v1", true),
+        ("https://mistral.ai/v1", true),
+        ("https://notmistral.ai/v1", false),
+        ("https://api.openai.com/v1", false),
+    ] {
+        assert_eq!(short(url, None), expected, "{url}");
+        assert!(short(url, Some(CallIds::Short)) && !short(url, Some(CallIds::Wire)), "{url}");
+    }
+}
+
+#[tokio::test]
 async fn an_answer_that_reached_a_limit_says_so() {
     let text = delta(json!({"content": "so far"}));
     let cut =
@@ -212,7 +393,10 @@ async fn a_response_without_streaming_is_understood() {
 
 #[tokio::test]
 async fn failures_are_classified_and_contain_no_key() {
-    let busy = Canned { retry_after: Some("7"), ..failing(429, "{\"error\": {\"message\": \"slow down\"}}") };
+    let busy = Canned {
+        headers: vec![("retry-after", "7")],
+        ..failing(429, "{\"error\": {\"message\": \"slow down\"}}")
+    };
     let why = "the model's server answered 429: slow down".to_owned();
     assert_eq!(ask(busy).await, Err(Error::Retry { why, retry_after: Some(Duration::from_secs(7)) }));
     for status in [408, 500, 503, 529] {
@@ -231,7 +415,10 @@ async fn failures_are_classified_and_contain_no_key() {
     ];
     for (status, body, expected) in table {
         let error = ask(failing(status, body)).await.unwrap_err();
-        assert!(matches!(&error, Error::Refused { why } if why.contains(expected)), "{error}");
+        assert!(matches!(&error, Error::Refused { why, .. } if why.contains(expected)), "{error}");
+        // The key is wrong for the requests of all threads.
+        let is_key_refused = matches!(error, Error::Refused { every_request: true, .. });
+        assert_eq!(is_key_refused, matches!(status, 401 | 403), "{status}");
     }
     let too_long = [
         "{\"error\": {\"message\": \"no\", \"code\": \"context_length_exceeded\"}}",
@@ -245,9 +432,68 @@ async fn failures_are_classified_and_contain_no_key() {
 }
 
 #[tokio::test]
+async fn a_server_says_when_and_whether_a_request_can_be_repeated() {
+    let answer = |status, headers| Canned { headers, ..failing(status, "no") };
+    let pauses = [
+        (vec![("retry-after", "1.5")], Some(1_500)),
+        (vec![("retry-after", "9"), ("retry-after-ms", "250")], Some(250)),
+        (
+            vec![("date", "Sun, 06 Nov 1994 08:49:30 GMT"), ("retry-after", "Sun, 06 Nov 1994 08:49:37 GMT")],
+            Some(7_000),
+        ),
+        (vec![("retry-after", "soon")], None),
+    ];
+    for (headers, expected) in pauses {
+        let why = "the model's server answered 503: no".to_owned();
+        let retry_after = expected.map(Duration::from_millis);
+        assert_eq!(
+            ask(answer(503, headers.clone())).await,
+            Err(Error::Retry { why, retry_after }),
+            "{headers:?}"
+        );
+    }
+    for status in [400, 409, 429, 500] {
+        let error = ask(answer(status, vec![("x-should-retry", "true")])).await;
+        assert!(matches!(error, Err(Error::Retry { .. })), "{status}: {error:?}");
+        let error = ask(answer(status, vec![("x-should-retry", "false")])).await;
+        assert!(matches!(error, Err(Error::Refused { .. })), "{status}: {error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_too_long_is_recognised_before_and_inside_a_stream_and_the_window_is_learned() {
+    let tgi = json!({"error_type": "validation",
+        "error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 9001. Given: 9500"});
+    let vllm = json!({"object": "error", "code": 400,
+        "message": "The decoder prompt (length 9500) is longer than the maximum model length of 9001."});
+    let gemini = json!([{"error": {"code": 400, "status": "INVALID_ARGUMENT",
+        "message": "The input token count (9500) exceeds the maximum number of tokens allowed (9001)."}}]);
+    let llama = json!({"error": {"code": 500, "type": "exceed_context_size_error",
+        "message": "request (9500 tokens) exceeds the available context size (9001 tokens), try increasing it"}});
+    let half = delta(json!({"content": "half"}));
+    let table = [
+        failing(422, &tgi.to_string()),
+        failing(400, &vllm.to_string()),
+        failing(400, &gemini.to_string()),
+        failing(500, &llama.to_string()),
+        ok(events(&[half.clone(), tgi])),
+        ok(events(&[half, llama.clone()])),
+        ok(llama.to_string()),
+    ];
+    for canned in table {
+        let harness = start([canned]).await;
+        let error = harness.ask().await.0.unwrap_err();
+        assert!(matches!(error, Error::TooLong { .. }), "{error}");
+        assert_eq!(harness.model.window().await, Some(9_001), "{error}");
+    }
+    let busy = failing(429, "{\"error\": \"maximum context length is 9001\"}");
+    assert!(matches!(ask(busy).await, Err(Error::Retry { .. })));
+}
+
+#[tokio::test]
 async fn a_web_page_or_an_empty_body_is_an_error_in_the_configuration() {
     for (canned, why) in non_answers() {
-        assert_eq!(ask(canned).await, Err(Error::Refused { why }));
+        assert_eq!(ask(canned).await, Err(Error::Refused { why, every_request: false }));
     }
 }
 
@@ -293,7 +539,8 @@ async fn a_truncated_stream_is_never_an_answer() {
     let end_of = |event: usize| {
         stream.windows(2).enumerate().filter(|(_, two)| two == b"\n\n").nth(event).unwrap().0 + 2
     };
-    let (started, finished) = (end_of(0), end_of(5));
+    // An event is read as soon as its JSON is complete: the empty line may be missing at the end.
+    let (started, finished) = (end_of(0) - 2, end_of(5) - 2);
     for breaks in [true, false] {
         let cuts = (0..stream.len()).map(|cut| Canned { breaks, ..events_of(&stream[..cut]) });
         let harness = start(cuts).await;

@@ -3,7 +3,7 @@
 use std::future::pending;
 
 use rap_protocol::Secret;
-use rap_runtime::{Runtime, Settings, ToolServer};
+use rap_runtime::{Credentials, Runtime, Settings, ToolServer};
 use rap_testkit::{http, until};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -22,8 +22,8 @@ async fn serve(runtime: Runtime) -> String {
 async fn an_invalid_bearer_token_is_an_error_at_the_start() {
     let directory = tempfile::tempdir().unwrap();
     let mut settings = settings(&directory);
-    let bearer = Some(Secret::new("two\nlines".to_owned()));
-    settings.tool_servers.push(ToolServer { url: "http://127.0.0.1:9".into(), bearer });
+    let credentials = Credentials::bearer(Secret::new("two\nlines"));
+    settings.tool_servers.push(ToolServer { credentials, ..ToolServer::new("http://127.0.0.1:9") });
     let error = Runtime::start(settings).err().expect("it started").to_string();
     assert!(error.contains("bearer") && !error.contains("lines"), "{error}");
 }
@@ -43,7 +43,7 @@ async fn a_runtime_without_agents_does_not_start_or_refuses_threads() {
 async fn a_notification_whose_url_cannot_be_parsed_has_a_line_in_the_ledger() {
     let directory = tempfile::tempdir().unwrap();
     let mut settings = settings(&directory);
-    settings.tool_servers.push(ToolServer { url: "http://[broken".into(), bearer: None });
+    settings.tool_servers.push(ToolServer::new("http://[broken"));
     let Ok(runtime) = Runtime::start(settings) else { return };
     let url = serve(runtime).await;
     http::post(&format!("{url}/v1/threads"), &json!({"id": "t"})).await.expect(201);

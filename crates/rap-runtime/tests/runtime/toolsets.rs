@@ -202,7 +202,7 @@ async fn the_listing_of_tools_discovers_unknown_servers() {
     assert_eq!(tools.count(DISCOVERY), 1);
 }
 
-/// Limits under which only the short wait lets a question go out, never the end of a fetch.
+/// Limits under which a model request is sent because of the short wait, never because a fetch has ended.
 fn short_wait() -> Limits {
     let (discovery_timeout, discovery_wait) = (Duration::from_secs(600), Duration::from_millis(200));
     Limits { discovery_timeout, discovery_wait, ..Limits::default() }
@@ -259,6 +259,35 @@ async fn a_fetch_that_fails_after_the_question_went_out_is_told_later() {
     rap.until_line(&thread, &notice).await;
 }
 
+/// There is one slot of the model. The session that waits for its tools does not hold it.
+#[tokio::test]
+async fn a_session_that_waits_for_discovery_holds_no_slot_of_the_model() {
+    let tools = Tools::start().await;
+    let minute = Duration::from_secs(600);
+    let limits = Limits {
+        model_concurrency: 1,
+        discovery_wait: minute,
+        discovery_timeout: minute,
+        ..Limits::default()
+    };
+    let rap = LocalRuntime::with(vec![tool_server(&tools, None)], limits).await;
+    let (known, _) = asked(&rap, "say hello").await;
+    tools.answer_always(DISCOVERY, Reply::Hang);
+    let waiting = rap.open("call work").await;
+    until("discovery is asked", async || tools.count(DISCOVERY) > 1).await;
+    for text in ["one", "two"] {
+        rap.say(&known, &format!("say {text}")).await;
+        rap.until_line(&known, &format!("assistant: {text}")).await;
+    }
+    assert_eq!(rap.transcript(&waiting).await, ["user: call work"]);
+    // Somebody else's message does not end the wait, but the end of the fetch does.
+    tools.offer(tools.document("bench", "2", vec![tool("work")]));
+    tools.release();
+    let call = tools.invocation().await;
+    assert_eq!(call.thread(), waiting);
+    assert_eq!(call.request.body["toolset_version"], "2");
+}
+
 /// The fetch of the new session is still running while it uses what another session has.
 #[tokio::test]
 async fn a_known_toolset_stands_in_until_the_new_one_arrives() {
@@ -296,7 +325,7 @@ async fn a_server_that_drips_its_toolset_has_the_same_time_as_any_other() {
         }
     });
     let limits = Limits { discovery_timeout: Duration::from_millis(300), ..Limits::default() };
-    let rap = LocalRuntime::with(vec![ToolServer { url: url.clone(), bearer: None }], limits).await;
+    let rap = LocalRuntime::with(vec![ToolServer::new(url.clone())], limits).await;
     let (thread, _) = asked(&rap, "say hello").await;
     let told = async || {
         let start = format!("notice: the tools of {url} are not available: discovery ");

@@ -40,10 +40,11 @@ fn model(url: &str, is_anthropic: bool) -> Arc<dyn Model> {
     let (base_url, name, api_key) = (Url::parse(url).unwrap(), "m".to_owned(), Some(Secret::new("the-key")));
     if is_anthropic {
         let thinking = anthropic::Thinking::Off;
-        let settings = anthropic::Settings { base_url, name, api_key, max_tokens: 100, thinking };
+        let settings =
+            anthropic::Settings { base_url, name, api_key, max_tokens: 100, thinking, prices: None };
         return Arc::new(anthropic::Anthropic::new(client, settings).unwrap());
     }
-    let settings = openai::Settings { base_url, name, api_key };
+    let settings = openai::Settings { base_url, name, api_key, call_ids: None, prices: None };
     Arc::new(openai::OpenAi::new(client, settings).unwrap())
 }
 
@@ -68,6 +69,23 @@ async fn a_list_without_the_window_gives_the_default() {
     }
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     assert_eq!(model(&format!("http://{free}/v1"), false).window().await, Some(openai::DEFAULT_WINDOW));
+}
+
+/// A list that names the window is more reliable than an error.
+#[tokio::test]
+async fn a_window_from_the_list_is_not_replaced_by_the_one_of_an_error() {
+    let list = json!({"data": [{"id": "m", "context_length": 9_000}]}).to_string();
+    let error = "{\"error\": {\"message\": \"maximum context length is 4096 tokens\"}}";
+    let router = Router::new()
+        .route("/v1/models", routing::get(async move || list))
+        .route("/v1/chat/completions", routing::post(async move || (StatusCode::BAD_REQUEST, error)));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    let model = model(&url, false);
+    let answer = model.ask(crate::canned::request(), &mut |_| {}).await;
+    assert!(matches!(answer, Err(rap_runtime::model::Error::TooLong { .. })), "{answer:?}");
+    assert_eq!(model.window().await, Some(9_000));
 }
 
 /// Advances the clock of the tokio runtime.

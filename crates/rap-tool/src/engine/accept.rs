@@ -12,13 +12,20 @@ use rap_protocol::{
 };
 use rusqlite::Connection;
 
+use super::deadlines::Deadline;
+use super::open::ARGUMENT_UNIT;
 use super::{Engine, Run, lock};
 use crate::auth::Caller;
-use crate::journal::{Applied, CallSeq, NewCall, StoredCall};
+use crate::journal::{Applied, CallSeq, NewCall, StoredCall, moving};
 use crate::rules::{Input, Returned};
 
 /// Maximum time that the sender of a notification waits until it is written.
 const NOTIFICATION_WAIT: Duration = Duration::from_secs(5);
+/// Size up to which an invocation is parsed on the async worker, in bytes.
+const PARSED_INLINE: usize = 128 * 1024;
+/// Number of calls that one notification or status query may visit. Each further thousand counts as another
+/// notification.
+const VISITS_PER_NOTIFICATION: usize = 1_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accepted {
@@ -26,7 +33,7 @@ pub(crate) enum Accepted {
     Repeat,
 }
 
-/// Why a request was refused.
+/// Reason why a request was refused.
 #[derive(Debug)]
 pub(crate) enum Refusal {
     /// The request is malformed, or its callback URL is not allowed.
@@ -105,8 +112,12 @@ impl Engine {
         if self.is_stopping() || !self.invocations.admits(&caller) {
             return Err(Refusal::Overloaded);
         }
-        let incoming = self.read(caller.clone(), &body)?;
-        drop(body);
+        let incoming = self.parse(caller.clone(), body).await?;
+        let ancestors = match &incoming.parsed {
+            Parsed::Valid { invocation, .. } => invocation.thread_ancestors.as_slice(),
+            Parsed::Invalid(_) => &[],
+        };
+        self.activate(&caller, &incoming.call.address.group_id, ancestors).await?;
         let _turn = self.job_turns.take(&caller, JobClass::External).await;
         let engine = Arc::clone(self);
         self.write_then(
@@ -131,11 +142,23 @@ impl Engine {
         Ok(self.writer.run_unguarded(JobClass::External, move |db| write(&engine, db), act).await?)
     }
 
+    /// Parses an invocation. A large one is parsed outside of the async workers, a few at a time, because that takes long
+    /// and needs a multiple of its size.
+    async fn parse(self: &Arc<Self>, caller: Caller, body: Bytes) -> Result<Incoming, Refusal> {
+        if body.len() <= PARSED_INLINE {
+            return self.read(caller, &body);
+        }
+        let _parser = self.parsers.acquire().await.expect("bug: this semaphore is never closed");
+        let engine = Arc::clone(self);
+        let parsed = tokio::task::spawn_blocking(move || engine.read(caller, &body)).await;
+        parsed.unwrap_or(Err(Refusal::Unavailable))
+    }
+
     fn read(&self, caller: Caller, body: &[u8]) -> Result<Incoming, Refusal> {
         let (address, parsed) = match parse_invocation(body) {
             Ok(invocation) => {
                 let version = invocation.toolset_version.as_ref();
-                let stale = version.is_some_and(|version| *version != self.version);
+                let stale = version.is_some_and(|version| !self.offer().versions.contains(version));
                 (invocation.address.clone(), Parsed::Valid { invocation: Box::new(invocation), stale })
             }
             Err(BadInvocation { error, address: Some(address) }) => (*address, Parsed::Invalid(error)),
@@ -148,8 +171,12 @@ impl Engine {
             Parsed::Invalid(_) => None,
         };
         let permit = self.calls.take(&caller).ok_or(Refusal::ShareUsedUp)?;
+        let arguments = match body.len() / ARGUMENT_UNIT {
+            0 => None,
+            units => Some(self.arguments.take_many(&caller, units).ok_or(Refusal::ShareUsedUp)?),
+        };
         let call = self.journal.new_call(caller, address, &url, invocation);
-        Ok(Incoming { call, run: Run::new(Some(permit)), parsed })
+        Ok(Incoming { call, run: Run::new(Some(permit), arguments), parsed })
     }
 
     /// Acts on an invocation that is on disk.
@@ -193,7 +220,9 @@ impl Engine {
         };
         let ended = match &invocation {
             Err(error) => Some(Input::Returned(Returned::Error(error.clone()))),
-            Ok(_) if self.was_cancelled_early(&call, now) => Some(Input::Cancelled),
+            Ok(_) if self.was_cancelled_early(&call, now) => {
+                Some(Input::Returned(Returned::Error("cancelled".into())))
+            }
             Ok(_) => None,
         };
         if let Some(input) = ended {
@@ -202,7 +231,7 @@ impl Engine {
         }
         let registered = RegisteredRun::new(self, seq, run);
         let invocation = invocation.expect("bug: an invalid invocation has ended");
-        Ok(Recorded::Run(Accepted::New, stored(seq, call, *invocation), registered))
+        Ok(Recorded::Run(Accepted::New, stored(seq, call, *invocation, now), registered))
     }
 
     fn was_cancelled_early(&self, call: &NewCall, now: Timestamp) -> bool {
@@ -227,10 +256,11 @@ impl Engine {
     /// Cancels a call. If it is unknown, remembers the cancellation in case it has overtaken the invocation.
     pub(crate) async fn cancel(self: &Arc<Self>, caller: Caller, request: CancelToolCall) {
         let CancelToolCall { thread_id: thread, tool_call_id: call } = request;
-        let sender = caller.clone();
+        let (sender, named) = (caller.clone(), thread.clone());
         let cancel = move |engine: &Engine, db: &Connection| {
             let now = engine.now();
-            let cancelled = engine.journal.cancel(db, &caller, &thread, &call, now)?;
+            let cancelled =
+                engine.charged(&caller, || engine.journal.cancel(db, &caller, &thread, &call, now))?;
             if cancelled.is_none() {
                 tracing::info!(?thread, ?call, "received a cancellation of an unknown call");
                 let mut early = lock(&engine.early);
@@ -238,9 +268,13 @@ impl Engine {
             }
             Ok(cancelled)
         };
-        let engine = Arc::clone(self);
+        let (engine, owner) = (Arc::clone(self), sender.clone());
         self.run_notification(&sender, async move {
+            engine.activate(&owner, &named, &[]).await.ok();
             for (seq, applied) in engine.write(cancel).await.flatten().unwrap_or_default() {
+                if applied.begins_grace() {
+                    engine.set_deadline(seq, &owner, Deadline::Grace);
+                }
                 engine.after_commit(seq, applied);
             }
         })
@@ -250,16 +284,28 @@ impl Engine {
     /// Closes a thread of the caller. The close hook runs in the background.
     pub(crate) async fn close(self: &Arc<Self>, caller: Caller, thread: ThreadId) {
         let (owner, id) = (caller.clone(), thread.clone());
-        let close =
-            move |engine: &Engine, db: &Connection| engine.journal.close(db, &owner, &id, engine.now());
-        let engine = Arc::clone(self);
+        let close = move |engine: &Engine, db: &Connection| {
+            moving::discard_thread(db, &owner, &id)?;
+            engine.charged(&owner, || engine.journal.close(db, &owner, &id, engine.now()))
+        };
+        let (engine, owner, id) = (Arc::clone(self), caller.clone(), thread.clone());
         self.run_notification(&caller, async move {
+            engine.discard_files(&owner, &id).await;
             match engine.write(close).await.flatten() {
                 None => tracing::info!(?thread, "received a request to close a thread that is not open"),
                 Some(closed) => engine.after_close(closed),
             }
         })
         .await;
+    }
+
+    /// Looks up calls in a job of the writer. A caller may have any number of calls with the same ids, so those that are
+    /// visited count against its rate of notifications.
+    fn charged<T>(&self, caller: &Caller, look_up: impl FnOnce() -> T) -> T {
+        self.journal.take_visited();
+        let found = look_up();
+        self.notifications.charge(caller, self.journal.take_visited() / VISITS_PER_NOTIFICATION);
+        found
     }
 
     /// Processes a notification in a task of its own. A notification is sent only once, so the task retries until it
@@ -278,7 +324,7 @@ impl Engine {
             drop(permit);
         });
         if tokio::time::timeout(NOTIFICATION_WAIT, acting).await.is_err() {
-            tracing::warn!("a notification is not written yet; answering before that");
+            tracing::warn!("the journal is slow: acknowledged a notification that is not on disk yet");
         }
     }
 
@@ -288,9 +334,11 @@ impl Engine {
         caller: Caller,
         query: StatusQuery,
     ) -> Result<bool, Refusal> {
+        self.activate(&caller, &query.thread_id, &[]).await?;
         let engine = Arc::clone(self);
         let alive = move |db: &Connection| {
-            engine.journal.is_alive(db, &caller, &query.thread_id, &query.tool_call_id)
+            let StatusQuery { thread_id, tool_call_id, .. } = &query;
+            engine.charged(&caller, || engine.journal.is_alive(db, &caller, thread_id, tool_call_id))
         };
         Ok(self.writer.run(JobClass::External, alive).await?)
     }
@@ -306,7 +354,7 @@ fn forbidden_callback(forbidden: &Forbidden) -> Refusal {
     })
 }
 
-fn stored(seq: CallSeq, call: NewCall, invocation: Invocation) -> StoredCall {
+fn stored(seq: CallSeq, call: NewCall, invocation: Invocation, accepted_at: Timestamp) -> StoredCall {
     StoredCall {
         seq,
         identity: call.identity,
@@ -319,6 +367,7 @@ fn stored(seq: CallSeq, call: NewCall, invocation: Invocation) -> StoredCall {
         user_id: invocation.user_id,
         confirmed: false,
         cursor: None,
+        accepted_at,
     }
 }
 

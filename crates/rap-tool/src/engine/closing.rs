@@ -10,8 +10,9 @@ use futures_util::FutureExt;
 use rap_protocol::ThreadId;
 use rusqlite::Connection;
 
-use super::{Engine, lock};
+use super::{CloseHook, Engine, lock};
 use crate::auth::Caller;
+use crate::call::Thread;
 use crate::journal::threads::{self, Closing, ThreadKey};
 use crate::journal::{Applied, CallSeq};
 use crate::shares::Slots;
@@ -91,9 +92,17 @@ impl Engine {
     }
 
     async fn run_close_hook(self: &Arc<Self>, caller: &Caller, thread: &ThreadId) {
-        let Some(hook) = &self.on_close else { return };
+        let closed = self.thread(caller, thread);
+        if let Some(hook) = &self.on_close {
+            self.run_hook(hook, closed.clone()).await;
+        }
+        self.remove_directory(&closed).await;
+    }
+
+    async fn run_hook(&self, hook: &CloseHook, closed: Thread) {
+        let thread = closed.id().clone();
         // The author's code runs inside the future, where a panic is caught.
-        let cleared = AssertUnwindSafe(async { hook(self.thread(caller, thread)).await }).catch_unwind();
+        let cleared = AssertUnwindSafe(async { hook(closed).await }).catch_unwind();
         match tokio::time::timeout(self.limits.close_within, cleared).await {
             Ok(Ok(Ok(()))) => {}
             Ok(Ok(Err(error))) => tracing::warn!(?thread, ?error, "the close hook of a thread failed"),

@@ -10,8 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
+use axum::http::{HeaderName, HeaderValue};
 use futures_util::future::BoxFuture;
 use rap_io::client::{self, Client, Reply};
+use rap_io::hashing::hash;
+use rap_io::watched::Watched;
 use rap_protocol::CallbackUrl;
 use rap_protocol::retry::{Attempt, Next, Outcome, after_attempt};
 use rusqlite::Connection;
@@ -28,7 +31,7 @@ use crate::shares::Slots;
 
 /// Transport of callbacks.
 pub(crate) enum Outgoing {
-    Http(Box<Client>),
+    Http(Box<Watched<Client>>),
     /// Passes callbacks to a test.
     Memory(Arc<Take>),
 }
@@ -36,9 +39,14 @@ pub(crate) enum Outgoing {
 type Take = dyn Fn(CallbackUrl, Bytes) -> BoxFuture<'static, Result<Reply, client::Error>> + Send + Sync;
 
 impl Outgoing {
-    async fn post(&self, url: CallbackUrl, body: Bytes) -> Result<Reply, client::Error> {
+    pub(super) async fn post(
+        &self,
+        url: CallbackUrl,
+        headers: &[(HeaderName, HeaderValue)],
+        body: Bytes,
+    ) -> Result<Reply, client::Error> {
         match self {
-            Outgoing::Http(client) => client.post_json(&url.to_url(), &[], body).await,
+            Outgoing::Http(client) => client.get().post_json(&url.to_url(), headers, body).await,
             Outgoing::Memory(take) => take(url, body).await,
         }
     }
@@ -305,7 +313,17 @@ impl Engine {
         }
     }
 
-    async fn attempt(&self, message: &OutboxMessage) -> AttemptResult {
+    /// Returns the headers that sign a message, if its caller has signing keys.
+    async fn sign(self: &Arc<Self>, message: &OutboxMessage, body: &Bytes) -> Vec<(HeaderName, HeaderValue)> {
+        if !self.callers.has_signing_keys(&message.caller) {
+            return Vec::new();
+        }
+        let (engine, caller, seq) = (Arc::clone(self), message.caller.clone(), message.seq);
+        let (body, now) = (body.clone(), self.now());
+        hash(body.len(), move || engine.callers.sign_callback(&caller, seq, &body, now)).await
+    }
+
+    async fn attempt(self: &Arc<Self>, message: &OutboxMessage) -> AttemptResult {
         let Some(url) = self.journal.callback_url(message) else {
             tracing::error!(
                 call = message.call,
@@ -314,7 +332,8 @@ impl Engine {
             return AttemptResult::Impossible;
         };
         let body = Bytes::from(message.body.clone());
-        match self.outgoing.post(url, body).await {
+        let headers = self.sign(message, &body).await;
+        match self.outgoing.post(url, &headers, body).await {
             Ok(reply) => AttemptResult::Finished(Outcome::Answered {
                 status: reply.status,
                 retry_after: reply.retry_after,

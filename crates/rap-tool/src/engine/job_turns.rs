@@ -63,7 +63,7 @@ mod tests {
             for _ in 0..JOBS {
                 held.push(turns.take(&first, class).await);
             }
-            // Tokio lets a task wait after many operations, even if each is ready.
+            // Tokio's cooperative scheduling makes a task wait after many operations, even if each is ready.
             tokio::task::yield_now().await;
             let mut next = Box::pin(turns.take(&first, class));
             assert!(next.as_mut().now_or_never().is_none());

@@ -10,13 +10,15 @@ use rap_protocol::schema::{Budget, Rejected};
 use rap_protocol::{CallId, ThreadId, limits};
 use serde_json::Value;
 
-use super::{Engine, Offered, Run, lock};
+use super::deadlines::Deadline;
+use super::{Engine, Offer, Offered, Run, lock};
 use crate::auth::Caller;
 use crate::call::Call;
 use crate::error::Error;
 use crate::journal::{CallSeq, StoredCall};
 use crate::output::Output;
-use crate::rules::{Input, Returned};
+use crate::rules::{Input, Returned, StopCause, time_left};
+use crate::scrub::Scrubber;
 use crate::subscription::Subscribe;
 use crate::tool::Handler;
 
@@ -42,6 +44,13 @@ enum WorkKind {
 impl Engine {
     /// Starts the handler of a call that is on disk and registered.
     pub(super) fn start(self: &Arc<Self>, call: StoredCall, run: Arc<Run>) {
+        if let Some(offered) = self.offer().tools.get(&call.operation)
+            && !call.confirmed
+        {
+            let timeout = offered.tool.timeout_or(self.limits.call_timeout);
+            let left = time_left(timeout, call.accepted_at, self.now());
+            self.set_deadline(call.seq, &call.caller, Deadline::Timeout { timeout, left });
+        }
         let engine = Arc::clone(self);
         self.tasks.spawn(engine.run(Box::new(call), run));
     }
@@ -49,24 +58,35 @@ impl Engine {
     /// The size of this future is the memory cost of an idle subscription, so short-lived futures in it are boxed.
     async fn run(self: Arc<Self>, call: Box<StoredCall>, run: Arc<Run>) {
         let seq = call.seq;
-        if !run.is_stopped() {
-            let begun = tokio::select! {
-                biased;
-                begun = Box::pin(self.begin(call, &run)) => Some(begun),
-                // Dropping the future stops the validation.
-                () = run.stopped() => None,
-                () = self.ended.cancelled() => None,
-            };
-            match begun {
-                Some(Ok(work)) => self.work(work, &run).await,
-                Some(Err(rejected)) => Box::pin(self.reject(seq, rejected)).await,
-                None => {}
-            }
+        match Box::pin(self.begin_unless_stopped(call, &run)).await {
+            Some(Ok(work)) => self.work(work, &run).await,
+            Some(Err(rejected)) => Box::pin(self.reject(seq, rejected)).await,
+            None => {}
         }
+        self.clear_deadline(seq);
         lock(&self.runs).remove(&seq);
     }
 
-    /// Runs a handler until it returns, until the grace time after a cancellation is over, or until the server stops.
+    /// Prepares a call. Returns `None` if it was stopped meanwhile; a cancelled call then has its result.
+    async fn begin_unless_stopped(
+        self: &Arc<Self>,
+        call: Box<StoredCall>,
+        run: &Arc<Run>,
+    ) -> Option<Result<Work, RejectedCall>> {
+        let (seq, caller) = (call.seq, call.caller.clone());
+        tokio::select! {
+            biased;
+            // Dropping the future of `begin` stops the validation.
+            () = run.stopped() => {}
+            begun = self.begin(call, run) => return Some(begun),
+            () = self.ended.cancelled() => return None,
+        }
+        // Ignored if the thread was closed.
+        self.commit(&caller, seq, Input::GraceOver, None).await.ok();
+        None
+    }
+
+    /// Runs a handler until it returns, until it was stopped and its grace time is over, or until the server stops.
     async fn work(self: &Arc<Self>, Work { handler, call, kind }: Work, run: &Run) {
         let begun = Instant::now();
         let server_ends = match kind {
@@ -75,22 +95,26 @@ impl Engine {
             WorkKind::Subscription => &self.stopping,
         };
         let returned = tokio::select! {
-            returned = handler => returned,
-            () = run.stopped_for(self.limits.cancel_grace) => return,
+            returned = handler => Some(returned),
+            () = run.stopped_for(self.limits.cancel_grace) => None,
             () = server_ends.cancelled() => return,
         };
         Box::pin(self.finish(&call, returned, begun)).await;
     }
 
-    async fn finish(self: &Arc<Self>, call: &Call, returned: Returned, begun: Instant) {
+    /// Ends a call whose handler has returned, or was dropped after its grace time.
+    async fn finish(self: &Arc<Self>, call: &Call, returned: Option<Returned>, begun: Instant) {
         let outcome = match &returned {
-            Returned::Result { .. } => "result",
-            Returned::Error(_) => "error",
-            Returned::Nothing => "ended",
+            Some(Returned::Result { .. }) => "result",
+            Some(Returned::Error(_)) => "error",
+            Some(Returned::Nothing) => "ended",
+            None => "dropped",
         };
-        // Ignored if the call was cancelled or its thread was closed meanwhile.
-        let taken = call.commit(Input::Returned(returned), None).await;
-        let outcome = if taken.is_ok() { outcome } else { "cancelled" };
+        let input = returned.map_or(Input::GraceOver, Input::Returned);
+        // Ignored if the call has ended meanwhile.
+        let taken = call.commit(input, None).await;
+        let stopped = call.run().stop_cause();
+        let outcome = if taken.is_ok() { outcome } else { stopped.map_or(outcome, StopCause::as_str) };
         let ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         let (tool, thread, id) = (call.tool(), call.thread().id(), call.id());
         tracing::info!(tool, ?thread, ?id, outcome, ms, "call");
@@ -100,7 +124,7 @@ impl Engine {
         let RejectedCall { caller, tool, thread, id, why } = rejected;
         // Ignored if the call was cancelled or its thread was closed meanwhile.
         let taken = self.commit(&caller, seq, Input::Returned(Returned::Error(why)), None).await;
-        let outcome = if taken.is_ok() { "refused" } else { "cancelled" };
+        let outcome = if taken.is_ok() { "refused" } else { "stopped" };
         tracing::info!(tool, ?thread, ?id, outcome, ms = 0, "call");
     }
 
@@ -120,28 +144,29 @@ impl Engine {
         };
         let arguments = Arc::unwrap_or_clone(arguments);
         let thread = self.thread(&call.caller, &call.thread);
-        let tool = Arc::clone(&offered.name);
-        let handle = Call::new(Arc::clone(self), Arc::clone(run), thread, tool, &mut call);
+        let handle = Call::new(Arc::clone(self), Arc::clone(run), thread, &offered, &mut call);
+        let scrubber = handle.scrubber();
         let call_handle = handle.clone();
         // The author's code runs inside the future, where a panic is caught.
         let (handler, kind): (BoxFuture<'static, Returned>, _) = match offered.tool.handler().clone() {
             Handler::Call(handler) => {
                 let output = async move { handler(arguments, handle)?.await };
-                (Box::pin(catch_panic(output, Output::into_returned)), WorkKind::Call)
+                (Box::pin(returned_output(output, scrubber)), WorkKind::Call)
             }
             Handler::Subscription(handler) => {
                 let subscribe = Subscribe::new(handle, call.confirmed, call.cursor);
                 let ended = async move { handler(arguments, subscribe)?.await };
-                (Box::pin(catch_panic(ended, |()| Returned::Nothing)), WorkKind::Subscription)
+                (Box::pin(returned_nothing(ended, scrubber)), WorkKind::Subscription)
             }
         };
         Ok(Work { handler, call: call_handle, kind })
     }
 
     /// Returns the called tool, or an error message if it does not exist or the arguments are invalid.
-    async fn offered(&self, call: &StoredCall, arguments: &Arc<Value>) -> Result<&Offered, String> {
+    async fn offered(&self, call: &StoredCall, arguments: &Arc<Value>) -> Result<Arc<Offered>, String> {
         let operation = call.operation.as_str();
-        let offered = self.tools.get(operation).ok_or_else(|| self.unknown(operation))?;
+        let offer = self.offer();
+        let offered = offer.tools.get(operation).cloned().ok_or_else(|| unknown(&offer, operation))?;
         let mut inline = Budget::new(limits::INLINE_VALIDATION_STEPS);
         match self.validations.validate(&call.caller, &offered.schema, arguments, &mut inline).await {
             Ok(()) => Ok(offered),
@@ -151,14 +176,14 @@ impl Engine {
             Err(rejected) => Err(format!("the arguments of {operation} could not be validated: {rejected}")),
         }
     }
+}
 
-    fn unknown(&self, operation: &str) -> String {
-        let mut names: Vec<&str> = self.tools.keys().map(String::as_str).collect();
-        names.sort_unstable();
-        let more = if names.len() > LISTED_NAMES { ", …" } else { "" };
-        names.truncate(LISTED_NAMES);
-        format!("there is no tool {operation:?}; the tools of this server are: {}{more}", names.join(", "))
-    }
+fn unknown(offer: &Offer, operation: &str) -> String {
+    let mut names: Vec<&str> = offer.tools.keys().map(String::as_str).collect();
+    names.sort_unstable();
+    let more = if names.len() > LISTED_NAMES { ", …" } else { "" };
+    names.truncate(LISTED_NAMES);
+    format!("there is no tool {operation:?}; the tools of this server are: {}{more}", names.join(", "))
 }
 
 /// A call that failed validation.
@@ -170,21 +195,40 @@ struct RejectedCall {
     why: String,
 }
 
-/// Runs a handler and converts its result. A panic becomes an error.
-async fn catch_panic<T>(
-    handler: impl Future<Output = Result<T, Error>>,
-    returned: impl FnOnce(T) -> Returned,
+/// Runs the handler of a call. Its output is scrubbed if there is a scrubber. A panic becomes an error.
+async fn returned_output(
+    handler: impl Future<Output = Result<Output, Error>>,
+    scrubber: Option<Arc<Scrubber>>,
 ) -> Returned {
-    match AssertUnwindSafe(handler).catch_unwind().await {
-        Ok(Ok(value)) => returned(value),
-        Ok(Err(error)) => failed(&error),
-        Err(_) => Returned::Error(PANICKED.into()),
+    let output = match AssertUnwindSafe(handler).catch_unwind().await {
+        Ok(Ok(output)) => output,
+        failed => return failure(failed.map(Result::err), scrubber).await,
+    };
+    match scrubber {
+        Some(scrubber) => scrubber.scrub(output).await.into_returned(),
+        None => output.into_returned(),
     }
 }
 
-fn failed(error: &Error) -> Returned {
-    if let Error::Source(cause) = error {
+/// Runs the handler of a subscription.
+async fn returned_nothing(
+    handler: impl Future<Output = Result<(), Error>>,
+    scrubber: Option<Arc<Scrubber>>,
+) -> Returned {
+    match AssertUnwindSafe(handler).catch_unwind().await {
+        Ok(Ok(())) => Returned::Nothing,
+        failed => Box::pin(failure(failed.map(Result::err), scrubber)).await,
+    }
+}
+
+/// Returns the error of a handler, or a general one if it panicked, which is `Err`.
+async fn failure<P>(failed: Result<Option<Error>, P>, scrubber: Option<Arc<Scrubber>>) -> Returned {
+    let Ok(Some(error)) = failed else { return Returned::Error(PANICKED.into()) };
+    if let Error::Source(cause) = &error {
         tracing::warn!(%cause, "a handler failed");
     }
-    Returned::Error(error.for_model())
+    Returned::Error(match scrubber {
+        Some(scrubber) => scrubber.scrub(error.for_model()).await,
+        None => error.for_model(),
+    })
 }

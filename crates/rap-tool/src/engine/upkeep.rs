@@ -9,7 +9,7 @@ use rusqlite::Connection;
 use super::{Engine, Run};
 use crate::error::ServeError;
 use crate::journal::threads::{self, ScanPosition};
-use crate::journal::{CallSeq, StoredCall, recovery};
+use crate::journal::{CallSeq, StoredCall, moving, recovery};
 use crate::limits::Limits;
 use crate::rules::{Ignored, Input, OnRestart};
 
@@ -34,11 +34,12 @@ impl Engine {
         }
         self.tasks.spawn(Arc::clone(self).dispatch());
         self.tasks.spawn(Arc::clone(self).run_close_hooks());
+        self.tasks.spawn(Arc::clone(self).run_deadlines());
         self.tasks.spawn(Arc::clone(self).run_maintenance());
         Ok(())
     }
 
-    async fn resume_page(self: &Arc<Self>, page: Vec<StoredCall>) -> Option<()> {
+    pub(super) async fn resume_page(self: &Arc<Self>, page: Vec<StoredCall>) -> Option<()> {
         let inputs: Vec<(CallSeq, Input)> =
             page.iter().map(|call| (call.seq, Input::Restarted(self.on_restart(&call.operation)))).collect();
         let step_all = move |engine: &Engine, db: &Connection| {
@@ -60,14 +61,15 @@ impl Engine {
 
     /// A call of a tool that no longer exists is started as well, and ends with an error that says so.
     fn on_restart(&self, operation: &str) -> OnRestart {
-        self.tools.get(operation).map_or(OnRestart::RunAgain, |offered| offered.tool.on_restart())
+        self.offer().tools.get(operation).map_or(OnRestart::RunAgain, |offered| offered.tool.on_restart())
     }
 
     /// Restarts a call. It runs without a permit if the share of its caller is now smaller than the number of its
     /// unfinished calls.
     fn restart(self: &Arc<Self>, call: StoredCall) {
         let permits = if call.confirmed { &self.subscriptions } else { &self.calls };
-        let run = Run::new(permits.take(&call.caller));
+        // The arguments were in memory before the restart, so they need no permit.
+        let run = Run::new(permits.take(&call.caller), None);
         self.register(call.seq, &run);
         self.start(call, run);
     }
@@ -86,6 +88,7 @@ impl Engine {
             position = self.close_expired(position, now).await;
             // A call is kept as long as its thread may still have to be closed.
             self.delete_settled(now.minus(remember.max(thread_ttl))).await;
+            self.delete_arrivals(now.minus(thread_ttl)).await;
         }
     }
 
@@ -120,6 +123,16 @@ impl Engine {
             tokio::task::yield_now().await;
         }
         while self.write(move |_, db| threads::delete_old(db, before, PAGE_SIZE)).await
+            == Some(PAGE_SIZE as usize)
+        {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Deletes calls and files that have arrived from another server and that nobody has asked about.
+    async fn delete_arrivals(self: &Arc<Self>, before: Timestamp) {
+        self.delete_arrived_files(before).await;
+        while self.write(move |_, db| moving::delete_old(db, before, PAGE_SIZE)).await
             == Some(PAGE_SIZE as usize)
         {
             tokio::task::yield_now().await;

@@ -5,13 +5,13 @@
 //! many inserts share a page.
 //!
 //! Invariants:
-//! - A call is in memory or in the index, or in both after a restart. All calls up to the stored mark are in the
-//!   index.
-//! - A job updates the memory last, after the database. When a batch fails, [`Keys::reset`] is called, and the calls
-//!   after the mark are read again.
+//! - A call is in memory or in the index, or in both after a restart. `meta` stores the number of the last call up to
+//!   which all calls are in the index ('keys up to').
+//! - A job changes memory after it has changed the database. When a batch fails, [`CallIndex::reset`] is called, and the
+//!   calls after that number are read again.
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -26,10 +26,12 @@ const FLUSH_EVERY: CallSeq = 64;
 const FLUSH_BATCH: usize = 128;
 
 #[derive(Default)]
-pub(crate) struct Keys {
+pub(crate) struct CallIndex {
     /// `None` if it has to be read from the database.
     recent: Option<BTreeMap<Identity, CallSeq>>,
     flush: Option<Flush>,
+    /// Number of keys that [`Keys::scan`] has visited since [`Keys::take_visited`].
+    visited: usize,
 }
 
 /// A flush in progress, which goes through the recent keys in order.
@@ -40,10 +42,10 @@ struct Flush {
     up_to: CallSeq,
 }
 
-impl Keys {
+impl CallIndex {
     /// Drops the memory, which may differ from the database after a failed batch.
     pub(crate) fn reset(&mut self) {
-        *self = Keys::default();
+        *self = CallIndex::default();
     }
 
     pub(super) fn find(&mut self, db: &Connection, identity: &Identity) -> Result<Option<CallSeq>> {
@@ -55,20 +57,39 @@ impl Keys {
             .optional()
     }
 
-    /// Returns the calls whose identity has this prefix, in no particular order.
-    pub(super) fn with_prefix(&mut self, db: &Connection, key: &[u8]) -> Result<Vec<CallSeq>> {
+    /// Visits the calls whose identity has this prefix, in no particular order, until `visit` breaks off. A call may be
+    /// visited twice after a restart. No list of them is built, and their number is counted, because a caller may have
+    /// any number of calls in one thread.
+    pub(super) fn scan(
+        &mut self,
+        db: &Connection,
+        key: &[u8],
+        mut visit: impl FnMut(CallSeq) -> Result<ControlFlow<()>>,
+    ) -> Result<()> {
         let (from, to) = range(key);
-        let recent = self.recent(db)?;
-        let mut calls: Vec<CallSeq> = recent.range(from..=to).map(|(_, call)| *call).collect();
-        let mut statement =
-            db.prepare_cached("SELECT key, call FROM call_keys WHERE key BETWEEN ?1 AND ?2")?;
-        let mut rows = statement.query(params![from, to])?;
-        while let Some(row) = rows.next()? {
-            if !recent.contains_key(&row.get::<_, Identity>(0)?) {
-                calls.push(row.get(1)?);
+        let mut visited = 0;
+        for (_, call) in self.recent(db)?.range(from..=to) {
+            visited += 1;
+            if visit(*call)?.is_break() {
+                self.visited += visited;
+                return Ok(());
             }
         }
-        Ok(calls)
+        let mut statement = db.prepare_cached("SELECT call FROM call_keys WHERE key BETWEEN ?1 AND ?2")?;
+        let mut rows = statement.query(params![from, to])?;
+        while let Some(row) = rows.next()? {
+            visited += 1;
+            if visit(row.get(0)?)?.is_break() {
+                break;
+            }
+        }
+        self.visited += visited;
+        Ok(())
+    }
+
+    /// Returns how many keys were visited since the last time.
+    pub(crate) fn take_visited(&mut self) -> usize {
+        std::mem::take(&mut self.visited)
     }
 
     /// Adds a call that was just inserted.
@@ -167,7 +188,7 @@ mod tests {
         number.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64.cast_signed()).to_be_bytes()
     }
 
-    fn write(db: &Connection, keys: &mut Keys, calls: std::ops::RangeInclusive<CallSeq>) {
+    fn write(db: &Connection, keys: &mut CallIndex, calls: std::ops::RangeInclusive<CallSeq>) {
         for call in calls {
             db.prepare_cached(
                 "INSERT INTO calls (seq, key, caller, thread, call_id, operation, origin, state, accepted_at)
@@ -186,19 +207,27 @@ mod tests {
 
     const MANY: CallSeq = 3 * MEMORY_KEYS as CallSeq;
 
-    fn check_all_are_found(db: &Connection, keys: &mut Keys, calls: std::ops::RangeInclusive<CallSeq>) {
+    fn check_all_are_found(db: &Connection, keys: &mut CallIndex, calls: std::ops::RangeInclusive<CallSeq>) {
         for call in calls.clone().step_by(7) {
             assert_eq!(keys.find(db, &identity(call)).unwrap(), Some(call));
         }
-        let mut found = keys.with_prefix(db, &thread(5)).unwrap();
+        let mut found = Vec::new();
+        let visit = |call| {
+            found.push(call);
+            Ok(ControlFlow::Continue(()))
+        };
+        keys.scan(db, &thread(5), visit).unwrap();
+        let visited = found.len();
+        assert_eq!(keys.take_visited(), visited);
         found.sort_unstable();
+        found.dedup();
         assert_eq!(found, calls.filter(|call| call % 1_000 == 5).collect::<Vec<_>>());
     }
 
     #[test]
     fn a_call_is_found_in_memory_and_in_the_index_and_after_a_reset() {
         let db = journal();
-        let mut keys = Keys::default();
+        let mut keys = CallIndex::default();
         // Stops in the middle of a flush.
         let last = MANY + 10 * FLUSH_EVERY;
         write(&db, &mut keys, 1..=last);
@@ -219,7 +248,7 @@ mod tests {
     #[test]
     fn keys_that_a_failed_batch_flushed_are_found_again() {
         let db = journal();
-        let mut keys = Keys::default();
+        let mut keys = CallIndex::default();
         write(&db, &mut keys, 1..=MANY);
         let before = count(&db);
         db.execute_batch("BEGIN").unwrap();
@@ -236,7 +265,7 @@ mod tests {
     #[test]
     fn a_call_that_was_deleted_is_new_again() {
         let db = journal();
-        let mut keys = Keys::default();
+        let mut keys = CallIndex::default();
         write(&db, &mut keys, 1..=MANY);
         for call in [1, MANY] {
             db.execute("DELETE FROM calls WHERE seq = ?1", [call]).unwrap();

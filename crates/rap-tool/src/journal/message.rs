@@ -6,24 +6,26 @@ use rusqlite::ToSql;
 use rusqlite::types::{FromSql, FromSqlResult, ToSqlOutput, ValueRef};
 
 use super::CallRow;
-use crate::rules::{Aside, MessageKind, Post, QuestionName};
+use crate::rules::{MessageKind, OutboxContent, QuestionName, UserMessage};
 
-pub(super) fn kind(post: &Post) -> MessageKind {
+pub(super) fn kind(post: &OutboxContent) -> MessageKind {
     match post {
-        Post::Result { .. } => MessageKind::Result,
-        Post::Event { .. } => MessageKind::Event,
-        Post::Aside(_) => MessageKind::Aside,
+        OutboxContent::Result { .. } => MessageKind::Result,
+        OutboxContent::Event { .. } => MessageKind::Event,
+        OutboxContent::UserMessage(_) => MessageKind::UserMessage,
     }
 }
 
-pub(super) fn topic(aside: &Aside) -> Topic {
-    match aside {
-        Aside::View { view_type, .. } => Topic::View(view_type.clone()),
-        Aside::Choice { question, .. } | Aside::Authorise { question, .. } => Topic::Question(*question),
+pub(super) fn topic(message: &UserMessage) -> Topic {
+    match message {
+        UserMessage::View { view_type, .. } => Topic::View(view_type.clone()),
+        UserMessage::Choice { question, .. } | UserMessage::Authorize { question, .. } => {
+            Topic::Question(*question)
+        }
     }
 }
 
-/// What an aside is about. New content replaces unsent content of the same view, and the refusal of a question ends
+/// Subject of a message to the user. New content replaces unsent content of the same view, and the refusal of a question ends
 /// the wait for its answer.
 pub(super) enum Topic {
     View(String),
@@ -49,32 +51,35 @@ impl FromSql for Topic {
     }
 }
 
-pub(super) fn to_callback(row: &CallRow, post: Post) -> Callback {
+pub(super) fn to_callback(row: &CallRow, post: OutboxContent) -> Callback {
     let (group_id, id, call_id) = (row.thread.clone(), row.id.clone(), row.secondary.clone());
     match post {
-        Post::Result { body, display_as, subscription } => {
+        OutboxContent::Result { body, display_as, subscription } => {
             Callback::ToolResult(ToolResult { group_id, id, call_id, body, display_as, subscription })
         }
-        Post::Event { number, text, associative, is_final } => {
+        OutboxContent::Event { number, text, associative, is_final } => {
             let event_id = Some(event_id(row, number));
             let tool_call_id = id;
             let event = SubscriptionEvent { group_id, tool_call_id, text, associative, is_final, event_id };
             Callback::SubscriptionEvent(event)
         }
-        Post::Aside(Aside::View { view_type, content }) => {
+        OutboxContent::UserMessage(UserMessage::View { view_type, content }) => {
             Callback::ViewUpdate(ViewUpdate { group_id, view_type, content })
         }
-        Post::Aside(Aside::Choice { prompt, choices, default, response_url, .. }) => {
+        OutboxContent::UserMessage(UserMessage::Choice {
+            prompt, choices, default, response_url, ..
+        }) => {
             Callback::UserChoice(UserChoice { group_id, id, call_id, prompt, choices, default, response_url })
         }
-        Post::Aside(Aside::Authorise { auth_url, .. }) => {
+        OutboxContent::UserMessage(UserMessage::Authorize { auth_url, .. }) => {
             Callback::Oauth(Oauth { group_id, id, call_id, auth_url })
         }
     }
 }
 
-/// Returns the id of an event: stable over retries and restarts, and different in every subscription.
+/// Returns the id of an event: stable over retries and restarts, and different in every subscription. It contains the part of
+/// the identity that is a hash of caller, thread, call id and callback URL.
 fn event_id(row: &CallRow, number: u64) -> EventId {
-    let subscription = u64::from_be_bytes(*row.identity.first_chunk().expect("bug: 32 bytes"));
-    EventId::new(format!("{subscription:016x}-{number}")).expect("bug: hexadecimal digits are an id")
+    let subscription = u128::from_be_bytes(*row.identity.last_chunk().expect("bug: 32 bytes"));
+    EventId::new(format!("{subscription:032x}-{number}")).expect("bug: hexadecimal digits are an id")
 }

@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::message::{self, Topic};
 use super::{CallSeq, OutboxMessage, Result, questions};
 use crate::auth::Caller;
-use crate::rules::{Aside, Input, MessageKind};
+use crate::rules::{Input, MessageKind, UserMessage};
 
 /// Value of `calls.deliver_at` if the first message of the call may be sent at once.
 pub(super) const AT_ONCE: Timestamp = Timestamp(0);
@@ -29,7 +29,7 @@ pub(crate) fn first(db: &Connection, call: CallSeq) -> Result<Option<OutboxMessa
             kind: match row.get(2)? {
                 0u8 => MessageKind::Result,
                 1 => MessageKind::Event,
-                _ => MessageKind::Aside,
+                _ => MessageKind::UserMessage,
             },
             body: row.get(3)?,
             attempts: row.get(4)?,
@@ -136,16 +136,16 @@ pub(crate) fn release_due(db: &Connection, now: Timestamp, limit: u32) -> Result
     Ok(next.map(Timestamp))
 }
 
-/// The position of a caller's turn: the last host that it was given for.
-pub(crate) type Turns = HashMap<Caller, i64>;
+/// Last host of the last page of each caller. The next page begins after it.
+pub(crate) type FairOrder = HashMap<Caller, i64>;
 
-/// What is being sent already.
+/// Calls with a message in progress.
 #[derive(Debug, Default)]
 pub(crate) struct InProgress {
     pub(crate) calls: HashSet<CallSeq>,
     /// Callers for which no slot is free.
     pub(crate) full_callers: HashSet<Caller>,
-    /// Number of calls that a caller is sending to a host, and if a slot of the host is free for it.
+    /// Number of calls that a caller is sending to a host, and whether a slot of the host is free for it.
     pub(crate) hosts: HashMap<(Caller, i64), HostUse>,
 }
 
@@ -177,7 +177,7 @@ pub(crate) struct ReadyPage {
 /// last one ended.
 pub(crate) fn ready(
     db: &Connection,
-    turns: &Turns,
+    turns: &FairOrder,
     in_progress: &InProgress,
     limits: PageLimits,
 ) -> Result<Vec<ReadyPage>> {
@@ -199,7 +199,7 @@ pub(crate) fn ready(
     Ok(pages)
 }
 
-/// Returns a page of one caller's calls. Begins with the host `first` and goes on with the lowest one after the highest.
+/// Returns a page of one caller's calls. Begins with the host `first` and continues with the lowest one after the highest.
 /// A host without a call for the page is one that something is being sent to, so their number is bounded.
 fn ready_of(
     db: &Connection,
@@ -240,9 +240,9 @@ fn ready_of(
     }
 }
 
-/// Deletes the unsent content of the view that an aside replaces. Returns the number of deleted messages.
-pub(super) fn delete_view(db: &Connection, call: CallSeq, aside: &Aside) -> Result<u32> {
-    let view @ Topic::View(_) = message::topic(aside) else { return Ok(0) };
+/// Deletes the unsent content of the view that a message replaces. Returns the number of deleted messages.
+pub(super) fn delete_view(db: &Connection, call: CallSeq, message: &UserMessage) -> Result<u32> {
+    let view @ Topic::View(_) = message::topic(message) else { return Ok(0) };
     let dropped = db
         .prepare_cached("DELETE FROM outbox WHERE call = ?1 AND kind = 2 AND topic = ?2")?
         .execute(params![call, view])?;
@@ -251,7 +251,7 @@ pub(super) fn delete_view(db: &Connection, call: CallSeq, aside: &Aside) -> Resu
 
 /// Figures for the metrics.
 pub(crate) struct OutboxStats {
-    /// When the oldest message was added.
+    /// Time at which the oldest message was added.
     pub(crate) oldest: Option<Timestamp>,
     /// Number of calls with a message that waits for a retry, at most [`COUNTED`].
     pub(crate) retrying: f64,
@@ -304,7 +304,7 @@ mod tests {
     }
 
     /// Returns the calls on the next page of each caller, and moves the turns on.
-    fn next_pages(db: &Connection, turns: &mut Turns, in_progress: &InProgress) -> Vec<Vec<CallSeq>> {
+    fn next_pages(db: &Connection, turns: &mut FairOrder, in_progress: &InProgress) -> Vec<Vec<CallSeq>> {
         let pages = ready(db, turns, in_progress, LIMITS).unwrap();
         let calls = pages.iter().map(|page| page.calls.iter().map(|(call, _)| *call).collect()).collect();
         for ReadyPage { caller, more_after, .. } in pages {
@@ -319,9 +319,9 @@ mod tests {
     #[test]
     fn each_caller_has_a_page_of_its_own() {
         let db = journal(&[(1, 1, Some(0)), (2, 1, Some(0)), (1, 2, Some(0)), (3, 1, Some(9)), (4, 1, None)]);
-        assert_eq!(next_pages(&db, &mut Turns::new(), &InProgress::default()), [vec![1, 3], vec![2]]);
+        assert_eq!(next_pages(&db, &mut FairOrder::new(), &InProgress::default()), [vec![1, 3], vec![2]]);
         let full = InProgress { full_callers: HashSet::from([caller(1)]), ..InProgress::default() };
-        assert_eq!(next_pages(&db, &mut Turns::new(), &full), [vec![2]]);
+        assert_eq!(next_pages(&db, &mut FairOrder::new(), &full), [vec![2]]);
     }
 
     #[test]
@@ -329,7 +329,7 @@ mod tests {
         let (a, b, c, d) = (i64::MIN, -1, 7, i64::MAX);
         let hosts = [a, a, a, b, c, c, c, d];
         let db = journal(&hosts.map(|host| (1, host, Some(0))));
-        let (mut turns, nothing) = (Turns::new(), InProgress::default());
+        let (mut turns, nothing) = (FairOrder::new(), InProgress::default());
         assert_eq!(next_pages(&db, &mut turns, &nothing), [[1, 2, 4, 5, 6]]);
         assert_eq!(next_pages(&db, &mut turns, &nothing), [[8, 1, 2, 4]]);
         assert_eq!(next_pages(&db, &mut turns, &nothing), [[5, 6, 8, 1, 2]]);
@@ -344,7 +344,7 @@ mod tests {
             ((caller(2), 3), HostUse { active: 1, is_full: true }),
         ]);
         let in_progress = InProgress { calls: HashSet::from([1, 5]), hosts, ..InProgress::default() };
-        assert_eq!(next_pages(&db, &mut Turns::new(), &in_progress), [[2, 3, 7]]);
+        assert_eq!(next_pages(&db, &mut FairOrder::new(), &in_progress), [[2, 3, 7]]);
     }
 
     #[test]
@@ -353,7 +353,7 @@ mod tests {
         let full = |host| ((caller(1), host), HostUse { active: 1, is_full: true });
         let in_progress =
             InProgress { hosts: HashMap::from([1, 2, 3, 4].map(full)), ..InProgress::default() };
-        assert_eq!(next_pages(&db, &mut Turns::new(), &in_progress), [[5]]);
+        assert_eq!(next_pages(&db, &mut FairOrder::new(), &in_progress), [[5]]);
     }
 
     #[test]
@@ -374,6 +374,37 @@ mod tests {
         assert_eq!(release_due(&db, Timestamp(100), 2).unwrap(), None);
     }
 
+    /// Times are compared within one run, so that they mean the same on any machine.
+    #[test]
+    fn hundreds_of_thousands_of_dead_hosts_do_not_slow_the_writer() {
+        let time_for = |hosts: i64| {
+            let db = journal(&[(2, 1, Some(0)), (2, 2, Some(9))]);
+            for deliver_at in [0, 5_000_000] {
+                db.execute(
+                    "INSERT INTO calls (key, caller, thread, call_id, operation, origin, state, deliver_at, accepted_at)
+                     WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < ?2)
+                     SELECT randomblob(32), ?1, 't', 'c', 'o', i * 1000003, 2, ?3 + (?3 > 0) * i, 0 FROM n",
+                    params![caller(1).bytes(), hosts, deliver_at],
+                )
+                .unwrap();
+            }
+            let mut turns = FairOrder::new();
+            let mut times: Vec<_> = (0..50)
+                .map(|_| {
+                    let began = std::time::Instant::now();
+                    assert_eq!(next_pages(&db, &mut turns, &InProgress::default())[1], [1]);
+                    release_due(&db, Timestamp(1), 100).unwrap();
+                    stats(&db).unwrap();
+                    began.elapsed()
+                })
+                .collect();
+            times.sort_unstable();
+            times[times.len() / 2]
+        };
+        let (few, many) = (time_for(2_000), time_for(200_000));
+        assert!(many < 20 * few + std::time::Duration::from_millis(20), "{many:?} instead of {few:?}");
+    }
+
     #[test]
     fn a_journal_of_the_first_version_keeps_its_retries() {
         let db = Connection::open_in_memory().unwrap();
@@ -386,6 +417,6 @@ mod tests {
         .unwrap();
         rap_io::sqlite::migrate(&db, MIGRATIONS).unwrap();
         assert_eq!(release_due(&db, Timestamp(9), 2).unwrap(), None);
-        assert_eq!(next_pages(&db, &mut Turns::new(), &InProgress::default()), [[1]]);
+        assert_eq!(next_pages(&db, &mut FairOrder::new(), &InProgress::default()), [[1]]);
     }
 }

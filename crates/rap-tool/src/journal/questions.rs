@@ -7,7 +7,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use serde::{Deserialize, Serialize};
 
 use super::{Applied, CallSeq, Journal, Result, id, json, to_json};
-use crate::rules::{Aside, Ignored, Input, QuestionName};
+use crate::rules::{Ignored, Input, QuestionName, UserMessage};
 
 pub(crate) struct QuestionRow {
     pub(crate) call: CallSeq,
@@ -40,17 +40,17 @@ impl Journal {
         db: &Connection,
         call: CallSeq,
         name: &QuestionName,
-        aside: &Aside,
+        message: &UserMessage,
         now: Timestamp,
     ) -> Result<std::result::Result<AskOutcome, Ignored>> {
         if find(db, name)?.is_some() {
             return Ok(Ok(AskOutcome::AlreadyAsked));
         }
-        let choices = match aside {
-            Aside::Choice { choices, .. } => choices.len(),
-            Aside::View { .. } | Aside::Authorise { .. } => 0,
+        let choices = match message {
+            UserMessage::Choice { choices, .. } => choices.len(),
+            UserMessage::View { .. } | UserMessage::Authorize { .. } => 0,
         };
-        let stepped = self.step(db, call, Input::Aside(aside.clone()), now)?;
+        let stepped = self.step(db, call, Input::UserMessage(message.clone()), now)?;
         if stepped.is_ok() {
             db.prepare_cached("INSERT INTO questions (name, call, choices) VALUES (?1, ?2, ?3)")?
                 .execute(params![name, call, choices as i64])?;

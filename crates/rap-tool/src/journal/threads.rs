@@ -4,11 +4,12 @@
 //! closing.
 
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 
 use rap_protocol::{ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::keys::Keys;
+use super::keys::CallIndex;
 use super::{CallSeq, Identity, Result, id};
 use crate::auth::Caller;
 
@@ -35,8 +36,13 @@ pub(super) fn begin_closing(
     Ok(closed > 0)
 }
 
-pub(super) fn last_call(db: &Connection, keys: &mut Keys, key: &ThreadKey) -> Result<Option<CallSeq>> {
-    Ok(keys.with_prefix(db, key)?.into_iter().max())
+pub(super) fn last_call(db: &Connection, keys: &mut CallIndex, key: &ThreadKey) -> Result<Option<CallSeq>> {
+    let mut last = None;
+    keys.scan(db, key, |call| {
+        last = last.max(Some(call));
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(last)
 }
 
 /// Records that the close hook has finished, unless the thread was closed again after `last_call`.
@@ -111,7 +117,7 @@ pub(crate) struct Expired {
 /// settled before `before`.
 pub(super) fn expired(
     db: &Connection,
-    keys: &mut Keys,
+    keys: &mut CallIndex,
     (after, before): (ScanPosition, Timestamp),
     limit: u32,
 ) -> Result<Expired> {
@@ -128,29 +134,26 @@ pub(super) fn expired(
     let is_full = old.len() == limit as usize;
     let position = old.last().map_or(after, |(position, ..)| *position);
     let (mut seen, mut threads) = (HashSet::new(), Vec::new());
-    for (_, identity, caller, thread) in old {
+    for (at, identity, caller, thread) in old {
         let key: ThreadKey = *identity.first_chunk().expect("bug: 32 bytes");
-        if !seen.insert(key) {
-            continue;
-        }
-        let calls = keys.with_prefix(db, &key)?;
-        let is_open = calls.iter().copied().max() > last_closed_call(db, &key)?;
-        if is_open && !any_used_since(db, &calls, before)? {
+        // If only a later call has opened the thread again, the scan comes to that one, too.
+        let opens = Some(at.call) > last_closed_call(db, &key)?;
+        if opens && seen.insert(key) && !any_used_since(db, keys, &key, before)? {
             threads.push((caller, thread));
         }
     }
     Ok(Expired { threads, position, is_full })
 }
 
-fn any_used_since(db: &Connection, calls: &[CallSeq], before: Timestamp) -> Result<bool> {
+fn any_used_since(db: &Connection, keys: &mut CallIndex, key: &ThreadKey, before: Timestamp) -> Result<bool> {
     let mut statement =
         db.prepare_cached("SELECT 1 FROM calls WHERE seq = ?1 AND (state < 3 OR settled_at >= ?2)")?;
-    for call in calls {
-        if statement.exists(params![call, before.0])? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    let mut found = false;
+    keys.scan(db, key, |call| {
+        found = statement.exists(params![call, before.0])?;
+        Ok(if found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    Ok(found)
 }
 
 /// Deletes at most `limit` closings whose calls are all deleted. Returns how many.

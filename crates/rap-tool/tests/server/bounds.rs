@@ -1,4 +1,4 @@
-//! What one caller can use is bounded, so that the others always find room; and what one hook can take.
+//! Resources that one caller can use are bounded, so that the others always find room. The time of a hook is bounded too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -213,6 +213,41 @@ async fn a_caller_that_names_a_thousand_dead_hosts_does_not_delay_others() {
     let journal = Journal::open(shared.data.path());
     journal.until("SELECT count(*) FROM outbox WHERE attempts < 2", 0).await;
     assert_eq!(journal.number("SELECT count(*) FROM outbox"), i64::try_from(DEAD).unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closing_a_thread_with_very_many_calls_counts_as_several_requests() {
+    let mut limits = short_pauses();
+    limits.notification_rate = Rate::new(1, 2);
+    let (shared, runtime) = (Shared::start(limits).await, Runtime::start().await);
+    let calls = stream::iter(0..1_500).for_each_concurrent(32, |number| {
+        let (call, greedy) = (call(&runtime, "wait", &format!("call_{number}")), &shared.greedy);
+        async move { greedy.accepted(&call).await }
+    });
+    calls.await;
+    assert_eq!(shared.greedy.close("thread_1").await.0, 200);
+    assert_eq!(shared.greedy.close("thread_2").await.0, 429, "the first one visited all calls");
+    assert_eq!(shared.modest.close("thread_1").await.0, 200);
+    assert_eq!(shared.modest.close("thread_2").await.0, 200);
+}
+
+#[tokio::test]
+async fn one_caller_cannot_take_all_memory_for_arguments_of_running_calls() {
+    let mut limits = short_pauses();
+    limits.arriving_bytes = 100_000;
+    let (shared, runtime) = (Shared::start(limits).await, Runtime::start().await);
+    let large = |id: &str, bytes: usize| {
+        runtime.invocation("wait", "thread_1", id, json!({"text": "x".repeat(bytes)}))
+    };
+    let mut accepted = 0;
+    while shared.greedy.invoke(&large(&format!("greedy_{accepted}"), 30_000)).await.0 == 200 {
+        accepted += 1;
+        assert!(accepted < 10, "there is no bound");
+    }
+    assert!(accepted >= 3);
+    // Small calls need none of it, and others have a part of their own.
+    shared.greedy.accepted(&call(&runtime, "wait", "small")).await;
+    shared.modest.accepted(&large("modest", 10_000)).await;
 }
 
 #[tokio::test]

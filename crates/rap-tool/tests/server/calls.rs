@@ -61,7 +61,7 @@ fn waiting(gate: &Gate, runs: &Arc<AtomicUsize>) -> ToolServer {
     })
 }
 
-async fn discover(url: &str) -> Value {
+pub async fn discover(url: &str) -> Value {
     let get = "GET /.well-known/rap-toolset HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     let answer = exchange(url, get).await;
     assert_eq!(answer.status, 200);
@@ -320,9 +320,9 @@ async fn an_invocation_for_another_version_of_the_toolset_is_a_conflict() {
     barrier(&server, &mut runtime).await;
 }
 
+/// Proves: LC-12
 #[tokio::test]
-async fn the_version_changes_only_with_the_content_of_the_toolset() {
-    /// Books a room.
+async fn the_version_changes_with_names_and_schemas_but_not_with_descriptions() {
     #[derive(Deserialize, JsonSchema)]
     #[schemars(rename = "Book")]
     #[allow(dead_code, reason = "only the schema matters")]
@@ -344,7 +344,8 @@ async fn the_version_changes_only_with_the_content_of_the_toolset() {
     assert_eq!(version(base().tool("book", book).bearer("t").limits(Limits::default())).await, one);
     assert!(others.insert(version(base().tool("book", |_: Longer, _: Call| async { Ok("") })).await));
     assert!(others.insert(version(base()).await));
-    assert!(others.insert(version(base().offer(Tool::new("book", book).description("Other."))).await));
+    let described = base().description("New.").offer(Tool::new("book", book).description("Other."));
+    assert_eq!(version(described).await, one);
 }
 
 /// Proves: LC-09, LC-12, LC-27, TR-09, TR-23
@@ -445,7 +446,7 @@ async fn the_same_call_fifty_times_at_once_runs_once_and_has_one_result() {
     gate.open(50);
     assert_eq!(runtime.next().await.text(), "waited");
     server.caller().until_settled("t", "c").await;
-    // Also after the delivery, and with other arguments under the same id.
+    // Even after the delivery, and with other arguments under the same id.
     server.caller().accepted(&call).await;
     server.caller().accepted(&runtime.invocation("echo", "t", "c", json!({"text": "other"}))).await;
     barrier(&server, &mut runtime).await;

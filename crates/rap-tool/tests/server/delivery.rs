@@ -331,7 +331,8 @@ async fn a_cancellation_that_races_with_its_call_always_takes_effect() {
     let mut names = std::collections::BTreeSet::new();
     for _ in 0..300 {
         let result = runtime.next().await;
-        assert_eq!(result.text(), "Error: cancelled");
+        // One that was cancelled before it started has no output.
+        assert!(["stopped", "Error: cancelled"].contains(&result.text()), "{}", result.text());
         assert!(names.insert(result.name), "a call has two results");
     }
 }
@@ -351,7 +352,7 @@ async fn a_notification_takes_effect_even_if_its_sender_disconnects() {
         server.caller().accepted(&runtime.invocation("wait", &thread, &id, json!({}))).await;
         send_and_disconnect(&server, "/cancel_tool_call", &json!({"thread_id": thread, "tool_call_id": id}))
             .await;
-        assert_eq!(runtime.next().await.text(), "Error: cancelled");
+        assert!(["stopped", "Error: cancelled"].contains(&runtime.next().await.text()));
         send_and_disconnect(&server, "/close_thread", &json!({"thread_id": thread})).await;
         assert_eq!(closings.recv().await.unwrap(), thread);
     }

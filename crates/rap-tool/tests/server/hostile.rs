@@ -500,7 +500,7 @@ async fn a_forbidden_callback_url_is_refused() {
         assert!(answer.contains("$.callback_url: expected "), "{url}: {answer}");
     }
     target.check_unharmed().await;
-    // Also if the rest of the invocation is invalid.
+    // Even if the rest of the invocation is invalid.
     let mut call = target.call("c", "x");
     call["callback_url"] = json!("http://169.254.169.254/");
     call["arguments"] = json!(7);

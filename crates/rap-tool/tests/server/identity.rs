@@ -32,7 +32,7 @@ fn server(gate: &Gate) -> ToolServer {
             async move {
                 tokio::select! {
                     () = gate.pass() => Ok(call.thread().key().to_owned()),
-                    () = call.cancelled() => Ok("ignored".into()),
+                    () = call.cancelled() => Ok("stopped".into()),
                 }
             }
         },
@@ -98,7 +98,7 @@ async fn a_cancellation_affects_only_calls_of_the_caller() {
     }
 
     assert_eq!(two.cancel("t", "c").await, (200, String::new()));
-    assert_eq!(second.next().await.text(), "Error: cancelled");
+    assert_eq!(second.next().await.text(), "stopped");
     two.until_settled("t", "c").await;
     assert!(one.is_alive("t", "c").await && one.is_alive("t", "c2").await && one.is_alive("t2", "c").await);
     gate.open(3);
@@ -203,7 +203,7 @@ async fn hostile_ids_are_handled_like_any_other() {
         }
         caller.cancel(name, name).await;
         let result = runtime.next().await;
-        assert_eq!((result.body["id"].as_str(), result.text()), (Some(name), "Error: cancelled"));
+        assert_eq!((result.body["id"].as_str(), result.text()), (Some(name), "stopped"));
         assert!(caller.is_alive(name, "kept").await, "{name}");
         caller.close(name).await;
         assert!(!caller.is_alive(name, "kept").await, "{name}");

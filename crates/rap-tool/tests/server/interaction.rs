@@ -77,6 +77,25 @@ async fn only_the_first_answer_to_a_question_is_accepted() -> Result<()> {
     Ok(())
 }
 
+/// Everybody can send requests to these URLs, so only those of real questions count against the rate of a caller.
+#[tokio::test(start_paused = true)]
+async fn requests_with_invented_urls_keep_nobody_from_answering() -> Result<()> {
+    let mut runtime = TestRuntime::start(server()).await?;
+    runtime.invoke("choose", json!({})).await;
+    let first = question(&mut runtime).await;
+    let real = first.response_url.expose().rsplit('/').next().unwrap().to_owned();
+    let (mut refused, mut attempts) = (false, 0);
+    while !refused && attempts < 1_000 {
+        // The caller of the real question, but not its MAC.
+        let invented = format!("{}{}", "0".repeat(40), &real[40..]);
+        let (status, _) = runtime.visit(&format!("https://tool.test/consent/{invented}")).await;
+        (refused, attempts) = (status == 503, attempts + 1);
+    }
+    assert!(refused, "invented URLs have a rate, too");
+    assert_eq!(runtime.answer(&first, 1).await, 200);
+    Ok(())
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_choice_survives_a_restart_before_and_after_its_answer() -> Result<()> {
     let mut runtime = TestRuntime::start(server()).await?;
@@ -220,7 +239,7 @@ async fn a_test_can_duplicate_delay_and_refuse_callbacks() -> Result<()> {
     Ok(())
 }
 
-/// A handler that goes on after the cancellation sends nothing, and neither does one that a restart could begin again.
+/// A handler that continues after the cancellation sends nothing, and a restart does not start it again.
 ///
 /// Proves: SE-26
 #[tokio::test(start_paused = true)]
@@ -257,6 +276,21 @@ async fn a_cancelled_subscription_stays_silent_also_after_a_restart() -> Result<
             assert_eq!(event.tool_call_id, kept);
         }
         assert!(sent.load(Ordering::SeqCst) >= before + 9);
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_two_subscriptions_share_an_event_id() -> Result<()> {
+    let once =
+        |_: Nothing, subscribe: Subscribe| async move { subscribe.confirm("").await?.finish("over").await };
+    let mut runtime = TestRuntime::start(ToolServer::new("once").subscription("once", once)).await?;
+    let mut ids = std::collections::HashSet::new();
+    for thread in ["one", "one", "two"] {
+        runtime.invoke_in(thread, "once", json!({})).await;
+        let Callback::ToolResult(_) = runtime.next().await else { panic!("a confirmation") };
+        let Callback::SubscriptionEvent(event) = runtime.next().await else { panic!("an event") };
+        assert!(ids.insert(event.event_id.unwrap()), "{ids:?}");
     }
     Ok(())
 }

@@ -4,16 +4,24 @@
 
 mod bounds;
 mod calls;
+mod cleanup;
 mod compiler;
 mod delivery;
 mod direction;
 mod hostile;
 mod identity;
 mod interaction;
+mod memory;
+mod migration;
 mod mounted;
 mod notifications;
+mod oauth;
+mod output;
+mod processes;
 mod python;
 mod restart;
 mod serving;
 mod subscriptions;
 mod support;
+mod trust;
+mod versions;

@@ -51,7 +51,7 @@ async fn a_router_requires_a_token_and_a_public_url() {
         ToolServer::new("router").tool("nothing", tool).data(data.path())
     };
     let url = "https://example.com/tools";
-    assert!(matches!(server().public_url(url).router().await, Err(ServeError::OpenRouter)));
+    assert!(matches!(server().public_url(url).router().await, Err(ServeError::UnauthenticatedRouter)));
     assert!(matches!(server().bearer("t").router().await, Err(ServeError::NoPublicUrl(_))));
     assert!(matches!(server().bearer("t").public_url("x").router().await, Err(ServeError::BadPublicUrl)));
     let mounted = server().auth(Auth::OpenToAnyone).public_url(url).mount().await.unwrap();

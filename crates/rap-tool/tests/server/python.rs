@@ -89,12 +89,12 @@ fn countdown(runtime: &Runtime, thread: &str, id: &str, from: u32, every_seconds
 
 /// A call that runs until it is cancelled.
 fn long(runtime: &Runtime, thread: &str, id: &str) -> Value {
-    runtime.invocation("wait", thread, id, json!({"seconds": A_DAY}))
+    runtime.invocation("pause", thread, id, json!({"seconds": A_DAY}))
 }
 
 /// A call that returns at once.
 fn instant(runtime: &Runtime, thread: &str, id: &str) -> Value {
-    runtime.invocation("wait", thread, id, json!({"seconds": 0}))
+    runtime.invocation("pause", thread, id, json!({"seconds": 0}))
 }
 
 #[test]
@@ -112,7 +112,7 @@ async fn the_toolset_is_valid_and_its_version_depends_on_its_content() {
     let three = Python::start_changed("Waits for some seconds.", "Waits.");
     let toolset = parse_toolset(one.toolset().await.to_string().as_bytes()).unwrap();
     let names: Vec<&str> = toolset.tools.iter().map(|tool| tool.name.as_str()).collect();
-    assert_eq!(names, ["wait", "countdown"]);
+    assert_eq!(names, ["pause", "countdown"]);
     assert_eq!(toolset.endpoint.expose(), format!("{}/invoke", one.url));
     assert!(toolset.version.is_some());
     assert_eq!(two.toolset().await["version"].as_str(), toolset.version.as_deref());
@@ -122,7 +122,7 @@ async fn the_toolset_is_valid_and_its_version_depends_on_its_content() {
 #[tokio::test]
 async fn a_call_is_acknowledged_and_its_result_delivered() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
-    let mut call = runtime.invocation("wait", "thread_1", "call_1", json!({"seconds": 0.05, "more": []}));
+    let mut call = runtime.invocation("pause", "thread_1", "call_1", json!({"seconds": 0.05, "more": []}));
     call["call_id"] = json!("fc_1");
     call["toolset_version"] = server.toolset().await["version"].clone();
     server.caller().accepted(&call).await;
@@ -189,16 +189,16 @@ async fn a_stale_toolset_version_is_a_conflict() {
 async fn an_invalid_call_gets_an_error_result() {
     let (server, mut runtime) = (Python::start(), Runtime::start().await);
     let cases = [
-        (json!("no_such_tool"), json!({}), "there are wait, countdown"),
+        (json!("no_such_tool"), json!({}), "there are pause, countdown"),
         (json!(""), json!({}), "no such operation"),
-        (json!(["wait"]), json!({}), "no such operation"),
+        (json!(["pause"]), json!({}), "no such operation"),
         (Value::Null, json!({}), "no such operation"),
-        (json!("wait"), json!([]), "`seconds`"),
-        (json!("wait"), Value::Null, "`seconds`"),
-        (json!("wait"), json!({}), "`seconds` of wait has to be of type number, 0 to 86400"),
-        (json!("wait"), json!({"seconds": "1"}), "`seconds`"),
-        (json!("wait"), json!({"seconds": true}), "`seconds`"),
-        (json!("wait"), json!({"seconds": -1}), "`seconds`"),
+        (json!("pause"), json!([]), "`seconds`"),
+        (json!("pause"), Value::Null, "`seconds`"),
+        (json!("pause"), json!({}), "`seconds` of pause has to be of type number, 0 to 86400"),
+        (json!("pause"), json!({"seconds": "1"}), "`seconds`"),
+        (json!("pause"), json!({"seconds": true}), "`seconds`"),
+        (json!("pause"), json!({"seconds": -1}), "`seconds`"),
         (json!("countdown"), json!({"from": 1.5, "every_seconds": 1}), "of type integer, 0 to 1000"),
         (json!("countdown"), json!({"from": 1, "every_seconds": 1e9}), "`every_seconds`"),
     ];
@@ -224,7 +224,7 @@ async fn a_failure_is_reported_without_details() {
     assert!(result.text().starts_with("Error: the tool failed; "), "{}", result.text());
     server.caller().until_settled("thread_1", "call_1").await;
     let log = server.process.into_log();
-    assert!(log.contains("wait failed: FileNotFoundError"), "{log}");
+    assert!(log.contains("pause failed: FileNotFoundError"), "{log}");
     assert!(!log.contains("secret"), "{log}");
 
     let server =

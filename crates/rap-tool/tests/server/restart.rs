@@ -201,7 +201,7 @@ async fn a_repeat_is_recognised_after_a_restart() {
     server.caller().until_settled("thread_1", "call_1").await;
     server.kill();
     let server = ToolProcess::start("kitchen_sink", data.path(), &[]);
-    // Also recognised if the toolset has changed since then.
+    // A repeat is recognised even if the toolset has changed since then.
     let mut stale = echo(&runtime, "call_1");
     stale["toolset_version"] = "another".into();
     server.caller().accepted(&echo(&runtime, "call_1")).await;

@@ -57,7 +57,7 @@ async fn a_server_without_a_token_binds_only_to_loopback() {
             tools = tools.public_url("https://tools.example");
         }
         let error = bind_error(tools, "0.0.0.0:0").await;
-        assert!(matches!(error, ServeError::OpenToTheNetwork(_)), "{error}");
+        assert!(matches!(error, ServeError::UnauthenticatedListener(_)), "{error}");
         for way_out in ["RAP_TOOL_BEARER", ".bearer(token)", "Auth::OpenToAnyone"] {
             assert!(error.to_string().contains(way_out), "{error}");
         }
@@ -78,6 +78,14 @@ async fn open_to_anyone_allows_other_addresses() {
     tokio::spawn(bound.run_until(std::future::pending()));
     assert_eq!(discover(&address).await["endpoint"], "https://tools.example/here/invoke");
     check_call(&Caller::new(&address), &mut Runtime::start().await, "c").await;
+}
+
+#[tokio::test]
+async fn a_url_is_no_directory_for_the_journal() {
+    let url = std::path::Path::new("postgres://user:s3cr3t@127.0.0.1/journal");
+    let error = bind_error(server(url), "127.0.0.1:0").await;
+    assert!(matches!(error, ServeError::JournalUrl) && !error.to_string().contains("s3cr3t"), "{error}");
+    assert!(!std::path::Path::new("postgres:").exists());
 }
 
 #[tokio::test]
@@ -188,7 +196,7 @@ async fn an_invalid_or_used_address_is_an_error_that_names_it() {
     }
 }
 
-/// A connection is refused until both endpoints work, also after a crash that left work in the journal.
+/// A connection is refused until both endpoints work, even after a crash that left work in the journal.
 ///
 /// Proves: LC-04
 #[tokio::test]

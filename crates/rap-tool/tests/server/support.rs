@@ -40,6 +40,7 @@ pub struct Received {
     /// The query string.
     pub query: String,
     pub body: Value,
+    pub headers: HeaderMap,
     /// The bytes of the body.
     pub raw: Bytes,
     pub at: Instant,
@@ -189,7 +190,10 @@ async fn callback(
     let body = serde_json::from_slice(&raw).unwrap();
     // The test may have ended.
     let query = uri.query().unwrap_or_default().to_owned();
-    script.received.send(Received { name, query, body, raw, at: Instant::now(), message, status }).ok();
+    script
+        .received
+        .send(Received { name, query, body, headers, raw, at: Instant::now(), message, status })
+        .ok();
     script.answers.subscribe().wait_for(|answers| *answers).await.unwrap();
     (StatusCode::from_u16(status).unwrap(), answer)
 }

@@ -43,7 +43,7 @@ pub fn small_limits() -> Limits {
         children: 1,
         event_children: 1,
         events_per_child: 100,
-        event_marks: 100_000,
+        event_ids: 100_000,
         depth: 2,
         views: 64,
         turns_per_wake: 3,
@@ -51,6 +51,7 @@ pub fn small_limits() -> Limits {
         call_timeout: Some(Duration::from_secs(100)),
         approval_within: Duration::from_secs(24 * 3600),
         failed_retry_for: Duration::from_secs(3600),
+        call_timeouts: std::collections::BTreeMap::new(),
         budgets: Budgets::default(),
     }
 }

@@ -12,7 +12,7 @@
 //! the other paused threads of the session.
 //!
 //! Calls of an answer: `a` is sent to a server, `a=refuse` cannot be executed, `a=approve` is sent if the user allows
-//! it, `a=malformed` has malformed arguments, `?` has a malformed id. The built-in tools: `a=cancel(CALL)`, `a=spawn(TEXT)`,
+//! it, `a=malformed` has malformed arguments, `?` has a malformed id. The built-in tools: `a=cancel(CALL)`, `a=cancel_short(CALL)`, `a=spawn(TEXT)`,
 //! `a=report(TEXT)`, `a=close`, `a=close(TEXT)`, `a=message(THREAD)`, `a=sleep(SECOND)`, `a=wait`, `a=schedule(SECOND)`.
 
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -26,7 +26,7 @@ use serde_json::{Map, Value};
 
 use super::{Names, Thread, id, thread_id};
 
-const USAGE: Usage = Usage { input: 3, output: 1, cached: 0 };
+const USAGE: Usage = Usage { input: 3, output: 1, cached: 0, written: 0, cost: 0 };
 
 /// Parses an input. For `ticked`, also returns the occurrence of the schedule.
 pub fn input(thread: &Thread, line: &str) -> (Input, Option<Occurrence>) {
@@ -101,7 +101,7 @@ fn of_tool(names: &Names, words: &[&str], text: &str) -> Option<Input> {
 
 fn of_person(names: &Names, words: &[&str], line: &str, text: &str) -> Option<Input> {
     Some(match words {
-        ["begin"] => Input::Begin { text: Some(text.to_owned()).filter(|text| !text.is_empty()) },
+        ["begin"] => Input::Begin { message: Some(text).filter(|text| !text.is_empty()).map(Into::into) },
         ["said", ..] => said(line.trim_start_matches("said ")),
         ["chose", call, no] => {
             Input::Choose { call: names.call(call), selected: Some(no.parse().expect("a number")) }
@@ -151,7 +151,7 @@ fn said(words: &str) -> Input {
         Some((text, "reject")) => (text, OnBusy::Reject),
         _ => (words, OnBusy::Join),
     };
-    Input::UserMessage { text: text.into(), on_busy }
+    Input::UserMessage { message: text.into(), on_busy }
 }
 
 fn event(call: CallId, text: &str) -> Input {
@@ -201,6 +201,10 @@ fn planned(names: &Names, call: &str) -> PlannedCall {
 fn built_in(names: &Names, tool: &str, with: &str) -> BuiltIn {
     match tool {
         "cancel" => BuiltIn::CancelSubscription { tool_call_id: names.call(with).to_string() },
+        "cancel_short" => {
+            let tool_call_id = rap_agent::prompt::short_call_id(names.call(with).as_str());
+            BuiltIn::CancelSubscription { tool_call_id }
+        }
         "spawn" => BuiltIn::SpawnThread { instructions: with.into() },
         "report" => BuiltIn::ReportToParent { report: with.into() },
         "close" => BuiltIn::CloseThread { report: Some(with.to_owned()).filter(|with| !with.is_empty()) },

@@ -44,8 +44,8 @@ fn phase(head: &Head) -> String {
 fn write(write: &Write, names: &mut Names) -> String {
     match write {
         Write::Append { entry, .. } => item(entry, names),
-        Write::Hold { queue: Queue::Held, entry, .. } => format!("hold {}", item(entry, names)),
-        Write::Hold { queue: Queue::Queued, entry, .. } => format!("queue {}", item(entry, names)),
+        Write::Hold { queue: Queue::UntilBatchCloses, entry, .. } => format!("hold {}", item(entry, names)),
+        Write::Hold { queue: Queue::UntilIdle, entry, .. } => format!("queue {}", item(entry, names)),
         Write::Release { queue, count, .. } => format!("release {count} {queue:?}"),
         Write::Open(open) => format!("open {}", open.id),
         Write::Approve(open) => format!("approve {}", open.id),
@@ -102,7 +102,7 @@ fn send(to: &str, message: &ThreadMessage) -> String {
 
 fn item(entry: &Entry, names: &mut Names) -> String {
     match &entry.item {
-        Item::User { text, from } => format!("{from:?} {}", brief(text, names)).to_lowercase(),
+        Item::User { text, from, .. } => format!("{from:?} {}", brief(text, names)).to_lowercase(),
         Item::Assistant { text, calls, .. } => {
             let calls: Vec<String> = calls.iter().map(call).collect();
             if calls.is_empty() {
@@ -149,7 +149,10 @@ fn effect(effect: &Effect, names: &mut Names) -> String {
         Effect::Invoke { call, .. } => format!("invoke {}", call.id),
         Effect::InvokeApproved { call, .. } => format!("invoke {call}"),
         Effect::NotifyCancel { call } => format!("notify cancel {call}"),
-        Effect::NotifyClose => "notify close".into(),
+        Effect::NotifyClose { cancelled } => {
+            let cancelled = cancelled.iter().map(|call| format!("; notify cancel {call}"));
+            ["notify close".to_owned()].into_iter().chain(cancelled).collect()
+        }
         Effect::Answer { no, .. } => format!("deliver #{}", names.question(*no)),
         Effect::Deliver => "deliver".into(),
     }

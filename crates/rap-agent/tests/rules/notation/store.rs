@@ -194,7 +194,7 @@ impl Store {
         assert_eq!(self.timers, open.chain(schedules).collect(), "the timers of calls and schedules");
         let count = |queue| self.held.keys().filter(|(of, _)| *of == queue).count() as u64;
         assert_eq!(
-            (count(Queue::Held), count(Queue::Queued)),
+            (count(Queue::UntilBatchCloses), count(Queue::UntilIdle)),
             (head.held().entries(), head.queued().entries())
         );
         let waiting: u64 = head.backlogs().iter().map(|backlog| backlog.held.entries()).sum();

@@ -3,15 +3,19 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use rap_api::{
-    CallEvent, CallState, Delta, Entry, Item, OpenCall, Question, QuestionKind, Status, StatusEvent, Time,
+    CallEvent, CallEventKind, ChildEvent, Delta, Entry, Item, OpenCall, Question, QuestionKind, Status,
+    StatusEvent, Thread, Time,
 };
 
 use super::console::Console;
+use super::questions::Questions;
 use super::screen::Size;
 use super::streamed::{Streamed, lines};
-use crate::commands::inbox::numbered;
+use super::tool_views::ToolViews;
+use crate::commands::inbox::{is_approval, numbered};
 use crate::status_text;
 use crate::table::{BOLD, DIM, RED, YELLOW, cut, one_line, plain, styled};
+use crate::time_format;
 use crate::transcript::{Line, Transcript};
 
 /// Shown at the start of a chat with the scripted model.
@@ -37,6 +41,13 @@ pub(super) struct View {
     open_calls: BTreeMap<String, (OpenCall, usize)>,
     /// Messages of this chat that are already on the screen. Their entries are not shown again.
     sent: Vec<String>,
+    views: ToolViews,
+    /// Rows of the open questions.
+    questions: Vec<String>,
+    /// Text of the last notice. A reason that repeats it is not shown again.
+    noticed: Option<String>,
+    /// Last status, and the time since which the thread has it.
+    status: Option<(StatusEvent, Time)>,
 }
 
 impl View {
@@ -48,16 +59,23 @@ impl View {
             past: Some(VecDeque::new()),
             open_calls: BTreeMap::new(),
             sent: Vec::new(),
+            views: ToolViews::default(),
+            questions: Vec::new(),
+            noticed: None,
+            status: None,
         }
     }
 
     /// Prints the first lines of the chat.
-    pub(super) fn greet(&mut self, thread: &str, agent: &str) -> anyhow::Result<()> {
+    pub(super) fn greet(&mut self, thread: &Thread) -> anyhow::Result<()> {
         if !self.console.is_terminal() {
             return Ok(());
         }
-        let keys = "^C interrupts the agent, ^C twice or ^D exits";
-        self.print(&format!("thread {}, agent {}; {keys}", styled(BOLD, &one_line(thread)), one_line(agent)))
+        let keys = "^C interrupts the agent, ^C twice or ^D exits, /help shows more";
+        let title = thread.title.as_ref().map_or(String::new(), |title| format!(" “{}”", one_line(title)));
+        let (id, agent) = (styled(BOLD, &one_line(&thread.id)), one_line(&thread.agent));
+        self.print(&format!("thread {id}{title}, agent {agent}"))?;
+        self.note(keys)
     }
 
     /// Tells the user that no language model answers. On a pipe the note goes to stderr.
@@ -70,12 +88,13 @@ impl View {
     }
 
     /// Shows a message of the user at once. On a pipe it is shown when it is in the history.
-    pub(super) fn message(&mut self, text: &str) -> anyhow::Result<()> {
+    pub(super) fn message(&mut self, text: &str, images: &[&str]) -> anyhow::Result<()> {
         if !self.console.is_terminal() {
             return Ok(());
         }
         self.sent.push(text.to_owned());
-        self.show(Line { who: "you", what: plain(text) })
+        let images: String = images.iter().map(|name| format!(" [image: {}]", one_line(name))).collect();
+        self.show(Line { who: "you", what: format!("{}{images}", plain(text)) })
     }
 
     /// Reports that a message was not accepted.
@@ -99,17 +118,30 @@ impl View {
     }
 
     pub(super) fn note(&mut self, text: &str) -> anyhow::Result<()> {
-        self.print(&styled(DIM, &format!("{:INDENT$}{}", "", plain(text))))
+        let text = self.wrapped(text, INDENT);
+        self.print(&styled(DIM, &format!("{:INDENT$}{text}", "")))
+    }
+
+    /// Wraps a text between words, with its lines indented. A pipe gets it on one line.
+    fn wrapped(&self, text: &str, indent: usize) -> String {
+        match self.console.size() {
+            Some(size) => {
+                let width = size.columns.saturating_sub(indent + 1).max(1);
+                lines(&plain(text), width).join(&format!("\n{:indent$}", ""))
+            }
+            None => plain(text),
+        }
     }
 
     pub(super) fn warn(&mut self, text: &str) -> anyhow::Result<()> {
-        self.print(&styled(RED, &plain(text)))
+        let text = self.wrapped(text, 0);
+        self.print(&styled(RED, &text))
     }
 
     pub(super) fn entry(&mut self, entry: &Entry) -> anyhow::Result<()> {
         let lines = self.transcript.lines(entry);
         match &entry.item {
-            Item::User { text, from: None } => {
+            Item::User { text, from: None, .. } => {
                 // The model request starts again.
                 self.streamed.mark_dropped();
                 if let Some(index) = self.sent.iter().position(|sent| sent == text) {
@@ -120,6 +152,7 @@ impl View {
             Item::Assistant { calls, .. } if !calls.iter().any(|call| call.synthetic) => {
                 self.streamed.finish()
             }
+            Item::Notice { text } => self.noticed = Some(text.clone()),
             _ => {}
         }
         if let Some(past) = &mut self.past {
@@ -140,12 +173,44 @@ impl View {
 
     pub(super) fn status(&mut self, update: &StatusEvent) -> anyhow::Result<()> {
         self.streamed.set_status(update.turn, update.status);
+        let same = |(last, _): &(StatusEvent, Time)| last.status == update.status && last.turn == update.turn;
+        let since =
+            self.status.as_ref().filter(|last| same(last)).map_or_else(Time::now, |(_, since)| *since);
+        self.status = Some((update.clone(), since));
+        if update.status == Status::Idle {
+            self.views.calls_ended();
+        }
         self.show_past()
     }
 
-    pub(super) fn why(&mut self, thread: &str, status: Status, why: &str) -> anyhow::Result<()> {
-        let word = if status == Status::Failed { "failed" } else { "paused" };
-        self.warn(&format!("{word}: {}; continue with: rap threads resume {thread}", one_line(why)))
+    /// Tells why a thread failed or is paused, and when and how it continues.
+    pub(super) fn why(&mut self, thread: &str, update: &StatusEvent) -> anyhow::Result<()> {
+        let why = match update.why.as_deref().unwrap_or_default() {
+            why if self.noticed.as_deref() == Some(why) => status_text::with_word(update.status, "see above"),
+            why => status_text::with_word(update.status, &one_line(why)),
+        };
+        let by_hand = if self.console.is_terminal() {
+            "/resume".to_owned()
+        } else {
+            format!("rap threads resume {thread}")
+        };
+        let next = match update.retry_at {
+            Some(at) => {
+                format!("goes on {}, or at once with: {by_hand}", time_format::exact(at, Time::now()))
+            }
+            None => format!("continue with: {by_hand}"),
+        };
+        self.warn(&format!("{why}; {next}"))
+    }
+
+    /// Shows that a child was spawned, for events or by the model.
+    pub(super) fn child(&mut self, child: &ChildEvent) -> anyhow::Result<()> {
+        self.show(crate::transcript::child_line(child))
+    }
+
+    /// Takes a view that a tool shows.
+    pub(super) fn tool_view(&mut self, view: &rap_api::View) {
+        self.views.push(view, self.past.is_some());
     }
 
     /// Shows the last lines of the existing history on a terminal. A pipe gets only new entries.
@@ -161,9 +226,12 @@ impl View {
     pub(super) fn call(&mut self, update: CallEvent) {
         let id = update.call.call_id.clone();
         match update.state {
-            CallState::Open => self.open_calls.insert(id, (update.call, 0)),
+            CallEventKind::Opened => self.open_calls.insert(id, (update.call, 0)),
             _ => self.open_calls.remove(&id),
         };
+        if self.open_calls.is_empty() {
+            self.views.calls_ended();
+        }
     }
 
     /// Forgets open calls, because a new connection sends all of them again.
@@ -176,12 +244,16 @@ impl View {
         let tool = one_line(&question.tool);
         match &question.kind {
             QuestionKind::Choice { prompt, choices, default } => {
-                self.print(&styled(YELLOW, &format!("{tool} asks: {}", one_line(prompt))))?;
+                let asks = self.wrapped(&format!("{tool} asks: {}", one_line(prompt)), 0);
+                self.print(&styled(YELLOW, &asks))?;
                 for (index, choice) in numbered(choices).iter().enumerate() {
                     let marker = if index == *default { " (default)" } else { "" };
                     self.print(&format!("  {}{marker}", one_line(choice)))?;
                 }
-                self.note("answer with a number; any other text is sent to the agent")
+                let how = if is_approval(choices) { "y or n" } else { "the number or the text of a choice" };
+                self.note(&format!(
+                    "answer with {how}; anything else is sent to the agent, and the question stays open"
+                ))
             }
             QuestionKind::SignIn { auth_url } => self
                 .print(&styled(YELLOW, &format!("{tool} asks you to sign in: open {}", one_line(auth_url)))),
@@ -198,10 +270,12 @@ impl View {
     }
 
     /// Redraws the live rows of a terminal, or prints due milestones on a pipe.
-    pub(super) fn refresh(&mut self) -> anyhow::Result<()> {
-        if !self.console.is_terminal() {
-            return self.print_milestones();
+    pub(super) fn refresh(&mut self, questions: &Questions) -> anyhow::Result<()> {
+        for line in self.views.due() {
+            self.show(line)?;
         }
+        let Some(size) = self.console.size() else { return self.print_milestones() };
+        self.questions = questions.rows(size.columns.saturating_sub(1).max(1));
         let live = self.live();
         self.console.show("", live)
     }
@@ -209,8 +283,10 @@ impl View {
     /// Rows that are redrawn in place.
     fn live(&self) -> Vec<String> {
         let Some(size) = self.console.size() else { return Vec::new() };
-        let calls = self.call_rows(size);
-        let answer = self.streamed.rows(text_width(size), size.rows.saturating_sub(calls.len() + 2));
+        let mut below = self.call_rows(size);
+        below.extend(self.questions.iter().map(|row| styled(YELLOW, row)));
+        let answer = self.streamed.rows(text_width(size), size.rows.saturating_sub(below.len() + 2));
+        let waiting = if answer.is_empty() { self.waiting_row(size) } else { None };
         let mut rows: Vec<String> = Vec::new();
         for (number, row) in answer.iter().enumerate() {
             let row = cut(row, text_width(size));
@@ -219,8 +295,25 @@ impl View {
                 _ => format!("{:INDENT$}{row}", ""),
             });
         }
-        rows.extend(calls);
+        rows.extend(waiting);
+        rows.extend(below);
         rows
+    }
+
+    /// Row that says that the model is being asked, or when it is asked again.
+    fn waiting_row(&self, size: Size) -> Option<String> {
+        let (status, since) = self.status.as_ref()?;
+        let now = Time::now();
+        let text = match (status.status, status.retry_at) {
+            (Status::Running, _) => {
+                format!("… asking the model for {}", time_format::long_duration(now.since(*since)))
+            }
+            (Status::Failed | Status::NeedsYou, Some(at)) if at > now => {
+                format!("… goes on {}", time_format::exact(at, now))
+            }
+            _ => return None,
+        };
+        Some(styled(DIM, &format!("{:INDENT$}{}", "", cut(&text, text_width(size)))))
     }
 
     fn call_rows(&self, size: Size) -> Vec<String> {
@@ -232,6 +325,7 @@ impl View {
         if calls.len() > CALL_ROWS {
             texts.push(format!("and {} more", calls.len() - CALL_ROWS));
         }
+        texts.extend(self.views.progress());
         let row = |text: &String| cut(&one_line(&format!("… {text}")), text_width(size));
         texts.iter().map(|text| styled(DIM, &format!("{:INDENT$}{}", "", row(text)))).collect()
     }

@@ -1,4 +1,4 @@
-//! `rap check runtime`: checks a runtime that it starts, or that is already running. It plays the tool servers, the
+//! `rap check runtime`: checks a runtime that it starts, or that is already running. It acts as the tool servers, the
 //! model and the user.
 
 use std::net::SocketAddr;
@@ -29,8 +29,8 @@ pub struct Runtime {
     /// Token for the client API, if it requires one; prefer RAP_TOKEN.
     #[arg(long, env = "RAP_TOKEN", hide_env_values = true)]
     token: Option<Token>,
-    /// Command that sends a message to an agent, with {thread} and {text} and, if needed, {data} and the like in it; used
-    /// instead of the client API.
+    /// Command that sends a message to an agent, used instead of the client API. It must contain {thread} and {text}, and
+    /// may contain {data}, {config}, {listen}, {port} and {url}.
     #[arg(long, value_name = "COMMAND", value_parser = SayCommand::new, conflicts_with = "url")]
     say: Option<SayCommand>,
     /// Template of {config}; its placeholders are filled [default: a configuration of rap serve].
@@ -46,11 +46,11 @@ pub struct Runtime {
     #[arg(long, value_name = "URL", value_parser = base_url)]
     public_url: Option<Url>,
     /// Maximum time to wait for an expected request, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
-    patience: f64,
+    #[arg(long, alias = "patience", value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
+    timeout: f64,
     /// Time to wait before concluding that no further request comes, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
-    settle: f64,
+    #[arg(long, alias = "settle", value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
+    quiet_period: f64,
     #[command(flatten)]
     report_options: ReportOptions,
     /// Command that starts the runtime, with placeholders in it.
@@ -78,8 +78,8 @@ pub(super) async fn check(flags: Runtime) -> anyhow::Result<()> {
 impl Runtime {
     async fn run(self) -> Result<Report, Error> {
         let timeouts = Timeouts {
-            arrival: Duration::from_secs_f64(self.patience),
-            settle: Duration::from_secs_f64(self.settle),
+            arrival: Duration::from_secs_f64(self.timeout),
+            quiet_period: Duration::from_secs_f64(self.quiet_period),
         };
         let listener = TcpListener::bind(self.listen).await.map_err(Error::Listen)?;
         let public = self.public_url.as_ref().map(Url::as_str);
@@ -127,12 +127,7 @@ impl Runtime {
             (Some(url), _) => Ok(url.clone()),
             (None, Some(address)) => Url::parse(&format!("http://{address}")),
             (None, None) if self.command.is_empty() => Url::parse(DEFAULT_URL),
-            (None, None) => {
-                return Err(Error::Placeholder(Placeholder::Missing {
-                    name: "listen".into(),
-                    text: "the command, or give --url or --say".into(),
-                }));
-            }
+            (None, None) => return Err(Error::Placeholder(Placeholder::NoAddress)),
         };
         let url = url.map_err(|error| Error::NoContact(format!("no URL of the client API: {error}")))?;
         let token = self.token.as_ref().map(|Token(secret)| secret.clone());

@@ -8,7 +8,7 @@ use anyhow::bail;
 use rap_agent::texts;
 use rap_api::client::{Client, Follower, IdempotencyKey, Update};
 use rap_api::{
-    Call, CallState, CreateThread, Entry, Item, OpenCall, SendMessage, Status, StatusEvent, ThreadEvent,
+    Call, CallEventKind, CreateThread, Entry, Item, OpenCall, SendMessage, Status, StatusEvent, ThreadEvent,
 };
 use serde_json::Value;
 
@@ -160,7 +160,7 @@ impl Driver {
             Update::Event(ThreadEvent::Entry(entry)) => self.print_entry(&entry)?,
             Update::Event(ThreadEvent::Call(update)) => {
                 match update.state {
-                    CallState::Open => self.state.open.insert(update.call.call_id.clone(), update.call),
+                    CallEventKind::Opened => self.state.open.insert(update.call.call_id.clone(), update.call),
                     _ => self.state.open.remove(&update.call.call_id),
                 };
             }
@@ -180,7 +180,7 @@ impl Driver {
                 self.reason = wake_reason(&calls[0]);
                 Ok(())
             }
-            Item::Assistant { text, calls } => self.print_answer(text, calls),
+            Item::Assistant { text, calls, .. } => self.print_answer(text, calls),
             Item::Result { content, .. } => self.print_result(&content.to_text()),
             Item::Notice { text } => self.explain(&plain(text)),
             Item::Summary { .. } | Item::Unknown => Ok(()),

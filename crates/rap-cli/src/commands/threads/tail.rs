@@ -92,7 +92,7 @@ fn print_update<E>(update: &Update<E>) {
 
 /// Returns the sequence number of the last entry, 0 if there is none. Sequence numbers have no gaps, so a binary search
 /// finds it without reading all entries, which may be many and large.
-pub(super) async fn last_entry(client: &Client, id: &str) -> Result<u64, Error> {
+pub(in crate::commands) async fn last_entry(client: &Client, id: &str) -> Result<u64, Error> {
     let (mut entry, mut none) = (0, 1);
     while none <= u64::from(u32::MAX) && has_entry(client, id, none).await? {
         (entry, none) = (none, none * 2);
@@ -150,8 +150,17 @@ pub(super) async fn answer(client: &Client, id: &str, after: u64, message: &str)
                 QuestionKind::Unknown => {}
             },
             ThreadEvent::Status(update) if idle.is_idle() => match (update.status, update.why) {
-                (Status::Failed, why) => bail!("the agent failed: {}", why.unwrap_or_default()),
-                (Status::NeedsYou, why) => bail!("paused: {}", why.unwrap_or_default()),
+                (Status::Failed, why) => {
+                    bail!(
+                        "the agent failed: {}; retry with: rap threads resume {id}",
+                        why.unwrap_or_default()
+                    )
+                }
+                (Status::NeedsYou, why) => {
+                    let why = why.unwrap_or_default();
+                    let why = status_text::with_word(Status::NeedsYou, &why);
+                    bail!("the agent is {why}; continue with: rap threads resume {id}")
+                }
                 _ => return Ok(()),
             },
             _ => {}

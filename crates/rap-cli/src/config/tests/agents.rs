@@ -109,3 +109,42 @@ fn window_and_summarise_at_are_read() {
     let own = own.config().agents[0].model.clone().unwrap();
     assert_eq!(own.window.tokens, Some(9000));
 }
+
+#[test]
+fn another_model_of_the_provider_has_its_own_prices() {
+    let prices = |name: &str| {
+        let text = format!(
+            "[model]\nprovider = \"openai\"\nname = \"m\"\nbase_url = \"http://h/v1\"\ninput_price = 7\n\
+             [[agent]]\nname = \"a\"\nmodel = \"{name}\"\n"
+        );
+        let agent = Setup::new(&text).config().agents.remove(0);
+        agent.model.unwrap().options.prices.map(|prices| prices.input)
+    };
+    assert_eq!((prices("m"), prices("other")), (Some(7_000_000), None));
+}
+
+#[test]
+fn a_price_of_written_input_follows_the_price_of_input() {
+    let text = "[model]\nprovider = \"anthropic\"\nname = \"claude-sonnet-4-5\"\nbase_url = \"http://h\"\ninput_price = 6\n";
+    let prices = Setup::new(text).config().model.options.prices.unwrap();
+    assert_eq!((prices.input, prices.written, prices.output), (6_000_000, 7_500_000, 15_000_000));
+}
+
+#[test]
+fn an_agent_has_a_list_of_models() {
+    let model =
+        "[model]\nprovider = \"openai\"\nname = \"m\"\nbase_url = \"http://h/v1\"\n[[agent]]\nname = \"a\"\n";
+    let names = |more: &str| {
+        let agent = Setup::new(&format!("{model}{more}")).config().agents.remove(0);
+        let models = agent.model.iter().chain(&agent.fallbacks);
+        let names = models.map(|model| format!("{} {}", model.provider.name, model.options.name));
+        (names.collect::<Vec<_>>(), agent.fallback_after.as_secs())
+    };
+    assert_eq!(names(""), (vec![], 30));
+    assert_eq!(names("models = [\"x\"]\nfallback_after = \"2m\""), (vec!["openai x".to_owned()], 120));
+    let table = "{ provider = \"anthropic\", name = \"y\", base_url = \"http://h\" }";
+    let all = ["openai w", "openai x", "anthropic y"].map(String::from).to_vec();
+    assert_eq!(names(&format!("model = \"w\"\nmodels = [\"x\", {table}]")), (all, 30));
+    let error = Setup::new(&format!("{model}models = \"x\"")).error();
+    assert!(error.contains("agent.models: expected an array of at most 8 names"), "{error}");
+}

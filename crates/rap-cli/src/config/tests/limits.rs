@@ -31,3 +31,12 @@ fn every_limit_can_be_configured() {
         assert!(Limits::TABLE.iter().any(|limit| limit.key == key), "{key}");
     }
 }
+
+#[test]
+fn the_former_key_of_a_limit_is_accepted_but_not_together_with_the_current_one() {
+    let config = Setup::new("[limits]\nevent_marks_for = \"2d\"").config();
+    assert_eq!(config.limits.idempotency_key_lifetime, Duration::from_hours(48));
+    let both = "[limits]\nidempotency_key_lifetime = \"1d\"\nevent_marks_for = \"2d\"";
+    let mistakes = Setup::new(both).error();
+    assert_eq!(mistakes, "rap.toml:3: limits.event_marks_for: already used at rap.toml:2");
+}

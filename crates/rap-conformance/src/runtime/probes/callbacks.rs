@@ -159,7 +159,7 @@ async fn duplicate(scenario: Scenario) -> ProbeResult {
     for body in [call.result(&text), call.result(&other), call.result(&text)] {
         call.post_with_retry(&body).await?;
     }
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     if scenario.model_requests().len() > before {
         return fail("a duplicate result caused another model request", scenario.exchanges());
     }
@@ -269,7 +269,7 @@ async fn unmatched(scenario: Scenario) -> ProbeResult {
     let (_, other) = scenario.open_with_call(WORK).await?;
     let text = scenario.unique_text("astray");
     post_unmatched(&call, &other, &text).await?;
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     expect_only_the_real_result(&scenario, &call, &text, "a result whose ids belong to no open call").await
 }
 
@@ -279,14 +279,14 @@ async fn post_mismatched(scenario: &Scenario) -> Result<(Call, String, Vec<PostO
     let (_, other) = scenario.open_with_call(WORK).await?;
     let (text, unmatched) = (scenario.unique_text("astray"), scenario.unique_text("unmatched"));
     let mut answers = post_unmatched(&call, &other, &unmatched).await?;
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     if scenario.expect_never_in_prompt(&unmatched, "").is_err() {
         return Err(Verdict::not_observable(
             "results whose ids belong to no open call are accepted: see the probe unmatched_result",
         ));
     }
     answers.push(post_as(&call, &text, (other.id(), other.thread())).await?);
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     Ok((call, text, answers))
 }
 
@@ -350,7 +350,7 @@ async fn invalid_is_4xx(scenario: Scenario) -> ProbeResult {
     let (_, call) = scenario.open_with_call(WORK).await?;
     let text = scenario.unique_text("invalid");
     let answers = post_invalid(&call, &text).await?;
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     let has_effect = scenario.expect_never_in_prompt(&text, "").is_err();
     if has_effect || answers.iter().any(|posted| expect_no_5xx(posted, "").is_err()) {
         return Err(Verdict::not_observable("invalid callbacks do harm: see the probe invalid_callback"));
@@ -389,7 +389,7 @@ async fn hostile_ids(scenario: Scenario) -> ProbeResult {
     // The next result shows that the runtime keeps running. Results with unknown ids are checked by another probe.
     let real = scenario.unique_text("real");
     call.post(&call.result(&real)).await?;
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     canary.damage().map_or(Ok(()), |damage| fail(damage, scenario.exchanges()))
 }
 

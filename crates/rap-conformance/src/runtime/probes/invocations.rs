@@ -268,7 +268,7 @@ async fn acknowledgement_body(scenario: Scenario) -> ProbeResult {
     scenario.acknowledge(marker, [Acknowledgement::Result(text.clone())]);
     scenario.open_thread(marker).await?;
     let call = scenario.call().await?;
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     scenario.expect_never_in_prompt(&text, "the body of an acknowledgement")?;
     call.return_result(&real).await?;
     scenario.wait_for_prompt_with(&real).await?;
@@ -326,7 +326,7 @@ async fn unreachable(scenario: Scenario) -> ProbeResult {
     scenario.open_thread(marker).await?;
     scenario.wait_for_prompt_with(&scenario.server().marker_text(marker)).await?;
     // The endpoint does not listen yet, so failed attempts cannot be observed. Wait for some of them.
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     let started = scenario.context.server.start_third_endpoint();
     started.map_err(|error| {
         Verdict::not_observable(format!("the checker cannot listen on a second port: {error}"))
@@ -351,7 +351,7 @@ async fn rejected_once(scenario: Scenario) -> ProbeResult {
     scenario
         .wait_for("the first attempts of four calls", || (scenario.invocations().len() >= 4).then_some(()))
         .await?;
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     let invocations = scenario.invocations();
     for (marker, status) in markers.into_iter().zip(statuses) {
         let wanted = scenario.call_marker(marker);
@@ -384,11 +384,11 @@ async fn rejected_has_result(scenario: Scenario) -> ProbeResult {
     told.map(|_| ())
 }
 
-/// Invocations of one answer that have arrived within the settle time, of which there is at least one.
+/// Invocations of one answer that have arrived within the quiet period, of which there is at least one.
 async fn arrived(scenario: &Scenario, wanted: usize) -> Result<Vec<Call>, Verdict> {
     let mut calls = vec![scenario.call().await?];
     let all = scenario.wait_for("all invocations", || (scenario.invocations().len() >= wanted).then_some(()));
-    drop(tokio::time::timeout(scenario.server().timeouts.settle, all).await);
+    drop(tokio::time::timeout(scenario.server().timeouts.quiet_period, all).await);
     while calls.len() < scenario.invocations().len() {
         calls.push(scenario.call().await?);
     }

@@ -314,7 +314,7 @@ async fn sent_once(scenario: Scenario, notification: Notification) -> ProbeResul
         })
         .await
         .map_err(as_not_observable)?;
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     if let Notification::Cancelling = notification {
         scenario.current_prompt(&thread).await.map_err(as_not_observable)?;
         scenario.expect_never_in_prompt(
@@ -418,7 +418,7 @@ async fn late_result_ignored(scenario: Scenario) -> ProbeResult {
     let text = scenario.unique_text("late");
     call.post(&call.result(&text)).await?;
     let model_request = scenario.current_prompt(&thread).await?;
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     scenario.expect_never_in_prompt(&text, "the late result of an interrupted call")?;
     match model_request.results_of(call.marker()).as_slice() {
         [only] if only.contains("interrupted") => Ok(()),
@@ -449,7 +449,7 @@ async fn closing_cancels(scenario: Scenario) -> ProbeResult {
     scenario.can_close()?;
     let (thread, work) = scenario.open_with_call(WORK).await?;
     // Gives the runtime time to record the acknowledgement of the call.
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     scenario.close(&thread).await?;
     until_cancelled(&scenario, &work).await.map(|_| ())
 }
@@ -461,7 +461,7 @@ async fn closing_first(scenario: Scenario) -> ProbeResult {
     for _ in 0..CLOSED_THREADS {
         calls.push(scenario.open_with_call(WORK).await?);
     }
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     for (thread, _) in &calls {
         scenario.close(thread).await?;
     }

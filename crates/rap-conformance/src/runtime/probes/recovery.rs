@@ -232,7 +232,7 @@ async fn duplicate(scenario: Scenario) -> ProbeResult {
     needs_thread(&scenario, &thread).await?;
     // A tool that has not received the answer sends the result again.
     call.post_with_retry(&call.result(&text)).await?;
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     let model_request = scenario.current_prompt(&thread).await?;
     match model_request.count(&text) {
         1 => Ok(()),

@@ -348,7 +348,7 @@ pub(super) async fn expect_discarded(scenario: &Scenario, call: &Call, what: &st
     for body in [call.inline_event(&here), call.event(&apart)] {
         call.post(&body).await?;
     }
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     scenario.expect_never_in_prompt(&here, what)?;
     scenario.expect_never_in_prompt(&apart, what)
 }
@@ -382,7 +382,7 @@ async fn closing_cancels_nothing(scenario: Scenario) -> ProbeResult {
     scenario.can_close()?;
     let (thread, subscription_call) = scenario.open_with_subscription().await?;
     scenario.close(&thread).await?;
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     let received = scenario.notifications(Route::Cancel, subscription_call.thread());
     match received.first() {
         None => Ok(()),

@@ -138,7 +138,7 @@ async fn once(scenario: Scenario) -> ProbeResult {
     let thread = scenario.open_thread(marker).await?;
     scenario.wait_for_prompt_with(&scenario.server().marker_text(marker)).await?;
     scenario.current_prompt(&thread).await?;
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     for at in servers {
         let requests = scenario.server().requests(|request| request.route == Route::Discovery(at));
         let exchanges =
@@ -240,7 +240,9 @@ async fn missing(scenario: Scenario) -> ProbeResult {
     let marker = scenario.noop_step();
     let thread = scenario.open_thread(marker).await?;
     let model_request = scenario.wait_for_prompt_with(&scenario.server().marker_text(marker)).await?;
-    if scenario.server().discoveries(SECOND) == fetched {
+    // A runtime may fetch toolsets while it asks the model.
+    let has_fetched = || (scenario.server().discoveries(SECOND) > fetched).then_some(());
+    if scenario.wait_for("a discovery request", has_fetched).await.is_err() {
         return Err(Verdict::not_observable(NEVER_FETCHED));
     }
     // The runtime may use the toolset that another session has fetched.

@@ -72,7 +72,7 @@ async fn sign_in(scenario: Scenario) -> ProbeResult {
     let url = format!("https://sign-in.example/{secret}");
     call.post_accepted(&with(call.message("oauth"), json!({"auth_url": url}))).await?;
     let requests_before = scenario.model_requests().len();
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     if scenario.invocations().len() > 1 {
         return fail("a call that waits for the user's authorization was sent again", scenario.exchanges());
     }
@@ -146,7 +146,7 @@ async fn view(scenario: Scenario) -> ProbeResult {
     let (shown, text) = (scenario.unique_text("shown"), scenario.unique_text("returned"));
     let requests_before = scenario.model_requests().len();
     call.post_accepted(&progress(&call, &shown)).await?;
-    scenario.settle().await;
+    scenario.wait_for_silence().await;
     if scenario.model_requests().len() > requests_before {
         return fail("a view_update caused a model request", scenario.exchanges());
     }

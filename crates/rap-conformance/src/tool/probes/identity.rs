@@ -1,4 +1,4 @@
-//! Callbacks go to the URL of their call and carry its ids, also with concurrent calls.
+//! Callbacks go to the URL of their call and carry its ids, even with concurrent calls.
 
 use futures_util::future::join_all;
 use serde_json::json;

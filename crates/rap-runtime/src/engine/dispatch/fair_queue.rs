@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Queued items by session, bounded in total and per session.
-pub(super) struct FairQueue<S, T> {
+pub(in crate::engine) struct FairQueue<S, T> {
     /// Sessions that have items, in the order of their turns.
     turns: VecDeque<S>,
     items: BTreeMap<S, VecDeque<T>>,
@@ -13,14 +13,14 @@ pub(super) struct FairQueue<S, T> {
 
 /// Maximum number of items in a queue, in total and per session.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bounds {
-    pub(super) items: usize,
-    pub(super) per_session: usize,
+pub(in crate::engine) struct Bounds {
+    pub(in crate::engine) items: usize,
+    pub(in crate::engine) per_session: usize,
 }
 
 /// Result of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pushed {
+pub(in crate::engine) enum Pushed {
     /// The item is in the queue.
     Queued,
     /// The queue or the session's share is full. The item was not added.
@@ -28,20 +28,20 @@ pub(super) enum Pushed {
 }
 
 impl<S: Ord + Copy, T: Ord + Clone> FairQueue<S, T> {
-    pub(super) fn new(bounds: Bounds) -> Self {
+    pub(in crate::engine) fn new(bounds: Bounds) -> Self {
         FairQueue { turns: VecDeque::new(), items: BTreeMap::new(), known: BTreeSet::new(), bounds }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::engine) fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
 
-    pub(super) fn has(&self, session: S) -> bool {
+    pub(in crate::engine) fn has(&self, session: S) -> bool {
         self.items.contains_key(&session)
     }
 
     /// Appends an item to those of its session if there is room. An item that is already queued is not added again.
-    pub(super) fn push(&mut self, session: S, item: T) -> Pushed {
+    pub(in crate::engine) fn push(&mut self, session: S, item: T) -> Pushed {
         if self.known.contains(&item) {
             return Pushed::Queued;
         }
@@ -54,7 +54,7 @@ impl<S: Ord + Copy, T: Ord + Clone> FairQueue<S, T> {
     }
 
     /// Like `push`, but ignores the bounds. The caller limits the number of items.
-    pub(super) fn push_unbounded(&mut self, session: S, item: T) {
+    pub(in crate::engine) fn push_unbounded(&mut self, session: S, item: T) {
         if !self.known.insert(item.clone()) {
             return;
         }
@@ -65,8 +65,35 @@ impl<S: Ord + Copy, T: Ord + Clone> FairQueue<S, T> {
         items.push_back(item);
     }
 
+    pub(in crate::engine) fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Returns the number of items of a session.
+    pub(in crate::engine) fn count(&self, session: S) -> usize {
+        self.items.get(&session).map_or(0, VecDeque::len)
+    }
+
+    /// Returns a session that has most items, and their number.
+    pub(in crate::engine) fn longest(&self) -> Option<(S, usize)> {
+        let lengths = self.items.iter().map(|(session, items)| (*session, items.len()));
+        lengths.max_by_key(|(_, length)| *length)
+    }
+
+    /// Takes the newest item of a session.
+    pub(in crate::engine) fn take_newest(&mut self, session: S) -> Option<T> {
+        let items = self.items.get_mut(&session)?;
+        let item = items.pop_back()?;
+        if items.is_empty() {
+            self.items.remove(&session);
+            self.turns.retain(|other| *other != session);
+        }
+        self.known.remove(&item);
+        Some(item)
+    }
+
     /// Drops all items except the first of each session.
-    pub(super) fn keep_first(&mut self) {
+    pub(in crate::engine) fn keep_first(&mut self) {
         for items in self.items.values_mut() {
             for dropped in items.drain(1..) {
                 self.known.remove(&dropped);
@@ -75,7 +102,7 @@ impl<S: Ord + Copy, T: Ord + Clone> FairQueue<S, T> {
     }
 
     /// Takes the first item of the first session in turn that the condition allows. The others keep their turns.
-    pub(super) fn pop_if(&mut self, allowed: impl Fn(S) -> bool) -> Option<(S, T)> {
+    pub(in crate::engine) fn pop_if(&mut self, allowed: impl Fn(S) -> bool) -> Option<(S, T)> {
         let turn = self.turns.iter().position(|session| allowed(*session))?;
         let session = self.turns.remove(turn)?;
         let items = self.items.get_mut(&session)?;
@@ -173,5 +200,21 @@ mod tests {
             std::iter::from_fn(|| queue.pop_if(|_| true)).map(|(_, item)| item).collect();
         assert_eq!(order[..4], [(2, 0), (1, 1), (1, 0), (1, 2)]);
         assert_eq!(order.len(), 10);
+    }
+
+    #[test]
+    fn the_newest_item_of_the_session_with_most_items_can_be_taken() {
+        let mut queue = queue();
+        for (session, no) in [(1, 0), (2, 0), (2, 1), (3, 0)] {
+            queue.push(session, (session, no));
+        }
+        assert_eq!((queue.longest(), queue.count(2), queue.len()), (Some((2, 2)), 2, 4));
+        assert_eq!(
+            [queue.take_newest(2), queue.take_newest(2), queue.take_newest(2)],
+            [Some((2, 1)), Some((2, 0)), None]
+        );
+        // A session without items has no turn.
+        assert_eq!([queue.pop_if(|_| true), queue.pop_if(|_| true)], [Some((1, (1, 0))), Some((3, (3, 0)))]);
+        assert!(queue.is_empty());
     }
 }

@@ -33,7 +33,7 @@ fn invoke(number: u64) -> WorkKey {
     WorkKey::Invoke { thread: key(1), call: call(number) }
 }
 
-/// Returns a dispatcher whose only slot for questions is in use.
+/// Returns a dispatcher whose only slot for model requests is in use.
 fn busy(bounds: Bounds) -> Dispatcher {
     let dispatcher = Dispatcher::with_bounds(SLOTS, bounds);
     assert!(dispatcher.offer(&queue(WorkKind::Ask), session(99), ask(99, 0)).is_some());
@@ -84,6 +84,63 @@ fn found(work: &[(u64, u64)], after: Option<u64>) -> DueWork {
 
 fn offer(dispatcher: &Dispatcher, of: u64, number: u64) -> bool {
     dispatcher.offer(&queue(WorkKind::Ask), session(of), ask(of, number)).is_some()
+}
+
+#[test]
+fn reserved_work_holds_its_slot_until_it_is_offered_or_released() {
+    let dispatcher = Dispatcher::with_bounds(SLOTS, SMALL);
+    let reserve = |of: u64| dispatcher.reserve(&queue(WorkKind::Ask), session(of), &ask(of, 1));
+    assert!(reserve(1));
+    // It holds the only slot.
+    assert!(!reserve(1) && !reserve(2) && !offer(&dispatcher, 2, 1));
+    assert!(offer(&dispatcher, 1, 1));
+    // The work was started, so there is nothing to release.
+    assert!(dispatcher.unreserve(&ask(1, 1)).is_none());
+    assert_eq!(dispatcher.busy(), 1);
+    dispatcher.end(&ask(1, 1));
+    assert_eq!(free(&dispatcher), "2.1");
+    dispatcher.end(&ask(2, 1));
+    assert_eq!(free(&dispatcher), "nothing");
+    // Work whose commit failed is never offered.
+    assert!(reserve(3));
+    assert_eq!(dispatcher.unreserve(&ask(3, 1)), Some(queue(WorkKind::Ask)));
+    assert!(dispatcher.busy() == 0 && reserve(4));
+    // A page does not start it a second time.
+    dispatcher.page_read(&queue(WorkKind::Ask), &page(None, 2), found(&[(4, 1)], None));
+    assert!(offer(&dispatcher, 4, 1));
+    dispatcher.end(&ask(4, 1));
+    assert_eq!(free(&dispatcher), "nothing");
+}
+
+/// The write that moves it may return before or after its reservation in the first queue is released.
+#[test]
+fn work_that_is_moved_to_another_queue_holds_a_slot_of_that_queue_only() {
+    let home = queue(WorkKind::Ask);
+    let to = WorkQueue { kind: WorkKind::Ask, destination: "b".into() };
+    for moved_first in [true, false] {
+        let dispatcher = Dispatcher::with_bounds(SLOTS, SMALL);
+        let unreserve = || assert_eq!(dispatcher.unreserve(&ask(1, 1)), Some(home.clone()));
+        assert!(dispatcher.reserve(&home, session(1), &ask(1, 1)));
+        assert!(dispatcher.hold(&ask(1, 1)) && !dispatcher.hold(&ask(1, 1)));
+        if !moved_first {
+            unreserve();
+        }
+        // It does not start in the first queue meanwhile.
+        dispatcher.check_store(&home);
+        dispatcher.page_read(&home, &page(None, 2), found(&[(1, 1)], None));
+        assert_eq!(next(&dispatcher), "nothing");
+        assert!(dispatcher.has_free_slot(&to, session(1)));
+        dispatcher.end(&ask(1, 1));
+        assert!(dispatcher.offer(&to, session(1), ask(1, 1)).is_some());
+        assert!(!dispatcher.has_free_slot(&to, session(2)));
+        if moved_first {
+            unreserve();
+        }
+        assert!(dispatcher.has_free_slot(&home, session(2)), "moved first: {moved_first}");
+        dispatcher.end(&ask(1, 1));
+        dispatcher.release(&to, session(1));
+        assert_eq!(dispatcher.busy(), 0);
+    }
 }
 
 #[test]
@@ -242,7 +299,7 @@ fn an_incomplete_page_is_followed_by_another() {
     assert_eq!(next(&dispatcher), "read  x2");
     dispatcher.page_read(&asks, &page(None, 2), DueWork { more: true, ..found(&[(1, 1)], None) });
     assert_eq!([next(&dispatcher), free(&dispatcher)], ["1.1", "read  x2"]);
-    // But not if none of its work can be started: that would repeat for ever.
+    // But not if none of its work can be started: that would repeat forever.
     dispatcher.page_read(&asks, &page(None, 2), DueWork { more: true, ..found(&[], None) });
     assert_eq!(next(&dispatcher), "nothing");
 }
@@ -261,6 +318,18 @@ fn work_in_progress_is_not_started_again() {
     assert_eq!(next(&dispatcher), "nothing");
     dispatcher.end(&ask(1, 1));
     assert!(offer(&dispatcher, 1, 1));
+}
+
+#[test]
+fn work_that_waits_in_two_queues_is_started_once() {
+    let dispatcher = busy(SMALL);
+    assert!(!offer(&dispatcher, 1, 1));
+    assert!(!offer(&dispatcher, 2, 1));
+    let other = WorkQueue { kind: WorkKind::Ask, destination: "other".into() };
+    assert!(dispatcher.offer(&other, session(1), ask(1, 1)).is_some());
+    assert_eq!(free(&dispatcher), "2.1");
+    assert_eq!(free(&dispatcher), "nothing");
+    assert_eq!(dispatcher.busy(), 1);
 }
 
 #[test]

@@ -2,16 +2,19 @@
 //!
 //! A block is complete when it was closed. Incomplete thinking blocks and arguments of calls are never used.
 
-use rap_agent::prompt::Names;
+use rap_agent::prompt::{Names, ServedModel};
 use rap_agent::{Thought, ThoughtKind, Thoughts, Usage};
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::model::remote::{CALLS, CUT, FILTERED, error_message, malformed_answer, too_many_calls};
-use crate::model::{Error, ModelAnswer, ModelCall, OnDelta, arguments};
+use crate::model::fields;
+use crate::model::lenient::{self, count, extend_arguments, without_nul};
+use crate::model::remote::{CALLS, CUT, FILTERED, malformed_answer, streamed_error, too_many_calls};
+use crate::model::{Error, ModelAnswer, ModelCall, OnDelta, arguments, body};
 
 /// Maximum number of blocks of an answer.
 const BLOCKS: usize = 4 * CALLS;
+/// Fields of a call that are read.
+const OF_CALL: &[&str] = &["type", "id", "name", "input"];
 const FULL: &str = "[cut: the conversation fills the model's context window]";
 const PAUSED: &str = "[cut: the model's provider paused the answer too often]";
 
@@ -22,7 +25,7 @@ pub(super) struct Assembly {
     blocks: Vec<Block>,
     /// Index of the first block of the current message.
     first: usize,
-    usage: Usage,
+    tokens: Tokens,
     /// Usage of the messages before the last pause.
     spent: Usage,
     state: State,
@@ -48,9 +51,20 @@ enum Stop {
     Paused,
 }
 
+/// Token counts of the current message. Each covers the whole message so far, so a later one is not smaller; a server
+/// that leaves one out does not take it back.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tokens {
+    fresh: u64,
+    written: u64,
+    cached: u64,
+    output: u64,
+}
+
 #[derive(Debug)]
 struct Block {
-    index: u64,
+    /// `None` if the server sends no usable index. Pieces without an index belong to the last open block.
+    index: Option<u64>,
     closed: bool,
     /// Length of the answer's text before this block, in bytes.
     at: usize,
@@ -65,6 +79,8 @@ enum Kind {
         name: String,
         input: Value,
         json: String,
+        /// Additional fields of the call.
+        fields: Map<String, Value>,
     },
     Thinking {
         text: String,
@@ -80,75 +96,7 @@ enum Kind {
     },
 }
 
-#[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum Event {
-    MessageStart {
-        message: Begin,
-    },
-    ContentBlockStart {
-        index: u64,
-        content_block: Value,
-    },
-    ContentBlockDelta {
-        index: u64,
-        delta: Delta,
-    },
-    ContentBlockStop {
-        index: u64,
-    },
-    MessageDelta {
-        delta: End,
-        usage: Option<Tokens>,
-    },
-    MessageStop,
-    Error {
-        error: Value,
-    },
-    /// `ping`, and events of later API versions.
-    #[serde(other)]
-    Other,
-}
-
-#[derive(Deserialize)]
-struct Begin {
-    usage: Option<Tokens>,
-}
-
-#[derive(Deserialize)]
-struct End {
-    stop_reason: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(tag = "type")]
-enum Delta {
-    #[serde(rename = "text_delta")]
-    Text { text: String },
-    #[serde(rename = "input_json_delta")]
-    InputJson { partial_json: String },
-    #[serde(rename = "thinking_delta")]
-    Thinking { thinking: String },
-    #[serde(rename = "signature_delta")]
-    Signature { signature: String },
-    #[serde(other)]
-    Other,
-}
-
-#[derive(Deserialize)]
-struct Tokens {
-    input_tokens: Option<u64>,
-    cache_creation_input_tokens: Option<u64>,
-    cache_read_input_tokens: Option<u64>,
-    output_tokens: Option<u64>,
-}
-
 impl Assembly {
-    /// Returns true if the server has ended the message.
-    pub(super) fn is_done(&self) -> bool {
-        self.state == State::Done
-    }
-
     /// Returns true if the provider paused the turn and it can be resumed. A turn with calls cannot, because their
     /// results come first.
     pub(super) fn is_paused(&self) -> bool {
@@ -161,45 +109,52 @@ impl Assembly {
         self.stop = Stop::Whole;
         self.first = self.blocks.len();
         self.spent = self.total();
-        self.usage = Usage::default();
+        self.tokens = Tokens::default();
         let blank = |kind: &Kind| matches!(kind, Kind::Text(text) if text.trim().is_empty());
         let kept = self.blocks.iter().filter(|block| !blank(&block.kind));
         kept.map(|block| block.kind.to_value()).collect()
     }
 
-    /// Adds the data of one event.
-    pub(super) fn push_event(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
-        if self.is_done() || data.trim().is_empty() {
-            return Ok(());
-        }
-        let event = serde_json::from_str(data).map_err(|_| malformed_answer())?;
-        match (self.state, event) {
-            (_, Event::Error { error }) => return Err(failure(&error)),
-            (_, Event::Other) => {}
-            (State::Expected, Event::MessageStart { message }) => {
+    fn event(&mut self, event: &Value, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+        let index = count(&event["index"]);
+        match (self.state, event["type"].as_str().ok_or_else(malformed_answer)?) {
+            (_, "error") => return Err(failure(&event["error"])),
+            (State::Expected, "message_start") => {
                 self.state = State::Begun;
-                self.count(message.usage);
+                self.count(&event["message"]["usage"]);
             }
-            (State::Begun, Event::ContentBlockStart { index, content_block }) => {
-                self.open(index, content_block, on_delta)?;
+            (State::Begun, "content_block_start") => {
+                self.open(index, &event["content_block"], on_delta)?;
             }
-            (State::Begun, Event::ContentBlockDelta { index, delta }) => {
-                self.extend(index, delta, on_delta)?;
+            (State::Begun, "content_block_delta") => self.extend(index, &event["delta"], on_delta)?,
+            (State::Begun, "content_block_stop") => self.block(index)?.closed = true,
+            (State::Begun, "message_delta") => {
+                self.count(&event["usage"]);
+                self.stop_because(&event["delta"]["stop_reason"]);
             }
-            (State::Begun, Event::ContentBlockStop { index }) => self.block(index)?.closed = true,
-            (State::Begun, Event::MessageDelta { delta, usage }) => {
-                self.count(usage);
-                if let Some(reason) = delta.stop_reason {
-                    self.stop = Stop::from_reason(&reason);
-                }
-            }
-            (State::Begun, Event::MessageStop) => self.state = State::Done,
-            _ => return Err(malformed_answer()),
+            (State::Begun, "message_stop") => self.state = State::Done,
+            (
+                _,
+                "message_start"
+                | "content_block_start"
+                | "content_block_delta"
+                | "content_block_stop"
+                | "message_delta"
+                | "message_stop",
+            ) => return Err(malformed_answer()),
+            // `ping`, and events of later API versions.
+            _ => {}
         }
         Ok(())
     }
 
-    fn open(&mut self, index: u64, block: Value, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+    fn stop_because(&mut self, reason: &Value) {
+        if let Some(reason) = reason.as_str() {
+            self.stop = Stop::from_reason(reason);
+        }
+    }
+
+    fn open(&mut self, index: Option<u64>, block: &Value, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         let mut kind = Kind::parse(block)?;
         let calls = || self.blocks.iter().filter(|block| matches!(block.kind, Kind::Call { .. })).count();
         if self.blocks.len() == BLOCKS || (matches!(kind, Kind::Call { .. }) && calls() == CALLS) {
@@ -207,40 +162,50 @@ impl Assembly {
         }
         let text = if let Kind::Text(text) = &mut kind { std::mem::take(text) } else { String::new() };
         self.blocks.push(Block { index, closed: false, at: self.text.len(), kind });
-        if text.is_empty() {
-            return Ok(());
-        }
-        self.extend(index, Delta::Text { text }, on_delta)
+        self.extend_text(self.blocks.len() - 1, &text, on_delta);
+        Ok(())
     }
 
-    fn block(&mut self, index: u64) -> Result<&mut Block, Error> {
-        let mut blocks = self.blocks[self.first..].iter_mut().rev();
-        blocks.find(|block| block.index == index && !block.closed).ok_or_else(malformed_answer)
+    /// Returns the open block with an index, or the last open block.
+    fn position(&self, index: Option<u64>) -> Result<usize, Error> {
+        let found = |block: &Block| !block.closed && (index.is_none() || block.index == index);
+        let position = self.blocks[self.first..].iter().rposition(found).ok_or_else(malformed_answer)?;
+        Ok(self.first + position)
     }
 
-    fn extend(&mut self, index: u64, delta: Delta, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
-        let block = self.block(index)?;
-        match (&mut block.kind, delta) {
-            (Kind::Text(text), Delta::Text { text: more }) => {
-                let begins = text.is_empty() && !more.is_empty();
-                text.push_str(&more);
-                let apart = begins && !self.text.is_empty() && !self.follows_text();
-                if apart {
-                    self.push_text("\n\n", on_delta);
-                }
-                self.push_text(&more, on_delta);
+    fn block(&mut self, index: Option<u64>) -> Result<&mut Block, Error> {
+        let position = self.position(index)?;
+        Ok(&mut self.blocks[position])
+    }
+
+    fn extend(&mut self, index: Option<u64>, delta: &Value, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+        let position = self.position(index)?;
+        let piece = |key: &str| delta[key].as_str().unwrap_or_default();
+        match (&mut self.blocks[position].kind, delta["type"].as_str().unwrap_or_default()) {
+            (Kind::Text(_), "text_delta") => self.extend_text(position, piece("text"), on_delta),
+            (Kind::Call { json, .. } | Kind::Other { json, .. }, "input_json_delta") => {
+                extend_arguments(json, piece("partial_json"));
             }
-            (Kind::Call { json, .. } | Kind::Other { json, .. }, Delta::InputJson { partial_json }) => {
-                json.push_str(&partial_json);
+            (Kind::Thinking { text, .. }, "thinking_delta") => text.push_str(piece("thinking")),
+            (Kind::Thinking { signature, .. }, "signature_delta") => signature.push_str(piece("signature")),
+            (Kind::Other { .. }, _) => {}
+            (_, "text_delta" | "input_json_delta" | "thinking_delta" | "signature_delta") => {
+                return Err(malformed_answer());
             }
-            (Kind::Thinking { text, .. }, Delta::Thinking { thinking }) => text.push_str(&thinking),
-            (Kind::Thinking { signature, .. }, Delta::Signature { signature: more }) => {
-                signature.push_str(&more);
-            }
-            (_, Delta::Other) | (Kind::Other { .. }, _) => {}
-            _ => return Err(malformed_answer()),
+            _ => {}
         }
         Ok(())
+    }
+
+    /// Adds to the text of a block. Texts with another block between them are separate paragraphs.
+    fn extend_text(&mut self, position: usize, more: &str, on_delta: &mut OnDelta<'_>) {
+        let Kind::Text(text) = &mut self.blocks[position].kind else { return };
+        let begins = text.is_empty() && !more.is_empty();
+        text.push_str(more);
+        if begins && !self.text.is_empty() && !self.follows_text() {
+            self.push_text("\n\n", on_delta);
+        }
+        self.push_text(more, on_delta);
     }
 
     /// Returns true if the block before the last one is text, which the last one continues.
@@ -249,36 +214,42 @@ impl Assembly {
     }
 
     fn push_text(&mut self, text: &str, on_delta: &mut OnDelta<'_>) {
+        let text = without_nul(text);
         if !text.is_empty() {
-            self.text.push_str(text);
-            on_delta(text);
+            self.text.push_str(&text);
+            on_delta(&text);
         }
     }
 
-    /// Updates the usage. Later numbers cover the whole message and replace earlier ones.
-    fn count(&mut self, tokens: Option<Tokens>) {
-        let Some(tokens) = tokens else { return };
-        if let Some(fresh) = tokens.input_tokens {
-            let cached = tokens.cache_read_input_tokens.unwrap_or(0);
-            let written = tokens.cache_creation_input_tokens.unwrap_or(0);
-            self.usage.cached = cached;
-            self.usage.input = fresh.saturating_add(written).saturating_add(cached);
+    fn count(&mut self, usage: &Value) {
+        let Tokens { fresh, written, cached, output } = &mut self.tokens;
+        let counts = [
+            (fresh, "input_tokens"),
+            (written, "cache_creation_input_tokens"),
+            (cached, "cache_read_input_tokens"),
+            (output, "output_tokens"),
+        ];
+        for (total, key) in counts {
+            *total = (*total).max(count(&usage[key]).unwrap_or(0));
         }
-        self.usage.output = tokens.output_tokens.unwrap_or(self.usage.output);
     }
 
     fn total(&self) -> Usage {
+        let Tokens { fresh, written, cached, output } = self.tokens;
+        let input = fresh.saturating_add(written).saturating_add(cached);
         Usage {
-            input: self.spent.input.saturating_add(self.usage.input),
-            output: self.spent.output.saturating_add(self.usage.output),
-            cached: self.spent.cached.saturating_add(self.usage.cached),
+            input: self.spent.input.saturating_add(input),
+            output: self.spent.output.saturating_add(output),
+            cached: self.spent.cached.saturating_add(cached),
+            written: self.spent.written.saturating_add(written),
+            ..Usage::default()
         }
     }
 
     /// Returns the complete answer, with the original names of the tools.
     pub(super) fn into_answer(
         mut self,
-        model: &str,
+        origin: ServedModel<'_>,
         turn: u64,
         names: &Names,
         on_delta: &mut OnDelta<'_>,
@@ -295,18 +266,21 @@ impl Assembly {
             let space = if self.text.is_empty() { "" } else { "\n" };
             self.push_text(&format!("{space}{note}"), on_delta);
         }
-        let (mut calls, mut parts) = (Vec::new(), Vec::new());
+        let (mut calls, mut call_fields, mut parts) = (Vec::new(), Vec::new(), Vec::new());
         let last = self.blocks.len().saturating_sub(1);
         // The calls of an answer that the provider stopped are not made.
         let blocks = if stop == Stop::Refused { Vec::new() } else { self.blocks };
         for (index, block) in blocks.into_iter().enumerate() {
             let whole = block.closed && (index < last || stop == Stop::Whole || !block.kind.is_empty());
             match block.kind {
-                Kind::Call { id, name, input, json } => calls.push(ModelCall {
-                    arguments: if whole { call_arguments(input, &json) } else { Err(json) },
-                    id: if id.is_empty() { format!("call_{turn}_{}", calls.len() + 1) } else { id },
-                    name: names.real(&name).to_owned(),
-                }),
+                Kind::Call { id, name, input, json, fields } => {
+                    call_fields.push(fields);
+                    calls.push(ModelCall {
+                        arguments: if whole { call_arguments(input, &json) } else { Err(without_nul(&json)) },
+                        id: if id.is_empty() { format!("call_{turn}_{}", calls.len() + 1) } else { id },
+                        name: names.real(&name).to_owned(),
+                    });
+                }
                 Kind::Thinking { text, signature } if block.closed && !signature.is_empty() => {
                     parts.push(Thought { at: block.at, kind: ThoughtKind::Readable { text, signature } });
                 }
@@ -316,8 +290,50 @@ impl Assembly {
                 _ => {}
             }
         }
-        let thoughts = (!parts.is_empty()).then(|| Thoughts { model: model.to_owned(), parts });
-        ModelAnswer { text: self.text, calls, thoughts, usage }
+        let thoughts = Thoughts { model: origin.model.to_owned(), parts, ..Thoughts::default() };
+        let thoughts = fields::keep(thoughts, origin, Map::new(), call_fields);
+        let is_empty = thoughts.parts.is_empty() && thoughts.server.is_none();
+        ModelAnswer { text: self.text, calls, thoughts: (!is_empty).then_some(thoughts), usage }
+    }
+}
+
+impl body::Assembly for Assembly {
+    fn is_done(&self) -> bool {
+        self.state == State::Done
+    }
+
+    fn usage(&self) -> Usage {
+        self.total()
+    }
+
+    fn is_complete(&self) -> bool {
+        self.is_done()
+    }
+
+    fn push_event(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+        if self.is_done() || data.trim().is_empty() || data.trim() == "[DONE]" {
+            return Ok(());
+        }
+        let event: Value = serde_json::from_str(data).map_err(|_| malformed_answer())?;
+        self.event(&event, on_delta)
+    }
+
+    fn push_document(&mut self, document: &[u8], on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+        let message: Value = serde_json::from_slice(document).map_err(|_| malformed_answer())?;
+        if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
+            return Err(failure(error));
+        }
+        let Value::Array(blocks) = &message["content"] else {
+            return Err(Error::retry("the model's answer contains no message"));
+        };
+        for block in blocks {
+            self.open(None, block, on_delta)?;
+            self.block(None)?.closed = true;
+        }
+        self.count(&message["usage"]);
+        self.stop_because(&message["stop_reason"]);
+        self.state = State::Done;
+        Ok(())
     }
 }
 
@@ -325,7 +341,10 @@ impl Assembly {
 fn call_arguments(input: Value, json: &str) -> Result<Map<String, Value>, String> {
     match (json.trim().is_empty(), input) {
         (false, _) => arguments(json),
-        (true, Value::Object(input)) => Ok(input),
+        (true, Value::Object(mut input)) => {
+            rap_agent::remove_nul(&mut input);
+            Ok(input)
+        }
         (true, Value::Null) => Ok(Map::new()),
         (true, other) => Err(other.to_string()),
     }
@@ -345,17 +364,18 @@ impl Stop {
 }
 
 impl Kind {
-    fn parse(block: Value) -> Result<Kind, Error> {
+    fn parse(block: &Value) -> Result<Kind, Error> {
         let text = |key: &str| block[key].as_str().unwrap_or_default().to_owned();
         Ok(match block["type"].as_str().ok_or_else(malformed_answer)? {
             "text" => Kind::Text(text("text")),
             "tool_use" => {
-                let (id, name, input) = (text("id"), text("name"), block["input"].clone());
-                Kind::Call { id, name, input, json: String::new() }
+                let (id, name, input) = (lenient::text(&block["id"]), text("name"), block["input"].clone());
+                let fields = fields::of_item(block, OF_CALL);
+                Kind::Call { id, name, input, json: String::new(), fields }
             }
             "thinking" => Kind::Thinking { text: text("thinking"), signature: text("signature") },
             "redacted_thinking" => Kind::Sealed { data: text("data") },
-            _ => Kind::Other { block, json: String::new() },
+            _ => Kind::Other { block: block.clone(), json: String::new() },
         })
     }
 
@@ -374,7 +394,7 @@ impl Kind {
         };
         match self {
             Kind::Text(text) => json!({"type": "text", "text": text}),
-            Kind::Call { id, name, input, json } => {
+            Kind::Call { id, name, input, json, .. } => {
                 with_input(json!({"type": "tool_use", "id": id, "name": name, "input": input}), json)
             }
             Kind::Thinking { text, signature } => {
@@ -388,16 +408,15 @@ impl Kind {
 
 /// Converts an error event, which follows a response status of 200.
 fn failure(error: &Value) -> Error {
-    let why = format!("the model's server: {}", error_message(error));
-    match error["type"].as_str() {
+    let is_permanent = matches!(
+        error["type"].as_str(),
         Some(
             "invalid_request_error"
-            | "authentication_error"
-            | "permission_error"
-            | "not_found_error"
-            | "request_too_large"
-            | "billing_error",
-        ) => Error::refused(why),
-        _ => Error::retry(why),
-    }
+                | "authentication_error"
+                | "permission_error"
+                | "not_found_error"
+                | "billing_error"
+        )
+    );
+    streamed_error(error, is_permanent)
 }

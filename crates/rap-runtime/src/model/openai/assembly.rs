@@ -1,25 +1,43 @@
 //! Assembly of an answer from streamed chunks.
 //!
 //! Servers differ in how they send calls: in pieces with an index, in one piece, without an index, with the same index
-//! for all, without ids. A piece that could belong to two calls starts a new one only if it names a tool.
+//! for all, without ids, with a new id in every piece. A piece that could belong to two calls starts a new one only if
+//! it names a tool.
 
-use rap_agent::Usage;
-use rap_agent::prompt::Names;
-use serde::Deserialize;
+use rap_agent::prompt::{Names, ServedModel};
+use rap_agent::{Thoughts, Usage};
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use crate::model::remote::{CALLS, CUT, FILTERED, error_message, malformed_answer, too_many_calls};
-use crate::model::{Error, ModelAnswer, ModelCall, OnDelta, arguments};
+use crate::model::fields;
+use crate::model::lenient::{count, extend_arguments, text};
+use crate::model::remote::{CALLS, CUT, FILTERED, malformed_answer, streamed_error, too_many_calls};
+use crate::model::{Error, ModelAnswer, ModelCall, OnDelta, arguments, body};
+
+/// Fields of a message that are read, or that servers send but do not take back.
+const OF_MESSAGE: &[&str] =
+    &["role", "content", "tool_calls", "refusal", "annotations", "audio", "function_call", "name", "type"];
+/// Fields of a call that are read.
+const OF_CALL: &[&str] = &["index", "id", "type", "function"];
 
 /// The part of an answer that has been received.
 #[derive(Debug, Default)]
 pub(super) struct Assembly {
     text: String,
     calls: Vec<Call>,
+    /// Additional fields of the message.
+    fields: Map<String, Value>,
     usage: Usage,
     finish: Option<Finish>,
     done: bool,
+    /// Number of bytes of arguments that were checked for being complete.
+    checked_bytes: usize,
 }
+
+/// Maximum of [`Assembly::checked_bytes`]. Some servers send calls so that each piece needs a check of all pieces before.
+const CHECKED_BYTES: usize = 32 * 1024 * 1024;
+/// Maximum length of white space that is taken for no arguments.
+const BLANK_BYTES: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Finish {
@@ -34,67 +52,24 @@ struct Call {
     id: String,
     name: String,
     arguments: String,
+    /// Additional fields of the call.
+    fields: Map<String, Value>,
 }
 
-#[derive(Deserialize)]
-struct Chunk {
-    choices: Option<Vec<Choice>>,
-    usage: Option<Tokens>,
-    error: Option<Value>,
-}
-
-#[derive(Deserialize)]
-struct Choice {
-    delta: Option<Piece>,
-    message: Option<Piece>,
-    finish_reason: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Piece {
-    content: Option<Value>,
-    refusal: Option<String>,
-    tool_calls: Option<Vec<CallPiece>>,
-}
-
-#[derive(Deserialize)]
-struct CallPiece {
-    index: Option<u64>,
-    id: Option<String>,
-    function: Option<FunctionPiece>,
-}
-
-#[derive(Deserialize)]
-struct FunctionPiece {
-    name: Option<String>,
-    arguments: Option<Value>,
-}
-
-#[derive(Deserialize)]
-struct Tokens {
-    prompt_tokens: Option<u64>,
-    completion_tokens: Option<u64>,
-    prompt_tokens_details: Option<TokenDetails>,
-}
-
-#[derive(Deserialize)]
-struct TokenDetails {
-    cached_tokens: Option<u64>,
-}
-
-impl Assembly {
-    /// Returns true if the stream has ended.
-    pub(super) fn is_done(&self) -> bool {
+impl body::Assembly for Assembly {
+    fn is_done(&self) -> bool {
         self.done
     }
 
-    /// Returns true if the server has ended the answer.
-    pub(super) fn is_complete(&self) -> bool {
+    fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    fn is_complete(&self) -> bool {
         self.done || self.finish.is_some()
     }
 
-    /// Adds the data of one event.
-    pub(super) fn push_event(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+    fn push_event(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         if self.done || data.trim().is_empty() {
             return Ok(());
         }
@@ -102,107 +77,123 @@ impl Assembly {
             self.done = true;
             return Ok(());
         }
-        let mut chunk = parse(data.as_bytes())?;
-        let choice = self.take_metadata(&mut chunk)?;
-        if let Some(piece) = choice.and_then(|choice| choice.delta) {
-            self.piece(piece, on_delta)?;
-        }
-        Ok(())
+        let chunk = parse(data.as_bytes())?;
+        let choice = self.take_metadata(&chunk)?;
+        self.piece(&choice["delta"], on_delta)
     }
 
-    /// Adds an answer that came as one document. It is complete if it can be parsed.
-    pub(super) fn push_document(&mut self, document: &[u8], on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
-        let mut chunk = parse(document)?;
-        let choice = self.take_metadata(&mut chunk)?;
-        let Some(piece) = choice.and_then(|choice| choice.message.or(choice.delta)) else {
-            return Err(Error::retry("the model's answer contains no message"));
-        };
-        self.piece(piece, on_delta)?;
+    fn push_document(&mut self, document: &[u8], on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+        let chunk = parse(document)?;
+        let choice = self.take_metadata(&chunk)?;
+        let message = ["message", "delta"].iter().find_map(|key| choice.get(key));
+        let message = message.ok_or_else(|| Error::retry("the model's answer contains no message"))?;
+        self.piece(message, on_delta)?;
         self.done = true;
         Ok(())
     }
+}
 
-    /// Takes the error, usage and finish reason of a chunk. Returns its first choice.
-    fn take_metadata(&mut self, chunk: &mut Chunk) -> Result<Option<Choice>, Error> {
-        if let Some(error) = chunk.error.take() {
-            return Err(Error::retry(format!("the model's server: {}", error_message(&error))));
+impl Assembly {
+    /// Reads the error, usage and finish reason of a chunk. Returns its first choice.
+    fn take_metadata<'a>(&mut self, chunk: &'a Value) -> Result<&'a Value, Error> {
+        if let Some(error) = chunk.get("error").filter(|error| !error.is_null()) {
+            return Err(streamed_error(error, false));
         }
-        if let Some(tokens) = chunk.usage.take() {
-            self.usage = tokens.usage();
-        }
-        let choice = chunk.choices.take().and_then(|choices| choices.into_iter().next());
-        match choice.as_ref().and_then(|choice| choice.finish_reason.as_deref()) {
-            None | Some("") => {}
-            Some("error") => {
-                return Err(Error::retry("the model's server failed in the middle of the answer"));
-            }
-            Some("length") => self.finish = Some(Finish::Cut),
-            Some("content_filter") => self.finish = Some(Finish::Filtered),
-            Some(_) => self.finish = Some(Finish::Whole),
-        }
+        self.usage = later_usage(self.usage, &chunk["usage"]);
+        let choice = &chunk["choices"][0];
+        self.finish = match &choice["finish_reason"] {
+            Value::String(reason) => match reason.as_str() {
+                "" => self.finish,
+                "error" => return Err(Error::retry("the model's server failed in the middle of the answer")),
+                "length" => Some(Finish::Cut),
+                "content_filter" => Some(Finish::Filtered),
+                _ => Some(Finish::Whole),
+            },
+            // Some servers send the number of a reason. 0 means that there is none.
+            Value::Number(number) if number.as_u64() != Some(0) => Some(Finish::Whole),
+            _ => self.finish,
+        };
         Ok(choice)
     }
 
-    fn piece(&mut self, piece: Piece, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
-        for text in piece.content.as_ref().into_iter().flat_map(texts).chain(piece.refusal.as_deref()) {
+    fn piece(&mut self, piece: &Value, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+        for text in texts(&piece["content"]).into_iter().chain(piece["refusal"].as_str()) {
             self.push_text(text, on_delta);
         }
-        for call in piece.tool_calls.into_iter().flatten() {
-            self.call(call)?;
+        fields::add(&mut self.fields, piece, OF_MESSAGE);
+        match &piece["tool_calls"] {
+            Value::Array(calls) => calls.iter().try_for_each(|call| self.call(call)),
+            call @ Value::Object(_) => self.call(call),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn push_text(&mut self, text: &str, on_delta: &mut OnDelta<'_>) {
+        let text = text.replace('\0', "");
         if !text.is_empty() {
-            self.text.push_str(text);
-            on_delta(text);
+            self.text.push_str(&text);
+            on_delta(&text);
         }
     }
 
-    fn call(&mut self, piece: CallPiece) -> Result<(), Error> {
-        let id = piece.id.unwrap_or_default();
-        let function = piece.function.unwrap_or(FunctionPiece { name: None, arguments: None });
-        let name = function.name.unwrap_or_default();
-        let index = match self.find(piece.index, &id, &name) {
-            Some(index) => index,
+    fn call(&mut self, piece: &Value) -> Result<(), Error> {
+        let (index, id, name) =
+            (count(&piece["index"]), text(&piece["id"]), text(&piece["function"]["name"]));
+        let found = match self.find(index, &id, &name) {
+            Some(found) => found,
             None if self.calls.len() == CALLS => return Err(too_many_calls()),
             None => {
-                self.calls.push(Call { index: piece.index, ..Call::default() });
+                self.calls.push(Call { index, ..Call::default() });
                 self.calls.len() - 1
             }
         };
-        let call = &mut self.calls[index];
+        let call = &mut self.calls[found];
+        fields::add(&mut call.fields, piece, OF_CALL);
         if call.id.is_empty() {
             call.id = id;
         }
         if call.name != name {
             call.name.push_str(&name);
         }
-        match function.arguments {
-            Some(Value::String(text)) => call.arguments.push_str(&text),
-            Some(Value::Null) | None => {}
-            Some(whole) => call.arguments.push_str(&whole.to_string()),
+        match &piece["function"]["arguments"] {
+            Value::Null => {}
+            Value::String(text) => extend_arguments(&mut call.arguments, text),
+            whole => extend_arguments(&mut call.arguments, &whole.to_string()),
         }
         Ok(())
     }
 
     /// Returns the index of the call that a piece continues, or `None` if it starts a new one.
-    fn find(&self, index: Option<u64>, id: &str, name: &str) -> Option<usize> {
-        let index = match index {
+    fn find(&mut self, index: Option<u64>, id: &str, name: &str) -> Option<usize> {
+        let last = self.calls.len().checked_sub(1)?;
+        let found = match index {
             Some(_) => self.calls.iter().rposition(|call| call.index == index)?,
-            None if id.is_empty() => self.calls.len().checked_sub(1)?,
-            None => return self.calls.iter().rposition(|call| call.id == id),
+            None if id.is_empty() => last,
+            None => match self.calls.iter().rposition(|call| call.id == id) {
+                Some(found) => return Some(found),
+                None => last,
+            },
         };
-        let call = &self.calls[index];
+        let (call, checked) = (&self.calls[found], &mut self.checked_bytes);
         let other_id = !id.is_empty() && !call.id.is_empty() && id != call.id;
-        let unnamed = id.is_empty() || call.id.is_empty();
-        let again = unnamed && !name.is_empty() && call.is_complete();
-        if other_id || again { None } else { Some(index) }
+        let is_new = match (name.is_empty(), other_id) {
+            (true, _) => false,
+            // The name is repeated with a new id in every piece.
+            (false, true) => name != call.name || !call.is_incomplete(checked),
+            (false, false) if index.is_none() && !id.is_empty() => true,
+            (false, false) => (id.is_empty() || call.id.is_empty()) && call.is_complete(checked),
+        };
+        if is_new { None } else { Some(found) }
     }
 
-    /// Returns the complete answer, with the original names of the tools.
-    pub(super) fn into_answer(mut self, turn: u64, names: &Names, on_delta: &mut OnDelta<'_>) -> ModelAnswer {
+    /// Returns the complete answer of a model, with the original names of the tools.
+    pub(super) fn into_answer(
+        mut self,
+        origin: ServedModel<'_>,
+        turn: u64,
+        names: &Names,
+        on_delta: &mut OnDelta<'_>,
+    ) -> ModelAnswer {
         let note = match self.finish {
             Some(Finish::Cut) => Some(CUT),
             Some(Finish::Filtered) => Some(FILTERED),
@@ -212,21 +203,41 @@ impl Assembly {
             let space = if self.text.is_empty() { "" } else { "\n" };
             self.push_text(&format!("{space}{note}"), on_delta);
         }
-        let calls = std::mem::take(&mut self.calls);
-        let calls = calls.into_iter().enumerate().map(|(index, call)| ModelCall {
+        let thoughts = self.thoughts(origin);
+        let calls = self.calls.into_iter().enumerate().map(|(index, call)| ModelCall {
             arguments: call.arguments(note.is_some()),
             id: if call.id.is_empty() { format!("call_{turn}_{}", index + 1) } else { call.id },
             name: names.real(&call.name).to_owned(),
         });
-        ModelAnswer { calls: calls.collect(), text: self.text, thoughts: None, usage: self.usage }
+        ModelAnswer { calls: calls.collect(), text: self.text, thoughts, usage: self.usage }
+    }
+
+    /// Takes the additional fields, if there are any.
+    fn thoughts(&mut self, origin: ServedModel<'_>) -> Option<Thoughts> {
+        let fields = std::mem::take(&mut self.fields);
+        let call_fields = self.calls.iter_mut().map(|call| std::mem::take(&mut call.fields)).collect();
+        let thoughts = Thoughts { model: origin.model.to_owned(), ..Thoughts::default() };
+        let thoughts = fields::keep(thoughts, origin, fields, call_fields);
+        thoughts.server.is_some().then_some(thoughts)
     }
 }
 
 impl Call {
-    fn is_complete(&self) -> bool {
-        self.arguments.ends_with('}')
-            && !self.name.is_empty()
-            && serde_json::from_str::<Map<String, Value>>(&self.arguments).is_ok()
+    /// Returns true if all arguments were received. `checked` counts the bytes that this has cost; beyond
+    /// [`CHECKED_BYTES`], a call is taken for incomplete.
+    fn is_complete(&self, checked: &mut usize) -> bool {
+        if self.name.is_empty() || !self.arguments.ends_with('}') || *checked >= CHECKED_BYTES {
+            return false;
+        }
+        *checked += self.arguments.len();
+        let is_object = self.arguments.trim_start().starts_with('{');
+        is_object && serde_json::from_str::<IgnoredAny>(&self.arguments).is_ok()
+    }
+
+    /// Returns true if a part of the arguments was received.
+    fn is_incomplete(&self, checked: &mut usize) -> bool {
+        let is_blank = self.arguments.len() <= BLANK_BYTES && self.arguments.trim().is_empty();
+        !is_blank && !self.is_complete(checked)
     }
 
     /// Parses the arguments. No text means no arguments, unless the answer was cut before they were sent.
@@ -238,19 +249,23 @@ impl Call {
     }
 }
 
-impl Tokens {
-    fn usage(&self) -> Usage {
-        let cached = self.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens);
-        Usage {
-            input: self.prompt_tokens.unwrap_or(0),
-            output: self.completion_tokens.unwrap_or(0),
-            cached: cached.unwrap_or(0),
-        }
+/// Returns the token counts after a chunk. A chunk without a count does not take an earlier one back.
+fn later_usage(usage: Usage, tokens: &Value) -> Usage {
+    let details = &tokens["prompt_tokens_details"];
+    // The first of these fields that a server sends.
+    let number = |old: u64, fields: &[&Value]| fields.iter().find_map(|field| count(field)).unwrap_or(old);
+    Usage {
+        input: number(usage.input, &[&tokens["prompt_tokens"]]),
+        output: number(usage.output, &[&tokens["completion_tokens"]]),
+        cached: number(usage.cached, &[&details["cached_tokens"], &tokens["prompt_cache_hit_tokens"]]),
+        written: number(usage.written, &[&details["cache_write_tokens"], &details["cache_creation_tokens"]]),
+        ..usage
     }
 }
 
-fn parse(data: &[u8]) -> Result<Chunk, Error> {
-    serde_json::from_slice(data).map_err(|_| malformed_answer())
+fn parse(data: &[u8]) -> Result<Value, Error> {
+    let chunk: Option<Value> = serde_json::from_slice(data).ok();
+    chunk.filter(Value::is_object).ok_or_else(malformed_answer)
 }
 
 /// Returns the text of a content, or the texts of its parts.
@@ -259,5 +274,26 @@ fn texts(content: &Value) -> Vec<&str> {
         Value::String(text) => vec![text],
         Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
         _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Each piece has to be compared with all pieces before it, because it may begin another call.
+    #[test]
+    fn pieces_without_an_index_are_checked_within_a_budget() {
+        let mut assembly = Assembly::default();
+        let piece = |arguments: &str| json!({"function": {"name": "work", "arguments": arguments}});
+        assembly.call(&piece(&format!("{{\"a\": [{}", "1,".repeat(1 << 20)))).unwrap();
+        for _ in 0..100 {
+            assembly.call(&piece("}")).unwrap();
+        }
+        assert_eq!(assembly.calls.len(), 1);
+        let longest = assembly.calls[0].arguments.len();
+        assert!(assembly.checked_bytes <= CHECKED_BYTES + longest, "{}", assembly.checked_bytes);
     }
 }

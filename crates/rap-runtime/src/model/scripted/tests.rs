@@ -5,6 +5,7 @@ use rap_protocol::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::model::Spent;
 
 fn id(text: &str) -> CallId {
     CallId::new(text).unwrap()
@@ -19,7 +20,7 @@ fn given(call_id: &str, name: &str) -> Item {
     call(call_id, name, Arguments::Given(Map::new()))
 }
 
-fn echo(call_id: &str, name: &str, of: &str) -> Item {
+fn synthetic(call_id: &str, name: &str, of: &str) -> Item {
     call(call_id, name, Arguments::Synthetic { of: id(of), kind: format!("interrupt:{of}"), arguments: None })
 }
 
@@ -28,12 +29,19 @@ fn answer(text: &str) -> Item {
 }
 
 fn runtime_text(text: &str) -> Item {
-    Item::User { text: text.into(), from: Speaker::Runtime }
+    Item::message(text, Speaker::Runtime)
 }
 
 fn request(items: Vec<Item>, turn: u64) -> ModelRequest {
     let entries = items.into_iter().map(|item| Entry { at: Timestamp(0), item }).collect();
-    ModelRequest { system: String::new(), entries, tools: Arc::new([]), turn, images: false }
+    ModelRequest {
+        system: String::new(),
+        entries,
+        tools: Arc::new([]),
+        turn,
+        images: false,
+        spent: Spent::default(),
+    }
 }
 
 /// Returns text and calls of the answer. Checks that the text was streamed too.
@@ -90,22 +98,28 @@ async fn results_are_answered_with_a_line_each() {
     assert_eq!(text(batch.clone()).await, "read: two lines");
     let woken = [
         batch,
-        vec![answer("read: two lines"), echo("e1", "watch", "w"), Item::runtime_result(id("e1"), "changed")],
+        vec![
+            answer("read: two lines"),
+            synthetic("e1", "watch", "w"),
+            Item::runtime_result(id("e1"), "changed"),
+        ],
     ];
     let woken = woken.concat();
     assert_eq!(text(woken.clone()).await, "watch: changed");
     let twice =
-        [woken.clone(), vec![echo("e2", "timer", "t"), Item::runtime_result(id("e2"), "rang")]].concat();
+        [woken.clone(), vec![synthetic("e2", "timer", "t"), Item::runtime_result(id("e2"), "rang")]].concat();
     assert_eq!(text(twice).await, "watch: changed\ntimer: rang");
-    let interrupted =
-        [woken, vec![Item::user("say hi"), echo("e2", "timer", "t"), Item::runtime_result(id("e2"), "rang")]];
+    let interrupted = [
+        woken,
+        vec![Item::user("say hi"), synthetic("e2", "timer", "t"), Item::runtime_result(id("e2"), "rang")],
+    ];
     assert_eq!(text(interrupted.concat()).await, "hi\ntimer: rang");
 }
 
 #[tokio::test]
 async fn an_event_child_answers_its_event_and_not_the_message_of_the_runtime() {
     let spawned = vec![
-        echo("e1", "watch", "w"),
+        synthetic("e1", "watch", "w"),
         Item::runtime_result(id("e1"), "changed"),
         runtime_text("you are a child"),
     ];

@@ -239,6 +239,12 @@ impl ThreadTracker {
                 | Input::Choose { .. }
                 | Input::SubscriptionLost { .. },
             ) => true,
+            // A child that was closed before it reported.
+            (CallState::Returned, Input::FromThread { message: ThreadMessage::Report { text, .. }, .. })
+                if text == texts::CLOSED_WITHOUT_REPORT =>
+            {
+                true
+            }
             (CallState::Returned, input) => tag_of_input(input).is_some(),
             (CallState::Interrupted, _) => true,
             _ => false,

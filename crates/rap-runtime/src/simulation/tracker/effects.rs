@@ -20,15 +20,15 @@ impl ThreadTracker {
         asked: Option<(u64, Seq)>,
         cancelled: Vec<CallId>,
     ) -> Result<(), Violation> {
-        self.check_questions(row, input, step, asked)?;
+        self.check_model_requests(row, input, step, asked)?;
         self.check_invocations(row, input, step)?;
         check_answers(step)?;
         check_notifications(step, cancelled)?;
         self.check_messages(input, step)
     }
 
-    /// A new question is the one in the head and covers all entries. A question that is no longer current is abandoned.
-    fn check_questions(
+    /// A new model request is the one in the head and covers all entries. A request that is no longer current is abandoned.
+    fn check_model_requests(
         &mut self,
         row: &Row,
         input: &Input,
@@ -50,11 +50,15 @@ impl ThreadTracker {
         let new: Vec<_> = asking.filter(|_| step.head.turn() != row.head.turn()).into_iter().collect();
         ensure!(asks == new, "I4: the effects ask {asks:?}, but {asking:?} is stored");
         let covers = asks.iter().all(|(_, up_to)| *up_to == step.head.seq());
-        ensure!(covers, "I5: the question {asks:?} does not cover the entries up to {}", step.head.seq());
+        ensure!(
+            covers,
+            "I5: the model request {asks:?} does not cover the entries up to {}",
+            step.head.seq()
+        );
         let ended = turn_of(input).is_some();
         let given_up: Vec<u64> =
             asked.filter(|_| !ended && asking != asked).map(|(turn, _)| turn).into_iter().collect();
-        // An answer may close its thread, which abandons its question.
+        // An answer may close its thread, which abandons its model request.
         let closes = ended && step.head.is_closed();
         let fits = abandoned == given_up || closes && abandoned.len() <= 1;
         ensure!(fits, "I4: the step abandons {abandoned:?} instead of {given_up:?}");
@@ -174,17 +178,20 @@ fn check_answers(step: &Step) -> Result<(), Violation> {
 
 /// Tool servers are notified of cancelled calls and of the closing of the thread.
 fn check_notifications(step: &Step, mut cancelled: Vec<CallId>) -> Result<(), Violation> {
-    let mut notified = picked(step, |effect| match effect {
-        Effect::NotifyCancel { call } => Some(call.clone()),
-        _ => None,
+    let notified = step.effects.iter().flat_map(|effect| match effect {
+        Effect::NotifyCancel { call } => std::slice::from_ref(call),
+        Effect::NotifyClose { cancelled } => cancelled.as_slice(),
+        _ => &[],
     });
+    let mut notified: Vec<CallId> = notified.cloned().collect();
     notified.sort();
     cancelled.sort();
     ensure!(
         notified == cancelled,
         "I7: servers are notified of {notified:?}, but {cancelled:?} were cancelled"
     );
-    let closings = step.effects.iter().filter(|effect| **effect == Effect::NotifyClose).count();
+    let closes = |effect: &&Effect| matches!(effect, Effect::NotifyClose { .. });
+    let closings = step.effects.iter().filter(closes).count();
     let closed = usize::from(step.head.is_closed());
     ensure!(closings == closed, "I7: servers are notified of {closings} closings instead of {closed}");
     Ok(())

@@ -77,8 +77,8 @@ impl Reader {
                 match self.echo.take() {
                     Some((id, Some(of))) if id == *call_id => self.record_late_result(&of, text)?,
                     Some(_) => {
-                        let known =
-                            tag_of(text).is_some() || text == TICK || text == texts::SUBSCRIPTION_LOST;
+                        let of_runtime = [TICK, texts::SUBSCRIPTION_LOST, texts::CLOSED_WITHOUT_REPORT];
+                        let known = tag_of(text).is_some() || of_runtime.contains(&text);
                         ensure!(known, "I8: an event with unknown text: {text:?}");
                     }
                     None if call_states.contains_key(call_id) => {
@@ -123,7 +123,7 @@ impl Reader {
             text if text.starts_with("scheduled") => ShownResult::Real,
             text if text.starts_with("thread ") && text.contains(" was started") => ShownResult::Real,
             text if is_refusal(text) => ShownResult::Interrupted,
-            texts::STILL_RUNNING => ShownResult::Placeholder,
+            texts::STILL_RUNNING | texts::AWAITS_APPROVAL => ShownResult::Placeholder,
             texts::INTERRUPTED => ShownResult::Interrupted,
             _ => ShownResult::Error,
         };
@@ -145,5 +145,5 @@ impl Reader {
 
 /// Returns whether a result says that a person refused the call, or that nobody approved it in time.
 fn is_refusal(text: &str) -> bool {
-    text == texts::REFUSED || text.starts_with("lapsed: ")
+    text == texts::REFUSED || text.starts_with("not approved: ")
 }

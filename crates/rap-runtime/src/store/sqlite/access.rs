@@ -190,7 +190,7 @@ impl Access {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommitFault {
     None,
-    /// Nothing is written, and the caller gets an error.
+    /// The commit writes nothing, and the caller gets an error.
     Lost,
     /// The commit succeeds, and the caller gets an error.
     Unknown,

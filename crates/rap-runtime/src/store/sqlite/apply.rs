@@ -1,8 +1,6 @@
 //! Applies a batch of messages in one transaction.
 
-use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rap_agent::{Input, facts_needed};
 use rap_io::secret_box::Key;
@@ -12,48 +10,15 @@ use rusqlite::Connection;
 use super::cache::Cache;
 use super::heads::{self, is_row_error, unreadable};
 use super::writes::StepWriter;
-use super::{facts, history, toolsets};
+use super::{alerts, deletion, facts, history, toolsets};
+use crate::store::alert;
 use crate::store::apply::check_target;
+use crate::store::batch::{Applied, DisabledThreads};
+use crate::store::stored::{new_fork, new_root};
 use crate::store::{
     Committed, Error, Loaded, Message, Receipt, SharedFacts, StepSettings, Stepped, Target, ThreadKey,
     rounds, step_one,
 };
-
-/// The result of applying a message.
-pub(super) enum Applied {
-    /// Its step was written. `version` is the version of the new head.
-    Done {
-        receipt: Receipt,
-        committed: Box<Committed>,
-        version: i64,
-    },
-    /// It repeats a request that was applied earlier.
-    Repeated(Receipt),
-    Refused(Error),
-}
-
-/// Threads that accept no input until the runtime restarts, because one of their steps panicked. Clones refer to the
-/// same set.
-#[derive(Default, Clone)]
-pub(super) struct DisabledThreads(Arc<Mutex<HashSet<ThreadKey>>>);
-
-impl DisabledThreads {
-    fn threads(&self) -> MutexGuard<'_, HashSet<ThreadKey>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn insert(&self, thread: ThreadKey) {
-        self.threads().insert(thread);
-    }
-
-    pub(super) fn contains(&self, thread: ThreadKey) -> bool {
-        self.threads().contains(&thread)
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.threads().len()
-    }
-}
 
 /// Applies batches. Used by one OS thread at a time.
 #[derive(Default)]
@@ -285,6 +250,9 @@ impl Applier {
         for write in &step.writes {
             children.extend(writer.write(write)?);
         }
+        for alert in alert::alerts(rules, &thread, &step, now) {
+            alerts::add(conn, &alert)?;
+        }
         shared.record_step(thread.session, &step);
         let receipt = Receipt { thread: thread.id.clone(), turn: step.head.turn() };
         if let Some(key) = &message.idempotency_key {
@@ -298,7 +266,7 @@ impl Applier {
         self.cache.put(Loaded { thread: thread.clone(), head: step.head.clone(), version });
         Ok(Applied::Done {
             receipt,
-            committed: Box::new(Committed { thread, step, children, late: false }),
+            committed: Box::new(Committed { thread, step, children, late: false, reserved: Vec::new() }),
             version,
         })
     }
@@ -321,7 +289,7 @@ impl Applier {
         let key = match (self.find(conn, target)?, target) {
             (Lookup::Existing(_), Target::New(_) | Target::Fork { .. }) => return Ok(Err(Error::Exists)),
             (Lookup::Missing(_), Target::New(new)) => {
-                return Ok(Ok(heads::new_root(conn, new, context.now)?));
+                return Ok(Ok(new_root(heads::next_key(conn)?, new, context.now)));
             }
             (Lookup::Missing(_), Target::Fork { .. }) => return self.fork(context, message),
             (Lookup::Missing(_), _) => return Ok(Err(Error::NoThread)),
@@ -356,21 +324,13 @@ impl Applier {
             Some(key) if heads::is_visible(conn, key, &message.visible)? => heads::load(conn, key)?,
             _ => None,
         };
-        let Some(Loaded { thread: source, head, .. }) = source else { return Ok(Err(Error::NoThread)) };
-        let point = history::fork_point(conn, &source, at.unwrap_or(head.seq()).min(head.seq()))?;
-        let new = crate::store::NewThread {
-            id: id.clone(),
-            incarnation: *incarnation,
-            agent: source.agent.clone(),
-            user_id: source.user_id.clone(),
-            title: source.title.clone(),
-        };
-        let root = heads::new_root(conn, &new, context.now)?;
-        let thread = crate::store::Thread {
-            source: Some(source.key),
-            inherits: point.at,
-            ..crate::store::Thread::clone(&root.thread)
-        };
-        Ok(Ok(Loaded { thread: thread.into(), head: head.fork(point), version: 0 }))
+        let Some(source) = source else { return Ok(Err(Error::NoThread)) };
+        if deletion::is_marked(conn, source.thread.session)? {
+            return Ok(Err(Error::NoThread));
+        }
+        let last = source.head.seq();
+        let point = history::fork_point(conn, &source.thread, at.unwrap_or(last).min(last))?;
+        let key = heads::next_key(conn)?;
+        Ok(Ok(new_fork(key, id.clone(), *incarnation, &source, point, context.now)))
     }
 }

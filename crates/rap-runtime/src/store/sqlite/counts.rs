@@ -34,5 +34,10 @@ pub(super) fn counts(conn: &Connection, disabled: usize) -> rusqlite::Result<Sto
         Ok((kind, conn.prepare_cached(&sql)?.query_row([], |row| row.get(0))?))
     });
     let waiting = waiting.collect::<rusqlite::Result<_>>()?;
-    Ok(StoreCounts { threads, waiting, disabled })
+    let damaged = format!(
+        "SELECT count(*) FROM (SELECT 1 FROM damaged d JOIN threads t ON t.no = d.thread AND t.version = d.version \
+         LIMIT {COUNT_LIMIT})"
+    );
+    let damaged = conn.prepare_cached(&damaged)?.query_row([], |row| row.get(0))?;
+    Ok(StoreCounts { threads, waiting, disabled, damaged })
 }

@@ -5,19 +5,15 @@ use rap_protocol::{ThreadId, Timestamp, UserId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::heads::{thread_id, unreadable};
+use crate::store::stored::{DETAIL_CHARS, RECORDS};
 use crate::store::{
     Cursor, Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Page, Redelivery,
     ThreadKey, Visibility,
 };
 
-/// Maximum number of records of each kind.
-const RECORDS: usize = 10_000;
-/// Maximum length of the detail of a record, in characters.
-const DETAIL_CHARS: usize = 500;
-
 /// Writes records and returns their ids.
 pub(super) fn record_all(conn: &Connection, records: &[DeliveryRecord]) -> rusqlite::Result<Vec<String>> {
-    let ids = records.iter().map(|record| self::record(conn, record)).collect();
+    let ids = records.iter().filter_map(|record| self::record(conn, record).transpose()).collect();
     let recorded = |kind: &DeliveryKind| records.iter().any(|record| record.kind == *kind);
     DeliveryKind::ALL.into_iter().filter(recorded).try_for_each(|kind| prune(conn, kind, RECORDS))?;
     ids
@@ -78,11 +74,12 @@ pub(super) fn redeliver(
 }
 
 /// Writes a record. Each delivery has one record. Callbacks of a call that are refused for the same reason share a
-/// record, which counts them.
-fn record(conn: &Connection, record: &DeliveryRecord) -> rusqlite::Result<String> {
+/// record, which counts them. A thread that was deleted meanwhile gets no record.
+fn record(conn: &Connection, record: &DeliveryRecord) -> rusqlite::Result<Option<String>> {
     let mut statement = conn.prepare_cached(
         "INSERT INTO deliveries (kind, thread, call, server, topic, outcome, attempts, detail, first_at, last_at, user_id) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9, (SELECT user_id FROM threads WHERE no = ?2)) \
+         SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9, (SELECT user_id FROM threads WHERE no = ?2) \
+         WHERE ?2 = 0 OR EXISTS (SELECT 1 FROM threads WHERE no = ?2) \
          ON CONFLICT (thread, call, kind, topic, server) DO UPDATE SET outcome = excluded.outcome, \
          detail = excluded.detail, last_at = excluded.last_at, attempts = excluded.attempts + \
          CASE kind WHEN 'callback' THEN attempts ELSE 0 END RETURNING no",
@@ -99,7 +96,8 @@ fn record(conn: &Connection, record: &DeliveryRecord) -> rusqlite::Result<String
         detail,
         record.at.0,
     ];
-    statement.query_row(row, |row| row.get::<_, i64>(0)).map(|no| no.to_string())
+    let no = statement.query_row(row, |row| row.get::<_, i64>(0)).optional()?;
+    Ok(no.map(|no| no.to_string()))
 }
 
 /// Removes the oldest records of a kind, so that at most `records` remain.
@@ -179,7 +177,11 @@ mod tests {
     use super::*;
 
     fn ledger() -> Connection {
-        crate::store::sqlite::tests::database()
+        let conn = crate::store::sqlite::tests::database();
+        let sql = "INSERT INTO threads (no, id, root, born_at, ancestors, incarnation, agent, created_at, updated_at, \
+                   version, status, head) VALUES (1, 't', 1, 0, '[]', 1, 'a', 0, 0, 1, 'idle', '{}')";
+        conn.execute(sql, []).unwrap();
+        conn
     }
 
     fn record_of(kind: DeliveryKind, call: &str, at: i64) -> DeliveryRecord {
@@ -230,6 +232,16 @@ mod tests {
     }
 
     #[test]
+    fn a_deleted_thread_gets_no_record() {
+        let of = |thread: Option<i64>| DeliveryRecord {
+            thread: thread.map(ThreadKey::new),
+            ..record_of(DeliveryKind::Callback, "a", 1)
+        };
+        let written = record_all(&ledger(), &[of(Some(9)), of(Some(1)), of(None)]).unwrap();
+        assert_eq!(written.len(), 2);
+    }
+
+    #[test]
     fn an_invocation_has_one_record_with_its_last_attempt() {
         let conn = ledger();
         let first = record(&conn, &record_of(DeliveryKind::Invocation, "a", 1)).unwrap();
@@ -239,7 +251,7 @@ mod tests {
             ..record_of(DeliveryKind::Invocation, "a", 2)
         };
         assert_eq!(record(&conn, &again).unwrap(), first);
-        let row = get(&conn, first.parse().unwrap(), &Visibility::All).unwrap().unwrap();
+        let row = get(&conn, first.unwrap().parse().unwrap(), &Visibility::All).unwrap().unwrap();
         assert_eq!(
             (row.attempts, row.outcome, row.first_at, row.last_at),
             (7, DeliveryOutcome::GivenUp, Timestamp(1), Timestamp(2))

@@ -1,17 +1,16 @@
 //! Loads and stores the facts that steps need.
 
-use rap_agent::{Arguments, Entry, Facts, FactsNeeded, Item, PastCall, Seq, Server, Spending};
+use rap_agent::{CallState, Entry, Facts, FactsNeeded, PastCall, Seq, Server, Spending};
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value};
 
-use super::heads::{self, thread_id, unreadable};
-use super::writes::{entry_key, state_from_number};
+use super::heads::{thread_id, unreadable};
+use super::writes::entry_key;
 use crate::engine::built_in;
+use crate::store::damage::Damage;
+use crate::store::stored::{RESUMED, call_arguments, state_from_number, to_json};
 use crate::store::{Error, IdempotencyKey, OutboxKey, Receipt, SessionKey, SharedFacts, Thread, ThreadKey};
-
-/// Maximum number of threads of a session that are resumed together.
-const RESUMED: usize = 10_000;
 
 pub(super) fn load(
     conn: &Connection,
@@ -53,10 +52,14 @@ pub(super) fn past_call(
             name: row.get(0)?,
             server: Server(row.get(1)?),
             seq: row.get::<_, i64>(2)?.unsigned_abs(),
-            state: state_from_number(row.get(3)?)?,
+            state: state(row.get(3)?)?,
         })
     };
     conn.prepare_cached(sql)?.query_row(params![thread, call.as_str()], past).optional()
+}
+
+fn state(number: i64) -> rusqlite::Result<CallState> {
+    state_from_number(number).ok_or(rusqlite::Error::IntegralValueOutOfRange(3, number))
 }
 
 fn is_marked(conn: &Connection, thread: ThreadKey, call: &CallId, event: &EventId) -> rusqlite::Result<bool> {
@@ -72,18 +75,19 @@ pub(super) fn arguments_of(
     call: &CallId,
 ) -> rusqlite::Result<Map<String, Value>> {
     let mut statement = conn.prepare_cached("SELECT body FROM entries WHERE key = ?1")?;
-    statement.query_row([entry_key(thread, seq)], |row| arguments_in(row.get_ref(0)?.as_str()?, call))
+    let arguments = |row: &Row<'_>| {
+        let entry = serde_json::from_str(row.get_ref(0)?.as_str()?);
+        let entry: Entry = entry.map_err(|error| unreadable(Damage::Entry { seq, error }))?;
+        Ok(call_arguments(entry, call))
+    };
+    let found = statement.query_row([entry_key(thread, seq)], arguments).optional()?;
+    found.ok_or_else(|| unreadable(Damage::MissingEntry(seq)))
 }
 
 /// Returns the arguments of a call from the stored assistant entry that made it.
 pub(super) fn arguments_in(entry: &str, call: &CallId) -> rusqlite::Result<Map<String, Value>> {
     let entry: Entry = serde_json::from_str(entry).map_err(unreadable)?;
-    let Item::Assistant { calls, .. } = entry.item else { return Ok(Map::new()) };
-    let given = calls.into_iter().find(|entry| entry.id == *call).map(|entry| entry.arguments);
-    match given {
-        Some(Arguments::Given(arguments)) => Ok(arguments),
-        _ => Ok(Map::new()),
-    }
+    Ok(call_arguments(entry, call))
 }
 
 /// Returns the other paused threads of a session. Each of them decides when it is resumed whether the budget had paused
@@ -116,7 +120,7 @@ fn spending(
 pub(super) fn save_shared(conn: &Connection, shared: &SharedFacts) -> rusqlite::Result<()> {
     for (session, spending) in shared.changed_spending() {
         let sql = "INSERT OR REPLACE INTO spending (root, body) VALUES (?1, ?2)";
-        conn.prepare_cached(sql)?.execute(params![session, heads::to_json(spending)])?;
+        conn.prepare_cached(sql)?.execute(params![session, to_json(spending)])?;
     }
     Ok(())
 }

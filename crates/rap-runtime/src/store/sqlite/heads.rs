@@ -7,10 +7,12 @@ use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use crate::store::{Loaded, NewThread, SessionKey, StepSettings, Thread, ThreadKey, Visibility};
+use crate::store::damage::Damage;
+use crate::store::stored::to_json;
+use crate::store::{Loaded, SessionKey, StepSettings, Target, Thread, ThreadKey, Visibility};
 
 pub(super) const THREAD_COLUMNS: &str = "t.no, t.id, t.parent, t.root, t.born_at, t.ancestors, t.incarnation, t.agent, t.user_id, \
-                                         t.title, t.created_at, t.version, t.head, t.source";
+                                         t.title, t.created_at, t.version, t.head, t.source, t.token_key";
 
 impl rusqlite::ToSql for ThreadKey {
     fn to_sql(&self) -> rusqlite::Result<rusqlite::types::ToSqlOutput<'_>> {
@@ -90,22 +92,35 @@ pub(super) fn is_visible(conn: &Connection, key: ThreadKey, visible: &Visibility
 }
 
 pub(super) fn loaded(row: &Row<'_>) -> rusqlite::Result<Loaded> {
+    match loaded_or_damaged(row)? {
+        (loaded, None) => Ok(loaded),
+        (_, Some(damage)) => Err(unreadable(damage)),
+    }
+}
+
+/// Reads a thread for people. If its state is damaged, the head is that of a new thread.
+pub(super) fn loaded_or_damaged(row: &Row<'_>) -> rusqlite::Result<(Loaded, Option<Damage>)> {
+    let ancestors = serde_json::from_str(row.get_ref(5)?.as_str()?).map_err(Damage::Ancestors);
+    let head = serde_json::from_str(row.get_ref(12)?.as_str()?).map_err(Damage::Head);
+    let (ancestors, damaged_list) =
+        ancestors.map_or_else(|damage| (Vec::new(), Some(damage)), |list| (list, None));
+    let (head, damage) = head.map_or_else(|damage| (Head::new(), Some(damage)), |head| (head, None));
     let thread = Thread {
         key: row.get(0)?,
+        token_key: row.get::<_, Option<ThreadKey>>(14)?.map_or_else(|| row.get(0), Ok)?,
         id: thread_id(row, 1)?,
         parent: row.get(2)?,
         source: row.get(13)?,
         session: row.get(3)?,
         inherits: row.get::<_, i64>(4)?.unsigned_abs(),
-        ancestors: serde_json::from_str(row.get_ref(5)?.as_str()?).map_err(unreadable)?,
+        ancestors,
         incarnation: row.get::<_, i64>(6)?.cast_unsigned(),
         agent: row.get(7)?,
         user_id: row.get::<_, Option<String>>(8)?.map(UserId::new).transpose().map_err(unreadable)?,
         title: row.get(9)?,
         created_at: Timestamp(row.get(10)?),
     };
-    let head = serde_json::from_str(row.get_ref(12)?.as_str()?).map_err(unreadable)?;
-    Ok(Loaded { thread: Arc::new(thread), head, version: row.get(11)? })
+    Ok((Loaded { thread: Arc::new(thread), head, version: row.get(11)? }, damage.or(damaged_list)))
 }
 
 pub(super) fn thread_id(row: &Row<'_>, at: usize) -> rusqlite::Result<ThreadId> {
@@ -116,32 +131,10 @@ pub(super) fn call_id(row: &Row<'_>, at: usize) -> rusqlite::Result<CallId> {
     CallId::new(row.get::<_, String>(at)?).map_err(unreadable)
 }
 
-pub(super) fn to_json(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).expect("bug: stored values can be serialized as JSON")
-}
-
-/// Makes a root thread that is not stored yet.
-pub(super) fn new_root(conn: &Connection, new: &NewThread, now: Timestamp) -> rusqlite::Result<Loaded> {
-    let key = next_key(conn)?;
-    let thread = Thread {
-        key,
-        id: new.id.clone(),
-        session: SessionKey(key),
-        parent: None,
-        source: None,
-        inherits: 0,
-        ancestors: Vec::new(),
-        incarnation: new.incarnation,
-        agent: new.agent.clone(),
-        user_id: new.user_id.clone(),
-        title: new.title.clone(),
-        created_at: now,
-    };
-    Ok(Loaded { thread: Arc::new(thread), head: Head::new(), version: 0 })
-}
-
+/// Returns a key that no thread has had before.
 pub(super) fn next_key(conn: &Connection) -> rusqlite::Result<ThreadKey> {
-    let mut statement = conn.prepare_cached("SELECT coalesce(max(no), 0) + 1 FROM threads")?;
+    let sql = "SELECT max(coalesce((SELECT max(no) FROM threads), 0), (SELECT last FROM used_keys)) + 1";
+    let mut statement = conn.prepare_cached(sql)?;
     statement.query_row([], |row| row.get(0))
 }
 
@@ -155,8 +148,8 @@ pub(super) fn insert(
 ) -> rusqlite::Result<()> {
     let mut statement = conn.prepare_cached(
         "INSERT INTO threads (no, id, parent, root, born_at, ancestors, incarnation, agent, user_id, title, \
-         created_at, updated_at, version, status, ask, ask_to, ask_at, due, head, source) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 1, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
+         created_at, updated_at, version, status, ask, ask_to, ask_at, due, head, source, token_key) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 1, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)",
     )?;
     let asking = head.turn_in_progress();
     statement.execute(params![
@@ -179,12 +172,13 @@ pub(super) fn insert(
         head.due(rules.limits(&thread.agent)).map(|due| due.0),
         to_json(head),
         thread.source,
+        (thread.token_key != thread.key).then_some(thread.token_key),
     ])?;
     Ok(())
 }
 
-/// Replaces a head if its stored version is still `version`, and fails otherwise. A question with the same turn number
-/// keeps its due time.
+/// Replaces a head if its stored version is still `version`, and fails otherwise. A model request with the same turn
+/// number keeps its due time and its destination.
 pub(super) fn update(
     conn: &Connection,
     thread: &Thread,
@@ -197,7 +191,8 @@ pub(super) fn update(
         "UPDATE threads SET head = ?3, version = version + 1, status = ?4, \
          ask_at = CASE WHEN ask IS ?5 THEN ask_at ELSE ?6 END, \
          ask_attempts = CASE WHEN ask IS ?5 THEN ask_attempts ELSE 0 END, \
-         ask = ?5, ask_to = ?7, due = ?8, updated_at = ?9 WHERE no = ?1 AND version = ?2",
+         ask_to = CASE WHEN ask IS ?5 THEN ask_to ELSE ?7 END, \
+         ask = ?5, due = ?8, updated_at = ?9 WHERE no = ?1 AND version = ?2",
     )?;
     let asking = head.turn_in_progress();
     let changed = statement.execute(params![
@@ -214,14 +209,38 @@ pub(super) fn update(
     if changed == 1 { Ok(()) } else { Err(rusqlite::Error::StatementChangedRows(changed)) }
 }
 
+/// Records that rows of a thread are damaged. Its own rows stay as they are.
+pub(super) fn set_aside(
+    conn: &Connection,
+    target: &Target,
+    why: &str,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    let key = match target {
+        Target::Key(key) | Target::Token { key, .. } => Some(*key),
+        Target::Id(id) => key_of(conn, id)?,
+        Target::New(_) | Target::Fork { .. } => None,
+    };
+    conn.execute(
+        "INSERT OR REPLACE INTO damaged (thread, version, why, at) SELECT t.no, t.version, ?2, ?3 FROM threads t \
+         WHERE t.no = ?1 AND NOT EXISTS (SELECT 1 FROM damaged d WHERE d.thread = t.no AND d.version = t.version)",
+        params![key, why, now.0],
+    )?;
+    conn.execute(
+        "UPDATE threads SET status = 'failed' WHERE no = ?1 AND status NOT IN ('failed', 'closed')",
+        [key],
+    )?;
+    Ok(())
+}
+
 /// Returns the version of a stored head, or `None` if there is no such thread.
 pub(super) fn version(conn: &Connection, key: ThreadKey) -> rusqlite::Result<Option<i64>> {
     let mut statement = conn.prepare_cached("SELECT version FROM threads WHERE no = ?1")?;
     statement.query_row([key], |row| row.get(0)).optional()
 }
 
-/// Sets the destination of waiting questions to the model servers that are configured now.
-pub(super) fn retarget_questions(conn: &Connection, rules: &StepSettings) -> rusqlite::Result<()> {
+/// Sets the destination of waiting model requests to the model servers that are configured now.
+pub(super) fn retarget_model_requests(conn: &Connection, rules: &StepSettings) -> rusqlite::Result<()> {
     // There is an index for each of the two conditions.
     for condition in ["ask IS NOT NULL AND ask_attempts = 0", "ask_attempts > 0"] {
         let mut agents = conn.prepare(&format!("SELECT DISTINCT agent FROM threads WHERE {condition}"))?;

@@ -8,30 +8,41 @@ use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value};
 
+use super::deletion::NOT_DELETED;
 use super::facts;
-use super::heads::{self, THREAD_COLUMNS, thread_id, unreadable};
+use super::heads::{self, THREAD_COLUMNS, unreadable};
 use super::writes::entry_key;
+use crate::store::damage::{self, Damage, Sequence, reason};
 use crate::store::{HistoryPage, Loaded, Thread, ThreadKey, ThreadRow, Visibility};
 
 /// Returns the query for [`thread_row`], without a condition.
 pub(super) fn thread_rows() -> String {
     format!(
-        "SELECT {THREAD_COLUMNS}, p.id, r.id, t.updated_at, s.id FROM threads t \
-         LEFT JOIN threads p ON p.no = t.parent JOIN threads r ON r.no = t.root \
-         LEFT JOIN threads s ON s.no = t.source AND t.parent IS NULL"
+        "SELECT {THREAD_COLUMNS}, p.id, r.id, t.updated_at, s.id, d.why FROM threads t \
+         LEFT JOIN threads p ON p.no = t.parent LEFT JOIN threads r ON r.no = t.root \
+         LEFT JOIN threads s ON s.no = t.source AND t.parent IS NULL \
+         LEFT JOIN damaged d ON d.thread = t.no AND d.version = t.version"
     )
 }
 
 pub(super) fn thread_row(row: &Row<'_>) -> rusqlite::Result<ThreadRow> {
-    let Loaded { thread, head, .. } = heads::loaded(row)?;
-    let (parent, source): (Option<String>, Option<String>) = (row.get(14)?, row.get(17)?);
+    let (Loaded { thread, mut head, .. }, damage) = heads::loaded_or_damaged(row)?;
+    if let Some(why) = damage.map_or_else(|| row.get(19), |damage| Ok(Some(reason(&damage))))? {
+        head.show_damage(why);
+    }
+    let (parent, source): (Option<String>, Option<String>) = (row.get(15)?, row.get(18)?);
+    let root: Option<String> = row.get(16)?;
     Ok(ThreadRow {
-        thread,
         parent_id: parent.map(ThreadId::new).transpose().map_err(unreadable)?,
-        root_id: thread_id(row, 15)?,
+        // If the row of the root is missing, its id is still among the ancestors.
+        root_id: match root {
+            Some(root) => ThreadId::new(root).map_err(unreadable)?,
+            None => thread.ancestors.first().unwrap_or(&thread.id).clone(),
+        },
+        thread,
         forked_from: source.map(ThreadId::new).transpose().map_err(unreadable)?,
         head,
-        updated_at: Timestamp(row.get(16)?),
+        updated_at: Timestamp(row.get(17)?),
     })
 }
 
@@ -40,7 +51,8 @@ pub(super) fn thread(
     id: &ThreadId,
     visible: &Visibility,
 ) -> rusqlite::Result<Option<ThreadRow>> {
-    let sql = format!("{} WHERE t.id = ?1 AND (?2 IS NULL OR t.user_id = ?2)", thread_rows());
+    let sql =
+        format!("{} WHERE t.id = ?1 AND (?2 IS NULL OR t.user_id = ?2) AND {NOT_DELETED}", thread_rows());
     let user = visible.user().map(UserId::as_str);
     conn.prepare_cached(&sql)?.query_row(params![id.as_str(), user], thread_row).optional()
 }
@@ -51,7 +63,7 @@ pub(super) fn for_people(
     thread: &Thread,
     page: HistoryPage,
 ) -> rusqlite::Result<Vec<(Seq, Entry)>> {
-    let mut entries = read(conn, thread, page)?;
+    let mut entries = damage::for_people(page.after, read(conn, thread, page)?);
     let threads: Vec<ThreadKey> =
         segments(conn, thread, page.up_to)?.into_iter().map(|(key, ..)| key).collect();
     let (mut filled, mut bytes) = (FilledArguments::default(), 0);
@@ -100,7 +112,7 @@ pub(super) fn displays(
     let mut displays = HashMap::new();
     for seq in entries.into_iter().collect::<BTreeSet<Seq>>() {
         for (_, entry) in read(conn, thread, range(seq - 1, seq))? {
-            let Item::Assistant { calls, .. } = entry.item else { continue };
+            let Ok(Entry { item: Item::Assistant { calls, .. }, .. }) = entry else { continue };
             displays.extend(calls.into_iter().filter_map(|call| Some((call.id, call.display?))));
         }
     }
@@ -122,34 +134,64 @@ pub(super) fn cause(conn: &Connection, thread: ThreadKey) -> rusqlite::Result<Ca
 }
 
 /// Returns the segments of a history, oldest first: each is a thread and the range of its entries, from the first
-/// number (exclusive) to the second (inclusive).
+/// number (exclusive) to the second (inclusive). They are read from the database, because a fork ends to inherit when its
+/// source is deleted.
 fn segments(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<(ThreadKey, Seq, Seq)>> {
-    let mut segments = vec![(thread.key, thread.inherits, up_to)];
-    let (mut source, mut end) = (thread.source, thread.inherits.min(up_to));
-    while let Some(no) = source {
-        let Some(Loaded { thread, .. }) = heads::load(conn, no)? else { break };
-        segments.push((no, thread.inherits, end));
-        source = thread.source;
-        end = end.min(thread.inherits);
+    let mut statement = conn.prepare_cached("SELECT source, born_at FROM threads WHERE no = ?1")?;
+    let mut segments = Vec::new();
+    let (mut next, mut end) = (Some(thread.key), up_to);
+    while let Some(key) = next {
+        // The head of a source is not needed. It may be damaged.
+        let found = statement.query_row([key], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?.unsigned_abs())));
+        let Some((source, inherits)) = found.optional()? else { break };
+        segments.push((key, inherits, end));
+        (next, end) = (source, end.min(inherits));
     }
     segments.reverse();
     Ok(segments)
 }
 
-fn read(conn: &Connection, thread: &Thread, page: HistoryPage) -> rusqlite::Result<Vec<(Seq, Entry)>> {
+/// Copies the positions of the summaries that a fork inherits.
+pub(super) fn copy_summaries(conn: &Connection, fork: &Thread) -> rusqlite::Result<()> {
+    let mut statement = conn.prepare_cached(
+        "INSERT OR IGNORE INTO summaries (thread, seq, covers) \
+         SELECT ?1, seq, covers FROM summaries WHERE thread = ?2 AND seq > ?3 AND seq <= ?4",
+    )?;
+    for (thread, from, to) in segments(conn, fork, fork.inherits)? {
+        if thread != fork.key {
+            statement.execute(params![fork.key, thread, from.cast_signed(), to.cast_signed()])?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads a page. An entry that cannot be read does not hide the others.
+fn read(
+    conn: &Connection,
+    thread: &Thread,
+    page: HistoryPage,
+) -> rusqlite::Result<Vec<(Seq, Result<Entry, Damage>)>> {
     let mut entries = Vec::new();
-    read_each(conn, thread, page, |seq, entry| entries.push((seq, entry)))?;
+    read_each(conn, thread, page, |seq, entry| {
+        entries.push((seq, entry));
+        Ok(())
+    })?;
     Ok(entries)
 }
 
-/// Keeps no more of the entries in memory than a prompt shows.
+/// Keeps no more of the entries in memory than a prompt shows. Fails if an entry is missing or cannot be read.
 fn read_for_prompt(
     conn: &Connection,
     thread: &Thread,
     page: HistoryPage,
 ) -> rusqlite::Result<Vec<(Seq, Entry)>> {
-    let mut entries = PromptEntries::default();
-    read_each(conn, thread, page, |seq, entry| entries.push(seq, entry))?;
+    let (mut entries, mut sequence) = (PromptEntries::default(), Sequence::after(page.after));
+    read_each(conn, thread, page, |seq, entry| {
+        sequence.take(seq).map_err(unreadable)?;
+        entries.push(seq, entry.map_err(unreadable)?);
+        Ok(())
+    })?;
+    sequence.end(page.up_to).map_err(unreadable)?;
     Ok(entries.into_entries())
 }
 
@@ -157,13 +199,39 @@ fn read_each(
     conn: &Connection,
     thread: &Thread,
     page: HistoryPage,
-    mut take: impl FnMut(Seq, Entry),
+    mut take: impl FnMut(Seq, Result<Entry, Damage>) -> rusqlite::Result<()>,
+) -> rusqlite::Result<()> {
+    let sql = "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3";
+    each_row(conn, thread, page, sql, |row| {
+        let (seq, body) = (row.get::<_, i64>(0)?.unsigned_abs(), row.get_ref(1)?.as_str()?);
+        take(seq, serde_json::from_str(body).map_err(|error| Damage::Entry { seq, error }))?;
+        Ok(body.len())
+    })
+}
+
+/// Returns the size of the entries of a page, without reading them.
+pub(super) fn size(conn: &Connection, thread: &Thread, page: HistoryPage) -> rusqlite::Result<usize> {
+    let sql = "SELECT octet_length(body) FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3";
+    let mut bytes = 0;
+    each_row(conn, thread, page, sql, |row| {
+        let size = usize::try_from(row.get::<_, i64>(0)?).unwrap_or(usize::MAX);
+        bytes += size;
+        Ok(size)
+    })?;
+    Ok(bytes)
+}
+
+/// Visits the rows of a page. `take` returns the size of the entry.
+fn each_row(
+    conn: &Connection,
+    thread: &Thread,
+    page: HistoryPage,
+    sql: &str,
+    mut take: impl FnMut(&Row<'_>) -> rusqlite::Result<usize>,
 ) -> rusqlite::Result<()> {
     let HistoryPage { after, up_to, .. } = page;
     let (mut count, mut bytes) = (0, 0);
-    let mut statement = conn.prepare_cached(
-        "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3",
-    )?;
+    let mut statement = conn.prepare_cached(sql)?;
     for (no, from, to) in segments(conn, thread, up_to)? {
         let from = from.max(after);
         if from >= to {
@@ -172,10 +240,7 @@ fn read_each(
         let left = i64::try_from(page.rows - count).unwrap_or(i64::MAX);
         let mut found = statement.query(params![entry_key(no, from), entry_key(no, to), left])?;
         while let Some(row) = found.next()? {
-            let body = row.get_ref(1)?.as_str()?;
-            bytes += body.len();
-            let entry: Entry = serde_json::from_str(body).map_err(unreadable)?;
-            take(row.get::<_, i64>(0)?.unsigned_abs(), entry);
+            bytes += take(row)?;
             count += 1;
             if bytes >= page.bytes {
                 return Ok(());

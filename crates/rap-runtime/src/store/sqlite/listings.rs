@@ -1,20 +1,21 @@
 //! Listings over all threads or those of a user, page by page. All of them except the inbox of all threads, which is
 //! small, are read in index order, so the cost of a page depends only on its size.
 
-use rap_agent::{Server, Status};
+use rap_agent::{Server, Status, Usage};
 use rap_api::TimerKind;
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, ThreadId, Timestamp, UserId};
-use rusqlite::types::ValueRef;
+use rusqlite::types::{Type, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Row, Rows, params};
 
+use super::deletion::NOT_DELETED;
 use super::facts;
 use super::heads::{self, call_id, skip_unreadable, thread_id, unreadable};
 use super::history::{thread_row, thread_rows};
-use super::writes::question_context;
+use crate::store::stored::{self, PAGE_BYTES};
 use crate::store::{
-    CallRow, Cursor, InboxItem, Loaded, Page, PageRequest, StoredQuestion, SubscriptionRow, Thread,
-    ThreadFilter, ThreadKey, ThreadRow, TimerRow, ViewKey, ViewRow, Visibility,
+    CallRow, Cursor, InboxItem, Loaded, Page, PageRequest, RecentEvents, SessionKey, StoredQuestion,
+    SubscriptionRow, Thread, ThreadFilter, ThreadKey, ThreadRow, TimerRow, ViewKey, ViewRow, Visibility,
 };
 
 // The parameters of each query are the cursor after which the page begins (1 to 3), the number of rows (4) and the user
@@ -53,7 +54,9 @@ const CALLS_OF_USER: &str = "SELECT NULL, c.thread, c.id, t.id, c.name, c.server
      WHERE c.state = 0 AND c.user_id = ?5 AND ?1 IS NULL AND (c.thread, c.id) > (?2, ?3) \
      ORDER BY c.thread, c.id LIMIT ?4";
 const SUBSCRIPTIONS: &str = "SELECT c.since, c.thread, c.id, t.id, c.name, c.server, \
-            (SELECT count(*) FROM backlog b WHERE b.thread = c.thread AND b.call = c.id) / 2 \
+            (SELECT count(*) FROM backlog b WHERE b.thread = c.thread AND b.call = c.id) / 2, \
+            (SELECT max(s.at) || ' ' || min(s.at) || ' ' || count(*) FROM (SELECT at FROM seen \
+                WHERE thread = c.thread AND call = c.id ORDER BY no DESC LIMIT 100) AS s WHERE s.at > 0) \
      FROM calls c JOIN threads t ON t.no = c.thread \
      WHERE c.state = 5 AND {user} AND (c.since, c.thread, c.id) > (coalesce(?1, -1), ?2, ?3) \
      ORDER BY c.since, c.thread, c.id LIMIT ?4";
@@ -92,9 +95,6 @@ fn calls_query(visible: &Visibility) -> &'static str {
 fn user(visible: &Visibility) -> Option<&str> {
     visible.user().map(UserId::as_str)
 }
-
-/// Size at which a page ends, in bytes.
-const PAGE_BYTES: usize = 1024 * 1024;
 
 /// Size of the texts and blobs of a row, in bytes.
 fn row_bytes(row: &Row<'_>) -> rusqlite::Result<usize> {
@@ -158,14 +158,18 @@ fn condition(filter: &ThreadFilter) -> String {
         (None, Visibility::All) => "AND ?4 IS NULL",
         (None, Visibility::User(_)) => "AND t.user_id = ?4",
     };
-    format!("WHERE t.no > ?1 {status} {parent} {user} ORDER BY t.no LIMIT ?3")
+    let roots = if filter.roots { "AND t.parent IS NULL" } else { "" };
+    let (compared, order) = filter.direction();
+    format!(
+        "WHERE t.no {compared} ?1 {status} {parent} {roots} {user} AND {NOT_DELETED} ORDER BY t.no {order} LIMIT ?3"
+    )
 }
 
 pub(super) fn threads(conn: &Connection, filter: &ThreadFilter) -> rusqlite::Result<Page<ThreadRow>> {
     let sql = format!("{} {}", thread_rows(), condition(filter));
     let parent = filter.parent.as_ref().map_or("", ThreadId::as_str);
-    let PageRequest { after, limit } = &filter.page_request;
-    let row = params![after.thread, parent, rows(&filter.page_request), user(&filter.visible)];
+    let limit = &filter.page_request.limit;
+    let row = params![filter.begins_after(), parent, rows(&filter.page_request), user(&filter.visible)];
     let mut statement = conn.prepare_cached(&sql)?;
     let mut found = statement.query(row)?;
     let (mut rows, mut last, mut count, mut bytes) = (Vec::new(), None, 0, 0);
@@ -178,7 +182,7 @@ pub(super) fn threads(conn: &Connection, filter: &ThreadFilter) -> rusqlite::Res
         bytes += row_bytes(row)?;
         let thread = row.get(0)?;
         last = Some(thread);
-        rows.extend(skip_unreadable(thread, thread_row(row))?);
+        rows.extend(skip_unreadable(thread, thread_row(row))?.filter(|row| filter.has_status(row)));
     }
     Ok(Page { rows, next: None })
 }
@@ -188,6 +192,22 @@ fn view_row(row: &Row<'_>) -> rusqlite::Result<ViewRow> {
         key: ViewKey { server: row.get(0)?, view_type: row.get(1)? },
         content: serde_json::from_str(row.get_ref(2)?.as_str()?).map_err(unreadable)?,
         at: Timestamp(row.get(3)?),
+    })
+}
+
+/// Returns the sums of all threads of a session. The root has no parent.
+pub(super) fn session_usage(conn: &Connection, session: SessionKey) -> rusqlite::Result<(Usage, u64)> {
+    let sql = "SELECT count(*), total(head ->> '$.usage.input'), total(head ->> '$.usage.output'),
+                      total(head ->> '$.usage.cached'), total(head ->> '$.usage.written'), total(head ->> '$.usage.cost')
+               FROM (SELECT head FROM threads WHERE no = ?1
+                     UNION ALL SELECT head FROM threads WHERE root = ?1 AND parent IS NOT NULL)";
+    conn.prepare_cached(sql)?.query_row([session], |row| {
+        let number = |at: usize| row.get::<_, f64>(at).map(|sum| sum as u64);
+        let (input, output, cached) = (number(1)?, number(2)?, number(3)?);
+        Ok((
+            Usage { input, output, cached, written: number(4)?, cost: number(5)? },
+            row.get::<_, u32>(0)?.into(),
+        ))
     })
 }
 
@@ -292,6 +312,7 @@ pub(super) fn subscriptions(
             server: row.get(5)?,
             since: Timestamp(row.get(0)?),
             waiting: row.get::<_, i64>(6)?.unsigned_abs(),
+            events: RecentEvents::parse(row.get_ref(7)?.as_str_or_null()?),
         }))
     })
 }
@@ -318,15 +339,14 @@ pub(super) fn timers(
     })
 }
 
-/// Decrypts a stored question.
 pub(super) fn decrypt_question(
     key: &Key,
     thread: &Thread,
     no: u64,
     sealed: &[u8],
 ) -> rusqlite::Result<StoredQuestion> {
-    let plain = key.open(sealed, &question_context(thread, no)).map_err(unreadable)?;
-    serde_json::from_slice(&plain).map_err(unreadable)
+    stored::decrypt_question(key, thread, no, sealed)
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(0, Type::Blob, error))
 }
 
 #[cfg(test)]
@@ -365,7 +385,8 @@ mod tests {
     fn filtered_threads_are_found_by_an_index() {
         let conn = database();
         let plan = |status, parent, visible| {
-            let filter = ThreadFilter { status, parent, visible, page_request: PageRequest::first(1) };
+            let page_request = PageRequest::first(1);
+            let filter = ThreadFilter { status, parent, visible, page_request, ..ThreadFilter::default() };
             let sql = format!("EXPLAIN QUERY PLAN SELECT head FROM threads t {}", condition(&filter));
             let mut statement = conn.prepare(&sql).unwrap();
             let steps = statement.query_map(params![0, "", 1, ""], |row| row.get::<_, String>(3)).unwrap();

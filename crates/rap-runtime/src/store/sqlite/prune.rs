@@ -4,23 +4,27 @@ use rap_protocol::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::delivery_log;
+use crate::store::stored::PRUNED_ROWS as ROWS;
 
-/// Maximum number of rows that are removed in one transaction.
-const ROWS: usize = 1_000;
-
-/// Removes old idempotency keys, old delivery records, and event ids of ended subscriptions. Returns whether there are
+/// Removes old idempotency keys, old delivery records, places that threads were moved to long ago, and event ids of ended subscriptions. Returns whether there are
 /// more.
 pub(super) fn prune(
     conn: &Connection,
     keys_before: Timestamp,
     deliveries_before: Timestamp,
+    departures_before: Timestamp,
 ) -> rusqlite::Result<bool> {
     delivery_log::prune_old(conn, deliveries_before)?;
     let mut statement = conn.prepare_cached(
         "DELETE FROM repeats WHERE digest IN (SELECT digest FROM repeats WHERE at < ?1 ORDER BY at LIMIT ?2)",
     )?;
     let keys = statement.execute(params![keys_before.0, ROWS as i64])?;
-    Ok(prune_marks(conn)? || keys >= ROWS)
+    let mut statement = conn.prepare_cached(
+        "DELETE FROM departures WHERE (token_key, incarnation) IN \
+         (SELECT token_key, incarnation FROM departures WHERE at < ?1 ORDER BY at LIMIT ?2)",
+    )?;
+    let departures = statement.execute(params![departures_before.0, ROWS as i64])?;
+    Ok(prune_marks(conn)? || keys >= ROWS || departures >= ROWS)
 }
 
 fn prune_marks(conn: &Connection) -> rusqlite::Result<bool> {

@@ -2,6 +2,7 @@
 //! does.
 
 mod batch;
+mod batches;
 mod commit;
 mod file;
 mod migration;
@@ -19,6 +20,8 @@ use tempfile::TempDir;
 use super::*;
 use crate::store::suite::Database;
 use crate::store::suite::fixture::Fixture;
+
+pub(crate) use batches::Batches;
 
 crate::store::suite::suite!(super::File::new);
 
@@ -125,6 +128,26 @@ impl Database for File {
         let sql = "UPDATE threads SET head = '{\"phase\": \"confused\"}' WHERE id = ?1";
         assert_eq!(self.connection().execute(sql, [thread.as_str()]).unwrap(), 1);
     }
+
+    fn execute(&self, sqlite: &str, _: &str) {
+        self.connection().execute_batch(sqlite).unwrap();
+    }
+
+    fn setting(&self) -> crate::settings::Database {
+        crate::settings::Database::File(self.path())
+    }
+
+    fn row_counts(&self) -> std::collections::BTreeMap<String, i64> {
+        let conn = self.connection();
+        let mut tables = conn.prepare("SELECT name FROM sqlite_schema WHERE type = 'table'").unwrap();
+        let tables = tables.query_map([], |row| row.get::<_, String>(0)).unwrap().map(Result::unwrap);
+        let count = |table: String| {
+            let sql = format!("SELECT count(*) FROM {table}");
+            let count = conn.query_row(&sql, [], |row| row.get(0)).unwrap();
+            (table, count)
+        };
+        tables.filter(|table| table != "search").map(count).collect()
+    }
 }
 
 impl Database for Arc<File> {
@@ -134,6 +157,18 @@ impl Database for Arc<File> {
 
     fn corrupt_head(&self, thread: &ThreadId) {
         File::corrupt_head(self, thread);
+    }
+
+    fn execute(&self, sqlite: &str, postgres: &str) {
+        File::execute(self, sqlite, postgres);
+    }
+
+    fn setting(&self) -> crate::settings::Database {
+        File::setting(self)
+    }
+
+    fn row_counts(&self) -> std::collections::BTreeMap<String, i64> {
+        File::row_counts(self)
     }
 }
 

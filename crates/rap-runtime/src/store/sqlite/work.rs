@@ -13,6 +13,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use super::facts;
 use super::heads::{self, call_id, is_row_error, skip_unreadable, thread_id, unreadable};
 use super::listings::decrypt_question;
+use crate::store::damage::Damage;
+use crate::store::stored::{RETRY_QUERIES, RETRY_ROWS};
 use crate::store::{
     AnswerWork, AskWork, CheckWork, DuePage, DueWork, InvokeWork, Loaded, OutboxKey, OutboxMessage,
     SessionKey, StoredQuestion, ThreadKey, Timer, Work, WorkKey, WorkKind, WorkQueue,
@@ -66,10 +68,6 @@ const ANSWER: Queries = Queries {
         "SELECT min(server) FROM questions WHERE answer_at IS NOT NULL AND attempts > 0 AND server >= ?1",
     ],
 };
-/// Number of retries that one query reads, in addition to those in progress.
-const RETRY_ROWS: usize = 256;
-/// Maximum number of such queries for a page. Each query leaves out the sessions whose share is used up by then.
-const RETRY_QUERIES: usize = 64;
 /// Finds calls and subscriptions whose status is to be checked, by the rule of [`StatusCheck::due`].
 const CHECKS: &str = "SELECT thread, id, root FROM calls \
      WHERE acknowledged_at IS NOT NULL AND state IN (0, 5) AND server = ?1 \
@@ -240,7 +238,9 @@ pub(super) fn load(
     key: &WorkKey,
     now: Timestamp,
 ) -> rusqlite::Result<Option<Work>> {
-    let Some(loaded) = heads::load(conn, key.thread())? else { return Ok(None) };
+    let Some(loaded) = heads::load(conn, key.thread())? else {
+        return if is_stored(conn, key)? { Err(unreadable(Damage::MissingThread)) } else { Ok(None) };
+    };
     let work = match key {
         WorkKey::Ask { turn, .. } => {
             load_question(conn, loaded, *turn, now)?.map(|work| Work::Ask(Box::new(work)))
@@ -250,6 +250,23 @@ pub(super) fn load(
         WorkKey::Check { call, .. } => load_check(conn, loaded, call)?.map(Work::Check),
     };
     Ok(work)
+}
+
+/// Returns true if work is stored. Work of a thread that was moved away is not.
+fn is_stored(conn: &Connection, key: &WorkKey) -> rusqlite::Result<bool> {
+    let thread = key.thread();
+    match key {
+        WorkKey::Ask { .. } => Ok(false),
+        WorkKey::Invoke { call, .. } | WorkKey::Check { call, .. } => {
+            let mut calls = conn.prepare_cached("SELECT 1 FROM calls WHERE thread = ?1 AND id = ?2")?;
+            calls.exists(params![thread, call.as_str()])
+        }
+        WorkKey::Answer { no, .. } => {
+            let mut questions =
+                conn.prepare_cached("SELECT 1 FROM questions WHERE thread = ?1 AND no = ?2")?;
+            questions.exists(params![thread, no.cast_signed()])
+        }
+    }
 }
 
 fn load_question(
@@ -275,7 +292,7 @@ fn load_invocation(
     now: Timestamp,
 ) -> rusqlite::Result<Option<InvokeWork>> {
     let thread = loaded.thread;
-    let sql = "SELECT call_id, name, server, seq, since, until, attempts, outcome FROM calls \
+    let sql = "SELECT call_id, name, server, seq, since, until, attempts, outcome, callback_base FROM calls \
                WHERE thread = ?1 AND id = ?2 AND state = 0 AND invoke_at IS NOT NULL \
                AND (attempts = 0 OR invoke_at <= ?3)";
     let open = |row: &Row<'_>| {
@@ -291,12 +308,12 @@ fn load_invocation(
             unapproved: false,
             problem: None,
         };
-        Ok((open, row.get(6)?, row.get(7)?))
+        Ok((open, row.get(6)?, row.get(7)?, row.get(8)?))
     };
     let found = conn.prepare_cached(sql)?.query_row(params![thread.key, call.as_str(), now.0], open);
-    let Some((call, attempts, outcome)) = found.optional()? else { return Ok(None) };
+    let Some((call, attempts, outcome, callback_base)) = found.optional()? else { return Ok(None) };
     let arguments = facts::arguments_of(conn, thread.key, call.seq, &call.id)?;
-    Ok(Some(InvokeWork { thread, call, arguments, attempts, outcome }))
+    Ok(Some(InvokeWork { thread, call, arguments, attempts, outcome, callback_base }))
 }
 
 fn load_answer(
@@ -345,6 +362,19 @@ fn load_check(conn: &Connection, loaded: Loaded, call: &CallId) -> rusqlite::Res
     conn.prepare_cached(sql)?.query_row(params![thread.key, call.as_str()], found).optional()
 }
 
+/// Stores the base of the callback URLs of invocations that an earlier release or an import left without one.
+pub(super) fn keep_callback_base(conn: &Connection, base: &str) -> rusqlite::Result<()> {
+    // Each of the two conditions has an index, which is much smaller than the table.
+    for (index, condition) in [("calls_due", "attempts = 0"), ("calls_retry", "attempts > 0")] {
+        let sql = format!(
+            "UPDATE calls INDEXED BY {index} SET callback_base = ?1 \
+             WHERE state = 0 AND invoke_at IS NOT NULL AND {condition} AND callback_base IS NULL"
+        );
+        conn.execute(&sql, [base])?;
+    }
+    Ok(())
+}
+
 pub(super) fn postpone(
     conn: &Connection,
     key: &WorkKey,
@@ -371,6 +401,14 @@ pub(super) fn postpone(
             let sql = "UPDATE calls SET asked_after = ?3 WHERE thread = ?1 AND id = ?2";
             conn.prepare_cached(sql)?.execute(params![thread, call.as_str(), at.0])?;
         }
+    }
+    Ok(())
+}
+
+pub(super) fn redirect(conn: &Connection, key: &WorkKey, destination: &str) -> rusqlite::Result<()> {
+    if let WorkKey::Ask { thread, turn } = key {
+        let sql = "UPDATE threads SET ask_to = ?3 WHERE no = ?1 AND ask = ?2";
+        conn.prepare_cached(sql)?.execute(params![thread, turn.cast_signed(), destination])?;
     }
     Ok(())
 }

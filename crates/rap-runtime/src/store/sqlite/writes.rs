@@ -4,55 +4,21 @@ use std::sync::Arc;
 
 use rap_agent::{
     BacklogRange, CallState, Entry, Item, Limits, NewQuestion, OpenCall, Queue, Seq, Spawn, ThreadMessage,
-    Write, texts,
+    Write,
 };
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp, UserId};
 use rusqlite::{Connection, params};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::heads::{self, to_json};
+use super::heads;
+use crate::store::stored::{self, FORGET_PER_STEP, queue_number, state_number, to_json};
 use crate::store::{StepSettings, Thread, ThreadKey};
 
 /// Returns the key of an entry: the thread's number in the upper 32 bits, the entry's number in the lower 32.
 pub(super) fn entry_key(thread: ThreadKey, seq: Seq) -> i64 {
     (thread.number() << 32) | i64::try_from(seq).unwrap_or(0)
 }
-
-pub(super) fn state_number(state: CallState) -> i64 {
-    match state {
-        CallState::Open => 0,
-        CallState::Returned => 1,
-        CallState::Interrupted => 2,
-        CallState::Failed => 3,
-        CallState::TimedOut => 4,
-        CallState::Subscribed => 5,
-        CallState::Ended => 6,
-    }
-}
-
-pub(super) fn state_from_number(number: i64) -> rusqlite::Result<CallState> {
-    Ok(match number {
-        0 => CallState::Open,
-        1 => CallState::Returned,
-        2 => CallState::Interrupted,
-        3 => CallState::Failed,
-        4 => CallState::TimedOut,
-        5 => CallState::Subscribed,
-        6 => CallState::Ended,
-        other => return Err(rusqlite::Error::IntegralValueOutOfRange(0, other)),
-    })
-}
-
-fn queue_number(queue: Queue) -> i64 {
-    match queue {
-        Queue::Held => 0,
-        Queue::Queued => 1,
-    }
-}
-
-/// Maximum number of stored event ids that one step removes. A step adds at most one.
-const FORGET_PER_STEP: i64 = 64;
 
 /// Writes everything of a step except its head.
 pub(super) struct StepWriter<'a> {
@@ -141,8 +107,8 @@ impl StepWriter<'_> {
 
     fn open(&self, call: &OpenCall) -> rusqlite::Result<()> {
         let mut statement = self.conn.prepare_cached(
-            "INSERT INTO calls (thread, id, state, call_id, name, server, seq, since, until, invoke_at, root, user_id) \
-             VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+            "INSERT INTO calls (thread, id, state, call_id, name, server, seq, since, until, invoke_at, root, user_id, \
+             callback_base) VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
         )?;
         statement.execute(params![
             self.thread.key,
@@ -156,14 +122,16 @@ impl StepWriter<'_> {
             call.is_sent().then_some(call.since.0),
             self.thread.session,
             self.user(),
+            call.is_sent().then_some(&self.rules.callback_base),
         ])?;
         Ok(())
     }
 
     fn approve(&self, call: &OpenCall) -> rusqlite::Result<()> {
-        let sql = "UPDATE calls SET since = ?3, until = ?4, invoke_at = ?3 WHERE thread = ?1 AND id = ?2";
-        let until = call.until.map(|until| until.0);
-        let row = params![self.thread.key, call.id.as_str(), call.since.0, until];
+        let sql = "UPDATE calls SET since = ?3, until = ?4, invoke_at = ?3, callback_base = ?5 \
+                   WHERE thread = ?1 AND id = ?2";
+        let (until, base) = (call.until.map(|until| until.0), &self.rules.callback_base);
+        let row = params![self.thread.key, call.id.as_str(), call.since.0, until, base];
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
@@ -195,22 +163,7 @@ impl StepWriter<'_> {
     }
 
     fn question(&self, no: u64, call: &CallId, question: &NewQuestion) -> rusqlite::Result<()> {
-        let plain = match question {
-            NewQuestion::SignIn(url) => json!({"auth_url": url.expose()}),
-            NewQuestion::Approval(prompt) => json!({
-                "prompt": prompt,
-                "choices": texts::APPROVAL_CHOICES,
-                "default": texts::REFUSE,
-            }),
-            NewQuestion::Choice(choice) => json!({
-                "prompt": choice.prompt,
-                "choices": choice.choices,
-                "default": choice.default,
-                "response_url": choice.response_url.expose(),
-            }),
-        };
-        let context = question_context(self.thread, no);
-        let sealed = self.key.seal(plain.to_string().as_bytes(), &context);
+        let sealed = stored::encrypt_question(self.key, self.thread, no, question);
         let sql = "INSERT OR REPLACE INTO questions (thread, no, call, body, asked_at, root, user_id, server) \
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, \
                    coalesce((SELECT server FROM calls WHERE thread = ?1 AND id = ?3), ''))";
@@ -246,9 +199,11 @@ impl StepWriter<'_> {
         }
         let mut prune = self.conn.prepare_cached(
             "DELETE FROM views WHERE thread = ?1 AND (server, view_type) IN \
-             (SELECT server, view_type FROM views WHERE thread = ?1 ORDER BY at DESC LIMIT -1 OFFSET ?2)",
+             (SELECT server, view_type FROM views WHERE thread = ?1 \
+             ORDER BY (server = ?3 AND view_type = ?4) DESC, at DESC, server, view_type LIMIT -1 OFFSET ?2)",
         )?;
-        prune.execute(params![self.thread.key, limit])?;
+        // The view that was just written is the newest one, even if another one was written in the same millisecond.
+        prune.execute(params![self.thread.key, limit, server, view_type])?;
         Ok(())
     }
 
@@ -304,22 +259,7 @@ impl StepWriter<'_> {
     }
 
     fn spawn(&self, spawn: &Spawn) -> rusqlite::Result<Arc<Thread>> {
-        let mut ancestors = self.thread.ancestors.clone();
-        ancestors.push(self.thread.id.clone());
-        let thread = Thread {
-            key: heads::next_key(self.conn)?,
-            id: spawn.id.clone(),
-            session: self.thread.session,
-            parent: Some(self.thread.key),
-            source: Some(self.thread.key),
-            inherits: spawn.at,
-            ancestors,
-            incarnation: spawn.incarnation,
-            agent: self.thread.agent.clone(),
-            user_id: self.thread.user_id.clone(),
-            title: None,
-            created_at: self.now,
-        };
+        let thread = stored::new_child(heads::next_key(self.conn)?, self.thread, spawn, self.now);
         heads::insert(self.conn, &thread, &spawn.head, self.rules, self.now)?;
         let mut first = spawn.at + 1;
         if let Some(range) = &spawn.backlog {
@@ -338,8 +278,4 @@ impl StepWriter<'_> {
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
-}
-
-pub(super) fn question_context(thread: &Thread, no: u64) -> Vec<u8> {
-    [b"question".as_slice(), &thread.incarnation.to_le_bytes(), &no.to_le_bytes()].concat()
 }

@@ -51,6 +51,9 @@ pub(crate) async fn a_repeated_result_is_applied_once_even_after_a_restart(datab
     assert!(fixture.store.has_call(&row.thread.id, &call).await.unwrap());
     let unknown = CallId::new("unknown").unwrap();
     assert!(!fixture.store.has_call(&row.thread.id, &unknown).await.unwrap());
+    let server = fixture.store.server_of_call(row.thread.key, &call).await.unwrap();
+    assert_eq!(server.as_deref(), Some(super::fixture::SERVER));
+    assert_eq!(fixture.store.server_of_call(row.thread.key, &unknown).await.unwrap(), None);
 }
 
 /// Creates an asking thread with a subscription, so that events are held.
@@ -62,7 +65,7 @@ async fn busy(fixture: &Fixture) -> CallId {
 }
 
 pub(crate) async fn event_ids_are_bounded_and_the_oldest_are_dropped(database: Box<dyn Database>) {
-    let fixture = Fixture::with(database, Limits { event_marks: 3, ..Limits::default() });
+    let fixture = Fixture::with(database, Limits { event_ids: 3, ..Limits::default() });
     let call = busy(&fixture).await;
     let send = |number: usize| {
         let id = format!("e{number}");

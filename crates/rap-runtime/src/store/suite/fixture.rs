@@ -82,12 +82,22 @@ pub(crate) struct Fixture {
     limits: Limits,
 }
 
+/// Base of the callback URLs of new calls.
+pub(crate) const CALLBACK_BASE: &str = "http://127.0.0.1:7420";
+/// Destination that hears of closed threads.
+pub(crate) const ALERTS: &str = "hook";
+
 pub(crate) fn rules(limits: Limits) -> StepSettings {
     StepSettings {
         limits,
         agent_limits: HashMap::new(),
         model_servers: HashMap::from([("default".to_owned(), MODEL.to_owned())]),
         lost_after: LostAfter(LOST_AFTER),
+        alerts: vec![crate::store::AlertRule {
+            destination: ALERTS.into(),
+            on: vec![rap_agent::Attention::Closed],
+        }],
+        callback_base: CALLBACK_BASE.into(),
     }
 }
 
@@ -98,17 +108,23 @@ impl Fixture {
 
     pub(crate) fn with(database: Box<dyn Database>, limits: Limits) -> Fixture {
         let (clock, commits) = (Arc::new(ManualClock::new()), Commits::default());
-        let store = open(&*database, &limits, &clock, &commits);
+        let store = open(&*database, rules(limits.clone()), &clock, &commits);
         Fixture { store, clock, commits, database, limits }
     }
 
     /// Closes and opens the store, as a restart does.
     pub(crate) async fn reopen(self) -> Fixture {
+        self.reopen_at(CALLBACK_BASE).await
+    }
+
+    /// Does the same with another base of callback URLs.
+    pub(crate) async fn reopen_at(self, callback_base: &str) -> Fixture {
         let Fixture { store, clock, commits, database, limits } = self;
         store.close().await;
         drop(store);
         commits.take();
-        let store = open(&*database, &limits, &clock, &commits);
+        let rules = StepSettings { callback_base: callback_base.into(), ..rules(limits.clone()) };
+        let store = open(&*database, rules, &clock, &commits);
         Fixture { store, clock, commits, database, limits }
     }
 
@@ -219,14 +235,14 @@ impl Fixture {
 
 fn open(
     database: &dyn Database,
-    limits: &Limits,
+    rules: StepSettings,
     clock: &Arc<ManualClock>,
     commits: &Commits,
 ) -> Arc<dyn Store> {
     let commits = commits.clone();
     let on_commit = Box::new(move |committed| commits.push(committed));
     let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(clock);
-    database.open(rules(limits.clone()), clock, on_commit)
+    database.open(rules, clock, on_commit)
 }
 
 pub(crate) fn id(text: &str) -> ThreadId {
@@ -251,8 +267,7 @@ pub(crate) fn new_thread(thread: &str) -> NewThread {
 }
 
 pub(crate) fn new(thread: &str, text: Option<&str>) -> Message {
-    let text = text.map(Into::into);
-    Message::new(Target::New(new_thread(thread)), Input::Begin { text })
+    Message::new(Target::New(new_thread(thread)), Input::Begin { message: text.map(Into::into) })
 }
 
 pub(crate) fn to(thread: &str, input: Input) -> Message {
@@ -264,15 +279,15 @@ pub(crate) fn all(up_to: Seq) -> HistoryPage {
 }
 
 pub(crate) fn user(text: &str) -> Input {
-    Input::UserMessage { text: text.into(), on_busy: OnBusy::Join }
+    Input::UserMessage { message: text.into(), on_busy: OnBusy::Join }
 }
 
 pub(crate) fn enqueued(text: &str) -> Input {
-    Input::UserMessage { text: text.into(), on_busy: OnBusy::Enqueue }
+    Input::UserMessage { message: text.into(), on_busy: OnBusy::Enqueue }
 }
 
 pub(crate) fn rejecting(text: &str) -> Input {
-    Input::UserMessage { text: text.into(), on_busy: OnBusy::Reject }
+    Input::UserMessage { message: text.into(), on_busy: OnBusy::Reject }
 }
 
 pub(crate) fn answer(turn: u64, text: &str) -> Input {

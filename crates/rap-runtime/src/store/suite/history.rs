@@ -68,7 +68,7 @@ pub(crate) async fn a_history_is_the_same_page_by_page(database: Box<dyn Databas
         }
         assert_eq!(pages, rows, "page size {limit}");
     }
-    // A question covers exactly the entries up to its sequence number.
+    // A model request covers exactly the entries up to its sequence number.
     for up_to in 0..=row.head.seq() {
         let part = fixture.store.history(&row.thread, all(up_to)).await.unwrap();
         assert_eq!(part, rows[..up_to as usize]);
@@ -84,7 +84,10 @@ pub(crate) async fn a_page_is_bounded_in_bytes_and_has_one_entry_at_least(databa
     let row = fixture.row("thread").await;
     let read = async |after, bytes| {
         let page = HistoryPage { after, up_to: row.head.seq(), rows: 10, bytes };
-        fixture.store.history(&row.thread, page).await.unwrap().len()
+        let entries = fixture.store.history(&row.thread, page).await.unwrap();
+        let stored: usize = entries.iter().map(|(_, entry)| json!(entry).to_string().len()).sum();
+        assert_eq!(fixture.store.history_bytes(&row.thread, page).await.unwrap(), stored);
+        entries.len()
     };
     assert_eq!(read(0, 1).await, 1);
     assert_eq!(read(1, 100).await, 1);

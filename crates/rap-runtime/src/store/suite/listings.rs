@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use rap_agent::{BuiltIn, Choice, Input, Limits, Status, TurnRetry};
+use rap_agent::{BuiltIn, Choice, Input, Limits, Status, TurnAnswer, TurnRetry, Usage};
 use rap_protocol::{AuthUrl, CallId, ResponseUrl, Timestamp};
 
 use super::Database;
@@ -68,7 +68,7 @@ pub(crate) async fn threads_are_listed_in_order_page_by_page(database: Box<dyn D
     let list = async |status, parent: Option<&str>| {
         let read = |page_request| {
             let filter =
-                ThreadFilter { status, parent: parent.map(id), visible: Visibility::All, page_request };
+                ThreadFilter { status, parent: parent.map(id), page_request, ..ThreadFilter::default() };
             let store = &fixture.store;
             async move { store.threads(filter).await }
         };
@@ -270,4 +270,27 @@ pub(crate) async fn timers_are_listed_by_time(database: Box<dyn Database>) {
     assert!(listed[1].ends_with(" -"));
     let far = Timestamp(i64::MAX);
     assert_eq!(store.due_timers(far, Timestamp(i64::MIN), &[], 10).await.unwrap().len(), 5);
+}
+
+/// Closed threads and those of another session are told apart, and large numbers are added exactly.
+pub(crate) async fn the_usage_of_a_session_is_that_of_all_its_threads(database: Box<dyn Database>) {
+    let fixture = Fixture::with(database, Limits::default());
+    let used = |turn, input, cost| {
+        let usage = Usage { input, output: 2, cached: 1, written: 3, cost };
+        Input::TurnEnded { turn, answer: TurnAnswer { text: "done".into(), usage, ..TurnAnswer::default() } }
+    };
+    for name in ["root", "other"] {
+        fixture.create(name, Some("hello")).await;
+        fixture.send_input(name, spawns(1, 2)).await.unwrap();
+        fixture.send_input(name, used(2, 10, 1_000_000_000_000)).await.unwrap();
+        let children: Vec<String> =
+            fixture.head(name).await.children().map(|child| child.as_str().to_owned()).collect();
+        for child in &children {
+            fixture.send_input(child, used(1, 100, 7)).await.unwrap();
+        }
+        fixture.send_input(&children[0], Input::Close).await.unwrap();
+    }
+    let session = fixture.store.thread(&id("root"), &Visibility::All).await.unwrap().thread.session;
+    let usage = Usage { input: 210, output: 6, cached: 3, written: 9, cost: 1_000_000_000_014 };
+    assert_eq!(fixture.store.session_usage(session).await.unwrap(), (usage, 3));
 }

@@ -11,7 +11,8 @@ use super::fixture::{
 };
 use crate::store::{
     Cursor, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Error, PageRequest, Redelivery,
-    SessionKey, SessionToolset, Source, StoredToolset, Target, ThreadFilter, Visibility, WorkKey, WorkKind,
+    SessionKey, SessionToolset, Source, StoredToolset, Target, ThreadFilter, ThreadKey, Visibility, WorkKey,
+    WorkKind,
 };
 
 const OTHER: &str = "http://127.0.0.1:7";
@@ -296,12 +297,33 @@ pub(crate) async fn an_unreadable_thread_does_not_block_others(database: Box<dyn
     for at in [1, 3] {
         assert!(matches!(results[at], Err(Error::Unreadable(_))));
     }
-    assert!(matches!(fixture.store.thread(&id("bad"), &Visibility::All).await, Err(Error::Unreadable(_))));
-    // Listings and due work skip it.
+    let bad = fixture.store.thread(&id("bad"), &Visibility::All).await.unwrap();
+    let rap_agent::Phase::Failed { why, retry_at: None, .. } = bad.head.phase() else { panic!("not failed") };
+    assert!(why.contains("its stored state cannot be read"), "{why}");
+    unreadable_threads_are_listed_as_failed(&fixture).await;
+    fixture.clock.pass(LOST_AFTER);
+    unreadable_work_does_not_block_others(&fixture, thread.key).await;
+    an_unreadable_timer_is_refused_and_postponed(&fixture).await;
+    fixture.send_input("good", calls(2, &[SERVER])).await.unwrap();
+}
+
+async fn unreadable_threads_are_listed_as_failed(fixture: &Fixture) {
     let filter = ThreadFilter { page_request: PageRequest::first(100), ..ThreadFilter::default() };
     let listed = fixture.store.threads(filter).await.unwrap();
     let listed: Vec<_> = listed.rows.iter().map(|row| row.thread.id.as_str()).collect();
-    assert_eq!(listed, ["first", "first_asks", "good", "good_asks"]);
+    assert_eq!(listed, ["first", "first_asks", "bad", "bad_asks", "good", "good_asks", "sleeps"]);
+    for name in ["bad", "sleeps"] {
+        fixture.store.set_aside(&Target::Id(id(name)), "a test".into(), fixture.now()).await.unwrap();
+    }
+    let failed = ThreadFilter {
+        status: Some(Status::Failed),
+        page_request: PageRequest::first(100),
+        ..ThreadFilter::default()
+    };
+    let failed = fixture.store.threads(failed).await.unwrap();
+    let failed: Vec<_> = failed.rows.iter().map(|row| row.thread.id.as_str()).collect();
+    assert_eq!(failed, ["bad", "sleeps"]);
+    assert_eq!(fixture.store.counts().await.unwrap().damaged, 2);
     let filter = ThreadFilter {
         status: Some(Status::Running),
         page_request: PageRequest::first(2),
@@ -316,7 +338,9 @@ pub(crate) async fn an_unreadable_thread_does_not_block_others(database: Box<dyn
     let inbox = fixture.store.inbox(None, &Visibility::All, PageRequest::first(100)).await.unwrap();
     let asking: Vec<_> = inbox.rows.iter().map(|item| item.thread.as_str()).collect();
     assert_eq!(asking, ["first", "good"]);
-    fixture.clock.pass(LOST_AFTER);
+}
+
+async fn unreadable_work_does_not_block_others(fixture: &Fixture, bad: ThreadKey) {
     for (kind, destination) in [(WorkKind::Ask, MODEL), (WorkKind::Invoke, SERVER), (WorkKind::Check, SERVER)]
     {
         let (mut loaded, mut unreadable) = (Vec::new(), Vec::new());
@@ -332,7 +356,6 @@ pub(crate) async fn an_unreadable_thread_does_not_block_others(database: Box<dyn
             }
         }
         assert!(!loaded.is_empty() && !unreadable.is_empty());
-        // It does not block the work behind it.
         let due = fixture.due(kind, destination).await;
         assert!(!due.iter().any(|(_, key)| unreadable.contains(key)));
         let of_bad = |key: &WorkKey| {
@@ -340,11 +363,13 @@ pub(crate) async fn an_unreadable_thread_does_not_block_others(database: Box<dyn
             | WorkKey::Invoke { thread: of, .. }
             | WorkKey::Answer { thread: of, .. }
             | WorkKey::Check { thread: of, .. }) = key;
-            *of == thread.key
+            *of == bad
         };
         assert!(!loaded.iter().any(of_bad), "{kind:?}");
     }
-    // Its timer is refused as unreadable and can be postponed.
+}
+
+async fn an_unreadable_timer_is_refused_and_postponed(fixture: &Fixture) {
     let now = fixture.now();
     let timers = fixture.store.due_timers(now, Timestamp(i64::MIN), &[], 10).await.unwrap();
     assert_eq!(timers.len(), 1);
@@ -355,7 +380,6 @@ pub(crate) async fn an_unreadable_thread_does_not_block_others(database: Box<dyn
     assert!(matches!(fixture.send(fire).await, Err(Error::Unreadable(_))));
     fixture.store.postpone_due(timers, Vec::new(), now, now.plus(seconds(60))).await.unwrap();
     assert!(fixture.store.due_timers(now, Timestamp(i64::MIN), &[], 10).await.unwrap().is_empty());
-    fixture.send_input("good", calls(2, &[SERVER])).await.unwrap();
 }
 
 pub(crate) async fn a_store_is_readable_until_it_is_closed(database: Box<dyn Database>) {

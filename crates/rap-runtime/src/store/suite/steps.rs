@@ -77,7 +77,7 @@ pub(crate) async fn a_step_is_written_unchanged(database: Box<dyn Database>) {
         answer(2, "an answer"),
         result(&open[2], "late"),
         Input::Notice { text: "for people".into() },
-        Input::UnusedAnswer(rap_agent::Usage { input: 1, output: 2, cached: 0 }),
+        Input::UnusedAnswer(rap_agent::Usage { input: 1, output: 2, ..rap_agent::Usage::default() }),
         Input::Interrupt,
         user("more"),
         Input::TurnFailed { turn: 4, why: "out of order".into(), retry: rap_agent::TurnRetry::Later },
@@ -232,13 +232,13 @@ pub(crate) async fn a_view_replaces_the_previous_one_and_views_are_bounded(datab
     let fixture = Fixture::with(database, Limits { views: 2, ..Limits::default() });
     fixture.create("thread", Some("hello")).await;
     let open = fixture.call("thread", &[SERVER, "http://127.0.0.1:7"]).await;
-    let view = |call: &CallId, view_type: &str, content: i64| Input::View {
+    let show = |call: &CallId, view_type: &str, content: i64| Input::View {
         call: call.clone(),
         view_type: view_type.into(),
         content: json!(content),
     };
     let shows =
-        [view(&open[0], "a", 1), view(&open[1], "a", 2), view(&open[0], "a", 3), view(&open[0], "b", 4)];
+        [show(&open[0], "a", 1), show(&open[1], "a", 2), show(&open[0], "a", 3), show(&open[0], "b", 4)];
     for show in shows {
         fixture.clock.pass(seconds(1));
         fixture.send_input("thread", show).await.unwrap();
@@ -256,6 +256,18 @@ pub(crate) async fn a_view_replaces_the_previous_one_and_views_are_bounded(datab
     assert_eq!(view.content, json!(4));
     let gone = ViewKey { server: "http://127.0.0.1:7".into(), view_type: "a".into() };
     assert!(fixture.store.view(key, &gone).await.unwrap().is_none());
+    // Of views of the same time, the last one counts as the newest.
+    for show in [show(&open[1], "a", 5), show(&open[0], "c", 6), show(&open[0], "0", 7)] {
+        fixture.send_input("thread", show).await.unwrap();
+        let views = fixture.store.views(key, None).await.unwrap();
+        assert_eq!(views.rows.len(), 2);
+        let last = fixture.commits.take().pop().unwrap();
+        let shown = last.step.writes.iter().find_map(|write| match write {
+            Write::View { view_type, .. } => Some(view_type.clone()),
+            _ => None,
+        });
+        assert!(views.rows.iter().any(|view| Some(&view.key.view_type) == shown.as_ref()), "{shown:?}");
+    }
 }
 
 pub(crate) async fn a_page_of_views_ends_at_a_size(database: Box<dyn Database>) {

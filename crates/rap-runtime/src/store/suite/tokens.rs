@@ -75,7 +75,7 @@ fn of(user: &str) -> Visibility {
 
 fn new_of(user: &str, thread: &str) -> Message {
     let new = super::super::NewThread { user_id: Some(UserId::new(user).unwrap()), ..new_thread(thread) };
-    Message::new(Target::New(new), Input::Begin { text: Some("hello".into()) })
+    Message::new(Target::New(new), Input::Begin { message: Some("hello".into()) })
 }
 
 /// Gives a user a thread for each listing. Their names begin with the name of the user.
@@ -198,7 +198,7 @@ pub(crate) async fn a_message_of_a_user_reaches_threads_of_that_user_only(databa
     assert!(matches!(fixture.send_input("disabled", user(PANIC)).await, Err(Error::Disabled)));
     let fork = |source: &str, thread: &str| {
         let target = Target::Fork { source: id(source), at: None, id: id(thread), incarnation: 7 };
-        Message::new(target, Input::Begin { text: None })
+        Message::new(target, Input::Begin { message: None })
     };
     let by_ann = |message: Message| Message { visible: of("ann"), ..message };
     fixture.send(by_ann(to("own", user("more")))).await.unwrap();

@@ -3,14 +3,14 @@
 use std::collections::{BTreeSet, HashSet};
 
 use futures_util::future::join_all;
-use rap_agent::{Budgets, Choice, Input, Limits, StatusCheck};
+use rap_agent::{Budgets, Choice, Input, Limits, Plan, Server, StatusCheck, texts};
 use rap_protocol::{ResponseUrl, Timestamp};
 use serde_json::json;
 
 use super::Database;
 use super::fixture::{
-    Fixture, LOST_AFTER, MODEL, SERVER, answer, calls, enqueued, new, result, seconds, spawns, subscribed,
-    to, user,
+    CALLBACK_BASE, Fixture, LOST_AFTER, MODEL, SERVER, answer, calls, enqueued, new, plans, result, seconds,
+    spawns, subscribed, to, user,
 };
 use crate::store::{DuePage, SessionKey, Visibility, Work, WorkKey, WorkKind};
 
@@ -316,6 +316,33 @@ pub(crate) async fn each_destination_has_its_own_work(database: Box<dyn Database
     assert_eq!(fixture.due(WorkKind::Ask, MODEL).await.len(), 1);
 }
 
+/// A step that does not end the request keeps its destination.
+pub(crate) async fn a_model_request_is_moved_to_another_destination(database: Box<dyn Database>) {
+    let fixture = without_limits(database);
+    let work = create_work(&fixture, WorkKind::Ask, "thread", 1).await;
+    fixture.store.redirect(&work[0], OTHER).await.unwrap();
+    let usage = rap_agent::Usage { input: 1, ..rap_agent::Usage::default() };
+    fixture.send_input("thread", Input::UnusedAnswer(usage)).await.unwrap();
+    assert!(fixture.due(WorkKind::Ask, MODEL).await.is_empty());
+    assert_eq!(keys(&fixture.due(WorkKind::Ask, OTHER).await), work);
+    let Some(Work::Ask(_)) = fixture.store.load_work(&work[0], fixture.now()).await.unwrap() else {
+        panic!("the work is not due")
+    };
+    // A request that this node has claimed is moved, too, and a request that is gone is not.
+    fixture.store.redirect(&work[0], SERVER).await.unwrap();
+    assert_eq!(keys(&fixture.due(WorkKind::Ask, SERVER).await), work);
+    let WorkKey::Ask { thread, turn } = work[0] else { panic!("not a model request") };
+    fixture.store.redirect(&WorkKey::Ask { thread, turn: turn + 1 }, OTHER).await.unwrap();
+    assert_eq!(fixture.store.destinations(WorkKind::Ask).await.unwrap(), [SERVER]);
+    // The next request goes to the first model's server, and so does every request after a restart.
+    fixture.send_input("thread", user("and?")).await.unwrap();
+    assert_eq!(fixture.store.destinations(WorkKind::Ask).await.unwrap(), [MODEL]);
+    let moved = fixture.due(WorkKind::Ask, MODEL).await.remove(0).1;
+    fixture.store.redirect(&moved, OTHER).await.unwrap();
+    let fixture = fixture.reopen().await;
+    assert_eq!(keys(&fixture.due(WorkKind::Ask, MODEL).await), [moved]);
+}
+
 pub(crate) async fn work_is_loaded_with_everything_an_attempt_needs(database: Box<dyn Database>) {
     let fixture = without_limits(database);
     let load = async |key: &WorkKey| fixture.store.load_work(key, fixture.now()).await.unwrap();
@@ -342,6 +369,30 @@ pub(crate) async fn work_is_loaded_with_everything_an_attempt_needs(database: Bo
     assert_eq!((work.no, work.selected, work.attempts, work.since), (no, 1, 0, asked_at));
     assert_eq!(work.call, fixture.head("answers").await.batch()[0].id);
     assert_eq!(work.thread.id.as_str(), "answers");
+}
+
+pub(crate) async fn a_call_keeps_the_callback_base_that_it_was_sent_with(database: Box<dyn Database>) {
+    const OTHER_BASE: &str = "http://127.0.0.1:7421";
+    let fixture = without_limits(database);
+    let sent = create_work(&fixture, WorkKind::Invoke, "sent", 1).await.remove(0);
+    fixture.create("approved", Some("hello")).await;
+    let approve = Plan::Approve { server: Server(SERVER.into()), prompt: "Allow tool?".into() };
+    fixture.send_input("approved", plans(1, "tool", vec![approve])).await.unwrap();
+    let call = fixture.head("approved").await.batch()[0].id.clone();
+
+    let fixture = fixture.reopen_at(OTHER_BASE).await;
+    let allowed = Input::Choose { call: call.clone(), selected: Some(texts::ALLOW) };
+    fixture.send_input("approved", allowed).await.unwrap();
+    let approved = WorkKey::Invoke { thread: fixture.key("approved").await, call };
+    let later = create_work(&fixture, WorkKind::Invoke, "later", 1).await.remove(0);
+
+    let fixture = fixture.reopen().await;
+    for (key, base) in [(sent, CALLBACK_BASE), (approved, OTHER_BASE), (later, OTHER_BASE)] {
+        let Some(Work::Invoke(work)) = fixture.store.load_work(&key, fixture.now()).await.unwrap() else {
+            panic!("the work is not due")
+        };
+        assert_eq!(work.callback_base.as_deref(), Some(base), "{key:?}");
+    }
 }
 
 pub(crate) async fn settled_or_postponed_work_is_not_loaded(database: Box<dyn Database>) {
@@ -385,7 +436,7 @@ pub(crate) async fn an_unchanged_question_keeps_its_retry_time(database: Box<dyn
     fixture.send_input("thread", enqueued("later")).await.unwrap();
     fixture.send_input("thread", Input::Notice { text: "for people".into() }).await.unwrap();
     assert_eq!(fixture.due(WorkKind::Ask, MODEL).await, []);
-    // A new question is due immediately.
+    // A new model request is due immediately.
     fixture.send_input("thread", user("now")).await.unwrap();
     let due = keys(&fixture.due(WorkKind::Ask, MODEL).await);
     assert_eq!(due, [WorkKey::Ask { thread: fixture.key("thread").await, turn: 2 }]);

@@ -5,7 +5,9 @@ use rap_protocol::{CallId, Timestamp};
 use rusqlite::params;
 
 use super::*;
-use crate::store::suite::fixture::{MODEL, SERVER, START, answer, id, inline_event, result, seconds};
+use crate::store::suite::fixture::{
+    CALLBACK_BASE, MODEL, SERVER, START, answer, id, inline_event, result, seconds,
+};
 use crate::store::{Work, WorkKey, WorkKind};
 
 /// Returns a head in the format of the first release.
@@ -80,10 +82,10 @@ fn first_release(file: &File, marks: i64) {
     conn.execute_batch("COMMIT").unwrap();
 }
 
-fn open(marks: i64, event_marks: u64) -> (Arc<File>, Fixture) {
+fn open(marks: i64, event_ids: u64) -> (Arc<File>, Fixture) {
     let file = File::without_batch_timeout();
     first_release(&file, marks);
-    let fixture = Fixture::with(Box::new(Arc::clone(&file)), Limits { event_marks, ..Limits::default() });
+    let fixture = Fixture::with(Box::new(Arc::clone(&file)), Limits { event_ids, ..Limits::default() });
     (file, fixture)
 }
 
@@ -92,7 +94,7 @@ async fn the_work_of_a_first_release_database_continues() {
     let (_, fixture) = open(0, 100);
     let (root, child) = (fixture.row("root").await.thread, fixture.row("child").await.thread);
     assert_eq!(child.session, root.session);
-    // The question is sent to the model server that is configured now.
+    // The request is sent to the model server that is configured now.
     let due = fixture.due(WorkKind::Ask, MODEL).await;
     assert_eq!(due, [(root.session, WorkKey::Ask { thread: root.key, turn: 1 })]);
     let Some(Work::Ask(ask)) = fixture.store.load_work(&due[0].1, fixture.now()).await.unwrap() else {
@@ -107,6 +109,8 @@ async fn the_work_of_a_first_release_database_continues() {
         panic!("the work is not due")
     };
     assert_eq!((invoke.call.since, invoke.arguments.len()), (Timestamp(7), 1));
+    // From now on the callback URL is stored with the call.
+    assert_eq!(invoke.callback_base.as_deref(), Some(CALLBACK_BASE));
     let due = fixture.due(WorkKind::Answer, SERVER).await;
     assert_eq!(due, [(root.session, WorkKey::Answer { thread: child.key, no: 1 })]);
     let Some(Work::Answer(answer_work)) = fixture.store.load_work(&due[0].1, fixture.now()).await.unwrap()
@@ -120,7 +124,7 @@ async fn the_work_of_a_first_release_database_continues() {
     assert_eq!((messages.len(), messages[0].session, &messages[0].sender), (1, root.session, &id("child")));
     // Subscriptions are checked like calls.
     assert_eq!(fixture.due(WorkKind::Check, SERVER).await.len(), 1);
-    // The threads continue, also after another restart.
+    // The threads continue, even after another restart.
     fixture.send_input("root", answer(1, "fine")).await.unwrap();
     fixture.send_input("child", result(&c1, "done")).await.unwrap();
     let fixture = fixture.reopen().await;
@@ -151,7 +155,7 @@ async fn calls_questions_and_deliveries_of_the_first_release_get_the_user_of_the
 }
 
 #[tokio::test]
-async fn questions_of_an_agent_that_is_no_longer_configured_have_no_destination() {
+async fn model_requests_of_an_agent_that_is_no_longer_configured_have_no_destination() {
     let file = File::without_batch_timeout();
     first_release(&file, 0);
     file.alter("UPDATE threads SET agent = 'gone' WHERE no = 1");

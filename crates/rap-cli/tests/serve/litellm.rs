@@ -1,0 +1,210 @@
+//! Conversations through a LiteLLM proxy, which translates each API into another one. It is installed from PyPI the
+//! first time. It checks and converts every message of a history, so a history that it accepts is valid for others too.
+
+use std::process::{Child, Command, Stdio};
+
+use rap_testkit::anthropic::AnthropicServer;
+use rap_testkit::model::ModelServer;
+use rap_testkit::peer::Reply;
+use rap_testkit::{Port, Rap, Setup, Tools, http, python, until};
+use serde_json::{Value, json};
+
+const LITELLM: &str = "litellm[proxy]==1.106.2";
+const KEY: &str = "sk-0123456789abcdef0123456789abcdef";
+
+/// A proxy. It is killed on drop.
+struct Proxy {
+    child: Child,
+    port: Port,
+    _directory: tempfile::TempDir,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+impl Proxy {
+    /// Starts a proxy whose model `m` is this model of LiteLLM at this URL.
+    async fn start(model: &str, url: &str) -> Proxy {
+        let directory = tempfile::tempdir().unwrap();
+        let config = json!({
+            "model_list": [{"model_name": "m", "litellm_params": {"model": model, "api_base": url, "api_key": "sk-b"}}],
+            "litellm_settings": {"num_retries": 0},
+        });
+        // JSON is YAML.
+        std::fs::write(directory.path().join("config.yaml"), config.to_string()).unwrap();
+        let install = || python::environment(env!("CARGO_TARGET_TMPDIR"), "litellm-1.106.2", &[LITELLM]);
+        let home = tokio::task::spawn_blocking(install).await.unwrap();
+        let port = Port::reserve();
+        let mut command = Command::new(home.join("bin/litellm"));
+        command.args([
+            "--config",
+            "config.yaml",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            &port.number().to_string(),
+        ]);
+        command.envs([("LITELLM_MASTER_KEY", KEY), ("LITELLM_LOCAL_MODEL_COST_MAP", "True")]);
+        command.current_dir(directory.path()).stdin(Stdio::null());
+        let log = std::fs::File::create(directory.path().join("log")).unwrap();
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        let proxy = Proxy { child: command.spawn().unwrap(), port, _directory: directory };
+        let url = format!("{}/health/liveliness", proxy.url());
+        until("the proxy is alive", async || {
+            http::attempt("GET", &url, &[], b"").await.is_ok_and(|answer| answer.status == 200)
+        })
+        .await;
+        proxy
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.port.address())
+    }
+
+    /// Lines for `[model]` in the configuration.
+    fn lines(&self, provider: &str, path: &str) -> String {
+        format!(
+            "provider = \"{provider}\"\nname = \"m\"\napi_key = \"{KEY}\"\nbase_url = \"{}{path}\"",
+            self.url()
+        )
+    }
+}
+
+/// Answers of the server behind the proxy.
+trait Backend {
+    fn calls(&self, calls: &[(&str, &str, Value)]);
+    fn says(&self, text: &str);
+}
+
+impl Backend for AnthropicServer {
+    fn calls(&self, calls: &[(&str, &str, Value)]) {
+        AnthropicServer::calls(self, calls);
+    }
+
+    fn says(&self, text: &str) {
+        AnthropicServer::says(self, text);
+    }
+}
+
+impl Backend for ModelServer {
+    /// Sends one call after the other: the proxy loses calls whose pieces alternate.
+    fn calls(&self, calls: &[(&str, &str, Value)]) {
+        let chunk = |delta: Value, finish: Option<&str>| {
+            format!(
+                "data: {}\n\n",
+                json!({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+            )
+        };
+        let mut body = String::new();
+        for (index, (id, name, arguments)) in calls.iter().enumerate() {
+            let function = json!({"name": name, "arguments": arguments.to_string()});
+            let call = json!({"index": index, "id": id, "type": "function", "function": function});
+            body.push_str(&chunk(json!({"tool_calls": [call]}), None));
+        }
+        body.push_str(&chunk(json!({}), Some("tool_calls")));
+        body.push_str("data: [DONE]\n\n");
+        let kind = ("content-type", "text/event-stream".to_owned());
+        self.answer(Reply::Full(200, Some(kind), body.into()));
+    }
+
+    fn says(&self, text: &str) {
+        ModelServer::says(self, text);
+    }
+}
+
+/// Holds a conversation with parallel calls, an image, events, an interruption, children and a fork.
+async fn converse(rap: &Rap, tools: &Tools, backend: &impl Backend) {
+    backend.calls(&[("call_a", "work", json!({"n": 1})), ("call_b", "watch", json!({"n": 2}))]);
+    backend.says("Both done.");
+    let thread = rap.open("go").await;
+    let calls = tools.invocations(2).await;
+    let image = json!({"type": "image", "data": PNG, "mediaType": "image/png"});
+    let mut one = calls[0].result("");
+    one["content"] = json!([{"type": "text", "text": "one"}, image]);
+    calls[0].says(&one).await;
+    calls[1].confirms("watching").await;
+    rap.until_line(&thread, "assistant: Both done.").await;
+    rap.until_idle(&thread).await;
+
+    backend.says("An event.");
+    calls[1].says(&calls[1].inline("tick")).await;
+    rap.until_line(&thread, "assistant: An event.").await;
+    rap.until_idle(&thread).await;
+
+    backend.calls(&[("call_c", "work", json!({}))]);
+    rap.say(&thread, "work").await;
+    tools.invocation().await;
+    rap.until_status(&thread, "waiting").await;
+    rap.act(&thread, "interrupt").await.expect(202);
+    rap.until_idle(&thread).await;
+
+    backend.says("After the interruption.");
+    rap.say(&thread, "and now?").await;
+    rap.until_line(&thread, "assistant: After the interruption.").await;
+    rap.until_idle(&thread).await;
+
+    // An event for a child, which inherits the history.
+    backend.says("In the child.");
+    calls[1].says(&calls[1].event("tock")).await;
+    let child = rap.child(&thread).await;
+    rap.until_line(&child, "assistant: In the child.").await;
+    rap.until_status(&child, "closed").await;
+
+    // The parent and a child that the model spawns are asked at the same time.
+    backend.calls(&[("call_d", "spawn_thread", json!({"instructions": "dig"}))]);
+    backend.says("Fine.");
+    backend.says("Fine.");
+    rap.say(&thread, "delegate").await;
+    rap.until_line(&thread, "assistant: Fine.").await;
+    let spawned = until("the spawned child has answered", async || {
+        let children = rap.children(&thread).await;
+        let spawned = children.into_iter().find(|one| one["id"] != child)?["id"].as_str()?.to_owned();
+        rap.transcript(&spawned).await.contains(&"assistant: Fine.".to_owned()).then_some(spawned)
+    })
+    .await;
+    rap.until_idle(&spawned).await;
+    rap.until_idle(&thread).await;
+
+    let forked = rap.post(&format!("/v1/threads/{thread}/fork"), &json!({})).await.expect(201);
+    let fork = forked["id"].as_str().unwrap().to_owned();
+    backend.says("In the fork.");
+    rap.say(&fork, "are you a fork?").await;
+    rap.until_line(&fork, "assistant: In the fork.").await;
+}
+
+/// A red square of 8 by 8 pixels.
+const PNG: &str =
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEXHbQSACj/P8Fu7N9hAAAAAElFTkSuQmCC";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proxy_accepts_a_full_history_through_the_openai_api() {
+    let (tools, backend) = (Tools::start().await, AnthropicServer::start().await);
+    let proxy = Proxy::start("anthropic/claude", &backend.url).await;
+    let rap = Setup::new().tools(&tools).model(&proxy.lines("openai", "/v1")).start();
+    converse(&rap, &tools, &backend).await;
+    // The image went through the proxy, too.
+    let requests = backend.all("/v1/messages");
+    assert!(requests.last().unwrap().body.to_string().contains(PNG), "{:?}", requests.last());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proxy_accepts_a_full_history_through_the_anthropic_api() {
+    let (tools, backend) = (Tools::start().await, ModelServer::start().await);
+    let proxy = Proxy::start("hosted_vllm/gpt", &format!("{}/v1", backend.url)).await;
+    let rap = Setup::new().tools(&tools).model(&proxy.lines("anthropic", "")).start();
+    converse(&rap, &tools, &backend).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proxy_accepts_a_full_history_through_the_responses_api() {
+    let (tools, backend) = (Tools::start().await, AnthropicServer::start().await);
+    let proxy = Proxy::start("anthropic/claude", &backend.url).await;
+    let rap = Setup::new().tools(&tools).model(&proxy.lines("openai-responses", "/v1")).start();
+    converse(&rap, &tools, &backend).await;
+    let requests = backend.all("/v1/messages");
+    assert!(requests.last().unwrap().body.to_string().contains(PNG), "{:?}", requests.last());
+}

@@ -1,0 +1,296 @@
+//! Assembly of an answer from streamed items.
+//!
+//! An item is complete when its `done` event has arrived. The event at the end repeats all items; they are used if the
+//! stream did not contain them.
+
+use rap_agent::prompt::{Names, ServedModel};
+use rap_agent::{Thought, ThoughtKind, Thoughts, Usage};
+use serde_json::{Map, Value};
+
+use crate::model::fields;
+use crate::model::lenient::{count, extend_arguments, text, without_nul};
+use crate::model::remote::{CALLS, CUT, FILTERED, malformed_answer, streamed_error, too_many_calls};
+use crate::model::{Error, ModelAnswer, ModelCall, OnDelta, arguments, body};
+
+/// Fields of a message that are read, or that the server does not take back.
+const OF_MESSAGE: &[&str] = &["type", "id", "status", "role", "content"];
+/// Fields of a call that are read, or that the server does not take back.
+const OF_CALL: &[&str] = &["type", "id", "status", "call_id", "name", "arguments"];
+/// Maximum number of items of an answer.
+const ITEMS: usize = 4 * CALLS;
+
+/// The part of an answer that has been received.
+#[derive(Debug, Default)]
+pub(super) struct Assembly {
+    text: String,
+    items: Vec<Item>,
+    usage: Usage,
+    end: Option<End>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Whole,
+    Cut,
+    Filtered,
+}
+
+#[derive(Debug)]
+struct Item {
+    index: Option<u64>,
+    done: bool,
+    /// Length of the answer's text before this item, in bytes.
+    at: usize,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Message {
+        /// Additional fields of the message.
+        fields: Map<String, Value>,
+    },
+    Call {
+        id: String,
+        name: String,
+        arguments: String,
+        /// Additional fields of the call.
+        fields: Map<String, Value>,
+    },
+    /// Reasoning, as the provider sent it.
+    Reasoning(Map<String, Value>),
+    /// An item that is not interpreted.
+    Other,
+}
+
+impl body::Assembly for Assembly {
+    fn is_done(&self) -> bool {
+        self.end.is_some()
+    }
+
+    fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    fn is_complete(&self) -> bool {
+        self.is_done()
+    }
+
+    fn push_event(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+        if self.is_done() || data.trim().is_empty() || data.trim() == "[DONE]" {
+            return Ok(());
+        }
+        let event: Value = serde_json::from_str(data).map_err(|_| malformed_answer())?;
+        let index = count(&event["output_index"]);
+        match event["type"].as_str().ok_or_else(malformed_answer)? {
+            "response.output_item.added" => self.open(index, &event["item"])?,
+            "response.output_text.delta" | "response.refusal.delta" => {
+                self.extend_text(index, event["delta"].as_str().unwrap_or_default(), on_delta)?;
+            }
+            "response.function_call_arguments.delta" => {
+                if let Kind::Call { arguments, .. } = &mut self.item(index)?.kind {
+                    extend_arguments(arguments, event["delta"].as_str().unwrap_or_default());
+                }
+            }
+            "response.output_item.done" => self.close(index, &event["item"], on_delta)?,
+            "response.completed" | "response.incomplete" => self.finish(&event["response"], on_delta)?,
+            "response.failed" => {
+                self.count(&event["response"]["usage"]);
+                return Err(failure(&event["response"]["error"]));
+            }
+            "error" => return Err(failure(event.get("error").unwrap_or(&event))),
+            // Progress, summaries of reasoning, and events of later API versions.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn push_document(&mut self, document: &[u8], on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+        let response: Value = serde_json::from_slice(document).map_err(|_| malformed_answer())?;
+        if let Some(error) = response.get("error").filter(|error| !error.is_null()) {
+            return Err(failure(error));
+        }
+        if !response["output"].is_array() {
+            return Err(Error::retry("the model's answer contains no output"));
+        }
+        self.finish(&response, on_delta)
+    }
+}
+
+impl Assembly {
+    fn open(&mut self, index: Option<u64>, item: &Value) -> Result<(), Error> {
+        let kind = Kind::parse(item);
+        let calls = || self.items.iter().filter(|item| matches!(item.kind, Kind::Call { .. })).count();
+        if self.items.len() == ITEMS || (matches!(kind, Kind::Call { .. }) && calls() == CALLS) {
+            return Err(too_many_calls());
+        }
+        self.items.push(Item { index, done: false, at: self.text.len(), kind });
+        Ok(())
+    }
+
+    /// Returns the open item with an index, or the last open item.
+    fn item(&mut self, index: Option<u64>) -> Result<&mut Item, Error> {
+        let found = |item: &Item| !item.done && (index.is_none() || item.index == index);
+        let position = self.items.iter().rposition(found).ok_or_else(malformed_answer)?;
+        Ok(&mut self.items[position])
+    }
+
+    fn extend_text(
+        &mut self,
+        index: Option<u64>,
+        more: &str,
+        on_delta: &mut OnDelta<'_>,
+    ) -> Result<(), Error> {
+        let at = self.item(index)?.at;
+        // Texts of two messages are separate paragraphs.
+        if at == self.text.len() && at > 0 && !more.is_empty() {
+            self.push_text("\n\n", on_delta);
+        }
+        self.push_text(more, on_delta);
+        Ok(())
+    }
+
+    fn push_text(&mut self, text: &str, on_delta: &mut OnDelta<'_>) {
+        let text = without_nul(text);
+        if !text.is_empty() {
+            self.text.push_str(&text);
+            on_delta(&text);
+        }
+    }
+
+    /// Replaces what was streamed of an item by the whole item.
+    fn close(&mut self, index: Option<u64>, whole: &Value, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+        if self.item(index).is_err() {
+            self.open(index, whole)?;
+        }
+        let item = self.item(index)?;
+        let (at, is_message) = (item.at, matches!(item.kind, Kind::Message { .. }));
+        if whole["type"].is_string() {
+            item.kind = Kind::parse(whole);
+        }
+        if is_message && at == self.text.len() {
+            self.extend_text(index, &message_text(whole), on_delta)?;
+        }
+        // A call whose arguments were cut by a limit is not complete.
+        self.item(index)?.done = whole["status"] != "incomplete";
+        Ok(())
+    }
+
+    fn count(&mut self, tokens: &Value) {
+        let details = &tokens["input_tokens_details"];
+        let number = |value: &Value| count(value).unwrap_or(0);
+        self.usage = Usage {
+            input: number(&tokens["input_tokens"]),
+            output: number(&tokens["output_tokens"]),
+            cached: number(&details["cached_tokens"]),
+            written: number(&details["cache_write_tokens"]),
+            ..Usage::default()
+        };
+    }
+
+    fn finish(&mut self, response: &Value, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
+        if self.items.is_empty() {
+            for item in response["output"].as_array().into_iter().flatten() {
+                self.close(None, item, on_delta)?;
+            }
+        }
+        self.count(&response["usage"]);
+        let reason = response["incomplete_details"]["reason"].as_str();
+        self.end = Some(match (response["status"].as_str(), reason) {
+            (_, Some("content_filter")) => End::Filtered,
+            (Some("incomplete"), _) | (_, Some(_)) => End::Cut,
+            _ => End::Whole,
+        });
+        Ok(())
+    }
+
+    /// Returns the complete answer of a model, with the original names of the tools.
+    pub(super) fn into_answer(
+        mut self,
+        origin: ServedModel<'_>,
+        turn: u64,
+        names: &Names,
+        on_delta: &mut OnDelta<'_>,
+    ) -> ModelAnswer {
+        let note = match self.end {
+            Some(End::Cut) => Some(CUT),
+            Some(End::Filtered) => Some(FILTERED),
+            Some(End::Whole) | None => None,
+        };
+        if let Some(note) = note {
+            let space = if self.text.is_empty() { "" } else { "\n" };
+            self.push_text(&format!("{space}{note}"), on_delta);
+        }
+        let (mut calls, mut call_fields, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+        // The texts of several messages become one, with the fields of the last one.
+        let mut message_fields = Map::new();
+        for item in self.items {
+            match item.kind {
+                Kind::Message { fields } => message_fields = fields,
+                Kind::Call { id, name, arguments: text, fields } => {
+                    call_fields.push(fields);
+                    calls.push(ModelCall {
+                        arguments: call_arguments(&text, item.done),
+                        id: if id.is_empty() { format!("call_{turn}_{}", calls.len() + 1) } else { id },
+                        name: names.real(&name).to_owned(),
+                    });
+                }
+                Kind::Reasoning(value) if item.done => {
+                    let kind = ThoughtKind::Item { item: value, calls: calls.len() };
+                    parts.push(Thought { at: item.at, kind });
+                }
+                _ => {}
+            }
+        }
+        let server = (!parts.is_empty()).then(|| origin.server.to_owned());
+        let thoughts = Thoughts { model: origin.model.to_owned(), server, parts, ..Thoughts::default() };
+        let thoughts = fields::keep(thoughts, origin, message_fields, call_fields);
+        let thoughts = thoughts.server.is_some().then_some(thoughts);
+        ModelAnswer { text: self.text, calls, thoughts, usage: self.usage }
+    }
+}
+
+impl Kind {
+    fn parse(item: &Value) -> Kind {
+        match item["type"].as_str() {
+            Some("message") => Kind::Message { fields: fields::of_item(item, OF_MESSAGE) },
+            Some("function_call") => Kind::Call {
+                id: text(&item["call_id"]),
+                name: text(&item["name"]),
+                arguments: text(&item["arguments"]),
+                fields: fields::of_item(item, OF_CALL),
+            },
+            Some("reasoning") => {
+                let members = item.as_object().into_iter().flatten();
+                let given = members.filter(|(_, value)| !value.is_null());
+                Kind::Reasoning(given.map(|(name, value)| (name.clone(), value.clone())).collect())
+            }
+            _ => Kind::Other,
+        }
+    }
+}
+
+/// Parses the arguments of a call. No text means no arguments.
+fn call_arguments(text: &str, is_whole: bool) -> Result<Map<String, Value>, String> {
+    match is_whole {
+        true if text.trim().is_empty() => Ok(Map::new()),
+        true => arguments(text),
+        false => Err(without_nul(text)),
+    }
+}
+
+/// Returns the text of a message, or its refusal.
+fn message_text(item: &Value) -> String {
+    let parts = item["content"].as_array().into_iter().flatten();
+    let texts = parts.filter_map(|part| part["text"].as_str().or(part["refusal"].as_str()));
+    texts.collect()
+}
+
+/// Converts the error of a response.
+fn failure(error: &Value) -> Error {
+    let is_permanent = matches!(
+        error["code"].as_str().or(error["type"].as_str()),
+        Some("invalid_prompt" | "invalid_request_error" | "invalid_image" | "image_content_policy_violation")
+    );
+    streamed_error(error, is_permanent)
+}
