@@ -69,9 +69,10 @@ impl Server {
 
     /// Ends the process with SIGTERM. Returns a violation if it does not end in time.
     pub(crate) async fn stop(&self) -> Option<String> {
+        let Some(id) = self.child.lock().unwrap().as_ref().map(Child::id) else { return None };
         self.signal(Signal::TERM);
         let deadline = Instant::now() + STOP_WITHIN;
-        while self.child.lock().unwrap().as_mut().is_some_and(|child| child.try_wait().unwrap().is_none()) {
+        while self.is_running(id) {
             if Instant::now() > deadline {
                 self.kill();
                 return Some(format!("{} did not stop within {STOP_WITHIN:?}", self.name));
@@ -79,6 +80,13 @@ impl Server {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         None
+    }
+
+    /// Returns whether the process with this id runs. Once it has ended, [`Server::start_if_ended`] may start another one at
+    /// any time.
+    fn is_running(&self, id: u32) -> bool {
+        let mut child = self.child.lock().unwrap();
+        child.as_mut().is_some_and(|child| child.id() == id && child.try_wait().unwrap().is_none())
     }
 
     /// Returns the panics in the log.
