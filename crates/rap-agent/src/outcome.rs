@@ -14,7 +14,7 @@ pub struct Step {
     pub writes: Vec<Write>,
     /// Work to start after the commit. Work that must survive a crash is also stored with the head or the writes.
     pub effects: Vec<Effect>,
-    /// States that the thread entered and that people who are away want to hear of.
+    /// States that the thread entered and that cause alerts to people.
     pub entered: Vec<Attention>,
 }
 
@@ -239,7 +239,7 @@ pub enum Effect {
     },
     /// Notify every tool server that the thread is closed, and then that calls are cancelled. Never stored.
     NotifyClose {
-        /// Calls and subscriptions that this step cancels. A server hears of them after the closing.
+        /// Calls and subscriptions that this step cancels. A server is notified of them after the closing.
         cancelled: Vec<CallId>,
     },
     /// Notify every tool server that a call or subscription is cancelled. Never stored.

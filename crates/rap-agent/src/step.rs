@@ -425,7 +425,7 @@ impl<'a> StepBuilder<'a> {
     fn handle_thread_message(&mut self, sender: ThreadId, message: ThreadMessage) -> Result<(), Ignored> {
         match message {
             ThreadMessage::Close => {
-                // The parent is closed and hears of nothing.
+                // The parent is closed and needs no report.
                 self.head.owes_report = false;
                 self.close();
             }

@@ -430,7 +430,7 @@ impl Engine {
         applied
     }
 
-    /// Sets a thread aside if an error was caused by its rows. All others go on.
+    /// Sets a thread aside if an error was caused by its rows. Other threads are not affected.
     async fn set_aside_if_damaged(&self, target: &Target, error: &store::Error) {
         if !matches!(error, store::Error::Unreadable(_)) {
             return;

@@ -220,7 +220,7 @@ impl ToolServer {
     /// the same tools and the same key, which is 64 hexadecimal digits or the base64 of 32 bytes. The toolset then says
     /// `needsMigration`. With a hook ([`ToolServer::migrate`]), the hook runs first.
     ///
-    /// At the destination a call goes on as after a restart: a subscription resumes with its cursor, a
+    /// At the destination a call continues as after a restart: a subscription resumes with its cursor, a
     /// [`Tool::restartable`](crate::Tool::restartable) call runs again, and any other gets an error that says that its outcome
     /// is unknown. It belongs to the caller with the same token or name, or to the only one that the server has. Questions
     /// to users do not move.
@@ -534,7 +534,7 @@ impl Mounted {
 
     /// Replaces the tools while the server runs. Sessions that begin from now on see the new ones.
     ///
-    /// Sessions that hold an earlier version go on with it: their invocations are accepted, for the last 256 versions of
+    /// Sessions that hold an earlier version keep it: their invocations are accepted, for the last 256 versions of
     /// this process and those of [`ToolServer::accepts`]. A call of a tool that no longer exists, or whose arguments no
     /// longer match its schema, ends with an error result that says so. Running calls are not affected.
     ///

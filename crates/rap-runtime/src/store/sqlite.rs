@@ -701,7 +701,7 @@ impl Store for SqliteStore {
 
     async fn delete_batch(&self) -> Result<Remaining, Error> {
         let (inner, now) = (Arc::clone(&self.inner), self.inner.clock.now());
-        // A runtime at rest writes nothing.
+        // An idle runtime writes nothing.
         let session = match self.read(move |conn| deletion::next(conn, now)).await? {
             Ok(session) => session,
             Err(remaining) => return Ok(remaining),

@@ -34,7 +34,7 @@ const CLOSE_TIME: Duration = Duration::from_secs(5);
 pub(super) struct Waiting {
     /// Time after which a call becomes a task, if its client supports tasks.
     pub(super) task_after: Duration,
-    /// Time after which any other call returns an error that names the call, which goes on.
+    /// Time after which the caller of any other call gets an error that names the call. The call itself continues.
     pub(super) at_most: Duration,
 }
 

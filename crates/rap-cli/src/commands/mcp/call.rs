@@ -52,7 +52,7 @@ struct State {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Outcome {
     pub(super) body: Body,
-    /// True if the call goes on as a subscription.
+    /// True if the call continues as a subscription.
     pub(super) is_subscription: bool,
 }
 

@@ -93,7 +93,7 @@ impl ToolsHandler {
         Ok(())
     }
 
-    /// Tells a client that has missed news what may have changed.
+    /// Tells a client that has missed changes what may have changed.
     async fn tell_missed(&self, context: &SubscriptionContext) -> Result<(), SubscriptionSendError> {
         accepted(context.sink().notify_tool_list_changed().await)?;
         accepted(context.sink().notify_resource_list_changed().await)?;
@@ -133,7 +133,7 @@ impl ToolsHandler {
         session.resource(id).ok_or_else(|| {
             let known: Vec<String> = session.resources().iter().map(|call| call.id.to_string()).collect();
             let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-            convert::error(&format!("there is no call `{id}` that goes on; calls that do: {known}"))
+            convert::error(&format!("there is no call or subscription `{id}` to read; there are: {known}"))
         })
     }
 }
@@ -144,7 +144,7 @@ fn built_in() -> [Tool; 2] {
         "id": id,
         "after": {"type": "integer", "minimum": 0, "description": "Number of the last event that you know"},
         "wait_seconds": {"type": "integer", "minimum": 0, "maximum": READ_WAIT.as_secs(),
-                         "description": "Time to wait for news"},
+                         "description": "Time to wait for a new event or the result"},
     });
     [
         Tool::new(
@@ -170,7 +170,7 @@ fn accepted(sent: Result<(), SubscriptionSendError>) -> Result<(), SubscriptionS
     }
 }
 
-/// Tells a client that has missed news what may have changed: the lists, and every resource that it follows.
+/// Tells a client that has missed changes what may have changed: the lists, and every resource that it follows.
 async fn tell_everything(peer: &Peer<RoleServer>, followed: Vec<String>) -> Result<(), ServiceError> {
     peer.notify_tool_list_changed().await?;
     peer.notify_resource_list_changed().await?;

@@ -19,8 +19,8 @@ use super::tool_server::{NotSent, ToolServer};
 const ENDED: usize = 100;
 /// Maximum number of resources that one session subscribes to.
 const SUBSCRIBED: usize = 1_000;
-/// Number of news that a slow client may be behind.
-const NEWS: usize = 256;
+/// Number of changes that a slow client may be behind.
+const CHANGES: usize = 256;
 
 /// A thread for the tool servers, and its calls.
 pub(super) struct Session {
@@ -33,7 +33,7 @@ pub(super) struct Session {
     closed: AtomicBool,
 }
 
-/// News for the client of a session.
+/// A change that the client of a session is notified about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum News {
     /// The tools have changed.
@@ -310,7 +310,7 @@ impl Running {
         }
     }
 
-    /// Lets the call go on when nobody waits for it: it becomes a resource.
+    /// Lets the call continue when nobody waits for it: it becomes a resource.
     pub(super) fn detach(mut self) -> Arc<Call> {
         self.cancels = false;
         self.session.resource_changed(&self.call);
@@ -331,5 +331,5 @@ pub(super) fn uri(call: &Call) -> String {
     format!("{URI}{}", call.id)
 }
 
-/// Begin of the URIs of calls.
+/// Prefix of the URIs of calls.
 pub(super) const URI: &str = "rap://calls/";

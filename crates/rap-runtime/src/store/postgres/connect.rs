@@ -76,7 +76,7 @@ impl Address {
                 _ => _ = others.append_pair(&name, &value),
             }
         }
-        // In the address of a database a plus is no space.
+        // In the URL of a database, a plus sign does not stand for a space.
         let config = format!("{base}?{}", others.finish().replace('+', "%20")).parse::<Config>();
         let mut config = config.map_err(|error| match std::error::Error::source(&error) {
             Some(source) => UrlError::Parameter(source.to_string()),

@@ -426,7 +426,7 @@ pub(super) fn postpone(
 }
 
 /// Returns the statement that changes the destination of a model request, unless another node has taken it over. The
-/// claim is kept: this node goes on with the request.
+/// claim is kept: this node continues with the request.
 pub(super) fn redirect(key: &WorkKey, node: NodeNumber, destination: &str) -> Option<Statement> {
     let WorkKey::Ask { thread, turn } = key else { return None };
     let sql = "UPDATE asks SET destination = $3 WHERE thread = $1 AND turn = $2 AND coalesce(claim, $4) = $4";

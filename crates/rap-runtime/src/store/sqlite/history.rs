@@ -134,8 +134,8 @@ pub(super) fn cause(conn: &Connection, thread: ThreadKey) -> rusqlite::Result<Ca
 }
 
 /// Returns the segments of a history, oldest first: each is a thread and the range of its entries, from the first
-/// number (exclusive) to the second (inclusive). They are read from the database, because a fork ends to inherit when its
-/// source is deleted.
+/// number (exclusive) to the second (inclusive). They are read from the database, because a fork no longer inherits when its
+/// source has been deleted.
 fn segments(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<(ThreadKey, Seq, Seq)>> {
     let mut statement = conn.prepare_cached("SELECT source, born_at FROM threads WHERE no = ?1")?;
     let mut segments = Vec::new();

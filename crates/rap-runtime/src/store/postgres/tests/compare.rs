@@ -116,7 +116,7 @@ impl Twins {
         self.send(to(root, Input::Choose { call, selected: Some(0) })).await;
     }
 
-    /// Closes the root threads, which people hear of.
+    /// Closes the root threads, which causes alerts.
     async fn close(&mut self) {
         for root in self.roots.clone() {
             self.send(to(&root, Input::Close)).await;
