@@ -375,9 +375,9 @@ impl Engine {
                 let queue = self.queue(WorkKind::Invoke, &server.0);
                 self.offer(queue, thread, WorkKey::Invoke { thread: key, call }, None);
             }
-            Effect::Answer { no, server } => {
+            Effect::Answer { number, server } => {
                 let queue = self.queue(WorkKind::Answer, &server.0);
-                self.offer(queue, thread, WorkKey::Answer { thread: key, no }, None);
+                self.offer(queue, thread, WorkKey::Answer { thread: key, number }, None);
             }
             Effect::NotifyClose { cancelled } => self.notify_close(thread, cancelled),
             Effect::NotifyCancel { call } => self.notify_cancel(thread, call),

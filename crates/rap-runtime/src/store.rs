@@ -405,7 +405,7 @@ pub(crate) trait Store: Transfer {
         limit: usize,
     ) -> Result<ClaimedAlerts, Error>;
     /// Sets the time of the next attempt to send an alert, or deletes the alert if there is none.
-    async fn settle_alert(&self, no: i64, next: Option<Timestamp>) -> Result<(), Error>;
+    async fn settle_alert(&self, number: i64, next: Option<Timestamp>) -> Result<(), Error>;
     /// Deletes alerts that were made before a time.
     async fn expire_alerts(&self, before: Timestamp) -> Result<(), Error>;
 

@@ -105,10 +105,14 @@ fn an_image_is_sent_from_a_file_and_mistakes_are_named() {
     chat.type_in("/image /no/such.png\r");
     chat.until_screen("no such file", |screen| screen.contains("not attached: cannot read /no/such.png"));
     chat.type_in(&format!("/image {}\r", text_file.display()));
-    chat.until_screen("not an image", |screen| screen.contains("is not an image of a type that models accept"));
+    chat.until_screen("not an image", |screen| {
+        screen.contains("is not an image of a type that models accept")
+    });
     // A pasted path of an image attaches it.
     chat.type_in(&format!("'{}'\r", path.display()));
-    chat.until_screen("the attachment", |screen| screen.contains("my cat.png will be sent with your next message"));
+    chat.until_screen("the attachment", |screen| {
+        screen.contains("my cat.png will be sent with your next message")
+    });
     chat.type_in("say a cat\r");
     chat.until_screen("the message", |screen| screen.contains("you     say a cat [image: my cat.png]"));
     chat.until_screen("the answer", |screen| screen.contains("agent   a cat"));

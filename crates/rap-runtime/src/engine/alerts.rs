@@ -114,7 +114,7 @@ impl Engine {
             Next::Retry { at } => Some(at),
             _ => None,
         };
-        if let Err(error) = self.store.settle_alert(alert.no, retry_at).await {
+        if let Err(error) = self.store.settle_alert(alert.number, retry_at).await {
             // Its claim ends, and it is sent again.
             tracing::warn!(why = error.with_sources(), "the outcome of an alert could not be stored");
         }
@@ -125,7 +125,7 @@ impl Engine {
             thread_id: Some(alert.thread.clone()),
             call: None,
             server: Some(destination.origin()),
-            topic: format!("{} {}", alert.state, alert.no),
+            topic: format!("{} {}", alert.state, alert.number),
             outcome,
             attempts: alert.attempts,
             detail,

@@ -549,7 +549,7 @@ fn check_held(
     let head = &row.head;
     let counted = [(Queue::UntilBatchCloses, head.held()), (Queue::UntilIdle, head.queued())]
         .into_iter()
-        .flat_map(|(queue, held)| (held.first..held.next).map(move |no| (queue, no)));
+        .flat_map(|(queue, held)| (held.first..held.next).map(move |number| (queue, number)));
     let agrees = row.held.keys().copied().eq(counted);
     let (held, queued) = (head.held(), head.queued());
     ensure!(agrees, "I1: t{thread} holds {:?}, its head says {held:?} {queued:?}", row.held);
@@ -587,7 +587,9 @@ fn check_backlog(thread: ThreadIndex, row: &Row, limits: &Limits) -> Result<(), 
     let counted: BTreeSet<(CallId, u64)> = head
         .backlogs()
         .iter()
-        .flat_map(|backlog| (backlog.held.first..backlog.held.next).map(|no| (backlog.call.clone(), no)))
+        .flat_map(|backlog| {
+            (backlog.held.first..backlog.held.next).map(|number| (backlog.call.clone(), number))
+        })
         .collect();
     let agrees = row.backlog.keys().eq(counted.iter());
     ensure!(agrees, "I1: t{thread} has the backlog {:?}, its head says {:?}", row.backlog, head.backlogs());

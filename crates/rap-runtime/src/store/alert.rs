@@ -31,7 +31,7 @@ pub(crate) struct NewAlert<'a> {
 /// An alert that an attempt to send it has claimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Alert {
-    pub(crate) no: i64,
+    pub(crate) number: i64,
     pub(crate) thread: ThreadId,
     pub(crate) state: String,
     pub(crate) reason: Option<String>,

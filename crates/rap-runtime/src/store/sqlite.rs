@@ -633,10 +633,10 @@ impl Store for SqliteStore {
         self.write(move |conn| alerts::claim(conn, &destination, now, until, limit)).await
     }
 
-    async fn settle_alert(&self, no: i64, next: Option<Timestamp>) -> Result<(), Error> {
+    async fn settle_alert(&self, number: i64, next: Option<Timestamp>) -> Result<(), Error> {
         self.write(move |conn| match next {
-            Some(at) => alerts::postpone(conn, no, at),
-            None => alerts::remove(conn, no),
+            Some(at) => alerts::postpone(conn, number, at),
+            None => alerts::remove(conn, number),
         })
         .await
     }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 
 use super::callbacks::Callbacks;
-use super::session::{News, Session};
+use super::session::{Session, SessionChange};
 use super::tool_server::ToolServer;
 
 /// Age up to which a toolset is not fetched again for a client that lists the tools.
@@ -177,7 +177,7 @@ impl Bridge {
             changed
         };
         if changed && fetched.is_some() {
-            self.sessions().iter().for_each(|session| session.announce(News::Tools));
+            self.sessions().iter().for_each(|session| session.announce(SessionChange::Tools));
         }
         *fetched = Some(Instant::now());
         for error in &errors {

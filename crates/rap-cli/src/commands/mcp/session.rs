@@ -29,13 +29,13 @@ pub(super) struct Session {
     calls: Mutex<BTreeMap<CallId, Held>>,
     /// Resources whose changes the client wants to know.
     subscribed: Mutex<HashSet<String>>,
-    news: broadcast::Sender<News>,
+    changes: broadcast::Sender<SessionChange>,
     closed: AtomicBool,
 }
 
 /// A change that the client of a session is notified about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum SessionChange {
     /// The tools have changed.
     Tools,
     /// The list of resources has changed.
@@ -76,7 +76,7 @@ impl Session {
             group: ThreadId::new(format!("mcp_{id}")).expect("bug: letters and digits are a valid id"),
             calls: Mutex::default(),
             subscribed: Mutex::default(),
-            news: broadcast::Sender::new(NEWS),
+            changes: broadcast::Sender::new(CHANGES),
             closed: AtomicBool::new(false),
         });
         bridge.add_session(&session);
@@ -173,10 +173,10 @@ impl Session {
             None => return,
         };
         if is_new {
-            self.announce(News::Resources);
-            self.announce(News::Tools);
+            self.announce(SessionChange::Resources);
+            self.announce(SessionChange::Tools);
         } else {
-            self.announce(News::Updated(uri(call)));
+            self.announce(SessionChange::Updated(uri(call)));
         }
     }
 
@@ -244,9 +244,9 @@ impl Session {
         self.subscribed().contains(uri)
     }
 
-    pub(super) fn announce(&self, news: News) {
+    pub(super) fn announce(&self, change: SessionChange) {
         // There may be no client that listens.
-        self.news.send(news).ok();
+        self.changes.send(change).ok();
     }
 
     /// Returns the resources that the client subscribed to.
@@ -254,8 +254,8 @@ impl Session {
         self.subscribed().iter().cloned().collect()
     }
 
-    pub(super) fn news(&self) -> broadcast::Receiver<News> {
-        self.news.subscribe()
+    pub(super) fn changes(&self) -> broadcast::Receiver<SessionChange> {
+        self.changes.subscribe()
     }
 
     /// Ends the calls. Returns those that were open; `None` if the session was closed before.

@@ -290,9 +290,9 @@ impl Reporter {
             let (mut last, mut known) = (f64::NEG_INFINITY, 0);
             loop {
                 let is_settled = call.outcome().is_some();
-                let (count, news) = call.progress_after(known);
+                let (count, reports) = call.progress_after(known);
                 known = count;
-                for progress in news {
+                for progress in reports {
                     if notify(&peer, &token, &mut last, Some(progress)).await.is_err() {
                         return;
                     }

@@ -226,7 +226,7 @@ pub(super) fn release(number: NodeNumber, key: &WorkKey) -> Statement {
     let sql = format!("UPDATE {table} SET claim = NULL WHERE thread = $1 AND {name} = $2 AND claim = $3");
     let statement = Statement::new(sql).thread(key.thread());
     let statement = match key {
-        WorkKey::Ask { turn: number, .. } | WorkKey::Answer { no: number, .. } => {
+        WorkKey::Ask { turn: number, .. } | WorkKey::Answer { number, .. } => {
             statement.with(number.cast_signed())
         }
         WorkKey::Invoke { call, .. } | WorkKey::Check { call, .. } => statement.text(call.as_str()),

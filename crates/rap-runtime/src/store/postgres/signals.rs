@@ -220,8 +220,8 @@ impl Signals {
                 Ok(Listened::Useless) => {
                     if !std::mem::replace(&mut told, true) {
                         tracing::info!(
-                            "no notifications arrive from the database, probably because of a pooler: the node looks for \
-                             news of other nodes by itself. store.listen_url can name a direct connection"
+                            "no notifications arrive from the database, probably because of a pooler: the node polls for \
+                             signals of other nodes. store.listen_url can name a direct connection"
                         );
                     }
                     RECONNECT_USELESS

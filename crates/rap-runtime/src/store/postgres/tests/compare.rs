@@ -383,7 +383,7 @@ impl Twins {
                     match key {
                         WorkKey::Ask { turn, .. } => format!("{name} asks {turn}"),
                         WorkKey::Invoke { call, .. } => format!("{name} invokes {call}"),
-                        WorkKey::Answer { no, .. } => format!("{name} answers {no}"),
+                        WorkKey::Answer { number, .. } => format!("{name} answers {number}"),
                         WorkKey::Check { call, .. } => format!("{name} checks {call}"),
                     }
                 };
