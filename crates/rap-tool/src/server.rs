@@ -64,7 +64,7 @@ pub struct ToolServer {
     incomplete_environment: Option<&'static str>,
     public_url: Option<String>,
     consent_url: Option<String>,
-    journal: JournalPlace,
+    journal: JournalLocation,
     key: Option<Secret>,
     callbacks_to: CallbacksTo,
     on_close: Option<CloseHook>,
@@ -78,7 +78,7 @@ pub struct ToolServer {
 
 /// Location of the journal.
 #[derive(Clone)]
-enum JournalPlace {
+enum JournalLocation {
     /// The directory `rap-data/NAME`.
     Default,
     Directory(PathBuf),
@@ -108,7 +108,7 @@ impl ToolServer {
             incomplete_environment: None,
             public_url: None,
             consent_url: None,
-            journal: JournalPlace::Default,
+            journal: JournalLocation::Default,
             key: None,
             callbacks_to: CallbacksTo::Default,
             on_close: None,
@@ -286,7 +286,7 @@ impl ToolServer {
     /// Sets the directory of the journal. Default: `rap-data/NAME` in the working directory.
     #[must_use]
     pub fn data(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.journal = JournalPlace::Directory(directory.into());
+        self.journal = JournalLocation::Directory(directory.into());
         self
     }
 
@@ -298,7 +298,7 @@ impl ToolServer {
     /// the platform freezes or ends the process.
     #[must_use]
     pub fn journal_in_memory(mut self) -> Self {
-        self.journal = JournalPlace::Memory;
+        self.journal = JournalLocation::Memory;
         self
     }
 
@@ -414,7 +414,7 @@ impl ToolServer {
     }
 
     pub(crate) fn has_journal_in_memory(&self) -> bool {
-        matches!(self.journal, JournalPlace::Memory)
+        matches!(self.journal, JournalLocation::Memory)
     }
 
     pub(crate) fn configured_public_url(&self) -> Option<&str> {
@@ -489,9 +489,9 @@ impl ToolServer {
         }
         let offer = self.source().offer(&externals.public_url, self.tools)?;
         let data = match self.journal {
-            JournalPlace::Default => Some(PathBuf::from("rap-data").join(directory_name(&self.name))),
-            JournalPlace::Directory(directory) => Some(directory),
-            JournalPlace::Memory => None,
+            JournalLocation::Default => Some(PathBuf::from("rap-data").join(directory_name(&self.name))),
+            JournalLocation::Directory(directory) => Some(directory),
+            JournalLocation::Memory => None,
         };
         let config = EngineConfig {
             data,

@@ -406,7 +406,6 @@ pub(super) fn turn_of(input: &Input) -> Option<u64> {
     }
 }
 
-/// Returns the arguments of a call in an entry.
 pub(super) fn arguments_of<'a>(entry: &'a Entry, call: &CallId) -> Option<&'a Map<String, Value>> {
     let Item::Assistant { calls, .. } = &entry.item else { return None };
     match &calls.iter().find(|entry| entry.id == *call)?.arguments {

@@ -21,12 +21,12 @@ const PAUSE: Duration = Duration::from_millis(500);
 const SETTLE: Duration = Duration::from_millis(100);
 const SHARE: u32 = 20;
 /// Maximum number of scans that wait until files no longer change.
-const LOOKS: usize = 20;
+const SETTLING_SCANS: usize = 20;
 /// Maximum number of paths of one kind in an event.
 const PATHS: usize = 100;
 
 /// Time of change and size of the files, by path.
-type Seen = BTreeMap<String, String>;
+type FileStates = BTreeMap<String, String>;
 
 pub(super) async fn watch(
     roots: Arc<Roots>,
@@ -40,7 +40,7 @@ pub(super) async fn watch(
     });
     let glob = Arc::new(glob.transpose()?.map(|glob| glob.compile_matcher()));
     let look = || look(Arc::clone(&roots), path.clone(), Arc::clone(&glob));
-    let before: Option<Seen> = subscribe.cursor()?;
+    let before: Option<FileStates> = subscribe.cursor()?;
     let is_new = before.is_none();
     let mut seen = match before {
         Some(seen) => seen,
@@ -58,7 +58,7 @@ pub(super) async fn watch(
         if now == seen {
             continue;
         }
-        for _ in 0..LOOKS {
+        for _ in 0..SETTLING_SCANS {
             tokio::time::sleep(SETTLE).await;
             let next = look().await?.0;
             if next == now {
@@ -74,9 +74,13 @@ pub(super) async fn watch(
 }
 
 /// Reads the state of the files. A directory that is gone has none.
-async fn look(roots: Arc<Roots>, path: String, glob: Arc<Option<GlobMatcher>>) -> Result<(Seen, Duration)> {
+async fn look(
+    roots: Arc<Roots>,
+    path: String,
+    glob: Arc<Option<GlobMatcher>>,
+) -> Result<(FileStates, Duration)> {
     let looked = tokio::task::spawn_blocking(move || {
-        let (began, mut seen) = (Instant::now(), Seen::new());
+        let (began, mut seen) = (Instant::now(), FileStates::new());
         let place = roots.place(&path)?;
         match place.dir.metadata(&place.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((seen, began.elapsed())),
@@ -106,7 +110,7 @@ async fn look(roots: Arc<Roots>, path: String, glob: Arc<Option<GlobMatcher>>) -
 }
 
 /// Returns the text of the event about the difference, or `None` if there is none.
-fn changes(before: &Seen, now: &Seen) -> Option<String> {
+fn changes(before: &FileStates, now: &FileStates) -> Option<String> {
     let mut event = serde_json::Map::new();
     let mut add = |kind: &str, paths: Vec<&String>| {
         if !paths.is_empty() {
@@ -133,7 +137,7 @@ fn changes(before: &Seen, now: &Seen) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn seen(files: &[(&str, &str)]) -> Seen {
+    fn seen(files: &[(&str, &str)]) -> FileStates {
         files.iter().map(|(path, state)| ((*path).to_owned(), (*state).to_owned())).collect()
     }
 
@@ -143,8 +147,8 @@ mod tests {
         let now = seen(&[("a", "1"), ("b", "2"), ("d", "1")]);
         assert_eq!(changes(&before, &now).unwrap(), r#"{"changed":["b"],"created":["d"],"deleted":["c"]}"#);
         assert_eq!(changes(&now, &now), None);
-        let many: Seen = (0..150).map(|number| (format!("{number:03}"), "1".into())).collect();
-        let text = changes(&Seen::new(), &many).unwrap();
+        let many: FileStates = (0..150).map(|number| (format!("{number:03}"), "1".into())).collect();
+        let text = changes(&FileStates::new(), &many).unwrap();
         assert!(
             text.contains(r#""099""#) && !text.contains(r#""100""#) && text.contains(r#""more_created":50"#)
         );

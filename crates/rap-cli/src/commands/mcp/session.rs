@@ -68,7 +68,6 @@ pub(super) struct Running {
 }
 
 impl Session {
-    /// Opens a session.
     pub(super) fn open(bridge: &Arc<Bridge>) -> Arc<Session> {
         let id = random_hex::<12>().expect("bug: the system has no source of random bytes");
         let session = Arc::new(Session {

@@ -23,7 +23,6 @@ const KEEP: &str = "1 min";
 /// Time after which another node removes expired rows, if the node that did so last has not done it again.
 const PRUNE_PATIENCE: &str = "15 min";
 
-/// Settings of this node.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeSettings {
     /// Its host and the address that it listens on. A node with the same name is an earlier process of this one.

@@ -75,7 +75,7 @@ impl Signals {
     }
 
     /// Makes this node read everything again, as after a lost signal.
-    pub(super) fn look_again(&self) {
+    pub(super) fn read_everything_again(&self) {
         self.missed.store(true, Ordering::Relaxed);
         self.arrived.notify_one();
     }

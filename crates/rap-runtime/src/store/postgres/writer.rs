@@ -199,7 +199,7 @@ impl Inner {
                 Ok(Outcome::Unknown) => {
                     tracing::warn!("the database was restarted or replaced: senders have to repeat messages");
                     // The work of the batch, if it was committed, is looked for in the store.
-                    self.signals.look_again();
+                    self.signals.read_everything_again();
                     break false;
                 }
                 // The senders get no reply: their messages may have been applied or not.
