@@ -81,13 +81,13 @@ async fn scan(
 ) -> Result<(FileStates, Duration)> {
     let looked = tokio::task::spawn_blocking(move || {
         let (began, mut known) = (Instant::now(), FileStates::new());
-        let place = roots.place(&path)?;
-        match place.dir.metadata(&place.path) {
+        let rooted = roots.resolve(&path)?;
+        match rooted.dir.metadata(&rooted.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((known, began.elapsed())),
-            Err(error) => return Err(place.failed(&error)),
+            Err(error) => return Err(rooted.failed(&error)),
             Ok(_) => {}
         }
-        walk(&place, |dir, file, shown| {
+        walk(&rooted, |dir, file, shown| {
             if glob.as_ref().as_ref().is_some_and(|glob| !glob.is_match(shown)) {
                 return Ok(true);
             }
