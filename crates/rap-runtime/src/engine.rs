@@ -49,7 +49,7 @@ use url::Url;
 use crate::function::Functions;
 use crate::http::{Admission, CallbackRequirements};
 use crate::hub::{Changes, Hub, LiveEvent};
-use crate::settings::{Agent, Database, PostgresDatabase, Settings, SettingsError};
+use crate::settings::{Agent, Database, Limits, PostgresDatabase, Settings, SettingsError};
 use crate::store::postgres::{self, Address, DatabaseClock, NodeSettings, Parts, PostgresStore, Time};
 use crate::store::sqlite::sibling_path;
 use crate::store::transfer::Origin;
@@ -504,7 +504,7 @@ impl Engine {
     }
 }
 
-fn slots(limits: &crate::settings::Limits) -> Slots {
+fn slots(limits: &Limits) -> Slots {
     Slots {
         ask: limits.model_concurrency,
         invoke: limits.invoke_concurrency,
