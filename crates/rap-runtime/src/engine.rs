@@ -248,7 +248,7 @@ impl Engine {
             functions,
             validations: Validations::default(),
             hub: Hub::new(),
-            metrics: Metrics::default(),
+            metrics: Metrics::new(&settings),
             dispatcher: Dispatcher::new(slots),
             awaiting_tools: Arc::new(Semaphore::new(AWAITING_TOOLS)),
             admission: Admission::new(limits),
