@@ -69,7 +69,7 @@ impl Server {
 
     /// Ends the process with SIGTERM. Returns a violation if it does not end in time.
     pub(crate) async fn stop(&self) -> Option<String> {
-        let Some(id) = self.child.lock().unwrap().as_ref().map(Child::id) else { return None };
+        let id = self.child.lock().unwrap().as_ref().map(Child::id)?;
         self.signal(Signal::TERM);
         let deadline = Instant::now() + STOP_WITHIN;
         while self.is_running(id) {
