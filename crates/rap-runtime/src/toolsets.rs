@@ -5,6 +5,7 @@
 //! has fetched. A toolset is valid as a whole or not at all.
 
 mod discovery;
+mod health;
 mod session;
 
 use std::collections::{HashMap, HashSet};
@@ -32,6 +33,7 @@ use crate::store::{Error, Fleet, SessionKey, SessionToolset, Source, Store, Stor
 use crate::world::{To, World};
 pub(crate) use discovery::AwaitedFetches;
 use discovery::Fetches;
+use health::Outcomes;
 pub(crate) use session::{ServerTools, SessionTools};
 
 /// Shortest time between two fetches for a session from a server that failed, and between two refreshes after a 409.
@@ -71,6 +73,7 @@ pub(crate) struct Toolsets {
     memory: Memory<String>,
     parsers: Semaphore,
     fetches: Fetches,
+    outcomes: Outcomes,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -221,6 +224,7 @@ impl Toolsets {
             memory: Memory::new(limits.bytes, limits.bytes.div_ceil(2)),
             parsers: Semaphore::new(PARSERS),
             fetches: Fetches::default(),
+            outcomes: Outcomes::default(),
             tasks,
             stop,
         })
@@ -448,6 +452,10 @@ impl Toolsets {
             Ok(Err(why)) => Fetched::Failed(why),
             Err(_) => Fetched::Failed(format!("discovery took longer than {within:?}")),
         };
+        match &fetched {
+            Fetched::Failed(why) => self.note_failure(&server.url, why, None),
+            Fetched::Toolset(_) => self.note_success(&server.url),
+        }
         let mut cache = self.cache();
         match &fetched {
             Fetched::Failed(why) => tracing::warn!(server = server.url, why, "discovery failed"),
