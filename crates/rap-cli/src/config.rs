@@ -232,6 +232,8 @@ pub enum ToolSource {
         program: ToolProgram,
         /// Bearer token that its callers send; `None` for one that is made at its first start.
         bearer: Option<Secret>,
+        /// Key that it shares with the server of the same name of another runtime, to move the state of sessions there.
+        migration_key: Option<Secret>,
     },
 }
 

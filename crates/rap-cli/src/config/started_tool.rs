@@ -1,5 +1,6 @@
 //! Reads the `[[tool_server]]` tables of servers that `rap serve` starts: a command, or a server that ships with rap.
 
+use rap_io::secret_box::Key;
 use rap_protocol::Secret;
 use sha2::{Digest, Sha256};
 
@@ -21,6 +22,12 @@ pub(super) fn read_started(
     let run = section.read("run", shipped);
     let name = section.read("name", name);
     let bearer = section.read("bearer", |setting| resolver.secret(setting));
+    let migration_key = section.read("migration_key", |setting| {
+        let key = resolver.secret(setting)?;
+        let expected = "64 hexadecimal digits or the base64 of 32 bytes, or env:NAME, or file:PATH";
+        Key::parse(key.expose()).map_err(|_| Problem::Expected(expected))?;
+        Ok(key)
+    });
     let options = read_options(section, run.as_deref(), resolver);
     let (name, program) = match (command, run) {
         (Some(command), _) if command.is_empty() => {
@@ -31,7 +38,7 @@ pub(super) fn read_started(
         (None, Some(run)) => (name.unwrap_or_else(|| run.clone()), ToolProgram::Shipped(run, options)),
         (None, None) => return None,
     };
-    Some(ToolSource::Start { name, program, bearer })
+    Some(ToolSource::Start { name, program, bearer, migration_key })
 }
 
 /// Reads the options of the server that ships with rap. Those of another one are unknown keys.
