@@ -245,6 +245,7 @@ pub fn settings(
         window,
         tool_servers,
         notify: config.notify,
+        telemetry: config.telemetry,
         retention: config.retention,
         functions: Vec::new(),
         url_policy: config.server.url_policy,

@@ -177,6 +177,11 @@ pub trait Model: Send + Sync + fmt::Debug {
         "the model"
     }
 
+    /// Returns the name of the provider in traces (`gen_ai.provider.name`).
+    fn provider(&self) -> &'static str {
+        "custom"
+    }
+
     /// Returns the part of the history that it needs.
     fn history_scope(&self) -> HistoryScope {
         HistoryScope::Full

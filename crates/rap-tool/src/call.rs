@@ -164,6 +164,12 @@ impl Call {
         self.inner.user_id.as_ref()
     }
 
+    /// Returns the `traceparent` of the invocation (W3C Trace Context), to be passed on to other services. `None` if the runtime
+    /// sent none, or if the server was restarted since. The server itself sends it back with the callbacks of the call.
+    pub fn traceparent(&self) -> Option<String> {
+        self.inner.engine.trace_of(self.inner.seq).map(|trace| trace.to_string())
+    }
+
     /// Returns the time of the server's clock, which is virtual in a [`TestRuntime`](crate::TestRuntime).
     pub fn now(&self) -> SystemTime {
         let since_epoch = u64::try_from(self.inner.engine.now().0).unwrap_or_default();

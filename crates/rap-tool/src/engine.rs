@@ -131,6 +131,7 @@ pub(crate) struct Engine {
     /// Notified when there is an earlier deadline than before.
     deadline_changed: Notify,
     early: Mutex<HashMap<Caller, accept::EarlyCancels>>,
+    traces: Mutex<accept::Traces>,
     close_hooks: Mutex<closing::CloseHooks>,
     /// Notified when the hook of a closed thread may run.
     closings: Notify,

@@ -125,6 +125,18 @@ impl<'a> Resolver<'a> {
         self.environment.get(name).and_then(|text| checked(text).ok())
     }
 
+    /// Returns an environment variable that is known to contain a secret, if it is set.
+    pub(super) fn secret_variable(&self, name: &str) -> Option<&'a str> {
+        let text = self.plain_variable(name).filter(|text| !text.is_empty())?;
+        self.secret_variables.borrow_mut().insert(name.to_owned());
+        Some(text)
+    }
+
+    /// Returns an environment variable, if it is set.
+    pub(super) fn plain_variable(&self, name: &str) -> Option<&'a str> {
+        self.environment.get(name).map(String::as_str)
+    }
+
     fn variable(&self, name: &str) -> Result<String, Problem> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
         if name.is_empty() || !name.bytes().all(plain) {

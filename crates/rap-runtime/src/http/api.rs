@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use axum::body::Body;
 use axum::extract::{Query, State};
@@ -130,6 +131,7 @@ pub(super) async fn create_thread(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Thread> {
+    let began = SystemTime::now();
     let (body, _received): (CreateThread, _) = read(&engine, principal.sender(), &headers, request).await?;
     let mark = idempotency(&principal, &headers, KeyScope::NewThreads, &body)?;
     let CreateThread { id, agent, user_id, title, message, content } = body;
@@ -143,8 +145,10 @@ pub(super) async fn create_thread(
         return Err(ErrorResponse::invalid(format!("title: expected at most {TITLE_CHARS} characters")));
     }
     let agent = known_agent(&engine, agent)?;
+    let id_of_new = id.clone();
     let new = NewThread { id, incarnation: engine.world.random.next(), agent, user_id, title };
     let begin = principal.message(Target::New(new), Input::Begin { message });
+    trace_message(&engine, &id_of_new, &headers, began);
     let receipt = engine.apply(MessageClass::External, Message { idempotency_key: mark, ..begin }).await?;
     rap_io::crash::point("before_client_answer");
     let row = engine.store.thread(&receipt.thread, &principal.visible).await?;
@@ -258,14 +262,25 @@ pub(super) async fn message(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Turn> {
+    let began = SystemTime::now();
     let (body, _received): (SendMessage, _) = read(&engine, principal.sender(), &headers, request).await?;
     let mark = idempotency(&principal, &headers, KeyScope::Thread(&id), &body)?;
     let SendMessage { text, content, on_busy } = body;
     let message = user_text(Some(text), content)?.unwrap_or_default();
     let input = Input::UserMessage { message, on_busy };
-    let message = principal.message(Target::Id(thread_id(id)?), input);
+    let id = thread_id(id)?;
+    trace_message(&engine, &id, &headers, began);
+    let message = principal.message(Target::Id(id), input);
     let receipt = engine.apply(MessageClass::External, Message { idempotency_key: mark, ..message }).await?;
     Ok((StatusCode::ACCEPTED, Json(Turn { turn: receipt.turn })))
+}
+
+/// Records a message of a client that sends the context of a trace. Before it is applied, because the turn that follows has a
+/// link to it.
+fn trace_message(engine: &Engine, thread: &ThreadId, headers: &HeaderMap, began: SystemTime) {
+    if let Some(telemetry) = &engine.telemetry {
+        telemetry.client_message(thread, headers, began);
+    }
 }
 
 pub(super) async fn history(
@@ -489,7 +504,8 @@ pub(super) async fn tools(
 ) -> ApiResult<Tools> {
     let params = QueryParams::check(parameters, query::CURSOR_PARAMETERS)?;
     let after = params.parsed::<String>("cursor")?;
-    Ok(Json(tools_page(&*engine.toolsets.latest().await?, after.as_deref())))
+    let tools = engine.toolsets.latest().await?;
+    Ok(Json(tools_page(&engine.toolsets, &tools, after.as_deref(), engine.now())))
 }
 
 /// Lists the nodes of the database. A database that only one node can use has this one. A client that sees one user's

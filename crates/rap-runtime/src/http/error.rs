@@ -34,6 +34,10 @@ impl ErrorResponse {
     }
 
     /// Returns true if a repeat of the request would fail in the same way.
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
     pub(crate) fn is_final(&self) -> bool {
         self.status.is_client_error()
     }

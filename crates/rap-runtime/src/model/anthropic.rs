@@ -165,6 +165,10 @@ impl Model for Anthropic {
         self.remote.name()
     }
 
+    fn provider(&self) -> &'static str {
+        "anthropic"
+    }
+
     fn destination(&self) -> &str {
         self.remote.destination()
     }

@@ -122,6 +122,10 @@ impl Model for OpenAi {
         self.remote.name()
     }
 
+    fn provider(&self) -> &'static str {
+        "openai"
+    }
+
     fn destination(&self) -> &str {
         self.remote.destination()
     }

@@ -106,6 +106,10 @@ impl Model for Responses {
         self.remote.name()
     }
 
+    fn provider(&self) -> &'static str {
+        "openai"
+    }
+
     fn destination(&self) -> &str {
         self.remote.destination()
     }

@@ -97,6 +97,10 @@ impl Model for Scripted {
         if self.scenario.is_some() { HistoryScope::None } else { HistoryScope::SinceLastUser }
     }
 
+    fn provider(&self) -> &'static str {
+        PROVIDER.name
+    }
+
     fn destination(&self) -> &str {
         PROVIDER.name
     }

@@ -1,6 +1,6 @@
 //! Incoming requests: invocations, cancellations, thread closings and status queries.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use axum::body::Bytes;
 use rap_io::writer::{Error as WriteError, JobClass};
 use rap_protocol::{
     BadInvocation, CallId, CancelToolCall, Fault, Forbidden, Invalid, Invocation, StatusQuery, ThreadId,
-    Timestamp, parse_invocation,
+    Timestamp, TraceContext, parse_invocation,
 };
 use rusqlite::Connection;
 
@@ -63,6 +63,8 @@ struct Incoming {
     call: NewCall,
     run: Arc<Run>,
     parsed: Parsed,
+    /// Context of the trace that the invocation belongs to.
+    trace: Option<TraceContext>,
 }
 
 enum Parsed {
@@ -108,11 +110,16 @@ enum Recorded {
 
 impl Engine {
     /// Accepts an invocation. Returns when it is on disk and its handler was started.
-    pub(crate) async fn accept(self: &Arc<Self>, caller: Caller, body: Bytes) -> Result<Accepted, Refusal> {
+    pub(crate) async fn accept(
+        self: &Arc<Self>,
+        caller: Caller,
+        body: Bytes,
+        trace: Option<TraceContext>,
+    ) -> Result<Accepted, Refusal> {
         if self.is_stopping() || !self.invocations.admits(&caller) {
             return Err(Refusal::Overloaded);
         }
-        let incoming = self.parse(caller.clone(), body).await?;
+        let incoming = Incoming { trace, ..self.parse(caller.clone(), body).await? };
         let ancestors = match &incoming.parsed {
             Parsed::Valid { invocation, .. } => invocation.thread_ancestors.as_slice(),
             Parsed::Invalid(_) => &[],
@@ -176,7 +183,7 @@ impl Engine {
             units => Some(self.arguments.take_many(&caller, units).ok_or(Refusal::ShareUsedUp)?),
         };
         let call = self.journal.new_call(caller, address, &url, invocation);
-        Ok(Incoming { call, run: Run::new(Some(permit), arguments), parsed })
+        Ok(Incoming { call, run: Run::new(Some(permit), arguments), parsed, trace: None })
     }
 
     /// Acts on an invocation that is on disk.
@@ -199,7 +206,7 @@ impl Engine {
 
     /// Recognises a repeat before it compares the version, so that a repeat gets the same answer as the first time.
     fn record(self: &Arc<Self>, db: &Connection, incoming: Incoming) -> rusqlite::Result<Recorded> {
-        let Incoming { call, run, parsed } = incoming;
+        let Incoming { call, run, parsed, trace } = incoming;
         let now = self.now();
         if matches!(parsed, Parsed::Valid { stale: true, .. })
             && !self.journal.contains(db, &call.identity)?
@@ -214,6 +221,7 @@ impl Engine {
                 Recorded::Run(Accepted::Repeat, stored, registered)
             }));
         };
+        lock(&self.traces).set(seq, trace);
         let invocation = match parsed {
             Parsed::Valid { invocation, .. } => Ok(invocation),
             Parsed::Invalid(error) => Err(format!("the invocation is not valid: {error}")),
@@ -368,6 +376,30 @@ fn stored(seq: CallSeq, call: NewCall, invocation: Invocation, accepted_at: Time
         confirmed: false,
         cursor: None,
         accepted_at,
+    }
+}
+
+/// Contexts of traces that invocations carried. Their callbacks carry them back. Best effort: kept in memory, for the last
+/// calls only. A runtime finds the trace of a callback without it, too.
+#[derive(Default)]
+pub(crate) struct Traces(BTreeMap<CallSeq, TraceContext>);
+
+impl Traces {
+    const MAX: usize = 10_000;
+
+    /// Sets the context of a new call. The number may be that of a call whose commit failed.
+    fn set(&mut self, call: CallSeq, trace: Option<TraceContext>) {
+        match trace {
+            Some(trace) => self.0.insert(call, trace),
+            None => self.0.remove(&call),
+        };
+        if self.0.len() > Self::MAX {
+            self.0.pop_first();
+        }
+    }
+
+    pub(crate) fn get(&self, call: CallSeq) -> Option<TraceContext> {
+        self.0.get(&call).copied()
     }
 }
 

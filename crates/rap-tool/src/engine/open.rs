@@ -136,6 +136,7 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
         deadlines: Mutex::default(),
         deadline_changed: Notify::new(),
         early: Mutex::default(),
+        traces: Mutex::default(),
         close_hooks: Mutex::new(closing::CloseHooks::new(&known)),
         closings: Notify::new(),
         queues: Mutex::new(delivery::DeliveryQueues::new(&limits, &known)),
