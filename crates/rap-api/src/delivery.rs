@@ -48,7 +48,7 @@ words! {
         Answer = "answer",
         /// Received from a tool.
         Callback = "callback",
-        /// Tells people who are away about a thread; sent to the URL of a `[[notify]]`.
+        /// Tells people about a thread; sent to the URL of a `[[notify]]`.
         Alert = "alert",
     }
 }

@@ -167,7 +167,6 @@ struct Serve {
     while_stdin_is_open: bool,
 }
 
-/// Format of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum LogFormat {
     /// Lines for people.

@@ -61,14 +61,14 @@ pub struct Settings {
     pub limits: Limits,
 }
 
-/// A destination of messages to people who are away.
+/// A destination of alerts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notify {
     /// URL to which each message is posted. Its path may be a secret.
     pub url: Url,
     /// Keys that sign the messages, as the Standard Webhooks specification says. At least one.
     pub keys: Vec<SecretSource>,
-    /// States of threads that it hears of.
+    /// States of threads that cause an alert to this destination.
     pub on: Vec<Attention>,
 }
 
@@ -139,7 +139,7 @@ pub enum SettingsError {
         /// Reason without any secret.
         why: String,
     },
-    /// The keys for a destination of messages to people cannot be used.
+    /// The keys for a destination of alerts cannot be used.
     #[error("the secret of [[notify]] for {server}: {why}")]
     Notify {
         /// Scheme, host and port of the destination.

@@ -42,7 +42,7 @@ pub fn request(prompt: &Prompt<'_>) -> Request {
 }
 
 fn tool(name: &str, description: &str, schema: Value) -> Value {
-    // Strict schemas are a subset of JSON Schema, which tools of others do not keep to.
+    // Strict mode supports only a subset of JSON Schema, and the schemas of tools may use all of it.
     let mut tool = json!({"type": "function", "name": name, "parameters": schema, "strict": false});
     if let Some(description) = non_blank(description.trim()) {
         tool["description"] = description.chars().take(DESCRIPTION_CHARS).collect::<String>().into();

@@ -8,7 +8,7 @@ use rap_protocol::Timestamp;
 use rap_protocol::retry::{Attempt, Next, Outcome, RetryPolicy, after_attempt};
 
 use super::display_texts::show;
-use super::fallback::{FailedRequest, ModelList, News, Outages};
+use super::fallback::{FailedRequest, ModelChange, ModelList, Outages};
 use super::plan_calls::{CallContext, plan};
 use super::run::WorkOutcome;
 use super::summary::{ModelRef, TurnContext, size};
@@ -242,16 +242,18 @@ impl Engine {
         let now = self.now();
         let (why, refused, retry_after) = match asked {
             Ok(_) => {
-                let news = self.outages().answered(&agent.name, position, (thread.key, turn), now);
+                let change = self.outages().answered(&agent.name, position, (thread.key, turn), now);
                 let name = |position| self.model_at(agent, position).model.name();
-                let text = match news {
-                    Some(News::Replaced(why)) => format!(
+                let text = match change {
+                    Some(ModelChange::Replaced(why)) => format!(
                         "the first model of the agent, {}, fails ({why}); its model {}, {}, answers instead",
                         name(0),
                         position + 1,
                         name(position)
                     ),
-                    Some(News::Back) => format!("the first model of the agent, {}, answers again", name(0)),
+                    Some(ModelChange::Restored) => {
+                        format!("the first model of the agent, {}, answers again", name(0))
+                    }
                     None => return,
                 };
                 // The notice is only for people, so a failure to write it is ignored.

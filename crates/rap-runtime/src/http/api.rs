@@ -500,7 +500,7 @@ pub(super) async fn nodes(
     Query(parameters): Parameters,
 ) -> ApiResult<Nodes> {
     let limit = page_request(parameters)?.limit;
-    // The figures of a node tell of the threads of all users.
+    // The figures of a node reveal something about the threads of all users.
     let mut nodes = match principal.visible {
         Visibility::All => engine.nodes().await?,
         Visibility::User(_) => Vec::new(),

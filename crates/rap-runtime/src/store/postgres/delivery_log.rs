@@ -72,7 +72,7 @@ pub(super) fn prune_old(before: Timestamp) -> Statement {
 }
 
 pub(super) fn ids(rows: &[Vec<Row>], records: usize) -> Result<Vec<String>, Failure> {
-    let id = |row: &Row| get::<i64>(row, 0).map(|no| no.to_string());
+    let id = |row: &Row| get::<i64>(row, 0).map(|number| number.to_string());
     rows.iter().take(records).flatten().map(id).collect()
 }
 
@@ -103,13 +103,13 @@ pub(super) async fn list(
 
 pub(super) async fn by_number(
     connections: &Connections,
-    no: i64,
+    number: i64,
     visible: &Visibility,
 ) -> Result<Option<Delivery>, Failure> {
     let sql =
         format!("SELECT * FROM ({ROWS}) AS d WHERE no = $1 AND {}", user_condition(visible, "user_id", 2));
     connections
-        .read_one(Statement::new(sql).with(no).with(user(visible)))
+        .read_one(Statement::new(sql).with(number).with(user(visible)))
         .await?
         .first()
         .map(delivery)
@@ -119,13 +119,13 @@ pub(super) async fn by_number(
 /// Makes an invocation that waits for a retry due now.
 pub(super) async fn redeliver(
     connections: &Connections,
-    no: i64,
+    number: i64,
     visible: &Visibility,
     now: Timestamp,
 ) -> Result<Redelivery, Failure> {
     let sql = "SELECT thread, call, kind FROM deliveries WHERE no = $1 AND";
     let found = Statement::new(format!("{sql} {}", user_condition(visible, "user_id", 2)));
-    let found = connections.read_one(found.with(no).with(user(visible))).await?;
+    let found = connections.read_one(found.with(number).with(user(visible))).await?;
     let Some(row) = found.first() else { return Ok(Redelivery::NoSuchDelivery) };
     if kind(row, 2)? != DeliveryKind::Invocation {
         return Ok(Redelivery::NotAnInvocation);

@@ -48,7 +48,7 @@ pub(super) fn list(conn: &Connection, filter: &DeliveryFilter) -> rusqlite::Resu
 /// Makes an invocation that waits for a retry due now.
 pub(super) fn redeliver(
     conn: &Connection,
-    no: i64,
+    number: i64,
     visible: &Visibility,
     now: Timestamp,
 ) -> rusqlite::Result<Redelivery> {
@@ -56,7 +56,7 @@ pub(super) fn redeliver(
     let mut found = conn.prepare_cached(sql)?;
     let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, kind(row, 2)?));
     let found: Option<(ThreadKey, String, DeliveryKind)> =
-        found.query_row(params![no, visible.user().map(UserId::as_str)], row).optional()?;
+        found.query_row(params![number, visible.user().map(UserId::as_str)], row).optional()?;
     let Some((thread, call, kind)) = found else { return Ok(Redelivery::NoSuchDelivery) };
     if kind != DeliveryKind::Invocation {
         return Ok(Redelivery::NotAnInvocation);
@@ -96,8 +96,8 @@ fn record(conn: &Connection, record: &DeliveryRecord) -> rusqlite::Result<Option
         detail,
         record.at.0,
     ];
-    let no = statement.query_row(row, |row| row.get::<_, i64>(0)).optional()?;
-    Ok(no.map(|no| no.to_string()))
+    let number = statement.query_row(row, |row| row.get::<_, i64>(0)).optional()?;
+    Ok(number.map(|number| number.to_string()))
 }
 
 /// Removes the oldest records of a kind, so that at most `records` remain.
@@ -119,9 +119,13 @@ pub(super) fn prune_old(conn: &Connection, before: Timestamp) -> rusqlite::Resul
     Ok(())
 }
 
-pub(super) fn get(conn: &Connection, no: i64, visible: &Visibility) -> rusqlite::Result<Option<Delivery>> {
+pub(super) fn get(
+    conn: &Connection,
+    number: i64,
+    visible: &Visibility,
+) -> rusqlite::Result<Option<Delivery>> {
     let sql = format!("SELECT * FROM ({ROWS}) WHERE no = ?1 AND (?2 IS NULL OR user_id = ?2)");
-    let parameters = params![no, visible.user().map(UserId::as_str)];
+    let parameters = params![number, visible.user().map(UserId::as_str)];
     conn.prepare_cached(&sql)?.query_row(parameters, delivery).optional()
 }
 
