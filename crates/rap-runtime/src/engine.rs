@@ -242,7 +242,7 @@ impl Engine {
             functions,
             validations: Validations::default(),
             hub: Hub::new(),
-            metrics: Metrics::default(),
+            metrics: Metrics::new(&settings),
             dispatcher: Dispatcher::new(slots(limits)),
             awaiting_tools: Arc::new(Semaphore::new(AWAITING_TOOLS)),
             admission: Admission::new(limits),

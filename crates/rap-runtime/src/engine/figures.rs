@@ -70,8 +70,8 @@ impl Engine {
         self.figures.add(self.current_part(), agent, &figures);
     }
 
-    /// Counts the tokens of a request to the model without an answer.
-    pub(super) fn count_unused_tokens(&self, agent: &str, usage: &model::Usage) {
+    /// Counts the tokens of a request to the model that is not a turn: a summary, or a request without an answer.
+    pub(super) fn count_tokens(&self, agent: &str, usage: &model::Usage) {
         let model::Usage { input, output, cached, cost, .. } = *usage;
         let figures = Figures { input, output, cached, cost, ..Figures::default() };
         self.figures.add(self.current_part(), agent, &figures);
