@@ -43,7 +43,8 @@ pub(crate) use client_token::{
 };
 pub(crate) use deletion::{Expired, Expiry, Remaining};
 pub(crate) use delivery_log::{
-    Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Redelivery, outcome_after,
+    Delivery, DeliveryAttempt, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Redelivery,
+    outcome_after,
 };
 pub(crate) use figures::{Figures, FiguresRow, PART};
 pub(crate) use fleet::{Activity, Fleet, Node, Renewal, Reservation, Reserve, Signal};

@@ -489,7 +489,8 @@ pub(super) async fn tools(
 ) -> ApiResult<Tools> {
     let params = QueryParams::check(parameters, query::CURSOR_PARAMETERS)?;
     let after = params.parsed::<String>("cursor")?;
-    Ok(Json(tools_page(&*engine.toolsets.latest().await?, after.as_deref())))
+    let tools = engine.toolsets.latest().await?;
+    Ok(Json(tools_page(&engine.toolsets, &tools, after.as_deref(), engine.now())))
 }
 
 /// Lists the nodes of the database. A database that only one node can use has this one. A client that sees one user's
